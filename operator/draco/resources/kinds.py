@@ -1,0 +1,65 @@
+"""Where each kind is served: group, version, plural, scope, and the struct it decodes to.
+
+Owns this table. Which of several versions a cluster serves is discovered elsewhere (`kube.discovery`).
+"""
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
+from draco.resources.classes import DeviceClass
+from draco.resources.core import Node, Pod
+from draco.resources.draco import DeviceMaintenance, GpuNode
+from draco.resources.meta import ObjectKey
+from draco.resources.slices import ResourceSlice
+from draco.resources.taints import DeviceTaintRule
+
+T = TypeVar("T")
+
+
+class Kind(msgspec.Struct, Generic[T], frozen=True):
+    """One kind at one version, and the struct type its objects decode to."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool
+    type: type[T]
+
+    @property
+    def api_version(self) -> str:
+        """The apiVersion of manifests: "v1" for the core group, "group/version" otherwise."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, key: ObjectKey | None = None, *, namespace: str = "", subresource: str = "") -> str:
+        """The URL path of one object, or of the collection (of one namespace, or of all) when `key` is None."""
+        prefix = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        namespace = key.namespace if key else namespace
+        parts = [prefix]
+        if self.namespaced and namespace:
+            parts.append(f"namespaces/{namespace}")
+        parts.append(self.plural)
+        if key:
+            parts.append(key.name)
+        if subresource:
+            parts.append(subresource)
+        return "/".join(parts)
+
+
+PODS = Kind("", "v1", "pods", "Pod", True, Pod)
+NODES = Kind("", "v1", "nodes", "Node", False, Node)
+CLAIMS = Kind("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True, ResourceClaim)
+CLAIM_TEMPLATES = Kind(
+    "resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate", True, ResourceClaimTemplate
+)
+DEVICE_CLASSES = Kind("resource.k8s.io", "v1", "deviceclasses", "DeviceClass", False, DeviceClass)
+SLICES = Kind("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", False, ResourceSlice)
+TAINT_RULES = tuple(
+    Kind("resource.k8s.io", version, "devicetaintrules", "DeviceTaintRule", False, DeviceTaintRule)
+    for version in ("v1", "v1beta2", "v1alpha3")
+)
+"""Preferred version first."""
+GPU_NODES = Kind("draco.dev", "v1alpha1", "gpunodes", "GpuNode", False, GpuNode)
+DEVICE_MAINTENANCES = Kind("draco.dev", "v1alpha1", "devicemaintenances", "DeviceMaintenance", False, DeviceMaintenance)

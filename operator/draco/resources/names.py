@@ -1,0 +1,50 @@
+"""Every name that others depend on, and the types of identifiers.
+
+Owns domains, prefixes, NVIDIA's names (the drop-in contract) and identifier types. A name that a manifest, a dashboard or
+another program may hold stands here and nowhere else.
+"""
+
+from typing import NamedTuple, NewType
+
+ClaimUid = NewType("ClaimUid", str)
+GpuUuid = NewType("GpuUuid", str)
+NodeName = NewType("NodeName", str)
+
+DRACO_DOMAIN = "draco.dev"
+FIELD_MANAGER_OPERATOR = "draco-operator"
+FIELD_MANAGER_AGENT = "draco-agent"
+FIELD_MANAGER_CLI = "draco-cli"
+
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_MAINTENANCE = f"{DRACO_DOMAIN}/maintenance"
+"""On a DeviceTaintRule: the UID of the DeviceMaintenance it serves."""
+TAINT_MAINTENANCE = f"{DRACO_DOMAIN}/maintenance"
+
+NVIDIA_DRIVER = "gpu.nvidia.com"
+NVIDIA_DEVICE_CLASS = "gpu.nvidia.com"
+NVIDIA_EXTENDED_RESOURCE = "nvidia.com/gpu"
+CDI_VENDOR_CLASS = "k8s.gpu.nvidia.com/claim"
+STANDARD_PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
+STANDARD_PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
+STANDARD_NUMA_NODE = "resource.kubernetes.io/numaNode"
+
+
+class PoolKey(NamedTuple):
+    """A pool is named by its driver and its own name: two drivers commonly use the node's name for theirs."""
+
+    driver: str
+    pool: str
+
+    def __str__(self) -> str:
+        return f"{self.driver}/{self.pool}"
+
+
+class DeviceKey(NamedTuple):
+    """A device's full name."""
+
+    driver: str
+    pool: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.driver}/{self.pool}/{self.device}"
