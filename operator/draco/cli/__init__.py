@@ -1,0 +1,179 @@
+"""The command line: `draco`, and the same program as `kubectl draco`.
+
+Owns the list of commands and how an ending is told to a person: `main` never lets a traceback out. Each command lives in
+`draco.cli.<name>` as `command`, and its module is imported only when that command is asked for, so that `draco --help` and
+shell completion stay quick. Must not do a command's work.
+"""
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import click
+from click.shell_completion import CompletionItem
+
+from draco import __version__
+from draco.resources.errors import DracoError
+
+COMMANDS: Final = MappingProxyType(
+    {
+        "agent": "Serve this node's GPUs to Kubernetes (runs on every GPU node).",
+        "cluster": "Run a local Kubernetes with simulated GPU nodes.",
+        "demo": "Show on a local cluster what Draco does, in a few minutes.",
+        "operator": "Watch the whole cluster's GPUs and claims (runs twice, one leads).",
+        "status": "Show nodes, GPUs, claims, taints and maintenance on one screen.",
+    }
+)
+"""What `draco --help` says of each command: kept here so that saying it imports nothing."""
+
+EXIT_FAILED: Final = 1
+EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
+EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are modules imported on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order in which help shows them."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command; None when there is none of this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"draco.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name without importing it."""
+        names = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="draco", message="%(prog)s %(version)s")
+def root() -> None:
+    """Make GPUs under Kubernetes Dynamic Resource Allocation operable."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command line (by default this process's) and end the process with its exit status.
+
+    0: done; 1: failed, with one sentence on standard error; 2: the command line itself was wrong; 130: interrupted.
+    """
+    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments), program=_program_name(sys.argv[0])))
+
+
+def run(arguments: Sequence[str], *, program: str = "draco") -> int:
+    """Run one command line and return its exit status; `program` is what usage lines call it."""
+    try:
+        status = root.main(args=list(arguments), prog_name=program, standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        _say("Interrupted.")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return EXIT_BROKEN_PIPE
+    except SystemExit as ending:
+        return _status_of(ending)
+    except BaseException as error:  # noqa: BLE001 - the outermost edge: whatever it is, a person gets one sentence
+        return _told(error)
+    return status if isinstance(status, int) else 0
+
+
+def _told(error: BaseException) -> int:
+    """Tell a person how it ended; a defect's traceback goes to a file, or to the screen when DRACO_DEBUG is set."""
+    leaves = list(_leaves(error))
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        _say("Interrupted.")
+        return EXIT_INTERRUPTED
+    if os.environ.get("DRACO_DEBUG"):
+        traceback.print_exception(error)
+        return EXIT_FAILED
+    sentences = [_sentence(leaf) for leaf in leaves]
+    if all(sentence is not None for sentence in sentences):
+        for sentence in dict.fromkeys(sentences):
+            _say(f"Error: {sentence}")
+        return EXIT_FAILED
+    defect = next(leaf for leaf, sentence in zip(leaves, sentences, strict=True) if sentence is None)
+    _say(f"Error: Draco failed in a way it should not have ({_brief(defect)}); {_where_written(error)}")
+    return EXIT_FAILED
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors themselves, without the groups in which structured concurrency wraps them."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _sentence(error: BaseException) -> str | None:
+    """What to tell a person about an error that they or their machine caused; None for a defect of ours."""
+    match error:
+        case DracoError():
+            return str(error)
+        case click.ClickException():
+            return error.format_message()
+        case OSError(strerror=str(reason), filename=str() | Path() as name):
+            return f"{name}: {reason[:1].lower()}{reason[1:]}."
+        case _:
+            return None
+
+
+def _brief(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    kind = type(error).__name__
+    return f"{kind}: {text[:200]}" if text else kind
+
+
+def _where_written(error: BaseException) -> str:
+    """Write the traceback to a file of its own and say where; never fails."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "draco" / "crashes"
+    file = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.log"
+    text = "".join(traceback.format_exception(error))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"draco {__version__}: {' '.join(sys.argv)}\n{text}", encoding="utf-8")
+    except OSError:
+        return "run it again with DRACO_DEBUG=1 to see the traceback."
+    return f"the traceback is in {file}."
+
+
+def _status_of(ending: SystemExit) -> int:
+    if ending.code is None or isinstance(ending.code, int):
+        return ending.code or 0
+    _say(str(ending.code))
+    return EXIT_FAILED
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _discard_stdout() -> None:
+    """Whoever read our output is gone: keep the interpreter's own flush at exit from complaining about it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _program_name(invoked_as: str) -> str:
+    """`kubectl draco` when started as kubectl's plugin, so that usage lines can be copied."""
+    return "kubectl draco" if Path(invoked_as).name.startswith("kubectl-draco") else "draco"
