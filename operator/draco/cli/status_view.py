@@ -1,0 +1,332 @@
+"""What `draco status` says: one snapshot of API objects in, one `Status` value out.
+
+Owns the arithmetic of the screen: which state a device is in, what a taint rule hits. Must not do I/O, print, or know a terminal; it works for any driver's devices, not only Draco's.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from draco.cli.status_schema import (
+    ClaimCounts,
+    ClaimState,
+    ClaimView,
+    DeviceCounts,
+    DeviceState,
+    DeviceView,
+    MaintenanceView,
+    MissingView,
+    NodeView,
+    RuleView,
+    Status,
+)
+from draco.resources.claims import DeviceRequestAllocationResult, ResourceClaim
+from draco.resources.core import Node
+from draco.resources.draco import DeviceMaintenance, GpuNode, GpuStatus, MaintenancePhase
+from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.slices import Device, DeviceAttribute, ResourceSlice
+from draco.resources.taints import DeviceTaint, DeviceTaintRule, DeviceTaintSelector
+
+BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
+"""Effects that keep new claims away. Any other one, None included, is only a note on the device."""
+
+ISOLATING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.IN_MAINTENANCE})
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read from the cluster. `missing` comes from feature discovery."""
+
+    nodes: Sequence[Node] = ()
+    slices: Sequence[ResourceSlice] = ()
+    claims: Sequence[ResourceClaim] = ()
+    rules: Sequence[DeviceTaintRule] = ()
+    maintenances: Sequence[DeviceMaintenance] = ()
+    gpu_nodes: Sequence[GpuNode] = ()
+    missing: Sequence[MissingView] = ()
+
+
+def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> Status:
+    """The whole screen. `namespace` narrows the list of claims; what devices are in use for is always cluster-wide."""
+    pools = current_pools(snapshot.slices)
+    devices = _devices(snapshot, pools)
+    claims = [claim for claim in snapshot.claims if not namespace or claim.metadata.namespace == namespace]
+    claim_list = sorted((_claim(claim) for claim in claims), key=lambda view: (view.namespace, view.name))
+    return Status(
+        server=server,
+        devices=_device_counts(devices),
+        claims=_claim_counts(claim_list),
+        nodes=_nodes(snapshot.nodes, devices),
+        device_list=devices,
+        claim_list=claim_list,
+        taint_rules=[
+            _rule(rule, devices, snapshot.claims)
+            for rule in sorted(snapshot.rules, key=lambda rule: rule.metadata.name)
+        ],
+        maintenance=[_maintenance(item) for item in sorted(snapshot.maintenances, key=lambda item: item.metadata.name)],
+        missing=list(snapshot.missing),
+        warnings=_warnings(snapshot, pools),
+    )
+
+
+def current_pools(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[ResourceSlice]]:
+    """The slices that count: of each pool only those of its highest generation, by slice name."""
+    pools: dict[PoolKey, list[ResourceSlice]] = defaultdict(list)
+    for item in slices:
+        pools[PoolKey(item.spec.driver, item.spec.pool.name)].append(item)
+    current = {}
+    for key in sorted(pools):
+        newest = max(item.spec.pool.generation for item in pools[key])
+        current[key] = sorted(
+            (item for item in pools[key] if item.spec.pool.generation == newest), key=lambda item: item.metadata.name
+        )
+    return current
+
+
+def claim_state(claim: ResourceClaim) -> ClaimState:
+    """How far the claim has come; being deleted outranks the rest, being reserved implies being allocated."""
+    if claim.metadata.deletion_timestamp is not None:
+        return ClaimState.DELETING
+    if claim.status.reserved_for:
+        return ClaimState.RESERVED
+    return ClaimState.PENDING if claim.status.allocation is None else ClaimState.ALLOCATED
+
+
+def selects(selector: DeviceTaintSelector | None, device: DeviceKey) -> bool:
+    """Whether a rule's selector matches the device: a missing selector matches nothing, an empty one everything."""
+    if selector is None:
+        return False
+    wanted = (selector.driver, selector.pool, selector.device)
+    return all(want is None or want == have for want, have in zip(wanted, device, strict=True))
+
+
+def _results(claim: ResourceClaim) -> list[DeviceRequestAllocationResult]:
+    return claim.status.allocation.devices.results if claim.status.allocation else []
+
+
+def _device_of(result: DeviceRequestAllocationResult) -> DeviceKey:
+    return DeviceKey(result.driver, result.pool, result.device)
+
+
+def _taint(taint: DeviceTaint) -> str:
+    return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
+
+
+def _product(attributes: Mapping[str, DeviceAttribute]) -> str:
+    """The device's product name, as far as its driver publishes one; the attribute may carry the driver's domain."""
+    for wanted in ("productName", "product", "model"):
+        for name, attribute in attributes.items():
+            if name.rpartition("/")[2] == wanted and isinstance(attribute.value, str):
+                return attribute.value
+    return ""
+
+
+def _devices(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[ResourceSlice]]) -> list[DeviceView]:
+    holders: dict[DeviceKey, list[str]] = defaultdict(list)
+    for claim in snapshot.claims:
+        for result in _results(claim):
+            if not result.admin_access:  # it looks at the device and takes nothing
+                holders[_device_of(result)].append(str(claim.metadata.key))
+    maintained = {
+        DeviceKey(device.driver, device.pool, device.device): item.metadata.name
+        for item in snapshot.maintenances
+        if item.status.phase in ISOLATING_PHASES
+        for device in item.status.devices
+    }
+    reports = {
+        DeviceKey(node.status.driver, node.metadata.name, gpu.device): gpu
+        for node in snapshot.gpu_nodes
+        for gpu in node.status.gpus
+    }
+    ready = {node.metadata.name: node.ready for node in snapshot.nodes}
+    views = []
+    for pool, slices in pools.items():
+        for item in slices:
+            for device in item.spec.devices:
+                key = DeviceKey(pool.driver, pool.pool, device.name)
+                node = item.spec.node_name or device.node_name or ""
+                views.append(
+                    _device(
+                        key,
+                        device,
+                        node=node,
+                        online=ready.get(node, False) if node else True,
+                        rules=snapshot.rules,
+                        claims=sorted(holders.get(key, [])),
+                        maintenance=maintained.get(key, ""),
+                        report=reports.get(key),
+                    )
+                )
+    return sorted(views, key=lambda view: (_natural(view.node), view.driver, view.pool, _natural(view.device)))
+
+
+def _device(
+    key: DeviceKey,
+    device: Device,
+    *,
+    node: str,
+    online: bool,
+    rules: Sequence[DeviceTaintRule],
+    claims: list[str],
+    maintenance: str,
+    report: GpuStatus | None,
+) -> DeviceView:
+    taints = [*device.taints, *(rule.spec.taint for rule in rules if selects(rule.spec.device_selector, key))]
+    if maintenance:
+        state = DeviceState.MAINTENANCE
+    elif report and report.health == "Unhealthy":
+        state = DeviceState.UNHEALTHY
+    elif not online:
+        state = DeviceState.OFFLINE
+    elif any(taint.effect in BLOCKING_EFFECTS for taint in taints):
+        state = DeviceState.TAINTED
+    else:
+        state = DeviceState.IN_USE if claims else DeviceState.FREE
+    return DeviceView(
+        driver=key.driver,
+        pool=key.pool,
+        device=key.device,
+        node=node,
+        product=_product(device.attributes) or (report.product_name if report else ""),
+        state=state,
+        claims=claims,
+        taints=sorted({_taint(taint) for taint in taints}),
+        maintenance=maintenance,
+        health=report.health if report else "",
+        message=report.message if report else "",
+    )
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts gpu-2 before gpu-10."""
+    parts: list[tuple[int, str]] = []
+    digits = text = ""
+    for char in name:
+        if char.isascii() and char.isdigit():
+            digits += char
+            if text:
+                parts.append((0, text))
+                text = ""
+        else:
+            text += char
+            if digits:
+                parts.append((int(digits), ""))
+                digits = ""
+    if digits:
+        parts.append((int(digits), ""))
+    if text:
+        parts.append((0, text))
+    return parts
+
+
+def _device_counts(devices: Iterable[DeviceView]) -> DeviceCounts:
+    by_state = Counter(view.state for view in devices)
+    return DeviceCounts(
+        total=by_state.total(),
+        free=by_state[DeviceState.FREE],
+        in_use=by_state[DeviceState.IN_USE],
+        tainted=by_state[DeviceState.TAINTED],
+        unhealthy=by_state[DeviceState.UNHEALTHY],
+        offline=by_state[DeviceState.OFFLINE],
+        maintenance=by_state[DeviceState.MAINTENANCE],
+    )
+
+
+def _claim_counts(claims: Sequence[ClaimView]) -> ClaimCounts:
+    by_state = Counter(view.state for view in claims)
+    return ClaimCounts(
+        total=len(claims),
+        pending=by_state[ClaimState.PENDING],
+        allocated=by_state[ClaimState.ALLOCATED],
+        reserved=by_state[ClaimState.RESERVED],
+        deleting=by_state[ClaimState.DELETING],
+    )
+
+
+def _nodes(nodes: Iterable[Node], devices: Iterable[DeviceView]) -> list[NodeView]:
+    by_node: dict[str, list[DeviceView]] = defaultdict(list)
+    for view in devices:
+        by_node[view.node].append(view)
+    known = {node.metadata.name: node for node in nodes}
+    views = []
+    for name in sorted({*known, *by_node}, key=_natural):
+        node = known.get(name)
+        views.append(
+            NodeView(
+                name=name,
+                ready=node.ready if node else name == "",
+                schedulable=not node.spec.unschedulable if node else name == "",
+                devices=_device_counts(by_node.get(name, [])),
+            )
+        )
+    return views
+
+
+def _claim(claim: ResourceClaim) -> ClaimView:
+    return ClaimView(
+        namespace=claim.metadata.namespace,
+        name=claim.metadata.name,
+        state=claim_state(claim),
+        devices=[str(_device_of(result)) for result in _results(claim)],
+        consumers=[
+            consumer.name if consumer.resource == "pods" else f"{consumer.resource}/{consumer.name}"
+            for consumer in claim.status.reserved_for
+        ],
+    )
+
+
+def _rule(rule: DeviceTaintRule, devices: Iterable[DeviceView], claims: Iterable[ResourceClaim]) -> RuleView:
+    selector = rule.spec.device_selector
+    return RuleView(
+        name=rule.metadata.name,
+        taint=_taint(rule.spec.taint),
+        selector=_selector(selector),
+        devices=[str(view.key) for view in devices if selects(selector, view.key)],
+        # From the claims themselves: a rule also hits a device whose slice is gone.
+        claims=sorted(
+            str(claim.metadata.key)
+            for claim in claims
+            if any(selects(selector, _device_of(result)) for result in _results(claim))
+        ),
+    )
+
+
+def _selector(selector: DeviceTaintSelector | None) -> str:
+    if selector is None:
+        return "nothing"
+    fields = (("driver", selector.driver), ("pool", selector.pool), ("device", selector.device))
+    return ", ".join(f"{name}={value}" for name, value in fields if value is not None) or "every device"
+
+
+def _maintenance(item: DeviceMaintenance) -> MaintenanceView:
+    return MaintenanceView(
+        name=item.metadata.name,
+        phase=item.status.phase or MaintenancePhase.PENDING,
+        reason=item.spec.reason,
+        message=item.status.message,
+        devices=[str(DeviceKey(device.driver, device.pool, device.device)) for device in item.status.devices],
+        in_use=item.status.in_use or 0,
+    )
+
+
+def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[ResourceSlice]]) -> list[str]:
+    """What makes the screen itself doubtful."""
+    known = {node.metadata.name for node in snapshot.nodes}
+    warnings = []
+    for key, slices in pools.items():
+        wanted = slices[0].spec.pool.resource_slice_count
+        if len(slices) != wanted:
+            warnings.append(
+                f"Pool {key} is incomplete: {len(slices)} of {wanted} slices; the scheduler allocates nothing from it until "
+                "its driver has published the rest."
+            )
+        nodes = {item.spec.node_name for item in slices if item.spec.node_name}
+        warnings += [
+            f"Pool {key} is published for node {name}, which does not exist." for name in sorted(nodes - known)
+        ]
+    warnings += [
+        f"DeviceTaintRule {rule.metadata.name} has an empty selector: it taints every device of the cluster."
+        for rule in snapshot.rules
+        if rule.spec.device_selector == DeviceTaintSelector()
+    ]
+    return warnings
