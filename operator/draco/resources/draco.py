@@ -10,7 +10,7 @@ import msgspec
 
 from draco.resources.base import ApiStruct
 from draco.resources.meta import Condition, ObjectMeta
-from draco.resources.taints import DeviceTaint
+from draco.resources.names import TAINT_MAINTENANCE
 
 
 class GpuStatus(ApiStruct, frozen=True, kw_only=True):
@@ -42,6 +42,7 @@ class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):
     cuda_driver_version: str = ""
     pool_generation: int = 0
     prepared_claims: int | None = None
+    gpu_count: int | None = None
     gpus: list[GpuStatus] = []
     conditions: list[Condition] = []
 
@@ -71,12 +72,20 @@ class MaintenanceSelector(ApiStruct, frozen=True, kw_only=True):
     device: str | None = None
 
 
+class MaintenanceTaint(ApiStruct, frozen=True, kw_only=True):
+    """The taint that isolates a request's devices; the schema fills in the same defaults."""
+
+    key: str = TAINT_MAINTENANCE
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
 class DeviceMaintenanceSpec(ApiStruct, frozen=True, kw_only=True):
     """Which devices to take out of service, why, and whether the work is finished."""
 
     device_selector: MaintenanceSelector
     reason: str = ""
-    taint: DeviceTaint | None = None
+    taint: MaintenanceTaint = MaintenanceTaint()
     finished: bool = False
 
 
