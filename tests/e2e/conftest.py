@@ -1,0 +1,84 @@
+"""One local cluster for all scenarios, made by the command a user types, and a namespace for each test."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kubectl import Kubectl, eventually
+
+EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
+
+
+def draco(
+    *arguments: str, kubeconfig: Path | None = None, timeout_s: float = 300.0
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line and return what it did."""
+    environment = dict(os.environ)
+    if kubeconfig:
+        environment["KUBECONFIG"] = str(kubeconfig)
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("draco")), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=environment,
+    )
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
+    """Two nodes with eight H100 each, an operator, and kubectl for them."""
+    name = f"e2e-{os.getpid()}"
+    up = draco("cluster", "up", "--name", name, "--nodes", "2", "--gpus", "8", "--board", "H100-80GB")
+    try:
+        assert up.returncode == 0, up.stdout + up.stderr
+        kubeconfig = tmp_path_factory.mktemp("cluster") / "kubeconfig"
+        kubeconfig.write_text(draco("cluster", "kubeconfig", "--name", name).stdout)
+        kubeconfig.chmod(0o600)
+        yield Kubectl(binary=kubectl_binary(), kubeconfig=kubeconfig)
+    finally:
+        down = draco("cluster", "down", "--name", name)
+    assert down.returncode == 0, down.stdout + down.stderr
+
+
+def kubectl_binary() -> Path:
+    """The kubectl of the cluster's own version."""
+    from draco.cluster.binaries import kubectl  # noqa: PLC0415  # the package under test may fail to import: fail here
+
+    return kubectl()
+
+
+@pytest.fixture
+def kube(cluster: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
+    """Kubectl in a namespace of the test's own; the next test finds every GPU free again."""
+    name = request.node.name.replace("_", "-").lower().split("[")[0][:50].strip("-")
+    cluster.run("create", "namespace", name)
+    yield replace(cluster, namespace=name)
+    cluster.run("delete", "namespace", name, "--wait=false")
+    eventually(lambda: name not in namespaces(cluster), what=f"namespace {name} is gone", within_s=90)
+
+
+def namespaces(cluster: Kubectl) -> set[str]:
+    """Names of the namespaces there are."""
+    return {namespace["metadata"]["name"] for namespace in cluster.objects("namespaces")}
+
+
+@pytest.fixture
+def example(kube: Kubectl) -> Iterator[Callable[..., None]]:
+    """Apply files of one example, in order; taken back after the test, cluster-scoped objects too."""
+    applied: list[Path] = []
+
+    def apply(folder: str, *files: str) -> None:
+        for path in [EXAMPLES / folder / file for file in files] or [EXAMPLES / folder]:
+            applied.append(path)
+            kube.apply(path)
+
+    yield apply
+    for path in reversed(applied):
+        kube.delete(path)

@@ -1,0 +1,98 @@
+"""kubectl, as a user runs it: apply, get, wait, delete, with every failure shown in kubectl's own words."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class StillFalseError(AssertionError):
+    """A condition did not come true before its deadline."""
+
+
+def eventually(check: Callable[[], Any], *, within_s: float = 60.0, what: str) -> Any:
+    """Return the first true value of `check`; its AssertionErrors mean "not yet". Fails with the last state seen."""
+    deadline = time.monotonic() + within_s
+    last: object = None
+    while True:
+        try:
+            last = check()
+            if last:
+                return last
+        except AssertionError as error:
+            last = error
+        if time.monotonic() > deadline:
+            raise StillFalseError(f"not within {within_s:g} s: {what}; last seen: {last!r}")
+        time.sleep(0.2)  # between two looks, never instead of one
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """One cluster and one default namespace."""
+
+    binary: Path
+    kubeconfig: Path
+    namespace: str = "default"
+
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run kubectl; a failure is an AssertionError with its output."""
+        return self.run_with_input("", *arguments, check=check)
+
+    def run_with_input(self, text: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """The same with a text on its standard input."""
+        done = subprocess.run(
+            [str(self.binary), "--kubeconfig", str(self.kubeconfig), "-n", self.namespace, *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if check:
+            assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr or done.stdout}"
+        return done
+
+    def apply(self, path: Path) -> None:
+        """Apply a file or a folder of manifests."""
+        self.run("apply", "-f", str(path))
+
+    def delete(self, path: Path) -> None:
+        """Delete what a file or folder describes; what is gone already is fine."""
+        self.run("delete", "--ignore-not-found", "--wait=false", "-f", str(path))
+
+    def get(self, kind: str, name: str) -> dict[str, Any]:
+        """One object."""
+        found: dict[str, Any] = json.loads(self.run("get", kind, name, "-o", "json").stdout)
+        return found
+
+    def objects(self, kind: str, *arguments: str) -> list[dict[str, Any]]:
+        """Objects of a kind in the namespace."""
+        found: list[dict[str, Any]] = json.loads(self.run("get", kind, "-o", "json", *arguments).stdout)["items"]
+        return found
+
+    def phase(self, pod: str) -> str:
+        """A pod's phase."""
+        return str(self.get("pod", pod)["status"].get("phase", ""))
+
+    def running(self, *pods: str, within_s: float = 60.0) -> None:
+        """Wait until the pods run."""
+        for pod in pods:
+            eventually(lambda pod=pod: self.phase(pod) == "Running", within_s=within_s, what=f"pod {pod} is Running")
+
+    def devices(self, claim: str) -> list[tuple[str, str]]:
+        """Pool and device of each result of a claim's allocation; empty while there is none."""
+        allocation = self.get("resourceclaim", claim).get("status", {}).get("allocation")
+        results = allocation["devices"]["results"] if allocation else []
+        return [(result["pool"], result["device"]) for result in results]
+
+    def notes(self, claim: str) -> list[str]:
+        """What Events say about a claim."""
+        events = self.objects("events.events.k8s.io")
+        return [
+            event.get("note", "")
+            for event in events
+            if event.get("regarding", {}).get("kind") == "ResourceClaim" and event["regarding"].get("name") == claim
+        ]

@@ -1,0 +1,208 @@
+"""Every example is applied as a user applies it, and does what its README line says."""
+
+from collections.abc import Callable
+
+from tests.e2e.conftest import EXAMPLES
+from tests.e2e.kubectl import Kubectl, eventually
+
+Example = Callable[..., None]
+
+
+def test_every_example_has_a_line_in_the_readme() -> None:
+    folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir()}
+    readme = (EXAMPLES / "README.md").read_text()
+    assert {name for name in folders if f"| [{name}]({name}) |" in readme} == folders
+
+
+def test_one_gpu_is_allocated_by_memory(kube: Kubectl, example: Example) -> None:
+    example("one-gpu-by-memory")
+    kube.running("one-gpu")
+    assert len(kube.devices("one-gpu")) == 1
+    eventually(
+        lambda: ready_devices(kube, "one-gpu") == kube.devices("one-gpu"), what="the agent reports the device Ready"
+    )
+
+
+def test_a_class_of_big_gpus_needs_no_cel_from_its_users(kube: Kubectl, example: Example) -> None:
+    example("high-memory-class")
+    kube.running("training")
+    assert len(kube.devices("training")) == 1
+
+
+def test_two_containers_share_one_gpu(kube: Kubectl, example: Example) -> None:
+    example("two-containers-one-gpu")
+    kube.running("server-and-sidecar")
+    pod = kube.get("pod", "server-and-sidecar")
+    assert [status["ready"] for status in pod["status"]["containerStatuses"]] == [True, True]
+    assert len(kube.devices("shared-in-pod")) == 1
+
+
+def test_two_pods_share_one_gpu(kube: Kubectl, example: Example) -> None:
+    example("two-pods-one-gpu")
+    kube.running("first", "second")
+    claim = kube.get("resourceclaim", "shared-by-pods")
+    assert {consumer["name"] for consumer in claim["status"]["reservedFor"]} == {"first", "second"}
+    assert len(kube.devices("shared-by-pods")) == 1
+
+
+def test_a_template_gives_each_replica_a_gpu_of_its_own(kube: Kubectl, example: Example) -> None:
+    example("template-per-pod")
+    eventually(
+        lambda: [pod["status"].get("phase") for pod in kube.objects("pods")] == ["Running"] * 3,
+        what="three replicas run",
+    )
+    devices = [device for claim in kube.objects("resourceclaims") for device in kube.devices(claim["metadata"]["name"])]
+    assert len(devices) == len(set(devices)) == 3
+
+
+def test_a_prioritized_list_takes_the_best_there_is(kube: Kubectl, example: Example) -> None:
+    example("prioritized-list")
+    kube.running("best-available")
+    results = kube.get("resourceclaim", "best-available")["status"]["allocation"]["devices"]["results"]
+    assert [result["request"] for result in results] == ["gpu/h100"]
+
+
+def test_the_extended_resource_is_served_by_dra(kube: Kubectl, example: Example) -> None:
+    example("extended-resource")
+    kube.running("classic")
+    generated = kube.get("pod", "classic")["status"]["extendedResourceClaimStatus"]["resourceClaimName"]
+    assert len(kube.devices(generated)) == 1
+
+
+def test_admin_access_sees_every_gpu_of_a_node_while_others_use_them(kube: Kubectl, example: Example) -> None:
+    example("one-gpu-by-memory")
+    kube.running("one-gpu")
+    (in_use,) = kube.devices("one-gpu")
+    kube.run("cordon", other_node(in_use[0]))
+    try:
+        example("admin-access")
+        admin = Kubectl(kube.binary, kube.kubeconfig, "gpu-admin")
+        admin.running("monitor")
+        assert in_use in admin.devices("all-gpus")
+        assert len(admin.devices("all-gpus")) == 8
+    finally:
+        kube.run("uncordon", other_node(in_use[0]))
+    assert kube.phase("one-gpu") == "Running"
+
+
+def test_a_taint_on_one_gpu_keeps_its_pod_and_turns_new_ones_away(kube: Kubectl, example: Example) -> None:
+    tainted = ("gpu-node-0", "gpu-0")
+    holder = fill_node(kube, "holder", node="gpu-node-0", gpus=8)
+    kube.running(*holder)
+    (on_tainted,) = [pod for pod in holder if kube.devices(pod) == [tainted]]
+    example("taint-one-gpu", "rule.yaml")
+    kube.run("delete", "pod", *(pod for pod in holder if pod != on_tainted), "--wait=false")
+    assert kube.phase(on_tainted) == "Running"
+
+    kube.run("delete", "pod", on_tainted, "--wait=true")
+    eventually(lambda: kube.devices(on_tainted) == [], what="the tainted GPU is free")
+    newcomers = fill_node(kube, "newcomer", node="gpu-node-0", gpus=8)
+    eventually(
+        lambda: sorted(kube.phase(pod) for pod in newcomers) == ["Pending"] + ["Running"] * 7,
+        what="seven newcomers run and one waits",
+    )
+    assert tainted not in [device for pod in newcomers for device in kube.devices(pod)]
+
+    example("taint-one-gpu", "tolerating-pod.yaml")
+    kube.running("diagnose")
+    assert kube.devices("diagnose") == [tainted]
+
+
+def test_one_gpu_of_eight_is_maintained_while_seven_work(kube: Kubectl, example: Example) -> None:
+    maintained = ("gpu-node-0", "gpu-3")
+    holders = fill_node(kube, "holder", node="gpu-node-0", gpus=8)
+    kube.running(*holders)
+    (on_maintained,) = [pod for pod in holders if kube.devices(pod) == [maintained]]
+
+    example("maintain-one-gpu")
+    eventually(lambda: maintenance_phase(kube, "swap-gpu-3") == "Isolated", what="the GPU is isolated while in use")
+    assert kube.phase(on_maintained) == "Running"
+    kube.run("delete", "pod", *holders, "--wait=true")
+    eventually(lambda: maintenance_phase(kube, "swap-gpu-3") == "InMaintenance", what="the GPU is free to be worked on")
+
+    newcomers = fill_node(kube, "newcomer", node="gpu-node-0", gpus=8)
+    eventually(
+        lambda: sorted(kube.phase(pod) for pod in newcomers) == ["Pending"] + ["Running"] * 7,
+        what="the other seven keep taking work",
+    )
+    node = kube.get("node", "gpu-node-0")
+    assert not node["spec"].get("unschedulable")
+    assert not node["spec"].get("taints")
+
+    kube.run("patch", "devicemaintenance", "swap-gpu-3", "--type=merge", "-p", '{"spec":{"finished":true}}')
+    eventually(lambda: maintenance_phase(kube, "swap-gpu-3") == "Completed", what="the request is completed")
+    kube.running(*newcomers)
+    assert maintained in [device for pod in newcomers for device in kube.devices(pod)]
+
+
+def test_deleting_a_maintenance_request_gives_the_device_back(kube: Kubectl, example: Example) -> None:
+    example("maintain-one-gpu")
+    eventually(lambda: maintenance_phase(kube, "swap-gpu-3") == "InMaintenance", what="the GPU is in maintenance")
+    kube.run("delete", "devicemaintenance", "swap-gpu-3")
+    eventually(lambda: not kube.objects("devicetaintrules"), what="no rule is left")
+
+
+def test_a_foreign_driver_is_explained_and_maintained_and_left_alone(kube: Kubectl, example: Example) -> None:
+    example("foreign-driver", "devices.yaml", "maintenance.yaml")
+    before = kube.get("resourceslice", "gpu-example-com-rack-1")["metadata"]["resourceVersion"]
+    eventually(lambda: maintenance_phase(kube, "recable-card-0") == "InMaintenance", what="the card is in maintenance")
+
+    example("foreign-driver", "pending-pod.yaml")
+    (note,) = eventually(lambda: kube.notes("both-cards"), what="an Event says why the claim waits")
+    assert "draco.dev/maintenance" in note
+    assert kube.phase("both-cards") == "Pending"
+    assert kube.get("resourceslice", "gpu-example-com-rack-1")["metadata"]["resourceVersion"] == before
+
+
+def test_a_claim_that_names_no_class_is_told_so(kube: Kubectl) -> None:
+    apply_claim_and_pod(kube, "typo", device_class="gpu.nvidia.co")
+    (note,) = eventually(lambda: kube.notes("typo"), what="an Event says why the claim waits")
+    assert "gpu.nvidia.co" in note
+    assert "gpu.nvidia.com" in note
+
+
+def ready_devices(kube: Kubectl, claim: str) -> list[tuple[str, str]]:
+    """Devices that their agent reports Ready."""
+    return [
+        (device["pool"], device["device"])
+        for device in kube.get("resourceclaim", claim)["status"].get("devices", [])
+        if any(c["type"] == "Ready" and c["status"] == "True" for c in device.get("conditions", []))
+    ]
+
+
+def maintenance_phase(kube: Kubectl, name: str) -> str:
+    """Phase of a maintenance request."""
+    return str(kube.get("devicemaintenance", name).get("status", {}).get("phase", ""))
+
+
+def other_node(node: str) -> str:
+    """The cluster has two."""
+    return "gpu-node-1" if node == "gpu-node-0" else "gpu-node-0"
+
+
+def fill_node(kube: Kubectl, prefix: str, *, node: str, gpus: int) -> list[str]:
+    """Ask for so many GPUs of one node, each with a claim and a pod of the same name; return the names."""
+    names = [f"{prefix}-{index}" for index in range(gpus)]
+    for name in names:
+        apply_claim_and_pod(kube, name, node=node)
+    return names
+
+
+def apply_claim_and_pod(kube: Kubectl, name: str, *, device_class: str = "gpu.nvidia.com", node: str = "") -> None:
+    """A claim for one device and a pod that uses it."""
+    selector = f"\n  nodeSelector: {{kubernetes.io/hostname: {node}}}" if node else ""
+    manifest = f"""
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: {name}}}
+spec: {{devices: {{requests: [{{name: gpu, exactly: {{deviceClassName: {device_class}}}}}]}}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:{selector}
+  terminationGracePeriodSeconds: 0
+  resourceClaims: [{{name: gpu, resourceClaimName: {name}}}]
+  containers: [{{name: main, image: busybox, command: [sleep, infinity], resources: {{claims: [{{name: gpu}}]}}}}]
+"""
+    kube.run_with_input(manifest, "apply", "-f", "-")
