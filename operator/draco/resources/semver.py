@@ -1,0 +1,135 @@
+"""SemVer: the versions that device attributes carry, strictly as semver.org 2.0.0 has them.
+
+Owns parsing, canonical text and precedence, equal to the Go library that Kubernetes uses (blang/semver). Every number is an
+unsigned 64-bit one there, so a larger one is refused here too.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import total_ordering
+from typing import Final, Self
+
+from draco.resources.errors import DracoError
+
+_MAX_UINT64: Final = 2**64 - 1
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]*")
+_IDENTIFIER: Final = re.compile(r"[0-9A-Za-z-]+")
+_EXAMPLE: Final = "write major.minor.patch, for example 1.2.3 or 1.2.3-rc.1"
+
+
+class SemVerError(DracoError, ValueError):
+    """A text is not a semantic version."""
+
+    def __init__(self, text: str, reason: str) -> None:
+        shown = text if len(text) <= 80 else f"{text[:80]}…"
+        super().__init__(f'"{shown}" is not a semantic version: {reason}; {_EXAMPLE}')
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SemVer:
+    """One version; immutable. Equality, order and hash are by precedence, so build metadata does not count."""
+
+    major: int
+    minor: int
+    patch: int
+    prerelease: tuple[int | str, ...] = ()
+    build: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a version; nothing is added or trimmed. Raises SemVerError."""
+        parts = text.split(".", 2)
+        if len(parts) != 3:
+            raise SemVerError(text, "it does not have three numbers")
+        rest, plus, build = parts[2].partition("+")
+        patch, dash, prerelease = rest.partition("-")
+        return cls(
+            _number(text, "major", parts[0]),
+            _number(text, "minor", parts[1]),
+            _number(text, "patch", patch),
+            tuple(_prerelease(text, one) for one in prerelease.split(".")) if dash else (),
+            tuple(_identifier(text, "build metadata", one) for one in build.split(".")) if plus else (),
+        )
+
+    @classmethod
+    def parse_loosely(cls, text: str) -> Self:
+        """Read a version as Kubernetes' selector function does when asked to normalise.
+
+        A leading `v` goes, leading zeros of the three numbers go, and missing minor and patch numbers are zero.
+        """
+        parts = [_without_leading_zeros(part) for part in text.removeprefix("v").split(".", 2)]
+        if len(parts) < 3:
+            if "+" in parts[-1] or "-" in parts[-1]:
+                raise SemVerError(text, "a short version cannot carry a prerelease or build metadata")
+            parts += ["0"] * (3 - len(parts))
+        return cls.parse(".".join(parts))
+
+    def __str__(self) -> str:
+        text = f"{self.major}.{self.minor}.{self.patch}"
+        if self.prerelease:
+            text += "-" + ".".join(map(str, self.prerelease))
+        if self.build:
+            text += "+" + ".".join(self.build)
+        return text
+
+    def __repr__(self) -> str:
+        return f"SemVer({str(self)!r})"
+
+    @property
+    def precedence(self) -> tuple[object, ...]:
+        """A key that sorts as versions do: a prerelease before its release, numbers before words, fewer before more."""
+        identifiers = tuple((0, one, "") if isinstance(one, int) else (1, 0, one) for one in self.prerelease)
+        return (self.major, self.minor, self.patch, not self.prerelease, identifiers)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SemVer):
+            return NotImplemented
+        return self.precedence == other.precedence
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, SemVer):
+            return NotImplemented
+        return self.precedence < other.precedence
+
+    def __hash__(self) -> int:
+        return hash(self.precedence)
+
+    def compare(self, other: "SemVer") -> int:
+        """-1, 0 or 1: this one is older than, equal to or newer than the other."""
+        return (self > other) - (self < other)
+
+
+def _number(text: str, name: str, digits: str) -> int:
+    if not _NUMBER.fullmatch(digits):
+        what = "has leading zeros" if digits.isascii() and digits.isdigit() else "is not a number"
+        raise SemVerError(text, f"the {name} part {digits[:20]!r} {what}")
+    return _bounded(text, digits)
+
+
+def _prerelease(text: str, identifier: str) -> int | str:
+    if identifier.isascii() and identifier.isdigit():
+        if not _NUMBER.fullmatch(identifier):
+            raise SemVerError(text, f"the prerelease number {identifier[:20]!r} has leading zeros")
+        return _bounded(text, identifier)
+    return _identifier(text, "prerelease", identifier)
+
+
+def _identifier(text: str, name: str, identifier: str) -> str:
+    if not _IDENTIFIER.fullmatch(identifier):
+        problem = f"{identifier[:20]!r} holds more than letters, digits and dashes" if identifier else "a part is empty"
+        raise SemVerError(text, f"in its {name} {problem}")
+    return identifier
+
+
+def _bounded(text: str, digits: str) -> int:
+    if len(digits) > 20 or int(digits) > _MAX_UINT64:
+        raise SemVerError(text, f"the number {digits[:20]} is too large")
+    return int(digits)
+
+
+def _without_leading_zeros(part: str) -> str:
+    if len(part) <= 1:
+        return part
+    stripped = part.lstrip("0")
+    return stripped if stripped[:1] in set("0123456789") else f"0{stripped}"
