@@ -1,0 +1,125 @@
+"""What every test may ask for: a real API server, a client of it, a namespace, our CRDs; and the check for lost tasks.
+
+A test that also asks for `control_plane` gets its `client`, `namespace` and `crds` there; otherwise they are on
+`api_server`, where nothing acts on objects but the test.
+"""
+
+import asyncio
+import inspect
+import shutil
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from draco.cluster import binaries
+from draco.cluster.controlplane import ALL, STORE, ControlPlane, Settings
+from tests.requests import call
+
+if TYPE_CHECKING:
+    from draco.kube.client import Client
+
+CRDS = Path(__file__).parent.parent / "crds"
+DIES_WITH_THE_TESTS = ("setpriv", "--pdeathsig", "KILL")
+
+
+def start_control_plane(folder: Path, programs: tuple[str, ...]) -> Iterator[ControlPlane]:
+    settings = Settings(programs=binaries.find(*programs), enter=DIES_WITH_THE_TESTS)
+    plane = ControlPlane(folder, settings)
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.stop()
+        shutil.rmtree(folder / "etcd", ignore_errors=True)  # 64 MB each; the logs stay for reading
+
+
+@pytest.fixture(scope="session")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """The store of objects (etcd and kube-apiserver) alone: they are stored, validated and watched, and nothing else happens to them."""
+    yield from start_control_plane(tmp_path_factory.mktemp("api-server") / "state", STORE)
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """The API server with kube-controller-manager and kube-scheduler."""
+    yield from start_control_plane(tmp_path_factory.mktemp("control-plane") / "state", ALL)
+
+
+@pytest.fixture
+def served(request: pytest.FixtureRequest) -> ControlPlane:
+    """The control plane if the test asks for it, else the API server alone."""
+    name = "control_plane" if "control_plane" in request.fixturenames else "api_server"
+    plane: ControlPlane = request.getfixturevalue(name)
+    return plane
+
+
+@pytest.fixture
+async def client(served: ControlPlane) -> AsyncIterator["Client"]:
+    """An administrator's client of `served`."""
+    from draco.kube.client import Client  # noqa: PLC0415 - unit tests do not load the network stack
+    from draco.kube.kubeconfig import connect  # noqa: PLC0415
+
+    connection = await connect(served.kubeconfig)
+    try:
+        yield Client(connection)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+def namespace(served: ControlPlane) -> Iterator[str]:
+    """A new namespace, deleted afterwards."""
+    name = f"test-{uuid.uuid4().hex[:10]}"
+    call(served, "POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    call(served, "DELETE", f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def crds(served: ControlPlane) -> None:
+    """Draco's own kinds, served."""
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    definitions = [
+        document for file in sorted(CRDS.glob("*.yaml")) for document in yaml.safe_load_all(file.read_text())
+    ]
+    assert definitions, f"no definitions in {CRDS}"
+    for definition in definitions:
+        name = definition["metadata"]["name"]
+        call(served, "PATCH", f"{path}/{name}?fieldManager=tests&force=true", definition)
+    deadline = time.monotonic() + 20
+    for definition in definitions:
+        name = definition["metadata"]["name"]
+        while not _established(call(served, "GET", f"{path}/{name}")):
+            assert time.monotonic() < deadline, f"{name} is not served"
+            time.sleep(0.05)
+
+
+def _established(definition: dict[str, Any]) -> bool:
+    conditions = definition.get("status", {}).get("conditions", [])
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+
+
+@pytest.fixture(autouse=True)
+def no_task_left_behind(request: pytest.FixtureRequest) -> None:
+    """An asynchronous test fails when it, or what it asked for, leaves a task running."""
+    if inspect.iscoroutinefunction(getattr(request, "function", None)):
+        request.getfixturevalue("_tasks_are_checked")
+
+
+@pytest.fixture
+async def _tasks_are_checked() -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    for _ in range(10):  # a task that has been cancelled needs a few turns to end
+        await asyncio.sleep(0)
+    left = {task for task in asyncio.all_tasks() - before - {asyncio.current_task()} if not task.done()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    if left:
+        pytest.fail("tasks left running: " + ", ".join(sorted(str(task.get_coro()) for task in left)))
