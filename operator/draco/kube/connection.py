@@ -1,0 +1,321 @@
+"""Bytes to and from one API server.
+
+Owns sessions, TLS, timeouts, credentials on the wire, and the translation of every failure into `errors`. Knows no kinds and
+keeps no state of the cluster. Every request has a timeout; TLS is always verified.
+"""
+
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol, Self
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
+
+import aiohttp
+
+from draco import __version__
+from draco.kube.errors import ApiError, Unauthorized, Unreachable, from_response
+
+CONNECT_TIMEOUT_S = 10.0
+MAX_PARALLEL_REQUESTS = 100
+_CHUNK_BYTES = 256 * 1024
+
+
+class Credentials(Protocol):
+    """What goes into the Authorization header."""
+
+    async def authorization(self) -> str:
+        """The header's value; "" for none (client certificates identify by themselves)."""
+        ...
+
+    async def renew(self, rejected: str) -> str:
+        """A value to try after the server answered 401 to `rejected`; the same value when there is nothing better."""
+        ...
+
+
+class NoToken:
+    """Client certificates, or an anonymous connection."""
+
+    async def authorization(self) -> str:
+        """Nothing."""
+        return ""
+
+    async def renew(self, rejected: str) -> str:
+        """Nothing better."""
+        return rejected
+
+
+class FixedToken:
+    """A bearer token written into the kubeconfig."""
+
+    def __init__(self, token: str) -> None:
+        self._header = f"Bearer {token}"
+
+    async def authorization(self) -> str:
+        """The token."""
+        return self._header
+
+    async def renew(self, rejected: str) -> str:
+        """Nothing better."""
+        return rejected
+
+
+class TokenFile:
+    """A bearer token in a file that someone else replaces: a projected service account token, or a kubeconfig's tokenFile.
+
+    The file is looked at before every request (one stat) and read again when it changed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._header = ""
+
+    async def authorization(self) -> str:
+        """The token as it is in the file now; the last one read if the file is unreadable at the moment."""
+        self._refresh()
+        return self._header
+
+    async def renew(self, rejected: str) -> str:  # noqa: ARG002 - whatever was refused, only the file can know better
+        """Read the file again, even if it looks unchanged."""
+        self._seen = None
+        self._refresh()
+        return self._header
+
+    def _refresh(self) -> None:
+        try:
+            stat = self._path.stat()
+            seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if seen != self._seen:
+                self._header = f"Bearer {self._path.read_text().strip()}"
+                self._seen = seen
+        except OSError as error:
+            # A projected volume is swapped by renaming a link: for a moment there may be nothing there.
+            if not self._header:
+                raise Unauthorized(
+                    401, "NoToken", f"cannot read the token file {self._path}: {error.strerror}"
+                ) from error
+
+
+class Connection:
+    """A connection pool to one API server.
+
+    `server` is the base URL without a trailing slash. `tls` is None for plain http, which is only for a server on this
+    machine. `proxy` is a URL, or "" to take the usual environment variables into account.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
+        tls_server_name: str = "",
+        proxy: str = "",
+    ) -> None:
+        self.server = server.rstrip("/")
+        self._tls: ssl.SSLContext | bool = tls if tls is not None else True
+        self._credentials: Credentials = credentials if credentials is not None else NoToken()
+        self._tls_server_name = tls_server_name or None
+        self._proxy = proxy or environment_proxy(self.server)
+        self._requests: aiohttp.ClientSession | None = None
+        self._streams: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        timeout_s: float = 30.0,
+    ) -> bytes:
+        """Send one request and return the answer's body.
+
+        `timeout_s` covers all of it: waiting for a free connection, connecting, sending, reading. Raises ApiError.
+        """
+        if self._requests is None:
+            self._requests = self._session(limit=MAX_PARALLEL_REQUESTS)
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        headers = {"Content-Type": content_type} if body is not None else {}
+        async with (
+            self._failures_as_api_errors(timeout_s),
+            self._answer(
+                self._requests, method=method, path=path, params=params, body=body, headers=headers, timeout=timeout
+            ) as response,
+        ):
+            return await response.read()
+
+    @asynccontextmanager
+    async def lines(
+        self, path: str, *, params: Mapping[str, str] | None = None, idle_timeout_s: float = 60.0
+    ) -> AsyncIterator[AsyncIterator[list[bytes]]]:
+        """Open a stream of lines (a watch). What it yields are the complete lines that arrived together, without newlines.
+
+        Ends quietly when the server ends the stream between two lines. Raises Unreachable when it is cut inside a line, when
+        the connection is lost, and when nothing at all arrives for `idle_timeout_s`; other ApiErrors for an answer that is
+        not a success.
+        """
+        if self._streams is None:
+            # Apart from the requests and without a limit: a watch holds its connection for minutes, and many of them
+            # must not leave a short request waiting for a free one.
+            self._streams = self._session(limit=0)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s)
+        async with (
+            self._failures_as_api_errors(idle_timeout_s),
+            self._answer(
+                self._streams, method="GET", path=path, params=params, body=None, headers={}, timeout=timeout
+            ) as response,
+        ):
+            yield self._split(response)
+
+    async def close(self) -> None:
+        """Close all connections. Requests in flight fail."""
+        self._closed = True
+        for session in (self._requests, self._streams):
+            if session is not None:
+                await session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _session(self, *, limit: int) -> aiohttp.ClientSession:
+        if self._closed:
+            raise Unreachable(f"the connection to {self.server} is closed")
+        connector = aiohttp.TCPConnector(ssl=self._tls, limit=limit)
+        headers = {
+            "Accept": "application/json",
+            # Inside a cluster the network is cheaper than gzip, for the server as well.
+            "Accept-Encoding": "identity",
+            "User-Agent": f"draco/{__version__}",
+        }
+        return aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=_CHUNK_BYTES)
+
+    @asynccontextmanager
+    async def _answer(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        body: bytes | None,
+        headers: dict[str, str],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - it is aiohttp's description of several timeouts
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One successful answer; a 401 is answered once with renewed credentials before it is an error."""
+        authorization = await self._credentials.authorization()
+        for last in (False, True):
+            if authorization:
+                headers["Authorization"] = authorization
+            async with session.request(
+                method,
+                self.server + path,
+                params=params,
+                data=body,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+                proxy=self._proxy,
+                server_hostname=self._tls_server_name,
+            ) as response:
+                if response.status < 300:
+                    yield response
+                    return
+                error = from_response(response.status, response.headers, await response.read())
+            if not isinstance(error, Unauthorized):
+                raise error
+            renewed = await self._credentials.renew(authorization)
+            if last or renewed == authorization:
+                raise self._refused(error)
+            authorization = renewed
+
+    async def _split(self, response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
+        rest: list[bytes] = []  # joined only when its line ends: one object can be megabytes long
+        async for chunk in response.content.iter_any():
+            *complete, tail = chunk.split(b"\n")
+            if complete:
+                if rest:
+                    rest.append(complete[0])
+                    complete[0] = b"".join(rest)
+                    rest.clear()
+                yield [line for line in complete if line]
+            if tail:
+                rest.append(tail)
+        if rest:
+            raise Unreachable(f"the API server at {self.server} ended a stream in the middle of a line")
+
+    @asynccontextmanager
+    async def _failures_as_api_errors(self, timeout_s: float) -> AsyncIterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise Unreachable(f"the API server at {self.server} did not answer within {timeout_s:g} s") from error
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise Unreachable(
+                f"the certificate of the API server at {self.server} is not trusted: "
+                f"{_certificate_fault(error)}; does the kubeconfig belong to this cluster?"
+            ) from error
+        except aiohttp.ClientConnectorError as error:
+            raise Unreachable(
+                f"cannot reach the API server at {self.server}: {_os_fault(error)}; is the cluster up?"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"lost the connection to the API server at {self.server}: {_os_fault(error)}") from error
+        except RuntimeError as error:
+            if not self._closed:
+                raise
+            raise Unreachable(f"the connection to {self.server} is closed") from error
+
+    def _refused(self, error: ApiError) -> Unauthorized:
+        return Unauthorized(
+            401,
+            error.reason,
+            f"the API server at {self.server} does not accept these credentials: {error.message}",
+            error.retry_after_s,
+        )
+
+
+def trust(ca_pem: str | None) -> ssl.SSLContext:
+    """TLS that accepts servers signed by this authority, or by the system's when None. Raises ssl.SSLError."""
+    tls = ssl.create_default_context(cadata=ca_pem)
+    # Newer Pythons refuse authorities without a key identifier by default, and many clusters' own are like that.
+    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return tls
+
+
+def environment_proxy(server: str) -> str | None:
+    """The proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY name for this server. A server on this machine has none, ever."""
+    url = urlsplit(server)
+    host = url.hostname or ""
+    if host == "localhost" or _is_loopback(host) or proxy_bypass(host):
+        return None
+    return getproxies_environment().get(url.scheme)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _certificate_fault(error: aiohttp.ClientConnectorCertificateError) -> str:
+    fault = error.certificate_error
+    return getattr(fault, "verify_message", "") or str(fault)
+
+
+def _os_fault(error: BaseException) -> str:
+    """The operating system's own words, in lower case, without the host and port that aiohttp adds."""
+    inner = getattr(error, "os_error", error)
+    words = getattr(inner, "strerror", None) or str(inner) or type(error).__name__
+    if isinstance(inner, ConnectionRefusedError):
+        words = "connection refused"
+    return words[:1].lower() + words[1:]

@@ -1,0 +1,133 @@
+"""What can go wrong with a request to the API server, as exceptions a caller can tell apart.
+
+Owns the hierarchy and the reading of a Status answer. Does not decide what is worth retrying: that is `retry`.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+# ruff: noqa: N818 - named after the reasons of the Kubernetes API, as its users know them
+
+
+class KubeError(Exception):
+    """Base of everything the kube layer raises on purpose. The message is one sentence for a person."""
+
+
+class KubeconfigError(KubeError):
+    """The kubeconfig or the in-cluster credentials are missing or cannot be used."""
+
+
+class ApiError(KubeError):
+    """A request that did not succeed.
+
+    `status` is the HTTP code (0 when there was no answer), `reason` the machine-readable reason of the Status object,
+    `retry_after_s` how long the server asked to wait, in seconds, if it did.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class NotFound(ApiError):
+    """404: no such object, or no such kind on this server."""
+
+
+class AlreadyExists(ApiError):
+    """409 on create: the name is taken."""
+
+
+class Conflict(ApiError):
+    """409: the object changed since it was read, a precondition failed, or another manager owns the field."""
+
+
+class Expired(ApiError):
+    """410: the resource version or the continue token is too old; list again."""
+
+
+class Invalid(ApiError):
+    """422: the object breaks a rule of its kind. Retrying the same object is pointless."""
+
+
+class Forbidden(ApiError):
+    """403: these credentials may not do this."""
+
+
+class Unauthorized(ApiError):
+    """401: the server does not know these credentials, or no longer."""
+
+
+class TooManyRequests(ApiError):
+    """429: the server sheds load, or an eviction would break a disruption budget."""
+
+
+class ServerError(ApiError):
+    """5xx: the server, or something between it and us, failed."""
+
+
+class Unreachable(ApiError):
+    """No (complete) answer: refused, timed out, or cut. Whether the server acted on the request is unknown."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0, "Unreachable", message)
+
+
+class _StatusDetails(msgspec.Struct):
+    retry_after_seconds: float = msgspec.field(default=0, name="retryAfterSeconds")
+
+
+class Status(msgspec.Struct):
+    """The part of a meta/v1 Status that says what went wrong."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    details: _StatusDetails | None = None
+
+
+_BY_CODE: dict[int, type[ApiError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Expired,
+    422: Invalid,
+    429: TooManyRequests,
+}
+
+_status_decoder = msgspec.json.Decoder(Status)
+
+
+def from_status(status: Status, *, retry_after_s: float | None = None) -> ApiError:
+    """The typed error for a Status."""
+    if retry_after_s is None and status.details and status.details.retry_after_seconds:
+        retry_after_s = status.details.retry_after_seconds
+    if status.code == 409 and status.reason == "AlreadyExists":
+        kind: type[ApiError] = AlreadyExists
+    elif status.code in _BY_CODE:
+        kind = _BY_CODE[status.code]
+    else:
+        kind = ServerError if status.code >= 500 else ApiError
+    message = status.message or f"the API server answered {status.code} {status.reason}".rstrip()
+    return kind(status.code, status.reason, message, retry_after_s)
+
+
+def from_response(code: int, headers: Mapping[str, str], body: bytes) -> ApiError:
+    """The typed error for an HTTP answer that is not a success, whether or not its body is a Status."""
+    try:
+        status = _status_decoder.decode(body)
+    except msgspec.MsgspecError:
+        # A proxy, a load balancer or the server's own panic handler answers in plain text.
+        text = body[:300].decode(errors="replace").strip()
+        status = Status(message=f"the API server answered {code}: {text}" if text else "")
+    status.code = code  # what was answered, whatever the body says
+    return from_status(status, retry_after_s=_seconds(headers.get("Retry-After", "")))
+
+
+def _seconds(retry_after: str) -> float | None:
+    # The API server always sends seconds; the date form of HTTP comes only from things in between and is ignored.
+    return float(retry_after) if retry_after.isdigit() else None
