@@ -1,6 +1,7 @@
 """What `draco status` says: one snapshot of API objects in, one `Status` value out.
 
-Owns the arithmetic of the screen: which state a device is in, what a taint rule hits. Must not do I/O, print, or know a terminal; it works for any driver's devices, not only Draco's.
+Owns the arithmetic of the screen: which state a device is in, what a taint rule hits. Must not do I/O,
+print, or know a terminal; it works for any driver's devices, not only Draco's.
 """
 
 from collections import Counter, defaultdict

@@ -3,10 +3,15 @@
 Owns the shared structs and the keys that name an object. Knows no kind.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from draco.resources.base import ApiStruct
+
+
+def micro_time(moment: datetime) -> str:
+    """A MicroTime of the API: RFC 3339 in UTC with exactly six decimals, which the server insists on."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class ObjectKey(NamedTuple):
@@ -41,6 +46,7 @@ class ObjectMeta(ApiStruct, frozen=True, kw_only=True):
     generate_name: str = ""
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     finalizers: list[str] = []
