@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-# ruff: noqa: N818 - named after the reasons of the Kubernetes API, as its users know them
-
 
 class KubeError(Exception):
     """Base of everything the kube layer raises on purpose. The message is one sentence for a person."""

@@ -11,6 +11,8 @@ from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node, Pod
 from draco.resources.draco import DeviceMaintenance, GpuNode
+from draco.resources.events import Event
+from draco.resources.leases import Lease
 from draco.resources.meta import ObjectKey
 from draco.resources.slices import ResourceSlice
 from draco.resources.taints import DeviceTaintRule
@@ -50,6 +52,8 @@ class Kind(msgspec.Struct, Generic[T], frozen=True):
 
 PODS = Kind("", "v1", "pods", "Pod", True, Pod)
 NODES = Kind("", "v1", "nodes", "Node", False, Node)
+LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease", True, Lease)
+EVENTS = Kind("events.k8s.io", "v1", "events", "Event", True, Event)
 CLAIMS = Kind("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True, ResourceClaim)
 CLAIM_TEMPLATES = Kind(
     "resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate", True, ResourceClaimTemplate
