@@ -60,6 +60,8 @@ _EXPONENT: Final = re.compile(r"[eE]([+-]?[0-9]+)")
 _MAX_INT64: Final = 2**63 - 1
 _INT64_DIGITS: Final = 18
 """Decimal digits that always fit in an int64."""
+_WRAPPING_EXPONENTS: Final = frozenset({1, 2, 3, 6, 9})
+"""Where Go multiplies in one step and lets an overflow wrap round; elsewhere it gives zero."""
 _NANO: Final = -9
 _MAX_DIGITS: Final = 1000
 
@@ -106,12 +108,14 @@ class Quantity:
         else:
             scale += exponent
         if amount:
-            amount = _rescale_up(amount, scale, _NANO)
-        scale = _NANO
+            amount, scale = _rescale_up(amount, scale, _NANO), _NANO
+        else:
+            scale = max(scale, -_MAX_DIGITS)
         if format_ is Format.BINARY_SI:
             one = _ten_to(-scale)
-            amount = min(amount, _MAX_INT64 * one)
-            if 0 < amount < one:
+            if amount > _MAX_INT64 * one:
+                amount, scale = _MAX_INT64, 0
+            elif 0 < amount < one:
                 format_ = Format.DECIMAL_SI  # a fraction of one has no binary suffix
         return cls(-amount if negative else amount, scale, wide=True, format=format_)
 
@@ -123,6 +127,8 @@ class Quantity:
     @property
     def nanos(self) -> int:
         """The exact value in billionths; no quantity is finer."""
+        if self.exponent < _NANO:  # a sum with a zero that was written very finely
+            return self.mantissa // _ten_to(_NANO - self.exponent)
         return self.mantissa * _ten_to(self.exponent - _NANO)
 
     def __str__(self) -> str:
@@ -203,7 +209,7 @@ class Quantity:
         """The value rounded up to a whole number, as Go's `Value` gives it, int64 overflow included."""
         if not self.wide:
             number = _rescale_up(self.mantissa, self.exponent, 0)
-            return number if _is_int64(number) else 0
+            return _wrapped(number) if self.exponent in _WRAPPING_EXPONENTS or _is_int64(number) else 0
         return self._wide_value()
 
     def _wide_value(self) -> int:
@@ -211,9 +217,10 @@ class Quantity:
         if down == 0:
             return _wrapped(self.mantissa)
         if down < 0:
-            return _wrapped(_wrapped(self.mantissa) * _wrapped(_ten_to(-down)))
+            factor = _ten_to(-down) if -down <= _INT64_DIGITS else -(2**63)  # what amd64 makes of a float too large
+            return _wrapped(_wrapped(self.mantissa) * factor)
         divisor = _ten_to(down)
-        if self.mantissa < _MAX_INT64:
+        if self.mantissa < _MAX_INT64 and down <= _INT64_DIGITS:
             low = _wrapped(self.mantissa)
             quotient = abs(low) // divisor * (-1 if low < 0 else 1)  # towards zero, as Go divides
             return quotient + 1 if low % divisor else quotient

@@ -1,0 +1,86 @@
+"""Kubernetes' own Go code as a test oracle: small programs that answer questions, one JSON object a line.
+
+Owns building them (once per content, in Draco's cache) and asking them. Run as a module it builds every one of them, which
+`make test` does beforehand so that no test waits for a compiler.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+
+
+class OracleMissing(Exception):
+    """An oracle cannot be built here; the message says why."""
+
+
+def build(name: str) -> Path:
+    """The path of the program built from `tests/oracle/<name>`, building it if its sources changed."""
+    sources = sorted(path for path in (FOLDER / name).rglob("*") if path.suffix in {".go", ".mod", ".sum"})
+    digest = hashlib.sha256(b"\0".join(path.name.encode() + b"\0" + path.read_bytes() for path in sources)).hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draco" / "oracle"
+    program = cache / f"{name}-{digest[:16]}"
+    if not program.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        unfinished = program.with_suffix(f".{os.getpid()}")
+        subprocess.run(
+            [_go(), "build", "-trimpath", "-ldflags", "-s -w", "-o", unfinished, "."],
+            cwd=FOLDER / name,
+            env=os.environ | {"CGO_ENABLED": "0"},
+            check=True,
+        )
+        unfinished.rename(program)
+    return program
+
+
+def _go() -> str:
+    beside = Path(sys.executable).with_name("go")  # the toolchain installed as a Python package
+    go = shutil.which("go") or (str(beside) if beside.exists() else None)
+    if go is None:
+        raise OracleMissing("no Go on PATH: `make setup` installs one into the virtual environment.")
+    return go
+
+
+class Oracle:
+    """One running program. Not for several threads."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def ask(self, *questions: dict[str, Any]) -> list[dict[str, Any]]:
+        """The answers to a few questions, in order (so few that they fit in a pipe)."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.writelines(json.dumps(question) + "\n" for question in questions)
+        self._process.stdin.flush()
+        return [json.loads(self._process.stdout.readline()) for _ in questions]
+
+
+@contextmanager
+def oracle(name: str) -> Iterator[Oracle]:
+    """Build and start a program; it ends with the block."""
+    with subprocess.Popen([build(name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Oracle(process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(timeout=10)
+
+
+def names() -> Iterable[str]:
+    """Every oracle there is."""
+    return sorted(path.parent.name for path in FOLDER.glob("*/go.mod"))
+
+
+if __name__ == "__main__":
+    for each in names():
+        sys.stdout.write(f"oracle {each}: {build(each)}\n")
