@@ -70,8 +70,10 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
     pcie_generation: int
     pcie_width: int = 16
     power_limit_w: int
+    max_clocks_mhz: tuple[int, int]  # multiprocessors and memory
     nvlinks: int = 0
     nvlink_version: NvLinkVersion = NvLinkVersion.NONE
+    nvswitch_buses: tuple[int, ...] = ()
     fabric: bool = False  # registers with a fabric manager, as NVSwitch systems from Hopper on do
     slots: tuple[Slot, ...]
     mig: MigTable | None = None
@@ -100,6 +102,8 @@ _PCIE_SERVER = _slots(
     (0x9A, 0x99, 1), (0xAB, 0xAA, 1), (0xBC, 0xBB, 1), (0xCD, 0xCC, 1),
 )  # fmt: skip
 
+# Names, memory, power and device ids stand in published nvidia-smi output. Not confirmed by any: the driver's reserve,
+# subsystem ids, part numbers, the size of BAR 1, the highest clocks, and the buses of NVSwitches.
 _BOARDS = (
     Board(
         key="A100-40GB",
@@ -114,8 +118,10 @@ _BOARDS = (
         bar1_mib=65536,
         pcie_generation=4,
         power_limit_w=400,
+        max_clocks_mhz=(1410, 1215),
         nvlinks=12,
         nvlink_version=NvLinkVersion.V3,
+        nvswitch_buses=(0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9),
         slots=_HGX_AMPERE,
         mig=MIG_BY_BOARD["A100-40GB"],
     ),
@@ -132,8 +138,10 @@ _BOARDS = (
         bar1_mib=131072,
         pcie_generation=4,
         power_limit_w=400,
+        max_clocks_mhz=(1410, 1593),
         nvlinks=12,
         nvlink_version=NvLinkVersion.V3,
+        nvswitch_buses=(0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9),
         slots=_HGX_AMPERE,
         mig=MIG_BY_BOARD["A100-80GB"],
     ),
@@ -150,8 +158,10 @@ _BOARDS = (
         bar1_mib=131072,
         pcie_generation=5,
         power_limit_w=700,
+        max_clocks_mhz=(1980, 2619),
         nvlinks=18,
         nvlink_version=NvLinkVersion.V4,
+        nvswitch_buses=(0x07, 0x08, 0x09, 0x0A),
         fabric=True,
         slots=_HGX_HOPPER,
         mig=MIG_BY_BOARD["H100-80GB"],
@@ -169,8 +179,10 @@ _BOARDS = (
         bar1_mib=262144,
         pcie_generation=5,
         power_limit_w=700,
+        max_clocks_mhz=(1980, 3201),
         nvlinks=18,
         nvlink_version=NvLinkVersion.V4,
+        nvswitch_buses=(0x07, 0x08, 0x09, 0x0A),
         fabric=True,
         slots=_HGX_HOPPER,
         mig=MIG_BY_BOARD["H200-141GB"],
@@ -188,8 +200,10 @@ _BOARDS = (
         bar1_mib=262144,
         pcie_generation=5,
         power_limit_w=1000,
+        max_clocks_mhz=(1965, 3996),
         nvlinks=18,
         nvlink_version=NvLinkVersion.V5,
+        nvswitch_buses=(0x05, 0x06),
         fabric=True,
         slots=_HGX_HOPPER,
         mig=MIG_BY_BOARD["B200"],
@@ -207,6 +221,7 @@ _BOARDS = (
         bar1_mib=32768,
         pcie_generation=4,
         power_limit_w=165,
+        max_clocks_mhz=(1440, 1215),
         slots=_PCIE_SERVER,
         mig=MIG_BY_BOARD["A30"],
     ),
@@ -223,6 +238,7 @@ _BOARDS = (
         bar1_mib=131072,
         pcie_generation=5,
         power_limit_w=600,
+        max_clocks_mhz=(2430, 12481),
         slots=_PCIE_SERVER,
         mig=MIG_BY_BOARD["RTX-PRO-6000"],
     ),
@@ -239,6 +255,7 @@ _BOARDS = (
         bar1_mib=65536,
         pcie_generation=4,
         power_limit_w=350,
+        max_clocks_mhz=(2520, 9001),
         slots=_PCIE_SERVER,
     ),
     Board(
@@ -254,6 +271,7 @@ _BOARDS = (
         bar1_mib=256,
         pcie_generation=3,
         power_limit_w=70,
+        max_clocks_mhz=(1590, 5001),
         slots=_PCIE_SERVER,
     ),
 )

@@ -42,6 +42,8 @@ def ring(path: Path) -> None:
 class Doorbell:
     """One waiter for changes of `path`. Open it before looking at the file, so that no change is missed."""
 
+    _descriptor = -1
+
     def __init__(self, path: Path) -> None:
         folder = _folder(path)
         folder.mkdir(exist_ok=True)
@@ -60,7 +62,15 @@ class Doorbell:
             with suppress(BlockingIOError):
                 os.read(self._descriptor, 65536)
 
-    def close(self) -> None:
-        """Stop waiting and remove the pipe."""
-        self._pipe.unlink(missing_ok=True)
-        os.close(self._descriptor)
+    def ring_own(self) -> None:
+        """Wake the thread that waits on this very bell."""
+        with suppress(BlockingIOError):
+            os.write(self._descriptor, b"!")
+
+    def __del__(self) -> None:
+        """Remove the pipe once nobody can wait on it any more, not even another thread."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                self._pipe.unlink(missing_ok=True)
+            os.close(descriptor)

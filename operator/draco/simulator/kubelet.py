@@ -89,12 +89,14 @@ class Kubelet:
         """Register the node, then keep it Ready and its plugins registered, until cancelled. `ready` is set when it stands."""
         await self._register()
         self.ready.set()
-        for key in self._ledger.names():
-            self._wake(key)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._node.run(), name=f"heartbeat of {self.name}")
             tasks.create_task(self._plugins.run(), name=f"plugins of {self.name}")
             tasks.create_task(self._remove_slices_of_the_dead(), name=f"slices of {self.name}")
+
+    def known_pods(self) -> set[ObjectKey]:
+        """The pods that this node remembers, whether or not they still exist."""
+        return self._ledger.names()
 
     async def sync(self, key: ObjectKey, pod: Pod | None) -> float | None:
         """Bring one pod forward; `pod` is None when the API server has none of this name on this node.

@@ -12,7 +12,10 @@ from typing import Any
 
 import pynvml
 
+from draco.simulator.nvml_events import Events
+from draco.simulator.nvml_health import Health
 from draco.simulator.nvml_identity import Identity
+from draco.simulator.nvml_links import Links
 from draco.simulator.nvml_mig import Mig
 from draco.simulator.nvml_session import Session
 from draco.simulator.nvml_system import System
@@ -32,7 +35,14 @@ class SimulatedNvml:
         self._session = session
         self._functions = {
             name: self._guarded(name, getattr(area, name))
-            for area in (System(session), Identity(session), Mig(session))
+            for area in (
+                System(session),
+                Identity(session),
+                Links(session),
+                Health(session),
+                Mig(session),
+                Events(session),
+            )
             for name in dir(area)
             if name.startswith("nvml")
         }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pynvml
 
-from draco.simulator.nvml_session import Session, board_of, check, invalid_argument, not_supported
+from draco.simulator.nvml_session import Session, board_of, check, invalid_argument, not_supported, pointed
 from draco.simulator.state import GpuState
 
 _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.0)?", re.IGNORECASE)
@@ -193,15 +193,6 @@ def pci_info(gpu: GpuState) -> Any:
     info.busId = f"{gpu.pci_domain:08X}:{place}".encode()
     info.busIdLegacy = f"{gpu.pci_domain & 0xFFFF:04X}:{place}".encode()
     return info
-
-
-def pointed(reference: Any) -> Any:
-    """The object behind ctypes' byref() or pointer(); INVALID_ARGUMENT where C would crash."""
-    if hasattr(reference, "_obj"):
-        return reference._obj
-    if hasattr(reference, "contents"):
-        return reference.contents
-    raise invalid_argument()
 
 
 def _bits(first: int, count: int, words: int, scope: int) -> Any:

@@ -31,6 +31,11 @@ class Session:
         self._inits = 0
         self._sessions = 0
         self._generation = 0
+        self._stopped: list[Callable[[], None]] = []
+
+    def when_stopped(self, function: Callable[[], None]) -> None:
+        """Call a function after the last nvmlShutdown."""
+        self._stopped.append(function)
 
     def start(self) -> None:
         """Count one nvmlInit; raises what the driver answers."""
@@ -52,8 +57,11 @@ class Session:
             if not self._inits:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
             self._inits -= 1
-            if not self._inits:
-                self._cached = None
+            if self._inits:
+                return
+            self._cached = None
+        for function in self._stopped:
+            function()
 
     def enter(self, function: str) -> None:
         """What happens before every function: injected latency, and the checks of a live session."""
@@ -163,3 +171,12 @@ def invalid_argument() -> Exception:
     """NVML's answer for a value that no board knows."""
     error: Exception = pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return error
+
+
+def pointed(reference: Any) -> Any:
+    """The object behind ctypes' byref() or pointer(); INVALID_ARGUMENT where C would crash."""
+    if hasattr(reference, "_obj"):
+        return reference._obj
+    if hasattr(reference, "contents"):
+        return reference.contents
+    raise invalid_argument()

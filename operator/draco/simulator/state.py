@@ -65,6 +65,14 @@ class GpuInstance(msgspec.Struct):
     size: int
 
 
+class Process(msgspec.Struct):
+    """A process that holds the GPU, or one of its instances."""
+
+    pid: int
+    memory_mib: int = 0
+    gpu_instance: int | None = None
+
+
 class GpuState(msgspec.Struct, kw_only=True):
     """One GPU: who it is, how it is doing, and which faults it shows."""
 
@@ -80,6 +88,7 @@ class GpuState(msgspec.Struct, kw_only=True):
     mig_current: int = 0
     mig_pending: int = 0
     instances: list[GpuInstance] = []
+    processes: list[Process] = []
     ecc: EccCounts = msgspec.field(default_factory=EccCounts)
     remapped: RemappedRows = msgspec.field(default_factory=RemappedRows)
     temperature_c: int = 32

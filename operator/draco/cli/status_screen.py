@@ -1,0 +1,228 @@
+"""How a `Status` looks on a terminal or in a file.
+
+Owns layout, words and colours. Colour only repeats what the words say, so that nothing is lost without it. Computes nothing.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from draco.cli.status_schema import (
+    ClaimState,
+    DeviceCounts,
+    DeviceState,
+    DeviceView,
+    NodeView,
+    Status,
+)
+
+MOST_NODES_WITH_DEVICES = 16
+"""Above this many nodes the devices of healthy, untouched kind are only counted."""
+MOST_CLAIMS = 10
+NO_NODE = "(no single node)"
+
+Cell = str | Text
+STYLES = {
+    DeviceState.FREE: "green",
+    DeviceState.IN_USE: "cyan",
+    DeviceState.TAINTED: "yellow",
+    DeviceState.OFFLINE: "red",
+    DeviceState.UNHEALTHY: "red",
+    DeviceState.MAINTENANCE: "magenta",
+    ClaimState.PENDING: "yellow",
+    ClaimState.DELETING: "yellow",
+}
+COUNTED: list[tuple[DeviceState, Callable[[DeviceCounts], int]]] = [
+    (DeviceState.FREE, lambda counts: counts.free),
+    (DeviceState.IN_USE, lambda counts: counts.in_use),
+    (DeviceState.TAINTED, lambda counts: counts.tainted),
+    (DeviceState.MAINTENANCE, lambda counts: counts.maintenance),
+    (DeviceState.UNHEALTHY, lambda counts: counts.unhealthy),
+    (DeviceState.OFFLINE, lambda counts: counts.offline),
+]
+
+
+def show(status: Status, console: Console) -> None:
+    """Print the screen, folding the devices of large clusters into counts per node."""
+    _print(status, console, fold=len(status.nodes) > MOST_NODES_WITH_DEVICES)
+
+
+def show_wide(status: Status, console: Console) -> None:
+    """Print the screen with every device and every claim."""
+    _print(status, console, fold=False, claims=len(status.claim_list))
+
+
+def _print(status: Status, console: Console, *, fold: bool, claims: int = MOST_CLAIMS) -> None:
+    _headline(status, console)
+    _nodes(status.nodes, console)
+    _devices(status.device_list, console, fold=fold)
+    _claims(status, console, most=claims)
+    _rules(status, console)
+    _maintenance(status, console)
+    _notes(status, console)
+
+
+def _headline(status: Status, console: Console) -> None:
+    ready = sum(node.ready for node in status.nodes if node.name)
+    named = sum(1 for node in status.nodes if node.name)
+    states = [f"{count(status.devices)} {state}" for state, count in COUNTED if count(status.devices)]
+    claims = status.claims
+    claim_states = [
+        f"{number} {word}"
+        for number, word in (
+            (claims.pending, "pending"),
+            (claims.allocated, "allocated, not reserved"),
+            (claims.reserved, "in use by pods"),
+            (claims.deleting, "being deleted"),
+        )
+        if number
+    ]
+    table = _table("", "", "")
+    table.show_header = False
+    table.add_row("Cluster", status.server or "-", "")
+    table.add_row("Nodes", str(named), f"{ready} ready" + (f", {named - ready} not ready" if ready < named else ""))
+    table.add_row("Devices", str(status.devices.total), ", ".join(states))
+    table.add_row("Claims", str(claims.total), ", ".join(claim_states))
+    console.print(table)
+
+
+def _nodes(nodes: Iterable[NodeView], console: Console) -> None:
+    shown = [node for node in nodes if node.devices.total or not node.ready]
+    if not shown:
+        _section("NODES", console)
+        console.print("No node publishes devices. Is a DRA driver (for Draco: its agent) running on the GPU nodes?")
+        return
+    columns = [
+        (state, count)
+        for state, count in COUNTED
+        if state is not DeviceState.OFFLINE or any(count(n.devices) for n in shown)
+    ]
+    table = _table("NODE", "STATE", "DEVICES", *(str(state).upper() for state, _ in columns), right=2)
+    for node in shown:
+        cells = [_number(count(node.devices), state) for state, count in columns]
+        table.add_row(node.name or NO_NODE, _node_state(node), str(node.devices.total), *cells)
+    _section("NODES", console)
+    console.print(table)
+
+
+def _node_state(node: NodeView) -> Text:
+    if not node.name:
+        return Text("-")
+    if not node.ready:
+        return Text("NotReady", "red")
+    return Text("Ready", "green") if node.schedulable else Text("Ready, cordoned", "yellow")
+
+
+def _devices(devices: Sequence[DeviceView], console: Console, *, fold: bool) -> None:
+    plain = {DeviceState.FREE, DeviceState.IN_USE}
+    shown = [view for view in devices if view.state not in plain] if fold else devices
+    if shown:
+        drivers = len({view.driver for view in devices}) > 1
+        table = _table("NODE", *(["DRIVER"] if drivers else []), "DEVICE", "PRODUCT", "STATE", "DETAIL")
+        node = None
+        for view in shown:
+            table.add_row(
+                "" if view.node == node else view.node or NO_NODE,
+                *([view.driver] if drivers else []),
+                view.device,
+                view.product or "-",
+                Text(view.state, STYLES[view.state]),
+                _detail(view),
+            )
+            node = view.node
+        _section("DEVICES OUT OF SERVICE" if fold else "DEVICES", console)
+        console.print(table)
+    if fold:
+        console.print("Devices that are free or in use are counted above; list every one with -o wide.", style="dim")
+
+
+def _detail(view: DeviceView) -> str:
+    parts = []
+    if view.maintenance:
+        parts.append(f"DeviceMaintenance {view.maintenance}")
+    if view.health not in {"", "Healthy"}:
+        parts.append(f"health {view.health.lower()}" + (f": {view.message}" if view.message else ""))
+    if view.taints:
+        parts.append(" ".join(view.taints))
+    if view.claims:
+        parts.append(f"claim {', '.join(view.claims)}")
+    return "; ".join(parts)
+
+
+def _claims(status: Status, console: Console, *, most: int) -> None:
+    rank = [ClaimState.PENDING, ClaimState.DELETING, ClaimState.ALLOCATED, ClaimState.RESERVED]
+    ordered = sorted(status.claim_list, key=lambda view: rank.index(view.state))
+    if not ordered:
+        return
+    table = _table("NAMESPACE", "CLAIM", "STATE", "PODS", "DEVICES")
+    for view in ordered[:most]:
+        table.add_row(
+            view.namespace,
+            view.name,
+            Text(view.state, STYLES.get(view.state, "")),
+            ", ".join(view.consumers) or "-",
+            ", ".join(name.partition("/")[2] for name in view.devices) or "-",
+        )
+    _section("CLAIMS", console)
+    console.print(table)
+    if len(ordered) > most:
+        console.print(f"and {len(ordered) - most} more; list every one with -o wide.", style="dim")
+
+
+def _rules(status: Status, console: Console) -> None:
+    if not status.taint_rules:
+        return
+    table = _table("RULE", "TAINT", "SELECTS", "DEVICES", "CLAIMS")
+    for rule in status.taint_rules:
+        table.add_row(rule.name, rule.taint, rule.selector, _some(rule.devices), _some(rule.claims))
+    _section("TAINT RULES", console)
+    console.print(table)
+
+
+def _maintenance(status: Status, console: Console) -> None:
+    if not status.maintenance:
+        return
+    table = _table("REQUEST", "PHASE", "DEVICES", "STILL IN USE", "REASON")
+    for item in status.maintenance:
+        table.add_row(item.name, item.phase, _some(item.devices), str(item.in_use), item.reason or item.message or "-")
+    _section("MAINTENANCE", console)
+    console.print(table)
+
+
+def _notes(status: Status, console: Console) -> None:
+    if status.warnings:
+        _section("WARNINGS", console)
+        for warning in status.warnings:
+            console.print(f"- {warning}", style="yellow")
+    if status.missing:
+        _section("MISSING", console)
+        for item in status.missing:
+            console.print(f"- {item.name}: {item.consequence} {item.remedy}".rstrip())
+
+
+def _section(title: str, console: Console) -> None:
+    console.print()
+    console.print(title, style="bold")
+
+
+def _table(*columns: str, right: int | None = None) -> Table:
+    """A table without lines; columns from index `right` on are numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for index, column in enumerate(columns):
+        numeric = right is not None and index >= right
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    return table
+
+
+def _number(number: int, state: DeviceState) -> Text:
+    return Text(str(number), STYLES[state]) if number else Text("-", "dim")
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    """The first names and how many more there are: "none", "a, b", "a, b, c and 5 more"."""
+    if not names:
+        return "none"
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

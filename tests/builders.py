@@ -1,0 +1,211 @@
+"""Objects for tests: each builder gives a plain, valid one, and takes only what a test is about.
+
+Shared by all tests; grow it by new builders and new keyword arguments. UIDs follow from names, so that equal calls are equal.
+"""
+
+import uuid
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from draco.resources.claims import (
+    AllocationResult,
+    DeviceAllocationResult,
+    DeviceClaim,
+    DeviceRequest,
+    DeviceRequestAllocationResult,
+    ExactDeviceRequest,
+    ResourceClaim,
+    ResourceClaimConsumerReference,
+    ResourceClaimSpec,
+    ResourceClaimStatus,
+)
+from draco.resources.core import (
+    Container,
+    Node,
+    NodeCondition,
+    NodeSpec,
+    NodeStatus,
+    Pod,
+    PodResourceClaim,
+    PodSpec,
+    PodStatus,
+)
+from draco.resources.draco import (
+    DeviceMaintenance,
+    DeviceMaintenanceSpec,
+    DeviceMaintenanceStatus,
+    GpuNode,
+    GpuNodeStatus,
+    GpuStatus,
+    MaintainedDevice,
+    MaintenancePhase,
+    MaintenanceSelector,
+)
+from draco.resources.meta import ObjectMeta
+from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER, DeviceKey
+from draco.resources.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
+from draco.resources.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
+
+MOMENT = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+def a_uid(*names: str) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, "/".join(names)))
+
+
+def a_device_key(text: str) -> DeviceKey:
+    """From "node/device" of NVIDIA's driver, or from "driver/pool/device"."""
+    parts = text.split("/")
+    return DeviceKey(*parts) if len(parts) == 3 else DeviceKey(NVIDIA_DRIVER, parts[0], parts[1])
+
+
+def a_node(name: str = "node-0", *, ready: bool = True, unschedulable: bool = False) -> Node:
+    return Node(
+        metadata=ObjectMeta(name=name, uid=a_uid("node", name)),
+        spec=NodeSpec(unschedulable=unschedulable),
+        status=NodeStatus(conditions=[NodeCondition(type="Ready", status="True" if ready else "False")]),
+    )
+
+
+def a_device(name: str = "gpu-0", *, product: str = "NVIDIA H100 80GB HBM3", **fields: Any) -> Device:
+    return Device(name=name, attributes={"productName": DeviceAttribute(string=product)}, **fields)
+
+
+def a_slice(
+    node: str = "node-0",
+    devices: Iterable[Device | str] = ("gpu-0", "gpu-1"),
+    *,
+    driver: str = NVIDIA_DRIVER,
+    pool: str = "",
+    name: str = "",
+    generation: int = 1,
+    of: int = 1,
+    **spec: Any,
+) -> ResourceSlice:
+    """One slice of a pool of `of` slices; the pool is named after the node. For a pool of no node, pass node=""."""
+    name = name or f"{node or pool}-{driver}-{generation}"
+    return ResourceSlice(
+        metadata=ObjectMeta(name=name, uid=a_uid("slice", name)),
+        spec=ResourceSliceSpec(
+            driver=driver,
+            pool=ResourcePool(name=pool or node, generation=generation, resource_slice_count=of),
+            node_name=node or None,
+            devices=[a_device(device) if isinstance(device, str) else device for device in devices],
+            **spec,
+        ),
+    )
+
+
+def a_claim(
+    name: str = "claim",
+    *,
+    namespace: str = "default",
+    device_class: str = NVIDIA_DEVICE_CLASS,
+    on: Iterable[str] = (),
+    reserved_for: Iterable[str] = (),
+    admin_access: bool | None = None,
+    deleting: bool = False,
+) -> ResourceClaim:
+    """A claim for one device; allocated if `on` names devices as `a_device_key` reads them, reserved for the named pods."""
+    results = [
+        DeviceRequestAllocationResult(
+            request="gpu", driver=key.driver, pool=key.pool, device=key.device, admin_access=admin_access
+        )
+        for key in map(a_device_key, on)
+    ]
+    exactly = ExactDeviceRequest(device_class_name=device_class, admin_access=admin_access)
+    return ResourceClaim(
+        metadata=ObjectMeta(
+            name=name,
+            namespace=namespace,
+            uid=a_uid("claim", namespace, name),
+            deletion_timestamp=MOMENT if deleting else None,
+        ),
+        spec=ResourceClaimSpec(devices=DeviceClaim(requests=[DeviceRequest(name="gpu", exactly=exactly)])),
+        status=ResourceClaimStatus(
+            allocation=AllocationResult(devices=DeviceAllocationResult(results=results)) if results else None,
+            reserved_for=[
+                ResourceClaimConsumerReference(resource="pods", name=pod, uid=a_uid("pod", namespace, pod))
+                for pod in reserved_for
+            ],
+        ),
+    )
+
+
+def a_pod(
+    name: str = "pod",
+    *,
+    namespace: str = "default",
+    node: str = "",
+    claims: Iterable[str] = (),
+    templates: Iterable[str] = (),
+    annotations: Mapping[str, str] | None = None,
+    status: PodStatus | None = None,
+    **meta: Any,
+) -> Pod:
+    """A pod with one container, using claims by name and claims made from templates (entries are named after them)."""
+    entries = [PodResourceClaim(name=claim, resource_claim_name=claim) for claim in claims]
+    entries += [PodResourceClaim(name=template, resource_claim_template_name=template) for template in templates]
+    return Pod(
+        metadata=ObjectMeta(
+            name=name,
+            namespace=namespace,
+            uid=a_uid("pod", namespace, name),
+            annotations=dict(annotations or {}),
+            **meta,
+        ),
+        spec=PodSpec(node_name=node, containers=[Container(name="main")], resource_claims=entries),
+        status=status or PodStatus(),
+    )
+
+
+def a_rule(
+    name: str = "rule",
+    *,
+    taint: str = "example.com/broken",
+    effect: str = "NoSchedule",
+    **selector: str,
+) -> DeviceTaintRule:
+    """A rule by driver, pool and device; with none of them it selects every device."""
+    return DeviceTaintRule(
+        metadata=ObjectMeta(name=name, uid=a_uid("rule", name)),
+        spec=DeviceTaintRuleSpec(
+            taint=DeviceTaint(key=taint, effect=effect), device_selector=DeviceTaintSelector(**selector)
+        ),
+    )
+
+
+def a_maintenance(
+    name: str = "swap-fan",
+    *,
+    phase: MaintenancePhase | None = None,
+    devices: Iterable[str] = (),
+    in_use: int | None = None,
+    finished: bool = False,
+    **selector: str,
+) -> DeviceMaintenance:
+    """A request with the devices it has found so far, named as `a_device_key` reads them."""
+    found = [MaintainedDevice(driver=k.driver, pool=k.pool, device=k.device) for k in map(a_device_key, devices)]
+    return DeviceMaintenance(
+        metadata=ObjectMeta(name=name, uid=a_uid("maintenance", name), generation=1),
+        spec=DeviceMaintenanceSpec(
+            device_selector=MaintenanceSelector(**selector), reason="fan replacement", finished=finished
+        ),
+        status=DeviceMaintenanceStatus(phase=phase, devices=found, device_count=len(found), in_use=in_use),
+    )
+
+
+def a_gpu_node(name: str = "node-0", *, gpus: Mapping[str, str] | int = 2, driver: str = NVIDIA_DRIVER) -> GpuNode:
+    """A node's report: so many healthy GPUs, or the health of each by device name."""
+    health = {f"gpu-{index}": "Healthy" for index in range(gpus)} if isinstance(gpus, int) else gpus
+    return GpuNode(
+        metadata=ObjectMeta(name=name, uid=a_uid("gpunode", name)),
+        status=GpuNodeStatus(
+            driver=driver,
+            gpus=[
+                GpuStatus(device=device, uuid=f"GPU-{a_uid(name, device)}", minor=minor, health=state)
+                for minor, (device, state) in enumerate(health.items())
+            ],
+        ),
+    )

@@ -1,0 +1,241 @@
+import msgspec
+import pytest
+
+from draco.cli.status_schema import ClaimState, DeviceCounts, DeviceState, MissingView
+from draco.cli.status_view import Snapshot, claim_state, status_of
+from draco.resources.draco import MaintenancePhase
+from draco.resources.taints import DeviceTaint
+from tests.builders import a_claim, a_device, a_gpu_node, a_maintenance, a_node, a_rule, a_slice
+
+
+def state_of(snapshot: Snapshot, device: str = "gpu-0") -> DeviceState:
+    return next(view.state for view in status_of(snapshot).device_list if view.device == device)
+
+
+def test_a_device_nobody_holds_is_free() -> None:
+    assert state_of(Snapshot(nodes=[a_node()], slices=[a_slice()])) is DeviceState.FREE
+
+
+def test_an_allocated_device_is_in_use_by_its_claim() -> None:
+    status = status_of(Snapshot(nodes=[a_node()], slices=[a_slice()], claims=[a_claim("train", on=["node-0/gpu-1"])]))
+    free, used = status.device_list
+    assert (free.state, used.state) == (DeviceState.FREE, DeviceState.IN_USE)
+    assert used.claims == ["default/train"]
+
+
+def test_admin_access_takes_nothing_from_anyone() -> None:
+    snapshot = Snapshot(nodes=[a_node()], slices=[a_slice()], claims=[a_claim(on=["node-0/gpu-0"], admin_access=True)])
+    assert state_of(snapshot) is DeviceState.FREE
+
+
+@pytest.mark.parametrize(
+    ("effect", "state"),
+    [
+        ("NoSchedule", DeviceState.TAINTED),
+        ("NoExecute", DeviceState.TAINTED),
+        ("None", DeviceState.FREE),
+        ("SomethingNew", DeviceState.FREE),
+    ],
+)
+def test_a_taint_of_the_slice_counts_when_its_effect_keeps_claims_away(effect: str, state: DeviceState) -> None:
+    device = a_device("gpu-0", taints=[DeviceTaint(key="example.com/hot", effect=effect)])
+    status = status_of(Snapshot(nodes=[a_node()], slices=[a_slice(devices=[device])]))
+    assert status.device_list[0].state is state
+    assert status.device_list[0].taints == [f"example.com/hot:{effect}"]
+
+
+def test_a_tainted_device_in_use_says_both() -> None:
+    view = status_of(
+        Snapshot(
+            nodes=[a_node()],
+            slices=[a_slice(devices=["gpu-0"])],
+            claims=[a_claim("train", on=["node-0/gpu-0"])],
+            rules=[a_rule(pool="node-0", device="gpu-0")],
+        )
+    ).device_list[0]
+    assert (view.state, view.claims, view.taints) == (
+        DeviceState.TAINTED,
+        ["default/train"],
+        ["example.com/broken:NoSchedule"],
+    )
+
+
+def test_a_device_under_maintenance_names_the_request() -> None:
+    snapshot = Snapshot(
+        nodes=[a_node()],
+        slices=[a_slice()],
+        rules=[a_rule(pool="node-0", device="gpu-0")],
+        maintenances=[a_maintenance("swap-fan", phase=MaintenancePhase.ISOLATED, devices=["node-0/gpu-0"])],
+    )
+    view = status_of(snapshot).device_list[0]
+    assert (view.state, view.maintenance) == (DeviceState.MAINTENANCE, "swap-fan")
+
+
+@pytest.mark.parametrize("phase", [None, MaintenancePhase.PENDING, MaintenancePhase.COMPLETED])
+def test_a_request_that_holds_no_device_leaves_it_free(phase: MaintenancePhase | None) -> None:
+    snapshot = Snapshot(
+        nodes=[a_node()], slices=[a_slice()], maintenances=[a_maintenance(phase=phase, devices=["node-0/gpu-0"])]
+    )
+    assert state_of(snapshot) is DeviceState.FREE
+
+
+def test_an_unhealthy_gpu_is_found_through_its_node_report() -> None:
+    snapshot = Snapshot(
+        nodes=[a_node()], slices=[a_slice()], gpu_nodes=[a_gpu_node(gpus={"gpu-0": "Unhealthy", "gpu-1": "Unknown"})]
+    )
+    status = status_of(snapshot)
+    assert [view.state for view in status.device_list] == [DeviceState.UNHEALTHY, DeviceState.FREE]
+    assert status.device_list[1].health == "Unknown"
+
+
+def test_the_report_of_one_driver_says_nothing_about_anothers_device_of_the_same_name() -> None:
+    snapshot = Snapshot(
+        nodes=[a_node()],
+        slices=[a_slice(driver="gpu.example.com")],
+        gpu_nodes=[a_gpu_node(gpus={"gpu-0": "Unhealthy"})],
+    )
+    assert state_of(snapshot) is DeviceState.FREE
+
+
+def test_devices_of_a_node_that_is_not_ready_are_offline() -> None:
+    snapshot = Snapshot(nodes=[a_node(ready=False)], slices=[a_slice()])
+    assert state_of(snapshot) is DeviceState.OFFLINE
+    assert not status_of(snapshot).nodes[0].ready
+
+
+def test_devices_of_no_node_are_listed_under_no_name_and_stay_usable() -> None:
+    status = status_of(Snapshot(slices=[a_slice("", pool="network", all_nodes=True)]))
+    assert [(node.name, node.devices.free) for node in status.nodes] == [("", 2)]
+
+
+def test_only_the_newest_generation_of_a_pool_counts() -> None:
+    old = a_slice(devices=["gpu-0", "gpu-1", "gpu-2"], generation=1)
+    new = a_slice(devices=["gpu-0"], generation=2)
+    assert status_of(Snapshot(nodes=[a_node()], slices=[old, new])).devices.total == 1
+
+
+def test_pools_of_two_drivers_with_one_name_are_two_pools() -> None:
+    slices = [a_slice(generation=7), a_slice(driver="gpu.example.com", generation=1)]
+    assert status_of(Snapshot(nodes=[a_node()], slices=slices)).devices.total == 4
+
+
+def test_an_incomplete_pool_is_a_warning() -> None:
+    warnings = status_of(Snapshot(nodes=[a_node()], slices=[a_slice(of=2)])).warnings
+    assert warnings == [
+        (
+            "Pool gpu.nvidia.com/node-0 is incomplete: 1 of 2 slices; the scheduler allocates nothing from it until its driver has "
+            "published the rest."
+        )
+    ]
+
+
+def test_states_add_up_to_the_total() -> None:
+    counts = status_of(
+        Snapshot(
+            nodes=[a_node("node-0"), a_node("node-1", ready=False)],
+            slices=[a_slice("node-0", [f"gpu-{i}" for i in range(5)]), a_slice("node-1", ["gpu-0"])],
+            claims=[a_claim(on=["node-0/gpu-1"])],
+            rules=[a_rule(pool="node-0", device="gpu-2")],
+            maintenances=[a_maintenance(phase=MaintenancePhase.IN_MAINTENANCE, devices=["node-0/gpu-3"])],
+            gpu_nodes=[a_gpu_node("node-0", gpus={"gpu-4": "Unhealthy"})],
+        )
+    ).devices
+    assert counts == DeviceCounts(total=6, free=1, in_use=1, tainted=1, maintenance=1, unhealthy=1, offline=1)
+
+
+@pytest.mark.parametrize(
+    ("claim", "state"),
+    [
+        (a_claim(), ClaimState.PENDING),
+        (a_claim(on=["node-0/gpu-0"]), ClaimState.ALLOCATED),
+        (a_claim(on=["node-0/gpu-0"], reserved_for=["pod"]), ClaimState.RESERVED),
+        (a_claim(on=["node-0/gpu-0"], reserved_for=["pod"], deleting=True), ClaimState.DELETING),
+    ],
+)
+def test_a_claims_state_is_how_far_it_has_come(claim, state) -> None:  # type: ignore[no-untyped-def]
+    assert claim_state(claim) is state
+
+
+def test_a_namespace_narrows_the_claims_but_not_what_devices_are_in_use_for() -> None:
+    claims = [a_claim("mine"), a_claim("theirs", namespace="team-b", on=["node-0/gpu-0"])]
+    status = status_of(Snapshot(nodes=[a_node()], slices=[a_slice()], claims=claims), namespace="default")
+    assert [view.name for view in status.claim_list] == ["mine"]
+    assert status.claims.total == 1
+    assert status.devices.in_use == 1
+
+
+@pytest.mark.parametrize(
+    ("selector", "devices"),
+    [
+        ({"driver": "gpu.nvidia.com"}, 4),
+        ({"pool": "node-1"}, 2),
+        ({"pool": "node-1", "device": "gpu-1"}, 1),
+        ({"driver": "gpu.example.com"}, 0),
+        ({}, 4),
+    ],
+)
+def test_a_rule_hits_what_its_selector_names(selector: dict[str, str], devices: int) -> None:
+    snapshot = Snapshot(
+        nodes=[a_node("node-0"), a_node("node-1")],
+        slices=[a_slice("node-0"), a_slice("node-1")],
+        rules=[a_rule(**selector)],
+    )
+    assert len(status_of(snapshot).taint_rules[0].devices) == devices
+
+
+def test_a_rule_without_selector_hits_nothing() -> None:
+    rule = a_rule()
+    rule = msgspec.structs.replace(rule, spec=msgspec.structs.replace(rule.spec, device_selector=None))
+    status = status_of(Snapshot(nodes=[a_node()], slices=[a_slice()], rules=[rule]))
+    assert status.taint_rules[0].devices == []
+    assert status.devices.free == 2
+    assert status.warnings == []
+
+
+def test_a_rule_with_an_empty_selector_is_a_warning() -> None:
+    assert status_of(Snapshot(rules=[a_rule("oops")])).warnings == [
+        "DeviceTaintRule oops has an empty selector: it taints every device of the cluster."
+    ]
+
+
+def test_a_rule_hits_a_claim_whose_device_is_no_longer_published() -> None:
+    snapshot = Snapshot(claims=[a_claim("train", on=["node-9/gpu-0"])], rules=[a_rule(pool="node-9")])
+    rule = status_of(snapshot).taint_rules[0]
+    assert (rule.devices, rule.claims) == ([], ["default/train"])
+
+
+def test_devices_and_nodes_are_in_the_order_a_person_counts() -> None:
+    names = [f"node-{i}" for i in (10, 2, 1)]
+    slices = [a_slice(name, [f"gpu-{i}" for i in (10, 9, 1)]) for name in names]
+    status = status_of(Snapshot(nodes=[a_node(name) for name in names], slices=slices))
+    assert [node.name for node in status.nodes] == ["node-1", "node-2", "node-10"]
+    assert [view.device for view in status.device_list[:3]] == ["gpu-1", "gpu-9", "gpu-10"]
+
+
+def test_the_json_document_names_its_schema_and_leaves_no_field_out() -> None:
+    missing = MissingView(name="DeviceTaintRule", consequence="No rules.", remedy="Turn the gate on.")
+    status = status_of(
+        Snapshot(nodes=[a_node()], slices=[a_slice(devices=["gpu-0"])], missing=[missing]), server="https://x"
+    )
+    document = msgspec.json.decode(msgspec.json.encode(status))
+    assert document["schema"] == "draco.dev/status/v1"
+    assert set(document) == {
+        "schema", "server", "devices", "claims", "nodes", "deviceList", "claimList", "taintRules", "maintenance", "missing",
+        "warnings",
+    }  # fmt: skip
+    assert document["deviceList"] == [
+        {
+            "driver": "gpu.nvidia.com",
+            "pool": "node-0",
+            "device": "gpu-0",
+            "node": "node-0",
+            "product": "NVIDIA H100 80GB HBM3",
+            "state": "free",
+            "claims": [],
+            "taints": [],
+            "maintenance": "",
+            "health": "",
+            "message": "",
+        }
+    ]
+    assert document["devices"]["inUse"] == 0
