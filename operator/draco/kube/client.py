@@ -56,7 +56,7 @@ class _Items(msgspec.Struct, Generic[T]):
     items: list[T] | None = None
 
 
-class _Identity(msgspec.Struct, rename="camel"):
+class _Identity(msgspec.Struct, frozen=True, rename="camel"):
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -253,7 +253,7 @@ def encode(kind: Kind[Any], obj: Manifest) -> bytes:
     return msgspec.json.encode(encode_plain(kind, obj))
 
 
-def decode(kind: Kind[T], answer: bytes) -> T:
+def decode(kind: Kind[T], answer: bytes | msgspec.Raw) -> T:
     """One object from JSON. Raises msgspec.ValidationError when it does not fit."""
     item: T = _decoder(kind).decode(answer)
     return item
@@ -270,18 +270,16 @@ def decode_page(kind: Kind[T], answer: bytes) -> Page[T]:
         metadata, items = raw.metadata, []
         for one in raw.items or []:
             try:
-                items.append(decode(kind, bytes(one)))
+                items.append(decode(kind, one))
             except msgspec.ValidationError as error:
-                undecodable.append(unfit(bytes(one), error))
+                undecodable.append(identify(one, str(error)))
     return Page(items, metadata.resource_version, metadata.continue_, undecodable)
 
 
-def unfit(raw: bytes, error: msgspec.ValidationError) -> Undecodable:
-    """Which object it is that does not fit, from the part of it that always does."""
-    identity = msgspec.json.decode(raw, type=_Named).metadata
-    return Undecodable(
-        ObjectKey(identity.namespace, identity.name), identity.uid, identity.resource_version, str(error)
-    )
+def identify(raw: bytes | msgspec.Raw, error: str) -> Undecodable:
+    """Which object this is, from the part of it that always fits."""
+    identity = _named_decoder.decode(raw).metadata
+    return Undecodable(ObjectKey(identity.namespace, identity.name), identity.uid, identity.resource_version, error)
 
 
 @cache
@@ -295,3 +293,4 @@ def _page_decoder(kind: Kind[Any]) -> "msgspec.json.Decoder[_Items[Any]]":
 
 
 _raw_page_decoder = msgspec.json.Decoder(_Items[msgspec.Raw])
+_named_decoder = msgspec.json.Decoder(_Named)

@@ -173,6 +173,34 @@ class Connection:
         ):
             yield self._split(response)
 
+    def lend_session(self) -> aiohttp.ClientSession:
+        """A session with this connection's TLS and credentials, for a library that makes its own requests.
+
+        It belongs to the running loop, and to the caller, who closes it. Timeouts are the caller's too.
+        """
+
+        async def authorize(
+            request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+        ) -> aiohttp.ClientResponse:
+            authorization = await self._credentials.authorization()
+            if authorization:
+                request.headers["Authorization"] = authorization
+            response = await send(request)
+            if response.status == 401:
+                renewed = await self._credentials.renew(authorization)
+                if renewed != authorization:
+                    response.release()
+                    request.headers["Authorization"] = renewed
+                    return await send(request)
+            return response
+
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self._tls, limit=0),
+            headers={"User-Agent": f"draco/{__version__}"},
+            middlewares=(authorize,),
+            proxy=self._proxy,
+        )
+
     async def close(self) -> None:
         """Close all connections. Requests in flight fail."""
         self._closed = True
@@ -256,6 +284,11 @@ class Connection:
     async def _failures_as_api_errors(self, timeout_s: float) -> AsyncIterator[None]:
         try:
             yield
+        except aiohttp.ConnectionTimeoutError as error:
+            limit_s = min(timeout_s, CONNECT_TIMEOUT_S)
+            raise Unreachable(
+                f"cannot reach the API server at {self.server}: no answer within {limit_s:g} s; is the cluster up?"
+            ) from error
         except TimeoutError as error:
             raise Unreachable(f"the API server at {self.server} did not answer within {timeout_s:g} s") from error
         except aiohttp.ClientConnectorCertificateError as error:

@@ -1,0 +1,277 @@
+"""Following one collection of the API server, whatever happens to the connection.
+
+Owns the life of a store: first list, watch, resume, relist, and telling subscribers what changed. Its laws:
+
+- The store is always the collection as it was at one moment. A relist swaps it in one step, and what vanished unseen is
+  delivered as deletes, what was made anew under an old name as a delete and an add.
+- Nothing that the server or the network does ends `run`: an expired version, an error in the stream, a line cut in the middle,
+  silence, refused credentials, a kind that is not served. Each ends in a resumed watch or a new list, after a pause that grows
+  from failure to failure and is never zero.
+- An object that does not fit its struct is logged, counted and left out; if an earlier version of it did fit, that one stays,
+  because to report the object as deleted would be wrong.
+
+Must not decide anything: a change is a wake-up, a reconciler reads the store.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from random import Random
+from typing import Generic, TypeVar
+
+import msgspec
+import structlog
+
+from draco.kube.client import Client, Undecodable, selectors
+from draco.kube.clock import Clock
+from draco.kube.errors import ApiError, Expired
+from draco.kube.retry import Backoff, asked_to_wait_s
+from draco.kube.store import ApiObject, Change, Store
+from draco.kube.watching import (
+    Bookmark,
+    Listed,
+    Removal,
+    Step,
+    StreamBroken,
+    Unfit,
+    Upsert,
+    cannot_stream_lists,
+    list_all,
+    watch,
+)
+from draco.resources.kinds import Kind
+
+log = structlog.get_logger()
+
+T = TypeVar("T", bound=ApiObject)
+
+Subscriber = Callable[[Change[T]], None]
+
+
+class InformerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient an informer is, in seconds.
+
+    `idle_timeout_s` must exceed the minute after which the server sends a bookmark when nothing happens: silence beyond it
+    means that the connection is dead. The server ends each watch after `watch_timeout_s` to twice that, at random, so that
+    many watches do not come back together.
+    """
+
+    idle_timeout_s: float = 90.0
+    watch_timeout_s: float = 240.0
+    list_timeout_s: float = 60.0
+    first_pause_s: float = 0.2
+    longest_pause_s: float = 30.0
+
+
+class InformerCounts(msgspec.Struct):
+    """What happened so far, for metrics. `last_heard` is the clock's monotonic time of the last sign of life."""
+
+    lists: int = 0
+    watches: int = 0
+    failures: int = 0
+    events: int = 0
+    undecodable: int = 0
+    last_heard: float = 0.0
+
+
+class Informer(Generic[T]):
+    """A store that follows a collection while `run` runs.
+
+    `synced` is set once the store has been filled for the first time, and stays set: later trouble makes the store old,
+    never wrong or empty.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        kind: Kind[T],
+        *,
+        namespace: str = "",
+        label_selector: str = "",
+        field_selector: str = "",
+        clock: Clock,
+        random: Random,
+        settings: InformerSettings | None = None,
+    ) -> None:
+        self.kind = kind
+        self.store: Store[T] = Store()
+        self.synced = asyncio.Event()
+        self.counts = InformerCounts(last_heard=clock.monotonic())
+        self._client = client
+        self._namespace = namespace
+        self._params = selectors(label_selector, field_selector)
+        self._clock = clock
+        self._random = random
+        self._settings = settings or InformerSettings()
+        self._subscribers: list[Subscriber[T]] = []
+        self._version = ""
+        self._streams_lists = True  # until the server says that it cannot
+        self._stream_failed = False
+        self._watching_since: float | None = None
+        self._log = log.bind(kind=kind.kind)
+
+    @property
+    def silent_s(self) -> float:
+        """For how many seconds nothing has been heard from the server. More than a few minutes: the store may be old."""
+        return self._clock.monotonic() - self.counts.last_heard
+
+    def subscribe(self, callback: Subscriber[T]) -> Callable[[], None]:
+        """Call `callback` with every change from now on, after it is in the store; first with what is there already.
+
+        The callback must be quick and must not raise. Returns a function that ends the subscription.
+        """
+        self._subscribers.append(callback)
+        for key, obj in self.store.items():
+            self._tell(callback, Change(key, None, obj))
+        return lambda: self._subscribers.remove(callback)
+
+    async def run(self) -> None:
+        """Follow the collection until cancelled."""
+        backoff = Backoff(self._random, base_s=self._settings.first_pause_s, cap_s=self._settings.longest_pause_s)
+        pause_s = 0.0
+        while True:
+            self._watching_since = None
+            error: Exception | None = None
+            try:
+                await self._follow()
+            except (Expired, StreamBroken) as stale:
+                error, self._version = stale, ""
+            except ApiError as failure:
+                error = failure  # the version at hand is as good as before
+            except Exception as fault:  # noqa: BLE001 - the outermost loop; a fault of ours must not leave the store to grow old
+                error, self._version = fault, ""
+                self._log.exception("informer.fault")
+            if self._watched_s() > pause_s:
+                backoff.reset()  # it held for longer than we had waited for it
+            pause_s = backoff.next(at_least_s=asked_to_wait_s(error) if error else None)
+            if error:
+                self.counts.failures += 1
+                self._log.warning(
+                    "informer.interrupted", error=str(error), relist=not self._version, again_in_s=round(pause_s, 2)
+                )
+            await self._clock.sleep(pause_s)
+
+    async def _follow(self) -> None:
+        """List if there is no version to resume from, then watch until the stream ends."""
+        if not self._version and self._streams_lists and not self._stream_failed:
+            await self._stream_list_and_watch()
+            return
+        if not self._version:
+            self.counts.lists += 1
+            listed = await list_all(
+                self._client,
+                self.kind,
+                namespace=self._namespace,
+                params=self._params,
+                timeout_s=self._settings.list_timeout_s,
+            )
+            self._take(listed)
+            self._stream_failed = False
+        self._watching_since = self._clock.monotonic()
+        async with aclosing(self._watch()) as batches:
+            async for batch in batches:
+                for step in batch:
+                    self._apply(step)
+
+    async def _stream_list_and_watch(self) -> None:
+        """The same in one stream: what exists, a bookmark that ends it, then what happens."""
+        self.counts.lists += 1
+        listed: Listed[T] | None = Listed({}, "", [])
+        try:
+            async with aclosing(self._watch()) as batches:
+                async for batch in batches:
+                    for step in batch:
+                        if listed is None:
+                            self._apply(step)
+                        elif _collect(listed, step):
+                            self._take(listed)
+                            listed = None
+                            self._watching_since = self._clock.monotonic()
+        except ApiError as error:
+            if cannot_stream_lists(error):
+                self._streams_lists = False
+                self._log.info("informer.no_streaming_lists", error=str(error))
+            raise
+        finally:
+            # Whatever kept the stream from ending its list, the next attempt takes the well-trodden way.
+            self._stream_failed = listed is not None
+
+    def _watch(self) -> AsyncGenerator[list[Step[T]], None]:
+        self.counts.watches += 1
+        return watch(
+            self._client,
+            self.kind,
+            namespace=self._namespace,
+            params=self._params,
+            version=self._version,
+            server_timeout_s=self._settings.watch_timeout_s * (1 + self._random.random()),
+            idle_timeout_s=self._settings.idle_timeout_s,
+        )
+
+    def _watched_s(self) -> float:
+        return self._clock.monotonic() - self._watching_since if self._watching_since is not None else 0.0
+
+    def _take(self, listed: Listed[T]) -> None:
+        """Become what was listed."""
+        for what in listed.undecodable:
+            known = self.store.get(what.key)
+            if self._left_out(what) and known is not None:
+                listed.objects[what.key] = known
+        changes = self.store.swap(listed.objects)
+        self._version = listed.version
+        self.counts.last_heard = self._clock.monotonic()
+        self._log.debug("informer.listed", objects=len(self.store), changes=len(changes))
+        self._publish(changes)
+        self.synced.set()
+
+    def _apply(self, step: Step[T]) -> None:
+        """Take one event in."""
+        changes: list[Change[T]] = []
+        match step.event:
+            case Upsert(obj):
+                changes = self.store.put(obj)
+            case Removal(key):
+                changes = self.store.remove(key)
+            case Unfit(what):
+                if not self._left_out(what):
+                    changes = self.store.remove(what.key)
+            case Bookmark():
+                pass
+        self._version = step.version or self._version
+        self.counts.events += 1
+        self.counts.last_heard = self._clock.monotonic()
+        self._publish(changes)
+
+    def _left_out(self, what: Undecodable) -> bool:
+        """Say that an object cannot be read. Whether the store holds an earlier version of that very object, which stays."""
+        self.counts.undecodable += 1
+        known = self.store.get(what.key)
+        stays = known is not None and known.metadata.uid == what.uid
+        self._log.error("informer.undecodable", key=str(what.key), error=what.error, earlier_version_stays=stays)
+        return stays
+
+    def _publish(self, changes: list[Change[T]]) -> None:
+        for change in changes:
+            for callback in tuple(self._subscribers):
+                self._tell(callback, change)
+
+    def _tell(self, callback: Subscriber[T], change: Change[T]) -> None:
+        try:
+            callback(change)
+        except Exception:  # noqa: BLE001 - one subscriber's fault must not keep the change from the others
+            self._log.exception("informer.subscriber_failed", key=str(change.key))
+
+
+def _collect(listed: Listed[T], step: Step[T]) -> bool:
+    """Add one event of a streaming list to what was listed so far. Whether that was the last one."""
+    match step.event:
+        case Upsert(obj):
+            listed.objects[obj.metadata.key] = obj
+        case Removal(key):
+            listed.objects.pop(key, None)
+        case Unfit(what):
+            listed.undecodable.append(what)
+        case Bookmark(initial_end):
+            listed.version = step.version
+            return initial_end
+    return False

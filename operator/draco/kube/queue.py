@@ -1,0 +1,252 @@
+"""The work queue between stores and reconcilers.
+
+Owns its laws: a key waits at most once; a key is never worked on twice at once; a key added while it is worked on is worked on
+again afterwards; a failed key comes back after a backoff of its own; of several delayed adds of a key the earliest counts.
+Knows nothing of what a key means.
+"""
+
+import asyncio
+import heapq
+import itertools
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from random import Random
+from typing import Generic, Protocol, TypeVar
+
+from structlog.typing import FilteringBoundLogger
+
+from draco.kube.clock import Clock
+from draco.kube.errors import Conflict
+from draco.kube.retry import Backoff, asked_to_wait_s
+
+K = TypeVar("K", bound=Hashable)
+
+Reconcile = Callable[[K], Awaitable[float | None]]
+"""Looks at one key and makes it so. Returns in how many seconds to look again by itself, or None."""
+
+
+class QueueClosed(Exception):
+    """There is nothing more to do."""
+
+
+class QueueObserver(Protocol):
+    """What a metrics exporter learns about a queue as it happens."""
+
+    def started(self, waited_s: float) -> None:
+        """A key's turn came, so long after it was added."""
+        ...
+
+    def finished(self, took_s: float, *, failed: bool) -> None:
+        """A reconcile ended."""
+        ...
+
+
+class WorkQueue(Generic[K]):
+    """Keys to work on. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        random: Random,
+        base_s: float = 0.1,
+        cap_s: float = 300.0,
+        observer: QueueObserver | None = None,
+    ) -> None:
+        self._clock = clock
+        self._random = random
+        self._base_s = base_s
+        self._cap_s = cap_s
+        self._observer = observer
+        self._ready: OrderedDict[K, float] = OrderedDict()  # when each was added
+        self._running: dict[K, float] = {}  # since when
+        self._again: dict[K, float] = {}  # added while running
+        self._due: dict[K, float] = {}  # delayed: when
+        self._heap: list[tuple[float, int, K]] = []  # the same in order; entries that `_due` contradicts are void
+        self._order = itertools.count()
+        self._backoffs: dict[K, Backoff] = {}
+        self._available = asyncio.Event()  # a key is ready, or the queue is closed
+        self._idle = asyncio.Event()  # nothing is ready or running
+        self._idle.set()
+        self._earlier = asyncio.Event()  # the next delayed key, or the end, may have come closer
+        self._open = True
+        self._draining = False
+
+    @property
+    def depth(self) -> int:
+        """How many keys wait for a worker now."""
+        return len(self._ready)
+
+    @property
+    def delayed(self) -> int:
+        """How many keys wait for their time."""
+        return len(self._due)
+
+    @property
+    def running(self) -> int:
+        """How many keys are worked on now."""
+        return len(self._running)
+
+    @property
+    def longest_running_s(self) -> float:
+        """For how many seconds the slowest of the current reconciles has been going on; 0 when there is none."""
+        return self._clock.monotonic() - min(self._running.values()) if self._running else 0.0
+
+    def add(self, key: K) -> None:
+        """Work on `key` as soon as possible. A delayed add of it stays."""
+        if not self._open or self._draining:
+            return
+        now = self._clock.monotonic()
+        if key in self._running:
+            self._again.setdefault(key, now)
+        elif key not in self._ready:
+            self._ready[key] = now
+            self._notify()
+
+    def add_after(self, key: K, seconds: float) -> None:
+        """Work on `key` in so many seconds, unless an earlier delayed add of it stands already."""
+        if seconds <= 0:
+            self.add(key)
+            return
+        if not self._open or self._draining:
+            return
+        due = self._clock.monotonic() + seconds
+        if key in self._due and self._due[key] <= due:
+            return
+        self._due[key] = due
+        heapq.heappush(self._heap, (due, next(self._order), key))
+        self._earlier.set()
+
+    def retry(self, key: K, *, at_least_s: float | None = None) -> float:
+        """Work on `key` again after its own backoff, which grows with every call until `forget`. Returns the seconds."""
+        backoff = self._backoffs.get(key)
+        if backoff is None:
+            backoff = self._backoffs[key] = Backoff(self._random, base_s=self._base_s, cap_s=self._cap_s)
+        pause_s = backoff.next(at_least_s=at_least_s)
+        self.add_after(key, pause_s)
+        return pause_s
+
+    def forget(self, key: K) -> None:
+        """The key is fine: its next backoff starts from the beginning."""
+        self._backoffs.pop(key, None)
+
+    def failures(self, key: K) -> int:
+        """How often in a row the key has failed."""
+        backoff = self._backoffs.get(key)
+        return backoff.failures if backoff else 0
+
+    async def get(self) -> K:
+        """Wait for a key and start working on it; call `done` when finished. Raises QueueClosed."""
+        while True:
+            if not self._open:
+                raise QueueClosed
+            if self._ready:
+                key, added = self._ready.popitem(last=False)
+                now = self._running[key] = self._clock.monotonic()
+                self._notify()
+                if self._observer:
+                    self._observer.started(now - added)
+                return key
+            await self._available.wait()
+
+    def done(self, key: K, *, failed: bool = False) -> None:
+        """The work on `key` that `get` started has ended; if it was added in the meantime it waits again."""
+        took_s = self._clock.monotonic() - self._running.pop(key)
+        if self._observer:
+            self._observer.finished(took_s, failed=failed)
+        added = self._again.pop(key, None)
+        if added is not None and self._open:
+            self._ready[key] = added
+        self._notify()
+
+    def close(self) -> None:
+        """Give up what waits. Workers end after what they are doing now."""
+        self._open = False
+        self._ready.clear()
+        self._again.clear()
+        self._due.clear()
+        self._heap.clear()
+        self._earlier.set()
+        self._notify()
+
+    async def drain(self) -> None:
+        """Take nothing more in, drop what is delayed, wait until all that waits has been worked on, and close."""
+        self._draining = True
+        self._due.clear()
+        self._heap.clear()
+        await self._idle.wait()
+        self.close()
+
+    async def tick(self) -> None:
+        """Move delayed keys to the ready ones at their time, until the queue is closed. `run_workers` runs this."""
+        while self._open:
+            self._earlier.clear()
+            now = self._clock.monotonic()
+            while self._heap and self._heap[0][0] <= now:
+                due, _, key = heapq.heappop(self._heap)
+                if self._due.get(key) == due:
+                    del self._due[key]
+                    self.add(key)
+            await self._until_next(now)
+
+    async def _until_next(self, now: float) -> None:
+        """Return at the time of the next delayed key, or when that may have come closer."""
+        waits: list[asyncio.Task[object]] = [asyncio.create_task(self._earlier.wait())]
+        if self._heap:
+            waits.append(asyncio.create_task(_sleep(self._clock, self._heap[0][0] - now)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    def _notify(self) -> None:
+        if self._ready or not self._open:
+            self._available.set()
+        else:
+            self._available.clear()
+        if self._ready or self._running:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+
+async def run_workers(queue: WorkQueue[K], reconcile: Reconcile[K], *, workers: int, log: FilteringBoundLogger) -> None:
+    """Work on the queue's keys, `workers` at a time, until it is closed.
+
+    A reconcile that raises is logged with its key and tried again after the key's backoff; it never ends a worker.
+    """
+    async with asyncio.TaskGroup() as group:
+        group.create_task(queue.tick())
+        for _ in range(workers):
+            group.create_task(_work(queue, reconcile, log))
+
+
+async def _work(queue: WorkQueue[K], reconcile: Reconcile[K], log: FilteringBoundLogger) -> None:
+    while True:
+        try:
+            key = await queue.get()
+        except QueueClosed:
+            return
+        failed = True
+        try:
+            again_s = await reconcile(key)
+            failed = False
+        except Conflict as error:
+            # Someone else was faster: ordinary life between controllers, not worth a traceback.
+            log.info("reconcile.conflict", key=str(key), error=str(error), again_in_s=queue.retry(key))
+        except Exception as error:
+            # The outermost loop: one key's fault must not stop the others.
+            again_in_s = queue.retry(key, at_least_s=asked_to_wait_s(error))
+            log.exception("reconcile.failed", key=str(key), error=str(error), again_in_s=again_in_s)
+        else:
+            queue.forget(key)
+            if again_s is not None:
+                queue.add_after(key, again_s)
+        finally:
+            queue.done(key, failed=failed)
+
+
+async def _sleep(clock: Clock, seconds: float) -> None:
+    await clock.sleep(seconds)

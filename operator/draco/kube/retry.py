@@ -1,0 +1,73 @@
+"""Trying again: how long to wait, and a bounded retry of one call.
+
+Owns backoff with jitter and the list of failures worth a retry. A Conflict is not among them: it needs a fresh look, which is
+the caller's.
+"""
+
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import TypeVar
+
+from draco.kube.clock import Clock
+from draco.kube.errors import ApiError, ServerError, TooManyRequests, Unreachable
+
+R = TypeVar("R")
+
+TRANSIENT = (TooManyRequests, ServerError, Unreachable)
+"""Failures that may pass by themselves."""
+
+
+class Backoff:
+    """Waiting times that double from `base_s` up to `cap_s`, each shortened at random by up to half.
+
+    The jitter keeps many clients that failed together from coming back together.
+    """
+
+    def __init__(self, random: Random, *, base_s: float, cap_s: float) -> None:
+        self._random = random
+        self._base_s = base_s
+        self._cap_s = cap_s
+        self.failures = 0
+
+    def next(self, *, at_least_s: float | None = None) -> float:
+        """Seconds to wait after one more failure; never less than what the server asked for (`at_least_s`)."""
+        # The exponent is bounded so that a failure that lasts for weeks does not overflow a float.
+        full = min(self._cap_s, self._base_s * 2.0 ** min(self.failures, 60))
+        self.failures += 1
+        return max(full * (0.5 + self._random.random() / 2), at_least_s or 0.0)
+
+    def reset(self) -> None:
+        """Start over, after a success."""
+        self.failures = 0
+
+
+async def retry(
+    call: Callable[[], Awaitable[R]],
+    *,
+    clock: Clock,
+    random: Random,
+    attempts: int = 5,
+    base_s: float = 0.2,
+    cap_s: float = 5.0,
+    longest_wait_s: float = 30.0,
+) -> R:
+    """Await `call()` up to `attempts` times while it fails with 429, 5xx or no answer, and return its result.
+
+    Retry-After is honoured; when the server asks for more than `longest_wait_s`, the error is raised at once. After
+    Unreachable the first attempt may have been carried out: a create can come back as AlreadyExists, a delete as NotFound.
+    Not for evictions: there, 429 means that a disruption budget says no.
+    """
+    backoff = Backoff(random, base_s=base_s, cap_s=cap_s)
+    while True:
+        try:
+            return await call()
+        except TRANSIENT as error:
+            pause_s = backoff.next(at_least_s=error.retry_after_s)
+            if backoff.failures >= attempts or pause_s > longest_wait_s:
+                raise
+        await clock.sleep(pause_s)
+
+
+def asked_to_wait_s(error: Exception) -> float | None:
+    """The Retry-After of an API error, in seconds; None for everything else."""
+    return error.retry_after_s if isinstance(error, ApiError) else None
