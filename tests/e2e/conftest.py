@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from draco.cluster import binaries
 from tests.e2e.kubectl import Kubectl, eventually
 
 EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
@@ -41,17 +42,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
         kubeconfig = tmp_path_factory.mktemp("cluster") / "kubeconfig"
         kubeconfig.write_text(draco("cluster", "kubeconfig", "--name", name).stdout)
         kubeconfig.chmod(0o600)
-        yield Kubectl(binary=kubectl_binary(), kubeconfig=kubeconfig)
+        yield Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=kubeconfig)
     finally:
         down = draco("cluster", "down", "--name", name)
     assert down.returncode == 0, down.stdout + down.stderr
-
-
-def kubectl_binary() -> Path:
-    """The kubectl of the cluster's own version."""
-    from draco.cluster.binaries import kubectl  # noqa: PLC0415  # the package under test may fail to import: fail here
-
-    return kubectl()
 
 
 @pytest.fixture

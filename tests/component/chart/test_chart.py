@@ -1,0 +1,142 @@
+"""The chart, rendered by the real helm and installed into a real API server."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from draco.cluster import binaries
+
+REPOSITORY = Path(__file__).parents[3]
+CHART = REPOSITORY / "charts" / "draco"
+NAMESPACE = "draco-system"
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    return binaries.find("helm")["helm"]
+
+
+def render(helm: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Documents of the chart for these values."""
+    done = subprocess.run(
+        [str(helm), "template", "draco", str(CHART), "--namespace", NAMESPACE, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def refusal(helm: Path, *arguments: str) -> str:
+    """What helm says when it refuses these values."""
+    done = subprocess.run(
+        [str(helm), "template", "draco", str(CHART), *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    return done.stderr
+
+
+def kinds(documents: list[dict[str, Any]]) -> set[str]:
+    return {document["kind"] for document in documents}
+
+
+def only(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = [document for document in documents if document["kind"] == kind]
+    return found
+
+
+def test_the_defaults_install_operator_agents_crds_and_class(helm: Path) -> None:
+    assert kinds(render(helm)) >= {
+        "Deployment",
+        "DaemonSet",
+        "CustomResourceDefinition",
+        "DeviceClass",
+        "PodDisruptionBudget",
+        "ValidatingAdmissionPolicy",
+    }
+
+
+def test_the_charts_crds_are_the_repositorys(helm: Path) -> None:
+    truth = {path.name: path.read_text() for path in (REPOSITORY / "crds").glob("*.yaml")}
+    assert {path.name: path.read_text() for path in (CHART / "files" / "crds").glob("*.yaml")} == truth
+
+
+def test_crds_are_kept_on_uninstall_unless_told_otherwise(helm: Path) -> None:
+    def policies(*arguments: str) -> set[str | None]:
+        crds = [d for d in render(helm, *arguments) if d["kind"] == "CustomResourceDefinition"]
+        return {crd["metadata"].get("annotations", {}).get("helm.sh/resource-policy") for crd in crds}
+
+    assert policies() == {"keep"}
+    assert policies("--set", "crds.keep=false") == {None}
+
+
+def test_a_cluster_with_anothers_driver_gets_the_operator_alone(helm: Path) -> None:
+    documents = render(helm, "--set", "agent.enabled=false", "--set", "deviceClasses.enabled=false")
+    assert not kinds(documents) & {"DaemonSet", "DeviceClass", "ValidatingAdmissionPolicy"}
+    assert "Deployment" in kinds(documents)
+
+
+def test_a_digest_wins_over_a_tag(helm: Path) -> None:
+    digest = "sha256:" + "a" * 64
+    deployment = only(render(helm, "--set", "image.tag=1.2.3", "--set", f"image.digest={digest}"), "Deployment")
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == f"draco-dra/draco@{digest}"
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("operator.replica=2", "additional properties 'replica' not allowed"),
+        ("image.digest=latest", "does not match pattern"),
+        ("operator.leaderElection.leaseDurationSeconds=10", "must be greater than renewDeadlineSeconds"),
+        ("operator.leaderElection.retryPeriodSeconds=10", "must be greater than retryPeriodSeconds"),
+        ("agent.kubeletDir=kubelet", "does not match pattern"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_a_sentence(helm: Path, value: str, sentence: str) -> None:
+    assert sentence in refusal(helm, "--set", value)
+
+
+def test_every_value_is_described_by_schema_and_comment() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def undescribed(value: object, schema: dict[str, Any], path: str) -> Iterator[str]:
+        if isinstance(value, dict) and "properties" in schema:
+            for key, inner in value.items():
+                if key not in schema["properties"]:
+                    yield f"{path}.{key}"
+                else:
+                    yield from undescribed(inner, schema["properties"][key], f"{path}.{key}")
+
+    assert list(undescribed(values, schema, "")) == []
+    lines = (CHART / "values.yaml").read_text().splitlines()
+    leaves = [
+        (number, line)
+        for number, line in enumerate(lines)
+        if ":" in line and not line.lstrip().startswith(("#", "-")) and not line.rstrip().endswith(":")
+    ]
+    bare = [line for number, line in leaves if not lines[number - 1].lstrip().startswith("#") and "{cpu" not in line]
+    assert bare == []
+
+
+def test_no_container_of_the_operator_has_more_rights_than_it_needs(helm: Path) -> None:
+    pod = only(render(helm), "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert set(container["resources"]) == {"requests", "limits"}
+
+
+def test_the_manifests_for_kubectl_are_rendered_from_the_chart(helm: Path) -> None:
+    committed = (REPOSITORY / "manifests" / "install" / "draco.yaml").read_text()
+    assert [d for d in yaml.safe_load_all(committed) if d][1:] == render(helm)
