@@ -1,114 +1,87 @@
 """NVML as the agent sees it: typed reads of the node's GPUs, and one sentence for everything that can go wrong.
 
-Owns every call of pynvml. Decides nothing: what a fault means for a claim is not its business. All calls block; the agent
-makes them from one thread, and waits for events from a second one.
+Owns every call of pynvml. Decides nothing: what a fault means for a claim is not its business. All calls block. One thread
+makes them; a second one may wait for events meanwhile, and must have stopped before the session is closed.
 """
 
-from collections.abc import Callable, Mapping
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import pynvml
 
-from draco.resources.errors import DracoError
+from draco.agent.gpus import (
+    HEALTHY,
+    DriverInfo,
+    EventKind,
+    Gpu,
+    GpuEvent,
+    GpuHealth,
+    HealthState,
+    UnidentifiedGpu,
+)
+from draco.agent.nvml_errors import (
+    DriverError,
+    DriverMissing,
+    DriverReloaded,
+    GpuLost,
+    GpuUnknown,
+    NoEvent,
+    NotSupported,
+    NvmlError,
+    PermissionMissing,
+    ResetRequired,
+    Unreadable,
+)
 from draco.resources.names import GpuUuid
 
-
-class NvmlError(DracoError):
-    """NVML refused; `code` is its return code."""
-
-    def __init__(self, sentence: str, code: int) -> None:
-        super().__init__(sentence)
-        self.code = code
-
-
-class DriverMissing(NvmlError):
-    """There is no NVIDIA driver on this node, or it is not loaded."""
-
-
-class DriverReloaded(NvmlError):
-    """The driver was reloaded or upgraded: close, open again, and forget all handles."""
-
-
-class GpuLost(NvmlError):
-    """The GPU has fallen off the bus; only a reboot of the node brings it back."""
-
-
-class ResetRequired(NvmlError):
-    """The GPU works again only after a reset."""
-
-
-class PermissionMissing(NvmlError):
-    """The agent may not make this call."""
-
-
-class NotSupported(NvmlError):
-    """The board or the driver does not have this."""
-
-
-class Unreadable(NvmlError):
-    """NVML answered with something that says nothing about the GPU's state."""
-
-
-class DriverInfo(msgspec.Struct, frozen=True):
-    """Versions of the node's driver, as NVML writes them; `cuda_driver_version` is `major.minor`."""
-
-    driver_version: str
-    cuda_driver_version: str
-    nvml_version: str
-
-
-class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole GPU, with what is published about it."""
-
-    uuid: GpuUuid
-    index: int
-    minor: int  # the device node is /dev/nvidia<minor>; it can change over a reboot
-    product_name: str
-    brand: str
-    architecture: str
-    compute_major: int
-    compute_minor: int
-    memory_bytes: int
-    pci_bus_id: str  # as sysfs writes it: 0000:3b:00.0
-    numa_node: int | None = None
-    mig_capable: bool = False
-    mig_enabled: bool = False
-    addressing_mode: str | None = None
-
-    @property
-    def memory_mib(self) -> int:
-        """Frame buffer in MiB, rounded down."""
-        return self.memory_bytes >> 20
-
-    @property
-    def cuda_compute_capability(self) -> str:
-        """As a semantic version, e.g. `9.0.0`."""
-        return f"{self.compute_major}.{self.compute_minor}.0"
+__all__ = [
+    "DriverInfo",
+    "DriverMissing",
+    "DriverReloaded",
+    "EventKind",
+    "Gpu",
+    "GpuEvent",
+    "GpuHealth",
+    "HealthState",
+    "Nvml",
+    "NvmlError",
+    "UnidentifiedGpu",
+]
 
 
 class Nvml:
-    """A session with NVML. `library` is the module pynvml or any object with its functions."""
+    """A session with NVML. `library` is the module pynvml, or any object with its functions."""
 
     def __init__(self, library: Any = pynvml) -> None:
         self._library = library
+        self._sessions = 0
         self._open = False
+        self._seen: dict[int, Gpu] = {}
+        self._unidentified: tuple[UnidentifiedGpu, ...] = ()
+        self._handles: dict[GpuUuid, Any] = {}
+        self._events: _Subscription | None = None
 
     def open(self) -> None:
         """Start the session; DriverMissing when the node has no working driver."""
-        if not self._open:
-            self._call("nvmlInit")
-            self._open = True
+        if self._open:
+            return
+        self._call("nvmlInit")
+        self._open = True
+        self._sessions += 1
+        self._seen, self._handles, self._unidentified = {}, {}, ()
 
     def close(self) -> None:
-        """End the session, also when the driver is already gone."""
-        if self._open:
-            self._open = False
-            try:
-                self._library.nvmlShutdown()
-            except pynvml.NVMLError:
-                return
+        """End the session, also when the driver is already gone. Nobody may be waiting for events."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            self._library.nvmlShutdown()
+        except pynvml.NVMLError:
+            return  # a reloaded driver knows nothing of this session, so there is nothing to end
 
     def driver(self) -> DriverInfo:
         """Versions of the driver."""
@@ -120,16 +93,68 @@ class Nvml:
         )
 
     def gpus(self) -> list[Gpu]:
-        """All GPUs in PCI order."""
-        return [self._read(index) for index in range(self._call("nvmlDeviceGetCount"))]
+        """All GPUs that could be identified, in PCI order.
+
+        A GPU that cannot be read now keeps what was read before and says so in its health; one that was never read in
+        this session is in `unidentified`. DriverError when no GPU can be read at all.
+        """
+        unidentified = []
+        for index in range(self._call("nvmlDeviceGetCount")):
+            try:
+                self._seen[index] = self._read(index)
+            except DriverError:
+                raise
+            except NvmlError as error:
+                known = self._seen.get(index)
+                if known is None:
+                    unidentified.append(UnidentifiedGpu(index, str(error)))
+                else:
+                    self._seen[index] = msgspec.structs.replace(known, health=_health_of(error))
+        self._unidentified = tuple(unidentified)
+        return [gpu for _, gpu in sorted(self._seen.items())]
+
+    def unidentified(self) -> tuple[UnidentifiedGpu, ...]:
+        """GPUs that the last `gpus` counted but could not identify."""
+        return self._unidentified
+
+    def health(self, uuid: GpuUuid) -> GpuHealth:
+        """How a GPU is now, from what NVML says it needs. DriverError when the driver is the trouble."""
+        try:
+            return self._health(self._handle(uuid))
+        except DriverError:
+            raise
+        except NvmlError as error:
+            return _health_of(error)
+
+    def wait_events(self, timeout_ms: int) -> Iterator[GpuEvent]:
+        """Wait up to `timeout_ms` for the first event, then yield all that are there.
+
+        DriverReloaded when the session is over. GPUs that cannot be watched now are tried again on the next call.
+        """
+        events = self._subscription()
+        self._watch_all(events)
+        while True:
+            try:
+                data = self._call("nvmlEventSetWait_v2", events.handle, timeout_ms)
+            except NoEvent:
+                return
+            except GpuLost:
+                yield from self._drop_lost(events)
+                return
+            event = self._event(data, events)
+            if event is not None:
+                yield event
+            timeout_ms = 0
 
     def _read(self, index: int) -> Gpu:
         handle = self._call("nvmlDeviceGetHandleByIndex", index)
+        uuid = GpuUuid(self._call("nvmlDeviceGetUUID", handle))
         major, minor = self._call("nvmlDeviceGetCudaComputeCapability", handle)
         pci = self._call("nvmlDeviceGetPciInfo", handle)
         mode = self._optional("nvmlDeviceGetMigMode", handle)
+        self._handles[uuid] = handle
         return Gpu(
-            uuid=GpuUuid(self._call("nvmlDeviceGetUUID", handle)),
+            uuid=uuid,
             index=index,
             minor=int(self._call("nvmlDeviceGetMinorNumber", handle)),
             product_name=str(self._call("nvmlDeviceGetName", handle)),
@@ -143,6 +168,7 @@ class Nvml:
             mig_capable=mode is not None,
             mig_enabled=mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
             addressing_mode=ADDRESSING_MODES.get(self._optional("nvmlDeviceGetAddressingMode", handle) or 0),
+            health=self._health(handle),
         )
 
     def _numa_node(self, handle: Any) -> int | None:
@@ -152,6 +178,73 @@ class Nvml:
             if word:
                 return number * 64 + ((word & -word).bit_length() - 1)
         return None
+
+    def _handle(self, uuid: GpuUuid) -> Any:
+        """Handles are kept: looking one up by UUID can take NVML seconds."""
+        if uuid not in self._handles:
+            self._handles[uuid] = self._call("nvmlDeviceGetHandleByUUID", uuid)
+        return self._handles[uuid]
+
+    def _health(self, handle: Any) -> GpuHealth:
+        wanted = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+        values = self._optional("nvmlDeviceGetFieldValues", handle, [wanted])
+        if values is not None and values[0].nvmlReturn == pynvml.NVML_SUCCESS:
+            action = int(values[0].value.uiVal)
+            if action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
+                sentence = RECOVERY_ACTIONS.get(action, f"The GPU asks for recovery action {action}.")
+                return GpuHealth(HealthState.UNHEALTHY, sentence)
+        rows = self._optional("nvmlDeviceGetRemappedRows", handle)
+        if rows is not None and rows[3]:
+            return GpuHealth(HealthState.UNHEALTHY, "A broken memory row could not be remapped; replace the GPU.")
+        return HEALTHY
+
+    def _subscription(self) -> "_Subscription":
+        if self._events is None or self._events.session != self._sessions:
+            self._events = _Subscription(self._call("nvmlEventSetCreate"), self._sessions)
+        return self._events
+
+    def _watch_all(self, events: "_Subscription") -> None:
+        for index in range(self._call("nvmlDeviceGetCount")):
+            if index in events.watched:
+                continue
+            try:
+                handle = self._call("nvmlDeviceGetHandleByIndex", index)
+                uuid = GpuUuid(self._call("nvmlDeviceGetUUID", handle))
+                types = self._call("nvmlDeviceGetSupportedEventTypes", handle) & WATCHED
+                self._call("nvmlDeviceRegisterEvents", handle, types, events.handle)
+            except DriverError:
+                raise
+            except NvmlError:
+                continue  # its health says so; it is tried again on the next wait
+            events.watched[index] = uuid
+            events.by_address[_address(handle)] = uuid
+
+    def _event(self, data: Any, events: "_Subscription") -> GpuEvent | None:
+        kind = EVENT_KINDS.get(int(data.eventType))
+        if kind is None:
+            return None
+        return GpuEvent(
+            kind=kind,
+            # By its handle's address: a GPU that is gone no longer tells its UUID.
+            gpu=events.by_address.get(_address(data.device)),
+            data=int(data.eventData),
+            gpu_instance=_instance(data.gpuInstanceId),
+            compute_instance=_instance(data.computeInstanceId),
+        )
+
+    def _drop_lost(self, events: "_Subscription") -> Iterator[GpuEvent]:
+        """A lost GPU would end every further wait at once: go on with a new set that leaves it out."""
+        self._events = None
+        self._optional("nvmlEventSetFree", events.handle)
+        for index, uuid in sorted(events.watched.items()):
+            try:
+                self._call("nvmlDeviceGetHandleByIndex", index)
+            except GpuLost:
+                yield GpuEvent(EventKind.LOST, uuid)
+            except DriverError:
+                raise
+            except NvmlError:
+                continue
 
     def _optional(self, function: str, *args: Any) -> Any:
         """The answer, or None where the board or the driver does not have this."""
@@ -167,10 +260,33 @@ class Nvml:
             raise _translated(error, function) from error
 
 
+class _Subscription:
+    """An event set and whom it watches; used by the waiting thread only."""
+
+    def __init__(self, handle: Any, session: int) -> None:
+        self.handle = handle
+        self.session = session
+        self.watched: dict[int, GpuUuid] = {}
+        self.by_address: dict[int, GpuUuid] = {}
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _instance(number: int) -> int | None:
+    return None if number == pynvml.NVML_GPU_INSTANCE_ID_ANY else int(number)
+
+
+def _health_of(error: NvmlError) -> GpuHealth:
+    unhealthy = isinstance(error, GpuLost | ResetRequired)
+    return GpuHealth(HealthState.UNHEALTHY if unhealthy else HealthState.UNKNOWN, str(error))
+
+
 def _translated(error: Any, function: str) -> NvmlError:
     code = int(error.value)
     kind, sentence = _ERRORS.get(
-        code, (Unreadable, "NVML's {function} answered {error} (code {code}); see the kernel log for NVRM messages.")
+        code, (Unreadable, "NVML's {function} answered {error} (code {code}); look for NVRM in the kernel log.")
     )
     return kind(sentence.format(function=function, error=error, code=code), code)
 
@@ -213,7 +329,35 @@ ADDRESSING_MODES: Mapping[int, str] = MappingProxyType(
     {pynvml.NVML_DEVICE_ADDRESSING_MODE_HMM: "HMM", pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS: "ATS"}
 )
 
-_INSTALL = "install the NVIDIA driver, or check that its container toolkit passes it into this container"
+EVENT_KINDS: Mapping[int, EventKind] = MappingProxyType(
+    {
+        pynvml.nvmlEventTypeXidCriticalError: EventKind.XID,
+        pynvml.nvmlEventTypeSingleBitEccErrorStorm: EventKind.CORRECTED_ECC,
+        pynvml.nvmlEventTypeDoubleBitEccError: EventKind.UNCORRECTED_ECC,
+        pynvml.nvmlEventTypeGpuRecoveryAction: EventKind.RECOVERY_ACTION,
+        pynvml.nvmlEventMigConfigChange: EventKind.MIG_CHANGED,
+        pynvml.nvmlEventTypeNonFatalPoisonError: EventKind.POISON,
+        pynvml.nvmlEventTypeFatalPoisonError: EventKind.POISON,
+        pynvml.nvmlEventTypeGpuUnavailableError: EventKind.UNAVAILABLE,
+    }
+)
+WATCHED = sum(EVENT_KINDS)
+
+RECOVERY_ACTIONS: Mapping[int, str] = MappingProxyType(
+    {
+        pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "The GPU needs a reset; drain it and run `nvidia-smi --gpu-reset`.",
+        pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "The GPU needs a reboot of its node.",
+        pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "The GPU needs all work that uses peer access to it to end.",
+        pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: (
+            "The GPU runs with less than its full capability; let its work end, then reset it."
+        ),
+        pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: "The GPU needs its IMEX domain to be recovered.",
+        pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: "The GPU needs a reset of its PCI bus.",
+        pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: "The GPU needs a reboot of the whole system.",
+    }
+)
+
+_INSTALL = "install the NVIDIA driver, or have the container toolkit pass it into this container"
 _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProxyType(
     {
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
@@ -222,7 +366,7 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
         ),
         pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
             DriverMissing,
-            "NVML is not available on this node: the NVIDIA kernel module is not loaded; load it with `modprobe nvidia`.",
+            "NVML is not available on this node: the kernel module is not loaded; load it with `modprobe nvidia`.",
         ),
         pynvml.NVML_ERROR_UNINITIALIZED: (
             DriverReloaded,
@@ -230,7 +374,7 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
         ),
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
             DriverReloaded,
-            "NVML's library and the loaded NVIDIA driver have different versions; reboot the node or reload the driver.",
+            "NVML's library and the loaded NVIDIA driver have different versions; reload the driver or reboot the node.",
         ),
         pynvml.NVML_ERROR_GPU_IS_LOST: (
             GpuLost,
@@ -249,5 +393,7 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
             NotSupported,
             "The installed NVIDIA driver is too old for NVML's {function}; upgrade the driver.",
         ),
+        pynvml.NVML_ERROR_NOT_FOUND: (GpuUnknown, "NVML's {function} knows no such GPU; it may have been removed."),
+        pynvml.NVML_ERROR_TIMEOUT: (NoEvent, "Nothing happened in the time given to NVML's {function}."),
     }
 )

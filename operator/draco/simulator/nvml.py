@@ -6,6 +6,7 @@ that hundreds of nodes fit into one process; every instance behaves like a proce
 """
 
 import functools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,11 @@ class SimulatedNvml:
     """An object with pynvml's module-level functions, over the state in `state_file`.
 
     A function that pynvml has and the simulator does not raises NVMLError_FunctionNotFound, as pynvml does when the
-    driver's library is too old. StateError when the state file is missing or damaged.
+    driver's library is too old. StateError when the state file is missing or damaged. `sleep` takes injected latency.
     """
 
-    def __init__(self, state_file: Path) -> None:
-        session = Session(state_file)
+    def __init__(self, state_file: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        session = Session(state_file, sleep=sleep)
         self._session = session
         self._functions = {
             name: self._guarded(name, getattr(area, name))

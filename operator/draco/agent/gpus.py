@@ -1,0 +1,96 @@
+"""What the agent knows about one GPU: identity, health, and events, as plain structs.
+
+Owns the shapes only. `nvml` fills them; everything else in the agent reads them without knowing NVML.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from draco.resources.names import GpuUuid
+
+
+class HealthState(StrEnum):
+    """The three answers of a health check; what cannot be read is Unknown, never Healthy."""
+
+    HEALTHY = "Healthy"
+    UNHEALTHY = "Unhealthy"
+    UNKNOWN = "Unknown"
+
+
+class GpuHealth(msgspec.Struct, frozen=True):
+    """How a GPU is; `message` is one sentence, empty when it is healthy."""
+
+    state: HealthState
+    message: str = ""
+
+
+HEALTHY = GpuHealth(HealthState.HEALTHY)
+
+
+class DriverInfo(msgspec.Struct, frozen=True):
+    """Versions of the node's driver, as NVML writes them; `cuda_driver_version` is `major.minor`."""
+
+    driver_version: str
+    cuda_driver_version: str
+    nvml_version: str
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One whole GPU, with what is published about it."""
+
+    uuid: GpuUuid
+    index: int
+    minor: int  # the device node is /dev/nvidia<minor>; it can change over a reboot
+    product_name: str
+    brand: str
+    architecture: str
+    compute_major: int
+    compute_minor: int
+    memory_bytes: int
+    pci_bus_id: str  # as sysfs writes it: 0000:3b:00.0
+    numa_node: int | None = None
+    mig_capable: bool = False
+    mig_enabled: bool = False
+    addressing_mode: str | None = None
+    health: GpuHealth = HEALTHY
+
+    @property
+    def memory_mib(self) -> int:
+        """Frame buffer in MiB, rounded down."""
+        return self.memory_bytes >> 20
+
+    @property
+    def cuda_compute_capability(self) -> str:
+        """As a semantic version, e.g. `9.0.0`."""
+        return f"{self.compute_major}.{self.compute_minor}.0"
+
+
+class UnidentifiedGpu(msgspec.Struct, frozen=True):
+    """A GPU that has not told its UUID since the session was opened, and why."""
+
+    index: int
+    message: str
+
+
+class EventKind(StrEnum):
+    """What an event is about."""
+
+    XID = "Xid"  # data: the XID
+    CORRECTED_ECC = "CorrectedEcc"
+    UNCORRECTED_ECC = "UncorrectedEcc"
+    RECOVERY_ACTION = "RecoveryAction"  # data: NVML's recovery action
+    MIG_CHANGED = "MigChanged"
+    POISON = "Poison"
+    UNAVAILABLE = "Unavailable"
+    LOST = "Lost"  # found while waiting: the GPU does not answer any more
+
+
+class GpuEvent(msgspec.Struct, frozen=True):
+    """Something happened to a GPU, or to one of its instances. `gpu` is None when NVML could not say which."""
+
+    kind: EventKind
+    gpu: GpuUuid | None
+    data: int = 0
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
