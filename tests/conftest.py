@@ -40,7 +40,7 @@ def start_control_plane(folder: Path, programs: tuple[str, ...]) -> Iterator[Con
 
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """The store of objects (etcd and kube-apiserver) alone: they are stored, validated and watched, and nothing else happens to them."""
+    """The store alone (etcd, kube-apiserver): objects are stored, validated and watched, and nothing else happens to them."""
     yield from start_control_plane(tmp_path_factory.mktemp("api-server") / "state", STORE)
 
 

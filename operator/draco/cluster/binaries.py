@@ -1,14 +1,17 @@
-"""Where the programs of a cluster are: a folder the user named, or the cache.
+"""Where the programs of a cluster are: a folder the user named, the cache, or built from pinned modules.
 
-Owns the lookup. Building what is missing is in `build`.
+Owns the order of the places and that all programs of Kubernetes are of one version. Building itself is in `build`.
 """
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from draco.cluster.errors import BinariesMissing
+from draco.cluster import build
+from draco.cluster.errors import BinariesMissing, WrongVersion
+from draco.cluster.progress import Lines, Progress, Silent
 from draco.cluster.versions import DEFAULT_KUBERNETES
 
 ETCD_MODULE = "etcd-3.6.8"
@@ -24,14 +27,13 @@ _OTHERS = {
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where built programs are kept, one folder per module and version."""
+    """Where built programs (in `bin/<module>`) and the toolchain that built them are kept."""
     environ = os.environ if environ is None else environ
-    base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "draco" / "bin"
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draco"
 
 
 def module_of(program: str, *, kubernetes: str = DEFAULT_KUBERNETES) -> str:
-    """The folder name ("kubernetes-1.36.3") of the module that builds `program`."""
+    """The name ("kubernetes-1.36.3") of the module that builds `program`."""
     return _OTHERS.get(program, f"kubernetes-{kubernetes}")
 
 
@@ -40,21 +42,66 @@ def find(
     kubernetes: str = DEFAULT_KUBERNETES,
     bin_dir: Path | None = None,
     environ: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Path]:
-    """The path of each program, by name; raises BinariesMissing when one is nowhere."""
+    """The path of each program, by name.
+
+    Looks in `bin_dir`, in the folder that KUBEBUILDER_ASSETS names, and in the cache; builds what is in none of them,
+    which takes minutes the first time. Raises WrongVersion if a named folder's program is of another Kubernetes version,
+    and BinariesMissing, with what to do, if something is missing and cannot be built.
+    """
     environ = os.environ if environ is None else environ
-    named = [Path(folder) for folder in (bin_dir, environ.get("KUBEBUILDER_ASSETS")) if folder]
-    found = {}
+    cache = cache_folder(environ)
+    found: dict[str, Path] = {}
+    missing: dict[str, list[str]] = {}
     for program in programs:
-        folders = [*named, cache_folder(environ) / module_of(program, kubernetes=kubernetes)]
-        path = next((folder / program for folder in folders if os.access(folder / program, os.X_OK)), None)
-        if path is None:
-            raise BinariesMissing(f"{program} is in none of {', '.join(map(str, folders))}.")
-        found[program] = path
+        module = module_of(program, kubernetes=kubernetes)
+        built = cache / "bin" / module / program
+        if named := _in_named_folder(program, bin_dir=bin_dir, environ=environ):
+            found[program] = named
+            if module not in _OTHERS.values():
+                _check_version(named, kubernetes)
+        else:
+            found[program] = built
+            if not os.access(built, os.X_OK):
+                missing.setdefault(module, []).append(program)
+    for module, wanted in missing.items():
+        build.build(module, wanted, cache=cache, progress=progress or Silent(), environ=environ)
     return found
 
 
+def kubernetes_version(*, bin_dir: Path | None = None, environ: Mapping[str, str] | None = None) -> str:
+    """The version to run when none is asked for: that of the named folder's kube-apiserver, else the default."""
+    environ = os.environ if environ is None else environ
+    named = _in_named_folder("kube-apiserver", bin_dir=bin_dir, environ=environ)
+    return version_of(named) if named else DEFAULT_KUBERNETES
+
+
+def kubectl() -> Path:
+    """The kubectl that belongs to the default version, built if need be."""
+    return find("kubectl", kubernetes=kubernetes_version(), progress=Lines())["kubectl"]
+
+
 def version_of(program: Path) -> str:
-    """What the program says its Kubernetes version is, like "1.36.3"; "" if it does not say."""
-    answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
-    return answer.stdout.strip().rpartition(" v")[2]
+    """What a program of Kubernetes says its version is, like "1.36.3"; raises BinariesMissing if it says nothing."""
+    arguments = ["version", "--client"] if program.name == "kubectl" else ["--version"]
+    try:
+        answer = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BinariesMissing(f"{program} does not run on this machine ({error}): name another folder.") from error
+    match = re.search(r"\bv(\d+\.\d+\.\d+\S*)", answer.stdout)
+    if match is None:
+        raise BinariesMissing(f"{program} does not say its version when it is run with {' '.join(arguments)}.")
+    return match.group(1)
+
+
+def _in_named_folder(program: str, *, bin_dir: Path | None, environ: Mapping[str, str]) -> Path | None:
+    named = [folder for folder in (bin_dir, environ.get("KUBEBUILDER_ASSETS")) if folder]
+    return next((Path(folder) / program for folder in named if os.access(Path(folder) / program, os.X_OK)), None)
+
+
+def _check_version(program: Path, kubernetes: str) -> None:
+    if (found := version_of(program)) != kubernetes:
+        raise WrongVersion(
+            f"{program} is Kubernetes {found}, not {kubernetes}: ask for --kubernetes {found}, or name another folder."
+        )

@@ -161,8 +161,9 @@ def start_ticks(pid: int) -> int | None:
 
 
 def marked_with(folder: Path) -> Iterator[tuple[int, int]]:
-    """Pid and start of every process whose environment names `folder` as its cluster's state folder."""
+    """Pid and start of every process whose environment names `folder`, or a folder in it, as its state folder."""
     wanted = f"{MARKER}={folder}".encode()
+    beneath = wanted + b"/"
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
@@ -171,7 +172,8 @@ def marked_with(folder: Path) -> Iterator[tuple[int, int]]:
         if ticks is None or pid == os.getpid():
             continue
         with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to somebody else
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            if any(variable == wanted or variable.startswith(beneath) for variable in variables):
                 yield pid, ticks
 
 

@@ -1,0 +1,188 @@
+"""What Draco puts onto any cluster: its kinds, a DeviceClass, simulated nodes and the operator.
+
+Owns these and waiting for them. Knows only a kubeconfig: the cluster may be local, kind's or someone else's.
+"""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from draco.cluster import data
+from draco.cluster.errors import ClusterError, NotSupported, ProcessFailed
+from draco.cluster.process import Processes
+from draco.cluster.state import Wanted
+from draco.kube.client import Client
+from draco.kube.errors import ApiError, KubeconfigError, NotFound
+from draco.kube.kubeconfig import connect
+from draco.resources.claims import CelSelector, DeviceSelector
+from draco.resources.classes import DeviceClass, DeviceClassSpec
+from draco.resources.kinds import DEVICE_CLASSES, NODES, SLICES, Kind
+from draco.resources.meta import ObjectKey, ObjectMeta
+from draco.resources.names import LABEL_MANAGED_BY, NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER, NVIDIA_EXTENDED_RESOURCE
+
+MANAGER = "draco-cluster"
+LABEL_SIMULATED = "draco.dev/simulated"
+NODES_PROCESS, OPERATOR_PROCESS = "simulated-nodes", "operator"
+SYSTEM_NAMESPACE = "draco-system"
+_NAMESPACES: Kind[Any] = Kind("", "v1", "namespaces", "Namespace", False, dict)
+_DEFINITIONS: Kind[Any] = Kind(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False, dict
+)
+_POLL_S = 0.1
+_ESTABLISHED_WITHIN_S = 30.0
+
+
+@contextlib.asynccontextmanager
+async def client_of(kubeconfig: Path) -> AsyncIterator[Client]:
+    """A client of the cluster that a kubeconfig names; what the API server refuses becomes one sentence."""
+    try:
+        connection = await connect(kubeconfig)
+    except KubeconfigError as error:
+        raise ClusterError(str(error)) from error
+    try:
+        yield Client(connection, manager=MANAGER)
+    except ApiError as error:
+        raise ClusterError(f"The cluster of {kubeconfig} answered: {error.message}") from error
+    finally:
+        await connection.close()
+
+
+async def check_dra(client: Client, *, whose: str) -> None:
+    """Raise NotSupported unless the cluster serves resource.k8s.io/v1."""
+    try:
+        await client.connection.request("GET", "/apis/resource.k8s.io/v1")
+    except NotFound:
+        version = await server_version(client)
+        raise NotSupported(
+            f"{whose} (Kubernetes {version}) does not serve resource.k8s.io/v1, the API of Dynamic Resource Allocation: "
+            f"use a cluster of Kubernetes 1.34 or newer on which it is not switched off."
+        ) from None
+
+
+async def server_version(client: Client) -> str:
+    """The API server's version, like "1.36.3"."""
+    answer = yaml.safe_load(await client.connection.request("GET", "/version"))
+    return str(answer["gitVersion"]).removeprefix("v")
+
+
+def gpu_device_class() -> DeviceClass:
+    """NVIDIA's class of whole GPUs; pods that ask for `nvidia.com/gpu` get theirs through it."""
+    whole_gpus = f"device.driver == '{NVIDIA_DRIVER}' && device.attributes['{NVIDIA_DRIVER}'].type == 'gpu'"
+    return DeviceClass(
+        metadata=ObjectMeta(name=NVIDIA_DEVICE_CLASS, labels={LABEL_MANAGED_BY: MANAGER}),
+        spec=DeviceClassSpec(
+            selectors=[DeviceSelector(cel=CelSelector(expression=whole_gpus))],
+            extended_resource_name=NVIDIA_EXTENDED_RESOURCE,
+        ),
+    )
+
+
+async def install(client: Client) -> None:
+    """Apply Draco's kinds, its namespace and the GPU DeviceClass, and wait until the kinds are served."""
+    definitions = [
+        document for file in sorted(data.crds().glob("*.yaml")) for document in yaml.safe_load_all(file.read_text())
+    ]
+    for definition in definitions:
+        key = ObjectKey("", definition["metadata"]["name"])
+        await client.apply(_DEFINITIONS, key, definition, manager=MANAGER)
+    await client.apply(_NAMESPACES, ObjectKey("", SYSTEM_NAMESPACE), {}, manager=MANAGER)
+    await _install_device_class(client)
+    deadline = time.monotonic() + _ESTABLISHED_WITHIN_S
+    for definition in definitions:
+        name = definition["metadata"]["name"]
+        while not _established(await client.get(_DEFINITIONS, ObjectKey("", name))):
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"The API server does not serve {name} {_ESTABLISHED_WITHIN_S:.0f} s after it was told to."
+                )
+            await asyncio.sleep(_POLL_S)
+
+
+async def _install_device_class(client: Client) -> None:
+    """Somebody else's class of this name stays as it is: the cluster's own driver may depend on it."""
+    key = ObjectKey("", NVIDIA_DEVICE_CLASS)
+    try:
+        found = await client.get(DEVICE_CLASSES, key)
+    except NotFound:
+        found = None
+    if found is None or found.metadata.labels.get(LABEL_MANAGED_BY) == MANAGER:
+        await client.apply(DEVICE_CLASSES, key, gpu_device_class(), manager=MANAGER)
+
+
+def _established(definition: dict[str, Any]) -> bool:
+    conditions = definition.get("status", {}).get("conditions", [])
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+
+
+def start_simulated_nodes(processes: Processes, kubeconfig: Path, wanted: Wanted, sockets: Path) -> None:
+    """Start the process in which all simulated nodes live."""
+    argv: list[str | Path] = [
+        *(sys.executable, "-m", "draco.simulator.nodes", "--kubeconfig", kubeconfig),
+        *("--nodes", str(wanted.nodes), "--gpus", str(wanted.gpus), "--board", wanted.board),
+        *("--root", sockets, "--name-prefix", wanted.node_prefix),
+    ]
+    processes.start(NODES_PROCESS, argv)
+
+
+def start_operator(processes: Processes, kubeconfig: Path, port: int) -> None:
+    """Start one replica of the operator; its metrics and health are on loopback, on `port`."""
+    argv: list[str | Path] = [
+        *(sys.executable, "-m", "draco", "operator", "--kubeconfig", kubeconfig),
+        *("--namespace", SYSTEM_NAMESPACE, "--http-host", "127.0.0.1", "--http-port", str(port)),
+    ]
+    processes.start(OPERATOR_PROCESS, argv)
+
+
+def simulated_node_names(wanted: Wanted) -> list[str]:
+    """The names of the simulated nodes, in order."""
+    return [f"{wanted.node_prefix}-{index}" for index in range(wanted.nodes)]
+
+
+async def wait_for_nodes(
+    client: Client,
+    names: set[str],
+    *,
+    publishing: set[str],
+    processes: Processes,
+    timeout_s: float,
+    detail: Callable[[str], None],
+) -> None:
+    """Wait until the nodes `names` are Ready and each of `publishing` has published its GPUs.
+
+    Raises ProcessFailed when that takes longer than `timeout_s`, or when a background process ends meanwhile.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        ready = {node.metadata.name for node in await client.list(NODES) if node.ready} & names
+        slices = await client.list(SLICES, field_selector=f"spec.driver={NVIDIA_DRIVER}")
+        published = {each.spec.node_name or "" for each in slices} & publishing
+        if ready == names and published == publishing:
+            return
+        detail(f"{len(ready)} of {len(names)} nodes Ready, {len(published)} with GPUs")
+        _check_alive(processes)
+        if time.monotonic() > deadline:
+            raise ProcessFailed(_not_ready(sorted((names - ready) | (publishing - published)), processes, timeout_s))
+        await asyncio.sleep(_POLL_S)
+
+
+def _check_alive(processes: Processes) -> None:
+    for record in processes.records():
+        if not processes.alive(record):
+            raise ProcessFailed(
+                f"{record.name} ended: {processes.last_words(record.name) or 'it said nothing'} "
+                f"(all it said is in {processes.log(record.name)})"
+            )
+
+
+def _not_ready(missing: list[str], processes: Processes, timeout_s: float) -> str:
+    shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+    return (
+        f"{len(missing)} nodes ({shown}) were not Ready with their GPUs published within {timeout_s:.0f} s: "
+        f"see {processes.log(NODES_PROCESS).parent}."
+    )

@@ -1,0 +1,27 @@
+"""Manifests that come with Draco: our CustomResourceDefinitions and the examples.
+
+Owns where they are: beside the package in an installed Draco, in the repository when Draco runs from a checkout.
+"""
+
+from pathlib import Path
+
+import draco
+
+_PACKAGE = Path(draco.__file__).parent
+_REPOSITORY = _PACKAGE.parents[1]
+
+
+def crds() -> Path:
+    """The folder of CustomResourceDefinitions."""
+    return _folder("crds")
+
+
+def examples() -> Path:
+    """The folder that holds one folder per example."""
+    return _folder("manifests") / "examples"
+
+
+def _folder(name: str) -> Path:
+    # The checkout first: its files are the source of truth, and an editable install may carry an older copy.
+    checkout = _REPOSITORY / name
+    return checkout if (_REPOSITORY / "pyproject.toml").exists() and checkout.exists() else _PACKAGE / "assets" / name

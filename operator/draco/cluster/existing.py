@@ -1,0 +1,141 @@
+"""The `existing` provider: simulated nodes and the operator, attached to someone else's cluster.
+
+Owns what is added to that cluster and taken away again. Never stops, changes or removes anything that it did not put there.
+"""
+
+import asyncio
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from draco.cluster import attach, ports
+from draco.cluster.errors import ClusterError, NotSupported
+from draco.cluster.local import make_sockets_folder, remove_sockets_folder
+from draco.cluster.process import Processes
+from draco.cluster.progress import Progress
+from draco.cluster.state import Record, Wanted
+from draco.kube.errors import NotFound
+from draco.resources.kinds import DEVICE_CLASSES, NODES
+from draco.resources.meta import ObjectKey
+from draco.resources.names import LABEL_MANAGED_BY, NVIDIA_DEVICE_CLASS
+
+
+class ExistingCluster:
+    """A cluster that somebody else runs, and our processes beside it."""
+
+    def __init__(self, record: Record, wanted: Wanted) -> None:
+        self._record = record
+        self._wanted = wanted
+        self._processes = Processes(record.folder)
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The kubeconfig that was named."""
+        return Path(self._wanted.existing)
+
+    @property
+    def nodes(self) -> list[str]:
+        """The simulated nodes."""
+        return attach.simulated_node_names(self._wanted)
+
+    def create(self, progress: Progress, *, wait_s: float) -> None:
+        """Attach; see `Cluster.create`."""
+        with progress.step(f"Looking at the cluster of {self.kubeconfig}"):
+            asyncio.run(self._check())
+        self.attach(progress, wait_s=wait_s)
+
+    def attach(self, progress: Progress, *, wait_s: float) -> None:
+        """Install what is missing and start our processes."""
+        with progress.step("Installing Draco's kinds and the GPU DeviceClass"):
+            asyncio.run(self._install())
+        if self._wanted.nodes:
+            with progress.step(f"Starting {self._wanted.nodes} simulated nodes"):
+                attach.start_simulated_nodes(
+                    self._processes, self.kubeconfig, self._wanted, make_sockets_folder(self._record)
+                )
+        if self._wanted.operator:
+            with progress.step("Starting the operator"):
+                attach.start_operator(self._processes, self.kubeconfig, ports.pick())
+        if wait_s > 0:
+            with progress.step("Waiting for nodes and their GPUs") as detail:
+                asyncio.run(self._wait(wait_s, detail))
+
+    def destroy(self, progress: Progress) -> None:
+        """Stop our processes, and delete our nodes and our DeviceClass from the cluster if it can be reached.
+
+        Draco's kinds stay: deleting them would delete every object of theirs, whoever made it.
+        """
+        self.detach()
+        try:
+            asyncio.run(self._remove())
+        except ClusterError as error:
+            left = ", ".join([*self.nodes[:3], "..."][: len(self.nodes)])
+            progress.note(f"   Nodes {left} and DeviceClass {NVIDIA_DEVICE_CLASS} may be left in the cluster: {error}")
+
+    def detach(self) -> None:
+        """Stop our processes and touch nothing in the cluster."""
+        names = [attach.OPERATOR_PROCESS, attach.NODES_PROCESS]
+        self._processes.stop_each(names, grace_s=5.0)
+        self._processes.stop_strays()
+        remove_sockets_folder(self._record)
+
+    def load_image(self, archive: Path) -> None:  # noqa: ARG002 - the interface's
+        """Not ours to do."""
+        raise NotSupported(
+            "The nodes of an existing cluster belong to somebody else: load images there by its own means."
+        )
+
+    def exec_on_node(self, node: str, argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":  # noqa: ARG002
+        """Not ours to do."""
+        raise NotSupported(f"Node {node} cannot be entered: the nodes of an existing cluster belong to somebody else.")
+
+    def power_off(self, node: str) -> None:
+        """Not ours to do."""
+        raise NotSupported(
+            f"Node {node} cannot be powered off: the nodes of an existing cluster belong to somebody else."
+        )
+
+    def power_on(self, node: str) -> None:
+        """Not ours to do."""
+        raise NotSupported(
+            f"Node {node} cannot be powered on: the nodes of an existing cluster belong to somebody else."
+        )
+
+    async def _check(self) -> None:
+        async with attach.client_of(self.kubeconfig) as client:
+            await attach.check_dra(client, whose=f"The cluster of {self.kubeconfig}")
+            taken = {node.metadata.name for node in await client.list(NODES)} & set(self.nodes)
+            if taken:
+                raise ClusterError(
+                    f"The cluster of {self.kubeconfig} already has a node {min(taken)}: "
+                    f"choose other names for the simulated nodes with --node-prefix."
+                )
+
+    async def _install(self) -> None:
+        async with attach.client_of(self.kubeconfig) as client:
+            await attach.install(client)
+
+    async def _wait(self, wait_s: float, detail: Callable[[str], None]) -> None:
+        async with attach.client_of(self.kubeconfig) as client:
+            await attach.wait_for_nodes(
+                client,
+                set(self.nodes),
+                publishing=set(self.nodes) if self._wanted.gpus else set(),
+                processes=self._processes,
+                timeout_s=wait_s,
+                detail=detail,
+            )
+
+    async def _remove(self) -> None:
+        async with attach.client_of(self.kubeconfig) as client:
+            ours = set(self.nodes)
+            for node in await client.list(NODES, label_selector=f"{attach.LABEL_SIMULATED}=true"):
+                if node.metadata.name in ours:
+                    await client.delete(NODES, node.metadata.key, uid=node.metadata.uid)
+            key = ObjectKey("", NVIDIA_DEVICE_CLASS)
+            try:
+                found = await client.get(DEVICE_CLASSES, key)
+            except NotFound:
+                return
+            if found.metadata.labels.get(LABEL_MANAGED_BY) == attach.MANAGER:
+                await client.delete(DEVICE_CLASSES, key, uid=found.metadata.uid)

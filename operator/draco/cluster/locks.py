@@ -1,0 +1,79 @@
+"""One program at a time: locks that end with the process that holds them.
+
+Owns the lock files. A lock is the kernel's (flock), so a killed holder leaves nothing to clean up.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_POLL_S = 0.2
+
+
+class Held(Exception):
+    """Another process holds the lock; `holder` is its pid, or "" if it is not known."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(holder)
+        self.holder = holder
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold the lock at `path` during the block and remove its file afterwards; raises Held if another process has it."""
+    descriptor = _acquire(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is held: whoever waits on this file notices that it is gone
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def waited_for(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
+    """Like `held`, but wait for the other process; `waiting` is called with its pid meanwhile."""
+    while (descriptor := _try(path, waiting)) is None:
+        time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _try(path: Path, waiting: Callable[[str], None]) -> int | None:
+    try:
+        return _acquire(path)
+    except Held as other:
+        waiting(other.holder)
+        return None
+
+
+def _acquire(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_still(path, descriptor):
+                os.truncate(descriptor, 0)
+                os.write(descriptor, str(os.getpid()).encode())
+                return descriptor
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace")
+            os.close(descriptor)
+            raise Held(holder) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its file was removed between opening and locking: the lock of nothing
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
