@@ -1,0 +1,261 @@
+"""The chart installed into a real API server: its rights are enough for each program's work, and for no more."""
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draco.cluster import binaries
+from draco.cluster.controlplane import ControlPlane
+from draco.kube.client import Client
+from draco.kube.connection import Connection, FixedToken
+from draco.kube.errors import ApiError, Forbidden, Invalid
+from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, NODES, PODS, SLICES, TAINT_RULES, Kind
+from draco.resources.meta import ObjectKey
+from tests.requests import call
+
+CHART = Path(__file__).parents[3] / "charts" / "draco"
+NAMESPACE = "draco-system"
+DRIVER = "gpu.nvidia.com"
+SERVED_TAINT_RULES = TAINT_RULES[1]
+SERVICE_ACCOUNTS: Kind[Any] = Kind("", "v1", "serviceaccounts", "ServiceAccount", True, dict)
+SECRETS: Kind[Any] = Kind("", "v1", "secrets", "Secret", True, dict)
+LEASES: Kind[Any] = Kind("coordination.k8s.io", "v1", "leases", "Lease", True, dict)
+
+
+@pytest.fixture(scope="module")
+def release(api_server: ControlPlane) -> Iterator[ControlPlane]:
+    """The chart with default values, installed by the real helm; uninstalled afterwards."""
+    helm = [str(binaries.find("helm")["helm"]), "--kubeconfig", str(api_server.kubeconfig), "--namespace", NAMESPACE]
+    install = [*helm, "install", "draco", str(CHART), "--create-namespace"]
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    yield api_server
+    done = subprocess.run([*helm, "uninstall", "draco"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for kind in ("gpunodes", "devicemaintenances"):
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind}.draco.dev"
+        assert call(api_server, "GET", path)["metadata"]["name"] == f"{kind}.draco.dev"
+
+
+@pytest.fixture
+async def administrator(release: ControlPlane, client: Client) -> Client:
+    for name in ("node-a", "node-b"):
+        await client.apply(NODES, ObjectKey("", name), {"metadata": {"name": name}}, manager="test")
+    return client
+
+
+@pytest.fixture
+async def agent(release: ControlPlane, administrator: Client) -> AsyncIterator[Client]:
+    """An agent's client: a token bound to a pod that runs on node-a."""
+    async with as_pod_of(release, administrator, "draco-agent", node="node-a") as client:
+        yield client
+
+
+@pytest.fixture
+async def operator(release: ControlPlane, administrator: Client) -> AsyncIterator[Client]:
+    async with as_pod_of(release, administrator, "draco-operator", node="node-b") as client:
+        yield client
+
+
+def as_pod_of(release: ControlPlane, administrator: Client, account: str, *, node: str) -> "PodIdentity":
+    return PodIdentity(release, administrator, account, node)
+
+
+class PodIdentity:
+    """A client with the token that kubelet would give a pod of this account on this node."""
+
+    def __init__(self, release: ControlPlane, administrator: Client, account: str, node: str) -> None:
+        self._release, self._administrator, self._account, self._node = release, administrator, account, node
+
+    async def __aenter__(self) -> Client:
+        key = ObjectKey(NAMESPACE, f"{self._account}-pod")
+        await self._administrator.create(
+            PODS,
+            {  # type: ignore[arg-type]  # a pod needs more than the fields Draco reads
+                "metadata": {"name": key.name, "namespace": NAMESPACE},
+                "spec": {
+                    "serviceAccountName": self._account,
+                    "nodeName": self._node,
+                    "containers": [{"name": "main", "image": "busybox"}],
+                },
+            },
+        )
+        pod = await self._administrator.get(PODS, key)
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": key.name, "uid": pod.metadata.uid}
+        answer = await self._administrator.create_subresource(
+            SERVICE_ACCOUNTS,
+            ObjectKey(NAMESPACE, self._account),
+            "token",
+            {
+                "apiVersion": "authentication.k8s.io/v1",
+                "kind": "TokenRequest",
+                "spec": {"expirationSeconds": 600, "boundObjectRef": bound},
+            },
+        )
+        self._connection = Connection(
+            self._release.server,
+            tls=ssl.create_default_context(cafile=str(self._release.pki / "ca.crt")),
+            credentials=FixedToken(answer["status"]["token"]),
+        )
+        return Client(self._connection)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._connection.close()
+        await self._administrator.delete(PODS, ObjectKey(NAMESPACE, f"{self._account}-pod"), grace_period_s=0)
+
+
+def a_slice(name: str, node: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "driver": DRIVER,
+            "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "gpu-0"}],
+        },
+    }
+
+
+async def test_an_agent_publishes_for_its_own_node_only(agent: Client) -> None:
+    key = ObjectKey("", "node-a-slice")
+    other = ObjectKey("", "node-b-slice")
+    await policy_in_force(agent)
+    await agent.apply(SLICES, key, a_slice(key.name, "node-a"), manager="test")
+    await agent.delete(SLICES, key)
+    with pytest.raises(ApiError, match="the agent of node node-a may not write what belongs to node node-b"):
+        await agent.apply(SLICES, other, a_slice(other.name, "node-b"), manager="test")
+
+
+async def test_an_agent_writes_its_own_gpunode_only(agent: Client, administrator: Client) -> None:
+    mine, other = ObjectKey("", "node-a"), ObjectKey("", "node-b")
+    await policy_in_force(agent)
+    await agent.apply(GPU_NODES, mine, {"spec": {}}, manager="test")
+    await agent.apply(GPU_NODES, mine, {"status": {"driver": DRIVER}}, manager="test", subresource="status")
+    await administrator.apply(GPU_NODES, other, {"spec": {}}, manager="test")
+    with pytest.raises(ApiError, match="may not write what belongs to node node-b"):
+        await agent.apply(GPU_NODES, other, {"status": {"driver": "x"}}, manager="test", subresource="status")
+    for key in (mine, other):
+        await administrator.delete(GPU_NODES, key)
+
+
+async def test_an_agent_reports_devices_of_its_driver_on_its_node(
+    agent: Client, administrator: Client, namespace: str
+) -> None:
+    key = await an_allocated_claim(administrator, namespace, node="node-a")
+    report = {"driver": DRIVER, "pool": "node-a", "device": "gpu-0", "conditions": [a_ready_condition()]}
+    claim = await agent.apply(CLAIMS, key, {"status": {"devices": [report]}}, manager="agent", subresource="status")
+    assert [device.device for device in claim.status.devices] == ["gpu-0"]
+
+
+async def test_an_agent_cannot_report_for_a_claim_on_another_node(
+    agent: Client, administrator: Client, namespace: str
+) -> None:
+    key = await an_allocated_claim(administrator, namespace, node="node-b")
+    report = {"driver": DRIVER, "pool": "node-b", "device": "gpu-0", "conditions": [a_ready_condition()]}
+    with pytest.raises(Invalid):
+        await agent.apply(CLAIMS, key, {"status": {"devices": [report]}}, manager="agent", subresource="status")
+
+
+async def test_an_agent_cannot_allocate_or_read_secrets_or_write_rules(
+    agent: Client, administrator: Client, namespace: str
+) -> None:
+    key = await an_allocated_claim(administrator, namespace, node="node-a")
+    with pytest.raises((Invalid, Forbidden)):
+        await agent.patch(CLAIMS, key, {"status": {"allocation": None}}, subresource="status")
+    with pytest.raises(Forbidden):
+        await agent.list(SECRETS)
+    with pytest.raises(Forbidden):
+        await agent.create(SERVED_TAINT_RULES, a_rule("by-agent"))  # type: ignore[arg-type]
+    with pytest.raises(Forbidden):
+        await agent.patch(NODES, ObjectKey("", "node-a"), {"spec": {"unschedulable": True}})
+
+
+async def test_the_operator_isolates_devices_and_reports(operator: Client, administrator: Client) -> None:
+    rule = ObjectKey("", "by-operator")
+    await operator.apply(SERVED_TAINT_RULES, rule, a_rule(rule.name), manager="test")
+    await operator.delete(SERVED_TAINT_RULES, rule)
+    request = ObjectKey("", "a-request")
+    await administrator.apply(
+        DEVICE_MAINTENANCES, request, {"spec": {"deviceSelector": {"driver": DRIVER}}}, manager="test"
+    )
+    status = {"status": {"phase": "Pending", "message": "no device yet"}}
+    await operator.apply(DEVICE_MAINTENANCES, request, status, manager="test", subresource="status")
+    await administrator.delete(DEVICE_MAINTENANCES, request)
+
+
+async def test_the_operator_leads_with_its_own_lease_only(operator: Client) -> None:
+    lease = {"metadata": {"name": "draco-operator", "namespace": NAMESPACE}, "spec": {"holderIdentity": "me"}}
+    stored = await operator.create(LEASES, lease)
+    await operator.replace(LEASES, ObjectKey(NAMESPACE, "draco-operator"), stored)
+    with pytest.raises(Forbidden):
+        await operator.list(LEASES, namespace="kube-system")
+
+
+async def test_the_operator_cannot_touch_nodes_pods_slices_or_claims(
+    operator: Client, administrator: Client, namespace: str
+) -> None:
+    key = await an_allocated_claim(administrator, namespace, node="node-a")
+    with pytest.raises(Forbidden):
+        await operator.patch(NODES, ObjectKey("", "node-a"), {"spec": {"unschedulable": True}})
+    with pytest.raises(Forbidden):
+        await operator.delete(PODS, ObjectKey(NAMESPACE, "draco-operator-pod"))
+    with pytest.raises(Forbidden):
+        await operator.create(SLICES, a_slice("by-operator", "node-a"))  # type: ignore[arg-type]
+    with pytest.raises(Forbidden):
+        await operator.patch(CLAIMS, key, {"metadata": {"labels": {"a": "b"}}})
+    with pytest.raises(Forbidden):
+        await operator.list(SECRETS)
+
+
+async def policy_in_force(agent: Client) -> None:
+    """Wait until the API server enforces the policy: it does so a moment after it has stored it."""
+    probe = ObjectKey("", "node-of-nobody")
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await agent.apply(SLICES, probe, a_slice(probe.name, probe.name), manager="test")
+            except ApiError:
+                return
+            await asyncio.sleep(0.1)
+
+
+def a_rule(name: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name},
+        "spec": {"deviceSelector": {"device": "gpu-0"}, "taint": {"key": "a.dev/b", "effect": "NoSchedule"}},
+    }
+
+
+def a_ready_condition() -> dict[str, str]:
+    return {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Prepared",
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+
+
+async def an_allocated_claim(administrator: Client, namespace: str, *, node: str) -> ObjectKey:
+    """A claim that the scheduler has given gpu-0 of a node."""
+    key = ObjectKey(namespace, f"claim-{node}")
+    request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+    await administrator.create(
+        CLAIMS,
+        {  # type: ignore[arg-type]
+            "metadata": {"name": key.name, "namespace": namespace},
+            "spec": {"devices": {"requests": [request]}},
+        },
+    )
+    fields = [{"key": "metadata.name", "operator": "In", "values": [node]}]
+    allocation = {
+        "devices": {"results": [{"request": "gpu", "driver": DRIVER, "pool": node, "device": "gpu-0"}]},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": fields}]},
+    }
+    await administrator.patch(CLAIMS, key, {"status": {"allocation": allocation}}, subresource="status")
+    return key
