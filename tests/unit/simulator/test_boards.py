@@ -1,0 +1,115 @@
+"""The tables of the boards: what any real board obeys."""
+
+import re
+
+import pytest
+
+from draco.simulator.boards import BOARDS, Architecture, Board, board_named
+from draco.simulator.boards_mig import GiProfile, MigTable, ci_profiles
+
+ALL = [pytest.param(board, id=key) for key, board in BOARDS.items()]
+PARTITIONABLE = [(board, board.mig) for board in BOARDS.values() if board.mig is not None]
+PROFILES = [
+    pytest.param(board, table, profile, id=f"{board.key}-{profile.name}")
+    for board, table in PARTITIONABLE
+    for profile in table.profiles
+]
+TABLES = [pytest.param(board, table, id=board.key) for board, table in PARTITIONABLE]
+RESOURCES = ("multiprocessors", "copy_engines", "decoders", "encoders", "jpegs", "ofas")
+
+
+def _whole(table: MigTable) -> GiProfile:
+    return max(table.profiles, key=lambda profile: profile.size)
+
+
+def _most_side_by_side(profile: GiProfile) -> int:
+    taken: set[int] = set()
+    for start in profile.starts:
+        units = set(range(start, start + profile.size))
+        if not units & taken:
+            taken |= units
+    return len(taken) // profile.size
+
+
+def test_the_boards_that_were_promised_are_there() -> None:
+    assert set(BOARDS) == {
+        "A100-40GB", "A100-80GB", "H100-80GB", "H200-141GB", "B200", "A30", "RTX-PRO-6000", "L40S", "T4",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("board", ALL)
+def test_slots_are_in_pci_order_behind_their_roots(board: Board) -> None:
+    buses = [slot.bus for slot in board.slots]
+    assert buses == sorted(set(buses))
+    assert all(slot.root_bus < slot.bus for slot in board.slots)
+    assert [slot.numa_node for slot in board.slots] == sorted(slot.numa_node for slot in board.slots)
+
+
+@pytest.mark.parametrize("board", ALL)
+def test_only_boards_with_nvlink_have_switches_and_a_fabric(board: Board) -> None:
+    assert bool(board.nvlinks) == bool(board.nvlink_version) == bool(board.nvswitch_buses)
+    assert board.fabric == (bool(board.nvlinks) and board.architecture >= Architecture.HOPPER)
+
+
+@pytest.mark.parametrize("board", ALL)
+def test_every_board_is_nvidias_and_no_two_share_an_id(board: Board) -> None:
+    assert board.pci_device_id & 0xFFFF == board.pci_subsystem_id & 0xFFFF == 0x10DE
+    assert sum(other.pci_device_id == board.pci_device_id for other in BOARDS.values()) == 1
+
+
+def test_memory_units_are_what_each_family_has() -> None:
+    assert {board.key: table.units for board, table in PARTITIONABLE} == {
+        "A100-40GB": 8, "A100-80GB": 8, "H100-80GB": 8, "H200-141GB": 8, "B200": 8, "A30": 4, "RTX-PRO-6000": 12,
+    }  # fmt: skip
+    assert not board_named("L40S").mig_capable
+    assert not board_named("T4").mig_capable
+
+
+@pytest.mark.parametrize(("board", "table"), TABLES)
+def test_no_two_profiles_of_a_board_share_an_enum_an_id_or_a_name(board: Board, table: MigTable) -> None:
+    for identity in ("kind", "id", "name"):
+        assert len({getattr(profile, identity) for profile in table.profiles}) == len(table.profiles)
+
+
+@pytest.mark.parametrize(("board", "table"), TABLES)
+def test_one_profile_takes_the_whole_board(board: Board, table: MigTable) -> None:
+    whole = _whole(table)
+    assert (whole.size, whole.starts, whole.max_instances) == (table.units, (0,), 1)
+
+
+@pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
+def test_placements_lie_within_the_units_of_the_board(board: Board, table: MigTable, profile: GiProfile) -> None:
+    assert list(profile.starts) == sorted(set(profile.starts))
+    assert all(0 <= start <= table.units - profile.size for start in profile.starts)
+
+
+@pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
+def test_as_many_instances_fit_as_units_and_engines_allow(board: Board, table: MigTable, profile: GiProfile) -> None:
+    whole = _whole(table)
+    limits = [getattr(whole, name) // getattr(profile, name) for name in RESOURCES if getattr(profile, name)]
+    assert profile.max_instances == min([_most_side_by_side(profile), *limits])
+
+
+@pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
+def test_all_instances_of_a_profile_fit_into_the_memory(board: Board, table: MigTable, profile: GiProfile) -> None:
+    assert profile.max_instances * profile.memory_mib <= _whole(table).memory_mib <= board.memory_mib
+
+
+@pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
+def test_a_profile_is_named_after_its_slices_and_about_its_memory(
+    board: Board, table: MigTable, profile: GiProfile
+) -> None:
+    match = re.fullmatch(r"(\d)g\.(\d+)gb(\+me|\+gfx|\+me\.all|-me)?", profile.name)
+    assert match is not None
+    assert int(match[1]) == profile.slices
+    assert profile.memory_mib / 1024 == pytest.approx(int(match[2]), rel=0.12)
+    assert (match[3] in {"+me", "+me.all"}) <= (profile.ofas == 1)
+    assert (match[3] == "-me") <= (profile.decoders + profile.encoders + profile.jpegs + profile.ofas == 0)
+
+
+@pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
+def test_compute_instances_never_outgrow_their_gpu_instance(board: Board, table: MigTable, profile: GiProfile) -> None:
+    for ci in ci_profiles(profile):
+        assert ci.slices * ci.max_instances <= profile.slices
+        assert ci.multiprocessors * ci.max_instances <= profile.multiprocessors
+    assert ci_profiles(profile)[-1].slices == profile.slices
