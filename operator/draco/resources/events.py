@@ -1,7 +1,9 @@
 """Events: what happened to an object, for the people who look at it.
 
-Owns the structs (events.k8s.io/v1).
+Owns the structs: events.k8s.io/v1, and the same objects as core/v1 shows them.
 """
+
+from datetime import datetime
 
 from draco.resources.base import ApiStruct
 from draco.resources.meta import ObjectMeta
@@ -37,3 +39,19 @@ class Event(ApiStruct, frozen=True, kw_only=True):
     regarding: ObjectReference | None = None
     note: str = ""
     type: str = "Normal"
+
+
+class CoreEvent(ApiStruct, frozen=True, kw_only=True):
+    """An Event through core/v1, where its message may still change; events.k8s.io/v1 holds the note immutable."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    involved_object: ObjectReference | None = None
+    reason: str = ""
+    message: str = ""
+    type: str = "Normal"
+    action: str = ""
+    count: int = 0
+    first_timestamp: datetime | None = None
+    last_timestamp: datetime | None = None
+    reporting_component: str = ""
+    reporting_instance: str = ""

@@ -1,0 +1,9 @@
+"""The operator: it sees the whole cluster, says why claims are pending, and carries out maintenance.
+
+Owns what runs in `draco operator`. Every replica watches, answers probes and exports metrics; only the leader writes. Must not
+be needed for a pod to start: it is never on kubelet's path.
+
+Rooms: `app` (wiring), `settings`, `view` (what is known of the cluster, indexed), `maintenance`, `pending_claims` and `taints`
+(one reconciler or reading each), `notes` (Events that are kept current), `handlers` (Kopf, for our own kinds), `reconciling`
+(queue, workers and their numbers), `metrics`, `health` (HTTP).
+"""

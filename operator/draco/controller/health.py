@@ -1,0 +1,70 @@
+"""The operator's HTTP endpoints: /livez, /readyz and /metrics.
+
+Owns the server and the wording of its answers. What counts as alive and ready is asked of the operator, each time.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from draco.resources.errors import DracoError
+
+log = structlog.get_logger(__name__)
+
+Check = Callable[[], list[str]]
+"""What is wrong, one clause each; empty when all is well."""
+
+
+class PortTaken(DracoError):
+    """The port for probes and metrics cannot be had."""
+
+
+def http_app(registry: CollectorRegistry, *, alive: Check, ready: Check) -> web.Application:
+    """The endpoints as an application."""
+
+    async def livez(_: web.Request) -> web.Response:
+        return _verdict(alive())
+
+    async def readyz(_: web.Request) -> web.Response:
+        return _verdict(ready())
+
+    async def metrics(request: web.Request) -> web.Response:
+        names = request.query.getall("name[]", [])
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        scraped = registry.restricted_registry(names) if names else registry
+        return web.Response(body=encode(scraped), headers={"Content-Type": content_type})
+
+    app = web.Application()
+    app.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    return app
+
+
+@asynccontextmanager
+async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[int]:
+    """Serve until left; yields the port. Raises PortTaken."""
+    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    await runner.setup()
+    try:
+        try:
+            site = web.TCPSite(runner, host, port, shutdown_timeout=0.5)
+            await site.start()
+        except OSError as error:
+            raise PortTaken(
+                f"cannot serve probes and metrics on {host}:{port} ({error.strerror or error}); "
+                "free the port or choose another with --http-port"
+            ) from error
+        bound = runner.addresses[0][1]
+        log.info("http.serving", host=host, port=bound)
+        yield bound
+    finally:
+        await runner.cleanup()
+
+
+def _verdict(problems: list[str]) -> web.Response:
+    if not problems:
+        return web.Response(text="ok\n")
+    return web.Response(status=503, text="".join(f"{problem}\n" for problem in problems))

@@ -1,0 +1,148 @@
+"""The operator's numbers, in Prometheus' form.
+
+Owns the names and meanings of all metrics and their own registry. Numbers about the cluster are read from the view when someone
+scrapes, so they cost nothing otherwise and are never stale.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from draco import __version__
+
+if TYPE_CHECKING:
+    from draco.controller.view import ClusterView
+
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Metrics:
+    """Counters and gauges that the operator's parts set as they work. One per process; `registry` is what is scraped."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.leader = Gauge("draco_leader", "1 on the replica that leads.", registry=self.registry)
+        self.missing_feature = Gauge(
+            "draco_missing_feature",
+            "1 for each feature that the cluster does not offer.",
+            ["feature"],
+            registry=self.registry,
+        )
+        self.queue_wait_seconds = Histogram(
+            "draco_queue_wait_seconds",
+            "How long a key waited for a worker.",
+            ["reconciler"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.reconcile_seconds = Histogram(
+            "draco_reconcile_seconds",
+            "Duration of one reconciliation.",
+            ["reconciler"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.reconcile_errors = Counter(
+            "draco_reconcile_errors_total",
+            "Reconciliations that failed and will be tried again.",
+            ["reconciler"],
+            registry=self.registry,
+        )
+        info = Gauge("draco_build_info", "The version of Draco.", ["version"], registry=self.registry)
+        info.labels(__version__).set(1)
+
+
+class Reading(Collector):
+    """Metrics that are read when scraped. `names` lets a scrape for some names (`?name[]=`) skip the others' cost."""
+
+    def __init__(self, names: Iterable[str], read: Callable[[], Iterable[Metric]]) -> None:
+        self._names = tuple(names)
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        """The names alone."""
+        return [Metric(name, "", "gauge") for name in self._names]
+
+    def collect(self) -> Iterator[Metric]:
+        """The numbers, now."""
+        yield from self._read()
+
+
+Values = Mapping[tuple[str, ...], float]
+"""Numbers by label values."""
+
+
+def gauge(name: str, help_: str, labels: Iterable[str], values: Values) -> GaugeMetricFamily:
+    """One metric from its values by label values."""
+    family = GaugeMetricFamily(name, help_, labels=list(labels))
+    for key, value in sorted(values.items()):
+        family.add_metric(list(key), value)
+    return family
+
+
+def register_view(metrics: Metrics, view: "ClusterView") -> None:
+    """Add the numbers about the cluster."""
+    metrics.registry.register(
+        Reading(
+            ["draco_claims"],
+            lambda: [gauge("draco_claims", "Claims by state.", ["state"], _one_label(view.claim_states()))],
+        )
+    )
+    metrics.registry.register(
+        Reading(
+            ["draco_devices"],
+            lambda: [
+                gauge(
+                    "draco_devices",
+                    "Published devices by what stands in their way.",
+                    ["driver", "state"],
+                    {(driver, str(state)): float(n) for (driver, state), n in view.supply().states().items()},
+                )
+            ],
+        )
+    )
+    metrics.registry.register(
+        Reading(
+            ["draco_maintenance_requests"],
+            lambda: [
+                gauge(
+                    "draco_maintenance_requests",
+                    "DeviceMaintenance requests by phase.",
+                    ["phase"],
+                    _one_label(view.maintenance_phases()),
+                )
+            ],
+        )
+    )
+    metrics.registry.register(
+        Reading(
+            [
+                "draco_informer_objects",
+                "draco_informer_relists",
+                "draco_informer_silent_seconds",
+                "draco_informer_synced",
+            ],
+            lambda: _informers(view),
+        )
+    )
+
+
+def _informers(view: "ClusterView") -> list[Metric]:
+    informers = view.informers.items()
+    objects = {name: len(informer.store) for name, informer in informers}
+    relists = {name: max(0, informer.counts.lists - 1) for name, informer in informers}
+    silent = {name: informer.silent_s for name, informer in informers}
+    synced = {name: int(informer.synced.is_set()) for name, informer in informers}
+    return [
+        gauge("draco_informer_objects", "Objects known, by kind.", ["kind"], _one_label(objects)),
+        gauge("draco_informer_relists", "Times a collection was listed anew, by kind.", ["kind"], _one_label(relists)),
+        gauge("draco_informer_silent_seconds", "Since the last sign of life, by kind.", ["kind"], _one_label(silent)),
+        gauge("draco_informer_synced", "1 when the collection is known.", ["kind"], _one_label(synced)),
+    ]
+
+
+def _one_label(values: Mapping[str, float]) -> dict[tuple[str, ...], float]:
+    return {(label,): float(value) for label, value in values.items()}

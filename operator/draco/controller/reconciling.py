@@ -1,0 +1,102 @@
+"""A reconciler at work: its queue, its workers and its numbers.
+
+Owns what is the same for every reconciler. What a key means and what is done about it is the reconciler's.
+"""
+
+from collections.abc import Callable, Collection, Hashable
+from random import Random
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from draco.controller.metrics import Metrics, Reading, gauge
+from draco.kube.clock import Clock
+from draco.kube.queue import WorkQueue, run_workers
+
+K = TypeVar("K", bound=Hashable)
+
+_LONGEST_BACKOFF_S = 60.0
+
+
+class Reconciler(Protocol[K]):
+    """Level-triggered: `reconcile` looks at what is, whatever the change was that woke it."""
+
+    def subscribe(self, wake: Callable[[K], None]) -> None:
+        """Have `wake` called with every key that a change may concern."""
+        ...
+
+    def all_keys(self) -> Collection[K]:
+        """Every key worth a look."""
+        ...
+
+    async def reconcile(self, key: K) -> float | None:
+        """Make one key so. Returns in how many seconds to look again by itself, or None."""
+        ...
+
+
+class Reconciling(Generic[K]):
+    """Collects keys from the start, and works on them while `run` runs, which is while this replica leads."""
+
+    def __init__(
+        self,
+        name: str,
+        reconciler: Reconciler[K],
+        *,
+        workers: int,
+        metrics: Metrics,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self.name = name
+        self._reconciler = reconciler
+        self._workers = workers
+        self.queue: WorkQueue[K] = WorkQueue(
+            clock=clock, random=random, cap_s=_LONGEST_BACKOFF_S, observer=_Observer(name, metrics)
+        )
+        self._log = structlog.get_logger(__name__).bind(reconciler=name)
+        reconciler.subscribe(self.queue.add)
+
+    async def run(self) -> None:
+        """Look at everything once, then at what changes, until cancelled."""
+        for key in self._reconciler.all_keys():
+            self.queue.add(key)
+        await run_workers(self.queue, self._reconciler.reconcile, workers=self._workers, log=self._log)
+
+    def stalled(self, after_s: float) -> list[str]:
+        """What is wrong, when one reconciliation has been going on for longer than `after_s`."""
+        running_s = self.queue.longest_running_s
+        if running_s <= after_s:
+            return []
+        return [f"{self.name}: one reconciliation has been running for {running_s:.0f} s"]
+
+
+class _Observer:
+    def __init__(self, name: str, metrics: Metrics) -> None:
+        self._waited = metrics.queue_wait_seconds.labels(name)
+        self._took = metrics.reconcile_seconds.labels(name)
+        self._errors = metrics.reconcile_errors.labels(name)
+
+    def started(self, waited_s: float) -> None:
+        self._waited.observe(waited_s)
+
+    def finished(self, took_s: float, *, failed: bool) -> None:
+        self._took.observe(took_s)
+        if failed:
+            self._errors.inc()
+
+
+def register_queues(metrics: Metrics, reconcilers: Collection[Reconciling[Hashable]]) -> None:
+    """Export how much waits."""
+    metrics.registry.register(
+        Reading(
+            ["draco_queue_depth"],
+            lambda: [
+                gauge(
+                    "draco_queue_depth",
+                    "Keys that wait for a worker.",
+                    ["reconciler"],
+                    {(each.name,): float(each.queue.depth) for each in reconcilers},
+                )
+            ],
+        )
+    )

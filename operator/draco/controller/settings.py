@@ -1,0 +1,48 @@
+"""What can be set about the operator, and the defaults.
+
+Owns the settings struct; reading options and the environment is the command's business.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+
+def default_identity() -> str:
+    """A name for this replica that no other has: the pod's name, and the process in case two share a host."""
+    return f"{socket.gethostname()}_{os.getpid()}"
+
+
+class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """All times in seconds."""
+
+    kubeconfig: Path | None = None
+    """`None` for the usual search: KUBECONFIG, then ~/.kube/config; inside a pod its service account."""
+    context: str | None = None
+
+    namespace: str = "draco-system"
+    """Where the Lease is kept."""
+    identity: str = ""
+    """Holder of the Lease; "" for host name and process."""
+    lease_name: str = "draco-operator"
+    lease_duration_s: float = 15.0
+    renew_deadline_s: float = 10.0
+    retry_period_s: float = 2.0
+
+    http_host: str = "0.0.0.0"  # noqa: S104 - probes and scrapes come from other hosts
+    http_port: int = 8080
+    """Port of /livez, /readyz and /metrics; 0 for any free port (it is logged)."""
+
+    pending_after_s: float = 10.0
+    """How long a claim may wait before its causes are said."""
+    settle_s: float = 2.0
+    """How long devices stay isolated and free before work may start; a scheduler learns of a taint a moment late."""
+    workers: int = 4
+    """Workers of each reconciler."""
+    stalled_after_s: float = 120.0
+    """How long one reconciliation, or the renewal of a held lease, may take before /livez fails."""
+
+    survey_every_s: float = 1.0
+    """The cluster's devices are counted anew at most this often, and only when someone asks."""

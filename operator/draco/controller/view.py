@@ -1,0 +1,202 @@
+"""What the operator knows of the cluster: one informer per kind, and the indexes that its questions need.
+
+Owns the list of collections that are watched, their indexes, and the survey of devices that metrics and explanations share.
+Writes nothing and decides nothing.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from random import Random
+from typing import Any
+
+from draco.allocation import Supply, survey
+from draco.kube.client import Client
+from draco.kube.clock import Clock
+from draco.kube.informer import Informer
+from draco.kube.store import Store
+from draco.maintenance import maintained_device, maintenance_uid
+from draco.resources.claims import ResourceClaim
+from draco.resources.core import Pod
+from draco.resources.draco import DeviceMaintenance
+from draco.resources.kinds import (
+    CLAIMS,
+    DEVICE_CLASSES,
+    DEVICE_MAINTENANCES,
+    GPU_NODES,
+    NODES,
+    PODS,
+    SLICES,
+    Kind,
+)
+from draco.resources.meta import ObjectKey
+from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.slices import ResourceSlice
+from draco.resources.taints import DeviceTaintRule
+
+BY_DEVICE = "device"
+BY_MAINTENANCE = "maintenance"
+BY_POOL = "pool"
+BY_CLAIM = "claim"
+BY_UID = "uid"
+
+
+class ClusterView:
+    """Informers, their stores and what is read off them. `taint_rules` is the version served, `None` when there is none."""
+
+    def __init__(
+        self,
+        client: Client,
+        taint_rules: Kind[DeviceTaintRule] | None,
+        *,
+        clock: Clock,
+        random: Random,
+        survey_every_s: float = 1.0,
+    ) -> None:
+        def follow(kind: Kind[Any]) -> Informer[Any]:
+            return Informer(client, kind, clock=clock, random=random)
+
+        self.taint_rules = taint_rules
+        self.claims: Informer[ResourceClaim] = follow(CLAIMS)
+        self.slices: Informer[ResourceSlice] = follow(SLICES)
+        self.pods: Informer[Pod] = follow(PODS)
+        self.nodes = follow(NODES)
+        self.classes = follow(DEVICE_CLASSES)
+        self.gpu_nodes = follow(GPU_NODES)
+        self.maintenances: Informer[DeviceMaintenance] = follow(DEVICE_MAINTENANCES)
+        self.rules: Informer[DeviceTaintRule] | None = follow(taint_rules) if taint_rules else None
+        self._no_rules: Store[DeviceTaintRule] = Store()
+        self.informers: dict[str, Informer[Any]] = {
+            informer_kind.kind: informer
+            for informer_kind, informer in (
+                (CLAIMS, self.claims),
+                (SLICES, self.slices),
+                (PODS, self.pods),
+                (NODES, self.nodes),
+                (DEVICE_CLASSES, self.classes),
+                (GPU_NODES, self.gpu_nodes),
+                (DEVICE_MAINTENANCES, self.maintenances),
+            )
+        }
+        if taint_rules and self.rules:
+            self.informers[taint_rules.kind] = self.rules
+
+        self.claims.store.add_index(BY_DEVICE, _devices_of)
+        self.slices.store.add_index(BY_POOL, _pool_of)
+        self.pods.store.add_index(BY_CLAIM, claims_of)
+        self.maintenances.store.add_index(BY_UID, lambda request: [request.metadata.uid])
+        self.rule_store.add_index(BY_MAINTENANCE, _maintenance_of)
+        self.rule_store.add_index(BY_DEVICE, _maintained_device_of)
+
+        self._clock = clock
+        self._survey_every_s = survey_every_s
+        self._supply: Supply | None = None
+        self._surveyed_at = float("-inf")
+        self._outdated = True
+        for informer in self.informers.values():
+            if informer not in (self.pods, self.maintenances, self.gpu_nodes, self.classes):
+                informer.subscribe(self._outdate)
+
+    @property
+    def rule_store(self) -> Store[DeviceTaintRule]:
+        """The taint rules; empty for ever where the cluster does not serve them."""
+        return self.rules.store if self.rules else self._no_rules
+
+    @property
+    def unsynced(self) -> list[str]:
+        """Kinds that have not been listed yet."""
+        return [name for name, informer in self.informers.items() if not informer.synced.is_set()]
+
+    def supply(self) -> Supply:
+        """The survey of all devices, at most `survey_every_s` behind the stores."""
+        now = self._clock.monotonic()
+        if self._supply is None or (self._outdated and now - self._surveyed_at >= self._survey_every_s):
+            nodes = {node.metadata.name: node for node in self.nodes.store.values()}
+            self._supply = survey(
+                self.slices.store.values(), self.rule_store.values(), self.claims.store.values(), nodes
+            )
+            self._surveyed_at = now
+            self._outdated = False
+        return self._supply
+
+    def request(self, uid: str) -> DeviceMaintenance | None:
+        """The maintenance request with this UID."""
+        return next(iter(self.maintenances.store.by_index(BY_UID, uid)), None)
+
+    def rules_for(self, uid: str) -> list[DeviceTaintRule]:
+        """The taint rules that serve the maintenance request with this UID, by name."""
+        return sorted(self.rule_store.by_index(BY_MAINTENANCE, uid), key=lambda rule: rule.metadata.name)
+
+    def claims_on(self, devices: Iterable[DeviceKey]) -> list[ResourceClaim]:
+        """Claims that hold one of the devices."""
+        held = {claim.metadata.key: claim for device in devices for claim in self.claims.store.by_index(BY_DEVICE, device)}
+        return list(held.values())
+
+    def pods_of(self, claim: ObjectKey) -> list[Pod]:
+        """Pods that use the claim."""
+        return self.pods.store.by_index(BY_CLAIM, claim)
+
+    def waiting_pods(self, claim: ObjectKey) -> list[Pod]:
+        """Pods that use the claim and have not been given a node yet."""
+        return [pod for pod in self.pods_of(claim) if waits(pod)]
+
+    def claim_states(self) -> dict[str, int]:
+        """Claims by state. Pending: not allocated; Allocated: but not reserved by a consumer; Reserved; Deleting."""
+        counts = Counter({"Pending": 0, "Allocated": 0, "Reserved": 0, "Deleting": 0})
+        for claim in self.claims.store.values():
+            if claim.metadata.deletion_timestamp is not None:
+                counts["Deleting"] += 1
+            elif claim.status.allocation is None:
+                counts["Pending"] += 1
+            else:
+                counts["Reserved" if claim.status.reserved_for else "Allocated"] += 1
+        return counts
+
+    def maintenance_phases(self) -> dict[str, int]:
+        """Maintenance requests by phase."""
+        return Counter(str(request.status.phase or "Pending") for request in self.maintenances.store.values())
+
+    def _outdate(self, _: object) -> None:
+        self._outdated = True
+
+
+def waits(pod: Pod) -> bool:
+    """Whether the pod is alive and has no node yet."""
+    return pod.metadata.deletion_timestamp is None and not pod.spec.node_name and pod.status.phase in {"", "Pending"}
+
+
+def claims_of(pod: Pod) -> list[ObjectKey]:
+    """The claims that a pod uses, by name, from a template, or made by the scheduler for extended resources."""
+    made = {status.name: status.resource_claim_name for status in pod.status.resource_claim_statuses}
+    names = [claim.resource_claim_name or made.get(claim.name) for claim in pod.spec.resource_claims]
+    if pod.status.extended_resource_claim_status is not None:
+        names.append(pod.status.extended_resource_claim_status.resource_claim_name)
+    return [ObjectKey(pod.metadata.namespace, name) for name in names if name]
+
+
+def devices_held(claim: ResourceClaim) -> list[DeviceKey]:
+    """The devices that a claim takes into use; administrative access does not."""
+    if claim.status.allocation is None:
+        return []
+    return [
+        DeviceKey(result.driver, result.pool, result.device)
+        for result in claim.status.allocation.devices.results
+        if not result.admin_access
+    ]
+
+
+def _devices_of(claim: ResourceClaim) -> Iterable[Hashable]:
+    return devices_held(claim)
+
+
+def _pool_of(item: ResourceSlice) -> Iterable[Hashable]:
+    return [PoolKey(item.spec.driver, item.spec.pool.name)]
+
+
+def _maintenance_of(rule: DeviceTaintRule) -> Iterable[Hashable]:
+    uid = maintenance_uid(rule)
+    return [uid] if uid else []
+
+
+def _maintained_device_of(rule: DeviceTaintRule) -> Iterable[Hashable]:
+    device = maintained_device(rule) if maintenance_uid(rule) else None
+    return [device] if device else []

@@ -1,0 +1,434 @@
+"""The state machine of maintenance: what each situation leads to, and that any order of events converges."""
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from draco.maintenance import (
+    CONDITION_ISOLATED,
+    CONDITION_READY_FOR_WORK,
+    MaintenancePlan,
+    Seen,
+    maintained_device,
+    maintenance_uid,
+    plan_abandoned,
+    plan_maintenance,
+    rule_for,
+    rule_name,
+)
+from draco.maintenance.matching import matches, matching_devices
+from draco.maintenance.plan import LISTED_DEVICES
+from draco.resources.claims import ResourceClaim
+from draco.resources.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
+from draco.resources.meta import Condition
+from draco.resources.names import LABEL_MAINTENANCE, NVIDIA_DRIVER, DeviceKey
+from draco.resources.taints import DeviceTaintRule, DeviceTaintSelector
+from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance, a_rule, a_slice
+
+GPU_3 = a_device_key("node-1/gpu-3")
+GPU_4 = a_device_key("node-1/gpu-4")
+LATER = timedelta(seconds=60)
+
+
+def a_request(name: str = "swap-fan", *, finished: bool = False, effect: str = "NoSchedule") -> DeviceMaintenance:
+    request = a_maintenance(name, driver=NVIDIA_DRIVER, pool="node-1", device="gpu-3", finished=finished)
+    request = msgspec.structs.replace(request, status=type(request.status)())
+    spec = msgspec.structs.replace(request.spec, taint=MaintenanceTaint(effect=effect))
+    return msgspec.structs.replace(request, spec=spec)
+
+
+def carried_out(request: DeviceMaintenance, plan: MaintenancePlan) -> DeviceMaintenance:
+    return msgspec.structs.replace(request, status=plan.status) if plan.status else request
+
+
+def condition(request: DeviceMaintenance, type_: str) -> Condition:
+    return next(each for each in request.status.conditions if each.type == type_)
+
+
+def in_maintenance(request: DeviceMaintenance) -> tuple[DeviceMaintenance, tuple[DeviceTaintRule, ...]]:
+    published = frozenset({GPU_3})
+    rules = plan_maintenance(request, Seen(now=MOMENT, published=published)).apply
+    for after in (timedelta(0), LATER):
+        seen = Seen(now=MOMENT + after, published=published, rules=rules)
+        request = carried_out(request, plan_maintenance(request, seen))
+    assert request.status.phase == MaintenancePhase.IN_MAINTENANCE
+    return request, rules
+
+
+def test_a_new_request_gets_one_exact_rule_for_its_device_and_is_pending() -> None:
+    request = a_request()
+    plan = plan_maintenance(request, Seen(now=MOMENT, published=frozenset({GPU_3})))
+    assert plan.status is not None
+    assert plan.status.phase == MaintenancePhase.PENDING
+    (made,) = plan.apply
+    assert made.spec.device_selector == DeviceTaintSelector(driver=NVIDIA_DRIVER, pool="node-1", device="gpu-3")
+    assert (made.spec.taint.key, made.spec.taint.effect) == ("draco.dev/maintenance", "NoSchedule")
+
+
+def test_a_rule_is_owned_and_labelled_by_its_request() -> None:
+    request = a_request()
+    made = rule_for(request, GPU_3)
+    (owner,) = made.metadata.owner_references
+    assert (owner.api_version, owner.kind) == ("draco.dev/v1alpha1", "DeviceMaintenance")
+    assert (owner.name, owner.uid) == (request.metadata.name, request.metadata.uid)
+    assert not owner.block_owner_deletion
+    assert made.metadata.labels[LABEL_MAINTENANCE] == request.metadata.uid
+    assert maintenance_uid(made) == request.metadata.uid
+    assert maintained_device(made) == GPU_3
+
+
+def test_the_devices_are_isolated_once_every_rule_is_seen() -> None:
+    request = a_request()
+    rules = (rule_for(request, GPU_3),)
+    claims = (a_claim("train", on=["node-1/gpu-3"]),)
+    seen = Seen(now=MOMENT, published=frozenset({GPU_3}), rules=rules, claims=claims)
+    request = carried_out(request, plan_maintenance(request, seen))
+    assert request.status.phase == MaintenancePhase.ISOLATED
+    assert request.status.in_use == 1
+    assert request.status.devices[0].claims == ["default/train"]
+    assert request.status.devices[0].rule == rules[0].metadata.name
+    assert request.status.message == "1 of 1 device is still in use: gpu-3 of node-1 by default/train."
+
+
+def test_maintenance_starts_only_after_the_devices_stayed_free_for_a_while() -> None:
+    request = a_request()
+    published, rules = frozenset({GPU_3}), (rule_for(request, GPU_3),)
+    first = plan_maintenance(request, Seen(now=MOMENT, published=published, rules=rules))
+    assert first.look_again == timedelta(seconds=2)
+    request = carried_out(request, first)
+    assert request.status.phase == MaintenancePhase.ISOLATED
+    almost = MOMENT + timedelta(seconds=1.5)
+    second = plan_maintenance(request, Seen(now=almost, published=published, rules=rules))
+    assert second.look_again == timedelta(seconds=0.5)
+    request = carried_out(request, second)
+    assert request.status.phase == MaintenancePhase.ISOLATED
+    now = MOMENT + timedelta(seconds=2)
+    third = plan_maintenance(request, Seen(now=now, published=published, rules=rules))
+    request = carried_out(request, third)
+    assert request.status.phase == MaintenancePhase.IN_MAINTENANCE
+    assert request.status.started_at == now
+    assert condition(request, CONDITION_READY_FOR_WORK).status == "True"
+
+
+def test_a_claim_that_still_lands_on_the_device_takes_the_request_back_to_isolated() -> None:
+    request, rules = in_maintenance(a_request())
+    late = Seen(
+        now=MOMENT + 2 * LATER,
+        published=frozenset({GPU_3}),
+        rules=rules,
+        claims=(a_claim("late", on=["node-1/gpu-3"]),),
+    )
+    back = carried_out(request, plan_maintenance(request, late))
+    assert back.status.phase == MaintenancePhase.ISOLATED
+    assert condition(back, CONDITION_READY_FOR_WORK).status == "False"
+    assert back.status.started_at == request.status.started_at
+
+
+def test_administrative_access_does_not_count_as_use() -> None:
+    request, rules = in_maintenance(a_request())
+    monitor = a_claim("monitor", on=["node-1/gpu-3"], admin_access=True)
+    seen = Seen(now=MOMENT + 2 * LATER, published=frozenset({GPU_3}), rules=rules, claims=(monitor,))
+    assert plan_maintenance(request, seen).empty
+
+
+def test_nothing_is_written_when_nothing_changed() -> None:
+    request, rules = in_maintenance(a_request())
+    plan = plan_maintenance(request, Seen(now=MOMENT + 9 * LATER, published=frozenset({GPU_3}), rules=rules))
+    assert plan.empty
+    assert str(plan) == "maintenance swap-fan: nothing to do"
+
+
+def test_a_device_whose_slice_is_gone_keeps_its_rule() -> None:
+    request, rules = in_maintenance(a_request())
+    assert plan_maintenance(request, Seen(now=MOMENT + 2 * LATER, rules=rules)).empty
+
+
+def test_a_device_that_appears_later_is_isolated_too() -> None:
+    request = a_maintenance("board", driver=NVIDIA_DRIVER, pool="node-1")
+    rules = (rule_for(request, GPU_3),)
+    seen = Seen(now=MOMENT, published=frozenset({GPU_3, GPU_4}), rules=rules)
+    plan = plan_maintenance(request, seen)
+    assert [maintained_device(each) for each in plan.apply] == [GPU_4]
+    assert plan.status is not None
+    assert plan.status.phase == MaintenancePhase.PENDING
+    assert plan.status.message == "1 of 2 devices is isolated."
+
+
+def test_finishing_deletes_the_rules_first_and_completes_when_none_is_left() -> None:
+    request, rules = in_maintenance(a_request())
+    request = msgspec.structs.replace(request, spec=msgspec.structs.replace(request.spec, finished=True))
+    published = frozenset({GPU_3})
+    plan = plan_maintenance(request, Seen(now=MOMENT + 2 * LATER, published=published, rules=rules))
+    assert plan.delete == rules
+    assert not plan.apply
+    request = carried_out(request, plan)
+    assert request.status.phase == MaintenancePhase.IN_MAINTENANCE
+    request = carried_out(request, plan_maintenance(request, Seen(now=MOMENT + 3 * LATER, published=published)))
+    assert request.status.phase == MaintenancePhase.COMPLETED
+    assert request.status.completed_at == MOMENT + 3 * LATER
+    assert [(each.device, each.rule) for each in request.status.devices] == [("gpu-3", "")]
+    assert request.status.message == "1 device was given back."
+    assert plan_maintenance(request, Seen(now=MOMENT + 4 * LATER, published=published)).empty
+
+
+def test_a_rule_that_reappears_after_completion_is_deleted_again() -> None:
+    request, rules = in_maintenance(a_request())
+    request = msgspec.structs.replace(request, spec=msgspec.structs.replace(request.spec, finished=True))
+    request = carried_out(request, plan_maintenance(request, Seen(now=MOMENT)))
+    assert plan_maintenance(request, Seen(now=MOMENT, rules=rules)).delete == rules
+
+
+def test_a_request_being_deleted_gives_its_devices_back() -> None:
+    request, rules = in_maintenance(a_request())
+    meta = msgspec.structs.replace(request.metadata, deletion_timestamp=MOMENT)
+    plan = plan_maintenance(
+        msgspec.structs.replace(request, metadata=meta), Seen(now=MOMENT, published=frozenset({GPU_3}), rules=rules)
+    )
+    assert (plan.apply, plan.delete, plan.status) == ((), rules, None)
+
+
+def test_without_a_matching_device_the_message_says_what_was_looked_for() -> None:
+    request = carried_out(a_request(), plan_maintenance(a_request(), Seen(now=MOMENT)))
+    assert request.status.phase == MaintenancePhase.PENDING
+    assert condition(request, CONDITION_ISOLATED).reason == "NoDevices"
+    assert request.status.message == (
+        "No published device has driver gpu.nvidia.com, pool node-1, device gpu-3; "
+        "compare the names with `kubectl get resourceslices -o yaml`."
+    )
+
+
+def test_without_the_api_nothing_is_applied_and_the_condition_says_why() -> None:
+    seen = Seen(now=MOMENT, published=frozenset({GPU_3}), unavailable="Not served here. Enable it.")
+    plan = plan_maintenance(a_request(), seen)
+    assert plan.apply == ()
+    request = carried_out(a_request(), plan)
+    assert request.status.phase == MaintenancePhase.PENDING
+    isolated = condition(request, CONDITION_ISOLATED)
+    assert (isolated.status, isolated.reason) == ("False", "DeviceTaintRuleNotServed")
+    assert request.status.message == "Not served here. Enable it."
+
+
+def test_effect_none_never_counts_as_isolated() -> None:
+    request = a_request(effect="None")
+    rules = (rule_for(request, GPU_3),)
+    plan = plan_maintenance(request, Seen(now=MOMENT, published=frozenset({GPU_3}), rules=rules))
+    request = carried_out(request, plan)
+    assert request.status.phase == MaintenancePhase.PENDING
+    assert condition(request, CONDITION_ISOLATED).reason == "EffectNone"
+
+
+def test_a_changed_taint_is_applied_without_leaving_isolation() -> None:
+    request, rules = in_maintenance(a_request())
+    harder = msgspec.structs.replace(request.spec, taint=MaintenanceTaint(effect="NoExecute"))
+    request = msgspec.structs.replace(request, spec=harder)
+    plan = plan_maintenance(request, Seen(now=MOMENT + 2 * LATER, published=frozenset({GPU_3}), rules=rules))
+    assert [each.spec.taint.effect for each in plan.apply] == ["NoExecute"]
+    assert carried_out(request, plan).status.phase == MaintenancePhase.IN_MAINTENANCE
+
+
+def test_two_requests_for_one_device_have_a_rule_each() -> None:
+    one, other = a_request("one"), a_request("other")
+    assert rule_for(one, GPU_3).metadata.name != rule_for(other, GPU_3).metadata.name
+
+
+def test_a_rule_changed_by_hand_is_put_right() -> None:
+    request, rules = in_maintenance(a_request())
+    elsewhere = msgspec.structs.replace(rules[0].spec, device_selector=DeviceTaintSelector(driver=NVIDIA_DRIVER))
+    tampered = msgspec.structs.replace(rules[0], spec=elsewhere)
+    plan = plan_maintenance(request, Seen(now=MOMENT, published=frozenset({GPU_3}), rules=(tampered,)))
+    assert plan.apply == rules
+    assert plan.delete == ()
+
+
+def test_a_rule_for_a_device_that_was_not_asked_for_is_deleted() -> None:
+    request, rules = in_maintenance(a_request())
+    surplus = rule_for(request, GPU_4)
+    plan = plan_maintenance(request, Seen(now=MOMENT, published=frozenset({GPU_3}), rules=(*rules, surplus)))
+    assert plan.delete == (surplus,)
+
+
+def test_names_of_rules_are_valid_however_long_the_device_name() -> None:
+    name = rule_name("u" * 36, DeviceKey("d" * 63, "p/" * 126, "x" * 63))
+    assert len(name) == 98
+    assert name.replace("-", "").isalnum()
+
+
+def test_a_foreign_rule_is_not_ours_even_with_our_label() -> None:
+    foreign = a_rule("broken", driver=NVIDIA_DRIVER)
+    labelled = msgspec.structs.replace(
+        foreign, metadata=msgspec.structs.replace(foreign.metadata, labels={LABEL_MAINTENANCE: "some-uid"})
+    )
+    assert maintenance_uid(foreign) == ""
+    assert maintenance_uid(labelled) == ""
+
+
+def test_the_status_lists_at_most_so_many_devices_and_those_in_use_first() -> None:
+    request = a_maintenance("all", driver=NVIDIA_DRIVER)
+    published = frozenset(DeviceKey(NVIDIA_DRIVER, "node-1", f"gpu-{i:04}") for i in range(LISTED_DEVICES + 10))
+    last = max(published)
+    claims = (a_claim("train", on=[str(last)]),)
+    plan = plan_maintenance(request, Seen(now=MOMENT, published=published, claims=claims))
+    assert plan.status is not None
+    assert len(plan.status.devices) == LISTED_DEVICES
+    assert last.device in {each.device for each in plan.status.devices}
+    assert plan.status.device_count == LISTED_DEVICES + 10
+    assert plan.status.in_use == 1
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        (MaintenanceSelector(), set()),
+        (MaintenanceSelector(driver="gpu.example.com"), {"gpu.example.com/node-1/gpu-0", "gpu.example.com/node-1/gpu-1"}),
+        (MaintenanceSelector(pool="node-1", device="gpu-0"), {"gpu.example.com/node-1/gpu-0", "gpu.nvidia.com/node-1/gpu-0"}),
+        (MaintenanceSelector(device="gpu-1"), {"gpu.example.com/node-1/gpu-1", "gpu.nvidia.com/node-1/gpu-1"}),
+    ],
+)
+def test_selectors_match_exact_names_of_any_driver(selector: MaintenanceSelector, expected: set[str]) -> None:
+    slices = [a_slice("node-1"), a_slice("node-1", driver="gpu.example.com")]
+    assert {str(device) for device in matching_devices(selector, slices)} == expected
+
+
+def test_only_the_newest_generation_of_a_pool_counts() -> None:
+    slices = [a_slice("node-1", ["old"], generation=1), a_slice("node-1", ["new"], generation=2)]
+    assert {d.device for d in matching_devices(MaintenanceSelector(driver=NVIDIA_DRIVER), slices)} == {"new"}
+
+
+DEVICES = [DeviceKey(driver, "node-1", f"gpu-{i}") for driver in (NVIDIA_DRIVER, "gpu.example.com") for i in range(2)]
+FOREIGN = a_rule("someone-elses", driver=NVIDIA_DRIVER, pool="node-1", device="gpu-0")
+
+
+class Convergence(RuleBasedStateMachine):
+    """Two overlapping requests, everything that may happen to them, and an operator that may die after any write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = MOMENT
+        self.published: set[DeviceKey] = set()
+        self.claims: dict[str, ResourceClaim] = {}
+        self.rules: dict[str, DeviceTaintRule] = {FOREIGN.metadata.name: FOREIGN}
+        self.requests: dict[str, DeviceMaintenance] = {}
+        self.uids: set[str] = set()
+
+    @initialize()
+    def two_requests(self) -> None:
+        for request in (a_maintenance("node", pool="node-1"), a_maintenance("driver", driver=NVIDIA_DRIVER)):
+            self.requests[request.metadata.uid] = msgspec.structs.replace(request, status=type(request.status)())
+            self.uids.add(request.metadata.uid)
+
+    @rule(device=st.sampled_from(DEVICES))
+    def publish(self, device: DeviceKey) -> None:
+        self.published.add(device)
+
+    @rule(device=st.sampled_from(DEVICES))
+    def vanish(self, device: DeviceKey) -> None:
+        self.published.discard(device)
+
+    @rule(device=st.sampled_from(DEVICES), admin=st.booleans())
+    def allocate(self, device: DeviceKey, admin: bool) -> None:
+        self.claims[str(device)] = a_claim(f"on-{device.driver}-{device.device}", on=[str(device)], admin_access=admin)
+
+    @rule(device=st.sampled_from(DEVICES))
+    def release(self, device: DeviceKey) -> None:
+        self.claims.pop(str(device), None)
+
+    @rule(seconds=st.floats(0, 5))
+    def wait(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    @rule(uid=st.integers(0, 1), finish=st.booleans())
+    def end(self, uid: int, finish: bool) -> None:
+        key = sorted(self.uids)[uid]
+        request = self.requests.get(key)
+        if request is None:
+            return
+        if finish:
+            self.requests[key] = msgspec.structs.replace(
+                request, spec=msgspec.structs.replace(request.spec, finished=True)
+            )
+        else:
+            del self.requests[key]
+
+    @rule(data=st.data())
+    def meddle(self, data: st.DataObject) -> None:
+        """Someone deletes one of our rules, or turns it into something else."""
+        ours = sorted(name for name in self.rules if name != FOREIGN.metadata.name)
+        if not ours:
+            return
+        name = data.draw(st.sampled_from(ours))
+        if data.draw(st.booleans()):
+            del self.rules[name]
+        else:
+            spec = msgspec.structs.replace(self.rules[name].spec, device_selector=DeviceTaintSelector(pool="other"))
+            self.rules[name] = msgspec.structs.replace(self.rules[name], spec=spec)
+
+    @rule(writes=st.integers(0, 4), uid=st.integers(0, 1))
+    def reconcile_and_die(self, writes: int, uid: int) -> None:
+        self.reconcile(sorted(self.uids)[uid], writes)
+
+    @invariant()
+    def other_peoples_rules_are_untouched(self) -> None:
+        assert self.rules[FOREIGN.metadata.name] is FOREIGN
+
+    @invariant()
+    def no_request_has_two_rules_for_one_device(self) -> None:
+        told = [(maintenance_uid(each), device) for each in self.ours() if (device := maintained_device(each))]
+        assert len(told) == len(set(told))
+
+    def teardown(self) -> None:
+        for _ in range(6):
+            for uid in self.uids:
+                self.reconcile(uid, 1000)
+            self.now += timedelta(seconds=3)
+        held = {d for d in DEVICES if str(d) in self.claims and not self.claims[str(d)].status.allocation.devices.results[0].admin_access}  # type: ignore[union-attr]  # fmt: skip  # noqa: E501
+        for uid in self.uids:
+            request = self.requests.get(uid)
+            devices = {maintained_device(each) for each in self.ours() if maintenance_uid(each) == uid}
+            assert None not in devices, "a rule that is not exact survived"
+            if request is None:
+                assert not devices
+            elif request.spec.finished:
+                assert not devices
+                assert request.status.phase == MaintenancePhase.COMPLETED
+            else:
+                assert {d for d in self.published if matches(request.spec.device_selector, d)} <= devices
+                free = devices and not devices & held
+                wanted = MaintenancePhase.IN_MAINTENANCE if free else MaintenancePhase.ISOLATED
+                assert request.status.phase == (wanted if devices else MaintenancePhase.PENDING)
+            assert self.plan(uid).empty
+
+    def ours(self) -> list[DeviceTaintRule]:
+        return [each for each in self.rules.values() if maintenance_uid(each)]
+
+    def plan(self, uid: str) -> MaintenancePlan:
+        request = self.requests.get(uid)
+        rules = tuple(each for each in self.ours() if maintenance_uid(each) == uid)
+        if request is None:
+            return plan_abandoned(uid, rules)
+        published = frozenset(d for d in self.published if matches(request.spec.device_selector, d))
+        seen = Seen(now=self.now, published=published, rules=rules, claims=tuple(self.claims.values()))
+        return plan_maintenance(request, seen)
+
+    def reconcile(self, uid: str, writes: int) -> None:
+        """Carry the plan out in its order, and die after so many writes."""
+        plan = self.plan(uid)
+        for each in plan.apply:
+            if writes == 0:
+                return
+            self.rules[each.metadata.name] = each
+            writes -= 1
+        for each in plan.delete:
+            if writes == 0:
+                return
+            del self.rules[each.metadata.name]
+            writes -= 1
+        if plan.status and writes and uid in self.requests:
+            self.requests[uid] = msgspec.structs.replace(self.requests[uid], status=plan.status)
+
+
+TestConvergence = Convergence.TestCase
+TestConvergence.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
