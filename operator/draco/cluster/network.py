@@ -10,7 +10,6 @@ exactly what this cluster made and nothing else. Must not start or stop anything
 
 import fcntl
 import hashlib
-import ipaddress
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from draco.resources.errors import DracoError
 
@@ -152,17 +151,17 @@ def host_routes() -> list[IPv4Network]:
 
 
 @contextmanager
-def namespace_folder() -> Iterator[None]:
-    """Hold the folder of named namespaces for this machine's Draco clusters, and take it away if it is left empty.
+def changing() -> Iterator[None]:
+    """Change this machine's links and namespaces while no other cluster does, so that no two choose the same addresses.
 
-    `ip netns add` makes the folder a mount point the first time; a machine that had none gets none to keep.
+    The lock is on the host's network namespace itself, so it leaves no file. `ip netns add` makes the folder of names a
+    mount point the first time; a folder that is left empty is taken away again.
     """
-    NETNS_FOLDER.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(NETNS_FOLDER, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-        if not any(NETNS_FOLDER.iterdir()):
+        if NETNS_FOLDER.exists() and not any(NETNS_FOLDER.iterdir()):
             subprocess.run(["umount", NETNS_FOLDER], check=False, capture_output=True)
             with suppress(OSError):
                 NETNS_FOLDER.rmdir()

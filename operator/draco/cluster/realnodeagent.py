@@ -1,0 +1,33 @@
+"""The node agent on a real node: the same program a DaemonSet would run, on simulated GPUs.
+
+Owns its command line and the GPUs it finds. It connects as a pod would, by the files of a mounted service account; who
+writes the token there is in `realnodejoin`. Must not start anything.
+"""
+
+import sys
+from pathlib import Path
+
+from draco.cluster.realnodeconfig import AGENT_MOUNT, GPU_STATE_FILE
+from draco.cluster.realnodeinit import Service
+from draco.simulator import state
+
+
+def create_gpus(disk: Path, *, board: str, gpus: int, node: str) -> None:
+    """Put GPUs into a node: their state lies on the node's disk and survives a power-off."""
+    path = disk / "fs" / GPU_STATE_FILE.lstrip("/")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state.create(path, board=board, gpus=gpus, node_name=node)
+
+
+def agent_service(node: str, *, api_host: str, api_port: int) -> Service:
+    """The agent, started once it has a token."""
+    return Service(
+        name="agent",
+        argv=[sys.executable, "-m", "draco.simulator.agent", "--node-name", node, "--gpus", GPU_STATE_FILE],
+        environment={
+            "KUBERNETES_SERVICE_HOST": api_host,
+            "KUBERNETES_SERVICE_PORT": str(api_port),
+            "PYTHONUNBUFFERED": "1",
+        },
+        after=f"{AGENT_MOUNT}/token",
+    )
