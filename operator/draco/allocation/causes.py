@@ -75,7 +75,7 @@ class RequestCauses(msgspec.Struct, frozen=True, kw_only=True):
         of = f" of {' and '.join(self.drivers)}" if self.drivers else ""
         if not self.total:
             others = f" (published: {', '.join(self.published_drivers)})" if self.published_drivers else ""
-            return f"no devices{of} are published{others}; is the driver running on its nodes?"
+            return f"no devices{of} are published{others}: check that the driver runs on its nodes"
         counts = "; ".join(self._counts())
         head = f"none of the {self.total} devices{of} is free"
         if self.total == 1:

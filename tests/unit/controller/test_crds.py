@@ -1,0 +1,111 @@
+"""The schemas in crds/ and the structs of our kinds say the same."""
+
+from datetime import datetime
+from enum import EnumType
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+import pytest
+import yaml
+
+from draco.maintenance.plan import LISTED_DEVICES
+from draco.resources.draco import DeviceMaintenance, GpuNode, MaintenancePhase, MaintenanceTaint
+from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, Kind
+
+CRDS = Path(__file__).parents[3] / "crds"
+
+
+def definition(kind: Kind[Any]) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((CRDS / f"{kind.plural}.yaml").read_text())
+    return loaded
+
+
+def schema(kind: Kind[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return found
+
+
+def differences(struct: type[msgspec.Struct], properties: dict[str, Any], where: str) -> list[str]:
+    """What a struct and a schema disagree on: names, types, and what is required."""
+    hints = get_type_hints(struct)
+    fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
+    found = [f"{where}.{name}: only in the struct" for name in fields.keys() - properties.keys()]
+    found += [f"{where}.{name}: only in the schema" for name in properties.keys() - fields.keys()]
+    for name in fields.keys() & properties.keys():
+        found += type_differences(hints[fields[name].name], properties[name], f"{where}.{name}")
+    return found
+
+
+def type_differences(hint: Any, declared: dict[str, Any], where: str) -> list[str]:
+    arguments = [argument for argument in getattr(hint, "__args__", ()) if argument is not type(None)]
+    if getattr(hint, "__origin__", None) is list:
+        if declared["type"] != "array":
+            return [f"{where}: {declared['type']} is not a list"]
+        return type_differences(arguments[0], declared["items"], f"{where}[]")
+    if arguments:
+        (hint,) = arguments
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return differences(hint, declared.get("properties", {}), where)
+    expected = {str: ("string", None), int: ("integer", None), bool: ("boolean", None), datetime: ("string", "date-time")}
+    if isinstance(hint, EnumType):
+        return [] if declared.get("enum") == [str(member) for member in hint] else [f"{where}: other values"]
+    kind, form = expected[hint]
+    if declared["type"] != kind or (form and declared.get("format") != form):
+        return [f"{where}: {declared['type']} is not {hint}"]
+    return []
+
+
+@pytest.mark.parametrize(("kind", "struct"), [(GPU_NODES, GpuNode), (DEVICE_MAINTENANCES, DeviceMaintenance)])
+def test_struct_and_schema_have_the_same_fields(kind: Kind[Any], struct: type[msgspec.Struct]) -> None:
+    properties = dict(schema(kind)["properties"])
+    hints = get_type_hints(struct)
+    found = differences(hints["spec"], properties["spec"].get("properties", {}), "spec")
+    found += differences(hints["status"], properties["status"]["properties"], "status")
+    assert found == []
+
+
+@pytest.mark.parametrize("kind", [GPU_NODES, DEVICE_MAINTENANCES])
+def test_the_definition_serves_the_kind_where_the_table_says(kind: Kind[Any]) -> None:
+    spec = definition(kind)["spec"]
+    assert definition(kind)["metadata"]["name"] == f"{kind.plural}.{kind.group}"
+    assert spec["group"] == kind.group
+    assert spec["names"]["kind"] == kind.kind
+    assert spec["names"]["categories"] == ["draco"]
+    assert spec["scope"] == ("Namespaced" if kind.namespaced else "Cluster")
+    assert [version["name"] for version in spec["versions"]] == [kind.version]
+    assert spec["versions"][0]["subresources"] == {"status": {}}
+
+
+def test_required_fields_are_those_without_a_default() -> None:
+    """What a struct always writes and never does without must be required; what it leaves out must not be."""
+    for kind, struct in ((GPU_NODES, GpuNode), (DEVICE_MAINTENANCES, DeviceMaintenance)):
+        for where, hint in get_type_hints(struct).items():
+            if where in {"spec", "status"}:
+                declared = schema(kind)["properties"][where]
+                required = {f.encode_name for f in msgspec.structs.fields(hint) if f.required}
+                assert set(declared.get("required", [])) == required, f"{kind.kind}.{where}"
+
+
+def test_the_schema_fills_in_the_same_taint_as_the_struct() -> None:
+    taint = schema(DEVICE_MAINTENANCES)["properties"]["spec"]["properties"]["taint"]
+    assert taint["default"] == {}
+    defaults = {name: declared["default"] for name, declared in taint["properties"].items() if "default" in declared}
+    assert msgspec.convert(defaults, MaintenanceTaint) == MaintenanceTaint()
+    assert defaults == {"key": MaintenanceTaint().key, "effect": MaintenanceTaint().effect}
+
+
+def test_the_status_takes_as_many_devices_as_the_plan_lists() -> None:
+    devices = schema(DEVICE_MAINTENANCES)["properties"]["status"]["properties"]["devices"]
+    assert devices["maxItems"] == LISTED_DEVICES
+
+
+def test_every_phase_is_allowed() -> None:
+    phase = schema(DEVICE_MAINTENANCES)["properties"]["status"]["properties"]["phase"]
+    assert phase["enum"] == [str(each) for each in MaintenancePhase]
+
+
+def test_an_empty_spec_means_the_same_in_both() -> None:
+    decoded = msgspec.json.decode(b'{"spec": {"deviceSelector": {"driver": "x"}}}', type=DeviceMaintenance)
+    assert decoded.spec.taint == MaintenanceTaint()
+    assert decoded.spec.finished is False
