@@ -18,6 +18,7 @@ from draco.resources.meta import ObjectKey
 T = TypeVar("T")
 
 PAGE_SIZE = 500
+REQUEST_TIMEOUT_S = 30.0
 
 Manifest = msgspec.Struct | Mapping[str, Any]
 """What can be written: a struct of `resources`, or a plain mapping where a struct would leave fields out."""
@@ -74,9 +75,11 @@ class Client:
         self.connection = connection
         self._manager = manager
 
-    async def get(self, kind: Kind[T], key: ObjectKey, *, subresource: str = "") -> T:
+    async def get(
+        self, kind: Kind[T], key: ObjectKey, *, subresource: str = "", timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> T:
         """Read one object. Raises NotFound, or another ApiError."""
-        answer = await self.connection.request("GET", kind.path(key, subresource=subresource))
+        answer = await self.connection.request("GET", kind.path(key, subresource=subresource), timeout_s=timeout_s)
         return decode(kind, answer)
 
     async def list(
@@ -124,7 +127,7 @@ class Client:
         answer = await self.connection.request("GET", kind.path(namespace=namespace), params=query, timeout_s=timeout_s)
         return decode_page(kind, answer)
 
-    async def create(self, kind: Kind[T], obj: Manifest) -> T:
+    async def create(self, kind: Kind[T], obj: Manifest, *, timeout_s: float = REQUEST_TIMEOUT_S) -> T:
         """Create an object and return it as stored. Raises AlreadyExists, or another ApiError."""
         manifest = encode_plain(kind, obj)
         namespace = manifest.get("metadata", {}).get("namespace", "")
@@ -135,6 +138,7 @@ class Client:
             kind.path(namespace=namespace),
             params={"fieldManager": self._manager},
             body=msgspec.json.encode(manifest),
+            timeout_s=timeout_s,
         )
         return decode(kind, answer)
 
@@ -193,7 +197,15 @@ class Client:
         )
         return decode(kind, answer)
 
-    async def replace(self, kind: Kind[T], key: ObjectKey, obj: Manifest, *, subresource: str = "") -> T:
+    async def replace(
+        self,
+        kind: Kind[T],
+        key: ObjectKey,
+        obj: Manifest,
+        *,
+        subresource: str = "",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> T:
         """Write a whole object back. Raises Conflict when it changed since its resourceVersion.
 
         A struct holds only the fields Draco reads: what others wrote beyond them would be lost. Use it for kinds whose
@@ -204,6 +216,7 @@ class Client:
             kind.path(key, subresource=subresource),
             params={"fieldManager": self._manager},
             body=encode(kind, obj),
+            timeout_s=timeout_s,
         )
         return decode(kind, answer)
 

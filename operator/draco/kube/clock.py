@@ -39,3 +39,20 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Return when so many seconds have passed."""
         await asyncio.sleep(seconds)
+
+
+async def wait_for(event: asyncio.Event, clock: Clock, seconds: float | None) -> None:
+    """Return when `event` is set or so many seconds have passed (never, if None), whichever comes first."""
+    waits: list[asyncio.Task[object]] = [asyncio.create_task(event.wait())]
+    if seconds is not None:
+        waits.append(asyncio.create_task(_sleep(clock, seconds)))
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waits:
+            task.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
+async def _sleep(clock: Clock, seconds: float) -> None:
+    await clock.sleep(seconds)

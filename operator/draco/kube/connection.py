@@ -179,9 +179,7 @@ class Connection:
         It belongs to the running loop, and to the caller, who closes it. Timeouts are the caller's too.
         """
 
-        async def authorize(
-            request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
-        ) -> aiohttp.ClientResponse:
+        async def authorize(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
             authorization = await self._credentials.authorization()
             if authorization:
                 request.headers["Authorization"] = authorization

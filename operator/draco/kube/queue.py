@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
-from draco.kube.clock import Clock
+from draco.kube.clock import Clock, wait_for
 from draco.kube.errors import Conflict
 from draco.kube.retry import Backoff, asked_to_wait_s
 
@@ -187,19 +187,7 @@ class WorkQueue(Generic[K]):
                 if self._due.get(key) == due:
                     del self._due[key]
                     self.add(key)
-            await self._until_next(now)
-
-    async def _until_next(self, now: float) -> None:
-        """Return at the time of the next delayed key, or when that may have come closer."""
-        waits: list[asyncio.Task[object]] = [asyncio.create_task(self._earlier.wait())]
-        if self._heap:
-            waits.append(asyncio.create_task(_sleep(self._clock, self._heap[0][0] - now)))
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await wait_for(self._earlier, self._clock, self._heap[0][0] - now if self._heap else None)
 
     def _notify(self) -> None:
         if self._ready or not self._open:
@@ -246,7 +234,3 @@ async def _work(queue: WorkQueue[K], reconcile: Reconcile[K], log: FilteringBoun
                 queue.add_after(key, again_s)
         finally:
             queue.done(key, failed=failed)
-
-
-async def _sleep(clock: Clock, seconds: float) -> None:
-    await clock.sleep(seconds)

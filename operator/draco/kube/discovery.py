@@ -1,0 +1,178 @@
+"""What this cluster can do, found out by asking it.
+
+Owns the questions: which versions are served, and which fields of a ResourceSlice are kept when one is created as a dry run
+(a field whose feature is switched off is served in the schema all the same, and dropped without a word). Never looks at a
+version number. Changes nothing in the cluster.
+"""
+
+from typing import Any
+
+import msgspec
+
+from draco.kube.client import Client
+from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound
+from draco.resources.kinds import SLICES, TAINT_RULES, Kind
+from draco.resources.taints import DeviceTaintRule
+
+_PROBE = "draco-dev-feature-probe"
+_COUNTERS = {"name": "probe", "counters": {"units": {"value": "1"}}}
+_NEEDS = "Kubernetes 1.36 or newer has it on by default; on 1.34 and 1.35 enable the feature gate"
+
+
+class MissingFeature(msgspec.Struct, frozen=True):
+    """Something this cluster lacks: what that means, and what to do about it. One sentence each."""
+
+    name: str
+    consequence: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.consequence} {self.remedy}"
+
+
+class Features(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cluster serves and keeps. None: these credentials may not find out."""
+
+    dra: bool
+    """resource.k8s.io/v1 is served."""
+    taint_rules: Kind[DeviceTaintRule] | None
+    """The newest DeviceTaintRule that is served."""
+    partitionable_devices: bool | None
+    """Shared counters are kept."""
+    binding_conditions: bool | None
+    """Binding conditions of devices are kept."""
+    device_taints: bool | None
+    """Taints of devices in slices are kept."""
+    device_status: bool | None
+    """Claims have status.devices. That it is served is known, that it is kept only where binding conditions are."""
+
+    @property
+    def missing(self) -> list[MissingFeature]:
+        """What is certainly not there."""
+        if not self.dra:
+            return [
+                MissingFeature(
+                    "Dynamic Resource Allocation",
+                    "The cluster does not serve resource.k8s.io/v1, so no GPU can be claimed.",
+                    "Upgrade to Kubernetes 1.34 or newer.",
+                )
+            ]
+        present = {
+            "DeviceTaintRule": self.taint_rules is not None,
+            "partitionable devices": self.partitionable_devices,
+            "device taints": self.device_taints,
+            "binding conditions": self.binding_conditions,
+            "device status": self.device_status,
+        }
+        return [missing for missing in _MISSING if present[missing.name] is False]
+
+
+_MISSING = (
+    MissingFeature(
+        "DeviceTaintRule",
+        "Devices are isolated by taints in their ResourceSlices instead, which only their own agent can write.",
+        "Enable the feature gates DRADeviceTaints and DRADeviceTaintRules and, before Kubernetes 1.37, serve the API with the "
+        "API server's --runtime-config=resource.k8s.io/v1beta2=true (1.34 and 1.35: resource.k8s.io/v1alpha3=true).",
+    ),
+    MissingFeature(
+        "partitionable devices",
+        "GPUs can be claimed whole only: MIG instances are not published before they exist.",
+        f"{_NEEDS} DRAPartitionableDevices.",
+    ),
+    MissingFeature(
+        "device taints",
+        "A broken device cannot be kept from new claims except by withdrawing it.",
+        f"{_NEEDS} DRADeviceTaints.",
+    ),
+    MissingFeature(
+        "binding conditions",
+        "Pods cannot wait for a device to be made ready before they are bound to a node.",
+        f"{_NEEDS} DRADeviceBindingConditions.",
+    ),
+    MissingFeature(
+        "device status",
+        "Claims do not show the state of their devices.",
+        "Enable the feature gate DRAResourceClaimDeviceStatus, which is on by default since Kubernetes 1.33.",
+    ),
+)
+
+
+async def discover(client: Client, *, node_name: str = "") -> Features:
+    """Find out what the cluster can do. Raises ApiError when it does not answer.
+
+    `node_name` is for an agent that may only write slices of its own node. Without the right to create ResourceSlices the
+    features of slices stay unknown.
+    """
+    served = await _resources(client, SLICES)
+    if "resourceslices" not in served:
+        return Features(
+            dra=False,
+            taint_rules=None,
+            partitionable_devices=None,
+            binding_conditions=None,
+            device_taints=None,
+            device_status=None,
+        )
+    rules = None
+    for kind in TAINT_RULES:
+        if kind.plural in await _resources(client, kind):
+            rules = kind
+            break
+    counters = await _kept(client, node_name, {"sharedCounters": [_COUNTERS]})
+    device = {
+        "name": "probe",
+        "bindingConditions": ["draco.dev/probe"],
+        "bindingFailureConditions": ["draco.dev/probe-failed"],
+        "taints": [{"key": "draco.dev/probe", "effect": "NoSchedule"}],
+    }
+    kept = await _kept(client, node_name, {"devices": [device]})
+    kept_device = None if kept is None else next(iter(kept.get("devices") or [{}]))
+    binding = None if kept_device is None else bool(kept_device.get("bindingConditions"))
+    return Features(
+        dra=True,
+        taint_rules=rules,
+        partitionable_devices=None if counters is None else bool(counters.get("sharedCounters")),
+        binding_conditions=binding,
+        device_taints=None if kept_device is None else bool(kept_device.get("taints")),
+        # The server keeps binding conditions only when it keeps device status too.
+        device_status=binding or await _serves_device_status(client),
+    )
+
+
+async def _resources(client: Client, kind: Kind[Any]) -> set[str]:
+    """The plurals that are served at this kind's group and version."""
+    try:
+        answer = await client.connection.request("GET", f"/apis/{kind.api_version}")
+    except NotFound:
+        return set()
+    return {resource["name"] for resource in msgspec.json.decode(answer)["resources"]}
+
+
+async def _kept(client: Client, node_name: str, fields: dict[str, Any]) -> dict[str, Any] | None:
+    """The spec of a slice with these fields as the server would store it; None when it may not be asked."""
+    where: dict[str, Any] = {"nodeName": node_name} if node_name else {"allNodes": True}
+    pool = {"name": node_name or _PROBE, "generation": 1, "resourceSliceCount": 1}
+    manifest = {
+        "apiVersion": SLICES.api_version,
+        "kind": SLICES.kind,
+        "metadata": {"name": _PROBE},
+        "spec": {"driver": "probe.draco.dev", "pool": pool, **where, **fields},
+    }
+    try:
+        answer = await client.connection.request(
+            "POST", SLICES.path(), params={"dryRun": "All"}, body=msgspec.json.encode(manifest)
+        )
+    except (Forbidden, Invalid):
+        # By RBAC, or by an admission policy that knows which slices these credentials may write.
+        return None
+    spec: dict[str, Any] = msgspec.json.decode(answer)["spec"]
+    return spec
+
+
+async def _serves_device_status(client: Client) -> bool | None:
+    try:
+        answer = await client.connection.request("GET", f"/openapi/v3/apis/{SLICES.api_version}")
+    except ApiError:
+        return None
+    schemas = msgspec.json.decode(answer)["components"]["schemas"]
+    return "devices" in schemas["io.k8s.api.resource.v1.ResourceClaimStatus"]["properties"]
