@@ -1,7 +1,6 @@
 """Write requirements/*.txt: every dependency of pyproject.toml, direct or not, at one version and with its hashes.
 
-Versions already locked stay unless they no longer fit; `--upgrade` takes the newest of all. `go.txt` locks the Go toolchain
-that a machine without Go installs as a Python package.
+Versions already locked stay unless they no longer fit; `--upgrade` takes the newest of all.
 """
 
 import os
@@ -29,17 +28,15 @@ OPTIONS = [
 
 
 def main() -> None:
-    """Lock what the programs need, then that together with what developing them needs, then Go."""
+    """Lock what the programs need, then that together with what developing them needs."""
     if sys.version_info[:2] != OLDEST:
         sys.exit(f"lock with Python {'.'.join(map(str, OLDEST))}, the oldest supported: newer ones need fewer packages")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     runtime = project["project"]["dependencies"]
-    groups = project["dependency-groups"]
     upgrade = ["--upgrade"] if "--upgrade" in sys.argv[1:] else []
     lock("runtime.txt", runtime, upgrade)
-    tools = [*groups["dev"], *project["build-system"]["requires"]]
+    tools = [*project["dependency-groups"]["dev"], *project["build-system"]["requires"]]
     lock("dev.txt", [*runtime, *tools], ["--constraint", "requirements/runtime.txt", *upgrade])
-    lock("go.txt", groups["go"], upgrade)
 
 
 def lock(name: str, wanted: list[str], options: list[str]) -> None:

@@ -7,46 +7,37 @@ Owns building them (once per content, in Draco's cache) and asking them. Run as 
 import hashlib
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from draco.cluster import binaries, toolchain
+from draco.cluster.progress import Lines
+
 FOLDER = Path(__file__).parent
-
-
-class OracleMissing(Exception):
-    """An oracle cannot be built here; the message says why."""
 
 
 def build(name: str) -> Path:
     """The path of the program built from `tests/oracle/<name>`, building it if its sources changed."""
     sources = sorted(path for path in (FOLDER / name).rglob("*") if path.suffix in {".go", ".mod", ".sum"})
     digest = hashlib.sha256(b"\0".join(path.name.encode() + b"\0" + path.read_bytes() for path in sources)).hexdigest()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draco" / "oracle"
-    program = cache / f"{name}-{digest[:16]}"
+    cache = binaries.cache_folder()
+    program = cache / "oracle" / f"{name}-{digest[:16]}"
     if not program.exists():
-        cache.mkdir(parents=True, exist_ok=True)
+        program.parent.mkdir(parents=True, exist_ok=True)
         unfinished = program.with_suffix(f".{os.getpid()}")
+        go = toolchain.find_go(toolchain.go_directive(FOLDER / name), cache=cache, progress=Lines())
         subprocess.run(
-            [_go(), "build", "-trimpath", "-ldflags", "-s -w", "-o", unfinished, "."],
+            [go, "build", "-trimpath", "-ldflags", "-s -w", "-o", unfinished, "."],
             cwd=FOLDER / name,
-            env=os.environ | {"CGO_ENABLED": "0"},
+            env=os.environ
+            | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"},
             check=True,
         )
         unfinished.rename(program)
     return program
-
-
-def _go() -> str:
-    beside = Path(sys.executable).with_name("go")  # the toolchain installed as a Python package
-    go = shutil.which("go") or (str(beside) if beside.exists() else None)
-    if go is None:
-        raise OracleMissing("no Go on PATH: `make setup` installs one into the virtual environment.")
-    return go
 
 
 class Oracle:
@@ -83,4 +74,5 @@ def names() -> Iterable[str]:
 
 if __name__ == "__main__":
     for each in names():
-        sys.stdout.write(f"oracle {each}: {build(each)}\n")
+        with Lines().step(f"Building the oracle {each}"):
+            build(each)

@@ -1,0 +1,83 @@
+# One command for each thing a developer does. Every verb sets up what it needs; the second time that takes no time.
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+BIN := .venv/bin
+PYTEST_ARGS ?=
+
+.PHONY: help
+help: ## Show this help
+	@if [ -t 1 ] && [ -z "$${NO_COLOR:-}" ]; then bold=$$'\033[1;36m'; plain=$$'\033[0m'; else bold=; plain=; fi; \
+	awk -v bold="$$bold" -v plain="$$plain" 'BEGIN { FS = ":.*## " } \
+	  /^[a-z-]+:.*## / { printf "  make %s%-9s%s %s\n", bold, $$1, plain, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Make .venv, with the draco command in .venv/bin
+	@scripts/setup
+
+.PHONY: demo
+demo: setup ## Show what Draco does, on a local Kubernetes with simulated GPUs
+	@$(BIN)/draco demo
+
+.PHONY: test
+test: lint type ## Everything: lint, types, and all tests up to whole clusters (PYTEST_ARGS=... for pytest)
+	@scripts/test $(PYTEST_ARGS)
+
+.PHONY: unit
+unit: setup ## Only the fast tests
+	@$(BIN)/python -m tests.oracle.programs
+	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+.PHONY: e2e
+e2e: setup ## Only the tests on a whole cluster
+	@scripts/test tests/e2e $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: setup ## Measure every performance figure, in one table
+	@$(BIN)/python scripts/programs.py
+	@$(BIN)/python -m benchmarks
+
+.PHONY: fmt
+fmt: setup ## Format the code and sort imports
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format .
+
+.PHONY: lint
+lint: setup ## Check format, rules and import contracts
+	@$(BIN)/ruff format --check --quiet . || { echo "Some files are not formatted: run 'make fmt'." >&2; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/lint-imports --no-logo | grep -v -e '^$$' -e '^-*$$'
+
+.PHONY: type
+type: setup ## Check types
+	@$(BIN)/mypy
+
+.PHONY: docs
+docs: setup ## Generate docs/reference and check every link
+	@$(BIN)/python scripts/reference.py
+	@$(BIN)/python scripts/check_links.py
+
+.PHONY: chart
+chart: setup ## Render manifests/install from the chart
+	@$(BIN)/python scripts/render_manifests.py
+
+.PHONY: proto
+proto: setup ## Generate kubelet's messages from operator/draco/agent/proto
+	@$(BIN)/python scripts/generate_protos.py
+
+.PHONY: lock
+lock: setup ## Lock dependencies again after a change to pyproject.toml (LOCK_ARGS=--upgrade for the newest)
+	@$(BIN)/python scripts/lock.py $(LOCK_ARGS)
+
+.PHONY: verify
+verify: ## Generate all that is generated, check everything, and demand a clean tree
+	@$(MAKE) --no-print-directory proto lock chart docs
+	@scripts/clean_tree "what is generated was not committed"
+	@$(MAKE) --no-print-directory test
+	@scripts/clean_tree "the tests left something behind"
+
+.PHONY: clean
+clean: ## Remove what was built in this folder (the cache of programs outside it stays)
+	@rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,26 @@
+"""Have Kubernetes' programs in the cache before a test or a demo waits for them. Minutes the first time, then nothing."""
+
+import argparse
+import sys
+
+from draco.cluster import binaries
+from draco.cluster.progress import Lines
+from draco.resources.errors import DracoError
+
+CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "helm")
+REAL_NODE = ("kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr")
+
+
+def main() -> None:
+    """Build what is missing, with progress."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--real-nodes", choices=["yes", "no"], default="no", help="also what runs on a real node")
+    wanted = CONTROL_PLANE + (REAL_NODE if parser.parse_args().real_nodes == "yes" else ())
+    try:
+        binaries.find(*wanted, progress=Lines())
+    except DracoError as error:
+        sys.exit(f"Error: {error}")
+
+
+if __name__ == "__main__":
+    main()
