@@ -4,6 +4,7 @@ Owns the Clock protocol and the real one. Tests bring their own.
 """
 
 import asyncio
+import sys
 import time
 from datetime import UTC, datetime
 from typing import Protocol
@@ -26,7 +27,10 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The machine's clock. Its monotonic time goes on while the machine is suspended, where the system can tell (Linux).
+
+    What must have happened by some time elsewhere, such as a lease that has run out, is then seen after a resume.
+    """
 
     def now(self) -> datetime:
         """The time of day, aware, in UTC."""
@@ -34,6 +38,8 @@ class SystemClock:
 
     def monotonic(self) -> float:
         """Seconds since some fixed moment; never goes back."""
+        if sys.platform == "linux":
+            return time.clock_gettime(time.CLOCK_BOOTTIME)
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:

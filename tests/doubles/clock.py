@@ -1,0 +1,56 @@
+"""A clock that a test moves."""
+
+import asyncio
+import heapq
+import itertools
+from datetime import UTC, datetime, timedelta
+
+TURNS = 20
+"""How often the event loop turns after each step of time, for what was woken to do its work."""
+
+
+class ManualClock:
+    """Time stands still until `advance`. Implements the product's Clock."""
+
+    def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
+        self._start = start
+        self._elapsed = 0.0
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._order = itertools.count()
+
+    def now(self) -> datetime:
+        return self._start + timedelta(seconds=self._elapsed)
+
+    def monotonic(self) -> float:
+        return self._elapsed
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._elapsed + seconds, next(self._order), waiter))
+        await waiter
+
+    @property
+    def next_wake_s(self) -> float | None:
+        """In how many seconds the next sleeper wakes; None when nobody sleeps."""
+        due = [due for due, _, waiter in self._sleepers if not waiter.done()]
+        return min(due) - self._elapsed if due else None
+
+    async def advance(self, seconds: float) -> None:
+        """Let so many seconds pass, waking sleepers in order, each at its time."""
+        await self._settle()
+        target = self._elapsed + seconds
+        while self._sleepers and self._sleepers[0][0] <= target:
+            due, _, waiter = heapq.heappop(self._sleepers)
+            self._elapsed = max(self._elapsed, due)
+            if not waiter.done():
+                waiter.set_result(None)
+            await self._settle()
+        self._elapsed = target
+        await self._settle()
+
+    async def _settle(self) -> None:
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
