@@ -4,8 +4,7 @@ Owns registration, the heartbeat, and removing the slices that a starting kubele
 """
 
 import asyncio
-import random
-from datetime import datetime
+from random import Random
 from typing import Any
 
 import msgspec
@@ -15,15 +14,14 @@ from draco import __version__
 from draco.kube.client import Client
 from draco.kube.clock import Clock
 from draco.kube.errors import ApiError, NotFound
-from draco.resources.kinds import NODES, SLICES, Kind
-from draco.resources.meta import ObjectKey
+from draco.resources.kinds import LEASES, NODES, SLICES
+from draco.resources.meta import ObjectKey, micro_time
 from draco.simulator.pods import node_ip
 
 log = structlog.get_logger(__name__)
 
 LABEL_SIMULATED = "draco.dev/simulated"
 FIELD_MANAGER = "kubelet"
-LEASES: Kind[Any] = Kind("coordination.k8s.io", "v1", "leases", "Lease", True, dict)
 
 
 class NodeShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +44,7 @@ class NodeObject:
         *,
         shape: NodeShape,
         clock: Clock,
-        rng: random.Random,
+        random: Random,
         lease_s: int = 40,
         renew_s: float = 10.0,
     ) -> None:
@@ -54,7 +52,7 @@ class NodeObject:
         self._client = client
         self._shape = shape
         self._clock = clock
-        self._rng = rng
+        self._random = random
         self._lease_s = lease_s
         self._renew_s = renew_s
         self._uid = ""
@@ -79,7 +77,7 @@ class NodeObject:
             "spec": {
                 "holderIdentity": self.name,
                 "leaseDurationSeconds": self._lease_s,
-                "renewTime": _micro_time(self._clock.now()),
+                "renewTime": micro_time(self._clock.now()),
             },
         }
         await self._client.apply(LEASES, self._lease_key, lease, manager=FIELD_MANAGER)
@@ -89,10 +87,10 @@ class NodeObject:
         """Renew the Lease until cancelled, and register again when someone deleted it (or the Node, which takes it along)."""
         while True:
             # Spread over the period: hundreds of nodes that started together must not beat together.
-            await self._clock.sleep(self._renew_s * self._rng.uniform(0.8, 1.2))
+            await self._clock.sleep(self._renew_s * self._random.uniform(0.8, 1.2))
             try:
                 await self._client.patch(
-                    LEASES, self._lease_key, {"spec": {"renewTime": _micro_time(self._clock.now())}}
+                    LEASES, self._lease_key, {"spec": {"renewTime": micro_time(self._clock.now())}}
                 )
             except NotFound:
                 await self._register_again()
@@ -165,7 +163,3 @@ class NodeObject:
                 },
             }
         }
-
-
-def _micro_time(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -18,6 +18,7 @@ from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.retry import Backoff
 from draco.kube.store import Change
 from draco.resources.core import Pod
+from draco.resources.events import ObjectReference
 from draco.resources.kinds import PODS
 from draco.resources.meta import ObjectKey
 from draco.simulator.kubelet import Kubelet
@@ -39,7 +40,9 @@ class PodOnNode(NamedTuple):
 class PodFeed:
     """One watch of all bound pods for any number of stand-ins, which may come and go while it runs."""
 
-    def __init__(self, client: Client, *, events: EventRecorder, clock: Clock, random: Random, workers: int = 64) -> None:
+    def __init__(
+        self, client: Client, *, events: EventRecorder, clock: Clock, random: Random, workers: int = 64
+    ) -> None:
         self._pods = Informer(client, PODS, field_selector="spec.nodeName!=", clock=clock, random=random)
         self._pods.store.add_index("node", lambda pod: [pod.spec.node_name])
         self._pods.subscribe(self._changed)
@@ -75,7 +78,14 @@ class PodFeed:
 
     def complain(self, pod: Pod, reason: str, sentence: str) -> None:
         """Record a warning Event about a pod."""
-        self._events.record(pod, type="Warning", reason=reason, action="Starting", note=sentence)
+        regarding = ObjectReference(
+            api_version=PODS.api_version,
+            kind=PODS.kind,
+            namespace=pod.metadata.namespace,
+            name=pod.metadata.name,
+            uid=pod.metadata.uid,
+        )
+        self._events.record(regarding, type="Warning", reason=reason, action="Preparing", note=sentence)
 
     def _changed(self, change: Change[Pod]) -> None:
         for pod in (change.before, change.after):
@@ -90,9 +100,7 @@ class PodFeed:
         try:
             again_s = await kubelet.sync(key.pod, pod if pod and pod.spec.node_name == key.node else None)
         except PodBlocked:  # said where it happened, and no fault of ours
-            backoff = self._backoffs.setdefault(
-                key, Backoff(self._random, base_s=BLOCKED_BASE_S, cap_s=BLOCKED_CAP_S)
-            )
+            backoff = self._backoffs.setdefault(key, Backoff(self._random, base_s=BLOCKED_BASE_S, cap_s=BLOCKED_CAP_S))
             return backoff.next()
         self._backoffs.pop(key, None)
         return again_s

@@ -1,0 +1,125 @@
+"""`draco status`: read the cluster once and show it.
+
+Owns the options, the reading and the choice of output. What is shown is decided in `status_view`, how in `status_screen`.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+
+from draco.cli import status_screen
+from draco.cli.status_schema import MissingView, Status
+from draco.cli.status_view import Snapshot, status_of
+from draco.kube.client import Client
+from draco.kube.discovery import discover
+from draco.kube.errors import Forbidden, KubeError, NotFound
+from draco.kube.kubeconfig import connect
+from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, NODES, SLICES, Kind
+
+T = TypeVar("T")
+
+NO_TERMINAL_WIDTH = 180
+"""Columns when the output is a file or a pipe: wide enough that lines can be searched."""
+
+
+@click.command()
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Kubeconfig file [default: as kubectl finds it].",
+)
+@click.option("--context", help="Context of the kubeconfig [default: its current one].")
+@click.option("-n", "--namespace", default="", help="List only the claims of this namespace.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "wide", "json"]),
+    default="text",
+    show_default=True,
+    help="wide: every device and claim. json: one document of a stable schema.",
+)
+def command(kubeconfig: Path | None, context: str | None, namespace: str, output: str) -> None:
+    """Show nodes, GPUs, claims, taints and maintenance on one screen.
+
+    Works with the devices of every DRA driver. Reads only, and keeps nothing.
+    """
+    try:
+        status = asyncio.run(_read(kubeconfig, context, namespace))
+    except KubeError as error:
+        raise click.ClickException(_sentence(error)) from error
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(status), indent=2).decode())
+        return
+    console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else NO_TERMINAL_WIDTH)
+    (status_screen.show_wide if output == "wide" else status_screen.show)(status, console)
+
+
+async def _read(kubeconfig: Path | None, context: str | None, namespace: str) -> Status:
+    async with Client(await connect(kubeconfig, context)) as client:
+        features = await discover(client)
+        server = str(client.connection.server)
+        if not features.dra:
+            raise click.ClickException(
+                f"{server} does not serve resource.k8s.io/v1 (Dynamic Resource Allocation), which Draco needs: "
+                "use Kubernetes 1.34 or newer, with the API group enabled."
+            )
+        missing = [
+            MissingView(name=item.name, consequence=item.consequence, remedy=item.remedy) for item in features.missing
+        ]
+        async with asyncio.TaskGroup() as tasks:
+            nodes = tasks.create_task(_list(client, NODES))
+            slices = tasks.create_task(_list(client, SLICES))
+            claims = tasks.create_task(_list(client, CLAIMS))
+            rules = tasks.create_task(_list(client, features.taint_rules)) if features.taint_rules else None
+            gpu_nodes = tasks.create_task(_list_own(client, GPU_NODES))
+            maintenances = tasks.create_task(_list_own(client, DEVICE_MAINTENANCES))
+        absent = [
+            kind.kind
+            for kind, task in ((GPU_NODES, gpu_nodes), (DEVICE_MAINTENANCES, maintenances))
+            if task.result() is None
+        ]
+        if absent:
+            missing.append(
+                MissingView(
+                    name=", ".join(absent),
+                    consequence="Draco is not installed here: no GPU health and no maintenance requests are shown.",
+                    remedy="Install it with charts/draco, or apply crds/.",
+                )
+            )
+        snapshot = Snapshot(
+            nodes=nodes.result(),
+            slices=slices.result(),
+            claims=claims.result(),
+            rules=rules.result() if rules else [],
+            gpu_nodes=gpu_nodes.result() or [],
+            maintenances=maintenances.result() or [],
+            missing=missing,
+        )
+        return status_of(snapshot, server=server, namespace=namespace)
+
+
+async def _list(client: Client, kind: Kind[T]) -> list[T]:
+    try:
+        return await client.list(kind)
+    except Forbidden as error:
+        raise click.ClickException(
+            f"These credentials may not list {kind.plural} in the whole cluster, which `draco status` needs: {error}"
+        ) from error
+
+
+async def _list_own(client: Client, kind: Kind[T]) -> list[T] | None:
+    """Objects of one of Draco's own kinds; None when the cluster does not know the kind."""
+    try:
+        return await _list(client, kind)
+    except NotFound:
+        return None
+
+
+def _sentence(error: Any) -> str:
+    text = str(error).strip().rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}."

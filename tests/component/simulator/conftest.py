@@ -1,0 +1,142 @@
+"""Kubelet stand-ins on a real API server, and pods and claims as a scheduler would leave them."""
+
+import asyncio
+import shutil
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from draco.kube.client import Client
+from draco.kube.clock import SystemClock
+from draco.kube.events import EventRecorder
+from draco.resources.claims import ResourceClaim
+from draco.resources.core import Pod
+from draco.resources.kinds import CLAIMS, PODS
+from draco.resources.meta import ObjectKey
+from draco.simulator.kubelet import Kubelet, KubeletSettings
+from draco.simulator.node_object import NodeObject, NodeShape
+from draco.simulator.podfeed import PodFeed
+
+DRIVER = "gpu.example.com"
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A kubelet directory whose path is short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="draco-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def node_name() -> str:
+    """A node of this test alone: nobody clears away the pods of earlier tests."""
+    return f"sim-{uuid.uuid4().hex[:8]}"
+
+
+@asynccontextmanager
+async def running_kubelet(client: Client, root: Path, node_name: str, **settings: Any) -> AsyncIterator[Kubelet]:
+    """A stand-in for one node, cancelled at the end as a killed process would stop: without a word to anyone."""
+    clock, random = SystemClock(), Random(1)
+    renew_s = settings.pop("renew_s", 10.0)
+    events = EventRecorder(client, controller="kubelet", instance="tests", clock=clock, random=random)
+    feed = PodFeed(client, events=events, clock=clock, random=random)
+    kubelet = Kubelet(
+        KubeletSettings(node_name=node_name, root=root, **settings),
+        client,
+        node=NodeObject(node_name, client, shape=NodeShape(), clock=clock, random=random, renew_s=renew_s),
+        clock=clock,
+        wake=lambda pod: feed.wake(node_name, pod),
+        complain=feed.complain,
+    )
+    tasks = [asyncio.create_task(work) for work in (events.run(), feed.run(), kubelet.run())]
+    try:
+        await asyncio.wait_for(kubelet.ready.wait(), 10)
+        feed.add(kubelet)
+        yield kubelet
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Workload:
+    """Claims and pods in one namespace, bound and reserved by hand."""
+
+    def __init__(self, client: Client, namespace: str, node_name: str) -> None:
+        self.client = client
+        self.node_name = node_name
+        self.namespace = namespace
+
+    def key(self, name: str) -> ObjectKey:
+        return ObjectKey(self.namespace, name)
+
+    async def claim(self, name: str, *, driver: str = DRIVER, owner: Pod | None = None) -> ResourceClaim:
+        """A claim allocated to a device of the driver on the node."""
+        request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.example.com"}}
+        metadata: dict[str, Any] = {"name": name, "namespace": self.namespace}
+        if owner:
+            metadata["ownerReferences"] = [
+                {"apiVersion": "v1", "kind": "Pod", "name": owner.metadata.name, "uid": owner.metadata.uid}
+            ]
+        await self.client.create(CLAIMS, {"metadata": metadata, "spec": {"devices": {"requests": [request]}}})
+        result = {"request": "gpu", "driver": driver, "pool": self.node_name, "device": name}
+        return await self.client.patch(
+            CLAIMS, self.key(name), {"status": {"allocation": {"devices": {"results": [result]}}}}, subresource="status"
+        )
+
+    async def pod(self, name: str, *claims: str, reserve: bool = True, **metadata: Any) -> Pod:
+        """A pod bound to the node that uses the claims by name, and for which they are reserved unless told otherwise."""
+        spec = {
+            "nodeName": self.node_name,
+            "containers": [{"name": "main", "image": "none"}],
+            "resourceClaims": [{"name": claim, "resourceClaimName": claim} for claim in claims],
+        }
+        pod = await self.create(name, spec, **metadata)
+        if reserve:
+            await self.reserve(pod, claims)
+        return pod
+
+    async def pod_with_template(self, name: str, entry: str, **metadata: Any) -> Pod:
+        spec = {
+            "nodeName": self.node_name,
+            "containers": [{"name": "main", "image": "none"}],
+            "resourceClaims": [{"name": entry, "resourceClaimTemplateName": "template"}],
+        }
+        return await self.create(name, spec, **metadata)
+
+    async def create(self, name: str, spec: dict[str, Any], **metadata: Any) -> Pod:
+        """A pod as it is written here."""
+        manifest = {"metadata": {"name": name, "namespace": self.namespace, **metadata}, "spec": spec}
+        return await self.client.create(PODS, manifest)
+
+    async def bind(self, name: str) -> None:
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}}
+        target = {"kind": "Node", "name": self.node_name}
+        await self.client.create_subresource(PODS, self.key(name), "binding", {**binding, "target": target})
+
+    async def reserve(self, pod: Pod, claims: Iterable[str]) -> None:
+        for claim in claims:
+            current = await self.client.get(CLAIMS, self.key(claim))
+            consumers = [
+                {"resource": known.resource, "name": known.name, "uid": known.uid}
+                for known in current.status.reserved_for
+            ]
+            consumers.append({"resource": "pods", "name": pod.metadata.name, "uid": pod.metadata.uid})
+            await self.client.patch(
+                CLAIMS, self.key(claim), {"status": {"reservedFor": consumers}}, subresource="status"
+            )
+
+    async def delete(self, name: str, *, grace_period_s: int | None = None) -> None:
+        await self.client.delete(PODS, self.key(name), grace_period_s=grace_period_s)
+
+
+@pytest.fixture
+def workload(client: Client, namespace: str, node_name: str) -> Workload:
+    return Workload(client, namespace, node_name)

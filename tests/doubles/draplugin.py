@@ -1,0 +1,79 @@
+"""A DRA plugin for tests of the kubelet side: real sockets, no devices.
+
+It records what it is asked, and fails as it is told to.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from draco.agent.api import dra_v1_pb2, registration_pb2
+from draco.agent.wire import DRA_V1, REGISTRATION, handlers
+
+
+class RecordingPlugin:
+    """`calls` holds ("prepare" | "unprepare", claim name) in order. `errors` gives the answer for a claim by its name."""
+
+    def __init__(self, driver: str = "gpu.example.com") -> None:
+        self.driver = driver
+        self.calls: list[tuple[str, str]] = []
+        self.errors: dict[str, str] = {}
+        self.silent_about: set[str] = set()
+        self.registered = asyncio.Event()
+        self.refused = ""
+        self.info = registration_pb2.PluginInfo(type="DRAPlugin", name=driver, supported_versions=["v1.DRAPlugin"])
+
+    @asynccontextmanager
+    async def serving(self, root: Path) -> AsyncIterator["RecordingPlugin"]:
+        """Serve on the node whose kubelet directory is `root`; remove the sockets at the end."""
+        self.registered.clear()
+        home = root / "plugins" / self.driver
+        home.mkdir(parents=True, exist_ok=True)
+        (root / "plugins_registry").mkdir(exist_ok=True)
+        self.info.endpoint = str(home / "dra.sock")
+        sockets = [home / "dra.sock", root / "plugins_registry" / f"{self.driver}-reg.sock"]
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers(
+            (
+                handlers(REGISTRATION, {"GetInfo": self._info, "NotifyRegistrationStatus": self._notify}),
+                handlers(DRA_V1, {"NodePrepareResources": self._prepare, "NodeUnprepareResources": self._unprepare}),
+            )
+        )
+        for socket in sockets:
+            socket.unlink(missing_ok=True)
+            server.add_insecure_port(f"unix:{socket}")
+        await server.start()
+        try:
+            yield self
+        finally:
+            await server.stop(grace=None)
+            for socket in sockets:
+                socket.unlink(missing_ok=True)
+
+    async def _info(self, _request: Any, _context: Any) -> Any:
+        return self.info
+
+    async def _notify(self, request: Any, _context: Any) -> Any:
+        self.refused = request.error
+        if request.plugin_registered:
+            self.registered.set()
+        return registration_pb2.RegistrationStatusResponse()
+
+    async def _prepare(self, request: Any, _context: Any) -> Any:
+        answer = dra_v1_pb2.NodePrepareResourcesResponse()
+        for claim in request.claims:
+            self.calls.append(("prepare", claim.name))
+            if claim.name not in self.silent_about:
+                answer.claims[claim.uid].error = self.errors.get(claim.name, "")
+        return answer
+
+    async def _unprepare(self, request: Any, _context: Any) -> Any:
+        answer = dra_v1_pb2.NodeUnprepareResourcesResponse()
+        for claim in request.claims:
+            self.calls.append(("unprepare", claim.name))
+            answer.claims[claim.uid].error = self.errors.get(claim.name, "")
+        return answer
