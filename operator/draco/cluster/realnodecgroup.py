@@ -24,6 +24,8 @@ class Hierarchies:
 
     version: int
     roots: tuple[Path, ...]
+    unified: tuple[Path, ...] = ()
+    """Beside version 1, a version 2 hierarchy without controllers: nobody has to fill it, but container runtimes do."""
 
 
 def hierarchies(mounts: str) -> Hierarchies:
@@ -34,7 +36,7 @@ def hierarchies(mounts: str) -> Hierarchies:
         if kind in found:
             found[kind].append(Path(where))
     if found["cgroup"]:
-        return Hierarchies(version=1, roots=tuple(sorted(found["cgroup"])))
+        return Hierarchies(version=1, roots=tuple(sorted(found["cgroup"])), unified=tuple(found["cgroup2"]))
     if found["cgroup2"]:
         return Hierarchies(version=2, roots=(found["cgroup2"][0],))
     raise NotSupported("Real nodes need cgroups, and none are mounted: mount cgroup2 on /sys/fs/cgroup.")
@@ -59,10 +61,14 @@ def create(found: Hierarchies, cluster: str, node: str) -> None:
             _enable_controllers(parent)
 
 
-def remove(found: Hierarchies, cluster: str) -> None:
-    """Remove the cluster's folders, which are empty of processes, or will be within moments; raises ClusterError if not."""
+def remove(found: Hierarchies, *path: str) -> None:
+    """Remove the folders of a cluster, or of one of its nodes: `path` is the cluster's name and, if wanted, the node's.
+
+    They are empty of processes, or will be within moments; raises ClusterError if they stay full.
+    """
+    name = "/".join(path)
     deadline = time.monotonic() + _EMPTY_WITHIN_S
-    while left := [folder for root in found.roots for folder in _remove_below(root / cluster)]:
+    while left := [folder for root in (*found.roots, *found.unified) for folder in _remove_below(root / name)]:
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"The cgroup {left[0]} still holds processes: end them and run `draco cluster down` again."
@@ -72,7 +78,7 @@ def remove(found: Hierarchies, cluster: str) -> None:
 
 def existing(found: Hierarchies, cluster: str) -> list[Path]:
     """The cluster's top folders that exist now."""
-    return [root / cluster for root in found.roots if (root / cluster).exists()]
+    return [root / cluster for root in (*found.roots, *found.unified) if (root / cluster).exists()]
 
 
 def _remove_below(top: Path) -> Iterable[Path]:

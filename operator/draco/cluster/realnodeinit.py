@@ -22,11 +22,18 @@ from typing import Any, Final
 RUN_FOLDER: Final = Path("/run/draco")
 """Inside the node: one `<service>.pid` for each service that runs."""
 
-_RESTART_AFTER_S: Final = 0.5
+_RESTART_AFTER_S: Final = (0.5, 1.0, 2.0, 5.0)
+"""Before the first, second, ... start in a row; a service that ran for _STEADY_S begins at the first again."""
+
+_STEADY_S: Final = 10.0
 _TICK_S: Final = 0.1
 _CONTAINERD_WITHIN_S: Final = 30.0
 _SHARED_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "kmsg", "fuse")
 _OWN_CHANGES: Final = ("/etc", "/var")
+_KUBELET_SYSCTLS: Final = (
+    *("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"),
+    *("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"),
+)
 _NULL_DEVICE: Final = (1, 3)
 
 
@@ -82,12 +89,14 @@ def main(plan_file: str) -> None:
 
 
 class Supervisor:
-    """Starts the services, in order, and starts each again half a second after it ended; reaps every orphan."""
+    """Starts the services, in order, and starts each again a moment after it ended; reaps every orphan."""
 
     def __init__(self, plan: NodePlan) -> None:
         self._plan = plan
         self._logs = Path(plan.disk) / "logs"
         self._running: dict[int, Service] = {}
+        self._started: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
         self._due: dict[str, tuple[float, Service]] = {}
 
     def run(self) -> None:
@@ -115,6 +124,7 @@ class Supervisor:
                 cwd="/",
             )
         self._running[process.pid] = service
+        self._started[service.name] = time.monotonic()
         process.returncode = 0  # reaped below with every other child: Popen must not wait for it too
         (RUN_FOLDER / f"{service.name}.pid").write_text(str(process.pid))
         _say(f"{service.name} started as {process.pid}")
@@ -133,7 +143,14 @@ class Supervisor:
                 if service:
                     _say(f"{service.name} ended with {os.waitstatus_to_exitcode(status)}")
                     (RUN_FOLDER / f"{service.name}.pid").unlink(missing_ok=True)
-                    self._due[service.name] = (time.monotonic() + _RESTART_AFTER_S, service)
+                    self._due[service.name] = (self._restart_at(service.name), service)
+
+    def _restart_at(self, name: str) -> float:
+        now = time.monotonic()
+        steady = now - self._started[name] >= _STEADY_S
+        failures = 0 if steady else self._failures.get(name, 0)
+        self._failures[name] = failures + 1
+        return now + _RESTART_AFTER_S[min(failures, len(_RESTART_AFTER_S) - 1)]
 
     def _wait_for_runtime(self) -> None:
         deadline = time.monotonic() + _CONTAINERD_WITHIN_S
@@ -173,6 +190,7 @@ def _mount_file_system(plan: NodePlan) -> None:
         folder.mkdir(parents=True)
     _mount_devices(plan.devices)
     _take_new_boot_id()
+    _keep_sysctls()
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     for name, content in plan.files.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -218,6 +236,16 @@ def _take_new_boot_id() -> None:
     boot_id = RUN_FOLDER / "boot_id"
     boot_id.write_text(f"{uuid.uuid4()}\n")
     _mount("--bind", str(boot_id), "/proc/sys/kernel/random/boot_id")
+
+
+def _keep_sysctls() -> None:
+    """Kubelet sets these for the whole machine; the node gets a copy to write to, and the machine keeps its own."""
+    for name in _KUBELET_SYSCTLS:
+        sysctl, copy = Path("/proc/sys", name), RUN_FOLDER / "sysctl" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if sysctl.exists():
+            copy.write_text(sysctl.read_text())
+            _mount("--bind", str(copy), str(sysctl))
 
 
 def _mount(*arguments: str) -> None:

@@ -236,6 +236,8 @@ class RealNodes:
     def _cut_power(self, node: str) -> None:
         _end_all([self.names.node_namespace(node)])
         self.processes.stop(_console(node), grace_s=0.0)
+        # A machine that comes back has no cgroups of containers that are gone; with them kubelet waits 12 s at its start.
+        realnodecgroup.remove(realnodecgroup.mounted(), self.names.cgroup, node)
 
     def _first_process(self, node: str) -> int | None:
         namespace = self.names.node_namespace(node)
