@@ -134,7 +134,7 @@ def start_operator(processes: Processes, kubeconfig: Path, port: int) -> None:
     """Start one replica of the operator; its metrics and health are on loopback, on `port`."""
     argv: list[str | Path] = [
         *(sys.executable, "-m", "draco", "operator", "--kubeconfig", kubeconfig),
-        *("--namespace", SYSTEM_NAMESPACE, "--http-host", "127.0.0.1", "--http-port", str(port)),
+        *("--namespace", SYSTEM_NAMESPACE, "--listen", f"127.0.0.1:{port}"),
     ]
     processes.start(OPERATOR_PROCESS, argv)
 
