@@ -3,31 +3,18 @@
 Owns the settings struct; reading options and the environment is the command's business.
 """
 
-import os
-import socket
-from pathlib import Path
-
 import msgspec
-
-
-def default_identity() -> str:
-    """A name for this replica that no other has: the pod's name, and the process in case two share a host."""
-    return f"{socket.gethostname()}_{os.getpid()}"
 
 
 class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All times in seconds."""
 
-    kubeconfig: Path | None = None
-    """`None` for the usual search: KUBECONFIG, then ~/.kube/config; inside a pod its service account."""
-    context: str | None = None
-
     namespace: str = "draco-system"
     """Where the Lease is kept."""
-    identity: str = ""
-    """Holder of the Lease; "" for host name and process."""
+    identity: str
+    """Holder of the Lease; must differ between any two processes that ever ask for it, restarts included."""
     lease_name: str = "draco-operator"
-    lease_duration_s: float = 15.0
+    lease_duration_s: int = 15
     renew_deadline_s: float = 10.0
     retry_period_s: float = 2.0
 

@@ -128,7 +128,9 @@ class ClusterView:
 
     def claims_on(self, devices: Iterable[DeviceKey]) -> list[ResourceClaim]:
         """Claims that hold one of the devices."""
-        held = {claim.metadata.key: claim for device in devices for claim in self.claims.store.by_index(BY_DEVICE, device)}
+        held = {
+            claim.metadata.key: claim for device in devices for claim in self.claims.store.by_index(BY_DEVICE, device)
+        }
         return list(held.values())
 
     def pods_of(self, claim: ObjectKey) -> list[Pod]:

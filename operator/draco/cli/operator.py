@@ -1,0 +1,159 @@
+"""`draco operator`: watch the whole cluster's GPUs and claims.
+
+Owns options, environment, logs and signals of the process. What the operator does is `draco.controller`.
+"""
+
+import asyncio
+import secrets
+import signal
+import socket
+from pathlib import Path
+
+import click
+import structlog
+
+from draco.cli.logs import LEVELS, configure_logs
+from draco.controller.app import Connect, run_operator
+from draco.controller.handlers import quiet_kopf
+from draco.controller.settings import OperatorSettings
+from draco.kube.connection import Connection
+from draco.kube.election import LeadershipLost
+from draco.kube.errors import KubeError
+from draco.kube.kubeconfig import connect
+
+log = structlog.get_logger(__name__)
+
+_DEFAULT = OperatorSettings(identity="")
+
+
+class ListenAddress(click.ParamType[tuple[str, int]]):
+    """HOST:PORT, with [HOST] for IPv6."""
+
+    name = "host:port"
+
+    def convert(
+        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        """Split and check. Raises BadParameter."""
+        if isinstance(value, tuple):
+            return value
+        host, colon, port = value.rpartition(":")
+        if not (colon and port.isdecimal() and int(port) < 1 << 16):
+            self.fail(f"{value!r} is not HOST:PORT, such as 0.0.0.0:8080", param, ctx)
+        return host.strip("[]") or _DEFAULT.http_host, int(port)
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig to use instead of the usual ones.")
+@click.option("--context", help="Context of the kubeconfig.")
+@click.option("--namespace", envvar="DRACO_NAMESPACE", default=_DEFAULT.namespace, help="Namespace of the Lease.")
+@click.option("--identity", envvar="DRACO_IDENTITY", default=socket.gethostname, help="Name of this replica.")
+@click.option(
+    "--listen",
+    envvar="DRACO_LISTEN",
+    type=ListenAddress(),
+    default=f"{_DEFAULT.http_host}:{_DEFAULT.http_port}",
+    help="Address of /livez, /readyz and /metrics; port 0 takes a free one.",
+)
+@click.option("--log-level", envvar="DRACO_LOG_LEVEL", type=click.Choice(LEVELS), default="info", help="Log level.")
+@click.option(
+    "--pending-after",
+    envvar="DRACO_PENDING_AFTER",
+    type=click.FloatRange(min=0),
+    default=_DEFAULT.pending_after_s,
+    help="Seconds that a claim may wait before it is said why.",
+)
+@click.option(
+    "--settle",
+    envvar="DRACO_SETTLE",
+    type=click.FloatRange(min=0),
+    default=_DEFAULT.settle_s,
+    help="Seconds that devices must stay isolated and free before maintenance may start.",
+)
+@click.option(
+    "--lease-duration",
+    envvar="DRACO_LEASE_DURATION",
+    type=click.IntRange(min=1),
+    default=_DEFAULT.lease_duration_s,
+    help="Seconds of silence after which a leader is replaced.",
+)
+@click.option(
+    "--renew-deadline",
+    envvar="DRACO_RENEW_DEADLINE",
+    type=click.FloatRange(min=0, min_open=True),
+    default=_DEFAULT.renew_deadline_s,
+    help="Seconds without renewal after which a leader stops.",
+)
+@click.option(
+    "--retry-period",
+    envvar="DRACO_RETRY_PERIOD",
+    type=click.FloatRange(min=0, min_open=True),
+    default=_DEFAULT.retry_period_s,
+    help="Seconds between attempts to take or renew the lease.",
+)
+def command(
+    *,
+    kubeconfig: Path | None,
+    context: str | None,
+    namespace: str,
+    identity: str,
+    listen: tuple[str, int],
+    log_level: str,
+    pending_after: float,
+    settle: float,
+    lease_duration: int,
+    renew_deadline: float,
+    retry_period: float,
+) -> None:
+    """Watch the whole cluster's GPUs and claims (runs twice, one leads)."""
+    if not lease_duration > renew_deadline > retry_period:
+        raise click.UsageError(
+            f"the lease's duration ({lease_duration} s) must exceed the renew deadline ({renew_deadline:g} s), "
+            f"and that the retry period ({retry_period:g} s)"
+        )
+    configure_logs(log_level)
+    quiet_kopf()
+    settings = OperatorSettings(
+        namespace=namespace,
+        identity=f"{identity}_{secrets.token_hex(4)}",  # a container restarts under the name of its pod
+        lease_duration_s=lease_duration,
+        renew_deadline_s=renew_deadline,
+        retry_period_s=retry_period,
+        http_host=listen[0],
+        http_port=listen[1],
+        pending_after_s=pending_after,
+        settle_s=settle,
+    )
+
+    async def connected() -> Connection:
+        return await connect(kubeconfig, context)
+
+    try:
+        asyncio.run(_run(settings, connected))
+    except KubeError as error:
+        raise click.ClickException(str(error)) from error
+    except ExceptionGroup as group:
+        if lost := _first(group, LeadershipLost):
+            log.error("operator.leadership_lost", error=str(lost))  # noqa: TRY400 - its sentence says it all
+            raise click.exceptions.Exit(1) from None
+        if failed := _first(group, KubeError):
+            raise click.ClickException(str(failed)) from failed
+        raise
+
+
+async def _run(settings: OperatorSettings, connected: Connect) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await run_operator(settings, connect=connected, stop=stop)
+    log.info("operator.stopped")
+
+
+def _first(group: ExceptionGroup[Exception], kind: type[Exception]) -> Exception | None:
+    """The first error of that kind in the group, however deep."""
+    for error in group.exceptions:
+        found = _first(error, kind) if isinstance(error, ExceptionGroup) else error
+        if isinstance(found, kind):
+            return found
+    return None

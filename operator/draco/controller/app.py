@@ -1,0 +1,179 @@
+"""The operator as a whole: what runs, in which order it starts, and how it ends.
+
+Owns the wiring only. Every replica watches the cluster, answers probes and exports metrics; the reconcilers run on the one that
+holds the lease. Losing the lease ends the process, since another replica may be leading by then.
+"""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Hashable
+from random import Random
+from typing import Any
+
+import structlog
+
+from draco.controller.handlers import OwnKinds
+from draco.controller.health import http_app, serving
+from draco.controller.maintenance import MaintenanceReconciler
+from draco.controller.metrics import Metrics, Reading, gauge, register_view
+from draco.controller.notes import Notes
+from draco.controller.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims
+from draco.controller.reconciling import Reconciling, register_queues
+from draco.controller.settings import OperatorSettings
+from draco.controller.taints import register_reach, warn_of_wide_rules
+from draco.controller.view import ClusterView
+from draco.kube.client import Client
+from draco.kube.clock import Clock, SystemClock
+from draco.kube.connection import Connection
+from draco.kube.discovery import Features, discover
+from draco.kube.election import LeaderElection, LeaseTerms
+from draco.kube.retry import retry
+from draco.resources.meta import ObjectKey
+from draco.resources.names import FIELD_MANAGER_OPERATOR
+
+log = structlog.get_logger(__name__)
+
+Connect = Callable[[], Awaitable[Connection]]
+
+
+async def run_operator(
+    settings: OperatorSettings,
+    *,
+    connect: Connect,
+    stop: asyncio.Event,
+    clock: Clock | None = None,
+    random: Random | None = None,
+) -> None:
+    """Run until `stop` is set. Raises LeadershipLost (in a group) when the lease is lost, ApiError when nothing can be read."""
+    clock = clock or SystemClock()
+    random = random or Random()  # noqa: S311 - jitter
+    async with await connect() as connection:
+        client = Client(connection, manager=FIELD_MANAGER_OPERATOR)
+        features = await retry(lambda: discover(client), clock=clock, random=random)
+        operator = Operator(settings, client, features, connect=connect, clock=clock, random=random)
+        await operator.run(stop)
+
+
+class Operator:
+    """The parts of one replica, made but not started."""
+
+    def __init__(
+        self,
+        settings: OperatorSettings,
+        client: Client,
+        features: Features,
+        *,
+        connect: Connect,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._started = clock.monotonic()
+        self.metrics = Metrics()
+        self.view = ClusterView(
+            client, features.taint_rules, clock=clock, random=random, survey_every_s=settings.survey_every_s
+        )
+        notes = Notes(client, clock=clock, instance=settings.identity, reason=EVENT_REASON, action=EVENT_ACTION)
+        maintenance = MaintenanceReconciler(client, self.view, clock=clock, settle_s=settings.settle_s)
+        pending = PendingClaims(self.view, notes, clock=clock, pending_after_s=settings.pending_after_s)
+
+        def working(name: str, reconciler: Any) -> Reconciling[Any]:
+            return Reconciling(
+                name, reconciler, workers=settings.workers, metrics=self.metrics, clock=clock, random=random
+            )
+
+        self.maintenance: Reconciling[str] = working("maintenance", maintenance)
+        self.pending: Reconciling[ObjectKey] = working("pending-claims", pending)
+        self.reconcilers: list[Reconciling[Any]] = [self.maintenance, self.pending]
+        self.own_kinds = OwnKinds(connect, self.maintenance.queue.add)
+        self.election = LeaderElection(
+            client,
+            ObjectKey(settings.namespace, settings.lease_name),
+            identity=settings.identity,
+            clock=clock,
+            random=random,
+            terms=LeaseTerms(
+                duration_s=settings.lease_duration_s,
+                renew_deadline_s=settings.renew_deadline_s,
+                retry_s=settings.retry_period_s,
+            ),
+        )
+        warn_of_wide_rules(self.view)
+        self._export(pending)
+        self._say_what_is_missing(features)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until `stop` is set."""
+        app = http_app(self.metrics.registry, alive=self.problems, ready=self.not_ready)
+        log.info("operator.starting", identity=self.election.identity)
+        async with serving(app, self._settings.http_host, self._settings.http_port), asyncio.TaskGroup() as group:
+            tasks = [group.create_task(informer.run(), name=name) for name, informer in self.view.informers.items()]
+            tasks.append(group.create_task(self._run_kopf(), name="kopf"))
+            tasks.append(group.create_task(self._lead_when_ready(), name="lead"))
+            await stop.wait()
+            log.info("operator.stopping")
+            for task in tasks:
+                task.cancel()
+
+    def problems(self) -> list[str]:
+        """Why this process should be restarted; empty when it need not."""
+        found = [problem for each in self.reconcilers for problem in each.stalled(self._settings.stalled_after_s)]
+        if self.election.leading and self.election.since_renewal_s > self._settings.stalled_after_s:
+            found.append(f"lease: not renewed for {self.election.since_renewal_s:.0f} s")
+        return found
+
+    def not_ready(self) -> list[str]:
+        """What is not known yet; empty when all is."""
+        return [f"{kind}: not listed yet" for kind in self.view.unsynced]
+
+    async def _run_kopf(self) -> None:
+        # Kopf looks once at what is served, so it must not start before our kinds are.
+        await self.view.maintenances.synced.wait()
+        await self.own_kinds.run()
+
+    async def _lead_when_ready(self) -> None:
+        for informer in self.view.informers.values():
+            await informer.synced.wait()
+        log.info(
+            "operator.synced",
+            seconds=round(self._clock.monotonic() - self._started, 2),
+            objects={name: len(informer.store) for name, informer in self.view.informers.items()},
+        )
+        # What was just read lives for long: keep the collector from walking it again and again.
+        gc.collect()
+        gc.freeze()
+        await self.election.run(self._lead)
+
+    async def _lead(self) -> None:
+        self.metrics.leader.set(1)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for each in self.reconcilers:
+                    group.create_task(each.run(), name=each.name)
+        finally:
+            self.metrics.leader.set(0)
+
+    def _export(self, pending: PendingClaims) -> None:
+        register_view(self.metrics, self.view)
+        register_reach(self.metrics, self.view)
+        reconcilers: list[Reconciling[Hashable]] = list(self.reconcilers)
+        register_queues(self.metrics, reconcilers)
+        self.metrics.registry.register(
+            Reading(
+                ["draco_claim_pending"],
+                lambda: [
+                    gauge(
+                        "draco_claim_pending",
+                        "Claims that a pod has been waiting for, by main cause. On the leader only.",
+                        ["reason"],
+                        {(reason,): float(count) for reason, count in pending.reasons().items()},
+                    )
+                ],
+            )
+        )
+
+    def _say_what_is_missing(self, features: Features) -> None:
+        for feature in features.missing:
+            self.metrics.missing_feature.labels(feature.name).set(1)
+            log.warning("feature.missing", feature=feature.name, consequence=feature.consequence, remedy=feature.remedy)
