@@ -94,6 +94,7 @@ class Events:
         with self._lock:
             events = self._sets.get(_token(handle))
         if events is None:
+            self._session.live_state()  # a set that a shutdown in another thread has taken away is no wrong argument
             raise invalid_argument()
         return events
 

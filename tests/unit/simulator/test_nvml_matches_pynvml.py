@@ -1,0 +1,145 @@
+"""The simulator cannot drift from pynvml: same functions, same signatures, same types of answers."""
+
+import ctypes
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from draco.simulator.nvml import SimulatedNvml
+from draco.simulator.state import create
+
+
+def _simulated_names() -> list[str]:
+    return [name for name in dir(SimulatedNvml(Path("unused"))) if name.startswith("nvml")]
+
+
+NAMES = _simulated_names()
+NEEDED = re.findall(
+    r"\w+",
+    """
+nvmlInit nvmlInitWithFlags nvmlShutdown nvmlErrorString nvmlSystemGetDriverVersion nvmlSystemGetNVMLVersion
+nvmlSystemGetCudaDriverVersion nvmlSystemGetCudaDriverVersion_v2 nvmlDeviceGetCount nvmlDeviceGetHandleByIndex
+nvmlDeviceGetHandleByUUID nvmlDeviceGetHandleByPciBusId nvmlDeviceGetHandleBySerial nvmlDeviceGetIndex
+nvmlDeviceGetUUID nvmlDeviceGetName nvmlDeviceGetBrand nvmlDeviceGetArchitecture nvmlDeviceGetCudaComputeCapability
+nvmlDeviceGetMemoryInfo nvmlDeviceGetMinorNumber nvmlDeviceGetSerial nvmlDeviceGetBoardPartNumber nvmlDeviceGetPciInfo
+nvmlDeviceGetPciInfo_v3 nvmlDeviceGetPciInfoExt nvmlDeviceGetCurrPcieLinkGeneration nvmlDeviceGetMaxPcieLinkGeneration
+nvmlDeviceGetCurrPcieLinkWidth nvmlDeviceGetMaxPcieLinkWidth nvmlDeviceGetNumaNodeId nvmlDeviceGetCpuAffinity
+nvmlDeviceGetMemoryAffinity nvmlDeviceGetVirtualizationMode nvmlDeviceGetPersistenceMode nvmlDeviceGetEccMode
+nvmlDeviceGetTotalEccErrors nvmlDeviceGetSramEccErrorStatus nvmlDeviceGetRetiredPages nvmlDeviceGetRemappedRows
+nvmlDeviceGetRowRemapperHistogram nvmlDeviceGetFieldValues nvmlDeviceGetTemperature nvmlDeviceGetPowerUsage
+nvmlDeviceGetPowerManagementLimit nvmlDeviceGetClockInfo nvmlDeviceGetMaxClockInfo nvmlDeviceGetUtilizationRates
+nvmlDeviceGetComputeRunningProcesses nvmlDeviceGetNvLinkState nvmlDeviceGetNvLinkRemotePciInfo
+nvmlDeviceGetNvLinkCapability nvmlDeviceGetNvLinkVersion nvmlDeviceGetTopologyCommonAncestor nvmlDeviceGetP2PStatus
+nvmlDeviceGetGpuFabricInfo nvmlDeviceGetGpuFabricInfoV nvmlDeviceGetMigMode nvmlDeviceSetMigMode
+nvmlDeviceGetGpuInstanceProfileInfo nvmlDeviceGetGpuInstanceProfileInfoById nvmlDeviceGetGpuInstancePossiblePlacements
+nvmlDeviceGetGpuInstanceRemainingCapacity nvmlDeviceGetGpuInstances nvmlDeviceGetMaxMigDeviceCount
+nvmlDeviceGetMigDeviceHandleByIndex nvmlDeviceIsMigDeviceHandle nvmlEventSetCreate nvmlDeviceRegisterEvents
+nvmlEventSetWait_v2 nvmlEventSetFree
+""",
+)
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_every_function_the_product_may_need_is_simulated(name: str) -> None:
+    assert name in NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_simulated_function_has_pynvmls_signature(name: str) -> None:
+    ours = inspect.signature(getattr(SimulatedNvml(Path("unused")), name)).parameters
+    theirs = inspect.signature(getattr(pynvml, name)).parameters
+    assert [(p.name, p.kind, p.default) for p in ours.values()] == [
+        (p.name, p.kind, p.default) for p in theirs.values()
+    ]
+
+
+def test_what_pynvml_has_and_the_simulator_has_not_is_missing_from_the_library() -> None:
+    library = SimulatedNvml(Path("unused"))
+    for name in ("nvmlDeviceCreateGpuInstance", "nvmlGpuInstanceDestroy", "nvmlDeviceGetFanSpeed"):
+        with pytest.raises(pynvml.NVMLError_FunctionNotFound):
+            getattr(library, name)(None, None)
+
+
+def test_what_pynvml_does_not_have_is_no_attribute() -> None:
+    library = SimulatedNvml(Path("unused"))
+    assert not hasattr(library, "nvmlDeviceGetCount_v2")  # a C name, not one of pynvml's
+    assert not hasattr(library, "_nvmlCheckReturn")
+
+
+class Answering:
+    """A C library whose every function succeeds and writes nothing, so that pynvml shows the types of its answers."""
+
+    def __getattr__(self, _name: str) -> Any:
+        class Function:
+            def __call__(self, *_args: object) -> Any:
+                return b"text" if getattr(self, "restype", None) is ctypes.c_char_p else 0
+
+        return Function()
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlLib", Answering())
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 0)
+
+
+def _arguments(library: SimulatedNvml, name: str) -> dict[str, Any]:
+    handle, other = library.nvmlDeviceGetHandleByIndex(0), library.nvmlDeviceGetHandleByIndex(1)
+    by_name: dict[str, Any] = {
+        "handle": handle, "device": handle, "handle1": handle, "device1": handle, "handle2": other, "device2": other,
+        "migDevice": handle, "index": 0, "uuid": library.nvmlDeviceGetUUID(handle), "flags": 0, "result": 1,
+        "serial": library.nvmlDeviceGetSerial(handle), "pciBusId": library.nvmlDeviceGetPciInfo(handle).busId,
+        "sensor": 0, "threshold": 0, "type": 1,
+        "errorType": 0, "counterType": 0, "sourceFilter": 0, "link": 0, "capability": 0, "p2pIndex": 2, "mode": 0,
+        "profile": 0, "profileId": 19, "gpuInstanceId": 0, "placementsRef": None, "gpuInstancesRef": None,
+        "countRef": ctypes.byref(ctypes.c_uint()), "fieldIds": [230], "eventTypes": 8, "timeoutms": 0,
+        "nodeSetSize": 2, "cpuSetSize": 2, "scope": 0, "eventSet": library.nvmlEventSetCreate(),
+        "status": ctypes.byref(_versioned(pynvml.c_nvmlEccSramErrorStatus_v1_t, pynvml.nvmlEccSramErrorStatus_v1)),
+        "info": ctypes.byref(pynvml.c_nvmlRemappedRowsInfo_v2_t()),
+        "c_info": ctypes.byref(_versioned(pynvml.nvmlPciInfoExt_v1_t, pynvml.nvmlPciInfoExt_v1)),
+        "gpuFabricInfo": ctypes.byref(
+            pynvml.c_nvmlGpuFabricInfo_v2_t() if name.endswith("V") else pynvml.c_nvmlGpuFabricInfo_t()
+        ),
+    }  # fmt: skip
+    parameters = inspect.signature(getattr(pynvml, name)).parameters.values()
+    return {p.name: by_name[p.name] for p in parameters if p.default is p.empty}
+
+
+def _versioned(kind: type, version: int) -> Any:
+    struct = kind()
+    struct.version = version
+    return struct
+
+
+def _shape(value: object) -> object:
+    """Type of a value; of sequences also the types inside, and of C arrays what they hold and how many."""
+    if isinstance(value, list | tuple):
+        return (type(value), [_shape(item) for item in value])
+    if isinstance(value, ctypes.Array):
+        return (value._type_, len(value))
+    return type(value)
+
+
+@pytest.mark.parametrize("board", ["H100-80GB", "T4"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_has_the_type_that_pynvml_returns(name: str, board: str, tmp_path: Path, answering: None) -> None:
+    create(tmp_path / "state.json", board=board, gpus=2, node_name="n")
+    library = SimulatedNvml(tmp_path / "state.json")
+    library.nvmlInit()
+    arguments = _arguments(library, name).values()
+    try:
+        ours = getattr(library, name)(*arguments)
+    except (
+        pynvml.NVMLError_InvalidArgument,
+        pynvml.NVMLError_NotFound,
+        pynvml.NVMLError_NotSupported,
+        pynvml.NVMLError_Timeout,
+    ):
+        return  # refusals are tested function by function
+    theirs = getattr(pynvml, name)(*arguments)
+    assert _shape(ours) == _shape([] if ours == [] else theirs)
