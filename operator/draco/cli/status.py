@@ -6,7 +6,7 @@ Owns the options, the reading and the choice of output. What is shown is decided
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 import msgspec
@@ -52,6 +52,11 @@ def command(kubeconfig: Path | None, context: str | None, namespace: str, output
         status = asyncio.run(_read(kubeconfig, context, namespace))
     except KubeError as error:
         raise click.ClickException(_sentence(error)) from error
+    except ExceptionGroup as group:
+        first = group.exceptions[0]  # the one that ended the other lists
+        if isinstance(first, KubeError):
+            raise click.ClickException(_sentence(first)) from group
+        raise first from group
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(status), indent=2).decode())
         return
@@ -120,6 +125,6 @@ async def _list_own(client: Client, kind: Kind[T]) -> list[T] | None:
         return None
 
 
-def _sentence(error: Any) -> str:
+def _sentence(error: KubeError) -> str:
     text = str(error).strip().rstrip(".")
     return f"{text[:1].upper()}{text[1:]}."

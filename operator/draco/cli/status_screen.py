@@ -19,7 +19,7 @@ from draco.cli.status_schema import (
 )
 
 MOST_NODES_WITH_DEVICES = 16
-"""Above this many nodes the devices of healthy, untouched kind are only counted."""
+"""Above this many nodes, devices that are free or in use and nodes that are in order are only counted."""
 MOST_CLAIMS = 10
 NO_NODE = "(no single node)"
 
@@ -56,7 +56,7 @@ def show_wide(status: Status, console: Console) -> None:
 
 def _print(status: Status, console: Console, *, fold: bool, claims: int = MOST_CLAIMS) -> None:
     _headline(status, console)
-    _nodes(status.nodes, console)
+    _nodes(status.nodes, console, fold=fold)
     _devices(status.device_list, console, fold=fold)
     _claims(status, console, most=claims)
     _rules(status, console)
@@ -79,32 +79,42 @@ def _headline(status: Status, console: Console) -> None:
         )
         if number
     ]
+    console.print(Text(f"Cluster  {status.server or '-'}"))
     table = _table("", "", "")
     table.show_header = False
-    table.add_row("Cluster", status.server or "-", "")
     table.add_row("Nodes", str(named), f"{ready} ready" + (f", {named - ready} not ready" if ready < named else ""))
     table.add_row("Devices", str(status.devices.total), ", ".join(states))
     table.add_row("Claims", str(claims.total), ", ".join(claim_states))
     console.print(table)
 
 
-def _nodes(nodes: Iterable[NodeView], console: Console) -> None:
-    shown = [node for node in nodes if node.devices.total or not node.ready]
+def _nodes(nodes: Iterable[NodeView], console: Console, *, fold: bool) -> None:
+    _section("NODES", console)
+    shown = [node for node in nodes if node.devices.total or (node.name and not node.ready)]
     if not shown:
-        _section("NODES", console)
         console.print("No node publishes devices. Is a DRA driver (for Draco: its agent) running on the GPU nodes?")
         return
     columns = [
         (state, count)
         for state, count in COUNTED
-        if state is not DeviceState.OFFLINE or any(count(n.devices) for n in shown)
+        if state is not DeviceState.OFFLINE or any(count(node.devices) for node in shown)
     ]
-    table = _table("NODE", "STATE", "DEVICES", *(str(state).upper() for state, _ in columns), right=2)
+    folded = [node for node in shown if fold and _in_order(node)]
+    table = _table("NODE", "STATE", "DEVICES", *(state.upper() for state, _ in columns), right=2)
     for node in shown:
-        cells = [_number(count(node.devices), state) for state, count in columns]
-        table.add_row(node.name or NO_NODE, _node_state(node), str(node.devices.total), *cells)
-    _section("NODES", console)
+        if node not in folded:
+            cells = [_number(count(node.devices), state) for state, count in columns]
+            table.add_row(node.name or NO_NODE, _node_state(node), str(node.devices.total), *cells)
+    if folded:
+        sums = [_number(sum(count(node.devices) for node in folded), state) for state, count in columns]
+        total = sum(node.devices.total for node in folded)
+        table.add_row(f"({len(folded)} others)", Text("Ready", "green"), str(total), *sums)
     console.print(table)
+
+
+def _in_order(node: NodeView) -> bool:
+    """Whether there is nothing to say of the node but numbers."""
+    return node.ready and node.schedulable and node.devices.free + node.devices.in_use == node.devices.total
 
 
 def _node_state(node: NodeView) -> Text:

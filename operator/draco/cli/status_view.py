@@ -52,7 +52,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> S
     pools = current_pools(snapshot.slices)
     devices = _devices(snapshot, pools)
     claims = [claim for claim in snapshot.claims if not namespace or claim.metadata.namespace == namespace]
-    claim_list = sorted((_claim(claim) for claim in claims), key=lambda view: (view.namespace, view.name))
+    claim_list = sorted((_claim(claim) for claim in claims), key=lambda view: (view.namespace, _natural(view.name)))
     return Status(
         server=server,
         devices=_device_counts(devices),

@@ -1,7 +1,7 @@
 """What the stand-in for kubelet does to pods and to a DRA driver, on a real API server."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from draco.kube.client import Client
 from draco.kube.errors import NotFound
 from draco.resources.kinds import LEASES, NODES, PODS, SLICES, Kind
 from draco.resources.meta import ObjectKey
+from draco.simulator.kubelet import Kubelet
 from tests.component.simulator.conftest import DRIVER, Workload, running_kubelet
 from tests.doubles.draplugin import RecordingPlugin
 
@@ -47,18 +48,20 @@ async def says(workload: Workload, name: str, words: str) -> bool:
 
 
 @pytest.fixture
-async def kubelet(client: Client, root: Path, node_name: str):  # type: ignore[no-untyped-def]
+async def kubelet(client: Client, root: Path, node_name: str) -> AsyncIterator[Kubelet]:
     async with running_kubelet(client, root, node_name) as kubelet:
         yield kubelet
 
 
 @pytest.fixture
-async def plugin(root: Path):  # type: ignore[no-untyped-def]
+async def plugin(root: Path) -> AsyncIterator[RecordingPlugin]:
     async with RecordingPlugin(DRIVER).serving(root) as plugin:
         yield plugin
 
 
-async def test_a_pod_runs_once_its_claim_is_prepared(kubelet, plugin, workload: Workload) -> None:  # type: ignore[no-untyped-def]
+async def test_a_pod_runs_once_its_claim_is_prepared(
+    kubelet: Kubelet, plugin: RecordingPlugin, workload: Workload
+) -> None:
     await workload.claim("one")
     await workload.pod("pod", "one")
     await until(partial(phase_is, workload, "pod", "Running"))
@@ -71,12 +74,14 @@ async def test_a_pod_runs_once_its_claim_is_prepared(kubelet, plugin, workload: 
     assert status["startTime"]
 
 
-async def test_a_pod_without_claims_runs(kubelet, workload: Workload) -> None:  # type: ignore[no-untyped-def]
+async def test_a_pod_without_claims_runs(kubelet: Kubelet, workload: Workload) -> None:
     await workload.pod("pod")
     await until(partial(phase_is, workload, "pod", "Running"))
 
 
-async def test_a_pod_waits_until_its_claim_is_reserved_for_it(kubelet, plugin, workload: Workload) -> None:  # type: ignore[no-untyped-def]
+async def test_a_pod_waits_until_its_claim_is_reserved_for_it(
+    kubelet: Kubelet, plugin: RecordingPlugin, workload: Workload
+) -> None:
     await workload.claim("one")
     pod = await workload.pod("pod", "one", reserve=False)
     await until(partial(says, workload, "pod", "is not reserved for pod"))
@@ -85,8 +90,8 @@ async def test_a_pod_waits_until_its_claim_is_reserved_for_it(kubelet, plugin, w
     await until(partial(phase_is, workload, "pod", "Running"))
 
 
-async def test_a_reservation_for_another_pod_of_the_same_name_does_not_count(  # type: ignore[no-untyped-def]
-    kubelet, plugin, workload: Workload
+async def test_a_reservation_for_another_pod_of_the_same_name_does_not_count(
+    kubelet: Kubelet, plugin: RecordingPlugin, workload: Workload
 ) -> None:
     await workload.claim("one")
     former = await workload.pod("pod", "one")
@@ -99,7 +104,9 @@ async def test_a_reservation_for_another_pod_of_the_same_name_does_not_count(  #
     assert plugin.calls == [("prepare", "one"), ("unprepare", "one")]
 
 
-async def test_what_a_driver_says_is_told_and_tried_again(kubelet, plugin, workload: Workload) -> None:  # type: ignore[no-untyped-def]
+async def test_what_a_driver_says_is_told_and_tried_again(
+    kubelet: Kubelet, plugin: RecordingPlugin, workload: Workload
+) -> None:
     plugin.errors["one"] = "GPU has fallen off the bus"
     await workload.claim("one")
     await workload.pod("pod", "one")
@@ -114,8 +121,8 @@ async def test_what_a_driver_says_is_told_and_tried_again(kubelet, plugin, workl
     await until(partial(phase_is, workload, "pod", "Running"))
 
 
-async def test_a_claim_the_driver_leaves_out_of_its_answer_is_not_prepared(  # type: ignore[no-untyped-def]
-    kubelet, plugin, workload: Workload
+async def test_a_claim_the_driver_leaves_out_of_its_answer_is_not_prepared(
+    kubelet: Kubelet, plugin: RecordingPlugin, workload: Workload
 ) -> None:
     plugin.silent_about.add("one")
     await workload.claim("one")
@@ -124,8 +131,8 @@ async def test_a_claim_the_driver_leaves_out_of_its_answer_is_not_prepared(  # t
     assert await phase_is(workload, "pod", "Pending")
 
 
-async def test_a_pod_waits_for_a_driver_that_is_not_there_and_runs_when_it_comes(  # type: ignore[no-untyped-def]
-    kubelet, root: Path, workload: Workload
+async def test_a_pod_waits_for_a_driver_that_is_not_there_and_runs_when_it_comes(
+    kubelet: Kubelet, root: Path, workload: Workload
 ) -> None:
     await workload.claim("one")
     await workload.pod("pod", "one")
@@ -141,7 +148,9 @@ async def test_the_devices_of_a_noop_driver_need_no_plugin(client: Client, root:
         await until(partial(phase_is, workload, "pod", "Running"))
 
 
-async def test_a_claim_from_a_template_must_be_the_pods_own(kubelet, plugin, workload: Workload) -> None:  # type: ignore[no-untyped-def]
+async def test_a_claim_from_a_template_must_be_the_pods_own(
+    kubelet: Kubelet, plugin: RecordingPlugin, workload: Workload
+) -> None:
     pod = await workload.pod_with_template("pod", "gpu")
     await until(partial(says, workload, "pod", "has not been made yet"))
     await workload.claim("strangers")
@@ -156,7 +165,9 @@ async def test_a_claim_from_a_template_must_be_the_pods_own(kubelet, plugin, wor
     assert plugin.calls == [("prepare", "made")]
 
 
-async def test_the_claim_for_an_extended_resource_is_prepared(kubelet, plugin, workload: Workload) -> None:  # type: ignore[no-untyped-def]
+async def test_the_claim_for_an_extended_resource_is_prepared(
+    kubelet: Kubelet, plugin: RecordingPlugin, workload: Workload
+) -> None:
     resources = {"requests": {"example.com/gpu": "1"}, "limits": {"example.com/gpu": "1"}}
     pod = await workload.create("pod", {"containers": [{"name": "main", "image": "none", "resources": resources}]})
     await workload.claim("extended", owner=pod)
@@ -169,7 +180,9 @@ async def test_the_claim_for_an_extended_resource_is_prepared(kubelet, plugin, w
     assert plugin.calls == [("prepare", "extended")]
 
 
-async def test_a_shared_claim_is_given_up_with_its_last_pod(kubelet, plugin, workload: Workload) -> None:  # type: ignore[no-untyped-def]
+async def test_a_shared_claim_is_given_up_with_its_last_pod(
+    kubelet: Kubelet, plugin: RecordingPlugin, workload: Workload
+) -> None:
     await workload.claim("shared")
     for name in ("first", "second"):
         await workload.pod(name, "shared")
@@ -182,7 +195,9 @@ async def test_a_shared_claim_is_given_up_with_its_last_pod(kubelet, plugin, wor
     assert plugin.calls[-1] == ("unprepare", "shared")
 
 
-async def test_a_pod_stays_until_its_driver_has_given_up_the_claim(kubelet, plugin, workload: Workload) -> None:  # type: ignore[no-untyped-def]
+async def test_a_pod_stays_until_its_driver_has_given_up_the_claim(
+    kubelet: Kubelet, plugin: RecordingPlugin, workload: Workload
+) -> None:
     await workload.claim("one")
     await workload.pod("pod", "one")
     await until(partial(phase_is, workload, "pod", "Running"))
@@ -198,7 +213,9 @@ async def test_a_pod_stays_until_its_driver_has_given_up_the_claim(kubelet, plug
     await until(partial(gone, workload.client, PODS, workload.key("pod")))
 
 
-async def test_a_pod_runs_out_its_time_to_stop(client: Client, root: Path, plugin, workload: Workload) -> None:  # type: ignore[no-untyped-def]
+async def test_a_pod_runs_out_its_time_to_stop(
+    client: Client, root: Path, plugin: RecordingPlugin, workload: Workload
+) -> None:
     async with running_kubelet(client, root, workload.node_name, termination_s=1.0):
         await workload.claim("one")
         await workload.pod("pod", "one")
@@ -211,7 +228,9 @@ async def test_a_pod_runs_out_its_time_to_stop(client: Client, root: Path, plugi
         assert plugin.calls == [("prepare", "one"), ("unprepare", "one")]
 
 
-async def test_a_pod_that_wants_to_end_succeeds_and_gives_its_claim_up(kubelet, plugin, workload: Workload) -> None:  # type: ignore[no-untyped-def]
+async def test_a_pod_that_wants_to_end_succeeds_and_gives_its_claim_up(
+    kubelet: Kubelet, plugin: RecordingPlugin, workload: Workload
+) -> None:
     await workload.claim("one")
     await workload.pod("pod", "one", annotations={"draco.dev/run-seconds": "0.3"})
     await until(partial(phase_is, workload, "pod", "Succeeded"))
@@ -225,8 +244,8 @@ async def test_a_pod_that_wants_to_end_succeeds_and_gives_its_claim_up(kubelet, 
 async def test_a_restarted_stand_in_keeps_its_pods_and_notices_what_went_meanwhile(
     client: Client,
     root: Path,
-    plugin,
-    workload: Workload,  # type: ignore[no-untyped-def]
+    plugin: RecordingPlugin,
+    workload: Workload,
 ) -> None:
     async with running_kubelet(client, root, workload.node_name):
         for name in ("stays", "goes"):
@@ -249,7 +268,9 @@ async def test_a_restarted_stand_in_keeps_its_pods_and_notices_what_went_meanwhi
     assert set(plugin.calls) == {("prepare", "claim-stays"), ("unprepare", "claim-goes")}
 
 
-async def test_a_damaged_memory_is_set_aside(client: Client, root: Path, plugin, workload: Workload) -> None:  # type: ignore[no-untyped-def]
+async def test_a_damaged_memory_is_set_aside(
+    client: Client, root: Path, plugin: RecordingPlugin, workload: Workload
+) -> None:
     (root / "kubelet_pods.json").write_text('[{"uid": "half')
     async with running_kubelet(client, root, workload.node_name):
         await workload.claim("one")
@@ -258,7 +279,7 @@ async def test_a_damaged_memory_is_set_aside(client: Client, root: Path, plugin,
     assert (root / "kubelet_pods.corrupt").read_text() == '[{"uid": "half'
 
 
-async def test_a_plugin_that_restarts_is_registered_again(kubelet, root: Path, workload: Workload) -> None:  # type: ignore[no-untyped-def]
+async def test_a_plugin_that_restarts_is_registered_again(kubelet: Kubelet, root: Path, workload: Workload) -> None:
     plugin = RecordingPlugin(DRIVER)
     for name in ("first", "second"):
         async with plugin.serving(root):
@@ -268,7 +289,7 @@ async def test_a_plugin_that_restarts_is_registered_again(kubelet, root: Path, w
             await until(partial(phase_is, workload, name, "Running"))
 
 
-async def test_a_plugin_of_a_foreign_type_is_told_why_it_is_refused(kubelet, root: Path) -> None:  # type: ignore[no-untyped-def]
+async def test_a_plugin_of_a_foreign_type_is_told_why_it_is_refused(kubelet: Kubelet, root: Path) -> None:
     plugin = RecordingPlugin(DRIVER)
     plugin.info.type = "CSIPlugin"
     async with plugin.serving(root):
@@ -320,7 +341,7 @@ async def test_the_node_is_ready_and_its_lease_is_renewed(client: Client, root: 
         first = (await client.get(LEASES, lease)).spec.renew_time
 
         async def renewed() -> bool:
-            return bool((await client.get(LEASES, lease)).spec.renew_time > first)
+            return (await client.get(LEASES, lease)).spec.renew_time != first
 
         await until(renewed)
 

@@ -123,8 +123,8 @@ def test_an_incomplete_pool_is_a_warning() -> None:
     warnings = status_of(Snapshot(nodes=[a_node()], slices=[a_slice(of=2)])).warnings
     assert warnings == [
         (
-            "Pool gpu.nvidia.com/node-0 is incomplete: 1 of 2 slices; the scheduler allocates nothing from it until its driver has "
-            "published the rest."
+            "Pool gpu.nvidia.com/node-0 is incomplete: 1 of 2 slices; the scheduler allocates nothing from it until "
+            "its driver has published the rest."
         )
     ]
 

@@ -1,0 +1,114 @@
+"""`draco status` on a real API server: what it reads, and how it ends when it cannot."""
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from draco.cli.status import command
+from draco.cluster import ports
+from draco.cluster.controlplane import ControlPlane
+from tests.requests import call
+
+DRIVER = "gpu.example.com"
+
+
+def draco_status(*options: object) -> Result:
+    return CliRunner().invoke(command, [str(option) for option in options])
+
+
+@pytest.fixture
+def node(api_server: ControlPlane, crds: None) -> str:
+    """A node with two devices of a driver that Draco has never heard of, one of them tainted by a rule."""
+    name = f"plain-{uuid.uuid4().hex[:6]}"
+    call(api_server, "POST", "/api/v1/nodes", {"metadata": {"name": name}})
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    call(
+        api_server,
+        "PATCH",
+        f"/api/v1/nodes/{name}/status?fieldManager=tests",
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, **ready},
+    )
+    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+    devices = [{"name": "gpu-0"}, {"name": "gpu-1", "attributes": {"model": {"string": "Wonder 9000"}}}]
+    spec = {"driver": DRIVER, "nodeName": name, "pool": pool, "devices": devices}
+    call(api_server, "POST", "/apis/resource.k8s.io/v1/resourceslices", {"metadata": {"name": name}, "spec": spec})
+    rule = {
+        "taint": {"key": "example.com/broken", "effect": "NoSchedule"},
+        "deviceSelector": {"driver": DRIVER, "pool": name, "device": "gpu-1"},
+    }
+    rules = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
+    call(api_server, "POST", rules, {"metadata": {"name": f"{name}-broken"}, "spec": rule})
+    return name
+
+
+def document(plane: ControlPlane, *options: object) -> dict[str, Any]:
+    result = draco_status("--kubeconfig", plane.kubeconfig, "-o", "json", *options)
+    assert result.exit_code == 0, result.output
+    decoded: dict[str, Any] = json.loads(result.stdout)
+    return decoded
+
+
+def test_any_drivers_devices_are_shown(api_server: ControlPlane, node: str) -> None:
+    status = document(api_server)
+    states = {view["device"]: (view["state"], view["product"]) for view in status["deviceList"] if view["node"] == node}
+    assert states == {"gpu-0": ("free", ""), "gpu-1": ("tainted", "Wonder 9000")}
+    rule = next(view for view in status["taintRules"] if view["name"] == f"{node}-broken")
+    assert rule["devices"] == [f"{DRIVER}/{node}/gpu-1"]
+    assert status["server"] == api_server.server
+    assert not any("GpuNode" in item["name"] for item in status["missing"])
+
+
+def test_the_screen_shows_them_too(api_server: ControlPlane, node: str) -> None:
+    result = draco_status("--kubeconfig", api_server.kubeconfig, "-o", "wide")
+    assert result.exit_code == 0, result.output
+    assert "\x1b[" not in result.stdout
+    line = next(line for line in result.stdout.splitlines() if "Wonder 9000" in line)
+    assert "tainted" in line
+    assert "example.com/broken:NoSchedule" in line
+
+
+def test_claims_can_be_narrowed_to_a_namespace(api_server: ControlPlane, node: str, namespace: str) -> None:
+    request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+    claim = {"metadata": {"name": "waits"}, "spec": {"devices": {"requests": [request]}}}
+    call(api_server, "POST", f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims", claim)
+    assert [view["name"] for view in document(api_server, "-n", namespace)["claimList"]] == ["waits"]
+    assert document(api_server, "-n", "no-such-namespace")["claimList"] == []
+
+
+def one_sentence(result: Result) -> str:
+    assert result.exit_code == 1
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("Error: ")
+    assert "Traceback" not in result.output
+    return lines[0]
+
+
+def test_a_cluster_that_does_not_answer_is_one_sentence(api_server: ControlPlane, tmp_path: Path) -> None:
+    config = yaml.safe_load(api_server.kubeconfig.read_text())
+    nowhere = f"https://127.0.0.1:{ports.pick('127.0.0.1')}"
+    config["clusters"][0]["cluster"]["server"] = nowhere
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(config))
+    assert nowhere in one_sentence(draco_status("--kubeconfig", kubeconfig))
+
+
+def test_a_kubeconfig_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    missing = tmp_path / "nothing"
+    assert str(missing) in one_sentence(draco_status("--kubeconfig", missing))
+
+
+def test_an_unknown_context_is_one_sentence(api_server: ControlPlane) -> None:
+    result = draco_status("--kubeconfig", api_server.kubeconfig, "--context", "elsewhere")
+    assert "elsewhere" in one_sentence(result)
+
+
+def test_missing_permissions_are_one_sentence(api_server: ControlPlane, tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    api_server.write_kubeconfig(kubeconfig, "somebody")
+    assert "may not list" in one_sentence(draco_status("--kubeconfig", kubeconfig))

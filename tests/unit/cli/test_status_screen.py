@@ -1,0 +1,136 @@
+import io
+
+from rich.console import Console
+
+from draco.cli.status_schema import MissingView
+from draco.cli.status_screen import MOST_CLAIMS, MOST_NODES_WITH_DEVICES, show, show_wide
+from draco.cli.status_view import Snapshot, status_of
+from draco.resources.draco import MaintenancePhase
+from tests.builders import a_claim, a_gpu_node, a_maintenance, a_node, a_rule, a_slice
+
+
+def screen(snapshot: Snapshot, *, wide: bool = False, colour: bool = False) -> str:
+    output = io.StringIO()
+    console = Console(
+        file=output, width=180, highlight=False, force_terminal=colour, color_system="standard" if colour else None
+    )
+    (show_wide if wide else show)(status_of(snapshot, server="https://cluster:6443"), console)
+    return output.getvalue()
+
+
+def rows(text: str, title: str) -> list[list[str]]:
+    """The cells of one section's table, without its header; columns are two or more spaces apart."""
+    lines = text.split(f"\n{title}\n")[1].split("\n\n", maxsplit=1)[0].splitlines()
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines[1:]]
+
+
+A_CLUSTER = Snapshot(
+    nodes=[a_node("node-0"), a_node("node-1", ready=False)],
+    slices=[a_slice("node-0", ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]), a_slice("node-1", ["gpu-0"])],
+    claims=[
+        a_claim("train", namespace="team-a", on=["node-0/gpu-1"], reserved_for=["train-0"]),
+        a_claim("waits", namespace="team-b"),
+    ],
+    rules=[a_rule("bad-fan", pool="node-0", device="gpu-2")],
+    maintenances=[
+        a_maintenance("swap-fan", phase=MaintenancePhase.IN_MAINTENANCE, devices=["node-0/gpu-3"], pool="node-0")
+    ],
+    gpu_nodes=[a_gpu_node("node-0", gpus={"gpu-0": "Healthy"})],
+    missing=[MissingView(name="binding conditions", consequence="Pods cannot wait.", remedy="Turn the gate on.")],
+)
+
+
+def test_the_first_lines_say_how_the_cluster_is() -> None:
+    lines = [" ".join(line.split()) for line in screen(A_CLUSTER).splitlines()[:4]]
+    assert lines == [
+        "Cluster https://cluster:6443",
+        "Nodes 2 1 ready, 1 not ready",
+        "Devices 5 1 free, 1 in use, 1 tainted, 1 maintenance, 1 offline",
+        "Claims 2 1 pending, 1 in use by pods",
+    ]
+
+
+def test_every_node_says_how_its_devices_are() -> None:
+    assert rows(screen(A_CLUSTER), "NODES") == [
+        ["node-0", "Ready", "4", "1", "1", "1", "1", "-", "-"],
+        ["node-1", "NotReady", "1", "-", "-", "-", "-", "-", "1"],
+    ]
+
+
+def test_every_device_says_who_holds_it_or_what_keeps_it() -> None:
+    product = "NVIDIA H100 80GB HBM3"
+    assert rows(screen(A_CLUSTER), "DEVICES") == [
+        ["node-0", "gpu-0", product, "free"],
+        ["gpu-1", product, "in use", "claim team-a/train"],
+        ["gpu-2", product, "tainted", "example.com/broken:NoSchedule"],
+        ["gpu-3", product, "maintenance", "DeviceMaintenance swap-fan"],
+        ["node-1", "gpu-0", product, "offline"],
+    ]
+
+
+def test_claims_that_wait_come_first() -> None:
+    assert rows(screen(A_CLUSTER), "CLAIMS") == [
+        ["team-b", "waits", "pending", "-", "-"],
+        ["team-a", "train", "reserved", "train-0", "node-0/gpu-1"],
+    ]
+
+
+def test_rules_say_what_they_hit_and_requests_where_they_stand() -> None:
+    text = screen(A_CLUSTER)
+    assert rows(text, "TAINT RULES") == [
+        ["bad-fan", "example.com/broken:NoSchedule", "pool=node-0, device=gpu-2", "gpu.nvidia.com/node-0/gpu-2", "none"]
+    ]
+    assert rows(text, "MAINTENANCE") == [
+        ["swap-fan", "InMaintenance", "gpu.nvidia.com/node-0/gpu-3", "0", "fan replacement"]
+    ]
+
+
+def test_what_is_missing_comes_with_what_to_do() -> None:
+    assert "- binding conditions: Pods cannot wait. Turn the gate on." in screen(A_CLUSTER)
+
+
+def test_the_driver_is_shown_when_there_is_more_than_one() -> None:
+    snapshot = Snapshot(nodes=[a_node()], slices=[a_slice(), a_slice(driver="gpu.example.com")])
+    assert ["node-0", "gpu.example.com", "gpu-0", "NVIDIA H100 80GB HBM3", "free"] in rows(screen(snapshot), "DEVICES")
+
+
+def test_a_cluster_without_devices_says_so() -> None:
+    assert "No node publishes devices." in screen(Snapshot(nodes=[a_node()]))
+
+
+def test_colour_repeats_what_the_words_say() -> None:
+    plain, coloured = screen(A_CLUSTER), screen(A_CLUSTER, colour=True)
+    assert "\x1b[" not in plain
+    assert "\x1b[" in coloured
+
+
+def a_large_cluster() -> Snapshot:
+    names = [f"node-{index}" for index in range(MOST_NODES_WITH_DEVICES + 1)]
+    return Snapshot(
+        nodes=[a_node(name) for name in names],
+        slices=[a_slice(name, ["gpu-0", "gpu-1"]) for name in names],
+        claims=[a_claim(f"claim-{index}") for index in range(MOST_CLAIMS + 3)],
+        rules=[a_rule(pool="node-3", device="gpu-1")],
+    )
+
+
+def test_a_large_cluster_lists_only_devices_that_are_out_of_service() -> None:
+    text = screen(a_large_cluster())
+    assert rows(text, "DEVICES OUT OF SERVICE") == [
+        ["node-3", "gpu-1", "NVIDIA H100 80GB HBM3", "tainted", "example.com/broken:NoSchedule"],
+        ["Devices that are free or in use are counted above; list every one with -o wide."],
+    ]
+    assert "and 3 more" in text
+
+
+def test_a_large_cluster_lists_only_nodes_that_are_not_in_order() -> None:
+    assert rows(screen(a_large_cluster()), "NODES") == [
+        ["node-3", "Ready", "2", "1", "-", "1", "-", "-"],
+        [f"({MOST_NODES_WITH_DEVICES} others)", "Ready", "32", "32", "-", "-", "-", "-"],
+    ]
+
+
+def test_wide_lists_every_device_and_every_claim() -> None:
+    text = screen(a_large_cluster(), wide=True)
+    assert len(rows(text, "DEVICES")) == 2 * (MOST_NODES_WITH_DEVICES + 1)
+    assert len(rows(text, "CLAIMS")) == MOST_CLAIMS + 3
