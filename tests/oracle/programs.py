@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draco.cluster import binaries, toolchain
-from draco.cluster.progress import Lines
+from draco.cluster.progress import Lines, Silent
 
 FOLDER = Path(__file__).parent
 
@@ -28,14 +28,15 @@ def build(name: str) -> Path:
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
         unfinished = program.with_suffix(f".{os.getpid()}")
-        go = toolchain.find_go(toolchain.go_directive(FOLDER / name), cache=cache, progress=Lines())
-        subprocess.run(
-            [go, "build", "-trimpath", "-ldflags", "-s -w", "-o", unfinished, "."],
-            cwd=FOLDER / name,
-            env=os.environ
-            | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"},
-            check=True,
-        )
+        with Lines().step(f"Building the oracle {name} (usually half a minute, once)"):
+            go = toolchain.find_go(toolchain.go_directive(FOLDER / name), cache=cache, progress=Silent())
+            subprocess.run(
+                [go, "build", "-trimpath", "-ldflags", "-s -w", "-o", unfinished, "."],
+                cwd=FOLDER / name,
+                env=os.environ
+                | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"},
+                check=True,
+            )
         unfinished.rename(program)
     return program
 
@@ -74,5 +75,4 @@ def names() -> Iterable[str]:
 
 if __name__ == "__main__":
     for each in names():
-        with Lines().step(f"Building the oracle {each}"):
-            build(each)
+        build(each)

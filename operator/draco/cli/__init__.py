@@ -35,7 +35,6 @@ COMMANDS: Final = MappingProxyType(
 
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
-EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 
 
 class LazyGroup(click.Group):
@@ -90,7 +89,7 @@ def run(arguments: Sequence[str], *, program: str = "draco") -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         _discard_stdout()
-        return EXIT_BROKEN_PIPE
+        return EXIT_FAILED
     except SystemExit as ending:
         return _status_of(ending)
     except BaseException as error:  # noqa: BLE001 - the outermost edge: whatever it is, a person gets one sentence
