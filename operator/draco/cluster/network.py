@@ -60,12 +60,12 @@ class NetworkNames:
     @property
     def namespace_prefix(self) -> str:
         """What the names of all the cluster's namespaces begin with, and of no other cluster's."""
-        return f"draco-{self.cluster}-{self.mark}-"
+        return f"draco-{self.mark}-{self.cluster}-"
 
     @property
     def cgroup(self) -> str:
         """The cgroup, below the root of each hierarchy, that holds every container of the cluster."""
-        return f"draco-{self.cluster}-{self.mark}"
+        return f"draco-{self.mark}-{self.cluster}"
 
     def node_namespace(self, node: str) -> str:
         """The namespace of one node."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from draco.cluster.errors import ClusterError, NotSupported
 
-_CONTROLLERS: Final = ("cpu", "cpuset", "memory", "pids")
+_CONTROLLERS: Final = ("cpu", "cpuset", "io", "memory", "pids")
 _SEEDED: Final = ("cpuset.cpus", "cpuset.mems")
 _EMPTY_WITHIN_S: Final = 10.0
 

@@ -15,7 +15,7 @@ from draco.cluster.image import BUSYBOX_PROGRAM
 
 CNI_BIN: Final = Path("/usr/lib/cni")
 _CAP_SYS_RESOURCE: Final = 24
-_HIDDEN: Final = ("/run", "/dev", "/etc", "/proc", "/sys", "/var/lib", "/var/log", "/var/run")
+_HIDDEN: Final = ("/run", "/dev", "/etc", "/proc", "/sys", "/var")
 """Folders of which a node sees its own: the cluster's state must lie outside them."""
 
 

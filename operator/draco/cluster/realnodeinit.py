@@ -91,8 +91,9 @@ def main(plan_file: str) -> None:
 class Supervisor:
     """Starts the services, in order, and starts each again a moment after it ended; reaps every orphan."""
 
-    def __init__(self, plan: NodePlan) -> None:
+    def __init__(self, plan: NodePlan, *, run_folder: Path = RUN_FOLDER) -> None:
         self._plan = plan
+        self._run_folder = run_folder
         self._logs = Path(plan.disk) / "logs"
         self._running: dict[int, Service] = {}
         self._started: dict[str, float] = {}
@@ -126,7 +127,7 @@ class Supervisor:
         self._running[process.pid] = service
         self._started[service.name] = time.monotonic()
         process.returncode = 0  # reaped below with every other child: Popen must not wait for it too
-        (RUN_FOLDER / f"{service.name}.pid").write_text(str(process.pid))
+        (self._run_folder / f"{service.name}.pid").write_text(str(process.pid))
         _say(f"{service.name} started as {process.pid}")
 
     def _start_what_is_due(self) -> None:
@@ -142,7 +143,7 @@ class Supervisor:
                 service = self._running.pop(pid, None)
                 if service:
                     _say(f"{service.name} ended with {os.waitstatus_to_exitcode(status)}")
-                    (RUN_FOLDER / f"{service.name}.pid").unlink(missing_ok=True)
+                    (self._run_folder / f"{service.name}.pid").unlink(missing_ok=True)
                     self._due[service.name] = (self._restart_at(service.name), service)
 
     def _restart_at(self, name: str) -> float:

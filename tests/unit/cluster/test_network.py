@@ -1,0 +1,61 @@
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from draco.cluster.network import MAX_NODES, AddressPlan, NetworkError, NetworkNames, choose_addresses, names_of
+
+NAMES = NetworkNames(cluster="a-cluster-with-a-long-name-here", mark="0a1b2c")
+
+
+def test_names_of_links_fit_the_kernels_15_characters() -> None:
+    assert all(len(name) <= 15 for name in (NAMES.host_link, NAMES.node_port(1), NAMES.node_port(MAX_NODES)))
+
+
+def test_clusters_of_one_name_in_two_state_folders_share_no_name(tmp_path: Path) -> None:
+    one, other = names_of("a", tmp_path / "one"), names_of("a", tmp_path / "other")
+    assert one.host_link != other.host_link
+    assert not other.control_namespace.startswith(one.namespace_prefix)
+
+
+def test_the_names_of_a_cluster_are_the_same_in_every_process(tmp_path: Path) -> None:
+    assert names_of("a", tmp_path / "x") == names_of("a", tmp_path / "." / "x")
+
+
+def test_no_namespace_of_one_cluster_is_taken_for_anothers_whose_name_begins_alike() -> None:
+    short = NetworkNames(cluster="gpu", mark="0a1b2c")
+    long = NetworkNames(cluster="gpu-0a1b2c", mark="ffffff")
+    assert not long.control_namespace.startswith(short.namespace_prefix)
+
+
+def test_addresses_avoid_what_the_machine_routes_already() -> None:
+    taken = [IPv4Network(f"10.99.{x}.0/24") for x in range(256) if x != 7]
+    assert choose_addresses(NAMES, taken).nodes == IPv4Network("10.99.7.0/24")
+
+
+def test_a_machine_that_routes_all_of_10_8_still_gets_a_cluster() -> None:
+    plan = choose_addresses(NAMES, [IPv4Network("10.0.0.0/8")])
+    assert not plan.nodes.overlaps(IPv4Network("10.0.0.0/8"))
+
+
+def test_no_free_addresses_is_said_in_a_sentence_that_names_what_was_tried() -> None:
+    with pytest.raises(NetworkError, match=r"No /24 is free for the nodes.*10\.99\.0\.0/16.*Remove a route"):
+        choose_addresses(NAMES, [IPv4Network("0.0.0.0/0")])
+
+
+def test_pods_never_get_the_default_range_of_podman_or_the_services_range() -> None:
+    for mark in range(0, 1 << 24, 65_521):
+        plan = choose_addresses(NetworkNames(cluster="a", mark=f"{mark:06x}"), [])
+        for other in ("10.88.0.0/16", "10.96.0.0/16", "10.99.0.0/16"):
+            assert not plan.pods.overlaps(IPv4Network(other))
+
+
+def test_hosts_and_pods_of_all_nodes_have_addresses_of_their_own() -> None:
+    plan = AddressPlan(nodes=IPv4Network("10.99.3.0/24"), pods=IPv4Network("10.103.0.0/16"))
+    hosts = [plan.host, plan.control, *(plan.node(index) for index in range(1, MAX_NODES + 1))]
+    ranges = [plan.pod_cidr(index) for index in range(1, MAX_NODES + 1)]
+    assert len(set(hosts)) == len(hosts)
+    assert all(host in plan.nodes for host in hosts)
+    assert len(set(ranges)) == len(ranges)
+    assert all(each.subnet_of(plan.pods) for each in ranges)
+    assert str(plan.pod_cidr(2)) == "10.103.2.0/24"

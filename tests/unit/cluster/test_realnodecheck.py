@@ -1,0 +1,47 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from draco.cluster import realnodecheck
+from draco.cluster.errors import NotSupported
+from draco.cluster.realnodecheck import may_lower_oom_score, missing_packages, require
+
+
+def test_each_missing_program_is_named_by_its_debian_package(tmp_path: Path) -> None:
+    present = {"ip", "nft", "nsenter", "unshare", "mount", "umount", "busybox"}
+    missing = missing_packages(lambda name: name if name in present else None, cni_bin=tmp_path)
+    assert missing == ["runc", "containernetworking-plugins", "iptables"]
+
+
+def test_a_machine_with_everything_misses_nothing(tmp_path: Path) -> None:
+    for plugin in ("ptp", "host-local", "portmap"):
+        (tmp_path / plugin).touch()
+    assert missing_packages(lambda name: name, cni_bin=tmp_path) == []
+
+
+def test_without_root_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(NotSupported, match="need root"):
+        require(tmp_path)
+
+
+def test_the_missing_packages_come_with_the_line_that_installs_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(realnodecheck, "missing_packages", lambda: ["runc", "nftables"])
+    with pytest.raises(NotSupported, match="apt-get install --no-install-recommends runc nftables"):
+        require(tmp_path)
+
+
+def test_state_that_a_node_could_not_see_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(realnodecheck, "missing_packages", list)
+    with pytest.raises(NotSupported, match="below /var"):
+        require(Path("/var/lib/clusters/a"))
+
+
+@pytest.mark.parametrize(("effective", "may"), [("000001ffffffffff", True), ("000001fffeffffff", False)])
+def test_the_capability_to_lower_oom_scores_is_bit_24(effective: str, may: bool) -> None:
+    assert may_lower_oom_score(f"Name:\tcat\nCapPrm:\t0\nCapEff:\t{effective}\n") is may
