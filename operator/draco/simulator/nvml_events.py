@@ -67,8 +67,9 @@ class Events:
         events = self._set(eventSet)
         deadline = time.monotonic() + timeoutms / 1000
         while True:
+            freed = events.freed  # looked at first: if it was the shutdown, the next line says so
             state = self._session.live_state()
-            if events.freed:
+            if freed:
                 raise invalid_argument()
             event = _next(events, state)
             if event is not None:

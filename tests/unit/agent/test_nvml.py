@@ -1,0 +1,337 @@
+"""The agent's view of NVML, on simulated NVML: typed GPUs, isolation of faults, events, and sentences for errors."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from draco.agent.gpus import EventKind, Gpu, GpuEvent, HealthState
+from draco.agent.nvml import ARCHITECTURES, EVENT_KINDS, Nvml
+from draco.agent.nvml_errors import DriverError, DriverMissing, DriverReloaded, NotSupported
+from draco.resources.names import GpuUuid
+from draco.simulator import faults
+from draco.simulator.boards import BOARDS
+from draco.simulator.nvml import SimulatedNvml
+from draco.simulator.state import RemappedRows, create, load, mutate
+
+LONG_MS = 30_000  # never waited out
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "state.json"
+    create(path, node_name="node-1")
+    return path
+
+
+@pytest.fixture
+def nvml(path: Path) -> Nvml:
+    nvml = Nvml(SimulatedNvml(path))
+    nvml.open()
+    return nvml
+
+
+class Overriding:
+    """Simulated NVML with some functions replaced."""
+
+    def __init__(self, path: Path, **functions: Any) -> None:
+        self._functions = functions
+        self._simulated = SimulatedNvml(path)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._functions.get(name) or getattr(self._simulated, name)
+
+
+def _uuids(path: Path) -> list[GpuUuid]:
+    return [GpuUuid(gpu.uuid) for gpu in load(path).gpus]
+
+
+def test_a_gpu_is_read_with_everything_that_is_published(nvml: Nvml, path: Path) -> None:
+    gpus = nvml.gpus()
+    assert [gpu.uuid for gpu in gpus] == _uuids(path)
+    assert gpus[4] == Gpu(
+        uuid=_uuids(path)[4],
+        index=4,
+        minor=4,
+        product_name="NVIDIA H100 80GB HBM3",
+        brand="Nvidia",
+        architecture="Hopper",
+        compute_major=9,
+        compute_minor=0,
+        memory_bytes=81559 << 20,
+        pci_bus_id="0000:9d:00.0",
+        numa_node=1,
+        mig_capable=True,
+    )
+    assert (gpus[4].memory_mib, gpus[4].cuda_compute_capability) == (81559, "9.0.0")
+
+
+@pytest.mark.parametrize(
+    ("board", "architecture", "capability", "mig"),
+    [
+        ("A100-40GB", "Ampere", "8.0.0", True),
+        ("B200", "Blackwell", "10.0.0", True),
+        ("L40S", "Ada Lovelace", "8.9.0", False),
+        ("T4", "Turing", "7.5.0", False),
+    ],
+)
+def test_boards_are_named_as_nvidias_driver_names_them(
+    tmp_path: Path, board: str, architecture: str, capability: str, mig: bool
+) -> None:
+    create(tmp_path / "state.json", board=board, gpus=1, node_name="n")
+    nvml = Nvml(SimulatedNvml(tmp_path / "state.json"))
+    nvml.open()
+    [gpu] = nvml.gpus()
+    assert (gpu.architecture, gpu.cuda_compute_capability, gpu.mig_capable) == (architecture, capability, mig)
+    assert gpu.brand == "Nvidia"
+
+
+def test_every_simulated_board_has_a_named_architecture() -> None:
+    assert {int(board.architecture) for board in BOARDS.values()} <= set(ARCHITECTURES)
+
+
+def test_the_minor_number_is_nvmls_and_not_the_index(nvml: Nvml, path: Path) -> None:
+    with mutate(path) as state:
+        for gpu in state.gpus:
+            gpu.minor = 7 - gpu.minor
+    assert [(gpu.index, gpu.minor) for gpu in nvml.gpus()] == [(index, 7 - index) for index in range(8)]
+
+
+def test_mig_mode_is_the_current_one_and_not_the_pending(nvml: Nvml, path: Path) -> None:
+    with mutate(path) as state:
+        state.gpus[0].mig_pending = 1
+        state.gpus[1].mig_current = 1
+    assert [gpu.mig_enabled for gpu in nvml.gpus()[:3]] == [False, True, False]
+
+
+def test_a_wide_machine_has_its_numa_node_in_a_later_word(path: Path) -> None:
+    with mutate(path) as state:
+        state.gpus[0].numa_node = 70
+    nvml = Nvml(SimulatedNvml(path))
+    nvml.open()
+    assert nvml.gpus()[0].numa_node == 70
+
+
+def test_versions_of_the_driver_are_read(nvml: Nvml) -> None:
+    info = nvml.driver()
+    assert (info.driver_version, info.cuda_driver_version, info.nvml_version) == ("580.95.05", "13.0", "13.580.95.05")
+
+
+@pytest.mark.parametrize(("number", "text"), [(12080, "12.8"), (13000, "13.0"), (13020, "13.2")])
+def test_the_cuda_version_is_major_and_minor(path: Path, number: int, text: str) -> None:
+    with mutate(path) as state:
+        state.driver.cuda_version = number
+    nvml = Nvml(SimulatedNvml(path))
+    nvml.open()
+    assert nvml.driver().cuda_driver_version == text
+
+
+def test_no_library_is_one_sentence_with_what_to_do() -> None:
+    def without_library() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    library = type("Library", (), {"nvmlInit": staticmethod(without_library)})
+    with pytest.raises(DriverMissing, match=r"NVML is not available.*libnvidia-ml.so.1 was not found; install the"):
+        Nvml(library).open()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, DriverMissing, "modprobe nvidia"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, DriverReloaded, "different versions"),
+    ],
+)
+def test_a_broken_driver_is_the_trouble_of_the_node(
+    path: Path, nvml: Nvml, code: int, kind: type[DriverError], words: str
+) -> None:
+    faults.break_driver(path, code)
+    for call in (nvml.gpus, nvml.driver, Nvml(SimulatedNvml(path)).open, lambda: nvml.health(_uuids(path)[0])):
+        with pytest.raises(kind, match=words) as caught:
+            call()
+        assert caught.value.code == code
+
+
+def test_after_a_driver_reload_the_session_can_be_opened_again(nvml: Nvml, path: Path) -> None:
+    before = nvml.gpus()
+    faults.reload_driver(path)
+    with pytest.raises(DriverReloaded):
+        nvml.gpus()
+    with pytest.raises(DriverReloaded):
+        list(nvml.wait_events(0))
+    nvml.close()
+    nvml.open()
+    assert nvml.gpus() == before
+    assert nvml.health(before[0].uuid).state is HealthState.HEALTHY
+    list(nvml.wait_events(0))
+    faults.xid(path, 0, 31)
+    assert [event.data for event in nvml.wait_events(LONG_MS)] == [31]
+
+
+def test_closing_twice_or_without_opening_is_fine(path: Path) -> None:
+    nvml = Nvml(SimulatedNvml(path))
+    nvml.close()
+    nvml.open()
+    nvml.open()
+    nvml.close()
+    nvml.close()
+    with pytest.raises(DriverReloaded, match="open it again"):
+        nvml.gpus()
+
+
+def test_a_lost_gpu_keeps_its_identity_and_hides_no_other(nvml: Nvml, path: Path) -> None:
+    healthy = nvml.gpus()
+    faults.lose(path, 3)
+    now = nvml.gpus()
+    assert [gpu.uuid for gpu in now] == [gpu.uuid for gpu in healthy]
+    assert now[3].health.state is HealthState.UNHEALTHY
+    assert "fallen off the PCI bus; drain and reboot the node" in now[3].health.message
+    assert [gpu for gpu in now if gpu.index != 3] == [gpu for gpu in healthy if gpu.index != 3]
+    assert nvml.unidentified() == ()
+
+
+def test_what_cannot_be_read_is_unknown_and_never_healthy(nvml: Nvml, path: Path) -> None:
+    uuid = nvml.gpus()[0].uuid
+    faults.make_unreadable(path, 0)
+    for health in (nvml.gpus()[0].health, nvml.health(uuid)):
+        assert health.state is HealthState.UNKNOWN
+        assert "Unknown Error (code 999); look for NVRM in the kernel log" in health.message
+    faults.heal(path, 0)
+    assert nvml.gpus()[0].health.state is HealthState.HEALTHY
+
+
+def test_a_gpu_that_was_never_readable_is_counted_apart(path: Path) -> None:
+    faults.lose(path, 0)
+    nvml = Nvml(SimulatedNvml(path))
+    nvml.open()
+    assert [gpu.index for gpu in nvml.gpus()] == [1, 2, 3, 4, 5, 6, 7]
+    [missing] = nvml.unidentified()
+    assert missing.index == 0
+    assert missing.message.startswith("The GPU is lost")
+    faults.reboot(path)
+    nvml.close()
+    nvml.open()
+    assert len(nvml.gpus()) == 8
+    assert nvml.unidentified() == ()
+
+
+def test_a_function_the_driver_lacks_is_a_missing_feature_and_no_fault(path: Path) -> None:
+    def missing(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    optional = ("nvmlDeviceGetMigMode", "nvmlDeviceGetMemoryAffinity", "nvmlDeviceGetFieldValues")
+    nvml = Nvml(Overriding(path, **dict.fromkeys(optional, missing)))
+    nvml.open()
+    gpu = nvml.gpus()[0]
+    assert (gpu.mig_capable, gpu.numa_node, gpu.health.state) == (False, None, HealthState.HEALTHY)
+    required = Nvml(Overriding(path, nvmlSystemGetNVMLVersion=missing))
+    required.open()
+    with pytest.raises(NotSupported, match="driver is too old for NVML's nvmlSystemGetNVMLVersion"):
+        required.driver()
+
+
+@pytest.mark.parametrize("action", range(1, 8))
+def test_every_recovery_action_makes_a_gpu_unhealthy_and_says_what_it_needs(
+    nvml: Nvml, path: Path, action: int
+) -> None:
+    uuid = nvml.gpus()[6].uuid
+    faults.recovery_action(path, 6, action)
+    health = nvml.health(uuid)
+    assert health.state is HealthState.UNHEALTHY
+    assert str(action) not in health.message
+    assert nvml.gpus()[6].health == health
+    faults.reset(path, 6)
+    assert nvml.health(uuid).state is HealthState.HEALTHY
+
+
+def test_a_recovery_action_of_a_newer_driver_is_unhealthy_too(nvml: Nvml, path: Path) -> None:
+    faults.recovery_action(path, 0, 42)
+    assert nvml.gpus()[0].health.message == "The GPU asks for recovery action 42."
+
+
+def test_a_failed_row_remap_makes_a_gpu_unhealthy_and_a_pending_one_does_not(nvml: Nvml, path: Path) -> None:
+    uuid = nvml.gpus()[0].uuid
+    faults.remapped_rows(path, 0, RemappedRows(uncorrectable=1, pending=True))
+    assert nvml.health(uuid).state is HealthState.HEALTHY
+    faults.remapped_rows(path, 0, RemappedRows(uncorrectable=1, failed=True))
+    assert "replace the GPU" in nvml.health(uuid).message
+
+
+def test_the_health_of_a_gpu_that_is_not_there_is_unknown(nvml: Nvml) -> None:
+    health = nvml.health(GpuUuid("GPU-00000000-0000-0000-0000-000000000000"))
+    assert health.state is HealthState.UNKNOWN
+    assert "may have been removed" in health.message
+
+
+def test_handles_are_looked_up_once(path: Path) -> None:
+    faults.latency(path, 5.0, "nvmlDeviceGetHandleByUUID")
+    slept: list[float] = []
+    nvml = Nvml(SimulatedNvml(path, sleep=slept.append))
+    nvml.open()
+    for _ in range(3):
+        assert nvml.health(_uuids(path)[0]).state is HealthState.HEALTHY
+    assert slept == [5.0]
+
+
+def test_an_xid_is_delivered_with_its_gpu_and_its_instance(nvml: Nvml, path: Path) -> None:
+    assert list(nvml.wait_events(0)) == []
+    faults.xid(path, 2, 94, gi=1, ci=0)
+    faults.xid(path, 5, 31)
+    uuids = _uuids(path)
+    assert list(nvml.wait_events(LONG_MS)) == [
+        GpuEvent(EventKind.XID, uuids[2], 94, 1, 0),
+        GpuEvent(EventKind.XID, uuids[5], 31),
+    ]
+    assert list(nvml.wait_events(0)) == []
+
+
+def test_every_kind_of_event_is_told_apart(nvml: Nvml, path: Path) -> None:
+    list(nvml.wait_events(0))
+    uuid = _uuids(path)[0]
+    with mutate(path) as state:
+        for number in EVENT_KINDS:
+            state.add_event(uuid, number, 1)
+    assert [event.kind for event in nvml.wait_events(0)] == list(EVENT_KINDS.values())
+
+
+def test_waiting_in_a_second_thread_does_not_stop_the_first_from_reading(nvml: Nvml, path: Path) -> None:
+    list(nvml.wait_events(0))
+    found: list[GpuEvent] = []
+    waiter = threading.Thread(target=lambda: found.extend(nvml.wait_events(LONG_MS)))
+    waiter.start()
+    assert len(nvml.gpus()) == 8
+    faults.xid(path, 1, 48)
+    waiter.join(timeout=20)
+    assert [event.data for event in found] == [48]
+
+
+def test_a_lost_gpu_is_one_event_naming_it_and_the_others_are_still_watched(nvml: Nvml, path: Path) -> None:
+    list(nvml.wait_events(0))
+    uuids = _uuids(path)
+    faults.lose(path, 4)
+    assert list(nvml.wait_events(LONG_MS)) == [
+        GpuEvent(EventKind.XID, uuids[4], 79),  # named although the GPU no longer tells its UUID
+        GpuEvent(EventKind.LOST, uuids[4]),
+    ]
+    assert list(nvml.wait_events(0)) == []
+    faults.xid(path, 0, 13)
+    assert list(nvml.wait_events(LONG_MS)) == [GpuEvent(EventKind.XID, uuids[0], 13)]
+
+
+def test_a_gpu_that_comes_back_is_watched_again(nvml: Nvml, path: Path) -> None:
+    faults.make_unreadable(path, 4)
+    list(nvml.wait_events(0))
+    faults.heal(path, 4)
+    list(nvml.wait_events(0))
+    faults.xid(path, 4, 13)
+    assert [event.gpu for event in nvml.wait_events(LONG_MS)] == [_uuids(path)[4]]
+
+
+def test_importing_the_agents_nvml_is_cheap_and_needs_no_driver() -> None:
+    script = "import draco.agent.nvml, sys; print([m for m in ('kopf', 'aiohttp', 'grpc') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]"

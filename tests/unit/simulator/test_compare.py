@@ -1,0 +1,73 @@
+"""The hardware check: it agrees with itself, finds one wrong number, and says when there is nothing to compare."""
+
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from draco.simulator.compare import compare, main
+from draco.simulator.nvml import SimulatedNvml
+from tests.unit.simulator.conftest import StateFile, opened
+
+
+class Hardware:
+    """Stands for a real library: simulated NVML with some functions replaced."""
+
+    def __init__(self, path: Path, **functions: Any) -> None:
+        self._functions = functions
+        self._simulated = SimulatedNvml(path)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._functions.get(name) or getattr(self._simulated, name)
+
+
+@pytest.mark.parametrize("board", ["A100-40GB", "H100-80GB", "RTX-PRO-6000", "T4"])
+def test_hardware_like_the_table_has_no_difference(a_state_file: StateFile, board: str) -> None:
+    outcome = compare(opened(a_state_file(board, gpus=2)))
+    assert outcome.compared == {0: board, 1: board}
+    assert outcome.differences == []
+
+
+def test_one_wrong_number_in_a_table_is_found_and_told(
+    a_state_file: StateFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = a_state_file("H100-80GB", gpus=1)
+
+    def other_info(handle: Any, kind: int) -> Any:
+        info = SimulatedNvml.__getattr__(hardware._simulated, "nvmlDeviceGetGpuInstanceProfileInfo")(handle, kind)
+        info.multiprocessorCount += kind == pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE
+        return info
+
+    hardware = Hardware(path, nvmlDeviceGetGpuInstanceProfileInfo=other_info)
+    assert main(hardware) == 1
+    assert "GPU 0: profile 2 multiprocessorCount: hardware 61, table 60" in capsys.readouterr().out
+
+
+def test_what_the_hardware_does_not_answer_is_not_compared(a_state_file: StateFile) -> None:
+    def refused(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    hardware = Hardware(a_state_file("H100-80GB", gpus=1), nvmlDeviceGetGpuInstancePossiblePlacements=refused)
+    assert main(hardware) == 0
+
+
+def test_a_board_without_table_is_named(a_state_file: StateFile, capsys: pytest.CaptureFixture[str]) -> None:
+    path = a_state_file("H100-80GB", gpus=1)
+
+    def other_pci(handle: Any) -> Any:
+        info = hardware._simulated.nvmlDeviceGetPciInfo(handle)
+        info.pciDeviceId = 0x123410DE
+        return info
+
+    hardware = Hardware(path, nvmlDeviceGetPciInfo=other_pci)
+    assert main(hardware) == 2
+    assert "NVIDIA H100 80GB HBM3: the simulator does not have this board" in capsys.readouterr().out
+
+
+def test_no_nvml_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def without_library() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    assert main(type("Library", (), {"nvmlInit": staticmethod(without_library)})) == 2
+    assert "no NVML to compare with on this machine: NVML Shared Library Not Found" in capsys.readouterr().err
