@@ -49,7 +49,7 @@ def handlers(service: ServiceDescriptor, behaviours: Mapping[str, UnaryBehaviour
 
 
 def unary(channel: grpc.aio.Channel, service: ServiceDescriptor, method: str) -> Any:
-    """Make a client call, such as `await unary(channel, DRA_V1, "NodePrepareResources")(request, timeout=45)`."""
+    """A client call, awaited with a request and a timeout in seconds."""
     request, response = _classes(service.methods_by_name[method])
     return channel.unary_unary(
         f"/{service.full_name}/{method}",

@@ -1,0 +1,351 @@
+"""The agent, put together.
+
+Owns settings, the order of starting and stopping, and which part is told of what. Holds nothing in modules: many agents, with
+different settings, can run in one process and one event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import structlog
+
+from draco.agent import checkpoint, endpoints, node_status, recovery, slices
+from draco.agent.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v1alpha1_pb2
+from draco.agent.cdi import CdiFolder, NodeFiles
+from draco.agent.checkpoint import Checkpoint, PreparedClaim
+from draco.agent.claim_status import ClaimReporter
+from draco.agent.dra_service import DraService
+from draco.agent.errors import AnotherPlugin
+from draco.agent.files import Files, LocalFiles
+from draco.agent.guard import ProcessLock, refuse_beside_others
+from draco.agent.hardware import Hardware, View
+from draco.agent.health_service import HealthService
+from draco.agent.leftovers import KUBELET_RECORD, Leftovers
+from draco.agent.metrics import Metrics
+from draco.agent.node_status import NodeReporter, Standing
+from draco.agent.nvml import Nvml
+from draco.agent.pcie import SysfsPcieRoots
+from draco.agent.plugin import Plugin, Registration, sockets
+from draco.agent.prepare import ClaimDesk
+from draco.agent.publisher import SlicePublisher
+from draco.agent.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
+from draco.kube.client import Client
+from draco.kube.clock import Clock, SystemClock
+from draco.kube.events import EventRecorder
+from draco.kube.retry import TRANSIENT, Backoff, asked_to_wait_s
+from draco.resources.events import ObjectReference
+from draco.resources.kinds import CLAIMS
+from draco.resources.names import NVIDIA_DRIVER
+
+log = structlog.get_logger()
+
+CHECKPOINT = "checkpoint.json"
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How one agent works. Times in seconds.
+
+    `kubelet_dir` has kubelet's `plugins` and `plugins_registry`; its path must be the same for kubelet and for the agent.
+    `state_dir` (default: the driver's folder below `plugins`) must survive reboots; `cdi_dir` need not. `device_root`,
+    `library_folder` and `library_view` are described at `cdi.NodeFiles`. `sysfs_root` is where the kernel's /sys is seen.
+    `listen` is "host:port" of the HTTP endpoints, "" for none. `event_wait_s` is how long NVML is asked for events at a
+    time, and so how long stopping may take; 0 reads the GPUs at intervals only.
+    """
+
+    node_name: str
+    driver: str = NVIDIA_DRIVER
+    kubelet_dir: Path = Path("/var/lib/kubelet")
+    cdi_dir: Path = Path("/var/run/cdi")
+    state_dir: Path | None = None
+    device_root: Path = Path("/")
+    library_folder: Path | None = None
+    library_view: Path | None = None
+    sysfs_root: Path = Path("/sys")
+    listen: str = ""
+    rescan_s: float = 10.0
+    nvml_retry_s: float = 5.0
+    event_wait_s: float = 1.0
+
+    @property
+    def state_folder(self) -> Path:
+        """Where the agent keeps its own files."""
+        return self.state_dir or self.kubelet_dir / "plugins" / self.driver
+
+
+async def run_agent(
+    settings: AgentSettings,
+    *,
+    client: Client,
+    library: Any = None,
+    clock: Clock | None = None,
+    random: Random | None = None,
+    files: Files | None = None,
+) -> None:
+    """Run an agent until cancelled. `library` stands in for the module pynvml.
+
+    AnotherPlugin when the driver is already served on this node, SettingsError when the settings cannot work.
+    """
+    nvml = Nvml() if library is None else Nvml(library)
+    jitter = random or Random()  # noqa: S311 - spreads retries, guards nothing
+    agent = Agent(settings, client, nvml, clock=clock or SystemClock(), random=jitter, files=files or LocalFiles())
+    await agent.run()
+
+
+class Agent:
+    """One node's agent. `run` it once."""
+
+    def __init__(
+        self, settings: AgentSettings, client: Client, nvml: Nvml, *, clock: Clock, random: Random, files: Files
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._clock = clock
+        self._random = random
+        self._files = files
+        self._sockets = sockets(settings.kubelet_dir, settings.driver)
+        self._log = log.bind(node=settings.node_name)
+        self._metrics = Metrics()
+        self._claims_thread = ThreadPoolExecutor(1, thread_name_prefix="claims")
+        self._checkpoint = Checkpoint(settings.state_folder / CHECKPOINT, files, boot_id="")
+        self._boot_id = checkpoint.boot_id()
+        self._cdi = CdiFolder(
+            settings.cdi_dir,
+            files,
+            driver=settings.driver,
+            node=NodeFiles(
+                device_root=settings.device_root,
+                library_folder=settings.library_folder,
+                library_view=settings.library_view,
+            ),
+        )
+        self._minors: dict[str, int] | None = None
+        self._minors_moved = asyncio.Event()
+        self._health = HealthService(pool=settings.node_name)
+        self._events = EventRecorder(
+            client, controller="draco.dev/agent", instance=settings.node_name, clock=clock, random=random
+        )
+        self._hardware = Hardware(
+            nvml,
+            SysfsPcieRoots(settings.sysfs_root),
+            clock=clock,
+            rescan_s=settings.rescan_s,
+            retry_s=settings.nvml_retry_s,
+            event_wait_s=settings.event_wait_s,
+        )
+        self._publisher = SlicePublisher(
+            client,
+            node=settings.node_name,
+            driver=settings.driver,
+            clock=clock,
+            random=random,
+            on_change=self._standing_changed,
+        )
+        self._claim_reporter = ClaimReporter(
+            client,
+            driver=settings.driver,
+            pool=settings.node_name,
+            claims=lambda: self._checkpoint.claims,
+            view=lambda: self._hardware.view,
+            clock=clock,
+            random=random,
+        )
+        self._node_reporter = NodeReporter(
+            client, node=settings.node_name, standing=self._standing, clock=clock, random=random
+        )
+        self._desk = ClaimDesk(self._checkpoint, self._cdi, driver=settings.driver, pool=settings.node_name)
+        self._plugin = self._make_plugin()
+
+    def _make_plugin(self) -> Plugin:
+        service = DraService(
+            self._client,
+            self._desk,
+            driver=self._settings.driver,
+            view=lambda: self._hardware.view,
+            claims=self._claims_thread,
+            changed=self._claim_changed,
+            metrics=self._metrics,
+            clock=self._clock,
+            random=self._random,
+        )
+        return Plugin(
+            self._sockets,
+            driver=self._settings.driver,
+            services=[
+                handlers(DRA_V1, service.behaviours(dra_v1_pb2)),
+                handlers(DRA_V1BETA1, service.behaviours(dra_v1beta1_pb2)),
+                handlers(HEALTH_V1, self._health.behaviours(health_v1_pb2)),
+                handlers(HEALTH_V1ALPHA1, self._health.behaviours(health_v1alpha1_pb2)),
+            ],
+            clock=self._clock,
+            on_registration=self._registered,
+        )
+
+    async def run(self) -> None:
+        """Start, serve until cancelled, and stop: sockets removed, threads ended, slices left in place."""
+        try:
+            with ProcessLock(self._settings.state_folder / "agent.lock"):
+                await refuse_beside_others(self._sockets.registration.parent, self._settings.driver)
+                await self._serve()
+        except AnotherPlugin as refusal:
+            self._log.error("agent.refused", error=str(refusal))
+            self._tell("AnotherPlugin", "Start", str(refusal))
+            await self._events.flush(5.0)
+            raise
+        finally:
+            self._claims_thread.shutdown(wait=False)
+
+    async def _serve(self) -> None:
+        self._hardware.subscribe(self._hardware_read)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._hardware.run(), name="hardware")
+            tasks.create_task(self._events.run(), name="events")
+            if self._settings.listen:
+                serving = endpoints.serve(self._settings.listen, lacking=self._lacking, metrics=self._metrics_text)
+                tasks.create_task(serving, name="endpoints")
+            tasks.create_task(self._node_reporter.run(), name="gpunode")
+            tasks.create_task(self._publisher.run(), name="slices")
+            await self._hardware.ready.wait()
+            await self._recover()
+            tasks.create_task(self._keep_converged(), name="minors")
+            tasks.create_task(self._claim_reporter.run(), name="claim status")
+            tasks.create_task(self._plugin.run(), name="plugin")
+            tasks.create_task(self._leftovers().run(), name="leftovers")
+            self._claim_reporter.touch_all()
+
+    def _leftovers(self) -> Leftovers:
+        return Leftovers(
+            self._client,
+            claims=lambda: self._checkpoint.claims,
+            kubelet_record=self._settings.kubelet_dir / KUBELET_RECORD,
+            give_up=self._give_up,
+            clock=self._clock,
+        )
+
+    async def _give_up(self, claim: PreparedClaim) -> None:
+        await self._in_thread(self._desk.unprepare, claim.uid)
+        self._claim_changed(claim)
+
+    # Start
+
+    async def _recover(self) -> None:
+        """Read the record, or rebuild it; then make record and specs agree. Not before that is kubelet served."""
+        found = await self._in_thread(recovery.read_record, self._settings.state_folder / CHECKPOINT, self._files)
+        if isinstance(found, recovery.Damaged):
+            await self._rebuild(found)
+        else:
+            self._checkpoint.restore(found)
+        await self._persistently("recovery.disk", self._converge)
+
+    async def _rebuild(self, damage: recovery.Damaged) -> None:
+        self._log.error("checkpoint.damaged", error=damage.sentence, moved_to=str(damage.moved_to))
+        note = f"{damage.sentence} It was moved to {damage.moved_to} and is rebuilt from the API server."
+        self._tell("CheckpointDamaged", "Rebuild", note)
+        claims = await self._persistently("recovery.api", lambda: self._client.list(CLAIMS))
+        while (view := self._hardware.view).driver is None:
+            await self._clock.sleep(1.0)
+        prepared = recovery.rebuilt(
+            claims,
+            driver=self._settings.driver,
+            pool=self._settings.node_name,
+            gpus=view.by_device,
+            with_spec=self._cdi.uids(),
+        )
+        await self._persistently("recovery.disk", lambda: self._record(prepared))
+        self._log.info("checkpoint.rebuilt", claims=len(prepared))
+
+    async def _record(self, claims: list[PreparedClaim]) -> None:
+        await self._in_thread(lambda: self._checkpoint.replace(claims, boot_id=self._boot_id))
+
+    async def _persistently(self, event: str, attempt: Callable[[], Any]) -> Any:
+        """Until it works: without it the agent could hand out a device twice, so there is nothing better to do."""
+        backoff = Backoff(self._random, base_s=0.5, cap_s=30.0)
+        while True:
+            try:
+                return await attempt()
+            except (OSError, *TRANSIENT) as error:
+                pause_s = backoff.next(at_least_s=asked_to_wait_s(error))
+                self._log.warning(event, error=str(error), again_in_s=round(pause_s, 1))
+            await self._clock.sleep(pause_s)
+
+    async def _converge(self) -> None:
+        view = self._hardware.view
+        gpus = None if view.driver is None else [located.gpu for located in view.gpus]
+        done = await self._in_thread(
+            lambda: recovery.converge(self._checkpoint, self._cdi, gpus=gpus, boot_id=self._boot_id)
+        )
+        self._minors = None if gpus is None else {gpu.uuid: gpu.minor for gpu in gpus}
+        counts = {name: len(getattr(done, name)) for name in ("undone", "rewritten", "without_gpu", "swept")}
+        if done.rebooted or any(counts.values()):
+            self._log.info("claims.converged", rebooted=done.rebooted, **counts)
+
+    async def _keep_converged(self) -> None:
+        """Minor numbers can move when the driver is loaded late, or again."""
+        while True:
+            await self._minors_moved.wait()
+            self._minors_moved.clear()
+            await self._persistently("recovery.disk", self._converge)
+
+    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._claims_thread, work, *args)
+
+    # Who is told of what
+
+    def _hardware_read(self, view: View) -> None:
+        before = self._health.reports
+        self._health.update(view)
+        self._metrics.hardware(view)
+        if view.driver is not None:
+            self._publisher.want(slices.devices(view.gpus, view.driver))
+            if self._minors != {one.gpu.uuid: one.gpu.minor for one in view.gpus}:
+                self._minors_moved.set()
+        if self._health.reports != before:
+            self._claim_reporter.touch_all()
+        self._standing_changed()
+
+    def _claim_changed(self, claim: PreparedClaim) -> None:
+        self._claim_reporter.touch(claim)
+        self._standing_changed()
+
+    def _registered(self, registration: Registration) -> None:
+        if not registration.accepted:
+            self._tell("RegistrationRefused", "Register", f"Kubelet refused the driver: {registration.error}")
+        self._standing_changed()
+
+    def _standing_changed(self) -> None:
+        self._node_reporter.touch()
+
+    def _standing(self) -> Standing:
+        return Standing(
+            driver=self._settings.driver,
+            view=self._hardware.view,
+            published=self._publisher.published,
+            problem=self._publisher.problem,
+            registration=self._plugin.registration,
+            claims=node_status.prepared(self._checkpoint.claims),
+        )
+
+    def _lacking(self) -> list[str]:
+        """What keeps the agent from being ready. That kubelet has not registered us is its own business."""
+        sentences = [] if self._plugin.serving.is_set() else ["Kubelet's sockets are not served yet."]
+        return sentences if self._publisher.published else [*sentences, self._publisher.problem]
+
+    def _metrics_text(self) -> bytes:
+        standing = self._standing()
+        self._metrics.state(
+            claims=standing.claims,
+            generation=standing.published.generation if standing.published else 0,
+            registered=standing.registration.accepted,
+        )
+        return self._metrics.render()
+
+    def _tell(self, reason: str, action: str, note: str) -> None:
+        """An Event on the Node. Its uid in Events is its name, as kubelet has it."""
+        node = ObjectReference(
+            api_version="v1", kind="Node", name=self._settings.node_name, uid=self._settings.node_name
+        )
+        self._events.record(node, type="Warning", reason=reason, action=action, note=note)

@@ -1,0 +1,155 @@
+"""What the claim's own status says of our devices: ready, and healthy.
+
+Owns the entries of our driver in `status.devices`. Works in the background: kubelet never waits for it, and a failed write is
+tried again. The API server drops the entries when the claim is deallocated.
+"""
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from draco.agent.checkpoint import ClaimState, PreparedClaim, PreparedDevice
+from draco.agent.conditions import merged
+from draco.agent.hardware import View
+from draco.agent.health_service import DeviceReport, reports
+from draco.agent.nvml import HealthState
+from draco.kube.client import Client
+from draco.kube.clock import Clock
+from draco.kube.errors import Conflict, Invalid, NotFound
+from draco.kube.queue import WorkQueue, run_workers
+from draco.resources.claims import AllocatedDeviceStatus, ResourceClaim
+from draco.resources.kinds import CLAIMS
+from draco.resources.meta import Condition, ObjectKey
+from draco.resources.names import FIELD_MANAGER_AGENT, ClaimUid
+
+log = structlog.get_logger()
+
+
+class ClaimRef(NamedTuple):
+    """A claim by its name and the uid that name must have."""
+
+    namespace: str
+    name: str
+    uid: ClaimUid
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def wanted(claim: PreparedClaim, driver: str, health: Mapping[str, DeviceReport]) -> list[AllocatedDeviceStatus]:
+    """The entries for a prepared claim, without times."""
+    by_device = {(device.device, device.share_id): device for device in claim.devices}
+    return [
+        AllocatedDeviceStatus(
+            driver=driver,
+            pool=device.pool,
+            device=device.device,
+            share_id=device.share_id or None,
+            data={"uuid": device.gpu},
+            conditions=[
+                Condition(type="Ready", status="True", reason="Prepared", message="The device is ready for the pod."),
+                _healthy(device, health),
+            ],
+        )
+        for device in by_device.values()
+    ]
+
+
+def _healthy(device: PreparedDevice, health: Mapping[str, DeviceReport]) -> Condition:
+    report = health.get(device.device)
+    if report is None:
+        return Condition(
+            type="Healthy",
+            status="Unknown",
+            reason="NotFound",
+            message=f"GPU {device.gpu} is not on this node any more.",
+        )
+    status = {HealthState.HEALTHY: "True", HealthState.UNHEALTHY: "False"}.get(report.state, "Unknown")
+    return Condition(type="Healthy", status=status, reason=report.state.value, message=report.message)
+
+
+class ClaimReporter:
+    """Writes claims' device status. `claims` are the claims on record, `view` the latest view of the hardware."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        driver: str,
+        pool: str,
+        claims: Callable[[], Mapping[ClaimUid, PreparedClaim]],
+        view: Callable[[], View],
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._client = client
+        self._driver = driver
+        self._pool = pool
+        self._claims = claims
+        self._view = view
+        self._clock = clock
+        self._queue: WorkQueue[ClaimRef] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=120.0)
+
+    def touch(self, claim: PreparedClaim) -> None:
+        """Something about the claim changed: it was prepared, given up, or a device's health differs."""
+        self._queue.add(ClaimRef(claim.namespace, claim.name, claim.uid))
+
+    def touch_all(self) -> None:
+        """Look at every claim on record."""
+        for claim in self._claims().values():
+            self.touch(claim)
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        await run_workers(self._queue, self._reconcile, workers=2, log=log)
+
+    async def _reconcile(self, ref: ClaimRef) -> float | None:
+        try:
+            claim = await self._client.get(CLAIMS, ObjectKey(ref.namespace, ref.name))
+        except NotFound:
+            return None
+        if claim.metadata.uid != ref.uid or claim.status.allocation is None:
+            return None
+        before = [one for one in claim.status.devices if one.driver == self._driver and one.pool == self._pool]
+        entries = self._entries(ref.uid, claim, before)
+        if entries == before:
+            return None
+        body = {
+            "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
+            "status": {"devices": [msgspec.to_builtins(one) for one in entries]},
+        }
+        try:
+            await self._client.apply(
+                CLAIMS, claim.metadata.key, body, manager=FIELD_MANAGER_AGENT, subresource="status"
+            )
+        except (NotFound, Conflict):
+            return 1.0  # deleted or made anew while we looked; looking again settles it
+        except Invalid as error:
+            # Deallocated meanwhile, or the right to report is missing: trying at once would not help.
+            log.warning("claim.status_refused", claim=str(ref), error=str(error))
+            return 60.0
+        return None
+
+    def _entries(
+        self, uid: ClaimUid, claim: ResourceClaim, before: list[AllocatedDeviceStatus]
+    ) -> list[AllocatedDeviceStatus]:
+        prepared = self._claims().get(uid)
+        if prepared is None or prepared.state is not ClaimState.PREPARED:
+            return []
+        view = self._view()
+        health = {report.device: report for report in reports(view)}
+        known = {(one.device, one.share_id): one.conditions for one in before}
+        now = self._clock.now()
+        allocation = claim.status.allocation
+        results = allocation.devices.results if allocation else []
+        allocated = {(one.driver, one.pool, one.device) for one in results}
+        return [
+            msgspec.structs.replace(
+                one, conditions=merged(one.conditions, known.get((one.device, one.share_id), []), now)
+            )
+            for one in wanted(prepared, self._driver, health)
+            if (one.driver, one.pool, one.device) in allocated
+        ]

@@ -1,0 +1,112 @@
+"""The node's GPUs as they are now: one thread that reads NVML, and the latest view for everybody else.
+
+Owns the NVML session, its thread, and when it is read: at start, at intervals, and when NVML reports an event. Decides nothing:
+it tells its subscribers that the view is new.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from types import MappingProxyType
+
+import msgspec
+import structlog
+
+from draco.agent.nvml import DriverInfo, Gpu, GpuEvent, Nvml, UnidentifiedGpu
+from draco.agent.nvml_errors import NvmlError
+from draco.agent.pcie import PcieRoots
+from draco.agent.slices import Located, device_name
+from draco.kube.clock import Clock
+
+log = structlog.get_logger()
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs at one moment. `fault` says why they could not be read then; what is known stays from before."""
+
+    driver: DriverInfo | None = None
+    gpus: tuple[Located, ...] = ()
+    unidentified: tuple[UnidentifiedGpu, ...] = ()
+    fault: str = ""
+    read_at: datetime | None = None
+
+    @property
+    def by_device(self) -> Mapping[str, Gpu]:
+        """GPUs by the names they are published under."""
+        return MappingProxyType({device_name(located.gpu): located.gpu for located in self.gpus})
+
+
+class Hardware:
+    """Reads the GPUs of one node. `view` is the latest; `ready` is set when there has been a first attempt."""
+
+    def __init__(
+        self, nvml: Nvml, pcie: PcieRoots, *, clock: Clock, rescan_s: float, retry_s: float, event_wait_s: float
+    ) -> None:
+        self.view = View(fault="The GPUs have not been read yet.")
+        self.ready = asyncio.Event()
+        self._nvml = nvml
+        self._pcie = pcie
+        self._clock = clock
+        self._rescan_s = rescan_s
+        self._retry_s = retry_s
+        self._event_wait_s = event_wait_s
+        self._subscribers: list[Callable[[View], None]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nvml")
+
+    def subscribe(self, callback: Callable[[View], None]) -> None:
+        """Call `callback` after every reading, also when nothing changed."""
+        self._subscribers.append(callback)
+
+    async def run(self) -> None:
+        """Read until cancelled; then end the session. A driver that is missing or reloaded is tried again."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    self._show(await loop.run_in_executor(self._thread, self._read))
+                    await self._until_next()
+                except NvmlError as error:
+                    await loop.run_in_executor(self._thread, self._nvml.close)
+                    if self.view.fault != str(error):
+                        log.warning("nvml.unreadable", error=str(error), again_in_s=self._retry_s)
+                    self._show(msgspec.structs.replace(self.view, fault=str(error)))
+                    await self._clock.sleep(self._retry_s)
+        finally:
+            await loop.run_in_executor(self._thread, self._nvml.close)
+            self._thread.shutdown(wait=False)
+
+    def _read(self) -> View:
+        self._nvml.open()
+        driver = self._nvml.driver()
+        located = tuple(self._locate(gpu) for gpu in self._nvml.gpus())
+        return View(driver=driver, gpus=located, unidentified=self._nvml.unidentified(), read_at=self._clock.now())
+
+    def _locate(self, gpu: Gpu) -> Located:
+        address = gpu.pci_bus_id
+        # sysfs says -1 for "no node" and NVML has no such answer, so the kernel is asked first.
+        numa_node = self._pcie.numa_node(address)
+        return Located(gpu, self._pcie.root(address), gpu.numa_node if numa_node is None else numa_node)
+
+    async def _until_next(self) -> None:
+        """Return when it is time to read again, or when NVML has reported something."""
+        if self._event_wait_s <= 0:
+            await self._clock.sleep(self._rescan_s)
+            return
+        loop = asyncio.get_running_loop()
+        due = self._clock.monotonic() + self._rescan_s
+        while (left_s := due - self._clock.monotonic()) > 0:
+            events = await loop.run_in_executor(self._thread, self._wait, min(left_s, self._event_wait_s))
+            for event in events:
+                log.warning("gpu.event", kind=event.kind, gpu=event.gpu, data=event.data)
+            if events:
+                return
+
+    def _wait(self, seconds: float) -> list[GpuEvent]:
+        return list(self._nvml.wait_events(max(1, int(seconds * 1000))))
+
+    def _show(self, view: View) -> None:
+        self.view = view
+        self.ready.set()
+        for callback in self._subscribers:
+            callback(view)

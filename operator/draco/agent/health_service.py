@@ -1,0 +1,90 @@
+"""The health of devices, streamed to kubelet for pod status.
+
+Owns the stream: the whole list at once, again on every change, and again before kubelet would call it out of date. A list carries
+the time at which the GPUs were last read: when they cannot be read any more, kubelet comes to know by itself.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import msgspec
+from google.protobuf.message import Message
+
+from draco.agent.hardware import View
+from draco.agent.nvml import HealthState
+from draco.agent.slices import device_name
+
+TIMEOUT_S = 30
+"""Without news for so long kubelet calls a device Unknown."""
+MESSAGE_LIMIT = 1024
+
+
+class DeviceReport(msgspec.Struct, frozen=True):
+    """One device's health. `at` in Unix seconds."""
+
+    device: str
+    state: HealthState
+    message: str
+    at: int
+
+
+def reports(view: View) -> list[DeviceReport]:
+    """Health of every device of a view. A view that could not be refreshed says nothing about now: Unknown."""
+    at = int(view.read_at.timestamp()) if view.read_at else 0
+    if view.fault:
+        return [DeviceReport(device_name(one.gpu), HealthState.UNKNOWN, view.fault, at) for one in view.gpus]
+    return [DeviceReport(device_name(one.gpu), one.gpu.health.state, one.gpu.health.message, at) for one in view.gpus]
+
+
+class HealthService:
+    """Behaviours of the DRAResourceHealth service. `update` is called with every new view."""
+
+    def __init__(self, *, pool: str, timeout_s: int = TIMEOUT_S) -> None:
+        self._pool = pool
+        self._timeout_s = timeout_s
+        self._reports: list[DeviceReport] = []
+        self._changed = asyncio.Event()
+
+    @property
+    def reports(self) -> list[DeviceReport]:
+        """The latest reports, without their times."""
+        return [msgspec.structs.replace(one, at=0) for one in self._reports]
+
+    def update(self, view: View) -> None:
+        """Take a new view; streams learn at once when a state or message differs."""
+        before, self._reports = self.reports, reports(view)
+        if self.reports != before:
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def behaviours(self, messages: ModuleType) -> Mapping[str, Callable[[Any, Any], Any]]:
+        """The service's method, answering in `messages` (health_v1_pb2 or health_v1alpha1_pb2)."""
+
+        async def watch(_request: Any, _context: Any) -> AsyncIterator[Message]:
+            while True:
+                changed = self._changed
+                yield self._response(messages)
+                try:
+                    async with asyncio.timeout(self._timeout_s / 3):
+                        await changed.wait()
+                except TimeoutError:
+                    continue
+
+        return {"NodeWatchResources": watch}
+
+    def _response(self, messages: ModuleType) -> Message:
+        response: Message = messages.NodeWatchResourcesResponse(
+            devices=[
+                messages.DeviceHealth(
+                    device=messages.DeviceIdentifier(pool_name=self._pool, device_name=one.device),
+                    health=one.state.name,
+                    last_updated_time=one.at,
+                    health_check_timeout_seconds=self._timeout_s,
+                    message=one.message[:MESSAGE_LIMIT],
+                )
+                for one in self._reports
+            ]
+        )
+        return response

@@ -1,0 +1,63 @@
+"""The agent's metrics, in a registry of its own: many agents can live in one process.
+
+Owns names and help texts. `render` gives the text Prometheus reads.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from draco.agent.hardware import View
+
+
+class Metrics:
+    """What one agent counts."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._prepare_seconds = Histogram(
+            "draco_agent_prepare_seconds",
+            "Time to prepare one claim for kubelet.",
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 45),
+            registry=self._registry,
+        )
+        self._prepares = Counter(
+            "draco_agent_prepares_total", "Claims kubelet asked to prepare.", ["result"], registry=self._registry
+        )
+        self._unprepares = Counter(
+            "draco_agent_unprepares_total", "Claims kubelet gave up.", ["result"], registry=self._registry
+        )
+        self._gpus = Gauge("draco_agent_gpus", "GPUs of this node by health.", ["health"], registry=self._registry)
+        self._claims = Gauge("draco_agent_prepared_claims", "Claims prepared on this node.", registry=self._registry)
+        self._generation = Gauge(
+            "draco_agent_pool_generation", "Generation of the published pool, 0 for none.", registry=self._registry
+        )
+        self._registered = Gauge(
+            "draco_agent_registered", "1 when kubelet has accepted this driver.", registry=self._registry
+        )
+
+    def prepared(self, took_s: float, *, failed: bool) -> None:
+        """Kubelet asked for a claim."""
+        self._prepare_seconds.observe(took_s)
+        self._prepares.labels("error" if failed else "ok").inc()
+
+    def unprepared(self, *, failed: bool) -> None:
+        """Kubelet gave a claim up."""
+        self._unprepares.labels("error" if failed else "ok").inc()
+
+    def hardware(self, view: View) -> None:
+        """The GPUs were read."""
+        states = [located.gpu.health.state for located in view.gpus]
+        for state in ("Healthy", "Unhealthy", "Unknown"):
+            count = sum(one == state for one in states) if not view.fault else 0
+            self._gpus.labels(state).set(count)
+        if view.fault:
+            self._gpus.labels("Unknown").set(len(states))
+
+    def state(self, *, claims: int, generation: int, registered: bool) -> None:
+        """Where the agent stands."""
+        self._claims.set(claims)
+        self._generation.set(generation)
+        self._registered.set(registered)
+
+    def render(self) -> bytes:
+        """The text format."""
+        return generate_latest(self._registry)

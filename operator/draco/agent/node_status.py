@@ -1,0 +1,177 @@
+"""The GpuNode of this node: what its agent sees and does, for people and for the operator.
+
+Owns the object's existence and its status. Where the kind is not installed the agent works without it and says so once.
+"""
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+import msgspec
+import structlog
+
+from draco import __version__
+from draco.agent.checkpoint import PreparedClaim
+from draco.agent.conditions import merged
+from draco.agent.hardware import View
+from draco.agent.health_service import reports
+from draco.agent.plugin import Registration
+from draco.agent.publisher import Published
+from draco.agent.slices import device_name, memory
+from draco.kube.client import Client
+from draco.kube.clock import Clock
+from draco.kube.errors import NotFound
+from draco.kube.queue import WorkQueue, run_workers
+from draco.resources.draco import GpuNode, GpuNodeStatus, GpuStatus
+from draco.resources.kinds import GPU_NODES, NODES
+from draco.resources.meta import Condition, ObjectKey, ObjectMeta, OwnerReference
+from draco.resources.names import FIELD_MANAGER_AGENT, ClaimUid
+
+log = structlog.get_logger()
+
+RECHECK_S = 300.0
+ABSENT_S = 60.0
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the status is made of."""
+
+    driver: str
+    view: View
+    published: Published | None
+    problem: str
+    registration: Registration
+    claims: int
+
+
+def status(standing: Standing, *, generation: int) -> GpuNodeStatus:
+    """The status to report, conditions without times."""
+    view = standing.view
+    health = {report.device: report for report in reports(view)}
+    gpus = [
+        GpuStatus(
+            device=device_name(one.gpu),
+            uuid=one.gpu.uuid,
+            product_name=one.gpu.product_name,
+            architecture=one.gpu.architecture,
+            memory=memory(one.gpu),
+            minor=one.gpu.minor,
+            pci_bus_id=one.gpu.pci_bus_id,
+            numa_node=one.numa_node,
+            health=health[device_name(one.gpu)].state.value,
+            message=health[device_name(one.gpu)].message,
+        )
+        for one in sorted(view.gpus, key=lambda one: one.gpu.minor)
+    ]
+    return GpuNodeStatus(
+        observed_generation=generation,
+        driver=standing.driver,
+        agent_version=__version__,
+        driver_version=view.driver.driver_version if view.driver else "",
+        cuda_driver_version=view.driver.cuda_driver_version if view.driver else "",
+        pool_generation=standing.published.generation if standing.published else 0,
+        prepared_claims=standing.claims,
+        gpu_count=len(gpus),
+        gpus=gpus,
+        conditions=[msgspec.structs.replace(one, observed_generation=generation) for one in _conditions(standing)],
+    )
+
+
+def _conditions(standing: Standing) -> list[Condition]:
+    view, published, registration = standing.view, standing.published, standing.registration
+    readable = _condition(
+        "Readable", view.driver is not None and not view.fault, "DriverAnswers", "Unreadable", view.fault
+    )
+    if view.unidentified and readable.status == "True":
+        sentence = "; ".join(f"GPU {one.index}: {one.message}" for one in view.unidentified)
+        readable = Condition(type="Readable", status="False", reason="GpuUnidentified", message=sentence)
+    parts = [
+        readable,
+        _condition("Published", published is not None, "SlicesWritten", "NotWritten", standing.problem),
+        _condition("Registered", registration.accepted, "KubeletAccepted", "NotAccepted", registration.error),
+    ]
+    lacking = [part for part in parts if part.status != "True"]
+    sentences = " ".join(part.message for part in lacking)
+    return [_condition("Ready", not lacking, "Serving", lacking[0].reason if lacking else "", sentences), *parts]
+
+
+def _condition(name: str, holds: object, why: str, why_not: str, message: str) -> Condition:
+    if holds:
+        return Condition(type=name, status="True", reason=why)
+    return Condition(type=name, status="False", reason=why_not, message=message)
+
+
+class NodeReporter:
+    """Writes the GpuNode. `standing` is asked each time; `touch` says that its answer may differ."""
+
+    def __init__(
+        self, client: Client, *, node: str, standing: Callable[[], Standing], clock: Clock, random: Random
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._standing = standing
+        self._clock = clock
+        self._queue: WorkQueue[str] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=60.0)
+        self._absent = False
+        self._said: GpuNodeStatus | None = None
+
+    def touch(self) -> None:
+        """Look again soon if there is something new to say. Several reasons at once make one write."""
+        fresh = status(self._standing(), generation=0)
+        if fresh != self._said:
+            self._said = fresh
+            self._queue.add_after(self._node, 0.05)
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        self.touch()
+        await run_workers(self._queue, self._reconcile, workers=1, log=log)
+
+    async def _reconcile(self, node: str) -> float | None:
+        key = ObjectKey("", node)
+        current = await self._read_or_create(key)
+        if current is None:
+            return ABSENT_S
+        wanted = status(self._standing(), generation=current.metadata.generation)
+        fresh = msgspec.structs.replace(
+            wanted, conditions=merged(wanted.conditions, current.status.conditions, self._clock.now())
+        )
+        if fresh != current.status:
+            await self._client.apply(
+                GPU_NODES,
+                key,
+                {"status": msgspec.to_builtins(fresh)},
+                manager=FIELD_MANAGER_AGENT,
+                subresource="status",
+            )
+        return RECHECK_S
+
+    async def _read_or_create(self, key: ObjectKey) -> GpuNode | None:
+        try:
+            return await self._client.get(GPU_NODES, key)
+        except NotFound:
+            return await self._create(key)
+
+    async def _create(self, key: ObjectKey) -> GpuNode | None:
+        """Make the object, owned by the Node. None when there is no Node, or no such kind."""
+        try:
+            node = await self._client.get(NODES, key)
+        except NotFound:
+            return None
+        owner = OwnerReference(api_version="v1", kind="Node", name=key.name, uid=node.metadata.uid)
+        manifest = GpuNode(metadata=ObjectMeta(name=key.name, owner_references=[owner]))
+        try:
+            made = await self._client.apply(
+                GPU_NODES, key, {"metadata": msgspec.to_builtins(manifest.metadata)}, manager=FIELD_MANAGER_AGENT
+            )
+        except NotFound:
+            if not self._absent:
+                log.warning("gpunode.kind_missing", remedy="install Draco's CustomResourceDefinitions (crds/)")
+            self._absent = True
+            return None
+        self._absent = False
+        return made
+
+
+def prepared(claims: Mapping[ClaimUid, PreparedClaim]) -> int:
+    """How many claims are prepared."""
+    return sum(claim.state == "prepared" for claim in claims.values())

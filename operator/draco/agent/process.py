@@ -1,0 +1,154 @@
+"""The agent as a process: its options, its log, its signals.
+
+Owns what `draco agent` and the agent of a simulated node share. How to reach the API server, and which NVML to use, come from
+the caller: connecting by kubeconfig needs a library that an agent on a GPU node must not load.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import structlog
+
+from draco import __version__
+from draco.agent.app import AgentSettings, run_agent
+from draco.agent.errors import AgentError
+from draco.kube.client import Client
+from draco.kube.connection import Connection
+from draco.kube.errors import KubeError
+from draco.kube.incluster import SERVICE_ACCOUNT
+from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER
+
+log = structlog.get_logger()
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class Access(msgspec.Struct, frozen=True):
+    """How to reach the API server: by a kubeconfig, or with the service account in that folder."""
+
+    kubeconfig: Path | None
+    service_account: Path
+
+
+Connect = Callable[[Access], Awaitable[Connection]]
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def _option(name: str, *names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    variable = "DRACO_" + name.removeprefix("--").replace("-", "_").upper()
+    default = settings.get("default") is not None
+    return click.option(name, *names, envvar=variable, show_envvar=True, show_default=default, **settings)
+
+
+OPTIONS = (
+    _option("--node-name", required=True, help="This node's name in Kubernetes."),
+    _option("--driver", default=NVIDIA_DRIVER, help="Name of the DRA driver to serve."),
+    _option(
+        "--kubelet-dir", type=_FOLDER, default=Path("/var/lib/kubelet"), help="Kubelet's folder, as kubelet names it."
+    ),
+    _option("--cdi-dir", type=_FOLDER, default=Path("/var/run/cdi"), help="Where the runtime looks for CDI specs."),
+    _option(
+        "--state-dir",
+        type=_FOLDER,
+        help="The agent's own files; must survive reboots. Default: the driver's folder below <kubelet-dir>/plugins.",
+    ),
+    _option("--device-root", type=_FOLDER, default=Path("/"), help="Folder whose dev/ has the device nodes."),
+    _option(
+        "--library-dir",
+        "library_folder",
+        type=_FOLDER,
+        help="The host's folder of driver libraries to mount into containers. Default: mount none.",
+    ),
+    _option("--library-view", type=_FOLDER, help="The same folder as the agent sees it, if that differs."),
+    _option("--sysfs-root", type=_FOLDER, default=Path("/sys"), help="Where the host's /sys is seen."),
+    _option("--listen", default="", help="host:port of /livez, /readyz and /metrics. Default: none."),
+    _option(
+        "--rescan",
+        "rescan_s",
+        type=click.FloatRange(min=0.1),
+        default=10.0,
+        help="Seconds between two readings of the GPUs.",
+    ),
+    _option("--kubeconfig", type=_FILE, help="Kubeconfig to use. Default: the pod's service account."),
+    _option(
+        "--service-account", type=_FOLDER, default=SERVICE_ACCOUNT, help="Folder of the service account's token and CA."
+    ),
+    _option(
+        "--log-level", type=click.Choice(LEVELS), default="info", help="What is logged, as JSON on standard error."
+    ),
+)
+
+
+def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a click command the agent's options; `run` takes them."""
+    for option in reversed(OPTIONS):
+        function = option(function)
+    return function
+
+
+def run(
+    connect: Connect,
+    *,
+    library: Any = None,
+    kubeconfig: Path | None,
+    service_account: Path,
+    log_level: str,
+    **options: Any,
+) -> None:
+    """Run the agent until SIGTERM or SIGINT. `options` are the fields of AgentSettings. Raises AgentError."""
+    configure_log(log_level)
+    settings = AgentSettings(**options)
+    try:
+        asyncio.run(_run(settings, connect, Access(kubeconfig, service_account), library))
+    except* KubeError as errors:
+        raise AgentError(str(_first(errors))) from errors
+
+
+def configure_log(level: str) -> None:
+    """Events as JSON lines on standard error."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+async def _run(settings: AgentSettings, connect: Connect, access: Access, library: Any) -> None:
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    async with Client(await connect(access), manager=FIELD_MANAGER_AGENT) as client:
+        log.info("agent.starting", node=settings.node_name, driver=settings.driver, version=__version__)
+        running = asyncio.create_task(run_agent(settings, client=client, library=library), name="agent")
+        stopping = asyncio.create_task(stopped.wait(), name="signal")
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not running.done():
+            log.info("agent.stopping", node=settings.node_name)
+            running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+def _first(errors: BaseException) -> BaseException:
+    while isinstance(errors, BaseExceptionGroup):
+        errors = errors.exceptions[0]
+    return errors

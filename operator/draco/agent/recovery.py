@@ -1,0 +1,126 @@
+"""From whatever the last run left to a state that kubelet can rely on.
+
+Owns what happens to the record and the CDI specs at start, before any socket is served. Reads the API server only when the
+record was lost.
+
+A claim on record as prepared is kept whatever else changed: kubelet keeps a record of its own, survives reboots with it, and
+asks to give up every claim it was ever told is prepared. Its CDI spec is written again where it is missing (a reboot empties
+/var/run) or names an old minor number. An intent is undone: kubelet was never told. Specs that no claim on record needs go.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from draco.agent import checkpoint as journal
+from draco.agent.cdi import CdiFolder
+from draco.agent.checkpoint import Checkpoint, ClaimState, PreparedClaim
+from draco.agent.errors import CheckpointDamaged, PrepareError
+from draco.agent.files import Files
+from draco.agent.nvml import Gpu
+from draco.agent.prepare import plan
+from draco.resources.claims import ResourceClaim
+from draco.resources.names import ClaimUid, GpuUuid
+
+
+class Damaged(msgspec.Struct, frozen=True):
+    """The record was lost: `sentence` says how, `moved_to` where it lies for inspection (None when it cannot be moved)."""
+
+    sentence: str
+    moved_to: Path | None
+
+
+class Converged(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done at start, for the log."""
+
+    undone: list[ClaimUid] = []
+    rewritten: list[ClaimUid] = []
+    without_gpu: list[ClaimUid] = []
+    swept: list[ClaimUid] = []
+    rebooted: bool = False
+
+
+def read_record(path: Path, files: Files) -> journal.Loaded | Damaged:
+    """The record as it was left, or, when it cannot be trusted, how it was lost; then it has been set aside."""
+    try:
+        return journal.load(path, files)
+    except CheckpointDamaged as error:
+        return Damaged(str(error), journal.set_aside(path, files))
+
+
+def rebuilt(
+    claims: Iterable[ResourceClaim],
+    *,
+    driver: str,
+    pool: str,
+    gpus: Mapping[str, Gpu],
+    with_spec: Iterable[ClaimUid],
+) -> list[PreparedClaim]:
+    """The prepared claims of this node, from what the API server and the CDI folder know.
+
+    A claim counts as prepared when it is allocated from our pool and either its spec is here or its status says that we made it
+    ready. An allocated claim with neither was never given to kubelet.
+    """
+    specs = set(with_spec)
+    found: list[PreparedClaim] = []
+    for claim in claims:
+        if claim.metadata.uid not in specs and not _reported_ready(claim, driver, pool):
+            continue
+        try:
+            intent = plan(claim, driver=driver, pool=pool, gpus=gpus)
+        except PrepareError:
+            continue  # of another node or driver, or its GPU is gone: there is nothing here that could be given twice
+        found.append(msgspec.structs.replace(intent, state=ClaimState.PREPARED))
+    return found
+
+
+def _reported_ready(claim: ResourceClaim, driver: str, pool: str) -> bool:
+    return any(
+        condition.type == "Ready" and condition.status == "True"
+        for device in claim.status.devices
+        if device.driver == driver and device.pool == pool
+        for condition in device.conditions
+    )
+
+
+def converge(record: Checkpoint, cdi: CdiFolder, *, gpus: Sequence[Gpu] | None, boot_id: str) -> Converged:
+    """Make record and specs agree. To be run at start, and whenever GPUs have other minor numbers than before.
+
+    `gpus` None: they cannot be read yet. Then minor numbers are taken as recorded, but not after a reboot: they may belong
+    to other GPUs now, so no spec is written until the GPUs are known. Raises OSError when the disk refuses; running it again
+    continues.
+    """
+    rebooted = bool(record.boot_id) and record.boot_id != boot_id
+    undone = [uid for uid, claim in record.claims.items() if claim.state is ClaimState.PREPARING]
+    for uid in undone:
+        cdi.remove(uid)
+    kept = [claim for claim in record.claims.values() if claim.state is ClaimState.PREPARED]
+    by_uuid = None if gpus is None else {gpu.uuid: gpu.minor for gpu in gpus}
+    trusted = by_uuid is not None or not rebooted
+    current = [_with_minors(claim, by_uuid) for claim in kept]
+    boot = boot_id if trusted else record.boot_id
+    if list(record.claims.values()) != current or (current and record.boot_id != boot):
+        record.replace(current, boot_id=boot)
+    if not trusted:
+        return Converged(undone=undone, swept=cdi.sweep([]), rebooted=True)
+    rewritten: list[ClaimUid] = []
+    without_gpu: list[ClaimUid] = []
+    for claim in current:
+        if by_uuid is not None and any(device.gpu not in by_uuid for device in claim.devices):
+            without_gpu.append(claim.uid)
+        elif not cdi.is_current(claim):
+            cdi.write(claim)
+            rewritten.append(claim.uid)
+    # In the boot in which it was written a spec of a lost GPU is still right; after a reboot its minor may be another GPU's.
+    unsafe = set(without_gpu) if rebooted else set()
+    swept = cdi.sweep(claim.uid for claim in current if claim.uid not in unsafe)
+    return Converged(undone=undone, rewritten=rewritten, without_gpu=without_gpu, swept=swept, rebooted=rebooted)
+
+
+def _with_minors(claim: PreparedClaim, by_uuid: Mapping[GpuUuid, int] | None) -> PreparedClaim:
+    """The claim with the minor numbers its GPUs have now; they can move over a reboot."""
+    if by_uuid is None:
+        return claim
+    devices = [msgspec.structs.replace(device, minor=by_uuid.get(device.gpu, device.minor)) for device in claim.devices]
+    return claim if devices == claim.devices else msgspec.structs.replace(claim, devices=devices)

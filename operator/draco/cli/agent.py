@@ -1,0 +1,32 @@
+"""`draco agent`: the program of a GPU node's DaemonSet.
+
+Owns the command. Everything it does is `draco.agent`'s.
+"""
+
+from typing import Any
+
+import click
+
+from draco.agent.process import Access, run, with_options
+from draco.kube.connection import Connection
+from draco.kube.incluster import connect_in_cluster
+
+
+async def connect(access: Access) -> Connection:
+    """Connect to the API server. The library that reads kubeconfigs is loaded only for one."""
+    if access.kubeconfig is None:
+        return connect_in_cluster(mount=access.service_account)
+    from draco.kube import kubeconfig  # noqa: PLC0415 - costs memory that an agent in a pod does not have to spend
+
+    return await kubeconfig.connect(access.kubeconfig)
+
+
+@click.command()
+@with_options
+def command(**options: Any) -> None:
+    """Serve this node's GPUs to Kubernetes.
+
+    Publishes them as ResourceSlices, prepares claims for kubelet and reports in the node's GpuNode. Runs on every GPU node,
+    usually from a DaemonSet.
+    """
+    run(connect, **options)
