@@ -100,7 +100,7 @@ def crds(served: ControlPlane) -> None:
 
 
 def _established(definition: dict[str, Any]) -> bool:
-    conditions = definition.get("status", {}).get("conditions", [])
+    conditions = definition.get("status", {}).get("conditions") or []  # null when just created
     return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ async def _install_device_class(client: Client) -> None:
 
 
 def _established(definition: dict[str, Any]) -> bool:
-    conditions = definition.get("status", {}).get("conditions", [])
+    conditions = definition.get("status", {}).get("conditions") or []  # null when just created
     return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
 
@@ -137,6 +138,27 @@ def start_operator(processes: Processes, kubeconfig: Path, port: int) -> None:
         *("--namespace", SYSTEM_NAMESPACE, "--listen", f"127.0.0.1:{port}"),
     ]
     processes.start(OPERATOR_PROCESS, argv)
+
+
+async def wait_for_operator(processes: Processes, port: int, *, timeout_s: float) -> None:
+    """Wait until the operator knows the cluster; raises ProcessFailed if it ends or takes longer than `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not await asyncio.to_thread(_answers, f"http://127.0.0.1:{port}/readyz"):
+        _check_alive(processes)
+        if time.monotonic() > deadline:
+            raise ProcessFailed(
+                f"The operator was not ready within {timeout_s:.0f} s: see {processes.log(OPERATOR_PROCESS)}."
+            )
+        await asyncio.sleep(_POLL_S)
+
+
+def _answers(url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=2.0):
+            return True
+    except OSError:  # refused, or an HTTP error
+        return False
 
 
 def simulated_node_names(wanted: Wanted) -> list[str]:

@@ -9,7 +9,7 @@ import shutil
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
@@ -41,7 +41,7 @@ class Settings:
     `address` is where the API server listens; `port` 0 means any free one. `enter` is put before each command line, for
     example to enter a network namespace; `address` must then be reachable from here, and `port` named. `hosts` are further
     names and addresses under which clients reach the API server. `client_qps` limits the controller manager's and the
-    scheduler's calls per second.
+    scheduler's calls per second. `extra_flags` are appended per component, by its name.
     """
 
     programs: Mapping[str, Path]
@@ -51,6 +51,7 @@ class Settings:
     enter: Sequence[str] = ()
     hosts: Sequence[str] = ()
     client_qps: int = 2000
+    extra_flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     name: str = "draco"
 
 
@@ -88,6 +89,7 @@ class ControlPlane:
     def start(self) -> None:
         """Start everything and return when the API server is ready; raises PortInUse or ProcessFailed."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._choose_port()
         self._write_certificates()
         self._start_etcd()
         self._start_apiserver()
@@ -154,12 +156,12 @@ class ControlPlane:
             *("--listen-peer-urls", _ETCD_PEER_SOCKET, "--initial-advertise-peer-urls", _ETCD_PEER_SOCKET),
             *("--initial-cluster", f"default={_ETCD_PEER_SOCKET}", "--log-level", "warn"),
         ]
-        self.processes.start(ETCD, argv, directory=home)
+        self.processes.start(ETCD, [*argv, *self._extra(ETCD)], directory=home)
 
     def _start_apiserver(self) -> None:
         for attempt in range(1, _START_ATTEMPTS + 1):
-            self._choose_port()
-            self.processes.start(APISERVER, self._apiserver_argv(), directory=self.folder / "etcd")
+            argv = [*self._apiserver_argv(), *self._extra(APISERVER)]
+            self.processes.start(APISERVER, argv, directory=self.folder / "etcd")
             kubeconfig.write(
                 self.kubeconfig,
                 name=self.settings.name,
@@ -175,6 +177,8 @@ class ControlPlane:
                     raise
                 if self.settings.port or attempt == _START_ATTEMPTS:
                     raise PortInUse(_port_in_use(self.settings.address, self.port)) from None
+                self.processes.log(APISERVER).unlink()
+                self._choose_port()
             else:
                 return
 
@@ -273,7 +277,10 @@ class ControlPlane:
                 *("--kube-api-qps", str(self.settings.client_qps)),
                 *("--kube-api-burst", str(2 * self.settings.client_qps)),
             ]
-        self.processes.start(component, argv)
+        self.processes.start(component, [*argv, *self._extra(component)])
+
+    def _extra(self, component: str) -> Sequence[str]:
+        return self.settings.extra_flags.get(component, ())
 
     def _write_scheduler_config(self, access: Path) -> Path:
         path = self.folder / "kube-scheduler.yaml"

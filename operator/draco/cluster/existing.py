@@ -53,12 +53,15 @@ class ExistingCluster:
                 attach.start_simulated_nodes(
                     self._processes, self.kubeconfig, self._wanted, make_sockets_folder(self._record)
                 )
+        operator_port = ports.pick()
         if self._wanted.operator:
             with progress.step("Starting the operator"):
-                attach.start_operator(self._processes, self.kubeconfig, ports.pick())
+                attach.start_operator(self._processes, self.kubeconfig, operator_port)
         if wait_s > 0:
             with progress.step("Waiting for nodes and their GPUs") as detail:
                 asyncio.run(self._wait(wait_s, detail))
+                if self._wanted.operator:
+                    asyncio.run(attach.wait_for_operator(self._processes, operator_port, timeout_s=wait_s))
 
     def destroy(self, progress: Progress) -> None:
         """Stop our processes, and delete our nodes and our DeviceClass from the cluster if it can be reached.

@@ -64,9 +64,10 @@ class LocalCluster:
                 attach.start_simulated_nodes(
                     self._processes, self.kubeconfig, wanted, make_sockets_folder(self._record)
                 )
+        operator_port = ports.pick(taken=frozenset({plane.port}))
         if wanted.operator:
             with progress.step("Starting the operator"):
-                attach.start_operator(self._processes, self.kubeconfig, ports.pick(taken=frozenset({plane.port})))
+                attach.start_operator(self._processes, self.kubeconfig, operator_port)
         if wanted.real_nodes:
             with progress.step(f"Booting {_count(wanted.real_nodes, 'real node')}"):
                 settings = RealNodeSettings(
@@ -77,6 +78,8 @@ class LocalCluster:
         if wait_s > 0:
             with progress.step("Waiting for nodes and their GPUs") as detail:
                 asyncio.run(self._wait(wait_s, detail))
+                if wanted.operator:
+                    asyncio.run(attach.wait_for_operator(self._processes, operator_port, timeout_s=wait_s))
 
     def destroy(self, progress: Progress) -> None:  # noqa: ARG002 - the interface's
         """Stop everything by force: nothing that these processes hold outlives them."""

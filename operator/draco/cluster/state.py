@@ -38,19 +38,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster as recorded. `starting` is also what a cluster is left in whose `up` was killed.
-
-    `sockets` is a short folder for the simulated nodes' Unix sockets, whose paths may have 107 bytes.
-    """
+    """A cluster as recorded. `starting` is also what a cluster is left in whose `up` was killed."""
 
     name: str
     phase: Literal["starting", "ready", "failed"]
     wanted: Wanted
     created: datetime
-    server: str = ""
-    kubeconfig: str = ""
-    operator_port: int = 0
-    sockets: str = ""
     format: int = FORMAT
 
 
