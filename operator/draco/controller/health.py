@@ -46,11 +46,11 @@ def http_app(registry: CollectorRegistry, *, alive: Check, ready: Check) -> web.
 @asynccontextmanager
 async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[int]:
     """Serve until left; yields the port. Raises PortTaken."""
-    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
     await runner.setup()
     try:
         try:
-            site = web.TCPSite(runner, host, port, shutdown_timeout=0.5)
+            site = web.TCPSite(runner, host, port)
             await site.start()
         except OSError as error:
             raise PortTaken(

@@ -46,6 +46,7 @@ class MaintenanceReconciler:
         self._view = view
         self._clock = clock
         self._settle = timedelta(seconds=settle_s)
+        self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every request that a change may concern."""
@@ -64,6 +65,10 @@ class MaintenanceReconciler:
     async def reconcile(self, uid: str) -> float | None:
         """Bring the request with this UID, and its rules, to what they should be."""
         request = self._view.request(uid)
+        if request is None:
+            self._superseded.pop(uid, None)
+        elif self._superseded.get(uid) == request.metadata.resource_version:
+            return None  # our own write is still on its way to us; its arrival wakes us
         plan = self.plan(request) if request else await self._plan_for_missing(uid)
         if not plan.empty:
             log.info("maintenance.planned", request=plan.request, uid=uid, plan=str(plan))
@@ -104,13 +109,14 @@ class MaintenanceReconciler:
             if kind:
                 await self._delete(rule)
         if plan.status is not None and request is not None:
+            seen = request.metadata.resource_version
             try:
-                await self._client.apply(
+                written = await self._client.apply(
                     DEVICE_MAINTENANCES,
                     request.metadata.key,
                     {
                         # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
-                        "metadata": {"uid": request.metadata.uid, "resourceVersion": request.metadata.resource_version},
+                        "metadata": {"uid": request.metadata.uid, "resourceVersion": seen},
                         "status": plan.status,
                     },
                     manager=FIELD_MANAGER_OPERATOR,
@@ -118,6 +124,9 @@ class MaintenanceReconciler:
                 )
             except NotFound:
                 log.info("maintenance.gone", request=plan.request)
+            else:
+                if written.metadata.resource_version != seen:
+                    self._superseded[request.metadata.uid] = seen
 
     async def _delete(self, rule: DeviceTaintRule) -> None:
         kind = self._view.taint_rules

@@ -202,7 +202,7 @@ def _isolated(
         )
     elif done < len(devices):
         status, reason = "False", "Isolating"
-        message = f"{done} of {_devices(len(devices))} {_are(done)} isolated."
+        message = f"{done} of {_devices(len(devices))} {_are(done or len(devices))} isolated."
     else:
         status, reason = "True", "Isolated"
         message = f"{_devices(done)} {_are(done)} isolated by an exact taint rule each."

@@ -38,7 +38,7 @@ class Event(ApiStruct, frozen=True, kw_only=True):
     reason: str = ""
     regarding: ObjectReference | None = None
     note: str = ""
-    type: str = "Normal"
+    type: str
 
 
 class CoreEvent(ApiStruct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class CoreEvent(ApiStruct, frozen=True, kw_only=True):
     involved_object: ObjectReference | None = None
     reason: str = ""
     message: str = ""
-    type: str = "Normal"
+    type: str
     action: str = ""
     count: int = 0
     first_timestamp: datetime | None = None

@@ -29,9 +29,7 @@ def asking(claim: ResourceClaim, **changes: object) -> ResourceClaim:
     """The claim with its one request changed."""
     request = claim.spec.devices.requests[0]
     exactly = msgspec.structs.replace(request.exactly, **changes)
-    devices = msgspec.structs.replace(
-        claim.spec.devices, requests=[msgspec.structs.replace(request, exactly=exactly)]
-    )
+    devices = msgspec.structs.replace(claim.spec.devices, requests=[msgspec.structs.replace(request, exactly=exactly)])
     return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
 
 
@@ -94,7 +92,9 @@ def test_the_causes_of_a_mixed_cluster_add_up() -> None:
     assert request.total == 16
     assert "of 16 devices of gpu.nvidia.com: 7 in use by other claims" in str(request)
     assert "1 tainted draco.dev/maintenance:NoSchedule" in str(request)
-    assert "8 free, so the claim's selectors, constraints and capacity or what else the pod asks of a node" in str(request)
+    assert "8 free, so the claim's selectors, constraints and capacity or what else the pod asks of a node" in str(
+        request
+    )
     assert "does not evaluate" in str(request)
 
 

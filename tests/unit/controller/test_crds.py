@@ -47,7 +47,12 @@ def type_differences(hint: Any, declared: dict[str, Any], where: str) -> list[st
         (hint,) = arguments
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return differences(hint, declared.get("properties", {}), where)
-    expected = {str: ("string", None), int: ("integer", None), bool: ("boolean", None), datetime: ("string", "date-time")}
+    expected = {
+        str: ("string", None),
+        int: ("integer", None),
+        bool: ("boolean", None),
+        datetime: ("string", "date-time"),
+    }
     if isinstance(hint, EnumType):
         return [] if declared.get("enum") == [str(member) for member in hint] else [f"{where}: other values"]
     kind, form = expected[hint]

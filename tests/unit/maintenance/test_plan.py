@@ -283,8 +283,14 @@ def test_the_status_lists_at_most_so_many_devices_and_those_in_use_first() -> No
     ("selector", "expected"),
     [
         (MaintenanceSelector(), set()),
-        (MaintenanceSelector(driver="gpu.example.com"), {"gpu.example.com/node-1/gpu-0", "gpu.example.com/node-1/gpu-1"}),
-        (MaintenanceSelector(pool="node-1", device="gpu-0"), {"gpu.example.com/node-1/gpu-0", "gpu.nvidia.com/node-1/gpu-0"}),
+        (
+            MaintenanceSelector(driver="gpu.example.com"),
+            {"gpu.example.com/node-1/gpu-0", "gpu.example.com/node-1/gpu-1"},
+        ),
+        (
+            MaintenanceSelector(pool="node-1", device="gpu-0"),
+            {"gpu.example.com/node-1/gpu-0", "gpu.nvidia.com/node-1/gpu-0"},
+        ),
         (MaintenanceSelector(device="gpu-1"), {"gpu.example.com/node-1/gpu-1", "gpu.nvidia.com/node-1/gpu-1"}),
     ],
 )

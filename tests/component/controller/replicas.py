@@ -1,0 +1,185 @@
+"""Operators for tests: in this process, able to die after any write, or as processes of their own."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from draco.cluster.controlplane import ControlPlane
+from draco.controller.app import Operator
+from draco.controller.settings import OperatorSettings
+from draco.kube.client import Client
+from draco.kube.clock import SystemClock
+from draco.kube.connection import Connection
+from draco.kube.discovery import discover
+from draco.kube.errors import Unreachable
+from draco.kube.kubeconfig import connect
+
+R = TypeVar("R")
+
+
+def settings_for_test(**changes: Any) -> OperatorSettings:
+    """Quick, on a free port, and with a lease that no other test has."""
+    name = uuid.uuid4().hex[:8]
+    defaults = OperatorSettings(
+        namespace="default",
+        identity=f"replica-{name}",
+        lease_name=f"operator-{name}",
+        http_host="127.0.0.1",
+        http_port=0,
+        pending_after_s=0.0,
+        settle_s=0.1,
+    )
+    return msgspec.structs.replace(defaults, **changes)
+
+
+class Died(BaseException):
+    """The operator's process ended here, as far as the test is concerned."""
+
+
+class MortalConnection(Connection):
+    """A connection whose process dies once `writes` writes (leases aside) were made, before it sees the last one's answer."""
+
+    def __init__(self, real: Connection, writes: int) -> None:
+        self.__dict__.update(real.__dict__)
+        self.left = writes
+        self.dead = False
+
+    async def request(self, method: str, path: str, **rest: Any) -> bytes:
+        if self.dead:
+            raise Unreachable("the process is dead")
+        answer = await super().request(method, path, **rest)
+        if method != "GET" and "/leases" not in path and "dryRun" not in str(rest.get("params")):
+            self.left -= 1
+            if self.left == 0:
+                self.dead = True
+                raise Died(f"after {method} {path}")
+        return answer
+
+
+@asynccontextmanager
+async def an_operator(
+    served: ControlPlane,
+    settings: OperatorSettings | None = None,
+    *,
+    dies_after_writes: int = 0,
+    without_taint_rules: bool = False,
+) -> AsyncIterator[tuple[Operator, "asyncio.Task[None]"]]:
+    """A running operator and its task; stopped at the end, unless it died."""
+    clock, random, stop = SystemClock(), Random(1), asyncio.Event()
+    connection = await connect(served.kubeconfig)
+    if dies_after_writes:
+        connection = MortalConnection(connection, dies_after_writes)
+    async with connection:
+        client = Client(connection, manager="draco-operator")
+        features = await discover(client)
+        if without_taint_rules:
+            features = msgspec.structs.replace(features, taint_rules=None)
+
+        async def connected() -> Connection:
+            return await connect(served.kubeconfig)
+
+        operator = Operator(
+            settings or settings_for_test(), client, features, connect=connected, clock=clock, random=random
+        )
+        task = asyncio.create_task(operator.run(stop))
+        try:
+            yield operator, task
+        finally:
+            stop.set()
+            try:
+                async with asyncio.timeout(10):
+                    await task
+            except BaseExceptionGroup as group:
+                if group.split(Died)[1] is not None:
+                    raise
+
+
+async def until(look: Callable[[], Awaitable[R | None]], *, within_s: float = 15.0, what: str = "it") -> R:
+    """The first true answer of `look`. Fails after `within_s`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    while True:
+        answer = await look()
+        if answer:
+            return answer
+        if loop.time() > deadline:
+            raise AssertionError(f"{what} did not happen within {within_s:g} s")
+        await asyncio.sleep(0.02)
+
+
+class Process:
+    """`draco operator` as a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    @classmethod
+    async def start(cls, served: ControlPlane, folder: Path, *options: str, **environ: str) -> "Process":
+        log = folder / f"operator-{uuid.uuid4().hex[:6]}.log"
+        with log.open("w") as stream:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "draco", "operator", "--kubeconfig", str(served.kubeconfig)),
+                *("--listen", "127.0.0.1:0", *options),
+                stdout=stream,
+                stderr=stream,
+                env={**os.environ, **environ},
+            )
+        return cls(process, log)
+
+    def events(self) -> list[Mapping[str, Any]]:
+        """What it logged."""
+        lines = self._log.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    @property
+    def output(self) -> str:
+        """All that it wrote."""
+        return self._log.read_text()
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """One request to its endpoints; (0, "") while it does not serve."""
+        port = next((event["port"] for event in self.events() if event["event"] == "http.serving"), None)
+        if port is None or self._process.returncode is not None:
+            return 0, ""
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"http://127.0.0.1:{port}{path}") as response,
+            ):
+                return response.status, await response.text()
+        except aiohttp.ClientError:
+            return 0, ""
+
+    async def leads(self) -> bool:
+        """Whether its metrics say so."""
+        return "draco_leader 1.0" in (await self.get("/metrics"))[1]
+
+    async def end(self, number: int = signal.SIGTERM, *, within_s: float = 10.0) -> int:
+        """Send a signal and return the exit status."""
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+        async with asyncio.timeout(within_s):
+            return await self._process.wait()
+
+    async def wait(self, *, within_s: float) -> int:
+        """The exit status, once it ends by itself."""
+        async with asyncio.timeout(within_s):
+            return await self._process.wait()
+
+    async def kill(self) -> None:
+        """Make sure that nothing is left."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()

@@ -1,0 +1,261 @@
+"""DeviceMaintenance on a real API server, for a vendor's driver that Draco knows nothing of."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from draco.cluster.controlplane import ControlPlane
+from draco.kube.client import Client
+from draco.kube.errors import NotFound
+from draco.maintenance import maintenance_uid
+from draco.resources.draco import DeviceMaintenance, MaintenancePhase
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, SLICES, TAINT_RULES, Kind
+from draco.resources.meta import ObjectKey
+from draco.resources.taints import DeviceTaintRule
+from tests.builders import a_claim, a_rule, a_slice
+from tests.component.controller.replicas import an_operator, until
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+DRIVER = "gpu.example.com"
+RULES = next(kind for kind in TAINT_RULES if kind.version == "v1beta2")
+
+
+class Lab:
+    """A pool of eight devices of a foreign driver, and what a test does with them."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.client = client
+        self.namespace = namespace
+        self.pool = f"node-{uuid.uuid4().hex[:8]}"
+        self.requests: list[str] = []
+
+    async def publish(self) -> None:
+        await self.client.create(
+            SLICES, a_slice(self.pool, [f"gpu-{i}" for i in range(8)], driver=DRIVER, name=self.pool)
+        )
+
+    async def request(self, name: str = "swap-fan", **selector: str) -> ObjectKey:
+        key = ObjectKey("", f"{name}-{self.pool}")
+        selector = {"driver": DRIVER, "pool": self.pool, **selector}
+        await self.client.create(
+            DEVICE_MAINTENANCES, {"metadata": {"name": key.name}, "spec": {"deviceSelector": selector}}
+        )
+        self.requests.append(key.name)
+        return key
+
+    async def finish(self, key: ObjectKey) -> None:
+        await self.client.patch(DEVICE_MAINTENANCES, key, {"spec": {"finished": True}})
+
+    async def phase(self, key: ObjectKey, phase: MaintenancePhase) -> DeviceMaintenance:
+        async def look() -> DeviceMaintenance | None:
+            request = await self.client.get(DEVICE_MAINTENANCES, key)
+            return request if request.status.phase == phase else None
+
+        return await until(look, what=f"{key} {phase}")
+
+    async def rules(self) -> list[DeviceTaintRule]:
+        rules = await self.client.list(RULES)
+        return [rule for rule in rules if rule.spec.device_selector and rule.spec.device_selector.pool == self.pool]
+
+    async def no_rules(self) -> None:
+        async def look() -> bool:
+            return not await self.rules()
+
+        await until(look, what="the deletion of all rules")
+
+    async def hold(self, name: str, device: str) -> ObjectKey:
+        """A claim, allocated as a scheduler would."""
+        key = ObjectKey(self.namespace, name)
+        held = a_claim(name, namespace=self.namespace, on=[f"{DRIVER}/{self.pool}/{device}"])
+        await self.client.create(CLAIMS, {"metadata": {"name": name, "namespace": self.namespace}, "spec": held.spec})
+        await self.client.patch(CLAIMS, key, {"status": as_json(held.status)}, subresource="status")
+        return key
+
+    async def let_go(self, key: ObjectKey) -> None:
+        await self.client.patch(CLAIMS, key, {"status": {"allocation": None}}, subresource="status")
+
+    async def clean(self) -> None:
+        for name in self.requests:
+            with suppress(NotFound):
+                await self.client.delete(DEVICE_MAINTENANCES, ObjectKey("", name))
+        for rule in await self.rules():
+            with suppress(NotFound):
+                await self.client.delete(RULES, rule.metadata.key)
+        with suppress(NotFound):
+            await self.client.delete(SLICES, ObjectKey("", self.pool))
+
+
+def as_json(struct: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(struct))
+
+
+@pytest.fixture
+async def lab(client: Client, namespace: str) -> AsyncIterator[Lab]:
+    made = Lab(client, namespace)
+    await made.publish()
+    yield made
+    await made.clean()
+
+
+async def test_one_device_of_eight_is_isolated_worked_on_and_given_back(served: ControlPlane, lab: Lab) -> None:
+    busy = await lab.hold("train", "gpu-3")
+    other = await lab.hold("serve", "gpu-4")
+    async with an_operator(served):
+        key = await lab.request(device="gpu-3")
+        isolated = await lab.phase(key, MaintenancePhase.ISOLATED)
+        assert [(each.device, each.claims) for each in isolated.status.devices] == [
+            ("gpu-3", [f"{lab.namespace}/train"])
+        ]
+        (rule,) = await lab.rules()
+        selector = rule.spec.device_selector
+        assert selector is not None
+        assert (selector.driver, selector.pool, selector.device) == (DRIVER, lab.pool, "gpu-3")
+        assert (rule.spec.taint.key, rule.spec.taint.effect) == ("draco.dev/maintenance", "NoSchedule")
+        await lab.let_go(busy)
+        ready = await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        assert ready.status.in_use == 0
+        await lab.finish(key)
+        done = await lab.phase(key, MaintenancePhase.COMPLETED)
+        assert done.status.completed_at is not None
+        assert await lab.rules() == []
+    assert (await lab.client.get(CLAIMS, other)).status.allocation is not None
+
+
+async def test_deleting_the_request_gives_the_device_back_without_garbage_collection(
+    served: ControlPlane, lab: Lab
+) -> None:
+    async with an_operator(served):
+        key = await lab.request(device="gpu-3")
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await lab.client.delete(DEVICE_MAINTENANCES, key)
+        await lab.no_rules()
+
+
+async def test_a_request_deleted_while_no_operator_ran_leaves_no_rule(served: ControlPlane, lab: Lab) -> None:
+    async with an_operator(served):
+        key = await lab.request(device="gpu-3")
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+    await lab.client.delete(DEVICE_MAINTENANCES, key)
+    assert len(await lab.rules()) == 1
+    async with an_operator(served):
+        await lab.no_rules()
+
+
+async def test_a_rule_is_not_swept_while_its_request_lives(served: ControlPlane, lab: Lab) -> None:
+    """The rule is known before the request: only the API server's word counts, not the order of two watches."""
+    async with an_operator(served) as (operator, _):
+        key = await lab.request(device="gpu-3")
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        uid = (await lab.client.get(DEVICE_MAINTENANCES, key)).metadata.uid
+        (rule,) = await lab.rules()
+        operator.view.maintenances.store.remove(key)  # as if its watch lagged behind
+        operator.maintenance.queue.add(uid)
+
+        async def idle() -> bool:
+            queue = operator.maintenance.queue
+            return not (queue.depth or queue.running)
+
+        await until(idle)
+        assert [each.metadata.uid for each in await lab.rules()] == [rule.metadata.uid]
+
+
+async def test_finishing_one_of_two_requests_for_a_device_keeps_the_other(served: ControlPlane, lab: Lab) -> None:
+    async with an_operator(served):
+        one, other = await lab.request("one", device="gpu-3"), await lab.request("other", device="gpu-3")
+        await lab.phase(one, MaintenancePhase.IN_MAINTENANCE)
+        await lab.phase(other, MaintenancePhase.IN_MAINTENANCE)
+        assert len(await lab.rules()) == 2
+        await lab.finish(one)
+        await lab.phase(one, MaintenancePhase.COMPLETED)
+        (left,) = await lab.rules()
+        assert maintenance_uid(left) == (await lab.client.get(DEVICE_MAINTENANCES, other)).metadata.uid
+
+
+async def test_devices_that_vanish_keep_their_rule_and_new_ones_get_one(served: ControlPlane, lab: Lab) -> None:
+    async with an_operator(served):
+        key = await lab.request()
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await lab.client.delete(SLICES, ObjectKey("", lab.pool))
+        await lab.client.create(SLICES, a_slice(lab.pool, ["gpu-8"], driver=DRIVER, name=lab.pool, generation=2))
+
+        async def nine() -> bool:
+            return len(await lab.rules()) == 9
+
+        await until(nine)
+
+
+async def test_objects_of_others_are_never_written(served: ControlPlane, lab: Lab) -> None:
+    held = await lab.hold("train", "gpu-3")
+    foreign = ObjectKey("", f"foreign-{lab.pool}")
+    device_class = ObjectKey("", f"class-{lab.pool}")
+    rule = a_rule(foreign.name, driver=DRIVER, pool=lab.pool, device="gpu-3")
+    await lab.client.create(RULES, {"metadata": {"name": foreign.name}, "spec": as_json(rule.spec)})
+    await lab.client.create(DEVICE_CLASSES, {"metadata": {"name": device_class.name}, "spec": {}})
+    watched: list[tuple[Kind[Any], ObjectKey]] = [
+        (CLAIMS, held),
+        (RULES, foreign),
+        (DEVICE_CLASSES, device_class),
+        (SLICES, ObjectKey("", lab.pool)),
+    ]
+    before = [(await lab.client.get(kind, key)).metadata.resource_version for kind, key in watched]
+    async with an_operator(served):
+        key = await lab.request()
+        await lab.phase(key, MaintenancePhase.ISOLATED)
+        await lab.finish(key)
+        await lab.phase(key, MaintenancePhase.COMPLETED)
+    after = [(await lab.client.get(kind, key)).metadata.resource_version for kind, key in watched]
+    assert before == after
+
+
+async def test_without_the_api_the_request_says_what_to_do(served: ControlPlane, lab: Lab) -> None:
+    async with an_operator(served, without_taint_rules=True):
+        key = await lab.request(device="gpu-3")
+        pending = await lab.phase(key, MaintenancePhase.PENDING)
+    isolated = next(each for each in pending.status.conditions if each.type == "Isolated")
+    assert (isolated.status, isolated.reason) == ("False", "DeviceTaintRuleNotServed")
+    assert "enable the feature gate DRADeviceTaintRules" in pending.status.message
+    assert await lab.rules() == []
+
+
+ISOLATING = [(MaintenancePhase.IN_MAINTENANCE, n) for n in range(1, 9)]  # two rules, three statuses of two requests
+RETURNING = [(MaintenancePhase.COMPLETED, n) for n in range(1, 7)]  # two rules, two statuses of two requests
+
+
+@pytest.mark.parametrize(("dies_before", "writes"), ISOLATING + RETURNING)
+async def test_an_operator_that_dies_after_any_write_leaves_nothing_undone(
+    served: ControlPlane, lab: Lab, dies_before: MaintenancePhase, writes: int
+) -> None:
+    one, other = await lab.request("one", device="gpu-3"), await lab.request("other", device="gpu-5")
+    for phase, rules in ((MaintenancePhase.IN_MAINTENANCE, 2), (MaintenancePhase.COMPLETED, 0)):
+        if phase is MaintenancePhase.COMPLETED:
+            await lab.finish(one)
+            await lab.finish(other)
+        if phase is dies_before:
+            async with an_operator(served, dies_after_writes=writes) as (_, operating):
+                await asyncio.wait({operating}, timeout=10)
+                assert operating.done(), f"there are less than {writes} writes on the way to {phase}"
+        async with an_operator(served):
+            await both(lab, one, other, phase)
+        assert len(await lab.rules()) == rules
+
+
+async def both(lab: Lab, one: ObjectKey, other: ObjectKey, phase: MaintenancePhase) -> None:
+    await lab.phase(one, phase)
+    await lab.phase(other, phase)
+
+
+async def test_the_device_comes_back_through_garbage_collection_when_no_operator_runs(
+    control_plane: ControlPlane, lab: Lab
+) -> None:
+    async with an_operator(control_plane):
+        key = await lab.request(device="gpu-3")
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+    assert len(await lab.rules()) == 1
+    await lab.client.delete(DEVICE_MAINTENANCES, key)
+    await lab.no_rules()
