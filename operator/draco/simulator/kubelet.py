@@ -77,7 +77,7 @@ class Kubelet:
         self._wake = wake
         self._complain = complain
         settings.root.mkdir(parents=True, exist_ok=True)
-        self._ledger = Ledger(settings.root / "kubelet_pods.json")
+        self._ledger = Ledger(settings.root / "dra_manager_state")
         self._plugins = Plugins(settings.root, clock=clock, registered=self._driver_registered)
         self._prepared: set[str] = set()  # uids of pods whose drivers have answered since this process started
         self._blocked: dict[ObjectKey, str] = {}  # what was said last of a pod that does not get on

@@ -23,7 +23,7 @@ from draco.kube.events import EventRecorder
 from draco.kube.kubeconfig import connect
 from draco.resources.errors import DracoError
 from draco.resources.names import NVIDIA_DRIVER, NodeName
-from draco.simulator import boards, state
+from draco.simulator import boards, state, sysfs
 from draco.simulator.kubelet import Kubelet, KubeletSettings
 from draco.simulator.node_object import NodeObject, NodeShape
 from draco.simulator.nvml import SimulatedNvml
@@ -102,6 +102,7 @@ class SimulatedNode:
         self._client = client
         self._feed = feed
         self._clock = clock
+        self._random = random
         self.kubelet = Kubelet(
             KubeletSettings(
                 node_name=name, root=self.root, noop_drivers=nodes.noop_drivers, wipe_after_s=nodes.wipe_after_s
@@ -125,8 +126,11 @@ class SimulatedNode:
 
     def create_gpus(self) -> None:
         """Write the state of the node's GPUs, unless an earlier run left it: faults and repairs survive a restart."""
-        if not self.gpus.exists():
-            state.create(self.gpus, board=self._nodes.board, gpus=self._nodes.gpus, node_name=self.name)
+        if self.gpus.exists():
+            found = state.load(self.gpus)
+        else:
+            found = state.create(self.gpus, board=self._nodes.board, gpus=self._nodes.gpus, node_name=self.name)
+        sysfs.build(self.root / "sys", found)
 
     async def keep_agent(self) -> None:
         """Run the agent, and start it again when it ends, as a DaemonSet would."""
@@ -144,9 +148,11 @@ class SimulatedNode:
             driver=self._nodes.driver,
             kubelet_dir=self.root,
             cdi_dir=self.root / "cdi",
-            state_dir=self.root / "agent",
+            sysfs_root=self.root / "sys",
         )
-        await run_agent(settings, library=SimulatedNvml(self.gpus), client=self._client, clock=self._clock)
+        await run_agent(
+            settings, library=SimulatedNvml(self.gpus), client=self._client, clock=self._clock, random=self._random
+        )
 
 
 @click.command()

@@ -21,7 +21,7 @@ from draco.agent.wire import DRA_V1, DRA_V1BETA1, REGISTRATION, unary
 from draco.kube.clock import Clock
 from draco.simulator.ledger import ClaimRecord
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger()
 
 CALL_TIMEOUT_S = 45.0
 """How long kubelet waits for a driver."""
@@ -67,6 +67,7 @@ class Plugins:
 
     def __init__(self, root: Path, *, clock: Clock, registered: Callable[[str], None], poll_s: float = 0.25) -> None:
         self._registry = root / "plugins_registry"
+        self._log = log.bind(node=root.name)
         self._clock = clock
         self._registered = registered
         self._poll_s = poll_s
@@ -147,7 +148,7 @@ class Plugins:
         self._known.pop(name, None)
         instance = self._instances.pop(name, None)
         if instance is not None:
-            log.info("plugin.unregistered", driver=instance.driver, socket=name)
+            self._log.info("plugin.unregistered", driver=instance.driver, socket=name)
             if instance.driver not in self.drivers():
                 self._missing_since.setdefault(instance.driver, self._clock.monotonic())
             await instance.channel.close()
@@ -163,19 +164,19 @@ class Plugins:
                 status = registration_pb2.RegistrationStatus(plugin_registered=not refusal, error=refusal)
                 await unary(channel, REGISTRATION, "NotifyRegistrationStatus")(status, timeout=REGISTRATION_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                log.info("plugin.not_answering", socket=name, error=error.details())
+                self._log.info("plugin.not_answering", socket=name, error=error.details())
                 return
         self._known[name] = identity
         self._retry_at.pop(name, None)
         if refusal:
-            log.warning("plugin.refused", socket=name, error=refusal)
+            self._log.warning("plugin.refused", socket=name, error=refusal)
             return
         version = next(version for version in SERVICES if version in info.supported_versions)
         channel = grpc.aio.insecure_channel(f"unix:{info.endpoint}", options=CHANNEL_OPTIONS)
         channel.get_state(try_to_connect=True)
         self._instances[name] = Registration(info.name, version, channel)
         self._missing_since.pop(info.name, None)
-        log.info("plugin.registered", driver=info.name, socket=name)
+        self._log.info("plugin.registered", driver=info.name, socket=name)
         self._registered(info.name)
 
 

@@ -271,12 +271,12 @@ async def test_a_restarted_stand_in_keeps_its_pods_and_notices_what_went_meanwhi
 async def test_a_damaged_memory_is_set_aside(
     client: Client, root: Path, plugin: RecordingPlugin, workload: Workload
 ) -> None:
-    (root / "kubelet_pods.json").write_text('[{"uid": "half')
+    (root / "dra_manager_state").write_text('[{"uid": "half')
     async with running_kubelet(client, root, workload.node_name):
         await workload.claim("one")
         await workload.pod("pod", "one")
         await until(partial(phase_is, workload, "pod", "Running"))
-    assert (root / "kubelet_pods.corrupt").read_text() == '[{"uid": "half'
+    assert (root / "dra_manager_state.corrupt").read_text() == '[{"uid": "half'
 
 
 async def test_a_plugin_that_restarts_is_registered_again(kubelet: Kubelet, root: Path, workload: Workload) -> None:
