@@ -223,6 +223,12 @@ class FaultProxy:
     def open_streams(self) -> list[Stream]:
         return [stream for stream in self.streams if not stream.ended.is_set()]
 
+    async def open_stream(self) -> Stream:
+        """Wait until a watch is open, and return the newest."""
+        async with self._opened:
+            await asyncio.wait_for(self._opened.wait_for(lambda: bool(self.open_streams)), 20)
+        return self.open_streams[-1]
+
     async def stream_after(self, count: int) -> Stream:
         """Wait until more than `count` watches have been opened, and return the newest."""
         async with self._opened:

@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 import msgspec
 import structlog
 
-from draco.kube.client import Client, Undecodable, selectors
+from draco.kube.client import PAGE_SIZE, Client, Undecodable, selectors
 from draco.kube.clock import Clock
 from draco.kube.errors import ApiError, Expired
 from draco.kube.retry import Backoff, asked_to_wait_s
@@ -49,7 +49,7 @@ Subscriber = Callable[[Change[T]], None]
 
 
 class InformerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient an informer is, in seconds.
+    """How patient an informer is, in seconds, and how many objects it lists at a time.
 
     `idle_timeout_s` must exceed the minute after which the server sends a bookmark when nothing happens: silence beyond it
     means that the connection is dead. The server ends each watch after `watch_timeout_s` to twice that, at random, so that
@@ -61,6 +61,7 @@ class InformerSettings(msgspec.Struct, frozen=True, kw_only=True):
     list_timeout_s: float = 60.0
     first_pause_s: float = 0.2
     longest_pause_s: float = 30.0
+    page_size: int = PAGE_SIZE
 
 
 class InformerCounts(msgspec.Struct):
@@ -164,12 +165,14 @@ class Informer(Generic[T]):
                 namespace=self._namespace,
                 params=self._params,
                 timeout_s=self._settings.list_timeout_s,
+                page_size=self._settings.page_size,
             )
             self._take(listed)
             self._stream_failed = False
         self._watching_since = self._clock.monotonic()
         async with aclosing(self._watch()) as batches:
             async for batch in batches:
+                self.counts.last_heard = self._clock.monotonic()
                 for step in batch:
                     self._apply(step)
 
@@ -180,6 +183,7 @@ class Informer(Generic[T]):
         try:
             async with aclosing(self._watch()) as batches:
                 async for batch in batches:
+                    self.counts.last_heard = self._clock.monotonic()
                     for step in batch:
                         if listed is None:
                             self._apply(step)
@@ -239,7 +243,6 @@ class Informer(Generic[T]):
                 pass
         self._version = step.version or self._version
         self.counts.events += 1
-        self.counts.last_heard = self._clock.monotonic()
         self._publish(changes)
 
     def _left_out(self, what: Undecodable) -> bool:

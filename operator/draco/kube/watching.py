@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from draco.kube.client import PAGE_SIZE, Client, Undecodable, decode, identify
+from draco.kube.client import Client, Undecodable, decode, identify
 from draco.kube.errors import ApiError, Expired, Status, TooManyRequests, from_status
 from draco.kube.store import ApiObject
 from draco.resources.kinds import Kind
@@ -83,7 +83,7 @@ _status_decoder = msgspec.json.Decoder(Status)
 
 
 async def list_all(
-    client: Client, kind: Kind[T], *, namespace: str, params: Mapping[str, str], timeout_s: float = 60.0
+    client: Client, kind: Kind[T], *, namespace: str, params: Mapping[str, str], timeout_s: float, page_size: int
 ) -> Listed[T]:
     """Read the collection as of now, in pages. Raises ApiError; Expired when it took longer than the server keeps versions."""
     objects: dict[ObjectKey, T] = {}
@@ -91,7 +91,7 @@ async def list_all(
     token, version = "", ""
     while True:
         page = await client.list_page(
-            kind, namespace=namespace, params=params, limit=PAGE_SIZE, continue_token=token, timeout_s=timeout_s
+            kind, namespace=namespace, params=params, limit=page_size, continue_token=token, timeout_s=timeout_s
         )
         # Every page carries the version of the first: the pages together are one moment.
         version = version or page.resource_version
@@ -114,7 +114,7 @@ async def watch(
 ) -> AsyncGenerator[list[Step[T]], None]:
     """Follow the collection from `version`; from an empty one, with everything that exists sent first (a streaming list).
 
-    Yields the events that arrived together. Ends when the server ends the stream in good order, after about
+    Yields nothing but an empty list when the stream is open, then the events that arrived together. Ends when the server ends the stream in good order, after about
     `server_timeout_s`. Raises Expired when the version is too old, StreamBroken when only a list can help, ApiError otherwise.
     """
     query = {
@@ -129,6 +129,7 @@ async def watch(
         query["resourceVersionMatch"] = "NotOlderThan"
     path = kind.path(namespace=namespace)
     async with client.connection.lines(path, params=query, idle_timeout_s=idle_timeout_s) as stream:
+        yield []  # the server has answered
         async for lines in stream:
             steps: list[Step[T]] = []
             failure: Exception | None = None
