@@ -1,0 +1,190 @@
+"""A node with simulated GPUs for tests of the agent: folders, Node object, claims, and kubelet's side of the sockets."""
+
+import asyncio
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from draco.agent import wire
+from draco.agent.api import dra_v1_pb2, health_v1_pb2, registration_pb2
+from draco.agent.app import AgentSettings, run_agent
+from draco.kube.client import Client
+from draco.kube.errors import NotFound
+from draco.resources.claims import ResourceClaim
+from draco.resources.core import Node
+from draco.resources.kinds import CLAIMS, NODES, SLICES
+from draco.resources.meta import ObjectKey, ObjectMeta
+from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.slices import ResourceSlice
+from draco.simulator import state, sysfs
+from draco.simulator.nvml import SimulatedNvml
+
+CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+
+
+async def eventually(check: Callable[[], Awaitable[Any] | Any], *, within_s: float = 15.0) -> Any:
+    """The first truthy answer of `check`; fails when there is none in time."""
+    deadline = time.monotonic() + within_s
+    while True:
+        answer = check()
+        if isinstance(answer, Awaitable):
+            answer = await answer
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {check}"
+        await asyncio.sleep(0.02)
+
+
+class SimulatedNode:
+    """One node's folders and objects. `running()` runs the real agent on it."""
+
+    def __init__(self, client: Client, *, gpus: int = 2, board: str = "H100-80GB") -> None:
+        self.client = client
+        self.name = f"node-{uuid.uuid4().hex[:8]}"
+        self.folder = Path(tempfile.mkdtemp(prefix="dra-"))
+        self.gpus = self.folder / "gpus.json"
+        self.cdi = self.folder / "cdi"
+        state.create(self.gpus, board=board, gpus=gpus, node_name=self.name)
+        sysfs.build(self.folder / "sys", state.load(self.gpus))
+        self.library = SimulatedNvml(self.gpus)
+        self.namespace = "default"
+
+    @property
+    def registration_socket(self) -> Path:
+        return self.folder / "plugins_registry" / f"{NVIDIA_DRIVER}-reg.sock"
+
+    @property
+    def service_socket(self) -> Path:
+        return self.folder / "plugins" / NVIDIA_DRIVER / "dra.sock"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "agent" / "checkpoint.json"
+
+    def settings(self, **changes: Any) -> AgentSettings:
+        defaults: dict[str, Any] = {
+            "node_name": self.name,
+            "kubelet_dir": self.folder,
+            "cdi_dir": self.cdi,
+            "state_dir": self.folder / "agent",
+            "sysfs_root": self.folder / "sys",
+            "rescan_s": 0.2,
+            "nvml_retry_s": 0.1,
+            "event_wait_s": 0.1,
+        }
+        return AgentSettings(**{**defaults, **changes})
+
+    async def create(self) -> Node:
+        return await self.client.create(NODES, Node(metadata=ObjectMeta(name=self.name)))
+
+    async def delete(self) -> None:
+        for one in await self.slices():
+            await self.client.delete(SLICES, one.metadata.key)
+        with suppress(NotFound):
+            await self.client.delete(NODES, ObjectKey("", self.name))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @asynccontextmanager
+    async def running(self, *, files: Any = None, **changes: Any) -> AsyncIterator["asyncio.Task[None]"]:
+        """The agent, until the block ends; it has served kubelet's sockets and published before the block begins."""
+        task = asyncio.create_task(
+            run_agent(self.settings(**changes), client=self.client, library=self.library, files=files)
+        )
+        try:
+            await eventually(lambda: task.done() or self.registration_socket.exists())
+            if task.done():
+                task.result()
+            yield task
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def slices(self) -> list[ResourceSlice]:
+        found = await self.client.list(SLICES, field_selector=f"spec.nodeName={self.name}")
+        return sorted(found, key=lambda one: one.metadata.name)
+
+    async def published(self, gpus: int) -> list[ResourceSlice]:
+        """The slices, once they have so many devices."""
+
+        async def look() -> list[ResourceSlice]:
+            found = await self.slices()
+            return found if found and sum(len(one.spec.devices) for one in found) == gpus else []
+
+        found: list[ResourceSlice] = await eventually(look)
+        return found
+
+    async def claim(self, *devices: str, admin: bool = False, name: str = "") -> ResourceClaim:
+        """A claim allocated to devices of this node."""
+        name = name or f"claim-{uuid.uuid4().hex[:8]}"
+        exactly: dict[str, Any] = {"deviceClassName": NVIDIA_DRIVER, "count": max(1, len(devices))}
+        exactly |= {"allocationMode": "ExactCount"}
+        if admin:
+            exactly["adminAccess"] = True
+        made = await self.client.create(
+            CLAIMS,
+            {
+                "metadata": {"name": name, "namespace": self.namespace},
+                "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+            },
+        )
+        return await self.allocate(made, *devices, admin=admin) if devices else made
+
+    async def allocate(self, claim: ResourceClaim, *devices: str, admin: bool = False) -> ResourceClaim:
+        results = [
+            {"request": "gpu", "driver": NVIDIA_DRIVER, "pool": self.name, "device": one}
+            | ({"adminAccess": True} if admin else {})
+            for one in devices
+        ]
+        allocation = {"allocation": {"devices": {"results": results}} if devices else None}
+        return await self.client.patch(CLAIMS, claim.metadata.key, {"status": allocation}, subresource="status")
+
+    async def prepare(self, *claims: ResourceClaim, messages: Any = dra_v1_pb2, service: Any = wire.DRA_V1) -> Any:
+        """Kubelet's call; the answers by uid."""
+        request = messages.NodePrepareResourcesRequest(claims=_references(claims, messages))
+        return (await self.call(service, "NodePrepareResources", request)).claims
+
+    async def unprepare(self, *claims: ResourceClaim, messages: Any = dra_v1_pb2, service: Any = wire.DRA_V1) -> Any:
+        request = messages.NodeUnprepareResourcesRequest(claims=_references(claims, messages))
+        return (await self.call(service, "NodeUnprepareResources", request)).claims
+
+    async def call(self, service: Any, method: str, request: Any) -> Any:
+        async with channel(self.service_socket) as connected:
+            return await wire.unary(connected, service, method)(request, timeout=45)
+
+    async def register(self, error: str = "") -> Any:
+        """Kubelet's handshake; what the plugin said of itself."""
+        async with channel(self.registration_socket) as connected:
+            info = await wire.unary(connected, wire.REGISTRATION, "GetInfo")(registration_pb2.InfoRequest(), timeout=5)
+            verdict = registration_pb2.RegistrationStatus(plugin_registered=not error, error=error)
+            await wire.unary(connected, wire.REGISTRATION, "NotifyRegistrationStatus")(verdict, timeout=5)
+            return info
+
+    @asynccontextmanager
+    async def health(self, messages: Any = health_v1_pb2, service: Any = wire.HEALTH_V1) -> AsyncIterator[Any]:
+        """The stream of health, to be read with `await call.read()`."""
+        async with channel(self.service_socket) as connected:
+            call = wire.stream(connected, service, "NodeWatchResources")(messages.NodeWatchResourcesRequest())
+            yield call
+            call.cancel()
+
+    def specs(self) -> list[str]:
+        return sorted(path.name for path in self.cdi.iterdir()) if self.cdi.exists() else []
+
+
+def channel(socket: Path) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
+
+
+def _references(claims: Iterable[ResourceClaim], messages: Any) -> list[Any]:
+    return [
+        messages.Claim(namespace=claim.metadata.namespace, name=claim.metadata.name, uid=claim.metadata.uid)
+        for claim in claims
+    ]
