@@ -46,7 +46,9 @@ def lock(name: str, wanted: list[str], options: list[str]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PIP_FIND_LINKS"}
     subprocess.run(command, cwd=ROOT, input="\n".join(wanted), text=True, env=environment, check=True)
     path = ROOT / target
-    text = re.sub(r"(?<=via )-r -$|(?<=#   )-r -$", "pyproject.toml", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    text = re.sub(
+        r"(?<=via )-r -$|(?<=#   )-r -$", "pyproject.toml", path.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     path.write_text(HEADER + text.removeprefix(HEADER), encoding="utf-8")
 
 

@@ -1,0 +1,264 @@
+"""Write docs/reference: every page that can be read off the source is, so that it cannot be wrong.
+
+Owns the pages of commands, kinds, chart values, metrics and log events. `make docs` runs it; a test compares what it would
+write with what is committed.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import yaml
+
+from draco import cli
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "operator" / "draco"
+REFERENCE = ROOT / "docs" / "reference"
+NOTE = "<!-- Written by `make docs`; do not edit. -->\n\n"
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
+
+
+def pages() -> dict[str, str]:
+    """Each page's text by its file name."""
+    return {
+        "commands.md": NOTE + commands(),
+        "kinds.md": NOTE + kinds(),
+        "chart-values.md": NOTE + chart_values(),
+        "metrics.md": NOTE + metrics(),
+        "log-events.md": NOTE + log_events(),
+    }
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    head = list(head)
+    lines = [
+        head,
+        ["---"] * len(head),
+        *([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows),
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+# --- commands ---
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    parts = ["# Commands\n\n`draco` and `kubectl draco` are the same program.\n"]
+    root = click.Context(cli.root, info_name="draco")
+    for name in cli.root.list_commands(root):
+        command = cli.root.get_command(root, name)
+        assert command is not None
+        parts += described(command, click.Context(command, info_name=name, parent=root))
+    return "\n".join(parts)
+
+
+def described(command: click.Command, context: click.Context) -> Iterator[str]:
+    """The section of one command, and of those below it."""
+    usage = " ".join(piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]")
+    yield f"## {context.command_path}\n"
+    yield f"{paragraphs(command.help)}\n"
+    yield f"```\n{context.command_path} [OPTIONS]{' ' if usage else ''}{usage}\n```\n"
+    rows = [record for parameter in command.params if (record := parameter.get_help_record(context))]
+    if rows:
+        yield table(["option", "meaning"], ((f"`{name}`", tidy(text)) for name, text in rows))
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from described(inner, click.Context(inner, info_name=name, parent=context))
+
+
+def paragraphs(text: str | None) -> str:
+    """Help text with one line for each paragraph."""
+    clean = (text or "").replace("\b\n", "").replace("\f", "")
+    return "\n\n".join(tidy(part) for part in re.split(r"\n\s*\n", clean.strip()))
+
+
+def tidy(text: str) -> str:
+    """One line, single spaces."""
+    return " ".join(text.split())
+
+
+# --- kinds ---
+
+
+def kinds() -> str:
+    """Every field of every kind of ours, from the CustomResourceDefinitions."""
+    parts = ["# Kinds\n\nGroup `draco.dev`. The definitions are in [crds/](../../crds).\n"]
+    for path in sorted((ROOT / "crds").glob("*.yaml")):
+        definition = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]
+        names = definition["names"]
+        for version in definition["versions"]:
+            schema = version["schema"]["openAPIV3Schema"]
+            parts.append(f"## {names['kind']}\n")
+            parts.append(f"{tidy(schema.get('description', ''))}\n")
+            short = ", ".join(f"`{name}`" for name in [names["plural"], *names.get("shortNames", [])])
+            parts.append(
+                f"`{definition['group']}/{version['name']}`, {definition['scope'].lower()}-scoped, for kubectl {short}.\n"
+            )
+            for part in ("spec", "status"):
+                rows = list(fields(schema["properties"].get(part, {}), part))
+                if rows:
+                    parts.append(f"### {names['kind']} {part}\n")
+                    parts.append(table(["field", "type", "meaning"], rows))
+    return "\n".join(parts)
+
+
+def fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, str, str]]:
+    """Path, type and meaning of each field below a schema, parents first."""
+    required = set(schema.get("required", ()))
+    for name, field in schema.get("properties", {}).items():
+        where = f"{path}.{name}"
+        inner = field.get("items", {})
+        is_list = field.get("type") == "array"
+        told = [tidy(field.get("description", ""))]
+        told += [f"One of {', '.join(f'`{one}`' for one in field['enum'])}."] if "enum" in field else []
+        told += [f"Default `{json.dumps(field['default'])}`."] if field.get("default") not in (None, {}, []) else []
+        told += [
+            f"Rule: {tidy(rule['message'])}." for rule in field.get("x-kubernetes-validations", ()) if "message" in rule
+        ]
+        kind = f"list of {kind_of(inner)}" if is_list else kind_of(field)
+        yield f"`{where}`", kind + (", required" if name in required else ""), " ".join(part for part in told if part)
+        yield from fields(inner if is_list else field, f"{where}[]" if is_list else where)
+
+
+def kind_of(schema: dict[str, Any]) -> str:
+    """The type of a field as a reader thinks of it."""
+    values = schema.get("additionalProperties")
+    if isinstance(values, dict):
+        return f"map to {kind_of(values)}"
+    return str(schema.get("format") or schema.get("type") or "any")
+
+
+# --- chart values ---
+
+
+def chart_values() -> str:
+    """Every value of the chart with its default and the comment above it."""
+    text = (ROOT / "charts" / "draco" / "values.yaml").read_text(encoding="utf-8")
+    rows: list[tuple[str, str, str]] = []
+    path: list[tuple[int, str]] = []
+    comment: list[str] = []
+    for line in text.splitlines():
+        entry = re.match(r"(?P<indent> *)(?P<key>[A-Za-z]\w*):(?: (?P<value>.*))?$", line)
+        if line.lstrip().startswith("#"):
+            comment.append(line.strip("# "))
+        elif entry:
+            indent = len(entry["indent"])
+            path = [*(step for step in path if step[0] < indent), (indent, entry["key"])]
+            if comment:
+                value = f"`{entry['value']}`" if entry["value"] else ""
+                rows.append((f"`{'.'.join(key for _, key in path)}`", value, " ".join(comment)))
+            comment = []
+        elif not line.strip():
+            comment = []
+    head = (
+        "# Chart values\n\nOf [charts/draco](../../charts/draco). A value that the chart does not know is refused.\n\n"
+    )
+    return head + table(["value", "default", "meaning"], rows)
+
+
+# --- metrics and log events, read off the calls that make them ---
+
+
+class Metric(NamedTuple):
+    """One metric as its page shows it."""
+
+    name: str
+    kind: str
+    labels: str
+    meaning: str
+
+
+def metrics() -> str:
+    """Every metric: any call or table in the source that pairs a `draco_…` name with its help."""
+    found = {metric.name: metric for _, tree in modules() for metric in metrics_of(tree)}
+    rows = [(f"`{one.name}`", one.kind, one.labels, one.meaning) for _, one in sorted(found.items())]
+    head = "# Metrics\n\nServed in Prometheus' form at `/metrics`.\n\n"
+    return head + table(["metric", "type", "labels", "meaning"], rows)
+
+
+def metrics_of(tree: ast.Module) -> Iterator[Metric]:
+    """The metrics of one module; those of a table have the labels of the call that walks over it."""
+    labels = ""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name("gauge"), args=[ast.Name(), ast.Name(), listed, *_]):
+                labels = ", ".join(f"`{label}`" for label in texts(listed))
+    for node in ast.walk(tree):
+        for metric in metrics_in(node):
+            yield metric._replace(labels=metric.labels or labels) if isinstance(node, ast.Dict) else metric
+
+
+def metrics_in(node: ast.AST) -> Iterator[Metric]:
+    """The metrics that one expression names."""
+    match node:
+        case ast.Call(func=function, args=[ast.Constant(str(name)), ast.Constant(str(meaning)), *rest]) if is_metric(
+            name
+        ):
+            kind = ast.unparse(function).rsplit(".", 1)[-1].removesuffix("MetricFamily").lower()
+            labels = [*rest[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "labels")]
+            yield Metric(name, kind, ", ".join(f"`{label}`" for one in labels for label in texts(one)), meaning)
+        case ast.Dict(keys=keys, values=values):
+            for key, value in zip(keys, values, strict=True):
+                match key, value:
+                    case ast.Constant(str(name)), ast.Constant(str(meaning)) if is_metric(name):
+                        yield Metric(name, "gauge", "", meaning)
+
+
+def is_metric(name: str) -> bool:
+    """Whether a text is a metric's name."""
+    return re.fullmatch(r"draco_[a-z_]+", name) is not None
+
+
+def texts(node: ast.expr) -> list[str]:
+    """The texts in a literal list."""
+    inner = node.elts if isinstance(node, ast.List | ast.Tuple) else []
+    return [str(one.value) for one in inner if isinstance(one, ast.Constant)]
+
+
+def log_events() -> str:
+    """Every log event: the calls of a logger whose first argument is a dotted name."""
+    found: dict[str, tuple[set[str], set[str], str]] = {}
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Attribute(attr=level, value=logger), args=[ast.Constant(str(event)), *_]) if (
+                    level in LEVELS and "log" in ast.unparse(logger) and re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", event)
+                ):
+                    levels, named, _ = found.setdefault(event, (set(), set(), path.parent.name))
+                    levels.add(level)
+                    named.update(keyword.arg for keyword in node.keywords if keyword.arg and keyword.arg != "exc_info")
+    rows = [
+        (f"`{event}`", part, ", ".join(sorted(levels)), ", ".join(f"`{one}`" for one in sorted(named)))
+        for event, (levels, named, part) in sorted(found.items())
+    ]
+    head = (
+        "# Log events\n\nEach line of the log is one event with fields. Names are stable: search and alert on them.\n\n"
+    )
+    return head + table(["event", "part", "level", "fields"], rows)
+
+
+def modules() -> Iterator[tuple[Path, ast.Module]]:
+    """Every module of the package that a person wrote."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if "_pb2" not in path.name:
+            yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    """Write the pages and remove those that are no longer written."""
+    REFERENCE.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (REFERENCE / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

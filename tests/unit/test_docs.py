@@ -1,0 +1,51 @@
+"""The documents are true where a machine can tell: generated pages are current, and links lead somewhere."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts import check_links, reference
+
+
+def test_the_reference_is_what_the_source_says() -> None:
+    stale = [
+        name
+        for name, text in reference.pages().items()
+        if not (reference.REFERENCE / name).exists() or (reference.REFERENCE / name).read_text("utf-8") != text
+    ]
+    assert stale == [], "run make docs"
+
+
+def test_every_link_leads_somewhere() -> None:
+    assert check_links.broken_links() == []
+
+
+@pytest.mark.parametrize(
+    ("target", "leads"),
+    [
+        ("other.md", True),
+        ("other.md#a-heading-with-code", True),
+        ("other.md#a-heading-with-code-1", True),
+        ("#here", True),
+        ("gone.md", False),
+        ("other.md#gone", False),
+        ("#inside-a-fence", False),
+        ("../../../../../../../etc", False),
+    ],
+)
+def test_a_link_is_broken_if_its_file_or_heading_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, leads: bool
+) -> None:
+    monkeypatch.setattr(check_links, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("# Here\n\n```\n# Inside a fence\n```\n", encoding="utf-8")
+    (tmp_path / "other.md").write_text("## A heading, with `code`\n\n## A heading with code\n", encoding="utf-8")
+    assert check_links.leads(page, target) is leads
+
+
+def test_links_are_found_in_text_and_not_in_code(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](one.md) ![b](two.png) `[c](three.md)` [d](https://example.com)\n```\n[e](four.md)\n```\n", encoding="utf-8"
+    )
+    assert list(check_links.links(page)) == ["one.md", "two.png"]
