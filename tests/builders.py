@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from draco.agent.gpus import Gpu
 from draco.resources.claims import (
     AllocationResult,
     DeviceAllocationResult,
@@ -43,7 +44,7 @@ from draco.resources.draco import (
     MaintenanceSelector,
 )
 from draco.resources.meta import ObjectMeta
-from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER, DeviceKey
+from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER, DeviceKey, GpuUuid
 from draco.resources.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
 from draco.resources.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 
@@ -209,3 +210,20 @@ def a_gpu_node(name: str = "node-0", *, gpus: Mapping[str, str] | int = 2, drive
             ],
         ),
     )
+
+
+def a_gpu(minor: int = 0, **fields: Any) -> Gpu:
+    """An H100; its UUID follows from its minor number unless it is given."""
+    plain: dict[str, Any] = {
+        "uuid": GpuUuid(f"GPU-{a_uid('gpu', str(minor))}"),
+        "index": minor,
+        "minor": minor,
+        "product_name": "NVIDIA H100 80GB HBM3",
+        "brand": "Nvidia",
+        "architecture": "Hopper",
+        "compute_major": 9,
+        "compute_minor": 0,
+        "memory_bytes": 81559 << 20,
+        "pci_bus_id": f"0000:{0x1B + minor:02x}:00.0",
+    }
+    return Gpu(**{**plain, **fields})

@@ -13,9 +13,9 @@ import structlog
 
 from draco.agent.checkpoint import ClaimState, PreparedClaim, PreparedDevice
 from draco.agent.conditions import merged
+from draco.agent.gpus import HealthState
 from draco.agent.hardware import View
 from draco.agent.health_service import DeviceReport, reports
-from draco.agent.nvml import HealthState
 from draco.kube.client import Client
 from draco.kube.clock import Clock
 from draco.kube.errors import Conflict, Invalid, NotFound

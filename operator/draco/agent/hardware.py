@@ -13,7 +13,8 @@ from types import MappingProxyType
 import msgspec
 import structlog
 
-from draco.agent.nvml import DriverInfo, Gpu, GpuEvent, Nvml, UnidentifiedGpu
+from draco.agent.gpus import DriverInfo, Gpu, GpuEvent, UnidentifiedGpu
+from draco.agent.nvml import Nvml
 from draco.agent.nvml_errors import NvmlError
 from draco.agent.pcie import PcieRoots
 from draco.agent.slices import Located, device_name

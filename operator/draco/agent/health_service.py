@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from google.protobuf.message import Message
 
+from draco.agent.gpus import HealthState
 from draco.agent.hardware import View
-from draco.agent.nvml import HealthState
 from draco.agent.slices import device_name
 
 TIMEOUT_S = 30

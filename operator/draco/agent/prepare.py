@@ -14,7 +14,7 @@ from typing import Any
 from draco.agent.cdi import CdiFolder
 from draco.agent.checkpoint import Checkpoint, ClaimState, PreparedClaim, PreparedDevice
 from draco.agent.errors import PrepareError
-from draco.agent.nvml import Gpu
+from draco.agent.gpus import Gpu
 from draco.resources.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid
 

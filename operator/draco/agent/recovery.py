@@ -18,7 +18,7 @@ from draco.agent.cdi import CdiFolder
 from draco.agent.checkpoint import Checkpoint, ClaimState, PreparedClaim
 from draco.agent.errors import CheckpointDamaged, PrepareError
 from draco.agent.files import Files
-from draco.agent.nvml import Gpu
+from draco.agent.gpus import Gpu
 from draco.agent.prepare import plan
 from draco.resources.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from draco.agent.nvml import DriverInfo, Gpu
+from draco.agent.gpus import DriverInfo, Gpu
 from draco.resources.meta import ObjectMeta, OwnerReference
 from draco.resources.names import STANDARD_NUMA_NODE, STANDARD_PCI_BUS_ID, STANDARD_PCIE_ROOT
 from draco.resources.quantity import Format, Quantity
