@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,11 +48,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
 
 
 @pytest.fixture
-def kube(cluster: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
+def kube(cluster: Kubectl, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubectl]:
     """Kubectl in a namespace of the test's own; the next test finds every GPU free again."""
     name = request.node.name.replace("_", "-").lower().split("[")[0][:50].strip("-")
     cluster.run("create", "namespace", name)
-    yield replace(cluster, namespace=name)
+    yield cluster.in_namespace(name, tmp_path)
+    cluster.run("delete", "pods", "--all", "-n", name, "--grace-period=1", "--wait=false")
     cluster.run("delete", "namespace", name, "--wait=false")
     eventually(lambda: name not in namespaces(cluster), what=f"namespace {name} is gone", within_s=90)
 

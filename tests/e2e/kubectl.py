@@ -4,7 +4,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,19 @@ def eventually(check: Callable[[], Any], *, within_s: float = 60.0, what: str) -
 
 @dataclass(frozen=True)
 class Kubectl:
-    """One cluster and one default namespace."""
+    """One cluster, and the namespace that its kubeconfig names."""
 
     binary: Path
     kubeconfig: Path
-    namespace: str = "default"
+
+    def in_namespace(self, name: str, folder: Path) -> "Kubectl":
+        """The same cluster with another default namespace, by a kubeconfig of its own in `folder`."""
+        copy = folder / f"kubeconfig-{name}"
+        copy.touch(mode=0o600)
+        copy.write_text(self.kubeconfig.read_text())
+        other = replace(self, kubeconfig=copy)
+        other.run("config", "set-context", "--current", "--namespace", name)
+        return other
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run kubectl; a failure is an AssertionError with its output."""
@@ -44,7 +52,7 @@ class Kubectl:
     def run_with_input(self, text: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """The same with a text on its standard input."""
         done = subprocess.run(
-            [str(self.binary), "--kubeconfig", str(self.kubeconfig), "-n", self.namespace, *arguments],
+            [str(self.binary), "--kubeconfig", str(self.kubeconfig), *arguments],
             input=text,
             capture_output=True,
             text=True,

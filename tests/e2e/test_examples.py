@@ -1,6 +1,7 @@
 """Every example is applied as a user applies it, and does what its README line says."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.e2e.conftest import EXAMPLES
 from tests.e2e.kubectl import Kubectl, eventually
@@ -69,14 +70,16 @@ def test_the_extended_resource_is_served_by_dra(kube: Kubectl, example: Example)
     assert len(kube.devices(generated)) == 1
 
 
-def test_admin_access_sees_every_gpu_of_a_node_while_others_use_them(kube: Kubectl, example: Example) -> None:
+def test_admin_access_sees_every_gpu_of_a_node_while_others_use_them(
+    kube: Kubectl, example: Example, tmp_path: Path
+) -> None:
     example("one-gpu-by-memory")
     kube.running("one-gpu")
     (in_use,) = kube.devices("one-gpu")
     kube.run("cordon", other_node(in_use[0]))
     try:
         example("admin-access")
-        admin = Kubectl(kube.binary, kube.kubeconfig, "gpu-admin")
+        admin = kube.in_namespace("gpu-admin", tmp_path)
         admin.running("monitor")
         assert in_use in admin.devices("all-gpus")
         assert len(admin.devices("all-gpus")) == 8

@@ -5,6 +5,7 @@ follows them is their output. Leaves nothing behind unless asked to keep the clu
 """
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,21 @@ metadata: {{name: swap-board}}
 spec:
   reason: replace the board
   deviceSelector: {{driver: gpu.nvidia.com, pool: {pool}, device: {device}}}
+"""
+
+NEWCOMER = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: newcomer}}
+spec: {{devices: {{requests: [{{name: gpu, exactly: {{deviceClassName: gpu.nvidia.com}}}}]}}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: newcomer}}
+spec:
+  nodeSelector: {{kubernetes.io/hostname: {node}}}
+  resourceClaims: [{{name: gpu, resourceClaimName: newcomer}}]
+  containers: [{{name: main, image: busybox, resources: {{claims: [{{name: gpu}}]}}}}]
 """
 
 TOO_BIG = """\
@@ -104,7 +120,7 @@ class Story:
 
     def show(self, *arguments: str) -> None:
         """Print a command and what it answers."""
-        prompt("kubectl " + " ".join(arguments))
+        prompt(shlex.join(("kubectl", *arguments)))
         answer(self.kubectl(*arguments))
 
     def apply_example(self, folder: str) -> None:
@@ -161,11 +177,11 @@ def tell(story: Story) -> None:
 
     chapter("That GPU looks suspect: a taint rule keeps new work away from it")
     story.apply(SUSPECT.format(pool=pool, device=device))
-    say("The pod on it keeps running; who asks for a GPU now gets another one:")
-    story.apply_example("high-memory-class")
-    story.until_running("training")
-    other_pool, other_device = story.device_of("training")
-    say(f"It got {other_device} of {other_pool}, not {device} of {pool}.")
+    say("The pod on it keeps running; who asks that node for a GPU now gets another one:")
+    story.apply(NEWCOMER.format(node=pool))
+    story.until_running("newcomer")
+    story.show("get", "pods", "-o", "wide")
+    say(f"The newcomer's claim holds {story.device_of('newcomer')[1]}, not {device}.")
     story.kubectl("delete", "devicetaintrule", "suspect-gpu")
 
     chapter("The board is to be replaced: one GPU goes into maintenance, the node stays at work")
