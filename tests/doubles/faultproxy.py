@@ -215,6 +215,11 @@ class FaultProxy:
         """Act on the next `times` requests that match."""
         self._rules.append((matches, action, [times]))
 
+    async def lose_the_answer(self, request: web.Request) -> web.StreamResponse:
+        """An action: the server carries the request out, and the client never hears of it."""
+        await self._forward(request)
+        return await drop(request)
+
     def heal(self) -> None:
         """Forget all rules."""
         self._rules.clear()

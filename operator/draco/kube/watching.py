@@ -114,8 +114,9 @@ async def watch(
 ) -> AsyncGenerator[list[Step[T]], None]:
     """Follow the collection from `version`; from an empty one, with everything that exists sent first (a streaming list).
 
-    Yields nothing but an empty list when the stream is open, then the events that arrived together. Ends when the server ends the stream in good order, after about
-    `server_timeout_s`. Raises Expired when the version is too old, StreamBroken when only a list can help, ApiError otherwise.
+    Yields an empty list when the stream is open, then the events that arrived together. Ends when the server ends the stream
+    in good order, after about `server_timeout_s`. Raises Expired when the version is too old, StreamBroken when only a list
+    can help, ApiError otherwise.
     """
     query = {
         **params,

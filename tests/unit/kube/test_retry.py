@@ -1,0 +1,103 @@
+"""When a call is tried again, and after how long."""
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from draco.kube.errors import ApiError, Conflict, NotFound, ServerError, TooManyRequests, Unreachable
+from draco.kube.retry import Backoff, retry
+
+
+class Sleepless:
+    """A clock that notes how long it was asked to sleep."""
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+
+    def now(self):  # type: ignore[no-untyped-def]
+        raise NotImplementedError
+
+    def monotonic(self) -> float:
+        return sum(self.pauses)
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+class Call:
+    """Fails with each of these errors in turn, then succeeds."""
+
+    def __init__(self, *errors: ApiError) -> None:
+        self._errors: Iterator[ApiError] = iter(errors)
+        self.count = 0
+
+    async def __call__(self) -> str:
+        self.count += 1
+        if error := next(self._errors, None):
+            raise error
+        return "done"
+
+
+OVERLOADED = TooManyRequests(429, "TooManyRequests", "slow down")
+BROKEN = ServerError(500, "InternalError", "oops")
+
+
+@pytest.mark.parametrize("error", [OVERLOADED, BROKEN, Unreachable("gone")])
+async def test_a_passing_failure_is_tried_again(error: ApiError) -> None:
+    call, clock = Call(error, error), Sleepless()
+    assert await retry(call, clock=clock, random=Random(1)) == "done"
+    assert call.count == 3
+    assert 0.1 <= clock.pauses[0] <= 0.2
+    assert 0.2 <= clock.pauses[1] <= 0.4
+
+
+@pytest.mark.parametrize("error", [Conflict(409, "Conflict", "changed"), NotFound(404, "NotFound", "gone")])
+async def test_a_failure_that_will_not_pass_is_raised_at_once(error: ApiError) -> None:
+    call, clock = Call(error), Sleepless()
+    with pytest.raises(type(error)):
+        await retry(call, clock=clock, random=Random(1))
+    assert call.count == 1
+
+
+async def test_the_last_failure_is_raised_after_the_last_attempt() -> None:
+    call, clock = Call(*[BROKEN] * 10), Sleepless()
+    with pytest.raises(ServerError):
+        await retry(call, clock=clock, random=Random(1), attempts=4)
+    assert call.count == 4
+    assert len(clock.pauses) == 3
+
+
+async def test_what_the_server_asks_for_is_the_least() -> None:
+    call, clock = Call(TooManyRequests(429, "TooManyRequests", "slow down", 7.0)), Sleepless()
+    await retry(call, clock=clock, random=Random(1))
+    assert clock.pauses == [7.0]
+
+
+async def test_a_server_that_asks_for_too_much_is_not_waited_for() -> None:
+    call, clock = Call(TooManyRequests(429, "TooManyRequests", "slow down", 3600.0)), Sleepless()
+    with pytest.raises(TooManyRequests):
+        await retry(call, clock=clock, random=Random(1), longest_wait_s=30)
+    assert clock.pauses == []
+
+
+def test_pauses_double_up_to_the_cap_and_differ_between_clients() -> None:
+    one, other = Backoff(Random(1), base_s=1, cap_s=10), Backoff(Random(2), base_s=1, cap_s=10)
+    mine, theirs = [one.next() for _ in range(8)], [other.next() for _ in range(8)]
+    for number, pause in enumerate(mine):
+        full = min(10, 2**number)
+        assert full / 2 <= pause <= full
+    assert mine != theirs
+
+
+def test_a_failure_that_lasts_for_ever_does_not_overflow() -> None:
+    backoff = Backoff(Random(1), base_s=1, cap_s=10)
+    assert max(backoff.next() for _ in range(5000)) <= 10
+
+
+def test_after_a_success_pauses_start_from_the_beginning() -> None:
+    backoff = Backoff(Random(1), base_s=1, cap_s=100)
+    for _ in range(7):
+        backoff.next()
+    backoff.reset()
+    assert backoff.next() <= 1
