@@ -55,7 +55,7 @@ async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[i
         except OSError as error:
             raise PortTaken(
                 f"cannot serve probes and metrics on {host}:{port} ({error.strerror or error}); "
-                "free the port or choose another with --http-port"
+                "free the port or choose another with --listen"
             ) from error
         bound = runner.addresses[0][1]
         log.info("http.serving", host=host, port=bound)

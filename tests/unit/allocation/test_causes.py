@@ -28,6 +28,7 @@ def a_class(name: str = NVIDIA_DRIVER, *, driver: str = NVIDIA_DRIVER) -> Device
 def asking(claim: ResourceClaim, **changes: object) -> ResourceClaim:
     """The claim with its one request changed."""
     request = claim.spec.devices.requests[0]
+    assert request.exactly is not None
     exactly = msgspec.structs.replace(request.exactly, **changes)
     devices = msgspec.structs.replace(claim.spec.devices, requests=[msgspec.structs.replace(request, exactly=exactly)])
     return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
@@ -208,9 +209,9 @@ def test_a_pod_that_no_scheduler_looked_at_is_named() -> None:
 def test_every_request_is_explained_and_equal_texts_are_said_once() -> None:
     claim = a_claim()
     request = claim.spec.devices.requests[0]
-    missing = msgspec.structs.replace(
-        request, name="nic", exactly=msgspec.structs.replace(request.exactly, device_class_name="nic")
-    )
+    assert request.exactly is not None
+    elsewhere = msgspec.structs.replace(request.exactly, device_class_name="nic")
+    missing = msgspec.structs.replace(request, name="nic", exactly=elsewhere)
     twin = msgspec.structs.replace(request, name="gpu-2")
     devices = msgspec.structs.replace(claim.spec.devices, requests=[request, twin, missing])
     claim = msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))

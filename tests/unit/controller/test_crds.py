@@ -1,7 +1,7 @@
 """The schemas in crds/ and the structs of our kinds say the same."""
 
 from datetime import datetime
-from enum import EnumType
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -53,7 +53,7 @@ def type_differences(hint: Any, declared: dict[str, Any], where: str) -> list[st
         bool: ("boolean", None),
         datetime: ("string", "date-time"),
     }
-    if isinstance(hint, EnumType):
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
         return [] if declared.get("enum") == [str(member) for member in hint] else [f"{where}: other values"]
     kind, form = expected[hint]
     if declared["type"] != kind or (form and declared.get("format") != form):

@@ -316,7 +316,7 @@ class Convergence(RuleBasedStateMachine):
         self.now = MOMENT
         self.published: set[DeviceKey] = set()
         self.claims: dict[str, ResourceClaim] = {}
-        self.rules: dict[str, DeviceTaintRule] = {FOREIGN.metadata.name: FOREIGN}
+        self.stored: dict[str, DeviceTaintRule] = {FOREIGN.metadata.name: FOREIGN}
         self.requests: dict[str, DeviceMaintenance] = {}
         self.uids: set[str] = set()
 
@@ -362,15 +362,15 @@ class Convergence(RuleBasedStateMachine):
     @rule(data=st.data())
     def meddle(self, data: st.DataObject) -> None:
         """Someone deletes one of our rules, or turns it into something else."""
-        ours = sorted(name for name in self.rules if name != FOREIGN.metadata.name)
+        ours = sorted(name for name in self.stored if name != FOREIGN.metadata.name)
         if not ours:
             return
         name = data.draw(st.sampled_from(ours))
         if data.draw(st.booleans()):
-            del self.rules[name]
+            del self.stored[name]
         else:
-            spec = msgspec.structs.replace(self.rules[name].spec, device_selector=DeviceTaintSelector(pool="other"))
-            self.rules[name] = msgspec.structs.replace(self.rules[name], spec=spec)
+            spec = msgspec.structs.replace(self.stored[name].spec, device_selector=DeviceTaintSelector(pool="other"))
+            self.stored[name] = msgspec.structs.replace(self.stored[name], spec=spec)
 
     @rule(writes=st.integers(0, 4), uid=st.integers(0, 1))
     def reconcile_and_die(self, writes: int, uid: int) -> None:
@@ -378,7 +378,7 @@ class Convergence(RuleBasedStateMachine):
 
     @invariant()
     def other_peoples_rules_are_untouched(self) -> None:
-        assert self.rules[FOREIGN.metadata.name] is FOREIGN
+        assert self.stored[FOREIGN.metadata.name] is FOREIGN
 
     @invariant()
     def no_request_has_two_rules_for_one_device(self) -> None:
@@ -386,6 +386,7 @@ class Convergence(RuleBasedStateMachine):
         assert len(told) == len(set(told))
 
     def teardown(self) -> None:
+        had = {(maintenance_uid(each), maintained_device(each)) for each in self.ours()}
         for _ in range(6):
             for uid in self.uids:
                 self.reconcile(uid, 1000)
@@ -402,13 +403,14 @@ class Convergence(RuleBasedStateMachine):
                 assert request.status.phase == MaintenancePhase.COMPLETED
             else:
                 assert {d for d in self.published if matches(request.spec.device_selector, d)} <= devices
+                assert {device for owner, device in had if owner == uid and device} <= devices
                 free = devices and not devices & held
                 wanted = MaintenancePhase.IN_MAINTENANCE if free else MaintenancePhase.ISOLATED
                 assert request.status.phase == (wanted if devices else MaintenancePhase.PENDING)
             assert self.plan(uid).empty
 
     def ours(self) -> list[DeviceTaintRule]:
-        return [each for each in self.rules.values() if maintenance_uid(each)]
+        return [each for each in self.stored.values() if maintenance_uid(each)]
 
     def plan(self, uid: str) -> MaintenancePlan:
         request = self.requests.get(uid)
@@ -425,16 +427,16 @@ class Convergence(RuleBasedStateMachine):
         for each in plan.apply:
             if writes == 0:
                 return
-            self.rules[each.metadata.name] = each
+            self.stored[each.metadata.name] = each
             writes -= 1
         for each in plan.delete:
             if writes == 0:
                 return
-            del self.rules[each.metadata.name]
+            del self.stored[each.metadata.name]
             writes -= 1
         if plan.status and writes and uid in self.requests:
             self.requests[uid] = msgspec.structs.replace(self.requests[uid], status=plan.status)
 
 
 TestConvergence = Convergence.TestCase
-TestConvergence.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestConvergence.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

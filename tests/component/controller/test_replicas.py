@@ -1,0 +1,132 @@
+"""Two operators as processes: who leads, what happens when the leader dies, and how one stops."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from draco.cluster.controlplane import ControlPlane
+from draco.kube.client import Client
+from draco.resources.kinds import LEASES
+from draco.resources.meta import ObjectKey
+from tests.component.controller.replicas import Process, until
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+LEASE_S = 3
+
+
+class Lease:
+    """Options of replicas that compete for one lease, in a namespace of the test."""
+
+    def __init__(self, namespace: str) -> None:
+        self.key = ObjectKey(namespace, "draco-operator")
+        self.options = (
+            *("--namespace", namespace, "--lease-duration", str(LEASE_S)),
+            *("--renew-deadline", "2", "--retry-period", "0.3", "--settle", "0.1"),
+        )
+
+
+@pytest.fixture
+def lease(namespace: str) -> Lease:
+    return Lease(namespace)
+
+
+@asynccontextmanager
+async def a_replica(served: ControlPlane, folder: Path, lease: Lease) -> AsyncIterator[Process]:
+    replica = await Process.start(served, folder, *lease.options)
+    try:
+        yield replica
+    finally:
+        await replica.kill()
+
+
+async def is_ready(replica: Process) -> bool:
+    return (await replica.get("/readyz"))[0] == 200
+
+
+async def test_one_of_two_leads_and_a_killed_leader_is_replaced_within_its_lease(
+    served: ControlPlane, lease: Lease, tmp_path: Path
+) -> None:
+    async with a_replica(served, tmp_path, lease) as one, a_replica(served, tmp_path, lease) as other:
+
+        async def leaders() -> list[Process]:
+            return [replica for replica in (one, other) if await replica.leads()]
+
+        await until(lambda: is_ready(one), what="readiness")
+        await until(lambda: is_ready(other), what="readiness of the standby")
+        (leader,) = await until(leaders, what="leadership")
+        standby = other if leader is one else one
+        for _ in range(10):
+            assert await leaders() == [leader]
+            await asyncio.sleep(0.1)
+        killed = time.monotonic()
+        await leader.end(signal.SIGKILL)
+        await until(standby.leads, within_s=3 * LEASE_S, what="the succession")
+        # The lease's duration from the last renewal that the standby saw, and its pause between two looks.
+        assert time.monotonic() - killed < LEASE_S + 1.0
+
+
+async def test_a_leader_that_is_told_to_stop_hands_over_at_once_and_ends_within_two_seconds(
+    served: ControlPlane, lease: Lease, tmp_path: Path
+) -> None:
+    async with a_replica(served, tmp_path, lease) as one:
+        await until(one.leads, what="leadership")
+        async with a_replica(served, tmp_path, lease) as other:
+            await until(lambda: is_ready(other), what="readiness of the standby")
+            told = time.monotonic()
+            assert await one.end(signal.SIGTERM, within_s=5) == 0
+            assert time.monotonic() - told < 2.0
+            await until(other.leads, within_s=LEASE_S - 1, what="the handing over")
+        assert "Traceback" not in one.output
+
+
+async def test_a_leader_whose_lease_is_taken_ends_with_an_error_and_one_line_that_says_why(
+    served: ControlPlane, client: Client, lease: Lease, tmp_path: Path
+) -> None:
+    async with a_replica(served, tmp_path, lease) as replica:
+        await until(replica.leads, what="leadership")
+
+        # Someone else has it: what a leader finds that was suspended for longer than its lease.
+        await client.patch(LEASES, lease.key, {"spec": {"holderIdentity": "someone-else"}})
+        assert await replica.wait(within_s=5) == 1
+        (said,) = [event for event in replica.events() if event["event"] == "operator.leadership_lost"]
+        assert "someone-else" in said["error"]
+        assert "Traceback" not in replica.output
+
+
+async def test_an_operator_without_an_api_server_says_so_in_one_sentence(tmp_path: Path, served: ControlPlane) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(served.kubeconfig.read_text().replace(f":{served.port}", ":1"))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "draco", "operator", "--kubeconfig", str(kubeconfig), "--listen", "127.0.0.1:0"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(30):
+        _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert errors.decode().startswith("Error: cannot reach the API server at https://127.0.0.1:1")
+    assert len(errors.decode().splitlines()) == 1
+
+
+async def test_a_taken_port_is_said_in_one_sentence(
+    served: ControlPlane, lease: Lease, tmp_path: Path, unused_tcp_port: int
+) -> None:
+    server = await asyncio.start_server(lambda _, __: None, "127.0.0.1", unused_tcp_port)
+    async with server:
+        log = tmp_path / "log"
+        with log.open("w") as stream:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "draco", "operator", "--kubeconfig", str(served.kubeconfig)),
+                *("--listen", f"127.0.0.1:{unused_tcp_port}", *lease.options),
+                stderr=stream,
+            )
+        async with asyncio.timeout(30):
+            assert await process.wait() == 1
+    assert f"cannot serve probes and metrics on 127.0.0.1:{unused_tcp_port}" in log.read_text()
+    assert "Traceback" not in log.read_text()
