@@ -5,6 +5,7 @@ trouble on one stays there. What each part does is its own module's business.
 """
 
 import asyncio
+import resource
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 import structlog
 
 from draco.agent.app import AgentSettings, run_agent
+from draco.agent.process import configure_log
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.errors import KubeError
@@ -173,8 +175,12 @@ class SimulatedNode:
 @click.option(
     "--noop-driver", "noop_drivers", multiple=True, help="A driver whose devices need no preparation (may be repeated)."
 )
-def main(kubeconfig: Path | None, noop_drivers: tuple[str, ...], **options: Any) -> None:
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+def main(kubeconfig: Path | None, noop_drivers: tuple[str, ...], log_level: str, **options: Any) -> None:
     """Join simulated GPU nodes to a cluster and keep them running until stopped."""
+    configure_log(log_level)
     nodes = SimulatedNodes(noop_drivers=frozenset(noop_drivers), **options)
     try:
         asyncio.run(_main(nodes, kubeconfig))
@@ -186,6 +192,8 @@ async def _main(nodes: SimulatedNodes, kubeconfig: Path | None) -> None:
     """Run until SIGTERM or SIGINT, then let every node close its sockets."""
     nodes.check()
     boards.board_named(nodes.board)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # a node keeps about ten open
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

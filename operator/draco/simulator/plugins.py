@@ -75,6 +75,7 @@ class Plugins:
         self._known: dict[str, SocketIdentity] = {}
         self._retry_at: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}  # by driver
+        self._looked_at = -1  # the folder's modification time as of the last full look, in ns
 
     async def run(self) -> None:
         """Watch the registry until cancelled; then close every channel."""
@@ -131,24 +132,33 @@ class Plugins:
 
     async def _look(self) -> None:
         """One pass over the registry: forget what left, register what came, notice which drivers are dead."""
-        found = _sockets(self._registry)
-        for name in [name for name in self._known if found.get(name) != self._known[name]]:
-            await self._forget(name)
+        changed_at = self._registry.stat().st_mtime_ns
+        if changed_at != self._looked_at or self._retry_at:
+            await self._compare(_sockets(self._registry))
+            # A file system's clock is coarse: what comes right after this look may bear the same time.
+            settled = self._clock.now().timestamp() - changed_at / 1e9 > 1.0
+            self._looked_at = changed_at if settled else -1
         now = self._clock.monotonic()
-        for name, identity in found.items():
-            if name not in self._known and self._retry_at.get(name, 0.0) <= now:
-                await self._register(name, identity)
         live = {instance.driver for instance in self._instances.values() if _connected(instance.channel)}
         for driver in live:
             self._missing_since.pop(driver, None)
         for driver in self.drivers() - live:
             self._missing_since.setdefault(driver, now)
 
+    async def _compare(self, found: dict[str, SocketIdentity]) -> None:
+        for name in [name for name in self._known if found.get(name) != self._known[name]]:
+            await self._forget(name)
+        self._retry_at = {name: at for name, at in self._retry_at.items() if name in found}
+        now = self._clock.monotonic()
+        for name, identity in found.items():
+            if name not in self._known and self._retry_at.get(name, 0.0) <= now:
+                await self._register(name, identity)
+
     async def _forget(self, name: str) -> None:
         self._known.pop(name, None)
         instance = self._instances.pop(name, None)
         if instance is not None:
-            self._log.info("plugin.unregistered", driver=instance.driver, socket=name)
+            self._log.info("kubelet.plugin_unregistered", driver=instance.driver, socket=name)
             if instance.driver not in self.drivers():
                 self._missing_since.setdefault(instance.driver, self._clock.monotonic())
             await instance.channel.close()
@@ -164,19 +174,19 @@ class Plugins:
                 status = registration_pb2.RegistrationStatus(plugin_registered=not refusal, error=refusal)
                 await unary(channel, REGISTRATION, "NotifyRegistrationStatus")(status, timeout=REGISTRATION_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                self._log.info("plugin.not_answering", socket=name, error=error.details())
+                self._log.info("kubelet.plugin_not_answering", socket=name, error=error.details())
                 return
         self._known[name] = identity
         self._retry_at.pop(name, None)
         if refusal:
-            self._log.warning("plugin.refused", socket=name, error=refusal)
+            self._log.warning("kubelet.plugin_refused", socket=name, error=refusal)
             return
         version = next(version for version in SERVICES if version in info.supported_versions)
         channel = grpc.aio.insecure_channel(f"unix:{info.endpoint}", options=CHANNEL_OPTIONS)
         channel.get_state(try_to_connect=True)
         self._instances[name] = Registration(info.name, version, channel)
         self._missing_since.pop(info.name, None)
-        self._log.info("plugin.registered", driver=info.name, socket=name)
+        self._log.info("kubelet.plugin_registered", driver=info.name, socket=name)
         self._registered(info.name)
 
 
