@@ -4,75 +4,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
 from draco.cluster import ports
-from draco.cluster.process import Processes, start_ticks
+from draco.cluster.process import start_ticks
+from tests.component.cluster.machine import BARE, Machine, until
 
 CONTROL_PLANE = {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}
-BARE = ("--nodes", "0", "--no-operator")
-
-
-class Machine:
-    """One user's clusters, apart from those of whoever runs the tests."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.clusters = home / "draco" / "clusters"
-        self.environ = {**os.environ, "XDG_STATE_HOME": str(home)}
-
-    def draco(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "draco", "cluster", *arguments]
-        return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=120, check=False)
-
-    def must(self, *arguments: str) -> str:
-        done = self.draco(*arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "draco", "cluster", *arguments]
-        return subprocess.Popen(command, env=self.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def pids(self, name: str) -> dict[str, tuple[int, int]]:
-        return {each.name: (each.pid, each.start_ticks) for each in Processes(self.clusters / name).records()}
-
-    def mentioned(self) -> list[str]:
-        """Command lines of all processes that know this machine's folder by argument or environment."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-                continue
-            try:
-                known = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if os.fsencode(self.home) in known:
-                found.append(known.replace(b"\0", b" ")[:200].decode(errors="replace"))
-        return found
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    used = Machine(tmp_path)
-    yield used
-    if used.clusters.exists():
-        for folder in used.clusters.iterdir():
-            if folder.is_dir():
-                Processes(folder).stop_strays()
-
-
-def until(condition: Callable[[], object], *, within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
 
 
 def all_gone(pids: dict[str, tuple[int, int]]) -> bool:

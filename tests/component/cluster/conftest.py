@@ -1,0 +1,19 @@
+"""A machine of its own for each test."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from draco.cluster.process import Processes
+from tests.component.cluster.machine import Machine
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    used = Machine(tmp_path)
+    yield used
+    if used.clusters.exists():
+        for folder in used.clusters.iterdir():
+            if folder.is_dir():
+                Processes(folder).stop_strays()
