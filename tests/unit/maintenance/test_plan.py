@@ -320,11 +320,13 @@ class Convergence(RuleBasedStateMachine):
         self.requests: dict[str, DeviceMaintenance] = {}
         self.uids: set[str] = set()
 
-    @initialize()
-    def two_requests(self) -> None:
+    @initialize(published=st.sets(st.sampled_from(DEVICES)), writes=st.sampled_from([0, 3, 1000]))
+    def two_requests(self, published: set[DeviceKey], writes: int) -> None:
+        self.published |= published
         for request in (a_maintenance("node", pool="node-1"), a_maintenance("driver", driver=NVIDIA_DRIVER)):
             self.requests[request.metadata.uid] = msgspec.structs.replace(request, status=type(request.status)())
             self.uids.add(request.metadata.uid)
+            self.reconcile(request.metadata.uid, writes)
 
     @rule(device=st.sampled_from(DEVICES))
     def publish(self, device: DeviceKey) -> None:
@@ -372,7 +374,7 @@ class Convergence(RuleBasedStateMachine):
             spec = msgspec.structs.replace(self.stored[name].spec, device_selector=DeviceTaintSelector(pool="other"))
             self.stored[name] = msgspec.structs.replace(self.stored[name], spec=spec)
 
-    @rule(writes=st.integers(0, 4), uid=st.integers(0, 1))
+    @rule(writes=st.sampled_from([1, 2, 3, 4, 1000]), uid=st.integers(0, 1))
     def reconcile_and_die(self, writes: int, uid: int) -> None:
         self.reconcile(sorted(self.uids)[uid], writes)
 
@@ -439,4 +441,4 @@ class Convergence(RuleBasedStateMachine):
 
 
 TestConvergence = Convergence.TestCase
-TestConvergence.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestConvergence.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
