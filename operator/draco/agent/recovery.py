@@ -100,7 +100,7 @@ def converge(record: Checkpoint, cdi: CdiFolder, *, gpus: Sequence[Gpu] | None, 
     trusted = by_uuid is not None or not rebooted
     current = [_with_minors(claim, by_uuid) for claim in kept]
     boot = boot_id if trusted else record.boot_id
-    if list(record.claims.values()) != current or (current and record.boot_id != boot):
+    if list(record.claims.values()) != current or record.boot_id != boot:
         record.replace(current, boot_id=boot)
     if not trusted:
         return Converged(undone=undone, swept=cdi.sweep([]), rebooted=True)

@@ -158,6 +158,7 @@ def test_a_broken_driver_is_the_trouble_of_the_node(
 
 def test_after_a_driver_reload_the_session_can_be_opened_again(nvml: Nvml, path: Path) -> None:
     before = nvml.gpus()
+    list(nvml.wait_events(0))
     faults.reload_driver(path)
     with pytest.raises(DriverReloaded):
         nvml.gpus()
@@ -170,6 +171,18 @@ def test_after_a_driver_reload_the_session_can_be_opened_again(nvml: Nvml, path:
     list(nvml.wait_events(0))
     faults.xid(path, 0, 31)
     assert [event.data for event in nvml.wait_events(LONG_MS)] == [31]
+
+
+def test_a_reload_half_way_through_reading_is_no_fault_of_a_gpu(path: Path) -> None:
+    def count_then_reload() -> int:
+        faults.reload_driver(path)
+        return 8
+
+    nvml = Nvml(Overriding(path, nvmlDeviceGetCount=count_then_reload))
+    nvml.open()
+    with pytest.raises(DriverReloaded):
+        nvml.gpus()
+    assert nvml.unidentified() == ()
 
 
 def test_closing_twice_or_without_opening_is_fine(path: Path) -> None:

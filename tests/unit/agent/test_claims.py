@@ -1,0 +1,424 @@
+"""Preparing and giving up on a folder: what is refused, what a full disk leaves, what CDI specs say, and recovery at start."""
+
+import errno
+import json
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from draco.agent import cdi, checkpoint, recovery
+from draco.agent.cdi import CdiFolder, NodeFiles
+from draco.agent.checkpoint import Checkpoint, ClaimState
+from draco.agent.errors import CheckpointDamaged, PrepareError
+from draco.agent.files import LocalFiles
+from draco.agent.gpus import Gpu
+from draco.agent.prepare import ClaimDesk
+from draco.resources.claims import (
+    AllocatedDeviceStatus,
+    DeviceAllocationConfiguration,
+    OpaqueConfiguration,
+    ResourceClaim,
+)
+from draco.resources.meta import Condition
+from draco.resources.names import NVIDIA_DRIVER, ClaimUid
+from tests.builders import a_claim, a_gpu
+
+GPUS = {f"gpu-{minor}": a_gpu(minor) for minor in range(3)}
+BOOT = "this boot"
+
+
+class FullDisk(LocalFiles):
+    """Refuses to write files whose path contains one of the words in `refused`."""
+
+    def __init__(self) -> None:
+        self.refused: set[str] = set()
+
+    def write(self, path: Path, content: bytes) -> None:
+        if any(word in str(path) for word in self.refused):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        super().write(path, content)
+
+
+class Desk:
+    """The claim keeping of one node on a folder; a new one on the same folder is a restart."""
+
+    def __init__(
+        self, folder: Path, *, boot: str = BOOT, gpus: list[Gpu] | None = None, known: bool = True, **node: Any
+    ) -> None:
+        self.files = FullDisk()
+        self.path = folder / "state" / "checkpoint.json"
+        self.cdi_dir = folder / "cdi"
+        self.cdi = CdiFolder(self.cdi_dir, self.files, driver=NVIDIA_DRIVER, node=NodeFiles(**node))
+        self.record = Checkpoint(self.path, self.files, boot_id="")
+        self.desk = ClaimDesk(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0")
+        found = recovery.read_record(self.path, self.files)
+        assert isinstance(found, checkpoint.Loaded)
+        self.record.restore(found)
+        seen = list(GPUS.values()) if gpus is None else gpus
+        self.converged = recovery.converge(self.record, self.cdi, gpus=seen if known else None, boot_id=boot)
+
+    def prepare(self, claim: ResourceClaim) -> list[str]:
+        return [device.device for device in self.desk.prepare(claim, GPUS).devices]
+
+    def spec(self, claim: ResourceClaim) -> Any:
+        return json.loads(self.cdi.path(uid(claim)).read_text())
+
+    def specs(self) -> list[str]:
+        return sorted(path.name for path in self.cdi_dir.iterdir()) if self.cdi_dir.exists() else []
+
+
+def uid(claim: ResourceClaim) -> ClaimUid:
+    return ClaimUid(claim.metadata.uid)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+ONE = a_claim("one", on=["node-0/gpu-0"])
+TWO = a_claim("two", on=["node-0/gpu-1", "node-0/gpu-2"])
+SAME = a_claim("same", on=["node-0/gpu-0"])
+
+
+# Preparing
+
+
+def test_preparing_again_gives_the_same_devices_and_writes_nothing(desk: Desk) -> None:
+    assert desk.prepare(TWO) == ["gpu-1", "gpu-2"]
+    before = [path.stat().st_mtime_ns for path in (desk.path, desk.cdi.path(uid(TWO)))]
+    assert desk.prepare(TWO) == ["gpu-1", "gpu-2"]
+    assert [path.stat().st_mtime_ns for path in (desk.path, desk.cdi.path(uid(TWO)))] == before
+
+
+def test_a_device_is_never_given_to_two_claims(desk: Desk) -> None:
+    desk.prepare(ONE)
+    with pytest.raises(
+        PrepareError, match=r"default/same was allocated gpu-0, .* still prepared for claim default/one"
+    ):
+        desk.prepare(SAME)
+    assert len(desk.specs()) == 1
+    desk.desk.unprepare(uid(ONE))
+    assert desk.prepare(SAME) == ["gpu-0"]
+
+
+def test_the_same_hardware_under_another_name_is_still_taken(desk: Desk) -> None:
+    desk.prepare(ONE)
+    renamed = {"gpu-7": GPUS["gpu-0"]}
+    with pytest.raises(PrepareError, match="still prepared for claim default/one"):
+        desk.desk.prepare(a_claim("other", on=["node-0/gpu-7"]), renamed)
+
+
+def test_administrative_access_shares_a_device_in_both_orders(desk: Desk) -> None:
+    desk.prepare(ONE)
+    assert desk.prepare(a_claim("admin", on=["node-0/gpu-0"], admin_access=True)) == ["gpu-0"]
+    desk.desk.unprepare(uid(ONE))
+    assert desk.prepare(SAME) == ["gpu-0"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "sentence"),
+    [
+        (a_claim("c"), "default/c is not allocated"),
+        (a_claim("c", on=["gpu.example.com/node-0/gpu-0"]), "has no device of driver gpu.nvidia.com"),
+        (a_claim("c", on=["node-1/gpu-0"]), "of pool node-1, but this node's pool is node-0"),
+        (a_claim("c", on=["node-0/gpu-9"]), r"gpu-9, which this node does not have \(it has: gpu-0, gpu-1, gpu-2\)"),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused_with_a_reason(desk: Desk, claim: ResourceClaim, sentence: str) -> None:
+    with pytest.raises(PrepareError, match=sentence):
+        desk.prepare(claim)
+    assert desk.specs() == []
+    assert not desk.record.claims
+
+
+def test_devices_of_other_drivers_in_the_claim_are_left_to_them(desk: Desk) -> None:
+    assert desk.prepare(a_claim("mixed", on=["gpu.example.com/node-0/nic-0", "node-0/gpu-1"])) == ["gpu-1"]
+
+
+def test_a_request_is_named_without_its_alternative(desk: Desk) -> None:
+    claim = a_claim("c", on=["node-0/gpu-0"])
+    allocation = claim.status.allocation
+    assert allocation
+    [result] = allocation.devices.results
+    chosen = msgspec.structs.replace(result, request="gpu/large")
+    devices = msgspec.structs.replace(allocation.devices, results=[chosen])
+    status = msgspec.structs.replace(claim.status, allocation=msgspec.structs.replace(allocation, devices=devices))
+    prepared = desk.desk.prepare(msgspec.structs.replace(claim, status=status), GPUS)
+    assert [device.request for device in prepared.devices] == ["gpu"]
+
+
+def test_a_claim_whose_allocation_changed_is_not_answered_with_its_old_devices(desk: Desk) -> None:
+    desk.prepare(ONE)
+    with pytest.raises(PrepareError, match="is prepared with gpu-0, but that is no longer its allocation"):
+        desk.prepare(a_claim("one", on=["node-0/gpu-1"]))
+
+
+def configured(parameters: Any) -> ResourceClaim:
+    allocation = ONE.status.allocation
+    assert allocation
+    config = DeviceAllocationConfiguration(
+        source="FromClaim", opaque=OpaqueConfiguration(driver=NVIDIA_DRIVER, parameters=parameters)
+    )
+    devices = msgspec.structs.replace(allocation.devices, config=[config])
+    status = msgspec.structs.replace(ONE.status, allocation=msgspec.structs.replace(allocation, devices=devices))
+    return msgspec.structs.replace(ONE, status=status)
+
+
+def test_configuration_that_would_be_ignored_is_refused(desk: Desk) -> None:
+    for sharing in ({"strategy": "MPS"}, {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}):
+        with pytest.raises(PrepareError, match=r"GpuConfig .* which this agent does not support"):
+            desk.prepare(configured({"kind": "GpuConfig", "sharing": sharing}))
+    assert desk.prepare(configured({"kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}})) == ["gpu-0"]
+
+
+# Giving up
+
+
+def test_giving_up_needs_only_the_uid_and_twice_is_fine(desk: Desk) -> None:
+    desk.prepare(ONE)
+    assert desk.desk.unprepare(uid(ONE)) is not None
+    assert desk.desk.unprepare(uid(ONE)) is None
+    assert desk.specs() == []
+    assert not desk.record.claims
+
+
+# A full disk
+
+
+@pytest.mark.parametrize("full", ["/cdi/", "/state/"])
+def test_a_full_disk_is_one_sentence_leaves_nothing_and_passes(tmp_path: Path, full: str) -> None:
+    desk = Desk(tmp_path)
+    desk.files.refused.add(full)
+    with pytest.raises(PrepareError, match=r"default/one cannot be .*: No space left on device .*; make room"):
+        desk.prepare(ONE)
+    assert desk.specs() == []
+    assert not desk.record.claims
+    desk.files.refused.clear()
+    assert desk.prepare(SAME) == ["gpu-0"]
+
+
+def test_a_claim_survives_a_disk_too_full_to_give_it_up(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.prepare(ONE)
+    desk.files.refused.add("/state/")
+    with pytest.raises(PrepareError, match="cannot be given up: No space left"):
+        desk.desk.unprepare(uid(ONE))
+    desk.files.refused.clear()
+    assert Desk(tmp_path).prepare(ONE) == ["gpu-0"]
+
+
+@contextmanager
+def files_of_at_most(count: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    files, path = LocalFiles(), tmp_path / "file"
+    files.write(path, b"before")
+    with files_of_at_most(1000), pytest.raises(OSError, match="File too large"):
+        files.write(path, b"x" * 5000)
+    assert path.read_bytes() == b"before"
+    assert files.names(tmp_path) == ["file"]
+
+
+# CDI specs
+
+
+def test_each_device_has_its_own_edits_so_that_a_container_gets_only_its_requests(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    desk = Desk(tmp_path, device_root=tmp_path)
+    desk.prepare(TWO)
+    spec = desk.spec(TWO)
+    root = str(tmp_path)
+    assert spec == {
+        "cdiVersion": "0.5.0",
+        "kind": "k8s.gpu.nvidia.com/claim",
+        "devices": [
+            {
+                "name": f"gpu-{minor}-{uid(TWO)}",
+                "containerEdits": {
+                    "env": [f"DRACO_DEVICE_GPU_{minor}={GPUS[f'gpu-{minor}'].uuid}"],
+                    "deviceNodes": [{"path": f"/dev/nvidia{minor}", "hostPath": f"{root}/dev/nvidia{minor}"}],
+                },
+            }
+            for minor in (1, 2)
+        ],
+        "containerEdits": {
+            "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+            "deviceNodes": [
+                {"path": f"/dev/{name}", "hostPath": f"{root}/dev/{name}"} for name in ("nvidiactl", "nvidia-uvm")
+            ],
+        },
+    }
+
+
+def test_on_a_real_node_the_spec_needs_only_the_oldest_version(desk: Desk) -> None:
+    desk.prepare(ONE)
+    spec = desk.spec(ONE)
+    assert spec["cdiVersion"] == "0.3.0"
+    assert spec["devices"][0]["containerEdits"]["deviceNodes"] == [{"path": "/dev/nvidia0"}]
+
+
+def test_a_device_that_a_claim_got_twice_is_in_its_spec_once(desk: Desk) -> None:
+    desk.prepare(a_claim("c", on=["node-0/gpu-0", "node-0/gpu-0"], admin_access=True))
+    assert len(desk.spec(a_claim("c"))["devices"]) == 1
+
+
+def test_driver_libraries_are_mounted_from_where_the_host_has_them(tmp_path: Path) -> None:
+    for name in ("libcuda.so.1", "libcuda.so.580.95.05", "libnvidia-ml.so.1", "libc.so.6", "libnvidia-ml.so"):
+        (tmp_path / name).touch()
+    desk = Desk(tmp_path, library_folder=Path("/usr/lib/nvidia"), library_view=tmp_path)
+    desk.prepare(ONE)
+    mounts = desk.spec(ONE)["containerEdits"]["mounts"]
+    assert {(one["hostPath"], one["containerPath"]) for one in mounts} == {
+        (f"/usr/lib/nvidia/{name}", f"/usr/local/nvidia/lib64/{name}")
+        for name in ("libcuda.so.1", "libcuda.so.580.95.05", "libnvidia-ml.so.1")
+    }
+    assert all("ro" in one["options"] for one in mounts)
+
+
+def test_files_of_others_in_the_cdi_folder_are_never_touched(tmp_path: Path) -> None:
+    folder = tmp_path / "cdi"
+    folder.mkdir()
+    others = ["k8s.gpu.nvidia.com-claim_1.yaml", "draco-gpu.example.com-1.json", "draco-gpu.nvidia.com-notes.txt"]
+    for name in others:
+        (folder / name).touch()
+    (folder / "draco-gpu.nvidia.com-orphan.json").touch()
+    (folder / "draco-gpu.nvidia.com-half.json.tmp").touch()
+    desk = Desk(tmp_path)
+    assert desk.specs() == sorted(others)
+    assert desk.converged.swept == ["orphan"]
+
+
+# The record
+
+
+def test_the_record_survives_a_restart(tmp_path: Path) -> None:
+    Desk(tmp_path).prepare(TWO)
+    again = Desk(tmp_path)
+    [claim] = again.record.claims.values()
+    assert (str(claim), claim.state, [device.device for device in claim.devices]) == (
+        "default/two",
+        ClaimState.PREPARED,
+        ["gpu-1", "gpu-2"],
+    )
+    assert again.converged == recovery.Converged()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: content.replace(b"gpu-0", b"gpu-1"),
+        lambda content: content.replace(b'"version":1', b'"version":99'),
+        lambda _: b"",
+        lambda _: b"\0" * 100,
+    ],
+)
+def test_a_damaged_record_is_set_aside_not_believed(tmp_path: Path, damage: Any) -> None:
+    desk = Desk(tmp_path)
+    desk.prepare(ONE)
+    content = damage(desk.path.read_bytes())
+    for number in (1, 2):
+        desk.path.write_bytes(content)
+        with pytest.raises(CheckpointDamaged):
+            checkpoint.load(desk.path, desk.files)
+        found = recovery.read_record(desk.path, desk.files)
+        assert isinstance(found, recovery.Damaged)
+        assert found.moved_to == desk.path.with_name(f"checkpoint.json.corrupt-{number}")
+        assert found.moved_to.read_bytes() == content
+
+
+def ready(claim: ResourceClaim) -> ResourceClaim:
+    allocation = claim.status.allocation
+    assert allocation
+    entries = [
+        AllocatedDeviceStatus(
+            driver=one.driver, pool=one.pool, device=one.device, conditions=[Condition(type="Ready", status="True")]
+        )
+        for one in allocation.devices.results
+    ]
+    return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, devices=entries))
+
+
+def test_a_lost_record_is_rebuilt_from_specs_and_from_what_claims_say() -> None:
+    claims = [
+        ready(ONE),
+        TWO,
+        a_claim("never-prepared", on=["node-0/gpu-2"]),
+        ready(a_claim("elsewhere", on=["node-1/gpu-0"])),
+        a_claim("pending"),
+    ]
+    found = recovery.rebuilt(claims, driver=NVIDIA_DRIVER, pool="node-0", gpus=GPUS, with_spec=[uid(TWO)])
+    assert [(claim.name, claim.state) for claim in found] == [
+        ("one", ClaimState.PREPARED),
+        ("two", ClaimState.PREPARED),
+    ]
+
+
+# Reboots and moving GPUs
+
+
+def moved_to(gpu: Gpu, minor: int) -> Gpu:
+    return msgspec.structs.replace(gpu, minor=minor)
+
+
+def test_after_a_reboot_the_specs_are_written_again(tmp_path: Path) -> None:
+    before = Desk(tmp_path)
+    before.prepare(ONE)
+    written = before.spec(ONE)
+    before.cdi.path(uid(ONE)).unlink()
+    after = Desk(tmp_path, boot="next boot")
+    assert after.converged.rebooted
+    assert after.spec(ONE) == written
+    assert not Desk(tmp_path, boot="next boot").converged.rebooted
+
+
+def test_a_claim_follows_its_gpu_to_its_new_minor_number(tmp_path: Path) -> None:
+    Desk(tmp_path).prepare(ONE)
+    moved = moved_to(a_gpu(0), 5)
+    after = Desk(tmp_path, boot="next boot", gpus=[moved, moved_to(a_gpu(1), 0)])
+    assert after.spec(ONE)["devices"][0]["containerEdits"]["deviceNodes"] == [{"path": "/dev/nvidia5"}]
+
+
+def test_after_a_reboot_no_spec_is_written_from_memory_before_the_gpus_are_known(tmp_path: Path) -> None:
+    Desk(tmp_path).prepare(ONE)
+    blind = Desk(tmp_path, boot="next boot", known=False)
+    assert blind.specs() == []
+    assert Desk(tmp_path, boot="next boot", known=False).specs() == []
+    assert Desk(tmp_path, boot="next boot", gpus=[moved_to(a_gpu(0), 5)]).spec(ONE)["devices"][0]["containerEdits"][
+        "deviceNodes"
+    ] == [{"path": "/dev/nvidia5"}]
+
+
+def test_in_the_same_boot_a_restart_without_nvml_keeps_specs(tmp_path: Path) -> None:
+    Desk(tmp_path).prepare(ONE)
+    assert len(Desk(tmp_path, known=False).specs()) == 1
+
+
+def test_a_claim_whose_gpu_is_lost_is_kept_but_not_given_another_gpu(tmp_path: Path) -> None:
+    Desk(tmp_path).prepare(ONE)
+    same_boot = Desk(tmp_path, gpus=[a_gpu(1)])
+    assert same_boot.converged.without_gpu == [uid(ONE)]
+    assert len(same_boot.specs()) == 1
+    next_boot = Desk(tmp_path, boot="next boot", gpus=[moved_to(a_gpu(1), 0)])
+    assert next_boot.specs() == []
+    assert uid(ONE) in next_boot.record.claims
+
+
+def test_the_variable_of_a_device_is_a_legal_name() -> None:
+    assert cdi.variable("gpu-0-mig-1g.10gb") == "DRACO_DEVICE_GPU_0_MIG_1G_10GB"
