@@ -5,9 +5,10 @@ against it. Sources: NVIDIA's MIG user guide for names, counts and placements; l
 `-lgipp` that people published for ids, memory, multiprocessors and engines. What neither shows is marked "estimated".
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import IntEnum
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -61,11 +62,46 @@ class CiProfile(msgspec.Struct, frozen=True):
     multiprocessors: int
 
 
+_ENGINES = ("multiprocessors", "copy_engines", "decoders", "encoders", "jpegs", "ofas")
+
+
+class Placed(NamedTuple):
+    """A GPU instance that exists: what it is and where it starts, in memory units."""
+
+    profile: GiProfile
+    start: int
+
+    @property
+    def units(self) -> range:
+        """The memory units it takes."""
+        return range(self.start, self.start + self.profile.size)
+
+
 class MigTable(msgspec.Struct, frozen=True, kw_only=True):
     """All GPU instance profiles of one board."""
 
     units: int  # memory units; placements are start:size in these
     profiles: tuple[GiProfile, ...]
+
+    @property
+    def whole(self) -> GiProfile:
+        """The profile that takes the whole board; it has all its engines."""
+        return max(self.profiles, key=lambda profile: (profile.size, profile.ofas))
+
+    def free_starts(self, profile: GiProfile, existing: Collection[Placed]) -> list[int]:
+        """Where one more instance of a profile could be made: free units, and enough engines left."""
+        limits = ((getattr(self.whole, name), getattr(profile, name), name) for name in _ENGINES)
+        if any(own and total - sum(getattr(p.profile, name) for p in existing) < own for total, own, name in limits):
+            return []
+        taken = {unit for instance in existing for unit in instance.units}
+        return [start for start in profile.starts if taken.isdisjoint(Placed(profile, start).units)]
+
+    def room_for(self, profile: GiProfile, existing: Collection[Placed]) -> int:
+        """How many more instances of a profile could be made beside those that exist."""
+        beside = list(existing)
+        while starts := self.free_starts(profile, beside):
+            beside.append(Placed(profile, starts[0]))
+        return len(beside) - len(existing)
 
     def by_kind(self, kind: int) -> GiProfile | None:
         """The profile of an NVML enumeration value, if this board has it."""

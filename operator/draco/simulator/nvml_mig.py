@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 
 from draco.simulator.boards import Architecture
-from draco.simulator.boards_mig import GiProfile, MigTable
+from draco.simulator.boards_mig import GiProfile, MigTable, Placed
 from draco.simulator.nvml_session import Session, board_of, invalid_argument, not_supported, pointed
 from draco.simulator.state import GpuState, NodeState
 
@@ -99,15 +99,7 @@ class Mig:
         gpu = self._session.gpu(device)
         profile = _profile(gpu, profileId)
         _enabled(gpu)
-        taken = {unit for instance in gpu.instances for unit in range(instance.start, instance.start + instance.size)}
-        free = 0
-        for start in profile.starts:
-            units = set(range(start, start + profile.size))
-            if not units & taken:
-                taken |= units
-                free += 1
-        existing = sum(instance.profile_id == profileId for instance in gpu.instances)
-        return min(free, profile.max_instances - existing)
+        return _table(gpu).room_for(profile, _placed(gpu))
 
     def nvmlDeviceGetGpuInstances(self, device: Any, profileId: int, gpuInstancesRef: Any, countRef: Any) -> int:
         """Instances of a profile. None can be made yet, so the answer is always an empty list."""
@@ -179,6 +171,10 @@ def _profile(gpu: GpuState, profile_id: int) -> GiProfile:
     if found is None:
         raise invalid_argument()
     return found
+
+
+def _placed(gpu: GpuState) -> list[Placed]:
+    return [Placed(_profile(gpu, instance.profile_id), instance.start) for instance in gpu.instances]
 
 
 def _filled(info: Any, profile: GiProfile) -> Any:

@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from draco.simulator.boards import BOARDS, Architecture, Board, board_named
-from draco.simulator.boards_mig import GiProfile, MigTable, ci_profiles
+from draco.simulator.boards_mig import GiProfile, MigTable, Placed, ci_profiles
 
 ALL = [pytest.param(board, id=key) for key, board in BOARDS.items()]
 PARTITIONABLE = [(board, board.mig) for board in BOARDS.values() if board.mig is not None]
@@ -16,10 +18,6 @@ PROFILES = [
 ]
 TABLES = [pytest.param(board, table, id=board.key) for board, table in PARTITIONABLE]
 RESOURCES = ("multiprocessors", "copy_engines", "decoders", "encoders", "jpegs", "ofas")
-
-
-def _whole(table: MigTable) -> GiProfile:
-    return max(table.profiles, key=lambda profile: profile.size)
 
 
 def _most_side_by_side(profile: GiProfile) -> int:
@@ -73,7 +71,7 @@ def test_no_two_profiles_of_a_board_share_an_enum_an_id_or_a_name(board: Board, 
 
 @pytest.mark.parametrize(("board", "table"), TABLES)
 def test_one_profile_takes_the_whole_board(board: Board, table: MigTable) -> None:
-    whole = _whole(table)
+    whole = table.whole
     assert (whole.size, whole.starts, whole.max_instances) == (table.units, (0,), 1)
 
 
@@ -85,14 +83,14 @@ def test_placements_lie_within_the_units_of_the_board(board: Board, table: MigTa
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
 def test_as_many_instances_fit_as_units_and_engines_allow(board: Board, table: MigTable, profile: GiProfile) -> None:
-    whole = _whole(table)
+    whole = table.whole
     limits = [getattr(whole, name) // getattr(profile, name) for name in RESOURCES if getattr(profile, name)]
     assert profile.max_instances == min([_most_side_by_side(profile), *limits])
 
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
 def test_all_instances_of_a_profile_fit_into_the_memory(board: Board, table: MigTable, profile: GiProfile) -> None:
-    assert profile.max_instances * profile.memory_mib <= _whole(table).memory_mib <= board.memory_mib
+    assert profile.max_instances * profile.memory_mib <= table.whole.memory_mib <= board.memory_mib
 
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
@@ -113,3 +111,58 @@ def test_compute_instances_never_outgrow_their_gpu_instance(board: Board, table:
         assert ci.slices * ci.max_instances <= profile.slices
         assert ci.multiprocessors * ci.max_instances <= profile.multiprocessors
     assert ci_profiles(profile)[-1].slices == profile.slices
+
+
+def _layouts(table: MigTable, profiles: list[GiProfile]) -> set[frozenset[Placed]]:
+    """Every set of instances that can exist at once, the empty one included."""
+    reached: set[frozenset[Placed]] = {frozenset()}
+    frontier = [frozenset[Placed]()]
+    while frontier:
+        layout = frontier.pop()
+        for profile in profiles:
+            for start in table.free_starts(profile, layout):
+                larger = layout | {Placed(profile, start)}
+                if larger not in reached:
+                    reached.add(larger)
+                    frontier.append(larger)
+    return reached
+
+
+def _maximal(table: MigTable, profiles: list[GiProfile]) -> int:
+    layouts = _layouts(table, profiles)
+    return sum(not any(table.free_starts(profile, layout) for profile in profiles) for layout in layouts)
+
+
+@pytest.mark.parametrize(("board", "table"), [param for param in TABLES if param.values[1].units == 8])
+def test_seven_slice_boards_have_the_layouts_that_nvidia_publishes(board: Board, table: MigTable) -> None:
+    plain = [profile for profile in table.profiles if not profile.name.endswith("+me")]
+    single = [profile for profile in plain if profile.id != 15]  # without the 1g that has double memory
+    assert _maximal(table, single) == 19  # the user guide's diagram shows as many
+    assert len(_layouts(table, plain)) == 723
+    assert (
+        len({frozenset(unit for placed in layout for unit in placed.units) for layout in _layouts(table, plain)}) == 192
+    )
+
+
+@pytest.mark.parametrize(("board", "table"), TABLES)
+@given(data=st.data())
+def test_filling_a_gpu_never_takes_more_than_it_has(board: Board, table: MigTable, data: st.DataObject) -> None:
+    existing: list[Placed] = []
+    while choices := [Placed(p, start) for p in table.profiles for start in table.free_starts(p, existing)]:
+        existing.append(data.draw(st.sampled_from(choices)))
+    units = [unit for placed in existing for unit in placed.units]
+    assert len(units) == len(set(units)) <= table.units
+    assert sum(placed.profile.memory_mib for placed in existing) <= board.memory_mib
+    for name in RESOURCES:
+        assert sum(getattr(placed.profile, name) for placed in existing) <= getattr(table.whole, name)
+    for profile in table.profiles:
+        assert sum(placed.profile == profile for placed in existing) <= profile.max_instances
+        assert table.room_for(profile, existing) == 0
+
+
+def test_only_profiles_without_engines_fit_beside_the_one_that_takes_them_all() -> None:
+    table = board_named("RTX-PRO-6000").mig
+    assert table is not None
+    taker = next(profile for profile in table.profiles if profile.name == "1g.24gb+me.all")
+    beside = {profile.name for profile in table.profiles if table.free_starts(profile, [Placed(taker, 0)])}
+    assert beside == {"1g.24gb-me", "2g.48gb-me"}

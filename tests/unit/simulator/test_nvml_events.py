@@ -136,7 +136,7 @@ def test_waiting_costs_no_processor_time(nvml: SimulatedNvml) -> None:
     before = time.process_time()
     with pytest.raises(pynvml.NVMLError_Timeout):
         nvml.nvmlEventSetWait_v2(events, 300)
-    assert time.process_time() - before < 0.03
+    assert time.process_time() - before < 0.1  # a busy loop would take all of the 0.3 s
 
 
 def test_a_lost_gpu_sends_its_xid_first_and_ends_the_wait_then(nvml: SimulatedNvml, path: Path) -> None:
