@@ -265,7 +265,7 @@ class FaultProxy:
         async with self._session.request(
             request.method,
             self._upstream.server + request.path_qs,
-            data=await request.read(),
+            data=await request.read() or None,
             headers={**kept, "Accept-Encoding": "identity"},
         ) as upstream:
             response = web.StreamResponse(status=upstream.status)

@@ -36,7 +36,11 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     dra: bool
     """resource.k8s.io/v1 is served."""
     taint_rules: Kind[DeviceTaintRule] | None
-    """The newest DeviceTaintRule that is served."""
+    """The newest DeviceTaintRule that is served.
+
+    An API server that serves it stores rules even when their feature gate is off; whether the scheduler acts on a rule shows
+    only in what the scheduler does.
+    """
     partitionable_devices: bool | None
     """Shared counters are kept."""
     binding_conditions: bool | None

@@ -1,0 +1,203 @@
+"""From kubeconfig files to a connection, and the one sentence for each way that fails."""
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from draco.kube.connection import environment_proxy
+from draco.kube.errors import KubeconfigError
+from draco.kube.kubeconfig import connect, current_namespace
+
+
+def a_kubeconfig(
+    path: Path, *, server: str = "http://127.0.0.1:1", name: str = "one", user: dict[str, Any] | None = None,
+    cluster: dict[str, Any] | None = None, current: str | None = "", namespace: str = "",
+) -> Path:  # fmt: skip
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": name if current == "" else current,
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": namespace}}],
+        "clusters": [{"name": name, "cluster": {"server": server, **(cluster or {})}}],
+        "users": [{"name": name, "user": user or {}}],
+    }
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+async def server_of(path: Path | None = None, context: str | None = None) -> str:
+    async with await connect(path, context) as connection:
+        return connection.server
+
+
+async def test_a_named_file_is_used(tmp_path: Path) -> None:
+    assert await server_of(a_kubeconfig(tmp_path / "config", server="http://here:1/")) == "http://here:1"
+
+
+async def test_a_context_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = a_kubeconfig(tmp_path / "one", name="one", server="http://one", namespace="first")
+    two = a_kubeconfig(tmp_path / "two", name="two", server="http://two")
+    monkeypatch.setenv("KUBECONFIG", f"{one}:{tmp_path / 'absent'}:{two}")
+    assert await server_of() == "http://one"
+    assert await server_of(context="two") == "http://two"
+    assert current_namespace() == "first"
+    assert current_namespace(context="two") == "default"
+
+
+async def test_of_two_files_that_name_the_same_the_first_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = a_kubeconfig(tmp_path / "one", server="http://first", current=None)
+    second = a_kubeconfig(tmp_path / "two", server="http://second")
+    monkeypatch.setenv("KUBECONFIG", f"{first}:{second}")
+    assert await server_of() == "http://first"
+
+
+async def test_the_file_in_the_home_folder_is_the_default(tmp_path: Path) -> None:
+    folder = tmp_path / "home" / ".kube"
+    folder.mkdir(parents=True)
+    a_kubeconfig(folder / "config", server="http://home")
+    assert await server_of() == "http://home"
+
+
+async def test_files_are_found_beside_the_kubeconfig_that_names_them(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    path = a_kubeconfig(tmp_path / "config", user={"tokenFile": "token", "token": "old"})
+    async with await connect(path) as connection:
+        assert await connection._credentials.authorization() == "Bearer secret"
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no current context": ({"current": None}, "has no current-context"),
+    "an unknown context": ({"current": "gone"}, r"has no context 'gone' \(there is: one\)"),
+    "no server": ({"server": ""}, "names no cluster with a server"),
+    "a certificate that is not base64": (
+        {"server": "https://a", "cluster": {"certificate-authority-data": "%%"}}, "is not base64",
+    ),
+    "a certificate that is not PEM": (
+        {"server": "https://a", "cluster": {"certificate-authority-data": base64.b64encode(b"x").decode()}},
+        "not valid PEM",
+    ),
+    "an authority that is not there": (
+        {"server": "https://a", "cluster": {"certificate-authority": "absent.crt"}},
+        "cannot read the certificate-authority that the kubeconfig names, .*absent.crt: No such file",
+    ),
+    "verification switched off": (
+        {"server": "https://a", "cluster": {"insecure-skip-tls-verify": True}}, "switches off TLS verification",
+    ),
+    "an exec plugin that is not there": (
+        {"user": {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/absent/plugin"}}},
+        "the credential plugin of context 'one' failed: .*No such file",
+    ),
+    "an exec plugin that fails": (
+        {"user": {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "false"}}},
+        "the credential plugin of context 'one' failed: .*returned 1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_what_is_wrong_with_a_kubeconfig_is_one_sentence(tmp_path: Path, case: str) -> None:
+    options, expected = BAD[case]
+    path = a_kubeconfig(tmp_path / "config", **options)
+    with pytest.raises(KubeconfigError, match=expected) as caught:
+        await connect(path)
+    assert "\n" not in str(caught.value).strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", "it is empty"), ("- a", "it is not a mapping"), ("{", "it is not YAML"), ("contexts: [{}]", "'contexts'")],
+)
+async def test_a_file_that_is_no_kubeconfig_is_called_that(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+    with pytest.raises(KubeconfigError, match=expected):
+        await connect(path)
+
+
+async def test_a_missing_file_comes_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(KubeconfigError, match=r"no kubeconfig at .*absent: name one with --kubeconfig"):
+        await connect(tmp_path / "absent")
+    with pytest.raises(KubeconfigError, match=r"/home/\.kube/config"):
+        await connect()
+
+
+PLUGIN = """\
+import json, pathlib, sys
+runs = pathlib.Path(sys.argv[1])
+count = int(runs.read_text()) + 1 if runs.exists() else 1
+runs.write_text(str(count))
+print(json.dumps({
+    "apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+    "status": {"token": f"token-{count}", **json.loads(sys.argv[2])},
+}))
+"""
+
+
+def a_plugin(tmp_path: Path, **status: str) -> tuple[Path, Path]:
+    """A kubeconfig with an exec plugin that returns token-1, token-2, ..., and where it counts its runs."""
+    script, runs = tmp_path / "plugin.py", tmp_path / "runs"
+    script.write_text(PLUGIN)
+    user = {
+        "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": sys.executable,
+            "args": [str(script), str(runs), json.dumps(status)],
+        }
+    }
+    return a_kubeconfig(tmp_path / "config", user=user), runs
+
+
+async def test_an_exec_plugin_is_run_once_and_again_when_its_token_is_refused(tmp_path: Path) -> None:
+    path, runs = a_plugin(tmp_path, expirationTimestamp="2099-01-01T00:00:00Z")
+    async with await connect(path) as connection:
+        credentials = connection._credentials
+        for _ in range(3):
+            assert await credentials.authorization() == "Bearer token-1"
+        assert await credentials.renew("Bearer token-1") == "Bearer token-2"
+        assert await credentials.renew("Bearer token-1") == "Bearer token-2", "another request already renewed it"
+        assert runs.read_text() == "2"
+
+
+async def test_an_exec_plugin_is_run_again_when_its_token_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draco.kube.kubeconfig._TOKEN_CHECK_S", 0.0)
+    path, _ = a_plugin(tmp_path, expirationTimestamp="2020-01-01T00:00:00Z")
+    async with await connect(path) as connection:
+        assert await connection._credentials.authorization() == "Bearer token-2"
+
+
+def test_a_plain_kubeconfig_loads_no_client_library(tmp_path: Path) -> None:
+    path = a_kubeconfig(tmp_path / "config", user={"token": "t"})
+    program = (
+        "import asyncio, pathlib, sys; from draco.kube.kubeconfig import connect;"
+        f"asyncio.run(connect(pathlib.Path({str(path)!r})));"
+        "print('kubernetes_asyncio' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_server_on_this_machine_is_reached_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", ".internal")
+    assert environment_proxy("https://10.0.0.1:6443") == "http://proxy:3128"
+    assert environment_proxy("https://127.0.0.1:6443") is None
+    assert environment_proxy("https://[::1]:6443") is None
+    assert environment_proxy("https://localhost:6443") is None
+    assert environment_proxy("https://api.internal") is None
