@@ -30,14 +30,15 @@ CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_pro
 
 
 async def eventually(check: Callable[[], Awaitable[Any] | Any], *, within_s: float = 15.0) -> Any:
-    """The first truthy answer of `check`; fails when there is none in time."""
+    """The first truthy answer of `check`, which may raise NotFound until then; fails when there is none in time."""
     deadline = time.monotonic() + within_s
     while True:
-        answer = check()
-        if isinstance(answer, Awaitable):
-            answer = await answer
-        if answer:
-            return answer
+        with suppress(NotFound):
+            answer = check()
+            if isinstance(answer, Awaitable):
+                answer = await answer
+            if answer:
+                return answer
         assert time.monotonic() < deadline, f"not within {within_s:g} s: {check}"
         await asyncio.sleep(0.02)
 
@@ -106,6 +107,10 @@ class SimulatedNode:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+    async def run(self, **changes: Any) -> None:
+        """The agent, in the test's own task, for agents that end by themselves."""
+        await asyncio.wait_for(run_agent(self.settings(**changes), client=self.client, library=self.library), 15)
 
     async def slices(self) -> list[ResourceSlice]:
         found = await self.client.list(SLICES, field_selector=f"spec.nodeName={self.name}")

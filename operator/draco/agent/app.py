@@ -19,12 +19,12 @@ from draco.agent.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v
 from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint, PreparedClaim
 from draco.agent.claim_status import ClaimReporter
-from draco.agent.dra_service import DraService
+from draco.agent.dra_service import DEADLINE_S, DraService
 from draco.agent.errors import AnotherPlugin
 from draco.agent.files import Files, LocalFiles
 from draco.agent.guard import ProcessLock, refuse_beside_others
 from draco.agent.hardware import Hardware, View
-from draco.agent.health_service import HealthService
+from draco.agent.health_service import TIMEOUT_S, HealthService
 from draco.agent.leftovers import KUBELET_RECORD, Leftovers
 from draco.agent.metrics import Metrics
 from draco.agent.node_status import NodeReporter, Standing
@@ -54,7 +54,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     `state_dir` (default: the driver's folder below `plugins`) must survive reboots; `cdi_dir` need not. `device_root`,
     `library_folder` and `library_view` are described at `cdi.NodeFiles`. `sysfs_root` is where the kernel's /sys is seen.
     `listen` is "host:port" of the HTTP endpoints, "" for none. `event_wait_s` is how long NVML is asked for events at a
-    time, and so how long stopping may take; 0 reads the GPUs at intervals only.
+    time, and so how long stopping may take; 0 reads the GPUs at intervals only. `prepare_deadline_s` must be below kubelet's
+    45; `health_timeout_s` is after how long without news kubelet calls a device Unknown.
     """
 
     node_name: str
@@ -70,6 +71,9 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     rescan_s: float = 10.0
     nvml_retry_s: float = 5.0
     event_wait_s: float = 1.0
+    socket_check_s: float = 5.0
+    prepare_deadline_s: float = DEADLINE_S
+    health_timeout_s: int = TIMEOUT_S
 
     @property
     def state_folder(self) -> Path:
@@ -125,7 +129,7 @@ class Agent:
         )
         self._minors: dict[str, int] | None = None
         self._minors_moved = asyncio.Event()
-        self._health = HealthService(pool=settings.node_name)
+        self._health = HealthService(pool=settings.node_name, timeout_s=settings.health_timeout_s)
         self._events = EventRecorder(
             client, controller="draco.dev/agent", instance=settings.node_name, clock=clock, random=random
         )
@@ -171,6 +175,7 @@ class Agent:
             metrics=self._metrics,
             clock=self._clock,
             random=self._random,
+            deadline_s=self._settings.prepare_deadline_s,
         )
         return Plugin(
             self._sockets,
@@ -182,6 +187,7 @@ class Agent:
                 handlers(HEALTH_V1ALPHA1, self._health.behaviours(health_v1alpha1_pb2)),
             ],
             clock=self._clock,
+            check_s=self._settings.socket_check_s,
             on_registration=self._registered,
         )
 

@@ -1,0 +1,251 @@
+"""What kubelet can rely on: sockets that come back, errors per claim, claims that survive whatever happens to the agent."""
+
+import asyncio
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from draco.agent import wire
+from draco.agent.api import health_v1alpha1_pb2
+from draco.agent.errors import AnotherPlugin, SettingsError
+from draco.agent.plugin import sockets
+from draco.kube.client import Client
+from draco.resources.kinds import CLAIMS, EVENTS
+from draco.simulator import faults
+from tests.agents import SimulatedNode, eventually
+from tests.builders import a_claim
+from tests.unit.agent.test_claims import FullDisk
+
+# Sockets
+
+
+async def test_a_stale_socket_is_replaced(node: SimulatedNode) -> None:
+    for path in (node.registration_socket, node.service_socket):
+        path.parent.mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+    async with node.running():
+        await eventually(lambda: answers(node))
+
+
+async def answers(node: SimulatedNode) -> bool:
+    with suppress(Exception):
+        return bool((await node.register()).name)
+    return False
+
+
+async def test_a_registry_that_was_wiped_gets_its_socket_back(node: SimulatedNode) -> None:
+    async with node.running(socket_check_s=0.05):
+        await node.register()
+        node.registration_socket.unlink()
+        await eventually(lambda: answers(node))
+        node.service_socket.unlink()
+        await eventually(node.service_socket.exists)
+        claim = await node.claim("gpu-0")
+
+        async def served() -> bool:
+            with suppress(Exception):
+                return (await node.prepare(claim))[claim.metadata.uid].error == ""
+            return False
+
+        await eventually(served)
+
+
+def test_a_path_too_long_for_a_socket_is_one_sentence() -> None:
+    with pytest.raises(SettingsError, match=r"has 1\d\d bytes, but Linux allows 107; use a shorter kubelet directory"):
+        sockets(Path("/" + "x" * 80), "gpu.nvidia.com")
+
+
+async def test_a_second_agent_of_the_driver_refuses_and_names_the_first(node: SimulatedNode) -> None:
+    async with node.running():
+        await node.register()
+        with pytest.raises(AnotherPlugin, match=r"gpu.nvidia.com-reg.sock \(serving .*dra.sock, process \d+ "):
+            await node.run(state_dir=node.folder / "other")
+        assert node.registration_socket.exists(), "the refused agent took the first one's socket away"
+
+    async def told() -> object:
+        found = await node.client.list(EVENTS, namespace="default")
+        return [one for one in found if one.regarding.name == node.name and one.reason == "AnotherPlugin"]
+
+    [event] = await eventually(told)
+    assert "already served on this node" in event.note
+
+
+async def test_a_second_agent_on_the_state_folder_names_the_first_process(node: SimulatedNode) -> None:
+    async with node.running():
+        with pytest.raises(AnotherPlugin, match=rf"Another Draco agent \(process {os.getpid()}\)"):
+            await node.run()
+
+
+async def test_a_plugin_of_another_driver_is_no_reason_to_refuse(node: SimulatedNode) -> None:
+    async with node.running(), node.running(driver="gpu.example.com", state_dir=node.folder / "other"):
+        await eventually((node.folder / "plugins_registry" / "gpu.example.com-reg.sock").exists)
+
+
+# Claims
+
+
+async def test_each_claim_of_a_call_gets_its_own_answer(node: SimulatedNode) -> None:
+    good = await node.claim("gpu-0")
+    same = await node.claim("gpu-0")
+    unknown = await node.claim("gpu-7")
+    pending = await node.claim()
+    gone = a_claim("gone", namespace=node.namespace)
+    async with node.running():
+        assert not (await node.prepare(good))[good.metadata.uid].error
+        answers = await node.prepare(good, same, unknown, pending, gone)
+        errors = {one.metadata.name: answers[one.metadata.uid].error for one in (good, same, unknown, pending, gone)}
+    assert errors[good.metadata.name] == ""
+    assert "still prepared for claim" in errors[same.metadata.name]
+    assert "gpu-7, which this node does not have" in errors[unknown.metadata.name]
+    assert "is not allocated" in errors[pending.metadata.name]
+    assert "does not exist any more" in errors["gone"]
+
+
+async def test_a_claim_made_anew_under_its_name_is_not_taken_for_the_old_one(node: SimulatedNode) -> None:
+    old = await node.claim("gpu-0", name="reused")
+    await node.client.delete(CLAIMS, old.metadata.key)
+    await node.claim("gpu-0", name="reused")
+    async with node.running():
+        assert "is another one now" in (await node.prepare(old))[old.metadata.uid].error
+
+
+async def test_two_claims_that_race_for_one_device_never_both_get_it(node: SimulatedNode) -> None:
+    claims = [await node.claim("gpu-0") for _ in range(6)]
+    async with node.running():
+        calls = await asyncio.gather(*(node.prepare(one) for one in claims))
+        errors = [answer[one.metadata.uid].error for answer, one in zip(calls, claims, strict=True)]
+    assert sum(not error for error in errors) == 1
+
+
+async def test_admin_access_is_prepared_beside_the_holder(node: SimulatedNode) -> None:
+    label = {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}}
+    await node.client.connection.request(
+        "PATCH",
+        f"/api/v1/namespaces/{node.namespace}",
+        body=json.dumps(label).encode(),
+        content_type="application/merge-patch+json",
+    )
+    holder = await node.claim("gpu-0")
+    admin = await node.claim("gpu-0", admin=True)
+    async with node.running():
+        answers = await node.prepare(holder, admin)
+        assert [answers[one.metadata.uid].error for one in (holder, admin)] == ["", ""]
+
+
+async def test_a_claim_survives_a_restart_and_is_given_up_without_the_api_server(node: SimulatedNode) -> None:
+    claim = await node.claim("gpu-0")
+    async with node.running():
+        first = (await node.prepare(claim))[claim.metadata.uid]
+    await node.client.delete(CLAIMS, claim.metadata.key)
+    async with node.running():
+        assert len(node.specs()) == 1
+        assert (await node.unprepare(claim))[claim.metadata.uid].error == ""
+        assert node.specs() == []
+    assert [one.device_name for one in first.devices] == ["gpu-0"]
+
+
+async def test_a_full_disk_is_an_error_of_that_claim_and_passes(node: SimulatedNode) -> None:
+    claim = await node.claim("gpu-0")
+    files = FullDisk()
+    async with node.running(files=files):
+        files.refused.add("/cdi/")
+        assert "No space left on device" in (await node.prepare(claim))[claim.metadata.uid].error
+        assert node.specs() == []
+        files.refused.clear()
+        assert (await node.prepare(claim))[claim.metadata.uid].error == ""
+
+
+async def test_a_damaged_record_is_rebuilt_from_the_api_server(node: SimulatedNode) -> None:
+    held = await node.claim("gpu-0")
+    rival = await node.claim("gpu-0")
+    async with node.running():
+        await node.prepare(held)
+    node.checkpoint.write_bytes(b'{"version":1,"che')
+    async with node.running():
+        assert "still prepared for claim" in (await node.prepare(rival))[rival.metadata.uid].error
+        assert [one.device_name for one in (await node.prepare(held))[held.metadata.uid].devices] == ["gpu-0"]
+    assert node.checkpoint.with_name("checkpoint.json.corrupt-1").exists()
+
+    async def told() -> object:
+        found = await node.client.list(EVENTS, namespace="default")
+        return [one for one in found if one.regarding.name == node.name and one.reason == "CheckpointDamaged"]
+
+    await eventually(told)
+
+
+async def test_without_nvml_a_claim_is_refused_with_the_reason(node: SimulatedNode) -> None:
+    faults.break_driver(node.gpus)
+    claim = await node.claim("gpu-0")
+    async with node.running():
+        assert "the kernel module is not loaded" in (await node.prepare(claim))[claim.metadata.uid].error
+
+
+async def test_a_prepare_that_takes_too_long_is_answered_before_kubelet_gives_up(
+    client: Client, node: SimulatedNode
+) -> None:
+    claim = await node.claim("gpu-0")
+
+    class Slow(FullDisk):
+        def write(self, path: Path, content: bytes) -> None:
+            if "/cdi/" in str(path):
+                time.sleep(1.0)
+            super().write(path, content)
+
+    async with node.running(files=Slow(), prepare_deadline_s=0.3):
+        started = time.monotonic()
+        assert "was not prepared within 0.3 s" in (await node.prepare(claim))[claim.metadata.uid].error
+        assert time.monotonic() - started < 0.9
+
+        async def finished() -> bool:
+            return not (await node.prepare(claim))[claim.metadata.uid].error
+
+        await eventually(finished)
+
+
+# Health
+
+
+async def test_health_is_streamed_on_change_and_before_kubelet_calls_it_old(node: SimulatedNode) -> None:
+    async with node.running(health_timeout_s=1), node.health() as v1:
+        first = await v1.read()
+        assert [(one.device.pool_name, one.device.device_name, one.health) for one in first.devices] == [
+            (node.name, "gpu-0", 1),
+            (node.name, "gpu-1", 1),
+        ]
+        again = await asyncio.wait_for(v1.read(), 0.9)
+        assert again.devices[0].last_updated_time >= first.devices[0].last_updated_time > 0
+        assert again.devices[0].health_check_timeout_seconds == 1
+        alpha = {"messages": health_v1alpha1_pb2, "service": wire.HEALTH_V1ALPHA1}
+        async with node.health(**alpha) as v1alpha1:
+            assert len((await v1alpha1.read()).devices) == 2
+            faults.make_unreadable(node.gpus, 1)
+
+            async def unknown() -> bool:
+                devices = {one.device.device_name: one for one in (await v1alpha1.read()).devices}
+                return devices["gpu-1"].health == 0 and bool(devices["gpu-1"].message)
+
+            await eventually(unknown)
+
+
+async def test_a_change_of_health_reaches_the_claim(node: SimulatedNode) -> None:
+    claim = await node.claim("gpu-0")
+    async with node.running():
+        await node.prepare(claim)
+
+        async def conditions() -> dict[str, str]:
+            found = await node.client.get(CLAIMS, claim.metadata.key)
+            return {one.type: one.status for device in found.status.devices for one in device.conditions}
+
+        async def is_healthy(status: str) -> bool:
+            return (await conditions()).get("Healthy") == status
+
+        await eventually(lambda: is_healthy("True"))
+        faults.lose(node.gpus, 0)
+        await eventually(lambda: is_healthy("False"))
+        assert (await conditions())["Ready"] == "True"
