@@ -28,8 +28,9 @@ DIES_WITH_THE_TESTS = ("setpriv", "--pdeathsig", "KILL")
 
 
 def start_control_plane(folder: Path, programs: tuple[str, ...]) -> Iterator[ControlPlane]:
-    settings = Settings(programs=binaries.find(*programs), enter=DIES_WITH_THE_TESTS)
-    plane = ControlPlane(folder, settings)
+    version = binaries.kubernetes_version()
+    found = binaries.find(*programs, kubernetes=version)
+    plane = ControlPlane(folder, Settings(programs=found, kubernetes=version, enter=DIES_WITH_THE_TESTS))
     try:
         plane.start()
         yield plane

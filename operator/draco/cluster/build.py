@@ -142,9 +142,8 @@ def _build(
         }
         log = cache / "bin" / f"{module}.build.log"
         name = module.replace("-", " ")
-        with progress.step(
-            f"Building {', '.join(programs)} of {name} from source (usually {how.usually}, once)"
-        ) as detail:
+        step = f"Building {name} from source ({', '.join(programs)}; usually {how.usually}, once)"
+        with progress.step(step) as detail:
             code = _run(command, directory=MODULES / module, environ=settings, log=log, detail=detail)
             if code != 0:
                 raise BinariesMissing(_why(log, name, programs))

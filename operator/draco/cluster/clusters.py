@@ -89,7 +89,7 @@ def status(name: str) -> Status:
     record = Record(name)
     recorded = record.read()
     cluster = _provided(record, recorded.wanted)
-    processes = Processes(record.folder)
+    parts = [Processes(record.folder), Processes(record.folder / local.REAL_NODES_FOLDER)]
     return Status(
         name=name,
         phase=recorded.phase,
@@ -99,6 +99,7 @@ def status(name: str) -> Status:
         kubeconfig=str(cluster.kubeconfig),
         components=[
             Component(each.name, each.pid, processes.alive(each), str(processes.log(each.name)))
+            for processes in parts
             for each in processes.records()
         ],
         nodes=cluster.nodes,

@@ -4,12 +4,16 @@ Owns what is added to that cluster and taken away again. Never stops, changes or
 """
 
 import asyncio
+import contextlib
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from draco.cluster import attach, ports
 from draco.cluster.errors import ClusterError, NotSupported
+from draco.cluster.files import write_atomically
 from draco.cluster.local import make_sockets_folder, remove_sockets_folder
 from draco.cluster.process import Processes
 from draco.cluster.progress import Progress
@@ -17,7 +21,13 @@ from draco.cluster.state import Record, Wanted
 from draco.kube.errors import NotFound
 from draco.resources.kinds import DEVICE_CLASSES, NODES
 from draco.resources.meta import ObjectKey
-from draco.resources.names import LABEL_MANAGED_BY, NVIDIA_DEVICE_CLASS
+from draco.resources.names import NVIDIA_DEVICE_CLASS
+
+
+class _Attached(msgspec.Struct, frozen=True):
+    """Written before anything is put onto the cluster: `device_class` says that there was no GPU DeviceClass before."""
+
+    device_class: bool
 
 
 class ExistingCluster:
@@ -27,6 +37,7 @@ class ExistingCluster:
         self._record = record
         self._wanted = wanted
         self._processes = Processes(record.folder)
+        self._attached = record.folder / "attached.json"
 
     @property
     def kubeconfig(self) -> Path:
@@ -45,7 +56,7 @@ class ExistingCluster:
         self.attach(progress, wait_s=wait_s)
 
     def attach(self, progress: Progress, *, wait_s: float) -> None:
-        """Install what is missing and start our processes."""
+        """Install what is missing and start our processes. From here on the nodes of our names are ours to delete."""
         with progress.step("Installing Draco's kinds and the GPU DeviceClass"):
             asyncio.run(self._install())
         if self._wanted.nodes:
@@ -69,8 +80,10 @@ class ExistingCluster:
         Draco's kinds stay: deleting them would delete every object of theirs, whoever made it.
         """
         self.detach()
+        if not self._attached.exists():
+            return
         try:
-            asyncio.run(self._remove())
+            asyncio.run(self._remove(msgspec.json.decode(self._attached.read_bytes(), type=_Attached)))
         except ClusterError as error:
             left = ", ".join([*self.nodes[:3], "..."][: len(self.nodes)])
             progress.note(f"   Nodes {left} and DeviceClass {NVIDIA_DEVICE_CLASS} may be left in the cluster: {error}")
@@ -116,6 +129,9 @@ class ExistingCluster:
 
     async def _install(self) -> None:
         async with attach.client_of(self.kubeconfig) as client:
+            classes = {each.metadata.name for each in await client.list(DEVICE_CLASSES)}
+            attached = _Attached(device_class=NVIDIA_DEVICE_CLASS not in classes)
+            write_atomically(self._attached, msgspec.json.encode(attached))
             await attach.install(client)
 
     async def _wait(self, wait_s: float, detail: Callable[[str], None]) -> None:
@@ -129,16 +145,12 @@ class ExistingCluster:
                 detail=detail,
             )
 
-    async def _remove(self) -> None:
+    async def _remove(self, attached: _Attached) -> None:
         async with attach.client_of(self.kubeconfig) as client:
             ours = set(self.nodes)
             for node in await client.list(NODES, label_selector=f"{attach.LABEL_SIMULATED}=true"):
                 if node.metadata.name in ours:
                     await client.delete(NODES, node.metadata.key, uid=node.metadata.uid)
-            key = ObjectKey("", NVIDIA_DEVICE_CLASS)
-            try:
-                found = await client.get(DEVICE_CLASSES, key)
-            except NotFound:
-                return
-            if found.metadata.labels.get(LABEL_MANAGED_BY) == attach.MANAGER:
-                await client.delete(DEVICE_CLASSES, key, uid=found.metadata.uid)
+            if attached.device_class:
+                with contextlib.suppress(NotFound):
+                    await client.delete(DEVICE_CLASSES, ObjectKey("", NVIDIA_DEVICE_CLASS))

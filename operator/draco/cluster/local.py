@@ -20,6 +20,7 @@ from draco.cluster.progress import Progress
 from draco.cluster.realnodes import RealNodes, RealNodeSettings
 from draco.cluster.state import Record, Wanted
 
+REAL_NODES_FOLDER = "real-nodes"
 _SOCKETS_LINK = "sockets"
 
 
@@ -30,7 +31,7 @@ class LocalCluster:
         self._record = record
         self._wanted = wanted
         self._processes = Processes(record.folder)
-        self._real = RealNodes(record.name, record.folder / "real-nodes")
+        self._real = RealNodes(record.name, record.folder / REAL_NODES_FOLDER)
 
     @property
     def kubeconfig(self) -> Path:

@@ -5,6 +5,7 @@ now and then where the output is a file (a CI log).
 """
 
 import contextlib
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -61,10 +62,9 @@ class Lines:
             if now - told < interval_s:
                 return
             told = now
-            line = f" • {text}: {what} ({_elapsed(now - began)})"
-            self._write(f"\r\x1b[2K{line[:110]}" if self._terminal else f"{line}\n")
+            self._tell(f" • {text}: {what} ({_elapsed(now - began)})")
 
-        self._write(f" • {text} ..." if self._terminal else f" • {text} ...\n")
+        self._tell(f" • {text} ...")
         try:
             yield detail
         except BaseException:
@@ -75,6 +75,13 @@ class Lines:
     def _end(self, mark: str, text: str, began: float) -> None:
         line = f" {mark} {text} ({_elapsed(self._monotonic() - began)})\n"
         self._write(f"\r\x1b[2K{line}" if self._terminal else line)
+
+    def _tell(self, line: str) -> None:
+        if self._terminal:
+            width = shutil.get_terminal_size().columns
+            self._write(f"\r\x1b[2K{line[: width - 1]}")  # a line that wraps could not be rewritten
+        else:
+            self._write(f"{line}\n")
 
     def _write(self, text: str) -> None:
         try:

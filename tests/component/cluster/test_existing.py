@@ -59,6 +59,9 @@ def test_nodes_and_operator_join_someone_elses_cluster_and_leave_it(
             "already has a node joined-0: choose other names for the simulated nodes with --node-prefix" in taken.stderr
         )
 
+        machine.must("down", "--name", "b")
+        assert "joined-0" in node_names(control_plane)  # b was refused: nothing there is b's to delete
+
         machine.must("down", "--name", "a")
         assert "theirs" in node_names(control_plane)
         assert "joined-0" not in node_names(control_plane)

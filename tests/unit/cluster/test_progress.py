@@ -41,10 +41,20 @@ def test_a_terminal_has_its_line_rewritten() -> None:
         detail("90 packages compiled")
     shown = stream.getvalue().split("\r\x1b[2K")
     assert shown == [
+        "",
         " • Building etcd ...",
         " • Building etcd: 90 packages compiled (2 min 30 s)",
         " ✓ Building etcd (2 min 30 s)\n",
     ]
+
+
+def test_a_line_never_wraps_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    stream, time = Terminal(), Time()
+    with Lines(stream, monotonic=time).step("Building kube-apiserver from source") as detail:
+        time.now = 5
+        detail("90 packages compiled")
+        assert all(len(line) < 20 for line in stream.getvalue().split("\r\x1b[2K"))
 
 
 def test_a_failed_step_is_marked_and_its_error_goes_on() -> None:
