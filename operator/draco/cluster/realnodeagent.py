@@ -23,7 +23,7 @@ def agent_service(node: str, *, api_host: str, api_port: int) -> Service:
     """The agent, started once it has a token."""
     return Service(
         name="agent",
-        argv=[sys.executable, "-m", "draco.simulator.agent", "--node-name", node, "--gpus", GPU_STATE_FILE],
+        argv=[sys.executable, "-m", "draco.simulator.agent", "--node-name", node, "--state", GPU_STATE_FILE],
         environment={
             "KUBERNETES_SERVICE_HOST": api_host,
             "KUBERNETES_SERVICE_PORT": str(api_port),

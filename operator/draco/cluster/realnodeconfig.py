@@ -129,6 +129,8 @@ def kubelet_config(facts: NodeFacts) -> dict[str, Any]:
         "imageGCHighThresholdPercent": 100,
         "resolvConf": "",
         "nodeStatusUpdateFrequency": "2s",
+        # When a driver did not answer, kubelet tries a pod's claims again only at its next sync: by default after a minute.
+        "syncFrequency": "5s",
         "featureGates": dict(facts.feature_gates),
     }
 

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
-import structlog
 
 from draco.cluster.errors import ProcessFailed
 from draco.cluster.realnodes import RealNodes
@@ -21,7 +20,6 @@ from draco.resources.kinds import NODES, Kind
 from draco.resources.meta import ObjectKey
 from draco.resources.names import NVIDIA_DRIVER
 
-log = structlog.get_logger(__name__)
 
 NAMESPACE: Final = "draco-system"
 ACCOUNT: Final = "draco-agent"
@@ -101,7 +99,6 @@ async def _join_one(client: Client, nodes: RealNodes, name: str, within_s: float
     answer = await client.create_subresource(_ACCOUNTS, ObjectKey(NAMESPACE, ACCOUNT), "token", request)
     nodes.write_agent_token(name, answer["status"]["token"])
     await _wait_for(client, nodes, name, within_s, ready=True)
-    log.info("node.joined", node=name)
 
 
 async def _wait_for(client: Client, nodes: RealNodes, name: str, within_s: float, *, ready: bool) -> Node:

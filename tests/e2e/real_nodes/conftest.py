@@ -1,0 +1,56 @@
+"""One cluster with two real nodes for all tests of this folder, made by the command a user types."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from draco.cluster import binaries, clusters
+from draco.cluster.local import LocalCluster
+from draco.cluster.realnodes import RealNodes
+from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.real_nodes.pods import DRIVER, Bench
+
+GPUS = 2
+
+
+def draco(*arguments: str) -> None:
+    """Run the command line; a failure is an AssertionError with its output."""
+    program = str(Path(sys.executable).with_name("draco"))
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="session")
+def real_cluster() -> Iterator[tuple[Kubectl, RealNodes]]:
+    """Two real nodes with two GPUs each; nothing simulated but the GPUs."""
+    name = f"e2e-real-{os.getpid()}"
+    try:
+        draco(
+            "cluster", "up", "--name", name, "--nodes", "0", "--real-nodes", "2", "--gpus", str(GPUS), "--no-operator"
+        )
+        cluster = clusters.opened(name)
+        assert isinstance(cluster, LocalCluster)
+        kubectl = Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=cluster.kubeconfig)
+        yield kubectl, cluster.real_nodes
+    finally:
+        draco("cluster", "down", "--name", name)
+
+
+@pytest.fixture
+def bench(real_cluster: tuple[Kubectl, RealNodes], tmp_path: Path) -> Iterator[Bench]:
+    """A namespace of the test's own, and the first node with all its GPUs published and free."""
+    kubectl, nodes = real_cluster
+    namespace = f"test-{uuid.uuid4().hex[:8]}"
+    kubectl.run("create", "namespace", namespace)
+    bench = Bench(kubectl.in_namespace(namespace, tmp_path), nodes, nodes.nodes[0])
+    everything = {f"gpu-{index}" for index in range(GPUS)}
+    eventually(lambda: bench.published() == everything, within_s=60, what=f"all GPUs of {DRIVER} are published")
+    yield bench
+    bench.kube.run("delete", "pods", "--all", "--wait=false")  # the namespace's own deletion gets to them seconds later
+    kubectl.run("delete", "namespace", namespace, "--wait=false")
+    eventually(lambda: not bench.checkpoint(), within_s=60, what="the node holds no claim any more")

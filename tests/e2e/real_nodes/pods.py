@@ -1,0 +1,164 @@
+"""Pods with GPU claims for real nodes, and what can be seen of them from inside the container and on the node."""
+
+import functools
+import json
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from draco.cluster.image import BUSYBOX_IMAGE
+from draco.cluster.realnodes import RealNodes
+from tests.e2e.kubectl import Kubectl, eventually
+
+DRIVER = "gpu.nvidia.com"
+STARTS_WITHIN_S = 30.0
+RETURNS_WITHIN_S = 60.0
+"""After a power-off: kubelet waits for its node, makes a new sandbox, and prepares the claim again."""
+
+
+def claim(name: str) -> dict[str, Any]:
+    """A claim of one GPU, whichever."""
+    request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {"devices": {"requests": [request]}},
+    }
+
+
+def pod(name: str, *, node: str, claims: str) -> dict[str, Any]:
+    """A pod on `node` that uses the claim and ends as soon as it is asked to."""
+    container = {
+        "name": "main",
+        "image": BUSYBOX_IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.2; done"],
+        "resources": {"claims": [{"name": "gpu"}]},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "terminationGracePeriodSeconds": 5,
+            "dnsPolicy": "Default",
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": claims}],
+            "containers": [container],
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One namespace, and the node that its pods run on."""
+
+    kube: Kubectl
+    nodes: RealNodes
+    node: str
+
+    def start(self, *names: str) -> None:
+        """Start pods, each with a claim of its own name, and wait until they run."""
+        documents = [each for name in names for each in (claim(name), pod(name, node=self.node, claims=name))]
+        self.kube.run_with_input(yaml.safe_dump_all(documents), "apply", "-f", "-")
+        for name in names:
+            eventually(functools.partial(self.ready, name), within_s=STARTS_WITHIN_S, what=f"pod {name} is ready")
+
+    def delete(self, name: str) -> None:
+        """Delete a pod and wait until it is gone; its claim stays."""
+        self.kube.run("delete", "pod", name, "--wait=false")
+        eventually(lambda: not self.exists("pod", name), within_s=STARTS_WITHIN_S, what=f"pod {name} is gone")
+
+    def exists(self, kind: str, name: str) -> bool:
+        """Whether there is such an object."""
+        return bool(self.kube.run("get", kind, name, "--ignore-not-found", "-o", "name").stdout)
+
+    def ready(self, name: str) -> bool:
+        """Whether the pod is Ready."""
+        conditions = self.kube.get("pod", name)["status"].get("conditions", [])
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    def container(self, name: str) -> str:
+        """The id of the pod's running container; "" while none runs."""
+        statuses = self.kube.get("pod", name)["status"].get("containerStatuses", [])
+        return next((str(each["containerID"]) for each in statuses if "running" in each["state"]), "")
+
+    def inside(self, name: str, *command: str) -> str:
+        """What a command says inside the pod's container."""
+        return self.kube.run("exec", name, "--", *command).stdout
+
+    def environment(self, name: str) -> dict[str, str]:
+        """The environment of the pod's container."""
+        return dict(line.split("=", 1) for line in self.inside(name, "env").splitlines())
+
+    def gpu_nodes(self, name: str) -> set[str]:
+        """The device nodes of single GPUs that the pod's container has: nvidia0 and so on."""
+        return {each for each in self.inside(name, "ls", "/dev").split() if each.removeprefix("nvidia").isdecimal()}
+
+    def device(self, name: str) -> str:
+        """The device that the claim has; "" when it has none."""
+        ((_, device),) = self.kube.devices(name) or [("", "")]
+        return device
+
+    def uid(self, name: str) -> str:
+        """The claim's UID."""
+        return str(self.kube.get("resourceclaim", name)["metadata"]["uid"])
+
+    def on_node(self, *argv: str) -> str:
+        """What a command says on the node."""
+        done = self.nodes.exec_on_node(self.node, argv)
+        assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}"
+        return done.stdout
+
+    def specs(self) -> str:
+        """The names of the CDI specs on the node."""
+        return self.on_node("ls", "/var/run/cdi")
+
+    def checkpoint(self) -> list[dict[str, Any]]:
+        """The claims that the agent holds prepared."""
+        text = self.on_node("cat", f"/var/lib/kubelet/plugins/{DRIVER}/checkpoint.json")
+        claims: list[dict[str, Any]] = json.loads(text)["record"]["claims"]
+        return claims
+
+    def prepared(self, name: str) -> bool:
+        """Whether the agent holds the claim prepared, with its spec in place."""
+        uid = self.uid(name)
+        return uid in self.specs() and any(each["uid"] == uid for each in self.checkpoint())
+
+    def released(self, name: str) -> bool:
+        """Whether nothing of the claim is left on the node and it has no device."""
+        uid = self.uid(name)
+        held = uid in self.specs() or any(each["uid"] == uid for each in self.checkpoint())
+        return not held and not self.device(name)
+
+    def published(self) -> set[str]:
+        """The devices in the node's slices."""
+        slices = self.kube.objects("resourceslices")
+        return {
+            device["name"]
+            for each in slices
+            if each["spec"].get("nodeName") == self.node and each["spec"]["driver"] == DRIVER
+            for device in each["spec"].get("devices", [])
+        }
+
+    def kill(self, service: str) -> int:
+        """Kill a service of the node and return which process it was."""
+        pid = self.nodes.service_pid(self.node, service)
+        assert pid is not None, f"{service} does not run"
+        self.nodes.signal_service(self.node, service, signal.SIGKILL)
+        return pid
+
+    def restarted(self, service: str, *, before: int) -> None:
+        """Wait until the service runs again, as another process."""
+        eventually(
+            lambda: self.nodes.service_pid(self.node, service) not in {None, before},
+            within_s=STARTS_WITHIN_S,
+            what=f"{service} runs again",
+        )
+
+    def registered(self) -> bool:
+        """Whether kubelet accepted the agent's driver, as the node's GpuNode says."""
+        return "True" in self.kube.run("get", "gpunode", self.node, "-o", "jsonpath={.status.conditions}").stdout

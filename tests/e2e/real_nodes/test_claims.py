@@ -1,0 +1,117 @@
+"""A claim on a real kubelet and a real container runtime, and what its life survives."""
+
+import functools
+
+import pytest
+
+from tests.e2e.kubectl import eventually
+from tests.e2e.real_nodes.pods import RETURNS_WITHIN_S, STARTS_WITHIN_S, Bench
+
+pytestmark = pytest.mark.real_node
+
+
+def gpu_uuids(bench: Bench, name: str) -> list[str]:
+    return [value for key, value in bench.environment(name).items() if key.startswith("DRACO_DEVICE_")]
+
+
+def returned(bench: Bench, name: str, old_container: str) -> bool:
+    return bench.container(name) not in {"", old_container} and bench.ready(name)
+
+
+def test_a_container_sees_its_gpu_and_no_other(bench: Bench) -> None:
+    bench.start("one", "two")
+    for name in ("one", "two"):
+        device = bench.device(name)
+        variable = "DRACO_DEVICE_" + device.upper().replace("-", "_")
+        environment = bench.environment(name)
+        assert environment[variable].startswith("GPU-")
+        assert environment["NVIDIA_VISIBLE_DEVICES"] == "void"
+        assert bench.gpu_nodes(name) == {device.replace("gpu-", "nvidia")}
+        assert (
+            bench.inside(name, "sh", "-c", f"echo written > /dev/{device.replace('gpu-', 'nvidia')} && echo done")
+            == "done\n"
+        )
+    assert bench.device("one") != bench.device("two")
+    assert gpu_uuids(bench, "one") != gpu_uuids(bench, "two")
+
+
+def test_the_claim_says_that_its_device_is_ready(bench: Bench) -> None:
+    bench.start("one")
+
+    def conditions() -> dict[str, str]:
+        (device,) = bench.kube.get("resourceclaim", "one")["status"].get("devices", [{}]) or [{}]
+        return {each["type"]: each["status"] for each in device.get("conditions", [])}
+
+    eventually(lambda: conditions().get("Ready") == "True", within_s=STARTS_WITHIN_S, what="the device is Ready")
+
+
+def test_a_deleted_pod_gives_its_gpu_back(bench: Bench) -> None:
+    bench.start("one")
+    assert bench.prepared("one")
+    bench.delete("one")
+    eventually(lambda: bench.released("one"), within_s=STARTS_WITHIN_S, what="the claim is released")
+
+
+def test_a_container_and_its_claim_outlive_kubelet(bench: Bench) -> None:
+    bench.start("one")
+    container, device = bench.container("one"), bench.device("one")
+    before = bench.kill("kubelet")
+    bench.restarted("kubelet", before=before)
+    bench.start("two")  # the new kubelet knows the driver, and prepares with it
+    assert bench.container("one") == container
+    assert bench.device("one") == device
+    assert bench.device("two") != device
+    bench.delete("one")
+    eventually(lambda: bench.released("one"), within_s=STARTS_WITHIN_S, what="the claim is released")
+
+
+def test_a_container_and_its_claim_outlive_the_agent(bench: Bench) -> None:
+    bench.start("one")
+    container, device = bench.container("one"), bench.device("one")
+    before = bench.kill("agent")
+    bench.restarted("agent", before=before)
+    bench.start("two")
+    assert bench.container("one") == container
+    assert bench.prepared("one")
+    assert bench.device("two") != device
+    assert len(bench.published()) == 2
+
+
+def test_a_pod_deleted_while_the_agent_is_dead_is_released_when_it_is_back(bench: Bench) -> None:
+    bench.start("one")
+    before = bench.kill("agent")
+    bench.delete("one")
+    bench.restarted("agent", before=before)
+    eventually(lambda: bench.released("one"), within_s=STARTS_WITHIN_S, what="the claim is released")
+
+
+def test_a_node_that_loses_its_power_comes_back_with_its_pods_claims_and_gpus(bench: Bench) -> None:
+    bench.start("one", "two")
+    containers = {name: bench.container(name) for name in ("one", "two")}
+    devices = {name: bench.device(name) for name in ("one", "two")}
+    uuids = {name: gpu_uuids(bench, name) for name in ("one", "two")}
+
+    bench.nodes.power_off(bench.node)
+    assert not bench.nodes.powered(bench.node)
+    bench.nodes.power_on(bench.node)
+
+    for name, container in containers.items():
+        eventually(
+            functools.partial(returned, bench, name, container),
+            within_s=RETURNS_WITHIN_S,
+            what=f"pod {name} runs in a new container",
+        )
+        assert bench.device(name) == devices[name]
+        assert bench.prepared(name)
+        assert gpu_uuids(bench, name) == uuids[name]
+        assert bench.gpu_nodes(name) == {devices[name].replace("gpu-", "nvidia")}
+    eventually(lambda: bench.published() == {"gpu-0", "gpu-1"}, within_s=STARTS_WITHIN_S, what="all GPUs are published")
+
+
+def test_a_pod_deleted_while_its_node_is_off_is_released_when_it_is_back(bench: Bench) -> None:
+    bench.start("one")
+    bench.nodes.power_off(bench.node)
+    bench.kube.run("delete", "pod", "one", "--wait=false")
+    bench.nodes.power_on(bench.node)
+    eventually(lambda: not bench.exists("pod", "one"), within_s=RETURNS_WITHIN_S, what="the pod is gone")
+    eventually(lambda: bench.released("one"), within_s=STARTS_WITHIN_S, what="the claim is released")
