@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from draco.cluster import attach, binaries, controlplane, ports, realnodejoin, realnodes
+from draco.cluster import attach, binaries, controlplane, ports, realnodecheck, realnodejoin, realnodes
 from draco.cluster.controlplane import ControlPlane
 from draco.cluster.errors import NotSupported
 from draco.cluster.process import Processes
@@ -51,6 +51,8 @@ class LocalCluster:
     def create(self, progress: Progress, *, wait_s: float) -> None:
         """Start everything; see `Cluster.create`."""
         wanted = self._wanted
+        if wanted.real_nodes:
+            realnodecheck.require(self._real.folder)  # before minutes are spent on building programs
         programs = self._programs(progress)
         if wanted.real_nodes:
             with progress.step("Preparing a network for real nodes"):
