@@ -1,0 +1,106 @@
+"""The operator needs no more than what the installation gives it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from draco.cluster.controlplane import ControlPlane
+from draco.kube.client import Client
+from draco.resources.draco import MaintenancePhase
+from draco.resources.kinds import CLAIMS, CORE_EVENTS, DEVICE_MAINTENANCES, PODS, SLICES, Kind
+from draco.resources.meta import ObjectKey
+from tests.builders import a_claim, a_slice
+from tests.component.controller.replicas import Process, until
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+INSTALL = Path(__file__).parents[3] / "manifests" / "install" / "draco.yaml"
+USER = "draco-operator-under-test"
+RBAC = "rbac.authorization.k8s.io"
+SUBJECTS = [{"apiGroup": RBAC, "kind": "User", "name": USER}]
+
+
+def kind(name: str, *, namespaced: bool) -> Kind[Any]:
+    return Kind(RBAC, "v1", f"{name.lower()}s", name, namespaced, dict)
+
+
+@pytest.fixture
+async def rights(client: Client, namespace: str) -> AsyncIterator[None]:
+    """The operator's roles of the rendered installation, bound to a user in the test's namespace."""
+    installed = [document for document in yaml.safe_load_all(INSTALL.read_text()) if document]
+    role, cluster_role = (
+        next(d["rules"] for d in installed if d["kind"] == wanted and d["metadata"]["name"] == "draco-operator")
+        for wanted in ("Role", "ClusterRole")
+    )
+    name = f"draco-{namespace}"
+    everywhere, here = ObjectKey("", name), ObjectKey(namespace, name)
+    await client.apply(kind("ClusterRole", namespaced=False), everywhere, {"rules": cluster_role}, manager="tests")
+    await client.apply(kind("Role", namespaced=True), here, {"rules": role}, manager="tests")
+    for wanted, key in (("ClusterRole", everywhere), ("Role", here)):
+        reference = {"apiGroup": RBAC, "kind": wanted, "name": name}
+        binding = kind(f"{wanted}Binding", namespaced=bool(key.namespace))
+        await client.apply(binding, key, {"roleRef": reference, "subjects": SUBJECTS}, manager="tests")
+    yield
+    await client.delete(kind("ClusterRoleBinding", namespaced=False), everywhere)
+    await client.delete(kind("ClusterRole", namespaced=False), everywhere)
+
+
+@pytest.mark.usefixtures("rights")
+async def test_everything_the_operator_does_it_may_do(
+    served: ControlPlane, client: Client, namespace: str, tmp_path: Path
+) -> None:
+    served.write_kubeconfig(tmp_path / "kubeconfig", USER)
+    pool = f"node-{namespace}"
+    await client.create(SLICES, a_slice(pool, driver="gpu.example.com", name=pool))
+    claim = msgspec.json.decode(msgspec.json.encode(a_claim(device_class="no-such-class").spec))
+    await client.create(CLAIMS, {"metadata": {"name": "waiting", "namespace": namespace}, "spec": claim})
+    await client.apply(
+        Kind("", "v1", "serviceaccounts", "ServiceAccount", True, dict),
+        ObjectKey(namespace, "default"),
+        {},
+        manager="tests",
+    )
+    spec = {
+        "containers": [{"name": "main", "image": "none"}],
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": "waiting"}],
+    }
+    await client.create(PODS, {"metadata": {"name": "train", "namespace": namespace}, "spec": spec})
+    request = ObjectKey("", f"fan-{namespace}")
+    selector = {"driver": "gpu.example.com", "pool": pool, "device": "gpu-0"}
+    await client.create(DEVICE_MAINTENANCES, {"metadata": {"name": request.name}, "spec": {"deviceSelector": selector}})
+
+    async def events() -> list[str]:
+        return [event.message for event in await client.list(CORE_EVENTS, namespace=namespace)]
+
+    async def phase_is(phase: MaintenancePhase) -> bool:
+        return (await client.get(DEVICE_MAINTENANCES, request)).status.phase == phase
+
+    operator = await Process.start(
+        served,
+        tmp_path,
+        *("--kubeconfig", str(tmp_path / "kubeconfig"), "--namespace", namespace),
+        *("--lease-duration", "3", "--renew-deadline", "2", "--retry-period", "0.3"),
+        *("--settle", "0.1", "--pending-after", "0"),
+    )
+    try:
+        await until(lambda: phase_is(MaintenancePhase.IN_MAINTENANCE), what="InMaintenance")
+        await until(events, what="an Event")
+        await client.delete(PODS, ObjectKey(namespace, "train"), grace_period_s=0)
+
+        async def withdrawn() -> bool:
+            return not await events()
+
+        await until(withdrawn, what="the withdrawal of the Event")
+        await client.patch(DEVICE_MAINTENANCES, request, {"spec": {"finished": True}})
+        await until(lambda: phase_is(MaintenancePhase.COMPLETED), what="Completed")
+        assert await operator.end() == 0
+        refused = [event for event in operator.events() if "forbidden" in str(event).lower()]
+        assert refused == []
+    finally:
+        await operator.kill()
+        await client.delete(DEVICE_MAINTENANCES, request)
+        await client.delete(SLICES, ObjectKey("", pool))
