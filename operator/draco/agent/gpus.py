@@ -52,7 +52,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     numa_node: int | None = None
     mig_capable: bool = False
     mig_enabled: bool = False
-    addressing_mode: str | None = None
+    addressing_mode: str | None = None  # None: the driver does not say; "None": it says that there is none
     health: GpuHealth = HEALTHY
 
     @property

@@ -167,7 +167,7 @@ class Nvml:
             numa_node=self._numa_node(handle),
             mig_capable=mode is not None,
             mig_enabled=mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
-            addressing_mode=ADDRESSING_MODES.get(self._optional("nvmlDeviceGetAddressingMode", handle) or 0),
+            addressing_mode=ADDRESSING_MODES.get(self._optional("nvmlDeviceGetAddressingMode", handle)),
             health=self._health(handle),
         )
 
@@ -325,8 +325,12 @@ ARCHITECTURES: Mapping[int, str] = MappingProxyType(
         pynvml.NVML_DEVICE_ARCH_BLACKWELL: "Blackwell",
     }
 )
-ADDRESSING_MODES: Mapping[int, str] = MappingProxyType(
-    {pynvml.NVML_DEVICE_ADDRESSING_MODE_HMM: "HMM", pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS: "ATS"}
+ADDRESSING_MODES: Mapping[int | None, str] = MappingProxyType(
+    {
+        pynvml.NVML_DEVICE_ADDRESSING_MODE_NONE: "None",
+        pynvml.NVML_DEVICE_ADDRESSING_MODE_HMM: "HMM",
+        pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS: "ATS",
+    }
 )
 
 EVENT_KINDS: Mapping[int, EventKind] = MappingProxyType(

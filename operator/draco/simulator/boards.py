@@ -46,11 +46,12 @@ class NvLinkVersion(IntEnum):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """Where one GPU sits in a server: PCI bus, the bus of its PCIe root, and the NUMA node of that root."""
+    """Where one GPU sits in a server: PCI bus, the bus of its PCIe root, that root's NUMA node, and its device node."""
 
     bus: int
     root_bus: int
     numa_node: int
+    minor: int
 
 
 class Board(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +75,8 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
     nvlinks: int = 0
     nvlink_version: NvLinkVersion = NvLinkVersion.NONE
     nvswitch_buses: tuple[int, ...] = ()
+    thermal_limits_c: tuple[int, int, int] = (89, 92, 85)  # slowdown, shutdown, highest for operation
+    remap_banks: int = 640  # memory banks whose rows can be remapped
     fabric: bool = False  # registers with a fabric manager, as NVSwitch systems from Hopper on do
     slots: tuple[Slot, ...]
     mig: MigTable | None = None
@@ -84,8 +87,8 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
         return self.mig is not None
 
 
-def _slots(*places: tuple[int, int, int]) -> tuple[Slot, ...]:
-    return tuple(Slot(bus, root, numa) for bus, root, numa in places)
+def _slots(*places: tuple[int, int, int], minors: tuple[int, ...] = tuple(range(8))) -> tuple[Slot, ...]:
+    return tuple(Slot(*place, minor) for place, minor in zip(places, minors, strict=True))
 
 
 # The slots are those of common servers, as their sysfs shows them; NVML reports the bus, never the root.
@@ -96,14 +99,16 @@ _HGX_HOPPER = _slots(
 _HGX_AMPERE = _slots(
     (0x07, 0x00, 0), (0x0F, 0x00, 0), (0x47, 0x40, 0), (0x4E, 0x40, 0),
     (0x87, 0x80, 1), (0x90, 0x80, 1), (0xB7, 0xB0, 1), (0xBD, 0xB0, 1),
+    minors=(2, 3, 0, 1, 6, 7, 4, 5),  # on such servers minors are not in PCI order; seen for the first GPU
 )  # fmt: skip
 _PCIE_SERVER = _slots(
     (0x16, 0x15, 0), (0x27, 0x26, 0), (0x38, 0x37, 0), (0x49, 0x48, 0),
     (0x9A, 0x99, 1), (0xAB, 0xAA, 1), (0xBC, 0xBB, 1), (0xCD, 0xCC, 1),
 )  # fmt: skip
 
-# Names, memory, power and device ids stand in published nvidia-smi output. Not confirmed by any: the driver's reserve,
-# subsystem ids, part numbers, the size of BAR 1, the highest clocks, and the buses of NVSwitches.
+# Published `nvidia-smi -q` output shows everything said here of A100-40GB, A100-80GB, H100-80GB, H200-141GB and T4, but
+# their NVSwitches' buses, and Hopper's thermal limits, which it prints relative to a limit that it does not name. Of the
+# other boards it shows name, memory, power and device id; the rest of their numbers is not confirmed.
 _BOARDS = (
     Board(
         key="A100-40GB",
@@ -111,9 +116,9 @@ _BOARDS = (
         architecture=Architecture.AMPERE,
         compute_capability=(8, 0),
         memory_mib=40960,
-        reserved_mib=424,
+        reserved_mib=620,
         pci_device_id=0x20B010DE,
-        pci_subsystem_id=0x144E10DE,
+        pci_subsystem_id=0x134F10DE,
         part_number="692-2G506-0200-002",
         bar1_mib=65536,
         pcie_generation=4,
@@ -131,7 +136,7 @@ _BOARDS = (
         architecture=Architecture.AMPERE,
         compute_capability=(8, 0),
         memory_mib=81920,
-        reserved_mib=769,
+        reserved_mib=834,
         pci_device_id=0x20B210DE,
         pci_subsystem_id=0x146310DE,
         part_number="692-2G506-0210-002",
@@ -151,7 +156,7 @@ _BOARDS = (
         architecture=Architecture.HOPPER,
         compute_capability=(9, 0),
         memory_mib=81559,
-        reserved_mib=551,
+        reserved_mib=454,
         pci_device_id=0x233010DE,
         pci_subsystem_id=0x16C110DE,
         part_number="692-2G520-0200-000",
@@ -163,6 +168,7 @@ _BOARDS = (
         nvlink_version=NvLinkVersion.V4,
         nvswitch_buses=(0x07, 0x08, 0x09, 0x0A),
         fabric=True,
+        remap_banks=2560,
         slots=_HGX_HOPPER,
         mig=MIG_BY_BOARD["H100-80GB"],
     ),
@@ -172,10 +178,10 @@ _BOARDS = (
         architecture=Architecture.HOPPER,
         compute_capability=(9, 0),
         memory_mib=143771,
-        reserved_mib=608,
+        reserved_mib=700,
         pci_device_id=0x233510DE,
         pci_subsystem_id=0x18BE10DE,
-        part_number="692-2G520-0280-501",
+        part_number="695-2G520-0280-000",
         bar1_mib=262144,
         pcie_generation=5,
         power_limit_w=700,
@@ -184,6 +190,7 @@ _BOARDS = (
         nvlink_version=NvLinkVersion.V4,
         nvswitch_buses=(0x07, 0x08, 0x09, 0x0A),
         fabric=True,
+        remap_banks=3072,
         slots=_HGX_HOPPER,
         mig=MIG_BY_BOARD["H200-141GB"],
     ),
@@ -264,7 +271,7 @@ _BOARDS = (
         architecture=Architecture.TURING,
         compute_capability=(7, 5),
         memory_mib=15360,
-        reserved_mib=449,
+        reserved_mib=393,
         pci_device_id=0x1EB810DE,
         pci_subsystem_id=0x12A210DE,
         part_number="900-2G183-0000-001",
@@ -272,6 +279,7 @@ _BOARDS = (
         pcie_generation=3,
         power_limit_w=70,
         max_clocks_mhz=(1590, 5001),
+        thermal_limits_c=(93, 96, 85),
         slots=_PCIE_SERVER,
     ),
 )

@@ -60,7 +60,7 @@ def recovery_action(path: Path, gpu: int | str, action: int) -> None:
 
 
 def temperature(path: Path, gpu: int | str, degrees_c: int) -> None:
-    """Set the GPU's temperature; from 89 degrees on NVML reports a thermal slowdown."""
+    """Set the GPU's temperature; from the board's slowdown limit on NVML reports a thermal slowdown."""
     with mutate(path) as state:
         _gpu(state, gpu).temperature_c = degrees_c
 

@@ -11,7 +11,6 @@ from draco.simulator.boards import Architecture
 from draco.simulator.nvml_session import Session, board_of, invalid_argument, not_supported, pointed
 from draco.simulator.state import GpuState
 
-SLOWDOWN_C, SHUTDOWN_C, MAX_C = 89, 92, 87
 _IDLE_SHARE = 0.15  # of the power limit; what an idle GPU draws varies, nothing may depend on it
 
 
@@ -93,9 +92,10 @@ class Health:
 
     def nvmlDeviceGetRowRemapperHistogram(self, device: Any) -> Any:
         """Memory banks by what they have left for remapping; all have everything until rows were remapped."""
-        rows = _remapped(self._session.gpu(device))
+        gpu = self._session.gpu(device)
+        rows, banks = _remapped(gpu), board_of(gpu).remap_banks
+        used = min(rows.uncorrectable, banks)
         histogram = pynvml.c_nvmlRowRemapperHistogramValues()
-        banks, used = 640, min(rows.uncorrectable, 640)  # the number of banks is estimated
         histogram.max, histogram.high = banks - used, used
         if rows.failed:
             histogram.max, histogram.none = max(0, histogram.max - 1), 1
@@ -115,12 +115,12 @@ class Health:
         return self.nvmlDeviceGetTemperature(handle, sensor)
 
     def nvmlDeviceGetTemperatureThreshold(self, handle: Any, threshold: int) -> int:
-        """Degrees Celsius at which the GPU slows down or stops; common values, they vary by board."""
-        self._session.gpu(handle)
+        """Degrees Celsius at which the GPU slows down or stops."""
+        slowdown, shutdown, highest = board_of(self._session.gpu(handle)).thermal_limits_c
         limits = {
-            pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: SHUTDOWN_C,
-            pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: SLOWDOWN_C,
-            pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX: MAX_C,
+            pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: shutdown,
+            pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: slowdown,
+            pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX: highest,
         }
         if threshold not in limits:
             raise not_supported()
@@ -128,7 +128,8 @@ class Health:
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any) -> int:
         """Why the clocks are not higher: idle, or the temperature."""
-        hot = self._session.gpu(handle).temperature_c >= SLOWDOWN_C
+        gpu = self._session.gpu(handle)
+        hot = gpu.temperature_c >= board_of(gpu).thermal_limits_c[0]
         reasons = pynvml.nvmlClocksEventReasonGpuIdle
         return int(pynvml.nvmlClocksThrottleReasonHwThermalSlowdown if hot else reasons)
 

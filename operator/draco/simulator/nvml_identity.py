@@ -169,9 +169,9 @@ class Identity:
         return _bits(node * _CPUS_PER_NUMA_NODE, _CPUS_PER_NUMA_NODE, cpuSetSize, scope)
 
     def nvmlDeviceGetAddressingMode(self, device: Any) -> int:
-        """NOT_SUPPORTED, as on a host without heterogeneous memory management."""
+        """None, as on a host whose kernel module does no heterogeneous memory management."""
         self._session.gpu(device)
-        raise not_supported()
+        return int(pynvml.NVML_DEVICE_ADDRESSING_MODE_NONE)
 
     def nvmlDeviceGetVirtualizationMode(self, handle: Any) -> int:
         """Bare metal."""

@@ -116,17 +116,18 @@ class Links:
         if versions and info.version not in versions:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
         registered = board_of(gpu).fabric
+        reports_health = registered and board_of(gpu).architecture > Architecture.HOPPER
         # A single server has no cluster UUID and is clique 0.
         info.state = (
             pynvml.NVML_GPU_FABRIC_STATE_COMPLETED if registered else pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
         )
         info.status, info.cliqueId = pynvml.NVML_SUCCESS, 0
         if hasattr(info, "healthMask"):
-            info.healthMask = _HEALTHY_MASK if registered else 0
+            info.healthMask = _HEALTHY_MASK if reports_health else 0
         if hasattr(info, "healthSummary"):
             info.healthSummary = (
                 pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY
-                if registered
+                if reports_health
                 else pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED
             )
         return int(pynvml.NVML_SUCCESS)

@@ -147,7 +147,7 @@ def _new_gpu(board: Board, node_name: str, index: int) -> GpuState:
     return GpuState(
         uuid=f"GPU-{identity}",
         board=board.key,
-        minor=index,
+        minor=slot.minor,
         serial=f"{identity.int % 10**13:013d}",
         pci_bus=slot.bus,
         pcie_root_bus=slot.root_bus,

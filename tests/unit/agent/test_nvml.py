@@ -66,6 +66,7 @@ def test_a_gpu_is_read_with_everything_that_is_published(nvml: Nvml, path: Path)
         pci_bus_id="0000:9d:00.0",
         numa_node=1,
         mig_capable=True,
+        addressing_mode="None",
     )
     assert (gpus[4].memory_mib, gpus[4].cuda_compute_capability) == (81559, "9.0.0")
 
@@ -99,6 +100,15 @@ def test_the_minor_number_is_nvmls_and_not_the_index(nvml: Nvml, path: Path) -> 
         for gpu in state.gpus:
             gpu.minor = 7 - gpu.minor
     assert [(gpu.index, gpu.minor) for gpu in nvml.gpus()] == [(index, 7 - index) for index in range(8)]
+
+
+def test_on_an_ampere_server_minors_are_not_in_pci_order(tmp_path: Path) -> None:
+    create(tmp_path / "state.json", board="A100-80GB", node_name="n")
+    nvml = Nvml(SimulatedNvml(tmp_path / "state.json"))
+    nvml.open()
+    minors = [gpu.minor for gpu in nvml.gpus()]
+    assert sorted(minors) == list(range(8))
+    assert minors != list(range(8))
 
 
 def test_mig_mode_is_the_current_one_and_not_the_pending(nvml: Nvml, path: Path) -> None:
@@ -236,11 +246,17 @@ def test_a_function_the_driver_lacks_is_a_missing_feature_and_no_fault(path: Pat
     def missing(*_: object) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
-    optional = ("nvmlDeviceGetMigMode", "nvmlDeviceGetMemoryAffinity", "nvmlDeviceGetFieldValues")
+    optional = (
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetMemoryAffinity",
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetAddressingMode",
+    )
     nvml = Nvml(Overriding(path, **dict.fromkeys(optional, missing)))
     nvml.open()
     gpu = nvml.gpus()[0]
-    assert (gpu.mig_capable, gpu.numa_node, gpu.health.state) == (False, None, HealthState.HEALTHY)
+    assert (gpu.mig_capable, gpu.numa_node, gpu.addressing_mode) == (False, None, None)
+    assert gpu.health.state is HealthState.HEALTHY
     required = Nvml(Overriding(path, nvmlSystemGetNVMLVersion=missing))
     required.open()
     with pytest.raises(NotSupported, match="driver is too old for NVML's nvmlSystemGetNVMLVersion"):

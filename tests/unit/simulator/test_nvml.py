@@ -141,12 +141,14 @@ def test_pcie_boards_have_no_nvlink(a_state_file: StateFile, board: str) -> None
     assert status == pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
 
 
-@pytest.mark.parametrize(("board", "state"), [("H100-80GB", 3), ("RTX-PRO-6000", 0)])
-def test_the_fabric_is_complete_on_nvswitch_boards_only(a_state_file: StateFile, board: str, state: int) -> None:
+@pytest.mark.parametrize(("board", "state", "summary"), [("H100-80GB", 3, 0), ("B200", 3, 1), ("RTX-PRO-6000", 0, 0)])
+def test_the_fabric_is_complete_on_nvswitch_boards_and_its_health_known_from_blackwell_on(
+    a_state_file: StateFile, board: str, state: int, summary: int
+) -> None:
     nvml = opened(a_state_file(board, gpus=1))
     info = pynvml.c_nvmlGpuFabricInfo_v3_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(nvml.nvmlDeviceGetHandleByIndex(0), ctypes.byref(info))
-    assert (info.state, info.healthSummary) == (state, 1 if state else 0)
+    assert (info.state, info.healthSummary) == (state, summary)
 
 
 def test_the_fabric_is_no_question_for_ampere(a_state_file: StateFile) -> None:
