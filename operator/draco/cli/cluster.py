@@ -33,11 +33,26 @@ def command() -> None:
 
 @command.command()
 @_NAME
-@click.option("--nodes", default=2, show_default=True, type=click.IntRange(0, 5000), help="Simulated GPU nodes.")
-@click.option("--gpus", default=8, show_default=True, type=click.IntRange(min=0), help="GPUs of each node.")
-@click.option("--board", default="H100-80GB", show_default=True, help="Which GPU, for example A100-40GB, B200 or L40S.")
 @click.option(
-    "--real-nodes", default=0, show_default=True, type=click.IntRange(0, 200), help="Nodes that run containers (root)."
+    "--nodes", default=2, show_default=True, type=click.IntRange(0, 5000), metavar="N", help="Simulated GPU nodes."
+)
+@click.option(
+    "--gpus", default=8, show_default=True, type=click.IntRange(min=0), metavar="N", help="GPUs of each node."
+)
+@click.option(
+    "--board",
+    metavar="BOARD",
+    default="H100-80GB",
+    show_default=True,
+    help="Which GPU, for example A100-40GB, B200 or L40S.",
+)
+@click.option(
+    "--real-nodes",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 200),
+    metavar="N",
+    help="Nodes that run containers (root).",
 )
 @click.option("--kubernetes", default="", metavar="VERSION", help="Kubernetes version.  [default: 1.36.3]")
 @click.option(
@@ -46,9 +61,15 @@ def command() -> None:
 @click.option("--existing", default="", metavar="KUBECONFIG", help="Attach nodes and operator to this cluster instead.")
 @click.option("--bin-dir", default="", metavar="FOLDER", help="Take Kubernetes' programs from here.")
 @click.option(
-    "--port", default=0, type=click.IntRange(0, 65535), help="The API server's port.  [default: any free one]"
+    "--port",
+    default=0,
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="The API server's port.  [default: any free one]",
 )
-@click.option("--node-prefix", default="gpu-node", show_default=True, help="What simulated nodes are called.")
+@click.option(
+    "--node-prefix", metavar="PREFIX", default="gpu-node", show_default=True, help="What simulated nodes are called."
+)
 @click.option("--operator/--no-operator", default=True, help="Run Draco's operator.  [default: yes]")
 @click.option("--wait", default=180.0, show_default=True, metavar="SECONDS", help="Wait for nodes and GPUs; 0 not to.")
 def up(name: str, provider: str, existing: str, wait: float, **settings: Any) -> None:

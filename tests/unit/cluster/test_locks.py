@@ -1,5 +1,6 @@
 """Locks between processes."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -54,9 +55,21 @@ def test_one_may_wait_for_the_other(tmp_path: Path) -> None:
         assert set(waited_for) == {str(holder.pid)}
 
 
-def test_the_lock_of_a_removed_file_holds_nobody_off(tmp_path: Path) -> None:
+def test_a_lock_whose_file_was_removed_meanwhile_is_not_taken_for_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "lock"
+    lock = fcntl.flock
+    turns = []
+
+    def removed_first(descriptor: int, operation: int) -> None:
+        if not turns:
+            path.unlink()  # its holder left between our opening the file and locking it
+        turns.append(descriptor)
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_first)
     with locks.held(path):
-        path.unlink()
-        with locks.held(path):
-            assert path.exists()
+        assert len(turns) == 2
+        with pytest.raises(locks.Held), locks.held(path):
+            pass
