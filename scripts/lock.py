@@ -42,7 +42,7 @@ def main() -> None:
 def lock(name: str, wanted: list[str], options: list[str]) -> None:
     """Resolve the wanted packages into one file."""
     target = Path("requirements", name)
-    command = [sys.executable, "-m", "piptools", "compile", *OPTIONS, *options, "--output-file", target, "-"]
+    command = [sys.executable, "-m", "piptools", "compile", *OPTIONS, *options, "--output-file", str(target), "-"]
     environment = {name: value for name, value in os.environ.items() if name != "PIP_FIND_LINKS"}
     subprocess.run(command, cwd=ROOT, input="\n".join(wanted), text=True, env=environment, check=True)
     path = ROOT / target

@@ -63,7 +63,7 @@ def served(request: pytest.FixtureRequest) -> ControlPlane:
 async def client(served: ControlPlane) -> AsyncIterator["Client"]:
     """An administrator's client of `served`."""
     from draco.kube.client import Client  # noqa: PLC0415 - unit tests do not load the network stack
-    from draco.kube.kubeconfig import connect  # noqa: PLC0415
+    from draco.kube.kubeconfig import connect  # noqa: PLC0415 - the same
 
     connection = await connect(served.kubeconfig)
     try:

@@ -137,7 +137,7 @@ class Stream:
                         return
                     if self.mangle_next:
                         self.mangle_next = False
-                        line = line[: len(line) // 2] + b"\n"  # noqa: PLW2901
+                        line = line[: len(line) // 2] + b"\n"  # noqa: PLW2901 - what is sent instead
                     await response.write(line)
                     self.forwarded += 1
                 if self.silent:

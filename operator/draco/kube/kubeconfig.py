@@ -214,8 +214,8 @@ class PluginCredentials:
     async def load(self) -> None:
         """Run the plugin for the first time. Raises KubeconfigError with what it said."""
         from kubernetes_asyncio.client import Configuration  # noqa: PLC0415 - 2 s, and most users need none of it
-        from kubernetes_asyncio.config import ConfigException  # noqa: PLC0415
-        from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger  # noqa: PLC0415
+        from kubernetes_asyncio.config import ConfigException  # noqa: PLC0415 - the same
+        from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger  # noqa: PLC0415 - the same
 
         try:
             merged = KubeConfigMerger(os.pathsep.join(str(path) for path in self._paths))

@@ -76,7 +76,7 @@ class PodIdentity:
         key = ObjectKey(NAMESPACE, f"{self._account}-pod")
         await self._administrator.create(
             PODS,
-            {  # type: ignore[arg-type]  # a pod needs more than the fields Draco reads
+            {  # a pod needs more than the fields Draco reads
                 "metadata": {"name": key.name, "namespace": NAMESPACE},
                 "spec": {
                     "serviceAccountName": self._account,
@@ -170,7 +170,7 @@ async def test_an_agent_cannot_allocate_or_read_secrets_or_write_rules(
     with pytest.raises(Forbidden):
         await agent.list(SECRETS)
     with pytest.raises(Forbidden):
-        await agent.create(SERVED_TAINT_RULES, a_rule("by-agent"))  # type: ignore[arg-type]
+        await agent.create(SERVED_TAINT_RULES, a_rule("by-agent"))
     with pytest.raises(Forbidden):
         await agent.patch(NODES, ObjectKey("", "node-a"), {"spec": {"unschedulable": True}})
 
@@ -205,7 +205,7 @@ async def test_the_operator_cannot_touch_nodes_pods_slices_or_claims(
     with pytest.raises(Forbidden):
         await operator.delete(PODS, ObjectKey(NAMESPACE, "draco-operator-pod"))
     with pytest.raises(Forbidden):
-        await operator.create(SLICES, a_slice("by-operator", "node-a"))  # type: ignore[arg-type]
+        await operator.create(SLICES, a_slice("by-operator", "node-a"))
     with pytest.raises(Forbidden):
         await operator.patch(CLAIMS, key, {"metadata": {"labels": {"a": "b"}}})
     with pytest.raises(Forbidden):
@@ -247,7 +247,7 @@ async def an_allocated_claim(administrator: Client, namespace: str, *, node: str
     request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
     await administrator.create(
         CLAIMS,
-        {  # type: ignore[arg-type]
+        {
             "metadata": {"name": key.name, "namespace": namespace},
             "spec": {"devices": {"requests": [request]}},
         },

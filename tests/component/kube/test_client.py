@@ -5,7 +5,7 @@ import pytest
 from draco.kube import errors
 from draco.kube.client import Client
 from draco.resources.claims import ResourceClaimConsumerReference, ResourceClaimStatus
-from draco.resources.kinds import CLAIMS, NODES, PODS, SLICES
+from draco.resources.kinds import CLAIMS, PODS, SLICES, Kind
 from draco.resources.meta import ObjectKey, ObjectMeta
 from tests.builders import a_claim, a_slice
 from tests.component.kube.support import CONFIG_MAPS, ConfigMap, a_config_map
@@ -164,4 +164,4 @@ async def test_an_eviction_is_posted_to_its_subresource(client: Client, namespac
 
 async def test_a_kind_that_is_not_served_is_not_found(client: Client) -> None:
     with pytest.raises(errors.NotFound):
-        await client.list(type(NODES)("absent.example", "v1", "things", "Thing", False, ConfigMap))
+        await client.list(Kind("absent.example", "v1", "things", "Thing", False, ConfigMap))

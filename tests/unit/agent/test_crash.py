@@ -23,7 +23,7 @@ from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint, ClaimState
 from draco.agent.files import LocalFiles
 from draco.agent.prepare import ClaimDesk
-from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 
 SCENES = {
@@ -55,7 +55,7 @@ class Node:
         if call == "prepare":
             self.desk.prepare(claim, {f"gpu-{gpu.minor}": gpu for gpu in GPUS})
         else:
-            self.desk.unprepare(claim.metadata.uid)
+            self.desk.unprepare(ClaimUid(claim.metadata.uid))
 
 
 GPUS = [a_gpu(0), a_gpu(1)]
@@ -167,7 +167,7 @@ def test_killed_at_any_instruction_it_converges(scene: str, folder: Path, capsys
         assert in_child(partial(play, place, scene, at)) == -signal.SIGKILL
         check(place)
     with capsys.disabled():
-        print(f" [{scene}: {points} kill points] ", end="")  # noqa: T201
+        print(f" [{scene}: {points} kill points] ", end="")  # noqa: T201 - how many is part of the result
 
 
 def test_killed_again_while_it_recovers_it_still_converges(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,5 +183,5 @@ def test_killed_again_while_it_recovers_it_still_converges(folder: Path, capsys:
             tried += 1
             check(place)
     with capsys.disabled():
-        print(f" [recovery: {tried} kill points] ", end="")  # noqa: T201
+        print(f" [recovery: {tried} kill points] ", end="")  # noqa: T201 - how many is part of the result
     assert tried > 100

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from google.protobuf.descriptor import ServiceDescriptor
 
 from draco.agent import wire
 from scripts import generate_protos
@@ -25,5 +26,5 @@ def test_the_committed_message_classes_are_what_the_protos_generate(tmp_path: Pa
         (wire.HEALTH_V1ALPHA1, "v1alpha1.DRAResourceHealth"),
     ],
 )
-def test_services_have_the_names_kubelet_calls(service: wire.ServiceDescriptor, name: str) -> None:
+def test_services_have_the_names_kubelet_calls(service: ServiceDescriptor, name: str) -> None:
     assert service.full_name == name

@@ -6,7 +6,7 @@ import pytest
 from draco.agent import slices
 from draco.agent.gpus import DriverInfo
 from draco.agent.slices import Located, Publisher
-from draco.resources.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice
+from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity, ResourcePool, ResourceSlice
 from draco.resources.taints import DeviceTaint
 from tests.builders import MOMENT, a_gpu, a_slice
 
@@ -53,7 +53,7 @@ def test_a_gpu_has_nvidias_names_and_the_standard_attributes() -> None:
             "resource.kubernetes.io/pcieRoot": DeviceAttribute(string="pci0000:15"),
             "resource.kubernetes.io/numaNode": DeviceAttribute(int_=0),
         },
-        capacity={"memory": slices.DeviceCapacity(value="81559Mi")},
+        capacity={"memory": DeviceCapacity(value="81559Mi")},
     )
 
 

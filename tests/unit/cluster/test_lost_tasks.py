@@ -8,7 +8,7 @@ REPOSITORY = Path(__file__).parents[3]
 TESTS = """
 import asyncio
 import pytest
-from tests.conftest import _tasks_are_checked, no_task_left_behind  # noqa: F401
+from tests.conftest import _tasks_are_checked, no_task_left_behind  # noqa: F401 - fixtures
 
 kept = []
 

@@ -34,6 +34,11 @@ GPU_4 = a_device_key("node-1/gpu-4")
 LATER = timedelta(seconds=60)
 
 
+def is_admin(claim: ResourceClaim) -> bool:
+    assert claim.status.allocation is not None
+    return bool(claim.status.allocation.devices.results[0].admin_access)
+
+
 def a_request(name: str = "swap-fan", *, finished: bool = False, effect: str = "NoSchedule") -> DeviceMaintenance:
     request = a_maintenance(name, driver=NVIDIA_DRIVER, pool="node-1", device="gpu-3", finished=finished)
     request = msgspec.structs.replace(request, status=type(request.status)())
@@ -393,7 +398,7 @@ class Convergence(RuleBasedStateMachine):
             for uid in self.uids:
                 self.reconcile(uid, 1000)
             self.now += timedelta(seconds=3)
-        held = {d for d in DEVICES if str(d) in self.claims and not self.claims[str(d)].status.allocation.devices.results[0].admin_access}  # type: ignore[union-attr]  # fmt: skip  # noqa: E501
+        held = {d for d in DEVICES if str(d) in self.claims and not is_admin(self.claims[str(d)])}
         for uid in self.uids:
             request = self.requests.get(uid)
             devices = {maintained_device(each) for each in self.ours() if maintenance_uid(each) == uid}

@@ -39,7 +39,7 @@ def _watching(nvml: SimulatedNvml, *gpus: int, types: int = XID) -> Any:
 
 
 def _seen(nvml: SimulatedNvml, events: Any, timeout_ms: int = 0) -> list[tuple[int, int]]:
-    found = []
+    found: list[tuple[int, int]] = []
     while True:
         try:
             event = nvml.nvmlEventSetWait_v2(events, timeout_ms)
