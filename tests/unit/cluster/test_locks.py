@@ -60,7 +60,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_not_taken_for_held(
 ) -> None:
     path = tmp_path / "lock"
     lock = fcntl.flock
-    turns = []
+    turns: list[int] = []
 
     def removed_first(descriptor: int, operation: int) -> None:
         if not turns:
