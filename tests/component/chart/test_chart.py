@@ -4,11 +4,13 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
+from draco.cli import agent, operator
 from draco.cluster import binaries
 
 REPOSITORY = Path(__file__).parents[3]
@@ -145,3 +147,28 @@ def test_no_container_of_the_operator_has_more_rights_than_it_needs(helm: Path) 
 def test_the_manifests_for_kubectl_are_rendered_from_the_chart(helm: Path) -> None:
     committed = (REPOSITORY / "manifests" / "install" / "draco.yaml").read_text()
     assert [d for d in yaml.safe_load_all(committed) if d][1:] == render(helm)
+
+
+def test_alerts_ask_only_for_metrics_that_exist(helm: Path) -> None:
+    rules = only(render(helm, "--set", "metrics.rules.enabled=true"), "PrometheusRule")
+    expressions = [rule["expr"] for group in rules["spec"]["groups"] for rule in group["rules"]]
+    asked = {name for expression in expressions for name in re.findall(r"draco_\w+", expression)}
+    documented = set(re.findall(r"`(draco_\w+)`", (REPOSITORY / "docs" / "reference" / "metrics.md").read_text()))
+    assert asked
+    assert asked <= documented
+
+
+def test_pods_are_scraped_where_probes_are_served(helm: Path) -> None:
+    documents = render(helm, "--set", "metrics.podMonitor.enabled=true", "--set", "metrics.port=9100")
+    (endpoint,) = only(documents, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    for kind in ("Deployment", "DaemonSet"):
+        (container,) = only(documents, kind)["spec"]["template"]["spec"]["containers"]
+        assert {"name": endpoint["port"], "containerPort": 9100} in container["ports"]
+        assert {"name": "DRACO_LISTEN", "value": "0.0.0.0:9100"} in container["env"]
+
+
+@pytest.mark.parametrize(("kind", "program"), [("Deployment", operator), ("DaemonSet", agent)])
+def test_each_setting_of_a_container_is_one_its_program_knows(helm: Path, kind: str, program: ModuleType) -> None:
+    (container,) = only(render(helm), kind)["spec"]["template"]["spec"]["containers"]
+    asked = {variable["name"] for variable in container["env"] if variable["name"].startswith("DRACO_")}
+    assert asked <= {parameter.envvar for parameter in program.command.params}
