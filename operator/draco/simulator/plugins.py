@@ -67,6 +67,7 @@ class Plugins:
 
     def __init__(self, root: Path, *, clock: Clock, registered: Callable[[str], None], poll_s: float = 0.25) -> None:
         self._registry = root / "plugins_registry"
+        self._registry.mkdir(parents=True, exist_ok=True)
         self._log = log.bind(node=root.name)
         self._clock = clock
         self._registered = registered
@@ -79,7 +80,6 @@ class Plugins:
 
     async def run(self) -> None:
         """Watch the registry until cancelled; then close every channel."""
-        self._registry.mkdir(parents=True, exist_ok=True)
         try:
             while True:
                 await self._look()
