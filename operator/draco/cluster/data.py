@@ -1,4 +1,4 @@
-"""Manifests that come with Draco: our CustomResourceDefinitions and the examples.
+"""Manifests that come with Draco: our CustomResourceDefinitions, the examples and the installation.
 
 Owns where they are: beside the package in an installed Draco, in the repository when Draco runs from a checkout.
 """
@@ -19,6 +19,11 @@ def crds() -> Path:
 def examples() -> Path:
     """The folder that holds one folder per example."""
     return _folder("manifests") / "examples"
+
+
+def install() -> Path:
+    """The one file that installs Draco without helm."""
+    return _folder("manifests") / "install" / "draco.yaml"
 
 
 def _folder(name: str) -> Path:

@@ -1,16 +1,17 @@
 """Waiting until real nodes are part of the cluster, and giving each node's agent its identity.
 
-Owns the agent's service account in a cluster without the chart, and the token in each node. The token is bound to the Node
-object, so the API server sees which node its holder speaks for, exactly as with the token of a DaemonSet's pod: the
-rights that Kubernetes calls `associated-node`, and a policy that holds each agent to its own node, work as in production.
-Source: KEP-4193.
+Owns the token in each node. The agent's service account, rights and the policy that holds each agent to its own node are the
+ones that the installation has. The token is bound to the Node object, so the API server sees which node its holder speaks
+for, exactly as with the token of a DaemonSet's pod. Source: KEP-4193.
 """
 
 import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
+import yaml
 
+from draco.cluster import data
 from draco.cluster.errors import ProcessFailed
 from draco.cluster.realnodes import RealNodes
 from draco.kube.client import Client
@@ -18,19 +19,37 @@ from draco.kube.errors import NotFound
 from draco.resources.core import Node
 from draco.resources.kinds import NODES, Kind
 from draco.resources.meta import ObjectKey
-from draco.resources.names import NVIDIA_DRIVER
-
+from draco.resources.names import LABEL_MANAGED_BY
 
 NAMESPACE: Final = "draco-system"
 ACCOUNT: Final = "draco-agent"
 _TOKEN_VALID_S: Final = 365 * 24 * 3600
 _POLL_S: Final = 0.1
 _MANAGER: Final = "draco-cluster"
+_COMPONENT: Final = "app.kubernetes.io/component"
 
-_NAMESPACES: Kind[Any] = Kind("", "v1", "namespaces", "Namespace", False, dict)
 _ACCOUNTS: Kind[Any] = Kind("", "v1", "serviceaccounts", "ServiceAccount", True, dict)
-_ROLES: Kind[Any] = Kind("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", False, dict)
-_BINDINGS: Kind[Any] = Kind("rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", False, dict)
+_AGENT_KINDS: Final[Sequence[Kind[Any]]] = (
+    _ACCOUNTS,
+    Kind("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", False, dict),
+    Kind("rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", False, dict),
+    Kind(
+        *("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy"),
+        namespaced=False,
+        type=dict,
+    ),
+    Kind(
+        *(
+            "admissionregistration.k8s.io",
+            "v1",
+            "validatingadmissionpolicybindings",
+            "ValidatingAdmissionPolicyBinding",
+        ),
+        namespaced=False,
+        type=dict,
+    ),
+)
+"""What the installation has for the agent beside the pods that run it, in the order in which it is applied."""
 
 
 async def join(client: Client, nodes: RealNodes, names: Sequence[str], *, within_s: float = 90.0) -> None:
@@ -47,42 +66,22 @@ async def wait_until_ready(client: Client, nodes: RealNodes, name: str, *, withi
 
 
 async def install_account(client: Client) -> None:
-    """The agent's service account and rights: what the chart would install, for a cluster without it."""
-    name = ObjectKey("", ACCOUNT)
-    await client.apply(_NAMESPACES, ObjectKey("", NAMESPACE), {}, manager=_MANAGER)
-    await client.apply(_ACCOUNTS, ObjectKey(NAMESPACE, ACCOUNT), {}, manager=_MANAGER)
-    await client.apply(_ROLES, name, {"rules": agent_rules(NVIDIA_DRIVER)}, manager=_MANAGER)
-    binding = {
-        "roleRef": {"apiGroup": _ROLES.group, "kind": _ROLES.kind, "name": ACCOUNT},
-        "subjects": [{"kind": _ACCOUNTS.kind, "name": ACCOUNT, "namespace": NAMESPACE}],
-    }
-    await client.apply(_BINDINGS, name, binding, manager=_MANAGER)
+    """What the installation gives the agent: its account, its rights, and the policy on top of them."""
+    for kind, document in agent_manifests(data.install().read_text()):
+        metadata = document["metadata"]
+        key = ObjectKey(metadata.get("namespace", ""), metadata["name"])
+        await client.apply(kind, key, document, manager=_MANAGER)
 
 
-def agent_rules(driver: str) -> list[dict[str, Any]]:
-    """What the agent may do; the same as in the chart."""
+def agent_manifests(installation: str) -> list[tuple[Kind[Any], dict[str, Any]]]:
+    """The agent's objects among the installation's documents, without the DaemonSet: here something else runs the agent."""
+    documents = [each for each in yaml.safe_load_all(installation) if each]
+    agents = [each for each in documents if each["metadata"].get("labels", {}).get(_COMPONENT) == "agent"]
     return [
-        {
-            "apiGroups": ["resource.k8s.io"],
-            "resources": ["resourceslices"],
-            "verbs": ["get", "list", "watch", "create", "update", "patch", "delete"],
-        },
-        {
-            "apiGroups": ["draco.dev"],
-            "resources": ["gpunodes"],
-            "verbs": ["get", "list", "watch", "create", "patch"],
-        },
-        {"apiGroups": ["draco.dev"], "resources": ["gpunodes/status"], "verbs": ["patch"]},
-        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/status"], "verbs": ["patch"]},
-        {
-            "apiGroups": ["resource.k8s.io"],
-            "resources": ["resourceclaims/driver"],
-            "resourceNames": [driver],
-            "verbs": ["associated-node:patch", "associated-node:update"],
-        },
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
-        {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
+        (kind, {**each, "metadata": {**each["metadata"], "labels": {LABEL_MANAGED_BY: _MANAGER}}})
+        for kind in _AGENT_KINDS
+        for each in agents
+        if each["kind"] == kind.kind
     ]
 
 

@@ -3,13 +3,14 @@
 import functools
 import json
 import signal
+import subprocess
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from draco.cluster.image import BUSYBOX_IMAGE
-from draco.cluster.realnodes import RealNodes
+from draco.cluster.realnodes import API_PORT, RealNodes
 from tests.e2e.kubectl import Kubectl, eventually
 
 DRIVER = "gpu.nvidia.com"
@@ -143,6 +144,26 @@ class Bench:
             if each["spec"].get("nodeName") == self.node and each["spec"]["driver"] == DRIVER
             for device in each["spec"].get("devices", [])
         }
+
+    def slice_of(self, node: str) -> str:
+        """The name of the slice that the agent of some node published."""
+        names = [
+            each["metadata"]["name"] for each in self.kube.objects("resourceslices") if each["spec"]["nodeName"] == node
+        ]
+        assert len(names) == 1
+        return str(names[0])
+
+    def as_holder_of(self, token: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run kubectl with nothing but this token."""
+        authority = self.nodes.folder.parent / "pki" / "ca.crt"
+        server = f"https://{self.nodes.address}:{API_PORT}"
+        access = [
+            "--kubeconfig=/dev/null",
+            f"--server={server}",
+            f"--certificate-authority={authority}",
+            f"--token={token}",
+        ]
+        return subprocess.run([self.kube.binary, *access, *arguments], capture_output=True, text=True, check=False)
 
     def kill(self, service: str) -> int:
         """Kill a service of the node and return which process it was."""

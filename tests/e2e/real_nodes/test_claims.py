@@ -115,3 +115,12 @@ def test_a_pod_deleted_while_its_node_is_off_is_released_when_it_is_back(bench: 
     bench.nodes.power_on(bench.node)
     eventually(lambda: not bench.exists("pod", "one"), within_s=RETURNS_WITHIN_S, what="the pod is gone")
     eventually(lambda: bench.released("one"), within_s=STARTS_WITHIN_S, what="the claim is released")
+
+
+def test_the_agent_of_one_node_cannot_write_what_belongs_to_another(bench: Bench) -> None:
+    token = bench.on_node("cat", "/var/run/secrets/kubernetes.io/serviceaccount/token")
+    (mine, theirs) = (bench.slice_of(node) for node in bench.nodes.nodes)
+    for name, refusal in ((mine, ""), (theirs, "may not write what belongs to node")):
+        done = bench.as_holder_of(token, "annotate", "--dry-run=server", "resourceslice", name, "tests/touched=yes")
+        assert refusal in done.stderr
+        assert (done.returncode == 0) is (refusal == "")

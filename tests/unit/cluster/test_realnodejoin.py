@@ -1,0 +1,21 @@
+from draco.cluster import data
+from draco.cluster.realnodejoin import ACCOUNT, NAMESPACE, agent_manifests
+
+
+def test_the_agent_gets_from_the_installation_all_but_the_pods_that_would_run_it() -> None:
+    found = agent_manifests(data.install().read_text())
+    assert [kind.kind for kind, _ in found] == [
+        "ServiceAccount",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    ]
+    assert {document["metadata"]["name"] for _, document in found} == {ACCOUNT}
+    assert found[0][1]["metadata"]["namespace"] == NAMESPACE
+
+
+def test_what_belongs_to_no_agent_is_left_to_others() -> None:
+    operator = "kind: ClusterRole\nmetadata: {name: op, labels: {app.kubernetes.io/component: operator}}\n"
+    unlabelled = "---\nkind: ServiceAccount\nmetadata: {name: a}\n"
+    assert agent_manifests(operator + unlabelled) == []
