@@ -1,7 +1,9 @@
 """`draco status` on a real API server: what it reads, and how it ends when it cannot."""
 
+import asyncio
 import json
 import uuid
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from click.testing import CliRunner, Result
 from draco.cli.status import command
 from draco.cluster import ports
 from draco.cluster.controlplane import ControlPlane
+from tests.doubles.faultproxy import FaultProxy, answer
 from tests.requests import call
 
 DRIVER = "gpu.example.com"
@@ -112,3 +115,40 @@ def test_missing_permissions_are_one_sentence(api_server: ControlPlane, tmp_path
     kubeconfig = tmp_path / "kubeconfig"
     api_server.write_kubeconfig(kubeconfig, "somebody")
     assert "may not list" in one_sentence(draco_status("--kubeconfig", kubeconfig))
+
+
+@pytest.fixture
+async def through_proxy(api_server: ControlPlane, tmp_path: Path) -> AsyncIterator[tuple[FaultProxy, Path]]:
+    """A proxy before the API server, and a kubeconfig of it."""
+    proxy = FaultProxy(api_server)
+    await proxy.start()
+    kubeconfig = tmp_path / "kubeconfig"
+    cluster = {"name": "proxy", "cluster": {"server": proxy.url}}
+    context = {"name": "proxy", "context": {"cluster": "proxy", "user": "proxy"}}
+    config = {"clusters": [cluster], "users": [{"name": "proxy", "user": {}}], "contexts": [context]}
+    kubeconfig.write_text(yaml.safe_dump({**config, "current-context": "proxy"}))
+    yield proxy, kubeconfig
+    await proxy.stop()
+
+
+async def test_a_cluster_without_dra_is_one_sentence(through_proxy: tuple[FaultProxy, Path]) -> None:
+    proxy, kubeconfig = through_proxy
+    proxy.fault(lambda request: request.path.startswith("/apis/resource.k8s.io/"), answer(404, "NotFound"), times=1000)
+    result = await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig)
+    assert "does not serve resource.k8s.io/v1" in one_sentence(result)
+
+
+async def test_a_cluster_without_dracos_kinds_is_shown_and_says_that_they_are_missing(
+    through_proxy: tuple[FaultProxy, Path],
+) -> None:
+    proxy, kubeconfig = through_proxy
+    proxy.fault(lambda request: request.path.startswith("/apis/draco.dev/"), answer(404, "NotFound"), times=1000)
+    result = await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig, "-o", "json")
+    assert result.exit_code == 0
+    assert [item["name"] for item in json.loads(result.stdout)["missing"]] == ["GpuNode, DeviceMaintenance"]
+
+
+async def test_a_server_that_fails_is_one_sentence(through_proxy: tuple[FaultProxy, Path]) -> None:
+    proxy, kubeconfig = through_proxy
+    proxy.fault(lambda request: request.path.endswith("/resourceclaims"), answer(500, "InternalError"), times=1000)
+    one_sentence(await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig))
