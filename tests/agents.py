@@ -99,7 +99,7 @@ class SimulatedNode:
             run_agent(self.settings(**changes), client=self.client, library=self.library, files=files)
         )
         try:
-            await eventually(lambda: task.done() or self.registration_socket.exists())
+            await eventually(lambda: task.done() or self.answers())
             if task.done():
                 task.result()
             yield task
@@ -171,6 +171,16 @@ class SimulatedNode:
             verdict = registration_pb2.RegistrationStatus(plugin_registered=not error, error=error)
             await wire.unary(connected, wire.REGISTRATION, "NotifyRegistrationStatus")(verdict, timeout=5)
             return info
+
+    async def answers(self) -> bool:
+        """Whether a plugin answers on the registration socket."""
+        if not self.registration_socket.exists():
+            return False
+        async with channel(self.registration_socket) as connected:
+            with suppress(grpc.aio.AioRpcError):
+                info = registration_pb2.InfoRequest()
+                return bool((await wire.unary(connected, wire.REGISTRATION, "GetInfo")(info, timeout=1)).name)
+        return False
 
     @asynccontextmanager
     async def health(self, messages: Any = health_v1_pb2, service: Any = wire.HEALTH_V1) -> AsyncIterator[Any]:

@@ -1,11 +1,7 @@
 """Slices are what they should be, whatever others, the server or the network do to them."""
 
-from collections.abc import AsyncIterator
-
 import msgspec
-import pytest
 
-from draco.cluster.controlplane import ControlPlane
 from draco.kube.client import Client
 from draco.kube.connection import Connection
 from draco.resources.kinds import NODES, SLICES
@@ -15,14 +11,6 @@ from draco.simulator import faults
 from tests.agents import SimulatedNode, eventually
 from tests.builders import a_slice
 from tests.doubles.faultproxy import FaultProxy, answer, drop, writes
-
-
-@pytest.fixture
-async def proxy(api_server: ControlPlane) -> AsyncIterator[FaultProxy]:
-    proxy = FaultProxy(api_server)
-    await proxy.start()
-    yield proxy
-    await proxy.stop()
 
 
 async def devices_of(node: SimulatedNode) -> list[list[str]]:

@@ -1,0 +1,241 @@
+"""What the agent tells people and the operator: GpuNode, claim status, endpoints. Nothing of it is in kubelet's way."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+from structlog.testing import capture_logs
+
+from draco.agent.checkpoint import PreparedClaim
+from draco.agent.leftovers import Leftovers
+from draco.kube.client import Client
+from draco.kube.connection import Connection
+from draco.kube.errors import NotFound
+from draco.resources.draco import GpuNode
+from draco.resources.kinds import CLAIMS, GPU_NODES
+from draco.resources.meta import ObjectKey
+from draco.resources.names import ClaimUid
+from draco.simulator import faults
+from tests.agents import SimulatedNode, eventually
+from tests.doubles.clock import ManualClock
+from tests.doubles.faultproxy import FaultProxy, answer
+
+
+async def gpu_node(node: SimulatedNode) -> GpuNode:
+    return await node.client.get(GPU_NODES, ObjectKey("", node.name))
+
+
+async def conditions(node: SimulatedNode) -> dict[str, tuple[str, str]]:
+    return {one.type: (one.status, one.message) for one in (await gpu_node(node)).status.conditions}
+
+
+async def condition(node: SimulatedNode, name: str, status: str) -> str:
+    """The condition's message, or its status when it has none, once it has that status."""
+    found, message = (await conditions(node)).get(name, ("", ""))
+    return (message or found) if found == status else ""
+
+
+@pytest.mark.usefixtures("crds")
+async def test_conditions_say_what_is_missing(node: SimulatedNode) -> None:
+    async with node.running():
+        assert "has not looked" in await eventually(lambda: condition(node, "Registered", "False"))
+        await eventually(lambda: condition(node, "Published", "True"))
+        await node.register(error="driver gpu.nvidia.com is taken")
+        await eventually(lambda: refused(node))
+        await node.register()
+        await eventually(lambda: condition(node, "Ready", "True"))
+        faults.break_driver(node.gpus)
+        assert "kernel module" in await eventually(lambda: condition(node, "Readable", "False"))
+        assert "kernel module" in await eventually(lambda: condition(node, "Ready", "False"))
+
+
+async def refused(node: SimulatedNode) -> bool:
+    return "is taken" in await condition(node, "Registered", "False")
+
+
+@pytest.mark.usefixtures("crds")
+async def test_a_status_that_says_nothing_new_is_not_written(node: SimulatedNode) -> None:
+    async with node.running(rescan_s=0.05):
+        await node.register()
+        await eventually(lambda: condition(node, "Ready", "True"))
+        before = await gpu_node(node)
+        async with node.health() as stream:
+            await stream.read()
+        await asyncio.sleep(0.5)  # ten readings of the GPUs
+        assert (await gpu_node(node)).metadata.resource_version == before.metadata.resource_version
+    async with node.running():
+        await node.register()
+        await eventually(lambda: condition(node, "Ready", "True"))
+        times = {one.type: one.last_transition_time for one in before.status.conditions}
+        after = (await gpu_node(node)).status.conditions
+    assert {one.type: one.last_transition_time for one in after if one.type in {"Published", "Readable"}} == {
+        name: times[name] for name in ("Published", "Readable")
+    }
+
+
+async def test_without_the_kind_the_agent_works_and_says_so_once(node: SimulatedNode) -> None:
+    await remove_kind(node)
+    claim = await node.claim("gpu-0")
+    with capture_logs() as logs:
+        async with node.running():
+            await node.published(2)
+            assert not (await node.prepare(claim))[claim.metadata.uid].error
+            await node.register()
+            faults.lose(node.gpus, 1)
+            await eventually(lambda: lost_seen(node))
+    assert [one["event"] for one in logs].count("gpunode.kind_missing") == 1
+    assert not [one for one in logs if one["event"] == "reconcile.failed"]
+
+
+async def lost_seen(node: SimulatedNode) -> bool:
+    async with node.health() as stream:
+        return any(one.health == 2 for one in (await stream.read()).devices)
+
+
+async def remove_kind(node: SimulatedNode) -> None:
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.draco.dev"
+
+    async def gone() -> bool:
+        try:
+            await node.client.connection.request("GET", "/apis/draco.dev/v1alpha1/gpunodes")
+        except NotFound:
+            return True
+        return False
+
+    with suppress(NotFound):
+        await node.client.connection.request("DELETE", path)
+    await eventually(gone)
+
+
+async def test_a_claim_is_prepared_while_its_status_cannot_be_written_and_that_is_made_up_for(
+    node: SimulatedNode, proxy: FaultProxy
+) -> None:
+    claim = await node.claim("gpu-0")
+    proxy.fault(lambda request: request.path.endswith("/status"), answer(500), times=3)
+    direct = node.client
+    async with Client(Connection(proxy.url)) as through:
+        node.client = through
+        async with node.running():
+            node.client = direct
+            assert not (await node.prepare(claim))[claim.metadata.uid].error
+
+            async def reported() -> object:
+                return (await node.client.get(CLAIMS, claim.metadata.key)).status.devices
+
+            await eventually(reported)
+
+
+async def test_a_restart_does_not_move_the_times_of_a_claims_conditions(node: SimulatedNode) -> None:
+    claim = await node.claim("gpu-0")
+
+    async def device() -> object:
+        devices = (await node.client.get(CLAIMS, claim.metadata.key)).status.devices
+        return devices[0] if devices else None
+
+    async with node.running():
+        await node.prepare(claim)
+        before = await eventually(device)
+    async with node.running():
+        faults.lose(node.gpus, 0)
+
+        async def unhealthy() -> object:
+            found = await device()
+            return found if "False" in [one.status for one in found.conditions] else None  # type: ignore[attr-defined]
+
+        after = await eventually(unhealthy)
+    times = [{one.type: one.last_transition_time for one in each.conditions} for each in (before, after)]
+    assert times[0]["Ready"] == times[1]["Ready"]
+
+
+async def test_endpoints_tell_liveness_readiness_and_metrics(node: SimulatedNode, unused_tcp_port: int) -> None:
+    claim = await node.claim("gpu-0")
+    base = f"http://127.0.0.1:{unused_tcp_port}"
+    async with node.running(listen=f"127.0.0.1:{unused_tcp_port}"), aiohttp.ClientSession(trust_env=False) as session:
+
+        async def ready() -> bool:
+            async with session.get(f"{base}/readyz") as response:
+                return response.status == 200
+
+        await eventually(ready)
+        await node.register()
+        await node.prepare(claim)
+        async with session.get(f"{base}/livez") as response:
+            assert response.status == 200
+        async with session.get(f"{base}/metrics") as response:
+            text = await response.text()
+    for line in (
+        'draco_agent_gpus{health="Healthy"} 2.0',
+        "draco_agent_prepared_claims 1.0",
+        'draco_agent_prepares_total{result="ok"} 1.0',
+        "draco_agent_pool_generation 1.0",
+        "draco_agent_registered 1.0",
+    ):
+        assert line in text
+
+
+@pytest.fixture
+def unused_tcp_port() -> int:
+    import socket  # noqa: PLC0415
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+# Claims that kubelet never gives up
+
+
+class Looking:
+    """A look at leftovers under a clock that the test moves."""
+
+    def __init__(self, node: SimulatedNode, claim: PreparedClaim) -> None:
+        self.clock = ManualClock()
+        self.record: Path = node.folder / "dra_manager_state"
+        self.given_up: list[str] = []
+        self.leftovers = Leftovers(
+            node.client,
+            claims=lambda: {claim.uid: claim},
+            kubelet_record=self.record,
+            give_up=self._give_up,
+            clock=self.clock,
+        )
+
+    async def _give_up(self, claim: PreparedClaim) -> None:
+        self.given_up.append(claim.name)
+
+    async def look_after(self, seconds: float) -> list[str]:
+        await self.leftovers.look()
+        await self.clock.advance(seconds)
+        await self.leftovers.look()
+        return self.given_up
+
+
+def on_record(name: str, uid: str, namespace: str) -> PreparedClaim:
+    return PreparedClaim(uid=ClaimUid(uid), namespace=namespace, name=name, state="prepared", devices=[])  # type: ignore[arg-type]
+
+
+async def test_a_claim_that_exists_is_never_given_up(node: SimulatedNode) -> None:
+    claim = await node.claim("gpu-0")
+    looking = Looking(node, on_record(claim.metadata.name, claim.metadata.uid, node.namespace))
+    looking.record.write_text("{}")
+    assert await looking.look_after(3600) == []
+
+
+async def test_a_claim_that_is_gone_is_given_up_late_and_only_if_kubelet_forgot_it(node: SimulatedNode) -> None:
+    looking = Looking(node, on_record("gone", "uid-1", node.namespace))
+    assert await looking.look_after(3600) == [], "kubelet's record could not be read"
+    looking = Looking(node, on_record("gone", "uid-1", node.namespace))
+    looking.record.write_text('{"data": "\\"ClaimUID\\":\\"uid-1\\""}')
+    assert await looking.look_after(3600) == [], "kubelet's record names the claim"
+    looking.record.write_text("{}")
+    looking = Looking(node, on_record("gone", "uid-1", node.namespace))
+    assert await looking.look_after(300) == [], "not gone for long enough"
+    assert await looking.look_after(400) == ["gone"]
+
+
+async def test_a_claim_whose_name_was_taken_by_another_counts_as_gone(node: SimulatedNode) -> None:
+    await node.claim("gpu-0", name="reused")
+    looking = Looking(node, on_record("reused", "the old uid", node.namespace))
+    looking.record.write_text("{}")
+    assert await looking.look_after(700) == ["reused"]
