@@ -1,9 +1,10 @@
 """How long the operator needs to know a large cluster, and how much memory that takes.
 
 Creates Nodes and ResourceSlices on a real API server, starts `draco operator` as a process, and measures from its start until
-/readyz says ok, its resident memory then and after a scrape, and the time a scrape takes.
+/readyz says ok, its peak resident memory once everything in it runs and it was scraped, and the time a scrape takes. The start
+is shown beside the time in which the same objects can be fetched at all.
 
-    python benchmarks/operator_scale.py --nodes 1000 --gpus 8
+    python -m benchmarks.operator_scale --nodes 1000 --gpus 8
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from benchmarks.table import Row, tell
 from draco.cluster import binaries
 from draco.cluster.controlplane import STORE, ControlPlane, Settings
 from draco.kube.client import Client
@@ -33,6 +35,8 @@ DEFINITIONS: Kind[Any] = Kind(
 )
 TARGET_S = 5.0
 TARGET_MIB = 300.0
+SETTLED_AFTER_S = 3.0
+"""By then Kopf runs, the lease is held and the first look at everything is over."""
 
 
 async def main() -> int:
@@ -46,20 +50,37 @@ async def main() -> int:
             started = time.monotonic()
             await in_parallel([fill_node(client, i, options.gpus) for i in range(options.nodes)], 32)
             say(f"{options.nodes} nodes x {options.gpus} GPUs created in {time.monotonic() - started:.1f} s")
+            lists_s = await bare_lists_s(client)
             async with an_operator(plane, Path(folder)) as operator:
                 ready_s = await operator.until_ready(60)
-                rss_ready = operator.rss_mib()
+                await operator.until_said("kopf.loaded", 60)
                 scrape_s = await operator.scrape_s()
-                rss_scraped = operator.rss_mib()
+                await asyncio.sleep(SETTLED_AFTER_S)
+                rss_mib = operator.peak_mib()
+    known = f"{options.nodes} nodes x {options.gpus} GPUs"
     rows = [
-        ("start to ready", f"{ready_s:.2f} s", f"<= {TARGET_S:g} s"),
-        ("resident memory when ready", f"{rss_ready:.0f} MiB", f"<= {TARGET_MIB:g} MiB"),
-        ("resident memory after a scrape", f"{rss_scraped:.0f} MiB", f"<= {TARGET_MIB:g} MiB"),
-        ("one scrape of all metrics", f"{scrape_s * 1000:.0f} ms", ""),
+        Row(
+            f"operator start, {known} known",
+            f"{ready_s:.2f} s",
+            f"bare lists {lists_s:.2f} s",
+            f"<= {TARGET_S:g} s",
+            ready_s <= TARGET_S,
+        ),
+        Row(
+            f"operator peak memory, {known}", f"{rss_mib:.0f} MiB", "-", f"<= {TARGET_MIB:g} MiB", rss_mib <= TARGET_MIB
+        ),
+        Row(f"scrape of all metrics, {known}", f"{scrape_s * 1000:.0f} ms", "-", "-", met=True),
     ]
-    for what, measured, target in rows:
-        print(f"{what:<34}{measured:>10}   {target}")
-    return 0 if ready_s <= TARGET_S and max(rss_ready, rss_scraped) <= TARGET_MIB else 1
+    tell(*rows)
+    return 0 if all(row.met for row in rows) else 1
+
+
+async def bare_lists_s(client: Client) -> float:
+    """Seconds to fetch the same objects as bytes, without looking at them: what no client can do without."""
+    started = time.monotonic()
+    for kind in (NODES, SLICES):
+        await client.connection.request("GET", kind.path())
+    return time.monotonic() - started
 
 
 @contextlib.asynccontextmanager
@@ -157,17 +178,27 @@ class OperatorProcess:
         await until(self._ready, within_s)
         return time.monotonic() - self._started
 
+    async def until_said(self, event: str, within_s: float) -> None:
+        """Return once it has logged this event."""
+
+        async def said() -> bool:
+            return any(each["event"] == event for each in self._events())
+
+        await until(said, within_s)
+
     async def _ready(self) -> bool:
         if self._process.returncode is not None:
             raise RuntimeError(self._log.read_text())
         if not self._url:
-            events = [json.loads(line) for line in self._log.read_text().splitlines() if line.endswith("}")]
-            ports = [event["port"] for event in events if event["event"] == "http.serving"]
+            ports = [event["port"] for event in self._events() if event["event"] == "http.serving"]
             if not ports:
                 return False
             self._url = f"http://127.0.0.1:{ports[0]}"
         async with aiohttp.ClientSession() as session, session.get(f"{self._url}/readyz") as response:
             return response.status == 200
+
+    def _events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._log.read_text().splitlines() if line.endswith("}")]
 
     async def scrape(self, query: str = "") -> str:
         """Its metrics."""
@@ -180,10 +211,10 @@ class OperatorProcess:
         await self.scrape()
         return time.monotonic() - started
 
-    def rss_mib(self) -> float:
-        """Its resident memory."""
+    def peak_mib(self) -> float:
+        """The most memory that was ever resident."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
-        (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+        (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
         return int(line.split()[1]) / 1024
 
 

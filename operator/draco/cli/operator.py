@@ -14,7 +14,7 @@ import structlog
 
 from draco.cli.logs import LEVELS, configure_logs
 from draco.controller.app import Connect, run_operator
-from draco.controller.handlers import quiet_kopf
+from draco.controller.kopf_thread import quiet_kopf
 from draco.controller.settings import OperatorSettings
 from draco.kube.connection import Connection
 from draco.kube.election import LeadershipLost

@@ -12,8 +12,8 @@ from typing import Any
 
 import structlog
 
-from draco.controller.handlers import OwnKinds
 from draco.controller.health import http_app, serving
+from draco.controller.kopf_thread import OwnKinds
 from draco.controller.maintenance import MaintenanceReconciler
 from draco.controller.metrics import Metrics, Reading, gauge, register_view
 from draco.controller.notes import Notes
@@ -128,13 +128,12 @@ class Operator:
         return [f"{kind}: not listed yet" for kind in self.view.unsynced]
 
     async def _run_kopf(self) -> None:
-        # Kopf looks once at what is served, so it must not start before our kinds are.
-        await self.view.maintenances.synced.wait()
+        # Kopf looks once at what is served, so it must not start before our kinds are; and it must not delay readiness.
+        await self._all_synced()
         await self.own_kinds.run()
 
     async def _lead_when_ready(self) -> None:
-        for informer in self.view.informers.values():
-            await informer.synced.wait()
+        await self._all_synced()
         log.info(
             "operator.synced",
             seconds=round(self._clock.monotonic() - self._started, 2),
@@ -144,6 +143,10 @@ class Operator:
         gc.collect()
         gc.freeze()
         await self.election.run(self._lead)
+
+    async def _all_synced(self) -> None:
+        for informer in self.view.informers.values():
+            await informer.synced.wait()
 
     async def _lead(self) -> None:
         self.metrics.leader.set(1)

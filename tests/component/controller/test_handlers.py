@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from draco.cluster.controlplane import ControlPlane
-from draco.controller.handlers import OwnKinds
+from draco.controller.kopf_thread import OwnKinds
 from draco.kube.client import Client
 from draco.kube.connection import Connection
 from draco.kube.errors import Unreachable
