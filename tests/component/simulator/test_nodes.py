@@ -15,11 +15,13 @@ import pytest
 from draco.kube.client import Client
 from draco.kube.clock import SystemClock
 from draco.kube.errors import NotFound
+from draco.kube.events import EventRecorder
 from draco.resources.claims import ResourceClaim
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, PODS, SLICES, Kind
 from draco.resources.meta import ObjectKey
-from draco.resources.names import NVIDIA_DRIVER
-from draco.simulator.nodes import SimulatedNodes, TooLongForSockets, run_nodes
+from draco.resources.names import NVIDIA_DRIVER, NodeName
+from draco.simulator.nodes import SimulatedNode, SimulatedNodes, TooLongForSockets, run_nodes
+from draco.simulator.podfeed import PodFeed
 
 RAW_PODS: Kind[Any] = Kind("", "v1", "pods", "Pod", True, dict)
 NODE_COUNT, GPUS = 3, 8
@@ -62,7 +64,8 @@ async def cluster(client: Client, crds: None, folder: Path) -> AsyncIterator[Cli
     await client.apply(DEVICE_CLASSES, ObjectKey("", NVIDIA_DRIVER), device_class, manager="tests")
     yield client
     for index in range(NODE_COUNT):
-        await client.delete(NODES, ObjectKey("", f"sim-{index}"))
+        with contextlib.suppress(NotFound):
+            await client.delete(NODES, ObjectKey("", f"sim-{index}"))
     async with asyncio.timeout(30):  # a node takes its slices along
         while await published_gpus(client):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
@@ -193,6 +196,50 @@ async def test_a_restart_of_all_nodes_loses_nothing(
         assert set(cdi_specs(folder)) < set(specs)
         await cluster.delete(PODS, ObjectKey(namespace, "stays"))
         await until_gone(cluster, namespace, "stays")
+
+
+async def test_pods_outlive_their_agent_and_new_ones_wait_for_the_next(
+    control_plane: object, cluster: Client, namespace: str, folder: Path
+) -> None:
+    nodes = SimulatedNodes(root=folder, count=1, gpus=GPUS, prefix="sim")
+    clock, random = SystemClock(), Random(1)
+    events = EventRecorder(cluster, controller="kubelet", instance="tests", clock=clock, random=random)
+    feed = PodFeed(cluster, events=events, clock=clock, random=random)
+    node = SimulatedNode(NodeName("sim-0"), nodes, cluster, feed=feed, clock=clock, random=random)
+    node.create_gpus()
+    async with asyncio.TaskGroup() as tasks:
+        around = [tasks.create_task(work) for work in (events.run(), feed.run(), node.kubelet.run())]
+        await node.kubelet.ready.wait()
+        feed.add(node.kubelet)
+        agent = tasks.create_task(node.run_agent())
+        await make_claim(cluster, namespace, "early")
+        await make_pod(cluster, namespace, "early", "early")
+        await until_running(cluster, namespace, "early")
+
+        agent.cancel()
+        await asyncio.wait({agent})
+        await make_claim(cluster, namespace, "late")
+        await make_pod(cluster, namespace, "late", "late")  # its slices are still there, so it is scheduled
+        await until_waiting_for_driver(cluster, namespace, "late")
+        assert (await cluster.get(PODS, ObjectKey(namespace, "early"))).status.phase == "Running"
+
+        agent = tasks.create_task(node.run_agent())
+        await until_running(cluster, namespace, "late")
+        for name in ("early", "late"):
+            await cluster.delete(PODS, ObjectKey(namespace, name))
+        await until_gone(cluster, namespace, "early", "late")
+        assert cdi_specs(folder) == []
+        for task in (*around, agent):
+            task.cancel()
+
+
+async def until_waiting_for_driver(client: Client, namespace: str, pod: str) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            conditions = (await client.get(PODS, ObjectKey(namespace, pod))).status.conditions
+            if any(f"{NVIDIA_DRIVER} is not registered" in condition.message for condition in conditions):
+                return
+            await asyncio.sleep(0.05)
 
 
 def test_a_folder_too_deep_for_sockets_is_refused_with_a_way_out() -> None:
