@@ -8,10 +8,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from draco.agent import wire
-from draco.agent.api import health_v1alpha1_pb2
+from draco.agent.api import health_v1alpha1_pb2, registration_pb2
 from draco.agent.errors import AnotherPlugin, SettingsError
 from draco.agent.plugin import sockets
 from draco.kube.client import Client
@@ -53,6 +54,17 @@ async def test_a_registry_that_was_wiped_gets_its_socket_back(node: SimulatedNod
 def test_a_path_too_long_for_a_socket_is_one_sentence() -> None:
     with pytest.raises(SettingsError, match=r"has 1\d\d bytes, but Linux allows 107; use a shorter kubelet directory"):
         sockets(Path("/" + "x" * 80), "gpu.nvidia.com")
+
+
+async def test_clients_that_send_the_sockets_path_as_authority_are_answered(node: SimulatedNode) -> None:
+    """Older Go clients do, and strict servers reset such calls (kubernetes/kubernetes 112597)."""
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", str(node.registration_socket)))
+    async with (
+        node.running(),
+        grpc.aio.insecure_channel(f"unix:{node.registration_socket}", options=options) as channel,
+    ):
+        info = await wire.unary(channel, wire.REGISTRATION, "GetInfo")(registration_pb2.InfoRequest(), timeout=5)
+    assert info.name == "gpu.nvidia.com"
 
 
 async def test_a_second_agent_of_the_driver_refuses_and_names_the_first(node: SimulatedNode) -> None:

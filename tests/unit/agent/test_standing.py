@@ -1,0 +1,83 @@
+"""What is reported of a node: GPUs, conditions, health; and when a condition's time moves."""
+
+from datetime import timedelta
+
+from draco.agent.conditions import merged
+from draco.agent.gpus import DriverInfo, GpuHealth, HealthState, UnidentifiedGpu
+from draco.agent.hardware import View
+from draco.agent.health_service import reports
+from draco.agent.node_status import Standing, status
+from draco.agent.plugin import Registration
+from draco.agent.publisher import Published
+from draco.agent.slices import Located
+from draco.resources.meta import Condition
+from tests.builders import MOMENT, a_gpu
+
+DRIVER = DriverInfo("580.95.05", "13.0", "13.580.95.05")
+FINE = View(driver=DRIVER, gpus=(Located(a_gpu(1)), Located(a_gpu(0), numa_node=1)), read_at=MOMENT)
+LOST = GpuHealth(HealthState.UNHEALTHY, "The GPU is lost.")
+
+
+def standing(view: View = FINE, **changes: object) -> Standing:
+    plain: dict[str, object] = {
+        "driver": "gpu.nvidia.com",
+        "published": Published(3, 2),
+        "problem": "",
+        "registration": Registration(accepted=True, error=""),
+        "claims": 1,
+        **changes,
+    }
+    return Standing(view=view, **plain)  # type: ignore[arg-type]
+
+
+def conditions(of: Standing) -> dict[str, tuple[str, str, str]]:
+    return {one.type: (one.status, one.reason, one.message) for one in status(of, generation=1).conditions}
+
+
+def test_the_status_names_gpus_in_order_and_is_ready() -> None:
+    said = status(standing(), generation=4)
+    assert [(gpu.device, gpu.memory, gpu.health, gpu.numa_node) for gpu in said.gpus] == [
+        ("gpu-0", "81559Mi", "Healthy", 1),
+        ("gpu-1", "81559Mi", "Healthy", None),
+    ]
+    assert (said.driver_version, said.pool_generation, said.prepared_claims, said.gpu_count) == ("580.95.05", 3, 1, 2)
+    assert {one.type: one.status for one in said.conditions} == dict.fromkeys(
+        ("Ready", "Readable", "Published", "Registered"), "True"
+    )
+    assert {one.observed_generation for one in said.conditions} == {4}
+
+
+def test_ready_says_everything_that_is_lacking() -> None:
+    told = conditions(standing(published=None, problem="No Node.", registration=Registration(error="Kubelet says no.")))
+    assert told["Published"] == ("False", "NotWritten", "No Node.")
+    assert told["Registered"] == ("False", "NotAccepted", "Kubelet says no.")
+    assert told["Ready"] == ("False", "NotWritten", "No Node. Kubelet says no.")
+
+
+def test_gpus_that_cannot_be_read_any_more_are_unknown_not_healthy() -> None:
+    stale = View(driver=DRIVER, gpus=FINE.gpus, fault="The driver is gone.", read_at=MOMENT)
+    assert {gpu.health for gpu in status(standing(stale), generation=1).gpus} == {"Unknown"}
+    assert {(one.state, one.message) for one in reports(stale)} == {(HealthState.UNKNOWN, "The driver is gone.")}
+    assert {one.at for one in reports(stale)} == {int(MOMENT.timestamp())}
+    assert conditions(standing(stale))["Readable"] == ("False", "Unreadable", "The driver is gone.")
+
+
+def test_a_gpu_that_never_told_its_identity_is_named() -> None:
+    view = View(driver=DRIVER, gpus=FINE.gpus, unidentified=(UnidentifiedGpu(2, "It is lost."),), read_at=MOMENT)
+    assert conditions(standing(view))["Readable"] == ("False", "GpuUnidentified", "GPU 2: It is lost.")
+
+
+def test_an_unhealthy_gpu_is_reported_with_its_reason() -> None:
+    view = View(driver=DRIVER, gpus=(Located(a_gpu(0, health=LOST)),), read_at=MOMENT)
+    [gpu] = status(standing(view), generation=1).gpus
+    assert (gpu.health, gpu.message) == ("Unhealthy", "The GPU is lost.")
+
+
+def test_a_conditions_time_moves_only_with_its_status() -> None:
+    later = MOMENT + timedelta(hours=1, microseconds=5)
+    before = merged([Condition(type="A", status="True"), Condition(type="B", status="True")], [], MOMENT)
+    after = merged(
+        [Condition(type="A", status="True", message="new words"), Condition(type="B", status="False")], before, later
+    )
+    assert [one.last_transition_time for one in before] == [MOMENT, MOMENT]
+    assert [one.last_transition_time for one in after] == [MOMENT, later.replace(microsecond=0)]
