@@ -1,6 +1,7 @@
 """Write requirements/*.txt: every dependency of pyproject.toml, direct or not, at one version and with its hashes.
 
-Also the Go toolchain that is installed as a Python package where there is no Go. Versions already locked stay unless they no longer fit; `--upgrade` takes the newest of all.
+Also the Go toolchain that is installed as a Python package where there is no Go. Versions already locked stay unless they no
+longer fit; `--upgrade` takes the newest of all.
 """
 
 import os
