@@ -31,7 +31,6 @@ def configure_logs(level: str, *, stream: TextIO | None = None) -> None:
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(stream),
-        cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(

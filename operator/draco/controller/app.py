@@ -28,10 +28,16 @@ from draco.kube.connection import Connection
 from draco.kube.discovery import Features, discover
 from draco.kube.election import LeaderElection, LeaseTerms
 from draco.kube.retry import retry
+from draco.resources.errors import DracoError
 from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR
 
 log = structlog.get_logger(__name__)
+
+
+class NoDynamicResourceAllocation(DracoError):
+    """The cluster does not serve what everything here is about."""
+
 
 Connect = Callable[[], Awaitable[Connection]]
 
@@ -44,12 +50,19 @@ async def run_operator(
     clock: Clock | None = None,
     random: Random | None = None,
 ) -> None:
-    """Run until `stop` is set. Raises LeadershipLost (in a group) when the lease is lost, ApiError when nothing can be read."""
+    """Run until `stop` is set.
+
+    Raises LeadershipLost (in a group) when the lease is lost, ApiError when nothing can be read at the start, DracoError when
+    the cluster or this machine lacks something.
+    """
     clock = clock or SystemClock()
     random = random or Random()  # noqa: S311 - jitter
     async with await connect() as connection:
         client = Client(connection, manager=FIELD_MANAGER_OPERATOR)
         features = await retry(lambda: discover(client), clock=clock, random=random)
+        if not features.dra:
+            (without,) = features.missing
+            raise NoDynamicResourceAllocation(f"{without.consequence} {without.remedy}")
         operator = Operator(settings, client, features, connect=connect, clock=clock, random=random)
         await operator.run(stop)
 
@@ -139,7 +152,7 @@ class Operator:
             seconds=round(self._clock.monotonic() - self._started, 2),
             objects={name: len(informer.store) for name, informer in self.view.informers.items()},
         )
-        # What was just read lives for long: keep the collector from walking it again and again.
+        # What was just read lives for long: a full collection would walk it each time, 18 ms for 8,000 devices.
         gc.collect()
         gc.freeze()
         await self.election.run(self._lead)

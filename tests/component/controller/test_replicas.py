@@ -1,6 +1,7 @@
 """Two operators as processes: who leads, what happens when the leader dies, and how one stops."""
 
 import asyncio
+import json
 import signal
 import sys
 import time
@@ -9,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 
 from draco.cluster.controlplane import ControlPlane
 from draco.kube.client import Client
@@ -112,6 +115,28 @@ async def test_an_operator_without_an_api_server_says_so_in_one_sentence(tmp_pat
     assert process.returncode == 1
     assert errors.decode().startswith("Error: cannot reach the API server at https://127.0.0.1:1")
     assert len(errors.decode().splitlines()) == 1
+
+
+async def test_a_cluster_without_dra_is_said_in_one_sentence_with_what_to_do(tmp_path: Path) -> None:
+    async def nothing_here(_: web.BaseRequest) -> web.Response:
+        return web.Response(status=404, text="404 page not found")
+
+    kubeconfig = tmp_path / "kubeconfig"
+    async with RawTestServer(nothing_here) as server:
+        clusters = [{"name": "old", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}]
+        contexts = [{"name": "old", "context": {"cluster": "old"}}]
+        kubeconfig.write_text(json.dumps({"clusters": clusters, "contexts": contexts, "current-context": "old"}))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "draco", "operator", "--kubeconfig", str(kubeconfig), "--listen", "127.0.0.1:0"),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(30):
+            _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert errors.decode() == (
+        "Error: The cluster does not serve resource.k8s.io/v1, so no GPU can be claimed. "
+        "Upgrade to Kubernetes 1.34 or newer.\n"
+    )
 
 
 async def test_a_taken_port_is_said_in_one_sentence(

@@ -1,0 +1,94 @@
+"""The options of `draco operator`, and how it writes its log."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+import structlog
+from click.testing import CliRunner
+
+from draco.cli import operator
+from draco.cli.logs import configure_logs
+from draco.controller.settings import OperatorSettings
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OperatorSettings]]:
+    """The settings with which the command would have run."""
+    kept: list[OperatorSettings] = []
+
+    async def keep(settings: OperatorSettings, *_: Any, **__: Any) -> None:
+        kept.append(settings)
+
+    monkeypatch.setattr(operator, "run_operator", keep)
+    yield kept
+    structlog.reset_defaults()
+
+
+def test_the_environment_of_the_chart_is_understood(started: list[OperatorSettings]) -> None:
+    environment = {
+        "DRACO_NAMESPACE": "gpu-system",
+        "DRACO_IDENTITY": "draco-operator-7c9f",
+        "DRACO_LISTEN": "0.0.0.0:9090",
+        "DRACO_LOG_LEVEL": "warning",
+        "DRACO_PENDING_AFTER": "30",
+        "DRACO_LEASE_DURATION": "20",
+        "DRACO_RENEW_DEADLINE": "12",
+        "DRACO_RETRY_PERIOD": "3",
+    }
+    result = CliRunner().invoke(operator.command, [], env=environment)
+    assert result.exit_code == 0, result.output
+    (settings,) = started
+    assert (settings.namespace, settings.http_host, settings.http_port) == ("gpu-system", "0.0.0.0", 9090)
+    assert (settings.lease_duration_s, settings.renew_deadline_s, settings.retry_period_s) == (20, 12.0, 3.0)
+    assert settings.pending_after_s == 30.0
+
+
+def test_two_processes_of_one_name_have_different_identities(started: list[OperatorSettings]) -> None:
+    for _ in range(2):
+        assert CliRunner().invoke(operator.command, ["--identity", "pod-0"]).exit_code == 0
+    first, second = started
+    assert first.identity != second.identity
+    assert {each.identity.partition("_")[0] for each in started} == {"pod-0"}
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"), [("[::1]:8080", ("::1", 8080)), (":0", ("0.0.0.0", 0)), ("localhost:1", ("localhost", 1))]
+)
+def test_addresses_are_host_and_port(address: str, expected: tuple[str, int]) -> None:
+    assert operator.ListenAddress().convert(address, None, None) == expected
+
+
+@pytest.mark.parametrize("address", ["8080", "host:", "host:70000", "host:http"])
+def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"is not HOST:PORT, such as 0\.0\.0\.0:8080"):
+        operator.ListenAddress().convert(address, None, None)
+
+
+def test_a_lease_that_could_have_two_leaders_is_refused(started: list[OperatorSettings]) -> None:
+    result = CliRunner().invoke(operator.command, ["--lease-duration", "5"])
+    assert result.exit_code == 2
+    assert "the lease's duration (5 s) must exceed the renew deadline (10 s)" in result.output
+    assert started == []
+
+
+def test_logs_are_json_lines_with_fields_for_ours_and_for_libraries() -> None:
+    stream = io.StringIO()
+    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    try:
+        configure_logs("info", stream=stream)
+        structlog.get_logger("test").info("claim.pending", claim="default/train")
+        structlog.get_logger("test").debug("too.detailed")
+        logging.getLogger("some.library").warning("it said %s", "this")
+        logging.getLogger("some.library").info("too chatty")
+    finally:
+        logging.getLogger().handlers[:] = handlers
+        logging.getLogger().setLevel(level)
+        structlog.reset_defaults()
+    ours, theirs = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert (ours["event"], ours["claim"], ours["level"]) == ("claim.pending", "default/train", "info")
+    assert (theirs["event"], theirs["logger"], theirs["level"]) == ("it said this", "some.library", "warning")
