@@ -4,6 +4,7 @@ import functools
 import json
 import signal
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +31,14 @@ def claim(name: str) -> dict[str, Any]:
     }
 
 
-def pod(name: str, *, node: str, claims: str) -> dict[str, Any]:
-    """A pod on `node` that uses the claim and ends as soon as it is asked to."""
+def pod(name: str, *, node: str, claims: str = "") -> dict[str, Any]:
+    """A pod on `node` that uses the claim, if one is named, and ends as soon as it is asked to."""
     container = {
         "name": "main",
         "image": BUSYBOX_IMAGE,
         "imagePullPolicy": "Never",
         "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.2; done"],
-        "resources": {"claims": [{"name": "gpu"}]},
+        "resources": {"claims": [{"name": "gpu"}] if claims else []},
     }
     return {
         "apiVersion": "v1",
@@ -47,7 +48,7 @@ def pod(name: str, *, node: str, claims: str) -> dict[str, Any]:
             "nodeSelector": {"kubernetes.io/hostname": node},
             "terminationGracePeriodSeconds": 5,
             "dnsPolicy": "Default",
-            "resourceClaims": [{"name": "gpu", "resourceClaimName": claims}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": claims}] if claims else [],
             "containers": [container],
         },
     }
@@ -63,8 +64,15 @@ class Bench:
 
     def start(self, *names: str) -> None:
         """Start pods, each with a claim of its own name, and wait until they run."""
-        documents = [each for name in names for each in (claim(name), pod(name, node=self.node, claims=name))]
+        self.apply([each for name in names for each in (claim(name), pod(name, node=self.node, claims=name))])
+        self.wait(*names)
+
+    def apply(self, documents: Sequence[dict[str, Any]]) -> None:
+        """Apply manifests."""
         self.kube.run_with_input(yaml.safe_dump_all(documents), "apply", "-f", "-")
+
+    def wait(self, *names: str) -> None:
+        """Wait until the pods are ready."""
         for name in names:
             eventually(functools.partial(self.ready, name), within_s=STARTS_WITHIN_S, what=f"pod {name} is ready")
 
