@@ -122,7 +122,7 @@ def _measure(plane: ControlPlane, folder: Path, label: str, settle_s: float) -> 
 @contextmanager
 def _agent(plane: ControlPlane, folder: Path, label: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
     home = folder / _node(label)
-    options = {
+    options: dict[str, object] = {
         "node-name": _node(label),
         "kubelet-dir": home,
         "cdi-dir": home / "cdi",
@@ -131,9 +131,9 @@ def _agent(plane: ControlPlane, folder: Path, label: str, port: int) -> Iterator
     }
     if "simulated" in label:
         options["state"] = home / "gpus.json"
-    argv = [*PROGRAMS[label], *(f"--{name}={value}" for name, value in options.items())]
-    host, _, port = plane.server.removeprefix("https://").rpartition(":")
-    environment = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port, "PATH": "/usr/bin:/bin"}
+    argv = [*map(str, PROGRAMS[label]), *(f"--{name}={value}" for name, value in options.items())]
+    host, _, server_port = plane.server.removeprefix("https://").rpartition(":")
+    environment = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": server_port, "PATH": "/usr/bin:/bin"}
     home.mkdir(exist_ok=True)
     with (home / "log").open("wb") as log, subprocess.Popen(argv, env=environment, stdout=log, stderr=log) as process:
         try:

@@ -16,7 +16,7 @@ from draco.agent.api import health_v1alpha1_pb2, registration_pb2
 from draco.agent.errors import AnotherPlugin, SettingsError
 from draco.agent.plugin import sockets
 from draco.kube.client import Client
-from draco.resources.kinds import CLAIMS, EVENTS
+from draco.resources.kinds import CLAIMS
 from draco.simulator import faults
 from tests.agents import SimulatedNode, eventually
 from tests.builders import a_claim
@@ -45,7 +45,7 @@ async def test_a_registry_that_was_wiped_gets_its_socket_back(node: SimulatedNod
 
         async def served() -> bool:
             with suppress(Exception):
-                return (await node.prepare(claim))[claim.metadata.uid].error == ""
+                return bool((await node.prepare(claim))[claim.metadata.uid].error == "")
             return False
 
         await eventually(served)
@@ -76,7 +76,9 @@ async def test_a_second_agent_of_the_driver_refuses_and_names_the_first(node: Si
 
     async def told() -> object:
         found = await node.client.list(EVENTS, namespace="default")
-        return [one for one in found if one.regarding.name == node.name and one.reason == "AnotherPlugin"]
+        return [
+            one for one in found if one.regarding and one.regarding.name == node.name and one.reason == "AnotherPlugin"
+        ]
 
     [event] = await eventually(told)
     assert "already served on this node" in event.note
@@ -180,7 +182,11 @@ async def test_a_damaged_record_is_rebuilt_from_the_api_server(node: SimulatedNo
 
     async def told() -> object:
         found = await node.client.list(EVENTS, namespace="default")
-        return [one for one in found if one.regarding.name == node.name and one.reason == "CheckpointDamaged"]
+        return [
+            one
+            for one in found
+            if one.regarding and one.regarding.name == node.name and one.reason == "CheckpointDamaged"
+        ]
 
     await eventually(told)
 

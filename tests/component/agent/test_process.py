@@ -94,7 +94,7 @@ async def test_killed_it_starts_again_on_what_it_left(node: SimulatedNode, serve
 
 async def test_beside_another_plugin_it_ends_with_a_sentence(node: SimulatedNode, served: ControlPlane) -> None:
     async with node.running():
-        argv = [DRACO, "agent", *options(node, served, **{"state-dir": node.folder / "other"})]
+        argv = [str(DRACO), "agent", *options(node, served, **{"state-dir": node.folder / "other"})]
         process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
         _, output = await asyncio.wait_for(process.communicate(), 20)
     errors = output.decode()

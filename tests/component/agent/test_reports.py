@@ -1,6 +1,7 @@
 """What the agent tells people and the operator: GpuNode, claim status, endpoints. Nothing of it is in kubelet's way."""
 
 import asyncio
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -177,8 +178,6 @@ async def test_endpoints_tell_liveness_readiness_and_metrics(node: SimulatedNode
 
 @pytest.fixture
 def unused_tcp_port() -> int:
-    import socket  # noqa: PLC0415
-
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 

@@ -67,7 +67,7 @@ async def cluster(client: Client, crds: None, folder: Path) -> AsyncIterator[Cli
         with contextlib.suppress(NotFound):
             await client.delete(NODES, ObjectKey("", f"sim-{index}"))
     async with asyncio.timeout(30):  # a node takes its slices along
-        while await published_gpus(client):  # noqa: ASYNC110
+        while await published_gpus(client):  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.1)
 
 
@@ -89,7 +89,7 @@ async def make_pod(client: Client, namespace: str, name: str, claim: str) -> Non
 async def until_running(client: Client, namespace: str, *pods: str) -> None:
     async with asyncio.timeout(30):
         for name in pods:
-            while (await client.get(PODS, ObjectKey(namespace, name))).status.phase != "Running":  # noqa: ASYNC110
+            while (await client.get(PODS, ObjectKey(namespace, name))).status.phase != "Running":  # noqa: ASYNC110 - the server has no event for it
                 await asyncio.sleep(0.05)
 
 
@@ -97,7 +97,7 @@ async def until_gone(client: Client, namespace: str, *pods: str) -> None:
     async with asyncio.timeout(30):
         for name in pods:
             with contextlib.suppress(NotFound):
-                while await client.get(PODS, ObjectKey(namespace, name)):  # noqa: ASYNC110
+                while await client.get(PODS, ObjectKey(namespace, name)):  # noqa: ASYNC110 - the server has no event for it
                     await asyncio.sleep(0.05)
 
 
@@ -231,6 +231,22 @@ async def test_pods_outlive_their_agent_and_new_ones_wait_for_the_next(
         assert cdi_specs(folder) == []
         for task in (*around, agent):
             task.cancel()
+
+
+async def test_a_node_that_fails_comes_back_and_the_others_go_on(
+    control_plane: object, cluster: Client, namespace: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draco.simulator.nodes.NODE_RESTART_S", 0.2)
+    async with running(cluster, folder):
+        shutil.rmtree(folder / "sim-1" / "plugins_registry")
+        names = [f"pod-{index}" for index in range(NODE_COUNT * GPUS)]
+        for name in names:
+            await make_claim(cluster, namespace, name)
+            await make_pod(cluster, namespace, name, name)
+        await until_running(cluster, namespace, *names)
+        for name in names:
+            await cluster.delete(PODS, ObjectKey(namespace, name))
+        await until_gone(cluster, namespace, *names)
 
 
 async def until_waiting_for_driver(client: Client, namespace: str, pod: str) -> None:
