@@ -61,7 +61,10 @@ def command(kubeconfig: Path | None, context: str | None, namespace: str, output
         click.echo(msgspec.json.format(msgspec.json.encode(status), indent=2).decode())
         return
     console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else NO_TERMINAL_WIDTH)
-    (status_screen.show_wide if output == "wide" else status_screen.show)(status, console)
+    with console.capture() as screen:
+        (status_screen.show_wide if output == "wide" else status_screen.show)(status, console)
+    for line in screen.get().splitlines():
+        click.echo(line.rstrip())  # tables are padded to their full width
 
 
 async def _read(kubeconfig: Path | None, context: str | None, namespace: str) -> Status:

@@ -7,7 +7,9 @@ trouble on one stays there. What each part does is its own module's business.
 import asyncio
 import resource
 import signal
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,6 +38,7 @@ log = structlog.get_logger(__name__)
 LONGEST_SOCKET_PATH = 107
 """Bytes, without the closing zero: what Linux takes as the address of a Unix socket."""
 AGENT_RESTART_S = 5.0
+NODE_RESTART_S = 5.0
 
 
 class TooLongForSockets(DracoError):
@@ -52,7 +55,7 @@ class SimulatedNodes(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 3
     gpus: int = 8
     board: str = "H100-80GB"
-    prefix: str = "gpu"
+    prefix: str = "gpu-node"
     first: int = 0
     driver: str = NVIDIA_DRIVER
     noop_drivers: frozenset[str] = frozenset()
@@ -87,12 +90,25 @@ async def run_nodes(nodes: SimulatedNodes, client: Client, *, clock: Clock, rand
         tasks.create_task(events.run(), name="events")
         tasks.create_task(feed.run(), name="pods")
         for name in nodes.names():
-            node = SimulatedNode(name, nodes, client, feed=feed, clock=clock, random=random)
-            tasks.create_task(node.run(starting), name=f"node {name}")
+            node = partial(SimulatedNode, name, nodes, client, feed=feed, clock=clock, random=random)
+            tasks.create_task(_keep(node, starting, clock), name=f"node {name}")
+
+
+async def _keep(make: Callable[[], "SimulatedNode"], starting: asyncio.Semaphore, clock: Clock) -> None:
+    """Run one node, and set it up anew from its files when something on it fails: the others must not end with it."""
+    while True:
+        node = make()
+        try:
+            await node.run(starting)
+        except Exception as error:
+            log.exception("node.failed", node=node.name, error=str(error), again_in_s=NODE_RESTART_S)
+        finally:
+            node.leave()
+        await clock.sleep(NODE_RESTART_S)
 
 
 class SimulatedNode:
-    """One node: its files below `root`/<name>, its kubelet stand-in and its agent."""
+    """One node: its files below `root`/<name>, its kubelet stand-in and its agent. Run it once."""
 
     def __init__(
         self, name: NodeName, nodes: SimulatedNodes, client: Client, *, feed: PodFeed, clock: Clock, random: Random
@@ -125,6 +141,10 @@ class SimulatedNode:
                 await self.kubelet.ready.wait()
             self._feed.add(self.kubelet)
             tasks.create_task(self.keep_agent(), name=f"agent of {self.name}")
+
+    def leave(self) -> None:
+        """Take no more pods."""
+        self._feed.remove(self.kubelet)
 
     def create_gpus(self) -> None:
         """Write the state of the node's GPUs, unless an earlier run left it: faults and repairs survive a restart."""
@@ -167,7 +187,7 @@ class SimulatedNode:
 @click.option(
     "--root", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for all nodes' files."
 )
-@click.option("--name-prefix", "prefix", default="gpu", show_default=True, help="Nodes are called <prefix>-<number>.")
+@click.option("--name-prefix", "prefix", default="gpu-node", show_default=True, help="Nodes are called <prefix>-<number>.")
 @click.option("--first", type=click.IntRange(min=0), default=0, show_default=True, help="Number of the first node.")
 @click.option(
     "--driver", default=NVIDIA_DRIVER, show_default=True, help="Name of the DRA driver that the agents serve."

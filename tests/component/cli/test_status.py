@@ -70,6 +70,7 @@ def test_the_screen_shows_them_too(api_server: ControlPlane, node: str) -> None:
     result = draco_status("--kubeconfig", api_server.kubeconfig, "-o", "wide")
     assert result.exit_code == 0, result.output
     assert "\x1b[" not in result.stdout
+    assert not any(line.endswith(" ") for line in result.stdout.splitlines())
     line = next(line for line in result.stdout.splitlines() if "Wonder 9000" in line)
     assert "tainted" in line
     assert "example.com/broken:NoSchedule" in line
