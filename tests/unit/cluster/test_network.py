@@ -1,9 +1,20 @@
+import json
+from collections.abc import Callable
 from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
 
-from draco.cluster.network import MAX_NODES, AddressPlan, NetworkError, NetworkNames, choose_addresses, names_of
+from draco.cluster.network import (
+    MAX_NODES,
+    AddressPlan,
+    NetworkError,
+    NetworkNames,
+    choose_addresses,
+    create_control,
+    host_routes,
+    names_of,
+)
 
 NAMES = NetworkNames(cluster="a-cluster-with-a-long-name-here", mark="0a1b2c")
 
@@ -59,3 +70,50 @@ def test_hosts_and_pods_of_all_nodes_have_addresses_of_their_own() -> None:
     assert len(set(ranges)) == len(ranges)
     assert all(each.subnet_of(plan.pods) for each in ranges)
     assert str(plan.pod_cidr(2)) == "10.103.2.0/24"
+
+
+@pytest.fixture
+def kernel_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts an `ip` before the real one that does nothing, and fails where its arguments contain some words."""
+
+    def lacks(words: str) -> None:
+        program = tmp_path / "ip"
+        program.write_text(
+            f'#!/bin/sh\ncase "$*" in *"{words}"*) echo "RTNETLINK answers: Operation not supported" >&2; exit 2;; esac\n'
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+
+    return lacks
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [("netns add", "network namespaces"), ("type bridge", "a bridge"), ("type veth", "a veth pair")],
+)
+def test_what_the_kernel_lacks_is_said_in_a_sentence(
+    kernel_without: Callable[[str], None], lacking: str, said: str
+) -> None:
+    kernel_without(lacking)
+    plan = AddressPlan(nodes=IPv4Network("10.99.3.0/24"), pods=IPv4Network("10.103.0.0/16"))
+    with pytest.raises(
+        NetworkError, match=rf"^The kernel cannot make {said} .*: RTNETLINK answers: Operation not supported\.$"
+    ):
+        create_control(NAMES, plan)
+
+
+def test_routes_that_lead_anywhere_but_the_default_gateway_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes = [
+        {"dst": "default", "gateway": "192.0.2.1"},
+        {"dst": "192.0.2.0/24", "dev": "eth0"},
+        {"dst": "10.99.7.9", "dev": "vpn"},
+        {"type": "local", "dst": "127.0.0.1"},
+        {"dst": "fe80::/64", "dev": "eth0"},
+    ]
+    program = tmp_path / "ip"
+    program.write_text(f"#!/bin/sh\necho '{json.dumps(routes)}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert host_routes() == [IPv4Network("192.0.2.0/24"), IPv4Network("10.99.7.9/32")]
