@@ -19,7 +19,8 @@ from draco.kube.client import Client
 from draco.kube.errors import NotFound
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node
-from draco.resources.kinds import CLAIMS, NODES, SLICES
+from draco.resources.events import Event
+from draco.resources.kinds import CLAIMS, EVENTS, NODES, SLICES
 from draco.resources.meta import ObjectKey, ObjectMeta
 from draco.resources.names import NVIDIA_DRIVER
 from draco.resources.slices import ResourceSlice
@@ -189,6 +190,11 @@ class SimulatedNode:
             call = wire.stream(connected, service, "NodeWatchResources")(messages.NodeWatchResourcesRequest())
             yield call
             call.cancel()
+
+    async def events(self, reason: str) -> list[Event]:
+        """Events about this node."""
+        found = await self.client.list(EVENTS, namespace="default")
+        return [one for one in found if one.regarding and one.regarding.name == self.name and one.reason == reason]
 
     def specs(self) -> list[str]:
         return sorted(path.name for path in self.cdi.iterdir()) if self.cdi.exists() else []

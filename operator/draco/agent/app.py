@@ -20,7 +20,7 @@ from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint, PreparedClaim
 from draco.agent.claim_status import ClaimReporter
 from draco.agent.dra_service import DEADLINE_S, DraService
-from draco.agent.errors import AnotherPlugin
+from draco.agent.errors import AnotherPlugin, ClusterUnsuited
 from draco.agent.files import Files, LocalFiles
 from draco.agent.guard import ProcessLock, refuse_beside_others
 from draco.agent.hardware import Hardware, View
@@ -36,8 +36,10 @@ from draco.agent.publisher import SlicePublisher
 from draco.agent.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
+from draco.kube.discovery import discover
+from draco.kube.errors import ApiError
 from draco.kube.events import EventRecorder
-from draco.kube.retry import TRANSIENT, Backoff, asked_to_wait_s
+from draco.kube.retry import Backoff, asked_to_wait_s
 from draco.resources.events import ObjectReference
 from draco.resources.kinds import CLAIMS
 from draco.resources.names import NVIDIA_DRIVER
@@ -214,7 +216,7 @@ class Agent:
                 serving = endpoints.serve(self._settings.listen, lacking=self._lacking, metrics=self._metrics_text)
                 tasks.create_task(serving, name="endpoints")
             tasks.create_task(self._node_reporter.run(), name="gpunode")
-            tasks.create_task(self._publisher.run(), name="slices")
+            tasks.create_task(self._publish(), name="slices")
             await self._hardware.ready.wait()
             await self._recover()
             tasks.create_task(self._keep_converged(), name="minors")
@@ -222,6 +224,18 @@ class Agent:
             tasks.create_task(self._plugin.run(), name="plugin")
             tasks.create_task(self._leftovers().run(), name="leftovers")
             self._claim_reporter.touch_all()
+
+    async def _publish(self) -> None:
+        """Publish, if the cluster can take it. Kubelet is served meanwhile: what it gives up needs no API server."""
+        features = await self._persistently(
+            "features.unknown", lambda: discover(self._client, node_name=self._settings.node_name)
+        )
+        for missing in features.missing:
+            if not features.dra:
+                raise ClusterUnsuited(f"{missing.consequence} {missing.remedy}")
+            if missing.name == "device status":
+                self._log.warning("feature.missing", feature=missing.name, consequence=missing.consequence)
+        await self._publisher.run()
 
     def _leftovers(self) -> Leftovers:
         return Leftovers(
@@ -273,7 +287,7 @@ class Agent:
         while True:
             try:
                 return await attempt()
-            except (OSError, *TRANSIENT) as error:
+            except (OSError, ApiError) as error:
                 pause_s = backoff.next(at_least_s=asked_to_wait_s(error))
                 self._log.warning(event, error=str(error), again_in_s=round(pause_s, 1))
             await self._clock.sleep(pause_s)

@@ -24,3 +24,7 @@ class PrepareError(AgentError):
 
 class CheckpointDamaged(AgentError):
     """The record of prepared claims cannot be trusted."""
+
+
+class ClusterUnsuited(AgentError):
+    """The cluster lacks what an agent cannot work without."""

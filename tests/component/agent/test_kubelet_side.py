@@ -74,13 +74,7 @@ async def test_a_second_agent_of_the_driver_refuses_and_names_the_first(node: Si
             await node.run(state_dir=node.folder / "other")
         assert node.registration_socket.exists(), "the refused agent took the first one's socket away"
 
-    async def told() -> object:
-        found = await node.client.list(EVENTS, namespace="default")
-        return [
-            one for one in found if one.regarding and one.regarding.name == node.name and one.reason == "AnotherPlugin"
-        ]
-
-    [event] = await eventually(told)
+    [event] = await eventually(lambda: node.events("AnotherPlugin"))
     assert "already served on this node" in event.note
 
 
@@ -180,15 +174,7 @@ async def test_a_damaged_record_is_rebuilt_from_the_api_server(node: SimulatedNo
         assert [one.device_name for one in (await node.prepare(held))[held.metadata.uid].devices] == ["gpu-0"]
     assert node.checkpoint.with_name("checkpoint.json.corrupt-1").exists()
 
-    async def told() -> object:
-        found = await node.client.list(EVENTS, namespace="default")
-        return [
-            one
-            for one in found
-            if one.regarding and one.regarding.name == node.name and one.reason == "CheckpointDamaged"
-        ]
-
-    await eventually(told)
+    await eventually(lambda: node.events("CheckpointDamaged"))
 
 
 async def test_without_nvml_a_claim_is_refused_with_the_reason(node: SimulatedNode) -> None:

@@ -1,15 +1,25 @@
 """Slices are what they should be, whatever others, the server or the network do to them."""
 
-import msgspec
+import asyncio
+from random import Random
+from typing import Any
 
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from draco.agent.errors import ClusterUnsuited
+from draco.agent.publisher import SlicePublisher
 from draco.kube.client import Client
+from draco.kube.clock import SystemClock
 from draco.kube.connection import Connection
-from draco.resources.kinds import NODES, SLICES
+from draco.resources.kinds import NODES, SLICES, Kind
 from draco.resources.meta import ObjectKey, ObjectMeta
 from draco.resources.slices import ResourceSlice
+from draco.resources.taints import DeviceTaint
 from draco.simulator import faults
 from tests.agents import SimulatedNode, eventually
-from tests.builders import a_slice
+from tests.builders import a_device, a_slice
 from tests.doubles.faultproxy import FaultProxy, answer, drop, writes
 
 
@@ -88,7 +98,8 @@ async def test_a_slow_api_server_that_refuses_and_fails_gets_the_slices_in_the_e
     node: SimulatedNode, proxy: FaultProxy
 ) -> None:
     for action in (answer(429, headers={"Retry-After": "1"}), answer(500), answer(503), answer(409, "Conflict"), drop):
-        proxy.fault(writes, action)
+        proxy.fault(lambda request: writes(request) and "dryRun" not in request.query, action)
+        proxy.fault(lambda request: "dryRun" in request.query, action)
     direct = node.client
     async with Client(Connection(proxy.url)) as through:
         node.client = through
@@ -114,3 +125,60 @@ async def test_a_gpu_that_is_lost_stays_published_and_a_late_driver_is_waited_fo
 async def lost(stream: object) -> bool:
     response = await stream.read()  # type: ignore[attr-defined]
     return {one.device.device_name: one.health for one in response.devices} == {"gpu-0": 2, "gpu-1": 1}
+
+
+class DroppingClient(Client):
+    """What a server with a feature gate off does: it stores devices without their taints, and says nothing."""
+
+    async def create(self, kind: Kind[Any], obj: Any, **options: Any) -> Any:
+        return await super().create(kind, without_taints(obj), **options)
+
+    async def replace(self, kind: Kind[Any], key: ObjectKey, obj: Any, **options: Any) -> Any:
+        return await super().replace(kind, key, without_taints(obj), **options)
+
+
+def without_taints(one: ResourceSlice) -> ResourceSlice:
+    devices = [msgspec.structs.replace(device, taints=[]) for device in one.spec.devices]
+    return msgspec.structs.replace(one, spec=msgspec.structs.replace(one.spec, devices=devices))
+
+
+async def test_fields_that_the_server_drops_are_not_written_over_and_over(node: SimulatedNode) -> None:
+    changed = asyncio.Event()
+    publisher = SlicePublisher(
+        DroppingClient(node.client.connection),
+        node=node.name,
+        driver="gpu.nvidia.com",
+        clock=SystemClock(),
+        random=Random(0),
+        on_change=changed.set,
+    )
+    taint = DeviceTaint(key="example.com/x", effect="NoSchedule")
+    publisher.want([a_device("gpu-0", taints=[taint])])
+    with capture_logs() as logs:
+        running = asyncio.create_task(publisher.run())
+        [first] = await node.published(1)
+        publisher.want([a_device("gpu-1", taints=[taint])])
+
+        async def renamed() -> bool:
+            return await devices_of(node) == [["gpu-1"]]
+
+        await eventually(renamed)
+        [second] = await node.slices()
+        await node.client.patch(SLICES, second.metadata.key, {"metadata": {"labels": {"wake": "up"}}})
+        await asyncio.sleep(0.5)  # for a write that must not come
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    [last] = await node.slices()
+    assert (first.spec.pool.generation, last.spec.pool.generation) == (1, 2)
+    assert [one["event"] for one in logs].count("slices.fields_dropped") == 2
+
+
+async def test_a_cluster_without_dra_is_one_sentence(node: SimulatedNode, proxy: FaultProxy) -> None:
+    proxy.fault(lambda request: "resource.k8s.io" in request.path, answer(404, "NotFound"), times=1000)
+    async with Client(Connection(proxy.url)) as through:
+        direct, node.client = node.client, through
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(ClusterUnsuited, match=r"no GPU can be claimed. Upgrade to Kubernetes")
+        ):
+            await node.run()
+        node.client = direct
