@@ -1,0 +1,146 @@
+"""What is read off the stores: which claims wait, what a rule reaches, what is counted."""
+
+from random import Random
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from draco.allocation import DeviceState
+from draco.controller.metrics import Metrics, register_view
+from draco.controller.taints import reach, register_reach, warn_of_wide_rules
+from draco.controller.view import ClusterView, claims_of
+from draco.kube.client import Client
+from draco.kube.connection import Connection
+from draco.maintenance import rule_for
+from draco.resources.core import PodExtendedResourceClaimStatus, PodResourceClaimStatus, PodStatus
+from draco.resources.draco import MaintenancePhase
+from draco.resources.kinds import TAINT_RULES, Kind
+from draco.resources.meta import ObjectKey
+from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.taints import DeviceTaintRule
+from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance, a_node, a_pod, a_rule, a_slice
+from tests.doubles.clock import ManualClock
+
+
+def a_view(clock: ManualClock | None = None, taint_rules: Kind[DeviceTaintRule] | None = TAINT_RULES[0]) -> ClusterView:
+    """A view whose stores are filled by hand; nothing is asked of any server."""
+    client = Client(Connection("http://127.0.0.1:1"))
+    return ClusterView(client, taint_rules, clock=clock or ManualClock(), random=Random(1))
+
+
+def test_claims_of_a_pod_are_found_by_name_by_template_and_by_extended_resource() -> None:
+    status = PodStatus(
+        resource_claim_statuses=[PodResourceClaimStatus(name="made", resource_claim_name="pod-made-x7")],
+        extended_resource_claim_status=PodExtendedResourceClaimStatus(resource_claim_name="pod-extended"),
+    )
+    pod = a_pod(claims=["shared"], templates=["made", "not-made-yet"], status=status)
+    assert [key.name for key in claims_of(pod)] == ["shared", "pod-made-x7", "pod-extended"]
+
+
+@pytest.mark.parametrize(
+    ("pod", "waits"),
+    [
+        (a_pod(claims=["claim"]), True),
+        (a_pod(claims=["claim"], node="node-0"), False),
+        (a_pod(claims=["claim"], deletion_timestamp=MOMENT), False),
+        (a_pod(claims=["claim"], status=PodStatus(phase="Failed")), False),
+        (a_pod(claims=["other"]), False),
+    ],
+)
+def test_only_live_pods_without_a_node_wait(pod: object, waits: bool) -> None:
+    view = a_view()
+    view.pods.store.put(pod)  # type: ignore[arg-type]
+    assert bool(view.waiting_pods(ObjectKey("default", "claim"))) is waits
+
+
+def test_the_reach_of_a_rule_is_its_devices_their_claims_and_their_pods() -> None:
+    view = a_view()
+    view.slices.store.put(a_slice("node-0", ["gpu-0", "gpu-1"]))
+    view.slices.store.put(a_slice("node-1", ["gpu-0"], driver="gpu.example.com"))
+    view.claims.store.put(a_claim("train", on=["node-0/gpu-0"]))
+    for name in ("one", "two"):
+        view.pods.store.put(a_pod(name, claims=["train"], node="node-0"))
+    reached = reach(a_rule(driver=NVIDIA_DRIVER, pool="node-0"), view)
+    assert (reached.devices, reached.claims, reached.pods) == (2, 1, 2)
+    assert reach(a_rule(), view).devices == 3
+    assert reach(a_rule(device="gpu-0"), view).devices == 2
+    none = a_rule()
+    assert (
+        reach(
+            msgspec.structs.replace(none, spec=msgspec.structs.replace(none.spec, device_selector=None)), view
+        ).devices
+        == 0
+    )
+
+
+def test_the_reach_of_every_rule_is_exported() -> None:
+    view, metrics = a_view(), Metrics()
+    register_reach(metrics, view)
+    view.slices.store.put(a_slice("node-0"))
+    view.rule_store.put(a_rule("broken", driver=NVIDIA_DRIVER))
+    labels = {"rule": "broken", "effect": "NoSchedule"}
+    assert metrics.registry.get_sample_value("draco_taint_rule_devices", labels) == 2
+    assert metrics.registry.get_sample_value("draco_taint_rule_pods", labels) == 0
+
+
+def test_a_rule_that_hits_everything_is_warned_of_once() -> None:
+    view = a_view()
+    assert view.rules is not None
+    with capture_logs() as logs:
+        warn_of_wide_rules(view)
+        for rule in (a_rule("wide"), a_rule("narrow", driver=NVIDIA_DRIVER)):
+            for change in view.rules.store.put(rule):
+                view.rules._publish([change])
+        view.rules._publish(view.rules.store.put(msgspec.structs.replace(a_rule("wide"))))
+    (warning,) = logs
+    assert (warning["event"], warning["rule"]) == ("taint_rule.hits_everything", "wide")
+
+
+def test_rules_of_a_request_are_found_by_its_uid_and_by_device() -> None:
+    view, request = a_view(), a_maintenance(driver=NVIDIA_DRIVER)
+    rule = rule_for(request, a_device_key("node-0/gpu-0"))
+    view.rule_store.put(rule)
+    view.rule_store.put(a_rule("foreign", driver=NVIDIA_DRIVER, pool="node-0", device="gpu-0"))
+    assert view.rules_for(request.metadata.uid) == [rule]
+    assert view.rule_store.by_index("device", a_device_key("node-0/gpu-0")) == [rule]
+
+
+def test_a_cluster_without_taint_rules_has_a_view_without_them() -> None:
+    view = a_view(taint_rules=None)
+    assert view.rules_for("any") == []
+    assert "DeviceTaintRule" not in view.informers
+
+
+async def test_the_survey_is_made_anew_only_when_something_changed_and_not_too_often() -> None:
+    clock = ManualClock()
+    view = a_view(clock)
+    view.nodes.store.put(a_node("node-0"))
+    first = view.supply()
+    view.slices._publish(view.slices.store.put(a_slice("node-0")))
+    assert view.supply() is first, "within a second it may be a little old"
+    await clock.advance(1)
+    second = view.supply()
+    assert second.states() == {(NVIDIA_DRIVER, DeviceState.FREE): 2}
+    await clock.advance(10)
+    assert view.supply() is second, "nothing changed"
+
+
+def test_claims_and_requests_are_counted_by_state() -> None:
+    view, metrics = a_view(), Metrics()
+    register_view(metrics, view)
+    for claim in (
+        a_claim("pending"),
+        a_claim("allocated", on=["node-0/gpu-0"]),
+        a_claim("reserved", on=["node-0/gpu-1"], reserved_for=["pod"]),
+        a_claim("deleting", deleting=True),
+    ):
+        view.claims.store.put(claim)
+    view.maintenances.store.put(a_maintenance("new"))
+    view.maintenances.store.put(a_maintenance("done", phase=MaintenancePhase.COMPLETED))
+    sample = metrics.registry.get_sample_value
+    assert [sample("draco_claims", {"state": s}) for s in ("Pending", "Allocated", "Reserved", "Deleting")] == [1] * 4
+    assert sample("draco_maintenance_requests", {"phase": "Pending"}) == 1
+    assert sample("draco_maintenance_requests", {"phase": "Completed"}) == 1
+    assert sample("draco_informer_objects", {"kind": "ResourceClaim"}) == 4
+    assert sample("draco_informer_synced", {"kind": "Pod"}) == 0
