@@ -17,6 +17,9 @@ from typing import Any, Final
 
 BUSYBOX_IMAGE: Final = "draco.dev/busybox:1"
 PAUSE_IMAGE: Final = "draco.dev/pause:1"
+EXAMPLES_IMAGE: Final = "docker.io/library/busybox:1.37"
+"""What the examples run. On real nodes our own busybox answers to this name too, for there is no registry to pull it from."""
+
 BUSYBOX_PROGRAM: Final = Path("/bin/busybox")
 _PATH: Final = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ARCHITECTURES: Final = MappingProxyType({"x86_64": "amd64", "aarch64": "arm64"})
@@ -24,9 +27,9 @@ _ARCHITECTURES: Final = MappingProxyType({"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """One single-layer image: its name, the files and links in it, and what it runs."""
+    """One single-layer image: its names, the files and links in it, and what it runs."""
 
-    name: str
+    names: Sequence[str]
     command: Sequence[str]
     files: Mapping[str, bytes]
     links: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +52,7 @@ def write_archive(plan: ImagePlan, target: Path, *, machine: str) -> None:
     ).encode()
     config_name = f"{hashlib.sha256(config).hexdigest()}.json"
     manifest: list[dict[str, Any]] = [
-        {"Config": config_name, "RepoTags": [plan.name], "Layers": [f"{digest}/layer.tar"]}
+        {"Config": config_name, "RepoTags": list(plan.names), "Layers": [f"{digest}/layer.tar"]}
     ]
     unfinished = target.with_name(f".{target.name}.unfinished")
     with tarfile.open(unfinished, "w") as archive:
@@ -66,7 +69,7 @@ def busybox_image(program: Path = BUSYBOX_PROGRAM) -> ImagePlan:
     """An image with a shell and every small command that `program` can be."""
     names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout.split()
     return ImagePlan(
-        name=BUSYBOX_IMAGE,
+        names=(BUSYBOX_IMAGE, EXAMPLES_IMAGE),
         command=("sh",),
         files={"bin/busybox": program.read_bytes()},
         links={f"bin/{name}": "busybox" for name in sorted(names) if name != "busybox"},
@@ -76,7 +79,7 @@ def busybox_image(program: Path = BUSYBOX_PROGRAM) -> ImagePlan:
 def pause_image(program: Path = BUSYBOX_PROGRAM) -> ImagePlan:
     """An image that does nothing for as long as its pod lives."""
     return ImagePlan(
-        name=PAUSE_IMAGE,
+        names=(PAUSE_IMAGE,),
         command=("/bin/busybox", "sleep", "2147483647"),
         files={"bin/busybox": program.read_bytes()},
         folders=(),

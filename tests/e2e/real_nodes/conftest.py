@@ -27,11 +27,11 @@ def draco(*arguments: str) -> None:
 
 @pytest.fixture(scope="session")
 def real_cluster() -> Iterator[tuple[Kubectl, RealNodes]]:
-    """Two real nodes with two GPUs each; nothing simulated but the GPUs."""
+    """Two real nodes with two GPUs each, beside a simulated one."""
     name = f"e2e-real-{os.getpid()}"
     try:
         draco(
-            "cluster", "up", "--name", name, "--nodes", "0", "--real-nodes", "2", "--gpus", str(GPUS), "--no-operator"
+            "cluster", "up", "--name", name, "--nodes", "1", "--real-nodes", "2", "--gpus", str(GPUS), "--no-operator"
         )
         cluster = clusters.opened(name)
         assert isinstance(cluster, LocalCluster)
@@ -51,6 +51,8 @@ def bench(real_cluster: tuple[Kubectl, RealNodes], tmp_path: Path) -> Iterator[B
     everything = {f"gpu-{index}" for index in range(GPUS)}
     eventually(lambda: bench.published() == everything, within_s=60, what=f"all GPUs of {DRIVER} are published")
     yield bench
-    bench.kube.run("delete", "pods", "--all", "--wait=false")  # the namespace's own deletion gets to them seconds later
+    bench.kube.run(
+        "delete", "pods", "--all", "--wait=false", "--grace-period=1"
+    )  # the namespace's own deletion gets to them seconds later
     kubectl.run("delete", "namespace", namespace, "--wait=false")
     eventually(lambda: not bench.checkpoint(), within_s=60, what="the node holds no claim any more")

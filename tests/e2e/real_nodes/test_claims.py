@@ -1,11 +1,16 @@
 """A claim on a real kubelet and a real container runtime, and what its life survives."""
 
 import functools
+from pathlib import Path
 
 import pytest
+import yaml
 
+from draco.cluster.realnodeconfig import LABEL_REAL
 from tests.e2e.kubectl import eventually
 from tests.e2e.real_nodes.pods import RETURNS_WITHIN_S, STARTS_WITHIN_S, Bench
+
+EXAMPLES = Path(__file__).parents[3] / "manifests" / "examples"
 
 pytestmark = pytest.mark.real_node
 
@@ -33,6 +38,14 @@ def test_a_container_sees_its_gpu_and_no_other(bench: Bench) -> None:
         )
     assert bench.device("one") != bench.device("two")
     assert gpu_uuids(bench, "one") != gpu_uuids(bench, "two")
+
+
+def test_an_example_runs_as_it_is_written_without_a_registry(bench: Bench) -> None:
+    documents = list(yaml.safe_load_all((EXAMPLES / "one-gpu-by-memory" / "claim.yaml").read_text()))
+    (example,) = [each for each in documents if each["kind"] == "Pod"]
+    example["spec"]["nodeSelector"] = {LABEL_REAL: "true"}
+    bench.apply(documents)
+    bench.wait(example["metadata"]["name"])
 
 
 def test_the_claim_says_that_its_device_is_ready(bench: Bench) -> None:

@@ -186,7 +186,7 @@ def test_an_image_is_loaded_into_running_nodes_at_once_and_into_others_when_they
     nodes = boot(folder, 2)
     nodes.power_off("real-2")
     archive = folder.parent / "mine.tar"
-    plan = image.ImagePlan(name="draco.dev/mine:1", command=["/mine"], files={"mine": b"#!/bin/sh"})
+    plan = image.ImagePlan(names=["draco.dev/mine:1"], command=["/mine"], files={"mine": b"#!/bin/sh"})
     image.write_archive(plan, archive, machine=platform.machine())
 
     nodes.load_image(archive)

@@ -8,7 +8,7 @@ from typing import Any
 from draco.cluster.image import ImagePlan, write_archive
 
 PLAN = ImagePlan(
-    name="draco.dev/thing:1",
+    names=("draco.dev/thing:1", "draco.dev/thing:latest"),
     command=("/bin/thing", "--serve"),
     files={"bin/thing": b"\x7fELF"},
     links={"bin/sh": "thing"},
@@ -31,10 +31,10 @@ def manifest_and_config(archive: tarfile.TarFile) -> tuple[dict[str, Any], dict[
     return manifest, json.loads(content(archive, manifest["Config"]))
 
 
-def test_the_manifest_names_the_image_its_config_and_its_layer(tmp_path: Path) -> None:
+def test_the_manifest_lists_the_images_names_its_config_and_its_layer(tmp_path: Path) -> None:
     archive = written(tmp_path)
     manifest, config = manifest_and_config(archive)
-    assert manifest["RepoTags"] == ["draco.dev/thing:1"]
+    assert manifest["RepoTags"] == ["draco.dev/thing:1", "draco.dev/thing:latest"]
     assert config["config"]["Cmd"] == ["/bin/thing", "--serve"]
     (layer,) = manifest["Layers"]
     assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(content(archive, layer)).hexdigest()}"]
