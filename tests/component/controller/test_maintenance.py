@@ -4,14 +4,18 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
 from draco.cluster.controlplane import ControlPlane
+from draco.controller.maintenance import MaintenanceReconciler
+from draco.controller.view import ClusterView
 from draco.kube.client import Client
-from draco.kube.errors import NotFound
+from draco.kube.clock import SystemClock
+from draco.kube.errors import Conflict, NotFound
 from draco.maintenance import maintenance_uid
 from draco.resources.draco import DeviceMaintenance, MaintenancePhase
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, SLICES, TAINT_RULES, Kind
@@ -213,10 +217,25 @@ async def test_objects_of_others_are_never_written(served: ControlPlane, lab: La
     assert before == after
 
 
+async def test_a_replica_that_lives_in_the_past_does_not_overwrite_a_newer_status(lab: Lab) -> None:
+    """What a leader does that was suspended, lost its lease, and has not noticed yet."""
+    key = await lab.request(device="gpu-3")
+    view = ClusterView(lab.client, RULES, clock=SystemClock(), random=Random(1))
+    reconciler = MaintenanceReconciler(lab.client, view, clock=SystemClock(), settle_s=0.1)
+    past = await lab.client.get(DEVICE_MAINTENANCES, key)
+    view.maintenances.store.put(past)
+    newer = {"status": {"phase": "InMaintenance", "message": "said by the new leader"}}
+    await lab.client.patch(DEVICE_MAINTENANCES, key, newer, subresource="status")
+    with pytest.raises(Conflict):
+        await reconciler.reconcile(past.metadata.uid)
+    assert (await lab.client.get(DEVICE_MAINTENANCES, key)).status.message == "said by the new leader"
+
+
 async def test_without_the_api_the_request_says_what_to_do(served: ControlPlane, lab: Lab) -> None:
-    async with an_operator(served, without_taint_rules=True):
+    async with an_operator(served, without_taint_rules=True) as (operator, _):
         key = await lab.request(device="gpu-3")
         pending = await lab.phase(key, MaintenancePhase.PENDING)
+        assert operator.metrics.registry.get_sample_value("draco_missing_feature", {"feature": "DeviceTaintRule"}) == 1
     isolated = next(each for each in pending.status.conditions if each.type == "Isolated")
     assert (isolated.status, isolated.reason) == ("False", "DeviceTaintRuleNotServed")
     assert "enable the feature gate DRADeviceTaintRules" in pending.status.message
