@@ -191,6 +191,7 @@ class Agent:
             clock=self._clock,
             check_s=self._settings.socket_check_s,
             on_registration=self._registered,
+            on_stopping=self._health.close,
         )
 
     async def run(self) -> None:

@@ -33,6 +33,8 @@ log = structlog.get_logger()
 
 DEADLINE_S = 40.0
 """Kubelet gives a call 45 s; an answer that comes later is lost, and with it the reason."""
+READ_TIMEOUT_S = 8.0
+"""For one attempt to read a claim, so that the API server's fault, not the deadline, is what kubelet is told."""
 
 
 class DraService:
@@ -129,7 +131,12 @@ class DraService:
     async def _read(self, key: ObjectKey, uid: ClaimUid) -> ResourceClaim:
         try:
             claim = await retry(
-                lambda: self._client.get(CLAIMS, key), clock=self._clock, random=self._random, cap_s=2.0
+                lambda: self._client.get(CLAIMS, key, timeout_s=READ_TIMEOUT_S),
+                clock=self._clock,
+                random=self._random,
+                attempts=4,
+                cap_s=2.0,
+                longest_wait_s=5.0,
             )
         except NotFound:
             raise PrepareError(f"Claim {key} does not exist any more, so there is nothing to prepare.") from None

@@ -46,6 +46,12 @@ class HealthService:
         self._timeout_s = timeout_s
         self._reports: list[DeviceReport] = []
         self._changed = asyncio.Event()
+        self._open = True
+
+    def close(self) -> None:
+        """End every stream: the agent is going."""
+        self._open = False
+        self._changed.set()
 
     @property
     def reports(self) -> list[DeviceReport]:
@@ -63,7 +69,7 @@ class HealthService:
         """The service's method, answering in `messages` (health_v1_pb2 or health_v1alpha1_pb2)."""
 
         async def watch(_request: Any, _context: Any) -> AsyncIterator[Message]:
-            while True:
+            while self._open:
                 changed = self._changed
                 yield self._response(messages)
                 try:

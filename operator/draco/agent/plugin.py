@@ -60,7 +60,10 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 class Plugin:
-    """Serves a driver to kubelet. `registration` is kubelet's last word; `on_registration` is called when it speaks."""
+    """Serves a driver to kubelet. `registration` is kubelet's last word; `on_registration` is called when it speaks.
+
+    `on_stopping` is called before calls that still run are waited for.
+    """
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class Plugin:
         clock: Clock,
         check_s: float = 5.0,
         on_registration: Callable[[Registration], None] = lambda _: None,
+        on_stopping: Callable[[], None] = lambda: None,
     ) -> None:
         self.registration = Registration()
         self.serving = asyncio.Event()
@@ -79,6 +83,7 @@ class Plugin:
         self._clock = clock
         self._check_s = check_s
         self._on_registration = on_registration
+        self._on_stopping = on_stopping
         behaviours = {"GetInfo": self._get_info, "NotifyRegistrationStatus": self._notified}
         self._service = _Endpoint(where.service, services)
         self._registry = _Endpoint(where.registration, [handlers(REGISTRATION, behaviours)])
@@ -99,6 +104,7 @@ class Plugin:
                         await endpoint.start()
         finally:
             self.serving.clear()
+            self._on_stopping()
             await self._registry.stop(grace_s=0.0)
             await self._service.stop(grace_s=STOP_GRACE_S)
 

@@ -5,7 +5,7 @@ import json
 import os
 import socket
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import grpc.aio
@@ -16,10 +16,12 @@ from draco.agent.api import health_v1alpha1_pb2, registration_pb2
 from draco.agent.errors import AnotherPlugin, SettingsError
 from draco.agent.plugin import sockets
 from draco.kube.client import Client
+from draco.kube.connection import Connection
 from draco.resources.kinds import CLAIMS
 from draco.simulator import faults
 from tests.agents import SimulatedNode, eventually
 from tests.builders import a_claim
+from tests.doubles.faultproxy import FaultProxy, answer
 from tests.unit.agent.test_claims import FullDisk
 
 # Sockets
@@ -177,6 +179,21 @@ async def test_a_damaged_record_is_rebuilt_from_the_api_server(node: SimulatedNo
     await eventually(lambda: node.events("CheckpointDamaged"))
 
 
+async def test_an_api_server_that_fails_is_named_in_the_answer(node: SimulatedNode, proxy: FaultProxy) -> None:
+    claim = await node.claim("gpu-0")
+    proxy.fault(lambda request: "/resourceclaims/" in request.path, answer(500), times=100)
+    async with Client(Connection(proxy.url)) as through:
+        direct, node.client = node.client, through
+        async with node.running():
+            node.client = direct
+            assert (
+                "could not be read from the API server: injected"
+                in (await node.prepare(claim))[claim.metadata.uid].error
+            )
+            proxy.heal()
+            assert (await node.prepare(claim))[claim.metadata.uid].error == ""
+
+
 async def test_without_nvml_a_claim_is_refused_with_the_reason(node: SimulatedNode) -> None:
     faults.break_driver(node.gpus)
     claim = await node.claim("gpu-0")
@@ -247,3 +264,14 @@ async def test_a_change_of_health_reaches_the_claim(node: SimulatedNode) -> None
         faults.lose(node.gpus, 0)
         await eventually(lambda: is_healthy("False"))
         assert (await conditions())["Ready"] == "True"
+
+
+async def test_an_open_stream_does_not_hold_up_the_end(node: SimulatedNode) -> None:
+    async with AsyncExitStack() as stack:
+        running = AsyncExitStack()
+        await running.enter_async_context(node.running())
+        stream = await stack.enter_async_context(node.health())
+        await stream.read()
+        began = time.monotonic()
+        await running.aclose()
+        assert time.monotonic() - began < 1.5

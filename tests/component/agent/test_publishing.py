@@ -99,7 +99,7 @@ async def test_a_slow_api_server_that_refuses_and_fails_gets_the_slices_in_the_e
 ) -> None:
     for action in (answer(429, headers={"Retry-After": "1"}), answer(500), answer(503), answer(409, "Conflict"), drop):
         proxy.fault(lambda request: writes(request) and "dryRun" not in request.query, action)
-        proxy.fault(lambda request: "dryRun" in request.query, action)
+    proxy.fault(lambda request: "dryRun" in request.query, answer(409, "Conflict"))  # while it asks what is served
     direct = node.client
     async with Client(Connection(proxy.url)) as through:
         node.client = through
@@ -125,6 +125,19 @@ async def test_a_gpu_that_is_lost_stays_published_and_a_late_driver_is_waited_fo
 async def lost(stream: object) -> bool:
     response = await stream.read()  # type: ignore[attr-defined]
     return {one.device.device_name: one.health for one in response.devices} == {"gpu-0": 2, "gpu-1": 1}
+
+
+async def test_a_reloaded_driver_is_published_with_its_new_version(node: SimulatedNode) -> None:
+    async with node.running():
+        await node.published(2)
+        faults.reload_driver(node.gpus, version="590.10.01")
+
+        async def seen() -> bool:
+            [one] = await node.slices()
+            versions = {device.attributes["driverVersion"].value for device in one.spec.devices}
+            return versions == {"590.10.1"} and one.spec.pool.generation == 2
+
+        await eventually(seen)
 
 
 class DroppingClient(Client):
