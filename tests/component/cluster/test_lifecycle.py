@@ -54,6 +54,7 @@ def test_an_up_that_was_killed_is_cleaned_by_the_next_up_and_by_down(machine: Ma
     killed.wait()
     left = machine.pids("a")
     assert not all_gone(left)
+    (machine.clusters / "a" / "processes" / "etcd.json").unlink()  # as if killed between starting etcd and recording it
 
     again = machine.draco("up", "--name", "a", *BARE)
     assert again.returncode == 0, again.stderr

@@ -156,10 +156,19 @@ def test_a_process_gets_the_marker_and_no_proxy_settings(
     assert "PROXY" not in told
 
 
-def test_this_process_is_never_a_stray(processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MARKER, str(tmp_path))
-    assert start_ticks(os.getpid()) is not None
-    assert processes.strays() == []
+def test_a_run_that_was_started_by_the_cluster_does_not_stop_itself(tmp_path: Path) -> None:
+    sweep = "import sys; from pathlib import Path; from draco.cluster.process import Processes\n"
+    sweep += "Processes(Path(sys.argv[1])).stop_strays(); print('still here')"
+    environ = {**os.environ, MARKER: str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", sweep, tmp_path], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "still here\n"
+
+
+def test_an_interrupt_at_the_terminal_does_not_reach_it(processes: Processes) -> None:
+    record = processes.start("a", SLEEP)
+    assert os.getsid(record.pid) == record.pid
 
 
 def test_a_boot_has_an_identity() -> None:
