@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from draco.cluster import binaries, toolchain
 from draco.cluster.progress import Lines, Silent
+from draco.resources.errors import DracoError
 
 FOLDER = Path(__file__).parent
 
@@ -75,4 +77,7 @@ def names() -> Iterable[str]:
 
 if __name__ == "__main__":
     for each in names():
-        build(each)
+        try:
+            build(each)
+        except (DracoError, subprocess.CalledProcessError) as error:
+            sys.exit(f"Error: the oracle {each} could not be built: {error}")

@@ -5,6 +5,7 @@ Owns the list of commands and how an ending is told to a person: `main` never le
 shell completion stay quick. Must not do a command's work.
 """
 
+import difflib
 import importlib
 import os
 import signal
@@ -50,6 +51,17 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(f"draco.cli.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that was meant; of one that does not exist, name the nearest that does."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            error.message += f" Did you mean '{near[0]}'?" if near else ""
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of commands without importing them."""

@@ -63,7 +63,7 @@ def test_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_command_is_a_usage_error_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["stauts"]) == 2
-    assert "No such command 'stauts'" in capsys.readouterr().err
+    assert "No such command 'stauts'. Did you mean 'status'?" in capsys.readouterr().err
 
 
 def test_a_plugin_of_kubectl_calls_itself_so_in_usage_lines(capsys: pytest.CaptureFixture[str]) -> None:
