@@ -101,7 +101,7 @@ class ExistingCluster:
             "The nodes of an existing cluster belong to somebody else: load images there by its own means."
         )
 
-    def exec_on_node(self, node: str, argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":  # noqa: ARG002
+    def exec_on_node(self, node: str, argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":  # noqa: ARG002 - the Protocol's
         """Not ours to do."""
         raise NotSupported(f"Node {node} cannot be entered: the nodes of an existing cluster belong to somebody else.")
 

@@ -1,5 +1,6 @@
 """A machine of its own for each test."""
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from tests.component.cluster.machine import Machine
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    used = Machine(tmp_path)
-    yield used
-    if used.clusters.exists():
-        for folder in used.clusters.iterdir():
-            if folder.is_dir():
-                Processes(folder).stop_strays()
+    with tempfile.TemporaryDirectory(prefix="draco-test-") as runtime:  # short, for the sockets in it
+        used = Machine(tmp_path, Path(runtime))
+        yield used
+        if used.clusters.exists():
+            for folder in used.clusters.iterdir():
+                if folder.is_dir():
+                    Processes(folder).stop_strays()

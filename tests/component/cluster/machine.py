@@ -16,10 +16,11 @@ BARE = ("--nodes", "0", "--no-operator")
 class Machine:
     """One user's clusters, apart from those of whoever runs the tests."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, runtime: Path) -> None:
         self.home = home
+        self.runtime = runtime
         self.clusters = home / "draco" / "clusters"
-        self.environ = {**os.environ, "XDG_STATE_HOME": str(home)}
+        self.environ = {**os.environ, "XDG_STATE_HOME": str(home), "XDG_RUNTIME_DIR": str(runtime)}
 
     def draco(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "draco", "cluster", *arguments]

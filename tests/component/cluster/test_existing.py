@@ -62,7 +62,9 @@ def test_nodes_and_operator_join_someone_elses_cluster_and_leave_it(
         machine.must("down", "--name", "b")
         assert "joined-0" in node_names(control_plane)  # b was refused: nothing there is b's to delete
 
+        assert list(machine.runtime.iterdir())
         machine.must("down", "--name", "a")
+        assert list(machine.runtime.iterdir()) == []
         assert "theirs" in node_names(control_plane)
         assert "joined-0" not in node_names(control_plane)
         with pytest.raises(urllib.error.HTTPError, match="404"):
