@@ -296,7 +296,7 @@ async def test_a_server_without_streaming_lists_is_always_listed_in_pages(
             (await proxy.open_stream()).inject(error_event(410, "Expired"))
             await proxy.stream_after(len(proxy.streams))
             await client.create(CONFIG_MAPS, a_config_map(namespace, name))
-            await eventually(lambda name=name: name in names(informer), "it is known")  # type: ignore[misc]
+            await eventually(lambda name=name: name in names(informer), "it is known")
         assert len(informer.store) == 22
     assert proxy.count(lambda query: "sendInitialEvents" in query) == 1, "it is not asked for again"
     assert proxy.count(lambda query: "continue" in query) == 3
