@@ -6,6 +6,7 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -43,7 +44,7 @@ def node_name() -> str:
 @asynccontextmanager
 async def running_kubelet(client: Client, root: Path, node_name: str, **settings: Any) -> AsyncIterator[Kubelet]:
     """A stand-in for one node, cancelled at the end as a killed process would stop: without a word to anyone."""
-    clock, random = SystemClock(), Random(1)
+    clock, random = settings.pop("clock", SystemClock()), Random(1)
     renew_s = settings.pop("renew_s", 10.0)
     events = EventRecorder(client, controller="kubelet", instance="tests", clock=clock, random=random)
     feed = PodFeed(client, events=events, clock=clock, random=random)
@@ -55,15 +56,22 @@ async def running_kubelet(client: Client, root: Path, node_name: str, **settings
         wake=lambda pod: feed.wake(node_name, pod),
         complain=feed.complain,
     )
-    tasks = [asyncio.create_task(work) for work in (events.run(), feed.run(), kubelet.run())]
+    feed.add(kubelet)  # as early as can be: nothing may be taken for gone before the first list is in
+    tasks = [asyncio.create_task(work) for work in (feed.run(), events.run(), kubelet.run())]
     try:
         await asyncio.wait_for(kubelet.ready.wait(), 10)
-        feed.add(kubelet)
         yield kubelet
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class HoursLater(SystemClock):
+    """The same clock after a break: what is written again can be told from what was left alone."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(hours=3)
 
 
 class Workload:

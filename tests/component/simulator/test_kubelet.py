@@ -4,16 +4,20 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from draco.kube.client import Client
+from draco.kube.clock import SystemClock
 from draco.kube.errors import NotFound
 from draco.resources.kinds import LEASES, NODES, PODS, SLICES, Kind
 from draco.resources.meta import ObjectKey
-from draco.simulator.kubelet import Kubelet
-from tests.component.simulator.conftest import DRIVER, Workload, running_kubelet
+from draco.simulator.kubelet import Kubelet, KubeletSettings
+from draco.simulator.node_object import NodeObject, NodeShape
+from draco.simulator.pods import PodBlocked
+from tests.component.simulator.conftest import DRIVER, HoursLater, Workload, running_kubelet
 from tests.doubles.draplugin import RecordingPlugin
 
 RAW_PODS: Kind[Any] = Kind("", "v1", "pods", "Pod", True, dict)
@@ -255,7 +259,7 @@ async def test_a_restarted_stand_in_keeps_its_pods_and_notices_what_went_meanwhi
     before = await client.get(RAW_PODS, workload.key("stays"))
     await workload.delete("goes", grace_period_s=0)
     plugin.calls.clear()
-    async with running_kubelet(client, root, workload.node_name):
+    async with running_kubelet(client, root, workload.node_name, clock=HoursLater()):
 
         async def caught_up() -> bool:
             return {("prepare", "claim-stays"), ("unprepare", "claim-goes")} <= set(plugin.calls)
@@ -266,6 +270,46 @@ async def test_a_restarted_stand_in_keeps_its_pods_and_notices_what_went_meanwhi
         after = await client.get(RAW_PODS, workload.key("stays"))
     assert after["status"] == before["status"]
     assert set(plugin.calls) == {("prepare", "claim-stays"), ("unprepare", "claim-goes")}
+
+
+async def test_a_restarted_stand_in_takes_no_pod_for_gone_before_it_has_seen_them_all(
+    client: Client, root: Path, workload: Workload
+) -> None:
+    noop = frozenset({DRIVER})
+    async with running_kubelet(client, root, workload.node_name, noop_drivers=noop):
+        await workload.claim("one")
+        await workload.pod("pod", "one")
+        await until(partial(phase_is, workload, "pod", "Running"))
+    before = await client.get(RAW_PODS, workload.key("pod"))
+    async with running_kubelet(client, root, workload.node_name, noop_drivers=noop, clock=HoursLater()):
+        await workload.pod("new")
+        await until(partial(phase_is, workload, "new", "Running"))
+        assert (await client.get(RAW_PODS, workload.key("pod")))["status"] == before["status"]
+
+
+async def test_a_pod_that_waits_for_a_driver_is_looked_at_as_soon_as_it_registers(
+    client: Client, root: Path, workload: Workload
+) -> None:
+    clock, woken = SystemClock(), asyncio.Queue[ObjectKey]()
+    kubelet = Kubelet(
+        KubeletSettings(node_name=workload.node_name, root=root),
+        client,
+        node=NodeObject(workload.node_name, client, shape=NodeShape(), clock=clock, random=Random(1)),
+        clock=clock,
+        wake=woken.put_nowait,
+        complain=lambda pod, reason, sentence: None,
+    )
+    running = asyncio.create_task(kubelet.run())
+    try:
+        await workload.claim("one")
+        pod = await workload.pod("pod", "one")
+        with pytest.raises(PodBlocked, match="is not registered"):
+            await kubelet.sync(workload.key("pod"), pod)
+        async with RecordingPlugin(DRIVER).serving(root):
+            assert await asyncio.wait_for(woken.get(), 10) == workload.key("pod")
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_damaged_memory_is_set_aside(
