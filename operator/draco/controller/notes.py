@@ -10,19 +10,24 @@ import hashlib
 from datetime import datetime
 
 import msgspec
+import structlog
 
 from draco.kube.client import Client
 from draco.kube.clock import Clock
-from draco.kube.errors import NotFound
+from draco.kube.errors import Forbidden, Invalid, NotFound
 from draco.resources.events import CoreEvent, ObjectReference
 from draco.resources.kinds import CORE_EVENTS
 from draco.resources.meta import ObjectKey, ObjectMeta
 from draco.resources.names import FIELD_MANAGER_OPERATOR
 
+log = structlog.get_logger(__name__)
+
 _REPEAT_S = (30.0, 60.0, 120.0, 300.0)
 """A text that changes is written again after these pauses, the last one from then on."""
 _KEEP_ALIVE_S = 1200.0
 """A text that stays is written again after this, well before the API server forgets Events (an hour)."""
+_REFUSED_S = 300.0
+"""How long an Event that the API server refused is not tried again."""
 _PACE_S = 0.05
 """At least so long between any two writes: a thousand claims that wait must not drown the API server."""
 _LONGEST_NAME = 230
@@ -47,11 +52,14 @@ class Notes:
         self._reason = reason
         self._action = action
         self._said: dict[str, _Said] = {}
+        self._refused: dict[str, float] = {}  # by UID: until when not to try again
         self._next_write_s = 0.0
 
     async def say(self, regarding: ObjectReference, text: str) -> float:
         """Make the object's Event say `text`, at once or when its next change is due. Returns seconds until then."""
         now_s = self._clock.monotonic()
+        if (until_s := self._refused.get(regarding.uid, now_s)) > now_s:
+            return until_s - now_s
         before = self._said.get(regarding.uid)
         if before is not None:
             due_s = before.at_s + self._pause_s(before, text)
@@ -66,29 +74,36 @@ class Notes:
             first=before.first if before else now,
             at_s=self._clock.monotonic(),
         )
-        await self._client.apply(
-            CORE_EVENTS,
-            said.key,
-            CoreEvent(
-                metadata=ObjectMeta(name=said.key.name, namespace=said.key.namespace),
-                involved_object=regarding,
-                reason=self._reason,
-                message=text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…",
-                type="Warning",
-                action=self._action,
-                count=said.count,
-                first_timestamp=said.first,
-                last_timestamp=now,
-                reporting_component=FIELD_MANAGER_OPERATOR,
-                reporting_instance=self._instance,
-            ),
-            manager=FIELD_MANAGER_OPERATOR,
-        )
+        try:
+            await self._client.apply(
+                CORE_EVENTS,
+                said.key,
+                CoreEvent(
+                    metadata=ObjectMeta(name=said.key.name, namespace=said.key.namespace),
+                    involved_object=regarding,
+                    reason=self._reason,
+                    message=text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…",
+                    type="Warning",
+                    action=self._action,
+                    count=said.count,
+                    first_timestamp=said.first,
+                    last_timestamp=now,
+                    reporting_component=FIELD_MANAGER_OPERATOR,
+                    reporting_instance=self._instance,
+                ),
+                manager=FIELD_MANAGER_OPERATOR,
+            )
+        except (Forbidden, NotFound, Invalid) as error:
+            # Most often the namespace is on its way out. Whatever it is, saying it again at once will not help.
+            log.warning("note.refused", regarding=str(said.key), reason=self._reason, error=str(error))
+            self._refused[regarding.uid] = self._clock.monotonic() + _REFUSED_S
+            return _REFUSED_S
         self._said[regarding.uid] = said
         return self._pause_s(said, "")
 
     async def withdraw(self, uid: str) -> None:
         """Delete what was said of the object: it is no longer so."""
+        self._refused.pop(uid, None)
         said = self._said.get(uid)
         if said is None:
             return

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from draco.cluster.controlplane import ControlPlane
 from draco.controller.notes import Notes
@@ -206,3 +207,14 @@ async def test_a_text_that_changes_all_the_time_is_written_with_growing_pauses(l
     assert len(await lab.events(key)) == 1
     await notes.withdraw("some-uid")
     assert await lab.events(key) == []
+
+
+async def test_an_event_that_the_server_refuses_is_said_in_the_log_and_does_not_fail_the_claim(lab: Lab) -> None:
+    notes = Notes(lab.client, clock=ManualClock(), instance="test", reason="Test", action="Testing")
+    nowhere = ObjectReference(api_version="v1", kind="Pod", name="any", namespace="no-such-namespace", uid="some-uid")
+    with capture_logs() as logs:
+        assert await notes.say(nowhere, "anything") == 300.0
+        assert await notes.say(nowhere, "anything else") == 300.0
+    (said,) = logs
+    assert (said["event"], said["log_level"]) == ("note.refused", "warning")
+    await notes.withdraw("some-uid")
