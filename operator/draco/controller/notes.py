@@ -119,7 +119,7 @@ class Notes:
     def _name(self, regarding: ObjectReference) -> str:
         # The same for every replica, so that a new leader goes on with the Event of the one before.
         digest = hashlib.sha256(f"{regarding.uid}\0{self._reason}".encode()).hexdigest()[:16]
-        return f"{regarding.name[:_LONGEST_NAME]}.{digest}"
+        return f"{regarding.name[:_LONGEST_NAME].rstrip('.-')}.{digest}"
 
     async def _pace(self) -> None:
         now_s = self._clock.monotonic()
