@@ -104,6 +104,8 @@ class Stream:
         """Nothing passes any more, and the connection stays open."""
         self.cut_next = False
         """The next line is cut in its middle, and the connection with it."""
+        self.truncate_next = False
+        """The stream ends in good order, but in the middle of the next line."""
         self.mangle_next = False
         """The next line arrives whole and is not JSON."""
         self.close_after = -1
@@ -134,6 +136,9 @@ class Stream:
                     if self.cut_next:
                         await response.write(line[: max(1, len(line) // 2)])
                         self.cut()
+                        return
+                    if self.truncate_next:
+                        await response.write(line[: len(line) // 2])
                         return
                     if self.mangle_next:
                         self.mangle_next = False

@@ -120,6 +120,25 @@ async def test_many_watches_leave_room_for_requests(through: Client, client: Cli
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_a_stream_that_ends_in_the_middle_of_a_line_did_not_end_well(
+    client: Client, through: Client, proxy: FaultProxy, namespace: str
+) -> None:
+    seen: list[bytes] = []
+
+    async def watch() -> None:
+        path = CONFIG_MAPS.path(namespace=namespace)
+        async with through.connection.lines(path, params={"watch": "true"}) as batches:
+            async for lines in batches:
+                seen.extend(lines)
+
+    watching = asyncio.create_task(watch())
+    (await proxy.open_stream()).truncate_next = True
+    await client.create(CONFIG_MAPS, a_config_map(namespace, "a"))
+    with pytest.raises(Unreachable, match="in the middle of a line"):
+        await asyncio.wait_for(watching, 10)
+    assert seen == []
+
+
 async def test_a_closed_connection_says_so(through: Client) -> None:
     await through.connection.request("GET", "/version")
     await through.close()

@@ -15,7 +15,7 @@ from draco.resources.kinds import LEASES
 from draco.resources.leases import Lease
 from draco.resources.meta import ObjectKey
 from tests.component.kube.support import eventually
-from tests.doubles.faultproxy import FaultProxy, answer, writes
+from tests.doubles.faultproxy import FaultProxy, answer, delay, writes
 
 TERMS = LeaseTerms(duration_s=2, renew_deadline_s=1.2, retry_s=0.2)
 
@@ -250,6 +250,17 @@ async def test_a_note_on_the_lease_and_its_deletion_cost_nobody_the_lead(client:
             uid = next((lease.metadata.uid for lease in leases if lease.spec.holder_identity == "one"), "")
         assert uid
         assert body.leads
+
+
+async def test_the_lease_is_counted_from_the_sending_of_its_renewal(
+    through: Client, proxy: FaultProxy, key: ObjectKey
+) -> None:
+    proxy.fault(writes, delay(0.3))
+    body = Body()
+    one = a_candidate(through, key, "one")
+    async with running(one.run(body)):
+        await eventually(lambda: body.leads, "one leads")
+        assert one.since_renewal_s >= 0.3
 
 
 async def test_a_write_whose_answer_was_lost_is_recognised_as_ones_own(

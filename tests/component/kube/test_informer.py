@@ -25,6 +25,7 @@ from tests.doubles.faultproxy import (
     answer,
     anything,
     continued_lists,
+    delay,
     drop,
     error_event,
     lists,
@@ -124,11 +125,19 @@ async def test_an_object_that_no_longer_matches_the_selector_is_gone(
 Interruption = Callable[[FaultProxy, Stream], Awaitable[None]]
 
 
-async def expired_in_the_stream(_: FaultProxy, stream: Stream) -> None:
+def refuse_to_resume(proxy: FaultProxy, stream: Stream) -> None:
+    """The version that the silenced stream started from is forgotten."""
+    version = stream.query["resourceVersion"]
+    proxy.fault(lambda request: request.query.get("resourceVersion") == version, answer(410, "Expired"), times=999)
+
+
+async def expired_in_the_stream(proxy: FaultProxy, stream: Stream) -> None:
+    refuse_to_resume(proxy, stream)
     stream.inject(error_event(410, "Expired"))
 
 
-async def server_error_in_the_stream(_: FaultProxy, stream: Stream) -> None:
+async def server_error_in_the_stream(proxy: FaultProxy, stream: Stream) -> None:
+    refuse_to_resume(proxy, stream)
     stream.inject(error_event(500, "InternalError"))
 
 
@@ -149,7 +158,7 @@ async def the_connection_is_lost(_: FaultProxy, stream: Stream) -> None:
 
 
 async def expired_on_resuming(proxy: FaultProxy, stream: Stream) -> None:
-    proxy.fault(watches, answer(410, "Expired"))
+    refuse_to_resume(proxy, stream)
     stream.cut()
 
 
@@ -300,6 +309,19 @@ async def test_a_server_without_streaming_lists_is_always_listed_in_pages(
         assert len(informer.store) == 22
     assert proxy.count(lambda query: "sendInitialEvents" in query) == 1, "it is not asked for again"
     assert proxy.count(lambda query: "continue" in query) == 3
+
+
+async def test_a_server_whose_streaming_lists_never_end_is_listed_in_pages(
+    client: Client, through: Client, proxy: FaultProxy, namespace: str
+) -> None:
+    proxy.fault(streaming_lists, delay(60), times=999)
+    informer = an_informer(through, namespace)
+    async with following(informer):
+        (await proxy.open_stream()).inject(error_event(410, "Expired"))
+        await proxy.stream_after(len(proxy.streams))
+        await client.create(CONFIG_MAPS, a_config_map(namespace, "a"))
+        await eventually(lambda: names(informer) == ["a"], "a is known")
+    assert proxy.count(lambda query: "sendInitialEvents" in query) == 1
 
 
 async def test_a_continue_token_that_expired_starts_the_list_over(

@@ -226,6 +226,23 @@ async def test_a_success_makes_the_next_failure_start_from_the_shortest_pause(qu
     assert queue.retry("a") <= 1
 
 
+async def test_a_key_that_succeeded_and_fails_again_comes_back_soon(queue: WorkQueue[str], clock: ManualClock) -> None:
+    runs: list[float] = []
+
+    async def reconcile(key: str) -> None:
+        runs.append(clock.monotonic())
+        if len(runs) != 6:
+            raise RuntimeError("no")
+
+    async with working(queue, reconcile):
+        queue.add("a")
+        await clock.advance(100)
+        assert len(runs) == 6
+        queue.add("a")
+        await clock.advance(1)
+    assert len(runs) >= 8
+
+
 async def test_the_backoff_of_one_key_is_not_that_of_another(queue: WorkQueue[str]) -> None:
     for _ in range(6):
         queue.retry("a")
