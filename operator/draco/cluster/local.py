@@ -1,6 +1,6 @@
 """The `local` provider: a control plane of plain processes, simulated nodes, and real nodes in namespaces.
 
-Owns the order in which these start and stop. The parts themselves are in `controlplane`, `attach` and `realnodes`.
+Owns the order in which these start and stop. The parts themselves are in `controlplane`, `attach` and `realnode`.
 """
 
 import asyncio
@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from draco.cluster import attach, binaries, controlplane, ports, realnodecheck, realnodejoin, realnodes
+from draco.cluster import attach, binaries, controlplane, ports
 from draco.cluster.controlplane import ControlPlane
 from draco.cluster.errors import NotSupported
 from draco.cluster.process import Processes
 from draco.cluster.progress import Progress
-from draco.cluster.realnodes import RealNodes, RealNodeSettings
+from draco.cluster.realnode import check, join, nodes
+from draco.cluster.realnode.nodes import RealNodes, RealNodeSettings
 from draco.cluster.state import Record, Wanted
 
 REAL_NODES_FOLDER = "real-nodes"
@@ -52,7 +53,7 @@ class LocalCluster:
         """Start everything; see `Cluster.create`."""
         wanted = self._wanted
         if wanted.real_nodes:
-            realnodecheck.require(self._real.folder)  # before minutes are spent on building programs
+            check.require(self._real.folder)  # before minutes are spent on building programs
         programs = self._programs(progress)
         if wanted.real_nodes:
             with progress.step("Preparing a network for real nodes"):
@@ -118,7 +119,7 @@ class LocalCluster:
             raise NotSupported(f"Node {node} is simulated, it has no machine: use a real node (--real-nodes).")
 
     def _programs(self, progress: Progress) -> dict[str, Path]:
-        names = [*controlplane.ALL, "kubectl", *(realnodes.PROGRAMS if self._wanted.real_nodes else ())]
+        names = [*controlplane.ALL, "kubectl", *(nodes.PROGRAMS if self._wanted.real_nodes else ())]
         return binaries.find(
             *names,
             kubernetes=self._wanted.kubernetes,
@@ -137,7 +138,7 @@ class LocalCluster:
             programs=servers,
             kubernetes=wanted.kubernetes,
             address=self._real.address,
-            port=wanted.port or realnodes.API_PORT,
+            port=wanted.port or nodes.API_PORT,
             enter=self._real.enter,
             name=self._record.name,
         )
@@ -148,7 +149,7 @@ class LocalCluster:
 
     async def _join(self, names: Sequence[str]) -> None:
         async with attach.client_of(self.kubeconfig) as client:
-            await realnodejoin.join(client, self._real, names)
+            await join.join(client, self._real, names)
 
     async def _wait(self, wait_s: float, detail: Callable[[str], None]) -> None:
         async with attach.client_of(self.kubeconfig) as client:

@@ -11,7 +11,7 @@ import pytest
 
 from draco.cluster import binaries, clusters
 from draco.cluster.local import LocalCluster
-from draco.cluster.realnodes import RealNodes
+from draco.cluster.realnode.nodes import RealNodes
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.real_nodes.pods import DRIVER, Bench
 

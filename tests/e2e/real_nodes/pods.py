@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from draco.cluster.image import BUSYBOX_IMAGE
-from draco.cluster.realnodes import API_PORT, RealNodes
+from draco.cluster.realnode.image import BUSYBOX_IMAGE
+from draco.cluster.realnode.nodes import API_PORT, RealNodes
 from tests.e2e.kubectl import Kubectl, eventually
 
 DRIVER = "gpu.nvidia.com"

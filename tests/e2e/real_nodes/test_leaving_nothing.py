@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from draco.cluster import binaries, image, network, realnodecgroup
+from draco.cluster import binaries
 from draco.cluster.pki import Authority
-from draco.cluster.realnodeinit import RUN_FOLDER
-from draco.cluster.realnodes import PROGRAMS, RealNodes, RealNodeSettings
+from draco.cluster.realnode import cgroup, image, network
+from draco.cluster.realnode.init import RUN_FOLDER
+from draco.cluster.realnode.nodes import PROGRAMS, RealNodes, RealNodeSettings
 from tests.e2e.kubectl import eventually
 
 pytestmark = pytest.mark.real_node
@@ -74,7 +75,7 @@ def machine(folder: Path) -> dict[str, Any]:
         "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(folder) in line],
         "links": [line.split()[0] for line in output.splitlines() if line.startswith(names.host_link)],
         "namespaces": network.cluster_namespaces(names),
-        "cgroups": realnodecgroup.existing(realnodecgroup.mounted(), names.cgroup),
+        "cgroups": cgroup.existing(cgroup.mounted(), names.cgroup),
         "processes": sorted(processes_of(folder)),
         "sysctls": {name: Path("/proc/sys", name).read_text() for name in SYSCTLS},
         "folders": [path.exists() for path in (Path("/var/lib/containerd"), Path("/etc/cni"), RUN_FOLDER, folder)],

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster import realnodecgroup
 from draco.cluster.errors import NotSupported
-from draco.cluster.realnodecgroup import Hierarchies, hierarchies
+from draco.cluster.realnode import cgroup
+from draco.cluster.realnode.cgroup import Hierarchies, hierarchies
 
 
 def test_version_1_has_one_hierarchy_for_each_controller_and_perhaps_a_unified_one() -> None:
@@ -37,7 +37,7 @@ def test_a_new_cpuset_of_version_1_gets_its_parents_processors_and_memory(tmp_pa
     kernel_makes(tmp_path / "cpuset", "0-3\n")
     kernel_makes(tmp_path / "cpuset/cluster", "\n")
     kernel_makes(tmp_path / "cpuset/cluster/real-1", "\n")
-    realnodecgroup.create(Hierarchies(version=1, roots=(tmp_path / "cpuset",)), "cluster", "real-1")
+    cgroup.create(Hierarchies(version=1, roots=(tmp_path / "cpuset",)), "cluster", "real-1")
     for level in ("cluster", "cluster/real-1"):
         assert (tmp_path / "cpuset" / level / "cpuset.cpus").read_text() == "0-3"
         assert (tmp_path / "cpuset" / level / "cpuset.mems").read_text() == "0-3"
@@ -48,7 +48,7 @@ def test_version_2_passes_controllers_down_to_the_node(tmp_path: Path) -> None:
         (tmp_path / level).mkdir(exist_ok=True)
         (tmp_path / level / "cgroup.controllers").write_text("cpuset cpu io memory hugetlb pids rdma\n")
         (tmp_path / level / "cgroup.subtree_control").write_text("")
-    realnodecgroup.create(Hierarchies(version=2, roots=(tmp_path,)), "cluster", "real-1")
+    cgroup.create(Hierarchies(version=2, roots=(tmp_path,)), "cluster", "real-1")
     for level in (".", "cluster", "cluster/real-1"):
         assert (
             tmp_path / level / "cgroup.subtree_control"
@@ -60,18 +60,18 @@ def test_removing_takes_the_deepest_first_in_every_hierarchy_and_leaves_other_cl
     for root in (*found.roots, *found.unified):
         (root / "mine/real-1/kubepods/pod1/container").mkdir(parents=True)
         (root / "theirs/real-1").mkdir(parents=True)
-    realnodecgroup.remove(found, "mine")
-    assert realnodecgroup.existing(found, "mine") == []
-    assert len(realnodecgroup.existing(found, "theirs")) == 2
+    cgroup.remove(found, "mine")
+    assert cgroup.existing(found, "mine") == []
+    assert len(cgroup.existing(found, "theirs")) == 2
 
 
 def test_removing_one_node_leaves_the_others_of_its_cluster(tmp_path: Path) -> None:
     found = Hierarchies(version=2, roots=(tmp_path,))
     (tmp_path / "mine/real-1/kubepods").mkdir(parents=True)
     (tmp_path / "mine/real-2/kubepods").mkdir(parents=True)
-    realnodecgroup.remove(found, "mine", "real-1")
+    cgroup.remove(found, "mine", "real-1")
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["real-2"]
 
 
 def test_removing_what_does_not_exist_does_nothing(tmp_path: Path) -> None:
-    realnodecgroup.remove(Hierarchies(version=2, roots=(tmp_path,)), "mine")
+    cgroup.remove(Hierarchies(version=2, roots=(tmp_path,)), "mine")

@@ -1,5 +1,5 @@
 from draco.cluster import data
-from draco.cluster.realnodejoin import ACCOUNT, NAMESPACE, agent_manifests
+from draco.cluster.realnode.join import ACCOUNT, NAMESPACE, agent_manifests
 
 
 def test_the_agent_gets_from_the_installation_all_but_the_pods_that_would_run_it() -> None:

@@ -5,7 +5,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from draco.cluster.realnodeconfig import (
+from draco.cluster.realnode.config import (
     NodeFacts,
     containerd_config,
     gpu_devices,
@@ -15,7 +15,7 @@ from draco.cluster.realnodeconfig import (
     pod_network,
     proxy_config,
 )
-from draco.cluster.realnodeinit import NodePlan, Service
+from draco.cluster.realnode.init import NodePlan, Service
 
 FACTS = NodeFacts(
     name="real-1",

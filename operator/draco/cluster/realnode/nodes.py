@@ -22,15 +22,16 @@ from typing import Final, Protocol
 
 import msgspec
 
-from draco.cluster import image, network, realnodecgroup, versions
+from draco.cluster import versions
 from draco.cluster.errors import ClusterError, ProcessFailed, StateDamaged
 from draco.cluster.files import write_atomically
-from draco.cluster.network import AddressPlan, names_of
 from draco.cluster.process import Processes
-from draco.cluster.realnodeagent import agent_service, create_gpus
-from draco.cluster.realnodecheck import CNI_BIN, may_lower_oom_score, require
-from draco.cluster.realnodeconfig import AGENT_MOUNT, NodeFacts, plan_json, plan_node
-from draco.cluster.realnodeinit import RUN_FOLDER
+from draco.cluster.realnode import cgroup, image, network
+from draco.cluster.realnode.agent import agent_service, create_gpus
+from draco.cluster.realnode.check import CNI_BIN, may_lower_oom_score, require
+from draco.cluster.realnode.config import AGENT_MOUNT, NodeFacts, plan_json, plan_node
+from draco.cluster.realnode.init import RUN_FOLDER
+from draco.cluster.realnode.network import AddressPlan, names_of
 
 PROGRAMS: Final = ("kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr")
 """What must be found or built for real nodes, beside a control plane's programs."""
@@ -145,10 +146,10 @@ class RealNodes:
         self._known(node)
         if self._first_process(node):
             return
-        realnodecgroup.create(realnodecgroup.mounted(), self.names.cgroup, node)
+        cgroup.create(cgroup.mounted(), self.names.cgroup, node)
         namespace = network.NETNS_FOLDER / self.names.node_namespace(node)
         separate = ("--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc")
-        first_process = (sys.executable, "-m", "draco.cluster.realnodeinit", self._plan_file(node))
+        first_process = (sys.executable, "-m", "draco.cluster.realnode.init", self._plan_file(node))
         self.processes.start(
             _console(node),
             ["nsenter", f"--net={namespace}", "--", "unshare", *separate, "--", *first_process],
@@ -229,7 +230,7 @@ class RealNodes:
                 for namespace in namespaces:
                     network.delete_namespace(namespace)
                 network.delete_host_link(self.names)
-            realnodecgroup.remove(realnodecgroup.mounted(), self.names.cgroup)
+            cgroup.remove(cgroup.mounted(), self.names.cgroup)
         if self.folder.exists():
             shutil.rmtree(self.folder)
 
@@ -237,7 +238,7 @@ class RealNodes:
         _end_all([self.names.node_namespace(node)])
         self.processes.stop(_console(node), grace_s=0.0)
         # A machine that comes back has no cgroups of containers that are gone; with them kubelet waits 12 s at its start.
-        realnodecgroup.remove(realnodecgroup.mounted(), self.names.cgroup, node)
+        cgroup.remove(cgroup.mounted(), self.names.cgroup, node)
 
     def _first_process(self, node: str) -> int | None:
         namespace = self.names.node_namespace(node)

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster import realnodecheck
 from draco.cluster.errors import NotSupported
-from draco.cluster.realnodecheck import may_lower_oom_score, missing_packages, require
+from draco.cluster.realnode import check
+from draco.cluster.realnode.check import may_lower_oom_score, missing_packages, require
 
 
 def test_each_missing_program_is_named_by_its_debian_package(tmp_path: Path) -> None:
@@ -30,14 +30,14 @@ def test_the_missing_packages_come_with_the_line_that_installs_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(realnodecheck, "missing_packages", lambda: ["runc", "nftables"])
+    monkeypatch.setattr(check, "missing_packages", lambda: ["runc", "nftables"])
     with pytest.raises(NotSupported, match="apt-get install --no-install-recommends runc nftables"):
         require(tmp_path)
 
 
 def test_state_that_a_node_could_not_see_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(realnodecheck, "missing_packages", list)
+    monkeypatch.setattr(check, "missing_packages", list)
     with pytest.raises(NotSupported, match="below /var"):
         require(Path("/var/lib/clusters/a"))
 

@@ -13,7 +13,7 @@ import yaml
 
 from draco.cluster import data
 from draco.cluster.errors import ProcessFailed
-from draco.cluster.realnodes import RealNodes
+from draco.cluster.realnode.nodes import RealNodes
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
 from draco.resources.core import Node

@@ -10,9 +10,9 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any, Final
 
-from draco.cluster.image import PAUSE_IMAGE
-from draco.cluster.network import MTU
-from draco.cluster.realnodeinit import NodePlan, Service
+from draco.cluster.realnode.image import PAUSE_IMAGE
+from draco.cluster.realnode.init import NodePlan, Service
+from draco.cluster.realnode.network import MTU
 
 KUBELET, CONTAINERD, KUBE_PROXY, AGENT = "kubelet", "containerd", "kube-proxy", "agent"
 KUBELET_PORT: Final = 10250

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from draco.cluster.errors import NotSupported
-from draco.cluster.image import BUSYBOX_PROGRAM
+from draco.cluster.realnode.image import BUSYBOX_PROGRAM
 
 CNI_BIN: Final = Path("/usr/lib/cni")
 _CAP_SYS_RESOURCE: Final = 24

@@ -1,14 +1,14 @@
 """The node agent on a real node: the same program a DaemonSet would run, on simulated GPUs.
 
 Owns its command line and the GPUs it finds. It connects as a pod would, by the files of a mounted service account; who
-writes the token there is in `realnodejoin`. Must not start anything.
+writes the token there is in `join`. Must not start anything.
 """
 
 import sys
 from pathlib import Path
 
-from draco.cluster.realnodeconfig import AGENT_MOUNT, GPU_STATE_FILE
-from draco.cluster.realnodeinit import Service
+from draco.cluster.realnode.config import AGENT_MOUNT, GPU_STATE_FILE
+from draco.cluster.realnode.init import Service
 from draco.simulator import state
 
 

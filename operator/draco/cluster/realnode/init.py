@@ -81,7 +81,7 @@ def main(plan_file: str) -> None:
     plan = NodePlan.from_json(Path(plan_file).read_text())
     if os.getpid() != 1:
         sys.exit(
-            "draco.cluster.realnodeinit must be the first process of a pid namespace: use draco cluster up --real-nodes."
+            "draco.cluster.realnode.init must be the first process of a pid namespace: use draco cluster up --real-nodes."
         )
     socket.sethostname(plan.name)
     _mount_file_system(plan)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster.network import (
+from draco.cluster.realnode.network import (
     MAX_NODES,
     AddressPlan,
     NetworkError,
