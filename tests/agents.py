@@ -16,6 +16,7 @@ from draco.agent import wire
 from draco.agent.api import dra_v1_pb2, health_v1_pb2, registration_pb2
 from draco.agent.app import AgentSettings, run_agent
 from draco.kube.client import Client
+from draco.kube.connection import Connection
 from draco.kube.errors import NotFound
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node
@@ -26,6 +27,7 @@ from draco.resources.names import NVIDIA_DRIVER
 from draco.resources.slices import ResourceSlice
 from draco.simulator import state, sysfs
 from draco.simulator.nvml import SimulatedNvml
+from tests.doubles.faultproxy import FaultProxy
 
 CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
@@ -108,6 +110,16 @@ class SimulatedNode:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+    @asynccontextmanager
+    async def running_through(self, proxy: FaultProxy, **changes: Any) -> AsyncIterator[None]:
+        """The agent as in `running`, with a fault proxy between it and the API server."""
+        direct = self.client
+        async with Client(Connection(proxy.url)) as through:
+            self.client = through
+            async with self.running(**changes):
+                self.client = direct
+                yield
 
     async def run(self, **changes: Any) -> None:
         """The agent, in the test's own task, for agents that end by themselves."""

@@ -100,12 +100,8 @@ async def test_a_slow_api_server_that_refuses_and_fails_gets_the_slices_in_the_e
     for action in (answer(429, headers={"Retry-After": "1"}), answer(500), answer(503), answer(409, "Conflict"), drop):
         proxy.fault(lambda request: writes(request) and "dryRun" not in request.query, action)
     proxy.fault(lambda request: "dryRun" in request.query, answer(409, "Conflict"))  # while it asks what is served
-    direct = node.client
-    async with Client(Connection(proxy.url)) as through:
-        node.client = through
-        async with node.running():
-            node.client = direct
-            [published] = await node.published(2)
+    async with node.running_through(proxy):
+        [published] = await node.published(2)
     assert published.spec.pool.generation == 1
 
 

@@ -4,14 +4,19 @@ import asyncio
 import socket
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
 from draco.agent.checkpoint import PreparedClaim
+from draco.agent.hardware import View
 from draco.agent.leftovers import Leftovers
+from draco.agent.node_status import NodeReporter, Standing
+from draco.agent.plugin import Registration
 from draco.kube.client import Client
+from draco.kube.clock import SystemClock
 from draco.kube.connection import Connection
 from draco.kube.errors import NotFound
 from draco.resources.draco import GpuNode
@@ -57,35 +62,64 @@ async def refused(node: SimulatedNode) -> bool:
 
 
 @pytest.mark.usefixtures("crds")
-async def test_a_status_that_says_nothing_new_is_not_written(node: SimulatedNode) -> None:
-    async with node.running(rescan_s=0.05):
-        await node.register()
-        await eventually(lambda: condition(node, "Ready", "True"))
-        before = await gpu_node(node)
-        async with node.health() as stream:
-            await stream.read()
-        await asyncio.sleep(0.5)  # ten readings of the GPUs
-        assert (await gpu_node(node)).metadata.resource_version == before.metadata.resource_version
+async def test_a_status_that_says_nothing_new_is_not_written(node: SimulatedNode, proxy: FaultProxy) -> None:
     async with node.running():
         await node.register()
         await eventually(lambda: condition(node, "Ready", "True"))
-        times = {one.type: one.last_transition_time for one in before.status.conditions}
-        after = (await gpu_node(node)).status.conditions
-    assert {one.type: one.last_transition_time for one in after if one.type in {"Published", "Readable"}} == {
-        name: times[name] for name in ("Published", "Readable")
-    }
+        before = await gpu_node(node)
+    async with node.running_through(proxy, rescan_s=0.05):
+        await node.register()
+        await eventually(lambda: [one for one in gpu_node_requests(proxy) if one == "GET"])
+        await eventually(lambda: condition(node, "Ready", "True"))
+        writes = gpu_node_requests(proxy).count("PATCH")
+        await asyncio.sleep(0.5)  # ten readings of the GPUs
+        assert gpu_node_requests(proxy).count("PATCH") == writes
+        after = await gpu_node(node)
+    times = [{one.type: one.last_transition_time for one in each.status.conditions} for each in (before, after)]
+    assert times[0]["Readable"] == times[1]["Readable"]
 
 
-async def test_without_the_kind_the_agent_works_and_says_so_once(node: SimulatedNode) -> None:
+def gpu_node_requests(proxy: FaultProxy) -> list[str]:
+    return [method for method, path, _ in proxy.seen if "/gpunodes" in path]
+
+
+@pytest.mark.usefixtures("crds")
+async def test_looking_again_at_a_right_status_writes_nothing(node: SimulatedNode, proxy: FaultProxy) -> None:
+    said = Standing(
+        driver="gpu.nvidia.com",
+        view=View(),
+        published=None,
+        problem="No Node.",
+        registration=Registration(),
+        claims=0,
+    )
+    async with Client(Connection(proxy.url)) as through:
+        for _ in range(2):
+            reporter = NodeReporter(
+                through, node=node.name, standing=lambda: said, clock=SystemClock(), random=Random(0)
+            )
+            running = asyncio.create_task(reporter.run())
+            count = len(gpu_node_requests(proxy))
+            await eventually(lambda count=count: len(gpu_node_requests(proxy)) > count)
+            await eventually(lambda: condition(node, "Ready", "False"))
+            await asyncio.sleep(0.3)  # for a write that must not come
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    assert gpu_node_requests(proxy) == ["GET", "PATCH", "PATCH", "GET"]
+
+
+async def test_without_the_kind_the_agent_works_and_says_so_once(node: SimulatedNode, proxy: FaultProxy) -> None:
     await remove_kind(node)
     claim = await node.claim("gpu-0")
     with capture_logs() as logs:
-        async with node.running():
+        async with node.running_through(proxy):
             await node.published(2)
             assert not (await node.prepare(claim))[claim.metadata.uid].error
-            await node.register()
+            await eventually(lambda: gpu_node_requests(proxy).count("PATCH"))
+            tried = gpu_node_requests(proxy).count("PATCH")
             faults.lose(node.gpus, 1)
             await eventually(lambda: lost_seen(node))
+            await eventually(lambda: gpu_node_requests(proxy).count("PATCH") > tried)
     assert [one["event"] for one in logs].count("gpunode.kind_missing") == 1
     assert not [one for one in logs if one["event"] == "reconcile.failed"]
 
@@ -115,17 +149,13 @@ async def test_a_claim_is_prepared_while_its_status_cannot_be_written_and_that_i
 ) -> None:
     claim = await node.claim("gpu-0")
     proxy.fault(lambda request: request.path.endswith("/status"), answer(500), times=3)
-    direct = node.client
-    async with Client(Connection(proxy.url)) as through:
-        node.client = through
-        async with node.running():
-            node.client = direct
-            assert not (await node.prepare(claim))[claim.metadata.uid].error
+    async with node.running_through(proxy):
+        assert not (await node.prepare(claim))[claim.metadata.uid].error
 
-            async def reported() -> object:
-                return (await node.client.get(CLAIMS, claim.metadata.key)).status.devices
+        async def reported() -> object:
+            return (await node.client.get(CLAIMS, claim.metadata.key)).status.devices
 
-            await eventually(reported)
+        await eventually(reported)
 
 
 async def test_a_restart_does_not_move_the_times_of_a_claims_conditions(node: SimulatedNode) -> None:

@@ -97,6 +97,13 @@ def test_preparing_again_gives_the_same_devices_and_writes_nothing(desk: Desk) -
     assert [path.stat().st_mtime_ns for path in (desk.path, desk.cdi.path(uid(TWO)))] == before
 
 
+def test_preparing_again_brings_back_a_spec_that_somebody_removed(desk: Desk) -> None:
+    desk.prepare(ONE)
+    desk.cdi.path(uid(ONE)).unlink()
+    desk.prepare(ONE)
+    assert desk.spec(ONE)["devices"]
+
+
 def test_a_device_is_never_given_to_two_claims(desk: Desk) -> None:
     desk.prepare(ONE)
     with pytest.raises(
