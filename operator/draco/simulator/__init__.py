@@ -2,5 +2,8 @@
 
 `boards` and `boards_mig` are what NVML says about each model; `state` is one node's GPUs in a file that processes share;
 `nvml` answers pynvml's functions from that file; `faults` breaks things on purpose; `sysfs` writes the PCI tree that goes
-with it; `compare` holds the tables against real hardware. `kubelet` and `nodes` stand in for everything else of a node.
+with it; `compare` holds the tables against real hardware.
+
+`nodes` puts whole nodes together, hundreds in one process. `kubelet` stands in for kubelet: `podfeed` brings it its pods,
+`pods` decides about one, `plugins` calls DRA drivers, `ledger` remembers, `node_object` keeps Node and Lease.
 """
