@@ -18,7 +18,7 @@ from draco.agent.plugin import sockets
 from draco.kube.client import Client
 from draco.kube.connection import Connection
 from draco.resources.kinds import CLAIMS
-from draco.simulator import faults
+from draco.simulator import faults, state
 from tests.agents import SimulatedNode, eventually
 from tests.builders import a_claim
 from tests.doubles.faultproxy import FaultProxy, answer
@@ -199,6 +199,18 @@ async def test_without_nvml_a_claim_is_refused_with_the_reason(node: SimulatedNo
     claim = await node.claim("gpu-0")
     async with node.running():
         assert "the kernel module is not loaded" in (await node.prepare(claim))[claim.metadata.uid].error
+
+
+async def test_a_prepared_claim_follows_its_gpu_when_the_driver_numbers_it_anew(node: SimulatedNode) -> None:
+    claim = await node.claim("gpu-0")
+    async with node.running():
+        await node.prepare(claim)
+        [name] = node.specs()
+        assert '"/dev/nvidia0"' in (node.cdi / name).read_text()
+        with state.mutate(node.gpus) as changed:
+            changed.gpus[0].minor = 5
+        faults.reload_driver(node.gpus)
+        await eventually(lambda: '"/dev/nvidia5"' in (node.cdi / name).read_text())
 
 
 async def test_a_prepare_that_takes_too_long_is_answered_before_kubelet_gives_up(
