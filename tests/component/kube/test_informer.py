@@ -460,10 +460,13 @@ async def test_an_object_that_cannot_be_read_is_left_out_and_the_others_are_foll
             assert names(informer) == ["good", "turning"], "the earlier version stays"
             (await proxy.open_stream()).inject(error_event(410, "Expired"))
             await proxy.stream_after(len(proxy.streams))
+            await client.create(CONFIG_MAPS, a_config_map(namespace, "later", a="fine"))
+            await eventually(lambda: "later" in names(informer), "it goes on after a relist")
+            assert names(informer) == ["good", "later", "turning"], "and stays through a relist"
             await client.delete(CONFIG_MAPS, ObjectKey(namespace, "turning"))
-            await eventually(lambda: names(informer) == ["good"], "its deletion is seen all the same")
+            await eventually(lambda: names(informer) == ["good", "later"], "its deletion is seen all the same")
             await client.patch(CONFIG_MAPS, ObjectKey(namespace, "odd"), {"data": {"a": "fine"}})
-            await eventually(lambda: names(informer) == ["good", "odd"], "a mended one is taken in")
+            await eventually(lambda: names(informer) == ["good", "later", "odd"], "a mended one is taken in")
     assert informer.counts.undecodable >= 4
     keys = {entry["key"] for entry in logs if entry["event"] == "informer.undecodable"}
     assert keys == {f"{namespace}/odd", f"{namespace}/turning"}
