@@ -187,7 +187,9 @@ class SimulatedNode:
 @click.option(
     "--root", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for all nodes' files."
 )
-@click.option("--name-prefix", "prefix", default="gpu-node", show_default=True, help="Nodes are called <prefix>-<number>.")
+@click.option(
+    "--name-prefix", "prefix", default="gpu-node", show_default=True, help="Nodes are called <prefix>-<number>."
+)
 @click.option("--first", type=click.IntRange(min=0), default=0, show_default=True, help="Number of the first node.")
 @click.option(
     "--driver", default=NVIDIA_DRIVER, show_default=True, help="Name of the DRA driver that the agents serve."
