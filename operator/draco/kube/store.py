@@ -114,7 +114,9 @@ class Store(Generic[T]):
 
     def put(self, obj: T) -> list[Change[T]]:
         """Take an object in, and say what that changed: one change, or two when it replaces another of its name."""
-        key = obj.metadata.key
+        return self._put(obj.metadata.key, obj)
+
+    def _put(self, key: ObjectKey, obj: T) -> list[Change[T]]:
         before = self._objects.get(key)
         self._objects[key] = obj
         for index in self._indexes.values():
@@ -138,7 +140,7 @@ class Store(Generic[T]):
             before = self._objects.get(key)
             if before is not None and _same(before, obj):
                 continue
-            changed += self.put(obj)
+            changed += self._put(key, obj)
         return gone + changed
 
 
