@@ -206,7 +206,11 @@ class SimulatedNode:
     async def events(self, reason: str) -> list[Event]:
         """Events about this node."""
         found = await self.client.list(EVENTS, namespace="default")
-        return [one for one in found if one.regarding and one.regarding.name == self.name and one.reason == reason]
+        return [
+            one
+            for one in found
+            if one.involved_object and one.involved_object.name == self.name and one.reason == reason
+        ]
 
     def specs(self) -> list[str]:
         return sorted(path.name for path in self.cdi.iterdir()) if self.cdi.exists() else []

@@ -4,6 +4,6 @@ Owns what runs in `draco operator`. Every replica watches, answers probes and ex
 be needed for a pod to start: it is never on kubelet's path.
 
 Rooms: `app` (wiring), `settings`, `view` (what is known of the cluster, indexed), `maintenance`, `pending_claims` and `taints`
-(one reconciler or reading each), `notes` (Events that are kept current), `handlers` and `kopf_thread`
-(Kopf, for our own kinds), `reconciling` (queue, workers and their numbers), `metrics`, `health` (HTTP).
+(one reconciler or reading each), `handlers` and `kopf_thread` (Kopf, for our own kinds), `reconciling` (queue, workers and
+their numbers), `metrics`, `health` (HTTP).
 """

@@ -16,7 +16,6 @@ from draco.controller.health import http_app, serving
 from draco.controller.kopf_thread import OwnKinds
 from draco.controller.maintenance import MaintenanceReconciler
 from draco.controller.metrics import Metrics, Reading, gauge, register_view
-from draco.controller.notes import Notes
 from draco.controller.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims
 from draco.controller.reconciling import Reconciling, register_queues
 from draco.controller.settings import OperatorSettings
@@ -27,6 +26,7 @@ from draco.kube.clock import Clock, SystemClock
 from draco.kube.connection import Connection
 from draco.kube.discovery import Features, discover
 from draco.kube.election import LeaderElection, LeaseTerms
+from draco.kube.events import Notes
 from draco.kube.retry import retry
 from draco.resources.errors import DracoError
 from draco.resources.meta import ObjectKey
@@ -87,7 +87,14 @@ class Operator:
         self.view = ClusterView(
             client, features.taint_rules, clock=clock, random=random, survey_every_s=settings.survey_every_s
         )
-        notes = Notes(client, clock=clock, instance=settings.identity, reason=EVENT_REASON, action=EVENT_ACTION)
+        notes = Notes(
+            client,
+            controller=FIELD_MANAGER_OPERATOR,
+            instance=settings.identity,
+            clock=clock,
+            reason=EVENT_REASON,
+            action=EVENT_ACTION,
+        )
         maintenance = MaintenanceReconciler(client, self.view, clock=clock, settle_s=settings.settle_s)
         pending = PendingClaims(self.view, notes, clock=clock, pending_after_s=settings.pending_after_s)
 

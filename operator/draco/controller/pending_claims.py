@@ -6,13 +6,14 @@ themselves come from `draco.allocation`.
 
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import structlog
 
 from draco.allocation import explain_pending
-from draco.controller.notes import Notes
-from draco.controller.view import ClusterView, claims_of
+from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
+from draco.kube.events import Notes
 from draco.kube.store import Change
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Pod
@@ -27,6 +28,11 @@ EVENT_ACTION = "Allocating"
 _LOOK_AGAIN_S = 30.0
 
 
+class _Waiting(NamedTuple):
+    claim: ObjectReference
+    reason: str
+
+
 class PendingClaims:
     """One claim at a time."""
 
@@ -35,7 +41,7 @@ class PendingClaims:
         self._notes = notes
         self._clock = clock
         self._pending_after_s = pending_after_s
-        self._reasons: dict[ObjectKey, tuple[str, str]] = {}  # UID and main cause
+        self._waiting: dict[ObjectKey, _Waiting] = {}
 
     def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
         """Have `wake` called with every claim that a change may concern."""
@@ -48,13 +54,13 @@ class PendingClaims:
 
     def reasons(self) -> dict[str, int]:
         """Waiting claims by main cause."""
-        return Counter(reason for _, reason in self._reasons.values())
+        return Counter(waiting.reason for waiting in self._waiting.values())
 
     async def reconcile(self, key: ObjectKey) -> float | None:
         """Say why the claim waits, or take back what was said when it no longer does."""
         claim = self._view.claims.store.get(key)
-        said = self._reasons.get(key)
-        if said is not None and (claim is None or claim.metadata.uid != said[0]):
+        waiting = self._waiting.get(key)
+        if waiting is not None and (claim is None or claim.metadata.uid != waiting.claim.uid):
             await self._forget(key)
         if claim is None:
             return None
@@ -67,9 +73,8 @@ class PendingClaims:
             return left_s
         classes = {each.metadata.name: each for each in self._view.classes.store.values()}
         causes = explain_pending(claim, self._view.supply(), classes, pods)
-        if key not in self._reasons:
+        if key not in self._waiting:
             log.info("claim.pending", claim=str(key), reason=causes.reason, causes=str(causes))
-        self._reasons[key] = (claim.metadata.uid, causes.reason)
         regarding = ObjectReference(
             api_version=CLAIMS.api_version,
             kind=CLAIMS.kind,
@@ -77,6 +82,7 @@ class PendingClaims:
             namespace=key.namespace,
             uid=claim.metadata.uid,
         )
+        self._waiting[key] = _Waiting(regarding, causes.reason)
         return min(await self._notes.say(regarding, str(causes)), _LOOK_AGAIN_S)
 
     def _waited_s(self, claim: ResourceClaim, pods: list[Pod]) -> float:
@@ -86,14 +92,13 @@ class PendingClaims:
         return (self._clock.now() - max(since)).total_seconds() if since else 0.0
 
     async def _forget(self, key: ObjectKey) -> None:
-        said = self._reasons.get(key)
-        if said is not None:
-            await self._notes.withdraw(said[0])
-            self._reasons.pop(key, None)
+        if waiting := self._waiting.get(key):
+            await self._notes.withdraw(waiting.claim)
+            del self._waiting[key]
 
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[ObjectKey], None]) -> None:
         waits = change.after is not None and change.after.status.allocation is None
-        if waits or change.key in self._reasons:
+        if waits or change.key in self._waiting:
             wake(change.key)
 
 
@@ -104,9 +109,9 @@ def _wake_for_pod(change: Change[Pod], wake: Callable[[ObjectKey], None]) -> Non
     if before == after:
         return
     for pod in (change.before, change.after):
-        for claim in claims_of(pod) if pod else ():
+        for claim in pod.claims if pod else ():
             wake(claim)
 
 
 def _matters(pod: Pod) -> tuple[object, ...]:
-    return (pod.spec.node_name, claims_of(pod), pod.metadata.deletion_timestamp, pod.status.phase)
+    return (pod.spec.node_name, pod.claims, pod.metadata.deletion_timestamp, pod.status.phase)

@@ -82,7 +82,7 @@ class ClusterView:
 
         self.claims.store.add_index(BY_DEVICE, _devices_of)
         self.slices.store.add_index(BY_POOL, _pool_of)
-        self.pods.store.add_index(BY_CLAIM, claims_of)
+        self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
         self.maintenances.store.add_index(BY_UID, lambda request: [request.metadata.uid])
         self.rule_store.add_index(BY_MAINTENANCE, _maintenance_of)
         self.rule_store.add_index(BY_DEVICE, _maintained_device_of)
@@ -139,7 +139,7 @@ class ClusterView:
 
     def waiting_pods(self, claim: ObjectKey) -> list[Pod]:
         """Pods that use the claim and have not been given a node yet."""
-        return [pod for pod in self.pods_of(claim) if waits(pod)]
+        return [pod for pod in self.pods_of(claim) if pod.waits]
 
     def claim_states(self) -> dict[str, int]:
         """Claims by state. Pending: not allocated; Allocated: but not reserved by a consumer; Reserved; Deleting."""
@@ -159,20 +159,6 @@ class ClusterView:
 
     def _outdate(self, _: object) -> None:
         self._outdated = True
-
-
-def waits(pod: Pod) -> bool:
-    """Whether the pod is alive and has no node yet."""
-    return pod.metadata.deletion_timestamp is None and not pod.spec.node_name and pod.status.phase in {"", "Pending"}
-
-
-def claims_of(pod: Pod) -> list[ObjectKey]:
-    """The claims that a pod uses, by name, from a template, or made by the scheduler for extended resources."""
-    made = {status.name: status.resource_claim_name for status in pod.status.resource_claim_statuses}
-    names = [claim.resource_claim_name or made.get(claim.name) for claim in pod.spec.resource_claims]
-    if pod.status.extended_resource_claim_status is not None:
-        names.append(pod.status.extended_resource_claim_status.resource_claim_name)
-    return [ObjectKey(pod.metadata.namespace, name) for name in names if name]
 
 
 def devices_held(claim: ResourceClaim) -> list[DeviceKey]:

@@ -1,6 +1,10 @@
 """Events about objects, for the people who look at them.
 
-Owns aggregation, the limit per object, and posting in the background. Its laws:
+Owns how an Event is written, and the two ways of saying something: `EventRecorder` for what happened, `Notes` for what is the
+case. All are written through core/v1 by server-side apply, nowhere else and no other way: there the text of an Event may change,
+while events.k8s.io/v1, which serves the same objects, holds it immutable.
+
+The laws of `EventRecorder`:
 
 - `record` never waits and never fails: it notes what is to be said and returns.
 - The same regarding, reason, action and type is one Event object for as long as it keeps happening: its note is updated, its
@@ -8,23 +12,33 @@ Owns aggregation, the limit per object, and posting in the background. Its laws:
 - What is said of one object is limited; beyond the limit, updates are merged and posted later, not lost. New series beyond the
   memory's bound are dropped and counted.
 - Errors of the API delay what is to be posted, or drop the one Event the server refuses; they never reach the caller.
+
+The laws of `Notes`:
+
+- What is said of one object is one Event, whose name follows from the object and the reason: a new process goes on with it.
+- A text that keeps changing is written with growing pauses, one that stays often enough that the server does not forget it.
+- `withdraw` leaves no Event behind, also of a `say` whose answer was lost.
+- An Event that the server refuses is let be for a while; every other error is the caller's, who tries again.
 """
 
 import asyncio
+import contextlib
+import hashlib
 from collections import OrderedDict
+from datetime import datetime
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import structlog
 
 from draco.kube.client import Client
 from draco.kube.clock import Clock, wait_for
-from draco.kube.errors import AlreadyExists, ApiError, NotFound
+from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound
 from draco.kube.retry import TRANSIENT, Backoff
 from draco.resources.events import Event, EventSeries, ObjectReference
-from draco.resources.kinds import EVENTS, Kind
-from draco.resources.meta import ObjectKey, ObjectMeta, micro_time
+from draco.resources.kinds import EVENTS
+from draco.resources.meta import ObjectKey, micro_time
 
 log = structlog.get_logger()
 
@@ -34,8 +48,62 @@ NOTE_BYTES = 1024
 CLUSTER_EVENTS_NAMESPACE = "default"
 """Where Events about cluster-scoped objects live."""
 
-_SAME_EVENTS = Kind("", "v1", "events", "Event", True, dict)
-"""The same objects through the core API. The note of an Event cannot be changed through events.k8s.io, here it can."""
+_LONGEST_STEM = 230  # of an Event's name; what makes it unique comes after it
+
+_REPEAT_S = (30.0, 60.0, 120.0, 300.0)
+"""A note that changes is written again after these pauses, the last one from then on."""
+_KEEP_ALIVE_S = 1200.0
+"""A note that stays is written again after this, well before the API server forgets Events (an hour)."""
+_REFUSED_S = 300.0
+"""How long a note that the API server refused is not tried again."""
+_PACE_S = 0.05
+"""At least so long between any two notes: a thousand claims that wait must not drown the API server."""
+
+
+class _Subject(NamedTuple):
+    regarding: ObjectReference
+    reason: str
+    action: str
+    type: EventType
+
+
+class _Happening(msgspec.Struct, frozen=True):
+    """What an Event says: a note, how often it was so, and since when."""
+
+    note: str
+    count: int
+    first: datetime
+    last: datetime
+
+
+class _Writer:
+    """Writes Events as one reporter. `controller` is a qualified name, and the field manager too."""
+
+    def __init__(self, client: Client, *, controller: str, instance: str) -> None:
+        self._client = client
+        self._controller = controller
+        self._instance = instance
+
+    async def write(self, subject: _Subject, name: str, happening: _Happening) -> None:
+        """Make the Event say this, whether or not it is there."""
+        last = micro_time(happening.last)
+        event = Event(
+            involved_object=subject.regarding,
+            reason=subject.reason,
+            action=subject.action,
+            type=subject.type,
+            message=_cut(happening.note),
+            event_time=micro_time(happening.first),
+            series=EventSeries(count=happening.count, last_observed_time=last) if happening.count > 1 else None,
+            reporting_component=self._controller,
+            reporting_instance=self._instance,
+        )
+        await self._client.apply(EVENTS, _key(subject.regarding, name), event, manager=self._controller)
+
+    async def delete(self, subject: _Subject, name: str) -> None:
+        """Make sure that the Event is not there."""
+        with contextlib.suppress(NotFound):
+            await self._client.delete(EVENTS, _key(subject.regarding, name))
 
 
 class EventLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,23 +118,12 @@ class EventLimits(msgspec.Struct, frozen=True, kw_only=True):
     series: int = 10_000
 
 
-class _Subject(NamedTuple):
-    regarding: ObjectReference
-    reason: str
-    action: str
-    type: EventType
-
-
 class _Series(msgspec.Struct):
-    """One Event as it should be, and what of it has been posted."""
+    """One Event as it should be, and when last something happened."""
 
     name: str
-    note: str
-    first: str
-    last: str
-    count: int
+    said: _Happening
     last_at: float
-    posted: bool = False
 
 
 class _Bucket(msgspec.Struct):
@@ -91,9 +148,7 @@ class EventRecorder:
     ) -> None:
         self.dropped = 0
         """Records that found no room, or that the server refused."""
-        self._client = client
-        self._controller = controller
-        self._instance = instance
+        self._writer = _Writer(client, controller=controller, instance=instance)
         self._clock = clock
         self._random = random
         self._limits = limits or EventLimits()
@@ -107,19 +162,18 @@ class EventRecorder:
 
         `reason` and `action` are CamelCase words for programs, `note` a sentence for people, cut at 1024 bytes.
         """
-        now, at = micro_time(self._clock.now()), self._clock.monotonic()
+        now, at = self._clock.now(), self._clock.monotonic()
         self._forget_silent(at)
         subject = _Subject(regarding, reason, action, type)
-        note = _cut(note)
         series = self._series.get(subject)
         if series is None:
             if len(self._series) >= self._limits.series:
                 self.dropped += 1
                 return
-            series = _Series(name=self._name(regarding), note=note, first=now, last=now, count=0, last_at=at)
-            self._series[subject] = series
-        series.note, series.last, series.last_at = note, now, at
-        series.count += 1
+            name = _name(regarding, f"{self._random.getrandbits(64):016x}")
+            series = self._series[subject] = _Series(name, _Happening(note, 0, now, now), at)
+        series.said = _Happening(note, series.said.count + 1, series.said.first, now)
+        series.last_at = at
         self._series.move_to_end(subject)
         self._unposted.setdefault(subject)
         self._wake.set()
@@ -180,46 +234,10 @@ class EventRecorder:
         if bucket := self._buckets.get(subject.regarding):
             bucket.tokens -= 1
         try:
-            if series.posted:
-                await self._update(subject, series)
-            else:
-                await self._create(subject, series)
+            await self._writer.write(subject, series.name, series.said)
         except TRANSIENT:
             self._unposted.setdefault(subject)
             raise
-        series.posted = True
-
-    async def _create(self, subject: _Subject, series: _Series) -> None:
-        regarding = subject.regarding
-        event = Event(
-            metadata=ObjectMeta(name=series.name, namespace=_namespace(regarding)),
-            event_time=series.first,
-            series=EventSeries(count=series.count, last_observed_time=series.last) if series.count > 1 else None,
-            reporting_controller=self._controller,
-            reporting_instance=self._instance,
-            action=subject.action,
-            reason=subject.reason,
-            regarding=regarding,
-            note=series.note,
-            type=subject.type,
-        )
-        try:
-            await self._client.create(EVENTS, event)
-        except AlreadyExists:
-            log.debug("events.exists", name=series.name)  # ours: the answer to the first attempt was lost
-
-    async def _update(self, subject: _Subject, series: _Series) -> None:
-        patch: dict[str, Any] = {
-            "message": series.note,
-            "series": {"count": series.count, "lastObservedTime": series.last},
-        }
-        try:
-            await self._client.patch(_SAME_EVENTS, ObjectKey(_namespace(subject.regarding), series.name), patch)
-        except NotFound:
-            # Events live for an hour; this one has expired. What is said now is the start of another.
-            series.name = self._name(subject.regarding)
-            series.count, series.first = 1, series.last
-            await self._create(subject, series)
 
     def _forget_silent(self, at: float) -> None:
         while self._series:
@@ -231,12 +249,83 @@ class EventRecorder:
             if bucket and bucket.tokens + (at - bucket.at) / self._limits.refill_s >= self._limits.burst:
                 del self._buckets[subject.regarding]
 
+
+class _Note(msgspec.Struct, frozen=True):
+    said: _Happening
+    at_s: float
+
+
+class Notes:
+    """Says one thing per object, under one reason, as a warning. `controller` and `instance` as for EventRecorder."""
+
+    def __init__(
+        self, client: Client, *, controller: str, instance: str, clock: Clock, reason: str, action: str
+    ) -> None:
+        self._writer = _Writer(client, controller=controller, instance=instance)
+        self._clock = clock
+        self._reason = reason
+        self._action = action
+        self._said: dict[str, _Note] = {}  # by UID, as below
+        self._refused: dict[str, float] = {}  # until when not to try again
+        self._next_write_s = 0.0
+
+    async def say(self, regarding: ObjectReference, note: str) -> float:
+        """Make the object's Event say `note`, at once or when its next change is due. Returns seconds until then."""
+        now_s = self._clock.monotonic()
+        if (until_s := self._refused.get(regarding.uid, now_s)) > now_s:
+            return until_s - now_s
+        before = self._said.get(regarding.uid)
+        if before is not None:
+            due_s = before.at_s + _pause_s(before.said, note)
+            if now_s < due_s:
+                return due_s - now_s
+        await self._pace()
+        now = self._clock.now()
+        said = (
+            _Happening(note, before.said.count + 1, before.said.first, now) if before else _Happening(note, 1, now, now)
+        )
+        try:
+            await self._writer.write(self._subject(regarding), self._name(regarding), said)
+        except (Forbidden, NotFound, Invalid) as error:
+            # Most often the namespace is on its way out. Whatever it is, saying it again at once will not help.
+            log.warning("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
+            self._refused[regarding.uid] = self._clock.monotonic() + _REFUSED_S
+            return _REFUSED_S
+        self._said[regarding.uid] = _Note(said, self._clock.monotonic())
+        return _pause_s(said, "")
+
+    async def withdraw(self, regarding: ObjectReference) -> None:
+        """Delete what was said of the object: it is no longer so."""
+        await self._writer.delete(self._subject(regarding), self._name(regarding))
+        self._said.pop(regarding.uid, None)
+        self._refused.pop(regarding.uid, None)
+
+    def _subject(self, regarding: ObjectReference) -> _Subject:
+        return _Subject(regarding, self._reason, self._action, "Warning")
+
     def _name(self, regarding: ObjectReference) -> str:
-        return f"{regarding.name[:200].rstrip('.-')}.{self._random.getrandbits(64):016x}"
+        return _name(regarding, hashlib.sha256(f"{regarding.uid}\0{self._reason}".encode()).hexdigest()[:16])
+
+    async def _pace(self) -> None:
+        now_s = self._clock.monotonic()
+        turn_s = max(now_s, self._next_write_s)
+        self._next_write_s = turn_s + _PACE_S
+        if turn_s > now_s:
+            await self._clock.sleep(turn_s - now_s)
 
 
-def _namespace(regarding: ObjectReference) -> str:
-    return regarding.namespace or CLUSTER_EVENTS_NAMESPACE
+def _pause_s(before: _Happening, note: str) -> float:
+    if note == before.note:
+        return _KEEP_ALIVE_S
+    return _REPEAT_S[min(before.count, len(_REPEAT_S)) - 1]
+
+
+def _key(regarding: ObjectReference, name: str) -> ObjectKey:
+    return ObjectKey(regarding.namespace or CLUSTER_EVENTS_NAMESPACE, name)
+
+
+def _name(regarding: ObjectReference, unique: str) -> str:
+    return f"{regarding.name[:_LONGEST_STEM].rstrip('.-')}.{unique}"
 
 
 def _cut(note: str) -> str:

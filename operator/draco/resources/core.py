@@ -6,7 +6,7 @@ Owns their structs (core/v1).
 from datetime import datetime
 
 from draco.resources.base import ApiStruct
-from draco.resources.meta import NodeSelector, NodeSelectorTerm, ObjectMeta
+from draco.resources.meta import NodeSelector, NodeSelectorTerm, ObjectKey, ObjectMeta
 
 
 class PodResourceClaim(ApiStruct, frozen=True, kw_only=True):
@@ -120,6 +120,24 @@ class Pod(ApiStruct, frozen=True, kw_only=True):
     metadata: ObjectMeta = ObjectMeta()
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
+
+    @property
+    def claims(self) -> list[ObjectKey]:
+        """The claims it uses: by name, made from a template, or made by the scheduler for extended resources."""
+        made = {status.name: status.resource_claim_name for status in self.status.resource_claim_statuses}
+        names = [claim.resource_claim_name or made.get(claim.name) for claim in self.spec.resource_claims]
+        if self.status.extended_resource_claim_status is not None:
+            names.append(self.status.extended_resource_claim_status.resource_claim_name)
+        return [ObjectKey(self.metadata.namespace, name) for name in names if name]
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is alive and has no node yet."""
+        return (
+            self.metadata.deletion_timestamp is None
+            and not self.spec.node_name
+            and self.status.phase in {"", "Pending"}
+        )
 
 
 class NodeTaint(ApiStruct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node, Pod
 from draco.resources.draco import DeviceMaintenance, GpuNode
-from draco.resources.events import CoreEvent, Event
+from draco.resources.events import Event
 from draco.resources.leases import Lease
 from draco.resources.meta import ObjectKey
 from draco.resources.slices import ResourceSlice
@@ -53,8 +53,7 @@ class Kind(msgspec.Struct, Generic[T], frozen=True):
 PODS = Kind("", "v1", "pods", "Pod", True, Pod)
 NODES = Kind("", "v1", "nodes", "Node", False, Node)
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease", True, Lease)
-CORE_EVENTS = Kind("", "v1", "events", "Event", True, CoreEvent)
-EVENTS = Kind("events.k8s.io", "v1", "events", "Event", True, Event)
+EVENTS = Kind("", "v1", "events", "Event", True, Event)
 CLAIMS = Kind("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True, ResourceClaim)
 CLAIM_TEMPLATES = Kind(
     "resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate", True, ResourceClaimTemplate

@@ -77,7 +77,7 @@ async def test_a_second_agent_of_the_driver_refuses_and_names_the_first(node: Si
         assert node.registration_socket.exists(), "the refused agent took the first one's socket away"
 
     [event] = await eventually(lambda: node.events("AnotherPlugin"))
-    assert "already served on this node" in event.note
+    assert "already served on this node" in event.message
 
 
 async def test_a_second_agent_on_the_state_folder_names_the_first_process(node: SimulatedNode) -> None:

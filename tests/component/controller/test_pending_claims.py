@@ -10,11 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.cluster.controlplane import ControlPlane
-from draco.controller.notes import Notes
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
-from draco.resources.events import CoreEvent, ObjectReference
-from draco.resources.kinds import CLAIMS, CORE_EVENTS, DEVICE_CLASSES, NODES, PODS, SLICES, Kind
+from draco.kube.events import Notes
+from draco.resources.events import Event, ObjectReference
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, EVENTS, NODES, PODS, SLICES, Kind
 from draco.resources.meta import ObjectKey
 from tests.builders import a_claim, a_slice
 from tests.component.controller.replicas import an_operator, settings_for_test, until
@@ -65,12 +65,12 @@ class Lab:
         }
         await self.client.create(PODS, {"metadata": {"name": name, "namespace": self.namespace}, "spec": spec})
 
-    async def events(self, claim: ObjectKey) -> list[CoreEvent]:
-        events = await self.client.list(CORE_EVENTS, namespace=self.namespace)
+    async def events(self, claim: ObjectKey) -> list[Event]:
+        events = await self.client.list(EVENTS, namespace=self.namespace)
         return [e for e in events if e.involved_object and e.involved_object.name == claim.name]
 
-    async def said(self, claim: ObjectKey, text: str) -> CoreEvent:
-        async def look() -> CoreEvent | None:
+    async def said(self, claim: ObjectKey, text: str) -> Event:
+        async def look() -> Event | None:
             return next((event for event in await self.events(claim) if text in event.message), None)
 
         return await until(look, what=f"an Event on {claim} with {text!r}")
@@ -87,6 +87,10 @@ class Lab:
                 await self.client.delete(kind, key)
         for pod in await self.client.list(PODS, namespace=self.namespace):
             await self.client.delete(PODS, pod.metadata.key, grace_period_s=0)
+
+
+def times(event: Event) -> int:
+    return event.series.count if event.series else 1
 
 
 def as_json(struct: Any) -> Any:
@@ -120,7 +124,7 @@ async def test_a_waiting_claim_gets_one_event_with_counted_causes_until_it_is_al
             f"Cannot be allocated: none of the 2 devices of {lab.driver} is free: 2 in use by other claims "
             f"({lab.namespace}/job-0, {lab.namespace}/job-1). No scheduler has looked at pod train yet."
         )
-        assert (event.type, event.reason, event.count) == ("Warning", "ClaimPending", 1)
+        assert (event.type, event.reason, event.series) == ("Warning", "ClaimPending", None)
         assert len(await lab.events(waiting)) == 1
         await lab.client.delete(CLAIMS, ObjectKey(lab.namespace, "job-1"))
         await lab.allocate(waiting, "gpu-1")
@@ -192,29 +196,29 @@ async def test_metrics_count_claims_devices_and_causes(served: ControlPlane, lab
 
 async def test_a_text_that_changes_all_the_time_is_written_with_growing_pauses(lab: Lab) -> None:
     clock = ManualClock()
-    notes = Notes(lab.client, clock=clock, instance="test", reason="Test", action="Testing")
+    notes = Notes(lab.client, controller="tests", clock=clock, instance="test", reason="Test", action="Testing")
     about = ObjectReference(api_version="v1", kind="Pod", name="any", namespace=lab.namespace, uid="some-uid")
     key = ObjectKey(lab.namespace, "any")
 
     async def writes_within(seconds: int) -> int:
-        before = sum(event.count for event in await lab.events(key))
+        before = sum(times(event) for event in await lab.events(key))
         for second in range(seconds):
             await notes.say(about, f"it is second {second} of {seconds}")
             await clock.advance(1)
-        return sum(event.count for event in await lab.events(key)) - before
+        return sum(times(event) for event in await lab.events(key)) - before
 
     assert await writes_within(600) == 5  # at 0, 30, 90, 210, 510
     assert len(await lab.events(key)) == 1
-    await notes.withdraw("some-uid")
+    await notes.withdraw(about)
     assert await lab.events(key) == []
 
 
 async def test_an_event_that_the_server_refuses_is_said_in_the_log_and_does_not_fail_the_claim(lab: Lab) -> None:
-    notes = Notes(lab.client, clock=ManualClock(), instance="test", reason="Test", action="Testing")
+    notes = Notes(lab.client, controller="tests", clock=ManualClock(), instance="test", reason="Test", action="Testing")
     nowhere = ObjectReference(api_version="v1", kind="Pod", name="any", namespace="no-such-namespace", uid="some-uid")
     with capture_logs() as logs:
         assert await notes.say(nowhere, "anything") == 300.0
         assert await notes.say(nowhere, "anything else") == 300.0
     (said,) = logs
-    assert (said["event"], said["log_level"]) == ("note.refused", "warning")
-    await notes.withdraw("some-uid")
+    assert (said["event"], said["log_level"]) == ("events.refused", "warning")
+    await notes.withdraw(nowhere)

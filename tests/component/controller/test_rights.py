@@ -11,7 +11,7 @@ import yaml
 from draco.cluster.controlplane import ControlPlane
 from draco.kube.client import Client
 from draco.resources.draco import MaintenancePhase
-from draco.resources.kinds import CLAIMS, CORE_EVENTS, DEVICE_MAINTENANCES, PODS, SLICES, Kind
+from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, EVENTS, PODS, SLICES, Kind
 from draco.resources.meta import ObjectKey
 from tests.builders import a_claim, a_slice
 from tests.component.controller.replicas import Process, until
@@ -74,7 +74,7 @@ async def test_everything_the_operator_does_it_may_do(
     await client.create(DEVICE_MAINTENANCES, {"metadata": {"name": request.name}, "spec": {"deviceSelector": selector}})
 
     async def events() -> list[str]:
-        return [event.message for event in await client.list(CORE_EVENTS, namespace=namespace)]
+        return [event.message for event in await client.list(EVENTS, namespace=namespace)]
 
     async def phase_is(phase: MaintenancePhase) -> bool:
         return (await client.get(DEVICE_MAINTENANCES, request)).status.phase == phase

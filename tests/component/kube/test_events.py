@@ -9,7 +9,8 @@ import pytest
 
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
-from draco.kube.events import EventLimits, EventRecorder
+from draco.kube.errors import Unreachable
+from draco.kube.events import EventLimits, EventRecorder, Notes
 from draco.resources.events import Event, ObjectReference
 from draco.resources.kinds import EVENTS
 from draco.resources.meta import ObjectKey
@@ -48,10 +49,10 @@ async def events_in(client: Client, namespace: str, *, count: int, note: str) ->
     found: list[Event] = []
     for _ in range(500):
         found = await client.list(EVENTS, namespace=namespace)
-        if len(found) == count and any(event.note == note for event in found):
+        if len(found) == count and any(event.message == note for event in found):
             return found
         await asyncio.sleep(0.02)
-    raise AssertionError(f"not {count} Events with {note!r} but {[event.note for event in found]}")
+    raise AssertionError(f"not {count} Events with {note!r} but {[event.message for event in found]}")
 
 
 async def test_an_event_says_what_happened_to_what(client: Client, regarding: ObjectReference, namespace: str) -> None:
@@ -59,9 +60,9 @@ async def test_an_event_says_what_happened_to_what(client: Client, regarding: Ob
     async with posting(recorder):
         recorder.record(regarding, type="Warning", reason="Unallocatable", action="Explain", note="No GPU is free.")
         [event] = await events_in(client, namespace, count=1, note="No GPU is free.")
-    assert event.regarding == regarding
+    assert event.involved_object == regarding
     assert (event.type, event.reason, event.action) == ("Warning", "Unallocatable", "Explain")
-    assert event.reporting_controller == "draco.dev/test"
+    assert event.reporting_component == "draco.dev/test"
     assert event.reporting_instance == "test-1"
     assert event.series is None
 
@@ -99,11 +100,11 @@ async def test_an_event_about_a_cluster_scoped_object_is_in_the_default_namespac
     async with posting(recorder):
         recorder.record(node, type="Warning", reason="DriverInUse", action="Start", note="another plugin is there")
         for _ in range(500):
-            found = [event for event in await client.list(EVENTS, namespace="default") if event.regarding == node]
+            found = [event for event in await client.list(EVENTS, namespace="default") if event.involved_object == node]
             if found:
                 break
             await asyncio.sleep(0.02)
-    assert [event.note for event in found] == ["another plugin is there"]
+    assert [event.message for event in found] == ["another plugin is there"]
 
 
 async def test_a_flood_about_one_object_is_merged_and_its_last_word_is_kept(
@@ -176,7 +177,7 @@ async def test_an_event_that_the_server_refuses_is_dropped_and_the_next_is_poste
         assert recorder.dropped == 1
 
 
-async def test_an_event_that_expired_is_followed_by_a_new_one(
+async def test_an_event_that_expired_is_made_anew_when_it_happens_again(
     client: Client, regarding: ObjectReference, namespace: str
 ) -> None:
     recorder = a_recorder(client)
@@ -187,7 +188,6 @@ async def test_an_event_that_expired_is_followed_by_a_new_one(
         recorder.record(regarding, type="Normal", reason="R", action="A", note="second")
         [second] = await events_in(client, namespace, count=1, note="second")
     assert second.metadata.uid != first.metadata.uid
-    assert second.series is None
 
 
 async def test_what_happens_after_a_long_silence_is_a_new_event(
@@ -222,9 +222,9 @@ async def test_a_note_that_is_too_long_is_cut(client: Client, regarding: ObjectR
             if found:
                 break
             await asyncio.sleep(0.02)
-    assert found[0].note.startswith("éé")
-    assert found[0].note.endswith("…")
-    assert len(found[0].note.encode()) <= 1024
+    assert found[0].message.startswith("éé")
+    assert found[0].message.endswith("…")
+    assert len(found[0].message.encode()) <= 1024
 
 
 async def test_what_waits_is_posted_at_the_end(client: Client, regarding: ObjectReference, namespace: str) -> None:
@@ -241,3 +241,31 @@ async def test_the_end_is_not_held_up_by_a_server_that_does_not_answer(
     recorder.record(regarding, type="Normal", reason="R", action="A", note="last words")
     async with proxy.unplugged(), asyncio.timeout(5):
         await recorder.flush(0.2)
+
+
+def some_notes(client: Client, clock: Clock) -> Notes:
+    return Notes(client, controller="draco.dev/test", instance="test-1", clock=clock, reason="Test", action="Testing")
+
+
+async def test_a_note_whose_answer_was_lost_is_withdrawn_all_the_same(
+    client: Client, through: Client, proxy: FaultProxy, regarding: ObjectReference, namespace: str
+) -> None:
+    notes = some_notes(through, ManualClock())
+    proxy.fault(writes, proxy.lose_the_answer)
+    with pytest.raises(Unreachable):
+        await notes.say(regarding, "it waits")
+    await events_in(client, namespace, count=1, note="it waits")
+    await notes.withdraw(regarding)
+    assert await client.list(EVENTS, namespace=namespace) == []
+
+
+async def test_a_note_that_stays_is_written_again_before_the_server_forgets_it(
+    client: Client, regarding: ObjectReference, namespace: str
+) -> None:
+    clock = ManualClock()
+    notes = some_notes(client, clock)
+    assert await notes.say(regarding, "it waits") == 30
+    await client.delete(EVENTS, (await client.list(EVENTS, namespace=namespace))[0].metadata.key)
+    await clock.advance(3500)
+    await notes.say(regarding, "it waits")
+    await events_in(client, namespace, count=1, note="it waits")

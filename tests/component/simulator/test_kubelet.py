@@ -12,7 +12,7 @@ import pytest
 from draco.kube.client import Client
 from draco.kube.clock import SystemClock
 from draco.kube.errors import NotFound
-from draco.resources.kinds import LEASES, NODES, PODS, SLICES, Kind
+from draco.resources.kinds import EVENTS, LEASES, NODES, PODS, SLICES, Kind
 from draco.resources.meta import ObjectKey
 from draco.simulator.kubelet import Kubelet, KubeletSettings
 from draco.simulator.node_object import NodeObject, NodeShape
@@ -21,7 +21,6 @@ from tests.component.simulator.conftest import DRIVER, HoursLater, Workload, run
 from tests.doubles.draplugin import RecordingPlugin
 
 RAW_PODS: Kind[Any] = Kind("", "v1", "pods", "Pod", True, dict)
-EVENTS: Kind[Any] = Kind("events.k8s.io", "v1", "events", "Event", True, dict)
 
 
 async def until(true: Callable[[], Awaitable[bool]], *, within_s: float = 10.0) -> None:
@@ -118,7 +117,7 @@ async def test_what_a_driver_says_is_told_and_tried_again(
 
     async def event() -> bool:
         events = await workload.client.list(EVENTS, namespace=workload.namespace)
-        return any("GPU has fallen off the bus" in item["note"] for item in events)
+        return any("GPU has fallen off the bus" in item.message for item in events)
 
     await until(event)
     plugin.errors.clear()

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from draco.allocation import DeviceState
 from draco.controller.metrics import Metrics, register_view
 from draco.controller.taints import reach, register_reach, warn_of_wide_rules
-from draco.controller.view import ClusterView, claims_of
+from draco.controller.view import ClusterView
 from draco.kube.client import Client
 from draco.kube.connection import Connection
 from draco.maintenance import rule_for
@@ -35,7 +35,7 @@ def test_claims_of_a_pod_are_found_by_name_by_template_and_by_extended_resource(
         extended_resource_claim_status=PodExtendedResourceClaimStatus(resource_claim_name="pod-extended"),
     )
     pod = a_pod(claims=["shared"], templates=["made", "not-made-yet"], status=status)
-    assert [key.name for key in claims_of(pod)] == ["shared", "pod-made-x7", "pod-extended"]
+    assert [key.name for key in pod.claims] == ["shared", "pod-made-x7", "pod-extended"]
 
 
 @pytest.mark.parametrize(
