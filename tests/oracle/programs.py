@@ -30,7 +30,7 @@ def build(name: str) -> Path:
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
         unfinished = program.with_suffix(f".{os.getpid()}")
-        with Lines().step(f"Building the oracle {name} (usually half a minute, once)"):
+        with Lines().step(f"Building the oracle {name} (usually a minute or less, once)"):
             go = toolchain.find_go(toolchain.go_directive(FOLDER / name), cache=cache, progress=Silent())
             subprocess.run(
                 [go, "build", "-trimpath", "-ldflags", "-s -w", "-o", unfinished, "."],
@@ -68,6 +68,13 @@ def oracle(name: str) -> Iterator[Oracle]:
             assert process.stdin is not None
             process.stdin.close()
             process.wait(timeout=10)
+
+
+def answers(name: str, questions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of a program of its own to any number of questions, in order."""
+    asked = "".join(json.dumps(question) + "\n" for question in questions)
+    done = subprocess.run([build(name)], input=asked, stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def names() -> Iterable[str]:
