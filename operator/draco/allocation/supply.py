@@ -13,11 +13,9 @@ import msgspec
 
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node
-from draco.resources.names import DeviceKey, PoolKey
-from draco.resources.slices import Device, ResourceSlice
-from draco.resources.taints import DeviceTaint, DeviceTaintRule
-
-BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
+from draco.resources.names import DeviceKey
+from draco.resources.slices import Device, ResourceSlice, current_slices
+from draco.resources.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector
 
 
 class DeviceState(StrEnum):
@@ -90,7 +88,7 @@ def survey(
     holders: dict[str, set[str]] = defaultdict(set)
     incomplete: dict[str, set[str]] = defaultdict(set)
     partitioned: set[str] = set()
-    for pool, parts in _newest_generation(slices).items():
+    for pool, parts in current_slices(slices).items():
         complete = len(parts) == parts[0].spec.pool.resource_slice_count
         if not complete:
             incomplete[pool.driver].add(pool.pool)
@@ -120,27 +118,11 @@ def survey(
     )
 
 
-def _newest_generation(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[ResourceSlice]]:
-    pools: dict[PoolKey, list[ResourceSlice]] = {}
-    for item in slices:
-        key = PoolKey(item.spec.driver, item.spec.pool.name)
-        parts = pools.get(key)
-        if parts is None or parts[0].spec.pool.generation < item.spec.pool.generation:
-            pools[key] = [item]
-        elif parts[0].spec.pool.generation == item.spec.pool.generation:
-            parts.append(item)
-    return pools
-
-
 def _used_devices(claims: Iterable[ResourceClaim]) -> dict[DeviceKey, tuple[str, ...]]:
     used: dict[DeviceKey, tuple[str, ...]] = {}
     for claim in claims:
-        if claim.status.allocation is None:
-            continue
-        for result in claim.status.allocation.devices.results:
-            if not result.admin_access:
-                key = DeviceKey(result.driver, result.pool, result.device)
-                used[key] = (*used.get(key, ()), str(claim.metadata.key))
+        for device in claim.devices_held:
+            used[device] = (*used.get(device, ()), str(claim.metadata.key))
     return used
 
 
@@ -166,16 +148,15 @@ class _Rules:
 
     def __init__(self, rules: Iterable[DeviceTaintRule]) -> None:
         self._exact: dict[DeviceKey, list[DeviceTaint]] = defaultdict(list)
-        self._wide: list[tuple[tuple[str | None, str | None, str | None], DeviceTaint]] = []
+        self._wide: list[tuple[DeviceTaintSelector, DeviceTaint]] = []
         for rule in rules:
             selector = rule.spec.device_selector
             if selector is None:
                 continue
-            wanted = (selector.driver, selector.pool, selector.device)
             if selector.driver and selector.pool and selector.device:
                 self._exact[DeviceKey(selector.driver, selector.pool, selector.device)].append(rule.spec.taint)
             else:
-                self._wide.append((wanted, rule.spec.taint))
+                self._wide.append((selector, rule.spec.taint))
 
     def on(self, key: DeviceKey, device: Device) -> tuple[Taint, ...]:
         """Blocking taints of the device, from its slice and from rules."""
@@ -183,7 +164,5 @@ class _Rules:
         if not (device.taints or exact or self._wide):
             return ()
         taints = [*device.taints, *(exact or ())]
-        for wanted, taint in self._wide:
-            if all(not want or want == have for want, have in zip(wanted, key, strict=True)):
-                taints.append(taint)
+        taints += [taint for selector, taint in self._wide if selector.matches(key)]
         return tuple(sorted({Taint(t.key, t.value, t.effect) for t in taints if t.effect in BLOCKING_EFFECTS}))

@@ -106,7 +106,7 @@ class Operator:
         self.maintenance: Reconciling[str] = working("maintenance", maintenance)
         self.pending: Reconciling[ObjectKey] = working("pending-claims", pending)
         self.reconcilers: list[Reconciling[Any]] = [self.maintenance, self.pending]
-        self.own_kinds = OwnKinds(connect, self.maintenance.queue.add)
+        self.own_kinds = OwnKinds(connect, self.maintenance.wake)
         self.election = LeaderElection(
             client,
             ObjectKey(settings.namespace, settings.lease_name),

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import structlog
 
-from draco.controller.view import BY_DEVICE, BY_POOL, ClusterView, devices_held
+from draco.controller.view import BY_DEVICE, BY_POOL, ClusterView
 from draco.kube.client import Client
 from draco.kube.clock import Clock
 from draco.kube.errors import Conflict, NotFound
@@ -150,14 +150,13 @@ class MaintenanceReconciler:
         item = change.after or change.before
         if item is None or (change.before and change.after and change.before.spec == change.after.spec):
             return
-        spec = item.spec
         for request in self._view.maintenances.store.values():
             selector = request.spec.device_selector
-            if selector.driver in {None, spec.driver} and selector.pool in {None, spec.pool.name}:
+            if selector.driver in {None, item.pool.driver} and selector.pool in {None, item.pool.pool}:
                 wake(request.metadata.uid)
 
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
-        devices = {device for claim in (change.before, change.after) if claim for device in devices_held(claim)}
+        devices = {device for claim in (change.before, change.after) if claim for device in claim.devices_held}
         for device in devices:
             for rule in self._view.rule_store.by_index(BY_DEVICE, device):
                 wake(maintenance_uid(rule))

@@ -5,16 +5,13 @@ scrapes, so they cost nothing otherwise and are never stale.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from draco import __version__
-
-if TYPE_CHECKING:
-    from draco.controller.view import ClusterView
+from draco.controller.view import ClusterView
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -83,7 +80,7 @@ def gauge(name: str, help_: str, labels: Iterable[str], values: Values) -> Gauge
     return family
 
 
-def register_view(metrics: Metrics, view: "ClusterView") -> None:
+def register_view(metrics: Metrics, view: ClusterView) -> None:
     """Add the numbers about the cluster."""
     metrics.registry.register(
         Reading(
@@ -130,7 +127,7 @@ def register_view(metrics: Metrics, view: "ClusterView") -> None:
     )
 
 
-def _informers(view: "ClusterView") -> list[Metric]:
+def _informers(view: ClusterView) -> list[Metric]:
     informers = view.informers.items()
     objects = {name: len(informer.store) for name, informer in informers}
     relists = {name: max(0, informer.counts.lists - 1) for name, informer in informers}

@@ -35,7 +35,10 @@ class Reconciler(Protocol[K]):
 
 
 class Reconciling(Generic[K]):
-    """Collects keys from the start, and works on them while `run` runs, which is while this replica leads."""
+    """Collects keys and works on them while `run` runs, which is while this replica leads.
+
+    A replica that only stands by collects none: it would do so for ever, and `run` looks at everything first anyway.
+    """
 
     def __init__(
         self,
@@ -54,10 +57,17 @@ class Reconciling(Generic[K]):
             clock=clock, random=random, cap_s=_LONGEST_BACKOFF_S, observer=_Observer(name, metrics)
         )
         self._log = structlog.get_logger(__name__).bind(reconciler=name)
-        reconciler.subscribe(self.queue.add)
+        self._at_work = False
+        reconciler.subscribe(self.wake)
+
+    def wake(self, key: K) -> None:
+        """Look at the key soon."""
+        if self._at_work:
+            self.queue.add(key)
 
     async def run(self) -> None:
         """Look at everything once, then at what changes, until cancelled."""
+        self._at_work = True
         for key in self._reconciler.all_keys():
             self.queue.add(key)
         await run_workers(self.queue, self._reconciler.reconcile, workers=self._workers, log=self._log)

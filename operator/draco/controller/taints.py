@@ -85,9 +85,4 @@ def _devices(selector: DeviceTaintSelector | None, view: ClusterView) -> set[Dev
         slices = view.slices.store.by_index(BY_POOL, PoolKey(selector.driver, selector.pool))
     else:
         slices = view.slices.store.values()
-    wanted = (selector.driver, selector.pool, selector.device)
-    return {
-        device
-        for device in devices_in(slices)
-        if all(not want or want == have for want, have in zip(wanted, device, strict=True))
-    }
+    return {device for device in devices_in(slices) if selector.matches(device)}

@@ -29,7 +29,7 @@ from draco.resources.kinds import (
     Kind,
 )
 from draco.resources.meta import ObjectKey
-from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.names import DeviceKey
 from draco.resources.slices import ResourceSlice
 from draco.resources.taints import DeviceTaintRule
 
@@ -80,8 +80,8 @@ class ClusterView:
         if taint_rules and self.rules:
             self.informers[taint_rules.kind] = self.rules
 
-        self.claims.store.add_index(BY_DEVICE, _devices_of)
-        self.slices.store.add_index(BY_POOL, _pool_of)
+        self.claims.store.add_index(BY_DEVICE, lambda claim: claim.devices_held)
+        self.slices.store.add_index(BY_POOL, lambda item: [item.pool])
         self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
         self.maintenances.store.add_index(BY_UID, lambda request: [request.metadata.uid])
         self.rule_store.add_index(BY_MAINTENANCE, _maintenance_of)
@@ -159,25 +159,6 @@ class ClusterView:
 
     def _outdate(self, _: object) -> None:
         self._outdated = True
-
-
-def devices_held(claim: ResourceClaim) -> list[DeviceKey]:
-    """The devices that a claim takes into use; administrative access does not."""
-    if claim.status.allocation is None:
-        return []
-    return [
-        DeviceKey(result.driver, result.pool, result.device)
-        for result in claim.status.allocation.devices.results
-        if not result.admin_access
-    ]
-
-
-def _devices_of(claim: ResourceClaim) -> Iterable[Hashable]:
-    return devices_held(claim)
-
-
-def _pool_of(item: ResourceSlice) -> Iterable[Hashable]:
-    return [PoolKey(item.spec.driver, item.spec.pool.name)]
 
 
 def _maintenance_of(rule: DeviceTaintRule) -> Iterable[Hashable]:

@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from draco.maintenance.matching import matches
 from draco.maintenance.rules import isolates_as, maintained_device, rule_for
 from draco.resources.claims import ResourceClaim
 from draco.resources.draco import (
@@ -22,14 +21,13 @@ from draco.resources.draco import (
 )
 from draco.resources.meta import Condition
 from draco.resources.names import DeviceKey
-from draco.resources.taints import DeviceTaintRule
+from draco.resources.taints import BLOCKING_EFFECTS, DeviceTaintRule
 
 CONDITION_ISOLATED = "Isolated"
 CONDITION_READY_FOR_WORK = "ReadyForWork"
 LISTED_DEVICES = 256
 """The status lists no more devices than this (the schema says the same), those in use first; the counts are always whole."""
 
-_BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 _NAMED_IN_MESSAGES = 3
 
 
@@ -89,14 +87,11 @@ def plan_abandoned(request: str, rules: Iterable[DeviceTaintRule]) -> Maintenanc
 
 
 def holders(devices: Iterable[DeviceKey], claims: Iterable[ResourceClaim]) -> dict[DeviceKey, list[str]]:
-    """Claims ("namespace/name", sorted) that hold each device. Administrative access does not take a device into use."""
+    """Claims ("namespace/name", sorted) that hold each device."""
     held: dict[DeviceKey, set[str]] = {device: set() for device in devices}
     for claim in claims:
-        if claim.status.allocation is None:
-            continue
-        for result in claim.status.allocation.devices.results:
-            device = DeviceKey(result.driver, result.pool, result.device)
-            if device in held and not result.admin_access:
+        for device in claim.devices_held:
+            if device in held:
                 held[device].add(str(claim.metadata.key))
     return {device: sorted(names) for device, names in held.items() if names}
 
@@ -106,7 +101,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
     in_place: dict[DeviceKey, DeviceTaintRule] = {}
     for rule in seen.rules:
         device = maintained_device(rule)
-        if device is not None and matches(selector, device):
+        if device is not None and selector.matches(device):
             in_place[device] = rule
     # A device whose slice is gone (its agent is down, its node reboots) is no less under maintenance: its rule stays.
     devices = sorted(seen.published | in_place.keys())
@@ -187,14 +182,14 @@ def _plan_return(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
 def _isolated(
     request: DeviceMaintenance, devices: list[DeviceKey], in_place: Mapping[DeviceKey, DeviceTaintRule], seen: Seen
 ) -> Condition:
-    done = sum(device in in_place and in_place[device].spec.taint.effect in _BLOCKING_EFFECTS for device in devices)
+    done = sum(device in in_place and in_place[device].spec.taint.effect in BLOCKING_EFFECTS for device in devices)
     if seen.unavailable:
         status, reason, message = "False", "DeviceTaintRuleNotServed", seen.unavailable
     elif not devices:
         named = _names(request.spec.device_selector)
         status, reason = "False", "NoDevices"
         message = f"No published device has {named}; compare the names with `kubectl get resourceslices -o yaml`."
-    elif request.spec.taint.effect not in _BLOCKING_EFFECTS:
+    elif request.spec.taint.effect not in BLOCKING_EFFECTS:
         status, reason = "False", "EffectNone"
         message = (
             f"The taint's effect is {request.spec.taint.effect}, so new claims may still take the devices; "

@@ -10,6 +10,7 @@ import msgspec
 
 from draco.resources.base import ApiStruct
 from draco.resources.meta import Condition, NodeSelector, ObjectMeta
+from draco.resources.names import DeviceKey
 from draco.resources.taints import DeviceToleration
 
 
@@ -171,6 +172,17 @@ class ResourceClaim(ApiStruct, frozen=True, kw_only=True):
     metadata: ObjectMeta = ObjectMeta()
     spec: ResourceClaimSpec = ResourceClaimSpec()
     status: ResourceClaimStatus = ResourceClaimStatus()
+
+    @property
+    def devices_held(self) -> list[DeviceKey]:
+        """The devices that it takes into use; administrative access looks at a device and takes nothing."""
+        if self.status.allocation is None:
+            return []
+        return [
+            DeviceKey(result.driver, result.pool, result.device)
+            for result in self.status.allocation.devices.results
+            if not result.admin_access
+        ]
 
 
 class ResourceClaimTemplateSpec(ApiStruct, frozen=True, kw_only=True):

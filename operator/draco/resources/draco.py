@@ -10,7 +10,7 @@ import msgspec
 
 from draco.resources.base import ApiStruct
 from draco.resources.meta import Condition, ObjectMeta
-from draco.resources.names import TAINT_MAINTENANCE
+from draco.resources.names import TAINT_MAINTENANCE, DeviceKey
 
 
 class GpuStatus(ApiStruct, frozen=True, kw_only=True):
@@ -70,6 +70,11 @@ class MaintenanceSelector(ApiStruct, frozen=True, kw_only=True):
     driver: str | None = None
     pool: str | None = None
     device: str | None = None
+
+    def matches(self, device: DeviceKey) -> bool:
+        """Whether every field that is set agrees. A selector without any field matches nothing."""
+        wanted = (self.driver, self.pool, self.device)
+        return any(wanted) and all(not want or want == have for want, have in zip(wanted, device, strict=True))
 
 
 class MaintenanceTaint(ApiStruct, frozen=True, kw_only=True):

@@ -1,13 +1,16 @@
 """ResourceSlice: what a driver publishes.
 
-Owns the structs of slices, devices, attributes, capacities and counters (resource.k8s.io/v1). Which slices of a pool are
-current is the inventory's business.
+Owns the structs of slices, devices, attributes, capacities and counters (resource.k8s.io/v1), and which slices of a pool are
+current.
 """
+
+from collections.abc import Iterable
 
 import msgspec
 
 from draco.resources.base import ApiStruct
 from draco.resources.meta import NodeSelector, ObjectMeta
+from draco.resources.names import PoolKey
 from draco.resources.taints import DeviceTaint
 
 
@@ -120,3 +123,21 @@ class ResourceSlice(ApiStruct, frozen=True, kw_only=True):
 
     spec: ResourceSliceSpec
     metadata: ObjectMeta = ObjectMeta()
+
+    @property
+    def pool(self) -> PoolKey:
+        """The pool it is a part of."""
+        return PoolKey(self.spec.driver, self.spec.pool.name)
+
+
+def current_slices(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[ResourceSlice]]:
+    """The slices that count: of each pool those of its highest generation, complete or not."""
+    pools: dict[PoolKey, list[ResourceSlice]] = {}
+    for item in slices:
+        pool = item.pool
+        parts = pools.get(pool)
+        if parts is None or parts[0].spec.pool.generation < item.spec.pool.generation:
+            pools[pool] = [item]
+        elif parts[0].spec.pool.generation == item.spec.pool.generation:
+            parts.append(item)
+    return pools

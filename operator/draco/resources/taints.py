@@ -1,13 +1,17 @@
 """Device taints, tolerations, and DeviceTaintRule.
 
-Owns their structs and the matching of one toleration against one taint. Does not know which devices a rule hits: that needs an
-inventory.
+Owns their structs, the matching of one toleration against one taint, and of one selector against one device. Does not know which
+devices a rule hits: that needs an inventory.
 """
 
 from datetime import datetime
 
 from draco.resources.base import ApiStruct
 from draco.resources.meta import Condition, ObjectMeta
+from draco.resources.names import DeviceKey
+
+BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
+"""Effects that keep new claims away. Any other one, None and those unknown included, is only a note on the device."""
 
 
 class DeviceTaint(ApiStruct, frozen=True, kw_only=True):
@@ -45,6 +49,11 @@ class DeviceTaintSelector(ApiStruct, frozen=True, kw_only=True):
     driver: str | None = None
     pool: str | None = None
     device: str | None = None
+
+    def matches(self, device: DeviceKey) -> bool:
+        """Whether every field that is set agrees."""
+        wanted = (self.driver, self.pool, self.device)
+        return all(not want or want == have for want, have in zip(wanted, device, strict=True))
 
 
 class DeviceTaintRuleSpec(ApiStruct, frozen=True, kw_only=True):

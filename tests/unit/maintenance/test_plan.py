@@ -20,7 +20,7 @@ from draco.maintenance import (
     rule_for,
     rule_name,
 )
-from draco.maintenance.matching import matches, matching_devices
+from draco.maintenance.matching import matching_devices
 from draco.maintenance.plan import LISTED_DEVICES
 from draco.resources.claims import ResourceClaim
 from draco.resources.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
@@ -409,7 +409,7 @@ class Convergence(RuleBasedStateMachine):
                 assert not devices
                 assert request.status.phase == MaintenancePhase.COMPLETED
             else:
-                assert {d for d in self.published if matches(request.spec.device_selector, d)} <= devices
+                assert {d for d in self.published if request.spec.device_selector.matches(d)} <= devices
                 assert {device for owner, device in had if owner == uid and device} <= devices
                 free = devices and not devices & held
                 wanted = MaintenancePhase.IN_MAINTENANCE if free else MaintenancePhase.ISOLATED
@@ -424,7 +424,7 @@ class Convergence(RuleBasedStateMachine):
         rules = tuple(each for each in self.ours() if maintenance_uid(each) == uid)
         if request is None:
             return plan_abandoned(uid, rules)
-        published = frozenset(d for d in self.published if matches(request.spec.device_selector, d))
+        published = frozenset(d for d in self.published if request.spec.device_selector.matches(d))
         seen = Seen(now=self.now, published=published, rules=rules, claims=tuple(self.claims.values()))
         return plan_maintenance(request, seen)
 
