@@ -26,9 +26,9 @@ from draco.resources.errors import DracoError
 COMMANDS: Final = MappingProxyType(
     {
         "agent": "Serve this node's GPUs to Kubernetes (runs on every GPU node).",
-        "cluster": "Run a local Kubernetes with simulated GPU nodes.",
-        "demo": "Show on a local cluster what Draco does, in a few minutes.",
-        "operator": "Watch the whole cluster's GPUs and claims (runs twice, one leads).",
+        "cluster": "Run a local Kubernetes with GPU nodes, real but for the GPUs.",
+        "demo": "Show on a local cluster what Draco does, in about a minute.",
+        "operator": "Watch the whole cluster's GPUs and claims (runs in the cluster).",
         "status": "Show nodes, GPUs, claims, taints and maintenance on one screen.",
     }
 )
@@ -95,7 +95,10 @@ def run(arguments: Sequence[str], *, program: str = "draco") -> int:
         status = root.main(args=list(arguments), prog_name=program, standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
+        if isinstance(error, click.UsageError):
+            error.show()  # with the usage, and where help is
+        else:
+            _say(f"Error: {_whole(error.format_message())}")
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         _say("Interrupted.")
@@ -142,13 +145,21 @@ def _sentence(error: BaseException) -> str | None:
     """What to tell a person about an error that they or their machine caused; None for a defect of ours."""
     match error:
         case DracoError():
-            return str(error)
+            return _whole(str(error))
         case click.ClickException():
-            return error.format_message()
+            return _whole(error.format_message())
         case OSError(strerror=str(reason), filename=str() | Path() as name):
             return f"{name}: {reason[:1].lower()}{reason[1:]}."
         case _:
             return None
+
+
+def _whole(text: str) -> str:
+    """The message as a sentence of its own, however the layer that raised it began and ended it."""
+    word = text.partition(" ")[0]
+    # A name keeps its form: gpu-node-0, /path, "quoted", kube-scheduler.
+    began = f"{word.capitalize()}{text[len(word) :]}" if word.isalpha() and word.islower() else text
+    return began if began.endswith((".", "!", "?", "…")) else f"{began}."
 
 
 def _brief(error: BaseException) -> str:

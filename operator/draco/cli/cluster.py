@@ -71,7 +71,14 @@ def command() -> None:
     "--node-prefix", metavar="PREFIX", default="gpu-node", show_default=True, help="What simulated nodes are called."
 )
 @click.option("--operator/--no-operator", default=True, help="Run Draco's operator.  [default: yes]")
-@click.option("--wait", default=180.0, show_default=True, metavar="SECONDS", help="Wait for nodes and GPUs; 0 not to.")
+@click.option(
+    "--wait",
+    default=180.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Wait for nodes and GPUs; 0 not to.",
+)
 def up(name: str, provider: str, existing: str, wait: float, **settings: Any) -> None:
     """Start a cluster."""
     if existing and provider == "kind":

@@ -39,7 +39,7 @@ class ListenAddress(click.ParamType[tuple[str, int]]):
             return value
         host, colon, port = value.rpartition(":")
         if not (colon and port.isdecimal() and int(port) < 1 << 16):
-            self.fail(f"{value!r} is not HOST:PORT, such as 0.0.0.0:8080", param, ctx)
+            self.fail(f"{value!r} is not HOST:PORT, such as 0.0.0.0:8080.", param, ctx)
         return host.strip("[]") or _DEFAULT.http_host, int(port)
 
 
@@ -47,7 +47,13 @@ class ListenAddress(click.ParamType[tuple[str, int]]):
 @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig to use instead of the usual ones.")
 @click.option("--context", help="Context of the kubeconfig.")
 @click.option("--namespace", envvar="DRACO_NAMESPACE", default=_DEFAULT.namespace, help="Namespace of the Lease.")
-@click.option("--identity", envvar="DRACO_IDENTITY", default=socket.gethostname, help="Name of this replica.")
+@click.option(
+    "--identity",
+    envvar="DRACO_IDENTITY",
+    default=socket.gethostname,
+    show_default="the host's name",
+    help="Name of this replica.",
+)
 @click.option(
     "--listen",
     envvar="DRACO_LISTEN",
@@ -61,7 +67,7 @@ class ListenAddress(click.ParamType[tuple[str, int]]):
     envvar="DRACO_PENDING_AFTER",
     type=click.FloatRange(min=0),
     default=_DEFAULT.pending_after_s,
-    help="Seconds that a claim may wait before it is said why.",
+    help="Seconds that a claim may wait before an Event says why.",
 )
 @click.option(
     "--settle",
@@ -105,11 +111,15 @@ def command(
     renew_deadline: float,
     retry_period: float,
 ) -> None:
-    """Watch the whole cluster's GPUs and claims (runs twice, one leads)."""
+    """Watch the whole cluster's GPUs and claims.
+
+    Explains pending claims in Events and carries out DeviceMaintenance requests. Usually runs as a Deployment of two replicas,
+    of which one leads. What the cluster can do is found out at the start: restart it after a change of feature gates.
+    """
     if not lease_duration > renew_deadline > retry_period:
         raise click.UsageError(
-            f"the lease's duration ({lease_duration} s) must exceed the renew deadline ({renew_deadline:g} s), "
-            f"and that the retry period ({retry_period:g} s)"
+            f"--lease-duration ({lease_duration} s) must be longer than --renew-deadline ({renew_deadline:g} s), and that "
+            f"longer than --retry-period ({retry_period:g} s)."
         )
     configure_logs(log_level)
     quiet_kopf()

@@ -4,8 +4,8 @@ Owns the options, the reading and the choice of output. What is shown is decided
 """
 
 import asyncio
-import sys
 from pathlib import Path
+from random import Random
 from typing import TypeVar
 
 import click
@@ -16,15 +16,18 @@ from draco.cli import status_screen
 from draco.cli.status_schema import MissingView, Status
 from draco.cli.status_view import Snapshot, status_of
 from draco.kube.client import Client
+from draco.kube.clock import SystemClock
 from draco.kube.discovery import discover
 from draco.kube.errors import Forbidden, KubeError, NotFound
 from draco.kube.kubeconfig import connect
-from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, NODES, SLICES, Kind
+from draco.kube.retry import retry
+from draco.resources.core import Pod
+from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, NODES, PODS, SLICES, Kind
 
 T = TypeVar("T")
 
-NO_TERMINAL_WIDTH = 180
-"""Columns when the output is a file or a pipe: wide enough that lines can be searched."""
+WIDTH = 10_000
+"""Columns of the screen: a row is one line, as kubectl's are, and a narrow terminal breaks it; so lines can be searched."""
 
 
 @click.command()
@@ -60,7 +63,7 @@ def command(kubeconfig: Path | None, context: str | None, namespace: str, output
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(status), indent=2).decode())
         return
-    console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else NO_TERMINAL_WIDTH)
+    console = Console(highlight=False, soft_wrap=False, width=WIDTH)
     with console.capture() as screen:
         (status_screen.show_wide if output == "wide" else status_screen.show)(status, console)
     for line in screen.get().splitlines():
@@ -79,13 +82,15 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
         missing = [
             MissingView(name=item.name, consequence=item.consequence, remedy=item.remedy) for item in features.missing
         ]
+        reader = Reader(client)
         async with asyncio.TaskGroup() as tasks:
-            nodes = tasks.create_task(_list(client, NODES))
-            slices = tasks.create_task(_list(client, SLICES))
-            claims = tasks.create_task(_list(client, CLAIMS))
-            rules = tasks.create_task(_list(client, features.taint_rules)) if features.taint_rules else None
-            gpu_nodes = tasks.create_task(_list_own(client, GPU_NODES))
-            maintenances = tasks.create_task(_list_own(client, DEVICE_MAINTENANCES))
+            nodes = tasks.create_task(reader.all(NODES))
+            slices = tasks.create_task(reader.all(SLICES))
+            claims = tasks.create_task(reader.all(CLAIMS))
+            pods = tasks.create_task(reader.pending_pods())
+            rules = tasks.create_task(reader.all(features.taint_rules)) if features.taint_rules else None
+            gpu_nodes = tasks.create_task(reader.all_if_served(GPU_NODES))
+            maintenances = tasks.create_task(reader.all_if_served(DEVICE_MAINTENANCES))
         absent = [
             kind.kind
             for kind, task in ((GPU_NODES, gpu_nodes), (DEVICE_MAINTENANCES, maintenances))
@@ -103,29 +108,59 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             nodes=nodes.result(),
             slices=slices.result(),
             claims=claims.result(),
+            pods=pods.result(),
             rules=rules.result() if rules else [],
             gpu_nodes=gpu_nodes.result() or [],
             maintenances=maintenances.result() or [],
             missing=missing,
+            unread=sorted(reader.unread),
         )
         return status_of(snapshot, server=server, namespace=namespace)
 
 
-async def _list(client: Client, kind: Kind[T]) -> list[T]:
-    try:
-        return await client.list(kind)
-    except Forbidden as error:
-        raise click.ClickException(
-            f"These credentials may not list {kind.plural} in the whole cluster, which `draco status` needs: {error}"
-        ) from error
+class Reader:
+    """Reads whole collections, and remembers in sentences what of them could not be read."""
 
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.unread: list[str] = []
 
-async def _list_own(client: Client, kind: Kind[T]) -> list[T] | None:
-    """Objects of one of Draco's own kinds; None when the cluster does not know the kind."""
-    try:
-        return await _list(client, kind)
-    except NotFound:
-        return None
+    async def all(self, kind: Kind[T]) -> list[T]:
+        """Every object of the kind that can be read. Raises ClickException without the right to list them."""
+        try:
+            return await self._list(kind)
+        except Forbidden as error:
+            raise click.ClickException(
+                f"These credentials may not list {kind.plural} in the whole cluster, which `draco status` needs: {error}"
+            ) from error
+
+    async def all_if_served(self, kind: Kind[T]) -> list[T] | None:
+        """Objects of one of Draco's own kinds; None when the cluster does not know the kind."""
+        try:
+            return await self.all(kind)
+        except NotFound:
+            return None
+
+    async def pending_pods(self) -> list[Pod]:
+        """The pods that do not run yet. They only tell who waits for a claim, so that the screen does without them too."""
+        try:
+            return await self._list(PODS, {"fieldSelector": "status.phase=Pending"})
+        except Forbidden:
+            self.unread.append(
+                "These credentials may not list pods in the whole cluster: which pods wait for a claim is not shown."
+            )
+            return []
+
+    async def _list(self, kind: Kind[T], params: dict[str, str] | None = None) -> list[T]:
+        # A server that has just started, or that has just learnt a kind, asks to come back in a moment.
+        jitter = Random()  # noqa: S311 - spreads retries, guards nothing
+        page = await retry(
+            lambda: self._client.list_page(kind, params=params), clock=SystemClock(), random=jitter, attempts=4
+        )
+        self.unread += [
+            f"{kind.kind} {one.key} is left out, because it cannot be read: {one.error}." for one in page.undecodable
+        ]
+        return page.items
 
 
 def _sentence(error: KubeError) -> str:

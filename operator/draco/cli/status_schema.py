@@ -50,10 +50,11 @@ class DeviceCounts(View, frozen=True, kw_only=True):
 
 
 class ClaimCounts(View, frozen=True, kw_only=True):
-    """Claims by state."""
+    """Claims by state. `unused` are those of the pending ones that no pod waits for: nothing will allocate them."""
 
     total: int = 0
     pending: int = 0
+    unused: int = 0
     allocated: int = 0
     reserved: int = 0
     deleting: int = 0
@@ -90,13 +91,14 @@ class NodeView(View, frozen=True, kw_only=True):
 
 
 class ClaimView(View, frozen=True, kw_only=True):
-    """One claim. `devices` are full names, `consumers` the names of what it is reserved for."""
+    """One claim: the full names of its `devices`, the `consumers` it is reserved for, the pods `waiting` for it."""
 
     namespace: str
     name: str
     state: ClaimState
     devices: list[str] = []
     consumers: list[str] = []
+    waiting: list[str] = []
 
 
 class RuleView(View, frozen=True, kw_only=True):
@@ -133,6 +135,8 @@ class Status(View, frozen=True, kw_only=True):
 
     schema: str = SCHEMA
     server: str = ""
+    namespace: str = ""
+    """The namespace to which the list and the counts of claims are narrowed; "" for all."""
     devices: DeviceCounts
     claims: ClaimCounts
     nodes: list[NodeView]

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from draco.cli.status_schema import (
     ClaimState,
+    ClaimView,
     DeviceCounts,
     DeviceState,
     DeviceView,
@@ -18,8 +19,10 @@ from draco.cli.status_schema import (
     Status,
 )
 
-MOST_NODES_WITH_DEVICES = 16
-"""Above this many nodes, devices that are free or in use and nodes that are in order are only counted."""
+MOST_NODES = 16
+"""Above this many nodes, those that are in order are only counted."""
+MOST_DEVICES = 32
+"""Above this many devices, those that are free or in use are only counted."""
 MOST_CLAIMS = 10
 NO_NODE = "(no single node)"
 
@@ -34,6 +37,12 @@ STYLES = {
     ClaimState.PENDING: "yellow",
     ClaimState.DELETING: "yellow",
 }
+CLAIM_WORDS = {
+    ClaimState.PENDING: "pending",
+    ClaimState.ALLOCATED: "allocated",
+    ClaimState.RESERVED: "in use",
+    ClaimState.DELETING: "being deleted",
+}
 COUNTED: list[tuple[DeviceState, Callable[[DeviceCounts], int]]] = [
     (DeviceState.FREE, lambda counts: counts.free),
     (DeviceState.IN_USE, lambda counts: counts.in_use),
@@ -45,20 +54,23 @@ COUNTED: list[tuple[DeviceState, Callable[[DeviceCounts], int]]] = [
 
 
 def show(status: Status, console: Console) -> None:
-    """Print the screen, folding the devices of large clusters into counts per node."""
-    _print(status, console, fold=len(status.nodes) > MOST_NODES_WITH_DEVICES)
+    """Print the screen, with counts in place of the nodes and devices of large clusters that are in order."""
+    _headline(status, console)
+    _nodes(status.nodes, console, fold=len(status.nodes) > MOST_NODES)
+    _devices(status.device_list, console, fold=len(status.device_list) > MOST_DEVICES)
+    _rest(status, console, most=MOST_CLAIMS)
 
 
 def show_wide(status: Status, console: Console) -> None:
     """Print the screen with every device and every claim."""
-    _print(status, console, fold=False, claims=len(status.claim_list))
-
-
-def _print(status: Status, console: Console, *, fold: bool, claims: int = MOST_CLAIMS) -> None:
     _headline(status, console)
-    _nodes(status.nodes, console, fold=fold)
-    _devices(status.device_list, console, fold=fold)
-    _claims(status, console, most=claims)
+    _nodes(status.nodes, console, fold=False)
+    _devices(status.device_list, console, fold=False)
+    _rest(status, console, most=len(status.claim_list))
+
+
+def _rest(status: Status, console: Console, *, most: int) -> None:
+    _claims(status, console, most=most)
     _rules(status, console)
     _maintenance(status, console)
     _notes(status, console)
@@ -72,8 +84,9 @@ def _headline(status: Status, console: Console) -> None:
     claim_states = [
         f"{number} {word}"
         for number, word in (
-            (claims.pending, "pending"),
-            (claims.allocated, "allocated, not reserved"),
+            (claims.pending - claims.unused, "pending"),
+            (claims.unused, "not used by any pod yet"),
+            (claims.allocated, "allocated, but used by no pod"),
             (claims.reserved, "in use by pods"),
             (claims.deleting, "being deleted"),
         )
@@ -84,7 +97,8 @@ def _headline(status: Status, console: Console) -> None:
     table.show_header = False
     table.add_row("Nodes", str(named), f"{ready} ready" + (f", {named - ready} not ready" if ready < named else ""))
     table.add_row("Devices", str(status.devices.total), ", ".join(states))
-    table.add_row("Claims", str(claims.total), ", ".join(claim_states))
+    within = f" (only namespace {status.namespace})" if status.namespace else ""
+    table.add_row("Claims", str(claims.total), ", ".join(claim_states) + within)
     console.print(table)
 
 
@@ -163,7 +177,7 @@ def _detail(view: DeviceView) -> str:
 
 def _claims(status: Status, console: Console, *, most: int) -> None:
     rank = [ClaimState.PENDING, ClaimState.DELETING, ClaimState.ALLOCATED, ClaimState.RESERVED]
-    ordered = sorted(status.claim_list, key=lambda view: rank.index(view.state))
+    ordered = sorted(status.claim_list, key=lambda view: (rank.index(view.state), not view.waiting))
     if not ordered:
         return
     table = _table("NAMESPACE", "CLAIM", "STATE", "PODS", "DEVICES")
@@ -171,14 +185,26 @@ def _claims(status: Status, console: Console, *, most: int) -> None:
         table.add_row(
             view.namespace,
             view.name,
-            Text(view.state, STYLES.get(view.state, "")),
-            ", ".join(view.consumers) or "-",
+            Text(CLAIM_WORDS[view.state], STYLES.get(view.state, "")),
+            _pods(view),
             ", ".join(name.partition("/")[2] for name in view.devices) or "-",
         )
     _section("CLAIMS", console)
     console.print(table)
     if len(ordered) > most:
         console.print(f"and {len(ordered) - most} more; list every one with -o wide.", style="dim")
+    if first := next((view for view in ordered if view.waiting), None):
+        ask = f"kubectl events -n {first.namespace} --for resourceclaim/{first.name}"
+        console.print(f"Why a claim is pending: {ask}", style="dim")
+
+
+def _pods(view: ClaimView) -> str:
+    """Who uses the claim or waits for it."""
+    if view.waiting:
+        return f"{_some(view.waiting)} ({'waits' if len(view.waiting) == 1 else 'wait'})"
+    if view.state is ClaimState.PENDING:
+        return "none uses it yet"
+    return _some(view.consumers) if view.consumers else "-"
 
 
 def _rules(status: Status, console: Console) -> None:
@@ -194,9 +220,9 @@ def _rules(status: Status, console: Console) -> None:
 def _maintenance(status: Status, console: Console) -> None:
     if not status.maintenance:
         return
-    table = _table("REQUEST", "PHASE", "DEVICES", "STILL IN USE", "REASON")
+    table = _table("REQUEST", "PHASE", "DEVICES", "STILL IN USE", "REASON", "DETAIL")
     for item in status.maintenance:
-        table.add_row(item.name, item.phase, _some(item.devices), str(item.in_use), item.reason or item.message or "-")
+        table.add_row(item.name, item.phase, _some(item.devices), str(item.in_use), item.reason or "-", item.message)
     _section("MAINTENANCE", console)
     console.print(table)
 
@@ -219,10 +245,11 @@ def _section(title: str, console: Console) -> None:
 
 def _table(*columns: str, right: int | None = None) -> Table:
     """A table without lines; columns from index `right` on are numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
         numeric = right is not None and index >= right
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        # The header's style is its text's: that of the cell would colour the padding too.
+        table.add_column(Text(column, "dim"), justify="right" if numeric else "left", no_wrap=True)
     return table
 
 

@@ -23,8 +23,9 @@ from draco.cli.status_schema import (
     Status,
 )
 from draco.resources.claims import DeviceRequestAllocationResult, ResourceClaim
-from draco.resources.core import Node
+from draco.resources.core import Node, Pod
 from draco.resources.draco import DeviceMaintenance, GpuNode, GpuStatus, MaintenancePhase
+from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.slices import Device, DeviceAttribute, ResourceSlice
 from draco.resources.taints import DeviceTaint, DeviceTaintRule, DeviceTaintSelector
@@ -36,15 +37,21 @@ ISOLATING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.IN_MAI
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read from the cluster. `missing` comes from feature discovery."""
+    """What was read from the cluster.
+
+    `pods` need only be those that may wait for a claim. `missing` comes from feature discovery, `unread` says what could not
+    be read.
+    """
 
     nodes: Sequence[Node] = ()
     slices: Sequence[ResourceSlice] = ()
     claims: Sequence[ResourceClaim] = ()
+    pods: Sequence[Pod] = ()
     rules: Sequence[DeviceTaintRule] = ()
     maintenances: Sequence[DeviceMaintenance] = ()
     gpu_nodes: Sequence[GpuNode] = ()
     missing: Sequence[MissingView] = ()
+    unread: Sequence[str] = ()
 
 
 def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> Status:
@@ -52,9 +59,13 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> S
     pools = current_pools(snapshot.slices)
     devices = _devices(snapshot, pools)
     claims = [claim for claim in snapshot.claims if not namespace or claim.metadata.namespace == namespace]
-    claim_list = sorted((_claim(claim) for claim in claims), key=lambda view: (view.namespace, _natural(view.name)))
+    waiting = _waiting(snapshot.pods)
+    claim_list = sorted(
+        (_claim(claim, waiting) for claim in claims), key=lambda view: (view.namespace, _natural(view.name))
+    )
     return Status(
         server=server,
+        namespace=namespace,
         devices=_device_counts(devices),
         claims=_claim_counts(claim_list),
         nodes=_nodes(snapshot.nodes, devices),
@@ -238,6 +249,7 @@ def _claim_counts(claims: Sequence[ClaimView]) -> ClaimCounts:
     return ClaimCounts(
         total=len(claims),
         pending=by_state[ClaimState.PENDING],
+        unused=sum(1 for view in claims if view.state is ClaimState.PENDING and not view.waiting),
         allocated=by_state[ClaimState.ALLOCATED],
         reserved=by_state[ClaimState.RESERVED],
         deleting=by_state[ClaimState.DELETING],
@@ -263,16 +275,28 @@ def _nodes(nodes: Iterable[Node], devices: Iterable[DeviceView]) -> list[NodeVie
     return views
 
 
-def _claim(claim: ResourceClaim) -> ClaimView:
+def _waiting(pods: Iterable[Pod]) -> dict[ObjectKey, list[str]]:
+    """The names of the pods that cannot run yet, by the claims they use."""
+    waiting: dict[ObjectKey, list[str]] = defaultdict(list)
+    for pod in pods:
+        if pod.waits:
+            for claim in pod.claims:
+                waiting[claim].append(pod.metadata.name)
+    return waiting
+
+
+def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> ClaimView:
+    state = claim_state(claim)
     return ClaimView(
         namespace=claim.metadata.namespace,
         name=claim.metadata.name,
-        state=claim_state(claim),
+        state=state,
         devices=[str(_device_of(result)) for result in _results(claim)],
         consumers=[
             consumer.name if consumer.resource == "pods" else f"{consumer.resource}/{consumer.name}"
             for consumer in claim.status.reserved_for
         ],
+        waiting=sorted(waiting.get(claim.metadata.key, []), key=_natural) if state is ClaimState.PENDING else [],
     )
 
 
@@ -313,7 +337,7 @@ def _maintenance(item: DeviceMaintenance) -> MaintenanceView:
 def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[ResourceSlice]]) -> list[str]:
     """What makes the screen itself doubtful."""
     known = {node.metadata.name for node in snapshot.nodes}
-    warnings = []
+    warnings = list(snapshot.unread)
     for key, slices in pools.items():
         wanted = slices[0].spec.pool.resource_slice_count
         if len(slices) != wanted:

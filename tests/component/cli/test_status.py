@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from draco.cli.status import command
 from draco.cluster import ports
 from draco.cluster.controlplane import ControlPlane
-from tests.doubles.faultproxy import FaultProxy, answer
+from tests.doubles.faultproxy import FaultProxy, answer, plain
 from tests.requests import call
 
 DRIVER = "gpu.example.com"
@@ -147,6 +147,39 @@ async def test_a_cluster_without_dracos_kinds_is_shown_and_says_that_they_are_mi
     result = await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig, "-o", "json")
     assert result.exit_code == 0
     assert [item["name"] for item in json.loads(result.stdout)["missing"]] == ["GpuNode, DeviceMaintenance"]
+
+
+async def test_an_object_that_cannot_be_read_is_left_out_and_said_so(
+    through_proxy: tuple[FaultProxy, Path], node: str
+) -> None:
+    proxy, kubeconfig = through_proxy
+    broken = {"metadata": {"name": "strange", "uid": "1"}, "spec": {"driver": 7}}
+    page = {"kind": "ResourceSliceList", "apiVersion": "resource.k8s.io/v1", "metadata": {}, "items": [broken]}
+    proxy.fault(
+        lambda request: request.method == "GET" and request.path.endswith("/resourceslices"),
+        plain(200, json.dumps(page)),
+        times=1000,
+    )
+    result = await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig)
+    assert result.exit_code == 0, result.output
+    assert "- ResourceSlice strange is left out, because it cannot be read: " in result.stdout
+
+
+async def test_pods_that_may_not_be_listed_cost_only_who_waits(
+    through_proxy: tuple[FaultProxy, Path], node: str
+) -> None:
+    proxy, kubeconfig = through_proxy
+    proxy.fault(lambda request: request.path == "/api/v1/pods", answer(403, "Forbidden"), times=1000)
+    result = await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig)
+    assert result.exit_code == 0, result.output
+    assert "may not list pods in the whole cluster: which pods wait for a claim is not shown" in result.stdout
+
+
+async def test_a_server_that_asks_for_patience_is_asked_again(through_proxy: tuple[FaultProxy, Path]) -> None:
+    proxy, kubeconfig = through_proxy
+    proxy.fault(lambda request: request.path.endswith("/resourceclaims"), answer(429, "TooManyRequests"), times=2)
+    result = await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig)
+    assert result.exit_code == 0, result.output
 
 
 async def test_a_server_that_fails_is_one_sentence(through_proxy: tuple[FaultProxy, Path]) -> None:

@@ -72,7 +72,7 @@ def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
 def test_a_lease_that_could_have_two_leaders_is_refused(started: list[OperatorSettings]) -> None:
     result = CliRunner().invoke(operator.command, ["--lease-duration", "5"])
     assert result.exit_code == 2
-    assert "the lease's duration (5 s) must exceed the renew deadline (10 s)" in result.output
+    assert "--lease-duration (5 s) must be longer than --renew-deadline (10 s)" in result.output
     assert started == []
 
 

@@ -91,6 +91,28 @@ def test_an_error_that_a_person_caused_is_its_sentence(
     assert not list(tmp_path.rglob("*.log"))
 
 
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("no kubeconfig at /x", "No kubeconfig at /x."),
+        ("gpu-node-0 is not ready.", "gpu-node-0 is not ready."),
+        ("/etc is a folder", "/etc is a folder."),
+        ("Which one?", "Which one?"),
+    ],
+)
+@pytest.mark.parametrize("kind", [DracoError, click.ClickException])
+def test_whatever_a_layer_writes_is_told_as_a_sentence(
+    provoke: ProvokeCommand,
+    capsys: pytest.CaptureFixture[str],
+    kind: Callable[[str], Exception],
+    message: str,
+    told: str,
+) -> None:
+    provoke(raises(kind(message)))
+    assert cli.run(["status"]) == 1
+    assert capsys.readouterr().err == f"Error: {told}\n"
+
+
 def test_errors_from_concurrent_tasks_are_told_once_each(
     provoke: ProvokeCommand, capsys: pytest.CaptureFixture[str]
 ) -> None:

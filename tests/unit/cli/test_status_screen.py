@@ -1,12 +1,13 @@
 import io
 
+import msgspec
 from rich.console import Console
 
 from draco.cli.status_schema import MissingView
-from draco.cli.status_screen import MOST_CLAIMS, MOST_NODES_WITH_DEVICES, show, show_wide
+from draco.cli.status_screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide
 from draco.cli.status_view import Snapshot, status_of
 from draco.resources.draco import MaintenancePhase
-from tests.builders import a_claim, a_gpu_node, a_maintenance, a_node, a_rule, a_slice
+from tests.builders import a_claim, a_gpu_node, a_maintenance, a_node, a_pod, a_rule, a_slice
 
 
 def screen(snapshot: Snapshot, *, wide: bool = False, colour: bool = False) -> str:
@@ -30,7 +31,9 @@ A_CLUSTER = Snapshot(
     claims=[
         a_claim("train", namespace="team-a", on=["node-0/gpu-1"], reserved_for=["train-0"]),
         a_claim("waits", namespace="team-b"),
+        a_claim("nobody", namespace="team-b"),
     ],
+    pods=[a_pod("eval-0", namespace="team-b", claims=["waits"])],
     rules=[a_rule("bad-fan", pool="node-0", device="gpu-2")],
     maintenances=[
         a_maintenance("swap-fan", phase=MaintenancePhase.IN_MAINTENANCE, devices=["node-0/gpu-3"], pool="node-0")
@@ -46,7 +49,7 @@ def test_the_first_lines_say_how_the_cluster_is() -> None:
         "Cluster https://cluster:6443",
         "Nodes 2 1 ready, 1 not ready",
         "Devices 5 1 free, 1 in use, 1 tainted, 1 maintenance, 1 offline",
-        "Claims 2 1 pending, 1 in use by pods",
+        "Claims 3 1 pending, 1 not used by any pod yet, 1 in use by pods",
     ]
 
 
@@ -70,9 +73,35 @@ def test_every_device_says_who_holds_it_or_what_keeps_it() -> None:
 
 def test_claims_that_wait_come_first() -> None:
     assert rows(screen(A_CLUSTER), "CLAIMS") == [
-        ["team-b", "waits", "pending", "-", "-"],
-        ["team-a", "train", "reserved", "train-0", "node-0/gpu-1"],
+        ["team-b", "waits", "pending", "eval-0 (waits)", "-"],
+        ["team-b", "nobody", "pending", "none uses it yet", "-"],
+        ["team-a", "train", "in use", "train-0", "node-0/gpu-1"],
+        ["Why a claim is pending: kubectl events -n team-b --for resourceclaim/waits"],
     ]
+
+
+def test_claims_of_one_namespace_are_said_to_be() -> None:
+    output = io.StringIO()
+    show(status_of(A_CLUSTER, namespace="team-a"), Console(file=output, width=180))
+    assert "1 in use by pods (only namespace team-a)" in output.getvalue()
+
+
+def test_a_request_that_cannot_begin_says_why() -> None:
+    request = a_maintenance("swap-fan", device="gpu-9")
+    stuck = msgspec.structs.replace(
+        request, status=msgspec.structs.replace(request.status, message="No published device has device gpu-9.")
+    )
+    assert rows(screen(Snapshot(maintenances=[stuck])), "MAINTENANCE") == [
+        ["swap-fan", "Pending", "none", "0", "fan replacement", "No published device has device gpu-9."]
+    ]
+
+
+def test_devices_of_a_few_nodes_are_listed_while_they_fit_a_screen() -> None:
+    names = [f"gpu-{index}" for index in range(MOST_DEVICES)]
+    assert len(rows(screen(Snapshot(nodes=[a_node()], slices=[a_slice(devices=names)])), "DEVICES")) == MOST_DEVICES
+    more = screen(Snapshot(nodes=[a_node()], slices=[a_slice(devices=[*names, "one-more"])]))
+    assert "\nDEVICES\n" not in more
+    assert rows(more, "NODES")[0][0] == "node-0"
 
 
 def test_rules_say_what_they_hit_and_requests_where_they_stand() -> None:
@@ -105,7 +134,7 @@ def test_colour_repeats_what_the_words_say() -> None:
 
 
 def a_large_cluster() -> Snapshot:
-    names = [f"node-{index}" for index in range(MOST_NODES_WITH_DEVICES + 1)]
+    names = [f"node-{index}" for index in range(MOST_NODES + 1)]
     return Snapshot(
         nodes=[a_node(name) for name in names],
         slices=[a_slice(name, ["gpu-0", "gpu-1"]) for name in names],
@@ -126,11 +155,11 @@ def test_a_large_cluster_lists_only_devices_that_are_out_of_service() -> None:
 def test_a_large_cluster_lists_only_nodes_that_are_not_in_order() -> None:
     assert rows(screen(a_large_cluster()), "NODES") == [
         ["node-3", "Ready", "2", "1", "-", "1", "-", "-"],
-        [f"({MOST_NODES_WITH_DEVICES} others)", "Ready", "32", "32", "-", "-", "-", "-"],
+        [f"({MOST_NODES} others)", "Ready", "32", "32", "-", "-", "-", "-"],
     ]
 
 
 def test_wide_lists_every_device_and_every_claim() -> None:
     text = screen(a_large_cluster(), wide=True)
-    assert len(rows(text, "DEVICES")) == 2 * (MOST_NODES_WITH_DEVICES + 1)
+    assert len(rows(text, "DEVICES")) == 2 * (MOST_NODES + 1)
     assert len(rows(text, "CLAIMS")) == MOST_CLAIMS + 3

@@ -3,9 +3,10 @@ import pytest
 
 from draco.cli.status_schema import ClaimState, DeviceCounts, DeviceState, MissingView
 from draco.cli.status_view import Snapshot, claim_state, status_of
+from draco.resources.core import PodResourceClaimStatus, PodStatus
 from draco.resources.draco import MaintenancePhase
 from draco.resources.taints import DeviceTaint
-from tests.builders import a_claim, a_device, a_gpu_node, a_maintenance, a_node, a_rule, a_slice
+from tests.builders import a_claim, a_device, a_gpu_node, a_maintenance, a_node, a_pod, a_rule, a_slice
 
 
 def state_of(snapshot: Snapshot, device: str = "gpu-0") -> DeviceState:
@@ -156,6 +157,34 @@ def test_a_claims_state_is_how_far_it_has_come(claim, state) -> None:  # type: i
     assert claim_state(claim) is state
 
 
+def test_a_pending_claim_names_the_pods_that_wait_for_it() -> None:
+    made = PodStatus(resource_claim_statuses=[PodResourceClaimStatus(name="own", resource_claim_name="pod-2-own-x7")])
+    pods = [
+        a_pod("pod-10", claims=["shared"]),
+        a_pod("pod-2", claims=["shared"], templates=["own"], status=made),
+        a_pod("placed", claims=["shared"], node="node-0"),
+        a_pod("elsewhere", namespace="team-b", claims=["shared"]),
+    ]
+    claims = [a_claim("shared"), a_claim("pod-2-own-x7"), a_claim("nobody")]
+    status = status_of(Snapshot(claims=claims, pods=pods))
+    assert {view.name: view.waiting for view in status.claim_list} == {
+        "shared": ["pod-2", "pod-10"],
+        "pod-2-own-x7": ["pod-2"],
+        "nobody": [],
+    }
+    assert (status.claims.pending, status.claims.unused) == (3, 1)
+
+
+def test_nobody_waits_for_a_claim_that_is_allocated() -> None:
+    snapshot = Snapshot(claims=[a_claim("held", on=["node-0/gpu-0"])], pods=[a_pod(claims=["held"])])
+    assert status_of(snapshot).claim_list[0].waiting == []
+    assert status_of(snapshot).claims.unused == 0
+
+
+def test_what_could_not_be_read_is_a_warning() -> None:
+    assert "Pods are not shown." in status_of(Snapshot(unread=["Pods are not shown."])).warnings
+
+
 def test_a_namespace_narrows_the_claims_but_not_what_devices_are_in_use_for() -> None:
     claims = [a_claim("mine"), a_claim("theirs", namespace="team-b", on=["node-0/gpu-0"])]
     status = status_of(Snapshot(nodes=[a_node()], slices=[a_slice()], claims=claims), namespace="default")
@@ -220,8 +249,8 @@ def test_the_json_document_names_its_schema_and_leaves_no_field_out() -> None:
     document = msgspec.json.decode(msgspec.json.encode(status))
     assert document["schema"] == "draco.dev/status/v1"
     assert set(document) == {
-        "schema", "server", "devices", "claims", "nodes", "deviceList", "claimList", "taintRules", "maintenance", "missing",
-        "warnings",
+        "schema", "server", "namespace", "devices", "claims", "nodes", "deviceList", "claimList", "taintRules", "maintenance",
+        "missing", "warnings",
     }  # fmt: skip
     assert document["deviceList"] == [
         {
