@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from draco.cluster import binaries
-from draco.cluster.controlplane import ControlPlane
+from draco.cluster.controlplane import STORE, ControlPlane
 from draco.kube.client import Client
 from draco.kube.connection import Connection, FixedToken
 from draco.kube.errors import ApiError, Forbidden, Invalid
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, NODES, PODS, SLICES, TAINT_RULES, Kind
 from draco.resources.meta import ObjectKey
+from tests.conftest import start_control_plane
 from tests.requests import call
 
 CHART = Path(__file__).parents[3] / "charts" / "draco"
@@ -28,18 +29,30 @@ LEASES: Kind[Any] = Kind("coordination.k8s.io", "v1", "leases", "Lease", True, d
 
 
 @pytest.fixture(scope="module")
-def release(api_server: ControlPlane) -> Iterator[ControlPlane]:
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """An API server of its own: helm refuses to take over definitions that another test has put there."""
+    yield from start_control_plane(tmp_path_factory.mktemp("chart") / "state", STORE)
+
+
+@pytest.fixture
+def served(release: ControlPlane) -> ControlPlane:
+    """Where `client` and `namespace` are."""
+    return release
+
+
+@pytest.fixture(scope="module")
+def release(plane: ControlPlane) -> Iterator[ControlPlane]:
     """The chart with default values, installed by the real helm; uninstalled afterwards."""
-    helm = [str(binaries.find("helm")["helm"]), "--kubeconfig", str(api_server.kubeconfig), "--namespace", NAMESPACE]
+    helm = [str(binaries.find("helm")["helm"]), "--kubeconfig", str(plane.kubeconfig), "--namespace", NAMESPACE]
     install = [*helm, "install", "draco", str(CHART), "--create-namespace"]
     done = subprocess.run(install, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    yield api_server
+    yield plane
     done = subprocess.run([*helm, "uninstall", "draco"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for kind in ("gpunodes", "devicemaintenances"):
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind}.draco.dev"
-        assert call(api_server, "GET", path)["metadata"]["name"] == f"{kind}.draco.dev"
+        assert call(plane, "GET", path)["metadata"]["name"] == f"{kind}.draco.dev"
 
 
 @pytest.fixture
