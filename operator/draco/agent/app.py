@@ -42,7 +42,7 @@ from draco.kube.events import EventRecorder
 from draco.kube.retry import Backoff, asked_to_wait_s
 from draco.resources.events import ObjectReference
 from draco.resources.kinds import CLAIMS
-from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER
 
 log = structlog.get_logger()
 
@@ -133,7 +133,7 @@ class Agent:
         self._minors_moved = asyncio.Event()
         self._health = HealthService(pool=settings.node_name, timeout_s=settings.health_timeout_s)
         self._events = EventRecorder(
-            client, controller="draco.dev/agent", instance=settings.node_name, clock=clock, random=random
+            client, controller=FIELD_MANAGER_AGENT, instance=settings.node_name, clock=clock, random=random
         )
         self._hardware = Hardware(
             nvml,
@@ -255,7 +255,10 @@ class Agent:
 
     async def _recover(self) -> None:
         """Read the record, or rebuild it; then make record and specs agree. Not before that is kubelet served."""
-        found = await self._in_thread(recovery.read_record, self._settings.state_folder / CHECKPOINT, self._files)
+        record = self._settings.state_folder / CHECKPOINT
+        found = await self._persistently(
+            "recovery.disk", lambda: self._in_thread(recovery.read_record, record, self._files)
+        )
         if isinstance(found, recovery.Damaged):
             await self._rebuild(found)
         else:

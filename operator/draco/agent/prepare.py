@@ -106,11 +106,6 @@ class ClaimDesk:
         self._driver = driver
         self._pool = pool
 
-    @property
-    def claims(self) -> Mapping[ClaimUid, PreparedClaim]:
-        """The claims on record, by uid; safe to read from any thread."""
-        return self._checkpoint.claims
-
     def prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         """Prepare an allocated claim; a claim that is prepared already is returned as it is. Raises PrepareError."""
         known = self._checkpoint.claims.get(ClaimUid(claim.metadata.uid))

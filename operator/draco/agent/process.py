@@ -19,10 +19,8 @@ import structlog
 
 from draco import __version__
 from draco.agent.app import AgentSettings, run_agent
-from draco.agent.errors import AgentError
 from draco.kube.client import Client
 from draco.kube.connection import Connection
-from draco.kube.errors import KubeError
 from draco.kube.incluster import SERVICE_ACCOUNT
 from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER
 
@@ -105,13 +103,10 @@ def run(
     log_level: str,
     **options: Any,
 ) -> None:
-    """Run the agent until SIGTERM or SIGINT. `options` are the fields of AgentSettings. Raises AgentError."""
+    """Run the agent until SIGTERM or SIGINT. `options` are the fields of AgentSettings. Raises DracoError, maybe in groups."""
     configure_log(log_level)
     settings = AgentSettings(**options)
-    try:
-        asyncio.run(_run(settings, connect, Access(kubeconfig, service_account), library))
-    except* KubeError as errors:
-        raise AgentError(str(_first(errors))) from errors
+    asyncio.run(_run(settings, connect, Access(kubeconfig, service_account), library))
 
 
 def configure_log(level: str) -> None:
@@ -146,9 +141,3 @@ async def _run(settings: AgentSettings, connect: Connect, access: Access, librar
             running.cancel()
         with suppress(asyncio.CancelledError):
             await running
-
-
-def _first(errors: BaseException) -> BaseException:
-    while isinstance(errors, BaseExceptionGroup):
-        errors = errors.exceptions[0]
-    return errors

@@ -25,10 +25,10 @@ from draco.resources.names import ClaimUid, GpuUuid
 
 
 class Damaged(msgspec.Struct, frozen=True):
-    """The record was lost: `sentence` says how, `moved_to` where it lies for inspection (None when it cannot be moved)."""
+    """The record was lost: `sentence` says how, `moved_to` where it lies for inspection."""
 
     sentence: str
-    moved_to: Path | None
+    moved_to: Path
 
 
 class Converged(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,10 @@ class Converged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_record(path: Path, files: Files) -> journal.Loaded | Damaged:
-    """The record as it was left, or, when it cannot be trusted, how it was lost; then it has been set aside."""
+    """The record as it was left, or, when it cannot be trusted, how it was lost; then it has been set aside.
+
+    Raises OSError when the disk does not let it be set aside: nothing may be recorded over it.
+    """
     try:
         return journal.load(path, files)
     except CheckpointDamaged as error:

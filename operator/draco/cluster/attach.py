@@ -28,7 +28,6 @@ from draco.resources.meta import ObjectKey, ObjectMeta
 from draco.resources.names import LABEL_MANAGED_BY, NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER, NVIDIA_EXTENDED_RESOURCE
 
 MANAGER = "draco-cluster"
-LABEL_SIMULATED = "draco.dev/simulated"
 NODES_PROCESS, OPERATOR_PROCESS = "simulated-nodes", "operator"
 SYSTEM_NAMESPACE = "draco-system"
 _NAMESPACES: Kind[Any] = Kind("", "v1", "namespaces", "Namespace", False, dict)

@@ -21,7 +21,7 @@ from draco.cluster.state import Record, Wanted
 from draco.kube.errors import NotFound
 from draco.resources.kinds import DEVICE_CLASSES, NODES
 from draco.resources.meta import ObjectKey
-from draco.resources.names import NVIDIA_DEVICE_CLASS
+from draco.resources.names import LABEL_SIMULATED, NVIDIA_DEVICE_CLASS
 
 
 class _Attached(msgspec.Struct, frozen=True):
@@ -51,6 +51,8 @@ class ExistingCluster:
 
     def create(self, progress: Progress, *, wait_s: float) -> None:
         """Attach; see `Cluster.create`."""
+        if not self.kubeconfig.is_file():
+            raise ClusterError(f"There is no kubeconfig at {self.kubeconfig}, which --existing names.")
         with progress.step(f"Looking at the cluster of {self.kubeconfig}"):
             asyncio.run(self._check())
         self.attach(progress, wait_s=wait_s)
@@ -148,7 +150,7 @@ class ExistingCluster:
     async def _remove(self, attached: _Attached) -> None:
         async with attach.client_of(self.kubeconfig) as client:
             ours = set(self.nodes)
-            for node in await client.list(NODES, label_selector=f"{attach.LABEL_SIMULATED}=true"):
+            for node in await client.list(NODES, label_selector=f"{LABEL_SIMULATED}=true"):
                 if node.metadata.name in ours:
                     await client.delete(NODES, node.metadata.key, uid=node.metadata.uid)
             if attached.device_class:

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from draco.resources.errors import DracoError
 
-class KubeError(Exception):
+
+class KubeError(DracoError):
     """Base of everything the kube layer raises on purpose. The message is one sentence for a person."""
 
 

@@ -134,7 +134,7 @@ class _Bucket(msgspec.Struct):
 
 
 class EventRecorder:
-    """Says what happened. `controller` is a qualified name such as "draco.dev/operator", `instance` names this process."""
+    """Says what happened. `controller` is a qualified name such as "draco-operator", `instance` names this process."""
 
     def __init__(
         self,

@@ -35,11 +35,3 @@ def connect_in_cluster(environ: Mapping[str, str] = os.environ, *, mount: Path =
         raise KubeconfigError(f"cannot use the cluster's certificate authority at {ca}: {error}") from error
     address = f"[{host}]" if ":" in host else host
     return Connection(f"https://{address}:{port}", tls=tls, credentials=TokenFile(token))
-
-
-def pod_namespace(*, mount: Path = SERVICE_ACCOUNT, default: str = "default") -> str:
-    """The namespace this pod runs in, or `default` when this is not a pod."""
-    try:
-        return (mount / "namespace").read_text().strip() or default
-    except OSError:
-        return default

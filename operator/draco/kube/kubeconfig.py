@@ -52,12 +52,6 @@ async def connect(kubeconfig: Path | None = None, context: str | None = None) ->
     )
 
 
-def current_namespace(kubeconfig: Path | None = None, context: str | None = None) -> str:
-    """The namespace that the context names, "default" when it names none or there is no kubeconfig."""
-    present = [path for path in _paths(kubeconfig) if path.is_file()]
-    return _choose(present, context).namespace if present else "default"
-
-
 class _Entry(NamedTuple):
     value: dict[str, Any]
     folder: Path
@@ -66,7 +60,6 @@ class _Entry(NamedTuple):
 
 class _Choice(NamedTuple):
     context: str
-    namespace: str
     server: str
     cluster: dict[str, Any]
     cluster_folder: Path
@@ -114,7 +107,6 @@ def _choose(paths: list[Path], context: str | None) -> _Choice:
         raise KubeconfigError(f"context {name!r} of {where} names the user {chosen['user']!r}, who is not in it")
     return _Choice(
         context=name,
-        namespace=str(chosen.get("namespace") or "default"),
         server=str(cluster.value["server"]),
         cluster=cluster.value,
         cluster_folder=cluster.folder,

@@ -66,11 +66,8 @@ class WorkQueue(Generic[K]):
         self._order = itertools.count()
         self._backoffs: dict[K, Backoff] = {}
         self._available = asyncio.Event()  # a key is ready, or the queue is closed
-        self._idle = asyncio.Event()  # nothing is ready or running
-        self._idle.set()
         self._earlier = asyncio.Event()  # the next delayed key, or the end, may have come closer
         self._open = True
-        self._draining = False
 
     @property
     def depth(self) -> int:
@@ -94,7 +91,7 @@ class WorkQueue(Generic[K]):
 
     def add(self, key: K) -> None:
         """Work on `key` as soon as possible. A delayed add of it stays."""
-        if not self._open or self._draining:
+        if not self._open:
             return
         now = self._clock.monotonic()
         if key in self._running:
@@ -108,7 +105,7 @@ class WorkQueue(Generic[K]):
         if seconds <= 0:
             self.add(key)
             return
-        if not self._open or self._draining:
+        if not self._open:
             return
         due = self._clock.monotonic() + seconds
         if key in self._due and self._due[key] <= due:
@@ -169,14 +166,6 @@ class WorkQueue(Generic[K]):
         self._earlier.set()
         self._notify()
 
-    async def drain(self) -> None:
-        """Take nothing more in, drop what is delayed, wait until all that waits has been worked on, and close."""
-        self._draining = True
-        self._due.clear()
-        self._heap.clear()
-        await self._idle.wait()
-        self.close()
-
     async def tick(self) -> None:
         """Move delayed keys to the ready ones at their time, until the queue is closed. `run_workers` runs this."""
         while self._open:
@@ -194,10 +183,6 @@ class WorkQueue(Generic[K]):
             self._available.set()
         else:
             self._available.clear()
-        if self._ready or self._running:
-            self._idle.clear()
-        else:
-            self._idle.set()
 
 
 async def run_workers(queue: WorkQueue[K], reconcile: Reconcile[K], *, workers: int, log: FilteringBoundLogger) -> None:

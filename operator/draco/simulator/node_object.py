@@ -16,11 +16,11 @@ from draco.kube.clock import Clock
 from draco.kube.errors import ApiError, NotFound
 from draco.resources.kinds import LEASES, NODES, SLICES
 from draco.resources.meta import ObjectKey, micro_time
+from draco.resources.names import LABEL_SIMULATED
 from draco.simulator.pods import node_ip
 
 log = structlog.get_logger(__name__)
 
-LABEL_SIMULATED = "draco.dev/simulated"
 FIELD_MANAGER = "kubelet"
 
 

@@ -22,7 +22,6 @@ from draco.agent.app import AgentSettings, run_agent
 from draco.agent.process import configure_log
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
-from draco.kube.errors import KubeError
 from draco.kube.events import EventRecorder
 from draco.kube.kubeconfig import connect
 from draco.resources.errors import DracoError
@@ -206,7 +205,7 @@ def main(kubeconfig: Path | None, noop_drivers: tuple[str, ...], log_level: str,
     nodes = SimulatedNodes(noop_drivers=frozenset(noop_drivers), **options)
     try:
         asyncio.run(_main(nodes, kubeconfig))
-    except (DracoError, KubeError) as error:
+    except DracoError as error:
         raise click.ClickException(str(error)) from error
 
 

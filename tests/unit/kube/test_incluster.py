@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from draco.kube.errors import KubeconfigError
-from draco.kube.incluster import connect_in_cluster, pod_namespace
+from draco.kube.incluster import connect_in_cluster
 
 ENVIRON = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
@@ -41,7 +41,6 @@ async def test_a_pod_connects_with_its_mounted_account(mount: Path) -> None:
     async with connect_in_cluster(ENVIRON, mount=mount) as connection:
         assert connection.server == "https://10.96.0.1:443"
         assert await connection._credentials.authorization() == "Bearer first"
-    assert pod_namespace(mount=mount) == "draco-system"
 
 
 async def test_an_ipv6_service_address_is_bracketed(mount: Path) -> None:
@@ -94,7 +93,3 @@ def test_an_authority_that_is_no_certificate_is_named(mount: Path) -> None:
     (mount / "ca.crt").write_text("nonsense")
     with pytest.raises(KubeconfigError, match=r"ca\.crt"):
         connect_in_cluster(ENVIRON, mount=mount)
-
-
-def test_outside_a_pod_the_namespace_is_the_default(tmp_path: Path) -> None:
-    assert pod_namespace(mount=tmp_path / "absent", default="here") == "here"

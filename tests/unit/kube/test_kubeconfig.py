@@ -12,18 +12,18 @@ import yaml
 
 from draco.kube.connection import environment_proxy
 from draco.kube.errors import KubeconfigError
-from draco.kube.kubeconfig import connect, current_namespace
+from draco.kube.kubeconfig import connect
 
 
 def a_kubeconfig(
     path: Path, *, server: str = "http://127.0.0.1:1", name: str = "one", user: dict[str, Any] | None = None,
-    cluster: dict[str, Any] | None = None, current: str | None = "", namespace: str = "",
+    cluster: dict[str, Any] | None = None, current: str | None = "",
 ) -> Path:  # fmt: skip
     document = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": name if current == "" else current,
-        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": namespace}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
         "clusters": [{"name": name, "cluster": {"server": server, **(cluster or {})}}],
         "users": [{"name": name, "user": user or {}}],
     }
@@ -48,13 +48,11 @@ async def test_a_named_file_is_used(tmp_path: Path) -> None:
 
 
 async def test_a_context_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = a_kubeconfig(tmp_path / "one", name="one", server="http://one", namespace="first")
+    one = a_kubeconfig(tmp_path / "one", name="one", server="http://one")
     two = a_kubeconfig(tmp_path / "two", name="two", server="http://two")
     monkeypatch.setenv("KUBECONFIG", f"{one}:{tmp_path / 'absent'}:{two}")
     assert await server_of() == "http://one"
     assert await server_of(context="two") == "http://two"
-    assert current_namespace() == "first"
-    assert current_namespace(context="two") == "default"
 
 
 async def test_of_two_files_that_name_the_same_the_first_counts(

@@ -298,26 +298,6 @@ async def test_closing_lets_what_runs_end_and_gives_up_what_waits(queue: WorkQue
     assert reconciler.runs == ["a"]
 
 
-async def test_draining_works_on_what_waits_and_then_closes(queue: WorkQueue[str], clock: ManualClock) -> None:
-    reconciler = Reconciler()
-    task = asyncio.create_task(run_workers(queue, reconciler, workers=1, log=log))
-    queue.add("a")
-    queue.add("b")
-    queue.add_after("c", 5)
-    await clock.advance(0)
-    draining = asyncio.create_task(queue.drain())
-    await clock.advance(0)
-    queue.add("d")
-    reconciler.end("a")
-    await clock.advance(0)
-    assert not draining.done()
-    reconciler.end("b")
-    await clock.advance(10)
-    await draining
-    await task
-    assert reconciler.runs == ["a", "b"]
-
-
 async def test_getting_from_a_closed_queue_says_so(queue: WorkQueue[str]) -> None:
     queue.add("a")
     queue.close()

@@ -12,6 +12,7 @@ from typing import Any, Final
 import yaml
 
 from draco.cluster import data
+from draco.cluster.attach import MANAGER, SYSTEM_NAMESPACE
 from draco.cluster.errors import ProcessFailed
 from draco.cluster.realnode.nodes import RealNodes
 from draco.kube.client import Client
@@ -21,11 +22,9 @@ from draco.resources.kinds import NODES, Kind
 from draco.resources.meta import ObjectKey
 from draco.resources.names import LABEL_MANAGED_BY
 
-NAMESPACE: Final = "draco-system"
 ACCOUNT: Final = "draco-agent"
 _TOKEN_VALID_S: Final = 365 * 24 * 3600
 _POLL_S: Final = 0.1
-_MANAGER: Final = "draco-cluster"
 _COMPONENT: Final = "app.kubernetes.io/component"
 
 _ACCOUNTS: Kind[Any] = Kind("", "v1", "serviceaccounts", "ServiceAccount", True, dict)
@@ -60,17 +59,12 @@ async def join(client: Client, nodes: RealNodes, names: Sequence[str], *, within
             group.create_task(_join_one(client, nodes, name, within_s))
 
 
-async def wait_until_ready(client: Client, nodes: RealNodes, name: str, *, within_s: float = 90.0) -> None:
-    """Return when the node is Ready, as said by a kubelet that runs now. Raises ProcessFailed after `within_s` seconds."""
-    await _wait_for(client, nodes, name, within_s, ready=True)
-
-
 async def install_account(client: Client) -> None:
     """What the installation gives the agent: its account, its rights, and the policy on top of them."""
     for kind, document in agent_manifests(data.install().read_text()):
         metadata = document["metadata"]
         key = ObjectKey(metadata.get("namespace", ""), metadata["name"])
-        await client.apply(kind, key, document, manager=_MANAGER)
+        await client.apply(kind, key, document, manager=MANAGER)
 
 
 def agent_manifests(installation: str) -> list[tuple[Kind[Any], dict[str, Any]]]:
@@ -78,7 +72,7 @@ def agent_manifests(installation: str) -> list[tuple[Kind[Any], dict[str, Any]]]
     documents = [each for each in yaml.safe_load_all(installation) if each]
     agents = [each for each in documents if each["metadata"].get("labels", {}).get(_COMPONENT) == "agent"]
     return [
-        (kind, {**each, "metadata": {**each["metadata"], "labels": {LABEL_MANAGED_BY: _MANAGER}}})
+        (kind, {**each, "metadata": {**each["metadata"], "labels": {LABEL_MANAGED_BY: MANAGER}}})
         for kind in _AGENT_KINDS
         for each in agents
         if each["kind"] == kind.kind
@@ -95,7 +89,7 @@ async def _join_one(client: Client, nodes: RealNodes, name: str, within_s: float
             "boundObjectRef": {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.metadata.uid},
         },
     }
-    answer = await client.create_subresource(_ACCOUNTS, ObjectKey(NAMESPACE, ACCOUNT), "token", request)
+    answer = await client.create_subresource(_ACCOUNTS, ObjectKey(SYSTEM_NAMESPACE, ACCOUNT), "token", request)
     nodes.write_agent_token(name, answer["status"]["token"])
     await _wait_for(client, nodes, name, within_s, ready=True)
 

@@ -21,13 +21,10 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Final
 
+from draco.cluster.controlplane import SERVICE_CIDR
 from draco.resources.errors import DracoError
 
 NETNS_FOLDER: Final = Path("/run/netns")
-SERVICE_CIDR: Final = IPv4Network("10.96.0.0/16")
-SERVICE_ADDRESS: Final = IPv4Address("10.96.0.1")
-"""What `kubernetes.default` resolves to: the first address of the service range."""
-
 MTU: Final = 1400
 MAX_NODES: Final = 200
 _FIRST_NODE_HOST: Final = 10
@@ -110,7 +107,7 @@ class AddressPlan:
 
 def choose_addresses(names: NetworkNames, taken: Iterable[IPv4Network]) -> AddressPlan:
     """Addresses that overlap nothing in `taken` (the host's routes). Raises NetworkError when none is free."""
-    occupied = [*taken, SERVICE_CIDR]
+    occupied = [*taken, IPv4Network(SERVICE_CIDR)]
     start = int(names.mark, 16)
 
     def free(network: IPv4Network) -> bool:

@@ -1,5 +1,6 @@
 from draco.cluster import data
-from draco.cluster.realnode.join import ACCOUNT, NAMESPACE, agent_manifests
+from draco.cluster.attach import SYSTEM_NAMESPACE
+from draco.cluster.realnode.join import ACCOUNT, agent_manifests
 
 
 def test_the_agent_gets_from_the_installation_all_but_the_pods_that_would_run_it() -> None:
@@ -12,7 +13,7 @@ def test_the_agent_gets_from_the_installation_all_but_the_pods_that_would_run_it
         "ValidatingAdmissionPolicyBinding",
     ]
     assert {document["metadata"]["name"] for _, document in found} == {ACCOUNT}
-    assert found[0][1]["metadata"]["namespace"] == NAMESPACE
+    assert found[0][1]["metadata"]["namespace"] == SYSTEM_NAMESPACE
 
 
 def test_what_belongs_to_no_agent_is_left_to_others() -> None:
