@@ -1,6 +1,7 @@
 """What kubelet can rely on: sockets that come back, errors per claim, claims that survive whatever happens to the agent."""
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ import pytest
 from draco.agent import wire
 from draco.agent.api import health_v1alpha1_pb2, registration_pb2
 from draco.agent.errors import AnotherPlugin, SettingsError
+from draco.agent.files import LocalFiles
 from draco.agent.plugin import sockets
 from draco.kube.client import Client
 from draco.kube.connection import Connection
@@ -177,6 +179,25 @@ async def test_a_damaged_record_is_rebuilt_from_the_api_server(node: SimulatedNo
     assert node.checkpoint.with_name("checkpoint.json.corrupt-1").exists()
 
     await eventually(lambda: node.events("CheckpointDamaged"))
+
+
+class BrieflyReadOnly(LocalFiles):
+    """A disk that refuses the first rename."""
+
+    refusals = 1
+
+    def rename(self, path: Path, target: Path) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        super().rename(path, target)
+
+
+async def test_a_damaged_record_that_cannot_be_set_aside_is_tried_again(node: SimulatedNode) -> None:
+    node.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    node.checkpoint.write_bytes(b"half a rec")
+    async with node.running(files=BrieflyReadOnly()):
+        assert node.checkpoint.with_name("checkpoint.json.corrupt-1").read_bytes() == b"half a rec"
 
 
 async def test_an_api_server_that_fails_is_named_in_the_answer(node: SimulatedNode, proxy: FaultProxy) -> None:
