@@ -61,6 +61,10 @@ class _Items(msgspec.Struct, Generic[T]):
     items: list[T] | None = None
 
 
+class _Metadata(msgspec.Struct):
+    metadata: ListMeta
+
+
 class _Identity(msgspec.Struct, frozen=True, rename="camel"):
     name: str = ""
     namespace: str = ""
@@ -123,13 +127,28 @@ class Client:
         timeout_s: float = 60.0,
     ) -> Page[T]:
         """Read one page (all in one when `limit` is 0). Objects that do not fit their struct are set apart, not fatal."""
+        answer = await self.fetch_page(
+            kind, namespace=namespace, params=params, limit=limit, continue_token=continue_token, timeout_s=timeout_s
+        )
+        return decode_page(kind, answer)
+
+    async def fetch_page(
+        self,
+        kind: Kind[Any],
+        *,
+        namespace: str = "",
+        params: Mapping[str, str] | None = None,
+        limit: int = 0,
+        continue_token: str = "",
+        timeout_s: float = 60.0,
+    ) -> bytes:
+        """One page as the server wrote it, for `decode_page` and `token_of`."""
         query = dict(params or {})
         if limit:
             query["limit"] = str(limit)
         if continue_token:
             query["continue"] = continue_token
-        answer = await self.connection.request("GET", kind.path(namespace=namespace), params=query, timeout_s=timeout_s)
-        return decode_page(kind, answer)
+        return await self.connection.request("GET", kind.path(namespace=namespace), params=query, timeout_s=timeout_s)
 
     async def create(self, kind: Kind[T], obj: Manifest, *, timeout_s: float = REQUEST_TIMEOUT_S) -> T:
         """Create an object and return it as stored. Raises AlreadyExists, or another ApiError."""
@@ -276,6 +295,11 @@ def decode(kind: Kind[T], answer: bytes | msgspec.Raw) -> T:
     return item
 
 
+def token_of(answer: bytes) -> str:
+    """What asks for the page after this one, "" on the last: read without decoding the objects."""
+    return _metadata_decoder.decode(answer).metadata.continue_
+
+
 def decode_page(kind: Kind[T], answer: bytes) -> Page[T]:
     """A list answer. Fast when every object fits; object by object when one does not."""
     undecodable: list[Undecodable] = []
@@ -322,5 +346,6 @@ def _page_decoder(kind: Kind[Any]) -> "msgspec.json.Decoder[_Items[Any]]":
     return msgspec.json.Decoder(_Items[kind.type])  # type: ignore[name-defined]
 
 
+_metadata_decoder = msgspec.json.Decoder(_Metadata)
 _raw_page_decoder = msgspec.json.Decoder(_Items[msgspec.Raw])
 _named_decoder = msgspec.json.Decoder(_Named)

@@ -20,7 +20,7 @@ from draco.kube.errors import ApiError, Unauthorized, Unreachable, from_response
 
 CONNECT_TIMEOUT_S = 10.0
 MAX_PARALLEL_REQUESTS = 100
-_CHUNK_BYTES = 256 * 1024
+_CHUNK_BYTES = 4 * 1024**2
 
 
 class Credentials(Protocol):
