@@ -1,0 +1,161 @@
+"""The tree of an expression: frozen nodes, each of which knows where in the text it came from.
+
+Owns the shapes and nothing else. Operators are calls under the names that Kubernetes' own error texts use (`_==_`, `_&&_`,
+`_[_]`), so that one table of overloads serves operators and functions alike. Macros are expanded to `Comprehension`, which also
+keeps what the author wrote, for whoever wants to run the common forms faster than the general loop.
+
+Nodes compare and hash by identity: the checker keeps the type of each node in a dictionary beside the tree.
+"""
+
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+from typing import Literal as OneOf
+
+import msgspec
+
+ACCUMULATOR: Final = "@result"
+"""The name of a comprehension's running value; no text can spell it."""
+UNUSED_VARIABLE: Final = "#unused"
+"""The loop variable of a comprehension that only binds a name (`cel.bind`)."""
+
+LiteralKind: TypeAlias = OneOf["null_type", "bool", "int", "uint", "double", "string", "bytes"]
+
+
+class Literal(msgspec.Struct, frozen=True, eq=False):
+    """A constant: `kind` is the name of its type, because Python's int stands for both int and uint."""
+
+    position: int
+    kind: LiteralKind
+    value: bool | int | float | str | bytes | None
+
+
+class Identifier(msgspec.Struct, frozen=True, eq=False):
+    """A variable, or the first part of a dotted function name; a leading dot is kept in the name."""
+
+    position: int
+    name: str
+
+
+class Select(msgspec.Struct, frozen=True, eq=False):
+    """`operand.field`, or with `is_test` the macro `has(operand.field)`."""
+
+    position: int
+    operand: "Expr"
+    field: str
+    is_test: bool = False
+
+
+class Call(msgspec.Struct, frozen=True, eq=False):
+    """`function(arguments)`, `target.function(arguments)`, or an operator.
+
+    `a.?b` is `_?._` with the field's name as a string literal, `a[?b]` is `_[?_]`.
+    """
+
+    position: int
+    function: str
+    target: "Expr | None"
+    arguments: "tuple[Expr, ...]"
+
+
+class ListExpr(msgspec.Struct, frozen=True, eq=False):
+    """`[elements]`; `optional` holds the indexes of elements written with a `?`."""
+
+    position: int
+    elements: "tuple[Expr, ...]"
+    optional: frozenset[int] = frozenset()
+
+
+class Entry(msgspec.Struct, frozen=True, eq=False):
+    """`key: value` or `?key: value` of a map."""
+
+    position: int
+    key: "Expr"
+    value: "Expr"
+    is_optional: bool = False
+
+
+class MapExpr(msgspec.Struct, frozen=True, eq=False):
+    """`{entries}`."""
+
+    position: int
+    entries: tuple[Entry, ...]
+
+
+class Field(msgspec.Struct, frozen=True, eq=False):
+    """`name: value` or `?name: value` of a message."""
+
+    position: int
+    name: str
+    value: "Expr"
+    is_optional: bool = False
+
+
+class MessageExpr(msgspec.Struct, frozen=True, eq=False):
+    """`type_name{fields}`."""
+
+    position: int
+    type_name: str
+    fields: tuple[Field, ...]
+
+
+class Comprehension(msgspec.Struct, frozen=True, eq=False):
+    """The loop that every iterating macro stands for, and `cel.bind`.
+
+    accumulator = init; for variable(, second_variable) in range while condition: accumulator = step; then result.
+
+    `macro` is what the author wrote: all, exists, existsOne, map, filter, transformList, transformMap, transformMapEntry, or bind
+    (also made by optMap, optFlatMap and sortBy). `body` is its last argument and `filter` the one before it, where it has one.
+    For bind, `init` is the bound value, `accumulator` the bound name and `result` the body.
+    """
+
+    position: int
+    macro: str
+    range: "Expr"
+    variable: str
+    second_variable: str | None
+    accumulator: str
+    init: "Expr"
+    condition: "Expr"
+    step: "Expr"
+    result: "Expr"
+    body: "Expr"
+    filter: "Expr | None" = None
+
+
+Expr: TypeAlias = Literal | Identifier | Select | Call | ListExpr | MapExpr | MessageExpr | Comprehension
+
+
+class Ast(msgspec.Struct, frozen=True, eq=False):
+    """A parsed expression: its text, its root and how many levels of nodes lie on its longest path."""
+
+    expression: str
+    root: Expr
+    depth: int
+
+
+def children(node: Expr) -> tuple[Expr, ...]:  # noqa: PLR0911  one per kind of node
+    """The nodes directly below one, in the order in which Kubernetes evaluates them."""
+    match node:
+        case Literal() | Identifier():
+            return ()
+        case Select():
+            return (node.operand,)
+        case Call():
+            return node.arguments if node.target is None else (node.target, *node.arguments)
+        case ListExpr():
+            return node.elements
+        case MapExpr():
+            return tuple(part for entry in node.entries for part in (entry.key, entry.value))
+        case MessageExpr():
+            return tuple(field.value for field in node.fields)
+        case Comprehension():
+            return (node.range, node.init, node.condition, node.step, node.result)
+
+
+def walk(root: Expr) -> Iterator[Expr]:
+    """Every node, parents before children; without recursion, so depth does not matter."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(reversed(children(node)))
