@@ -1,0 +1,128 @@
+"""Where older releases of Kubernetes' allocator answer differently, and why.
+
+Owns the one table of its known bugs, each with the release that fixed it. Draco's allocator answers as the newest release
+does; an explanation quotes this table where the scheduler of an older cluster may decide otherwise.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+
+class Area(StrEnum):
+    """What a claim or a slice must use for a bug to matter."""
+
+    ANY = "Any"
+    ALL_MODE = "AllMode"
+    CONSTRAINTS = "Constraints"
+    CONSUMABLE_CAPACITY = "ConsumableCapacity"
+    LIST_ATTRIBUTES = "ListAttributes"
+    SHARED_COUNTERS = "SharedCounters"
+    ADMIN_ACCESS = "AdminAccess"
+
+
+class UpstreamBug(msgspec.Struct, frozen=True, kw_only=True):
+    """One bug. The numbers are those of pull requests and issues of the kubernetes/kubernetes repository."""
+
+    changes: tuple[int, ...]
+    """The pull requests that fixed it; for an open one, the issues or pull requests that describe it."""
+    issues: tuple[int, ...] = ()
+    areas: tuple[Area, ...]
+    what: str
+    """One sentence, of what the affected scheduler does."""
+    fixed_in: int | None
+    """The first minor release of Kubernetes 1 with the fix; None while it is open."""
+    backported_to: tuple[int, ...] = ()
+    """Older minor releases that got the fix in some patch release."""
+
+    def affects(self, minor: int) -> bool:
+        """Whether some patch release of Kubernetes 1.`minor` has it."""
+        return self.fixed_in is None or minor < self.fixed_in
+
+
+UPSTREAM_BUGS: Final = (
+    UpstreamBug(
+        changes=(136269,),
+        issues=(133602,),
+        areas=(Area.ANY,),
+        what="The scheduler gives one device to two claims when pods are scheduled in quick succession.",
+        fixed_in=36,
+        backported_to=(32, 33, 34, 35),
+    ),
+    UpstreamBug(
+        changes=(137347,),
+        areas=(Area.ALL_MODE,),
+        what="The scheduler mistakes which devices a firstAvailable alternative with allocationMode All asks for.",
+        fixed_in=36,
+    ),
+    UpstreamBug(
+        changes=(138885,),
+        areas=(Area.ALL_MODE, Area.SHARED_COUNTERS),
+        what="The scheduler panics when a request with allocationMode All meets devices that draw from shared counters.",
+        fixed_in=37,
+    ),
+    UpstreamBug(
+        changes=(139040,),
+        issues=(139034,),
+        areas=(Area.CONSUMABLE_CAPACITY, Area.SHARED_COUNTERS),
+        what="The scheduler overlooks what shared devices already in use draw from counters, and gives it out twice.",
+        fixed_in=37,
+    ),
+    UpstreamBug(
+        changes=(140435, 140504),
+        issues=(140434,),
+        areas=(Area.SHARED_COUNTERS,),
+        what="The scheduler confuses the counters of two drivers whose pools have the same name, such as the node's.",
+        fixed_in=37,
+        backported_to=(36,),
+    ),
+    UpstreamBug(
+        changes=(140431,),
+        issues=(140436,),
+        areas=(Area.SHARED_COUNTERS, Area.CONSTRAINTS),
+        what="The scheduler keeps counters and constraint values of devices it tried and dropped, and then finds no fit.",
+        fixed_in=37,
+    ),
+    UpstreamBug(
+        changes=(140600,),
+        issues=(140438,),
+        areas=(Area.CONSTRAINTS,),
+        what="The scheduler compares distinctAttribute only with the device before when one request wants three or more.",
+        fixed_in=37,
+    ),
+    UpstreamBug(
+        changes=(140325,),
+        issues=(140300,),
+        areas=(Area.CONSTRAINTS, Area.LIST_ATTRIBUTES),
+        what="The scheduler does not restore the common values of a list matchAttribute after dropping a device.",
+        fixed_in=37,
+    ),
+    UpstreamBug(
+        changes=(140437, 140442, 140518, 140702, 140769, 140666, 139698),
+        areas=(Area.CONSUMABLE_CAPACITY, Area.SHARED_COUNTERS),
+        what=(
+            "The scheduler miscalculates amounts of counters and shared capacities: overflows, a division by zero, changed "
+            "objects in its cache, and partial results of allocationMode All."
+        ),
+        fixed_in=37,
+    ),
+    UpstreamBug(
+        changes=(140729,),
+        areas=(Area.ADMIN_ACCESS, Area.SHARED_COUNTERS),
+        what="The scheduler charges administrative access to shared counters, so that it can be refused for lack of them.",
+        fixed_in=None,
+    ),
+    UpstreamBug(
+        changes=(140806,),
+        areas=(Area.SHARED_COUNTERS,),
+        what="The scheduler frees the counters of a device in use when its driver stops publishing it, and gives them out again.",
+        fixed_in=None,
+    ),
+)
+"""In the order of the releases that fixed them, open ones last."""
+
+
+def bugs_of(minor: int) -> tuple[UpstreamBug, ...]:
+    """The bugs that some patch release of Kubernetes 1.`minor` has."""
+    return tuple(bug for bug in UPSTREAM_BUGS if bug.affects(minor))

@@ -1,0 +1,35 @@
+"""The table of upstream's bugs says what people need to know of each."""
+
+import pytest
+
+from draco.allocation.upstream_bugs import UPSTREAM_BUGS, UpstreamBug, bugs_of
+
+
+@pytest.mark.parametrize("bug", UPSTREAM_BUGS, ids=lambda bug: str(bug.changes[0]))
+def test_a_bug_has_a_sentence_an_area_and_where_to_read_on(bug: UpstreamBug) -> None:
+    assert bug.what.startswith("The scheduler ")
+    assert bug.what.endswith(".")
+    assert bug.changes
+    assert all(number > 100_000 for number in (*bug.changes, *bug.issues))
+    assert bug.areas
+    assert len(set(bug.areas)) == len(bug.areas)
+
+
+@pytest.mark.parametrize("bug", UPSTREAM_BUGS, ids=lambda bug: str(bug.changes[0]))
+def test_a_fix_is_backported_only_to_releases_before_it(bug: UpstreamBug) -> None:
+    if bug.fixed_in is None:
+        assert not bug.backported_to
+    else:
+        assert all(32 <= minor < bug.fixed_in for minor in bug.backported_to)
+
+
+def test_no_change_is_listed_twice() -> None:
+    numbers = [number for bug in UPSTREAM_BUGS for number in bug.changes]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_a_release_has_the_bugs_fixed_after_it_and_the_open_ones() -> None:
+    assert [bug.changes[0] for bug in bugs_of(37)] == [140729, 140806]
+    assert 140600 in [bug.changes[0] for bug in bugs_of(36)]
+    assert 137347 not in [bug.changes[0] for bug in bugs_of(36)]
+    assert bugs_of(34) == bugs_of(35) == UPSTREAM_BUGS
