@@ -96,8 +96,6 @@ def converge(record: Checkpoint, cdi: CdiFolder, *, gpus: Sequence[Gpu] | None, 
     """
     rebooted = bool(record.boot_id) and record.boot_id != boot_id
     undone = [uid for uid, claim in record.claims.items() if claim.state is ClaimState.PREPARING]
-    for uid in undone:
-        cdi.remove(uid)
     kept = [claim for claim in record.claims.values() if claim.state is ClaimState.PREPARED]
     by_uuid = None if gpus is None else {gpu.uuid: gpu.minor for gpu in gpus}
     trusted = by_uuid is not None or not rebooted

@@ -3,6 +3,7 @@
 Owns the server and the wording of its answers. What counts as alive and ready is asked of the operator, each time.
 """
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -54,7 +55,7 @@ async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[i
             await site.start()
         except OSError as error:
             raise PortTaken(
-                f"cannot serve probes and metrics on {host}:{port} ({error.strerror or error}); "
+                f"cannot serve probes and metrics on {host}:{port} ({_words(error)}); "
                 "free the port or choose another with --listen"
             ) from error
         bound = runner.addresses[0][1]
@@ -62,6 +63,11 @@ async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[i
         yield bound
     finally:
         await runner.cleanup()
+
+
+def _words(error: OSError) -> str:
+    # What asyncio puts into strerror repeats the address.
+    return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
 
 
 def _verdict(problems: list[str]) -> web.Response:

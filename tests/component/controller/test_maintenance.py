@@ -16,12 +16,13 @@ from draco.controller.view import ClusterView
 from draco.kube.client import Client
 from draco.kube.clock import SystemClock
 from draco.kube.errors import Conflict, NotFound
-from draco.maintenance import maintenance_uid
+from draco.maintenance import maintenance_uid, rule_for
 from draco.resources.draco import DeviceMaintenance, MaintenancePhase
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, SLICES, TAINT_RULES, Kind
 from draco.resources.meta import ObjectKey
+from draco.resources.names import DeviceKey
 from draco.resources.taints import DeviceTaintRule
-from tests.builders import a_claim, a_rule, a_slice
+from tests.builders import a_claim, a_maintenance, a_rule, a_slice
 from tests.component.controller.replicas import an_operator, until
 
 pytestmark = pytest.mark.usefixtures("crds")
@@ -229,6 +230,19 @@ async def test_a_replica_that_lives_in_the_past_does_not_overwrite_a_newer_statu
     with pytest.raises(Conflict):
         await reconciler.reconcile(past.metadata.uid)
     assert (await lab.client.get(DEVICE_MAINTENANCES, key)).status.message == "said by the new leader"
+
+
+async def test_a_rule_made_anew_under_its_name_is_not_deleted_for_the_one_before(lab: Lab) -> None:
+    view = ClusterView(lab.client, RULES, clock=SystemClock(), random=Random(1))
+    made = await lab.client.create(RULES, rule_for(a_maintenance(), DeviceKey(DRIVER, lab.pool, "gpu-3")))
+    past = msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, uid="an-earlier-one"))
+    view.rule_store.put(past)
+    try:
+        reconciler = MaintenanceReconciler(lab.client, view, clock=SystemClock(), settle_s=0.1)
+        await reconciler.reconcile(maintenance_uid(past))
+        assert (await lab.client.get(RULES, made.metadata.key)).metadata.uid == made.metadata.uid
+    finally:
+        await lab.client.delete(RULES, made.metadata.key)
 
 
 async def test_without_the_api_the_request_says_what_to_do(served: ControlPlane, lab: Lab) -> None:

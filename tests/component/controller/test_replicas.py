@@ -113,7 +113,7 @@ async def test_an_operator_without_an_api_server_says_so_in_one_sentence(tmp_pat
     async with asyncio.timeout(30):
         _, errors = await process.communicate()
     assert process.returncode == 1
-    assert errors.decode().startswith("Error: cannot reach the API server at https://127.0.0.1:1")
+    assert errors.decode().startswith("Error: Cannot reach the API server at https://127.0.0.1:1")
     assert len(errors.decode().splitlines()) == 1
 
 
@@ -153,5 +153,5 @@ async def test_a_taken_port_is_said_in_one_sentence(
             )
         async with asyncio.timeout(30):
             assert await process.wait() == 1
-    assert f"cannot serve probes and metrics on 127.0.0.1:{unused_tcp_port}" in log.read_text()
+    assert f"Cannot serve probes and metrics on 127.0.0.1:{unused_tcp_port} (address already in use)" in log.read_text()
     assert "Traceback" not in log.read_text()

@@ -99,6 +99,26 @@ async def test_a_refused_token_is_read_again_and_the_request_repeated_once(proxy
         assert await connection.request("GET", "/version")
 
 
+class RenewedOnRefusal:
+    """As of a credential plugin: the old token is used until the server refuses it."""
+
+    async def authorization(self) -> str:
+        return "Bearer first"
+
+    async def renew(self, rejected: str) -> str:
+        assert rejected in {"Bearer first", "Bearer second"}
+        return "Bearer second"
+
+
+async def test_a_refused_token_is_renewed_within_the_request(proxy: FaultProxy) -> None:
+    proxy.fault(
+        lambda request: request.headers.get("Authorization") != "Bearer second", answer(401, "Unauthorized"), times=99
+    )
+    async with Connection(proxy.url, credentials=RenewedOnRefusal()) as connection:
+        assert await connection.request("GET", "/version")
+    assert len(proxy.seen) == 2
+
+
 async def test_many_watches_leave_room_for_requests(through: Client, client: Client, namespace: str) -> None:
     async def watch(ready: asyncio.Event) -> None:
         path = CONFIG_MAPS.path(namespace=namespace)

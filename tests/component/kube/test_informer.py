@@ -254,6 +254,18 @@ async def test_a_watch_that_the_server_ends_is_resumed_where_it_ended(
     assert informer.counts.failures == 0
 
 
+async def test_a_watch_that_an_overloaded_server_ends_is_resumed_without_a_new_list(
+    client: Client, through: Client, proxy: FaultProxy, namespace: str
+) -> None:
+    informer = an_informer(through, namespace)
+    async with following(informer):
+        (await proxy.open_stream()).inject(error_event(429, "TooManyRequests"))
+        await eventually(lambda: informer.counts.failures == 1, "the watch has ended")
+        await client.create(CONFIG_MAPS, a_config_map(namespace, "a"))
+        await eventually(lambda: names(informer) == ["a"], "what came after is known")
+    assert informer.counts.lists == 1
+
+
 async def test_bookmarks_move_the_version_from_which_to_resume(
     client: Client, through: Client, proxy: FaultProxy, namespace: str
 ) -> None:

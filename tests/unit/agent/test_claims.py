@@ -16,7 +16,7 @@ from draco.agent import cdi, checkpoint, recovery
 from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint, ClaimState
 from draco.agent.errors import CheckpointDamaged, PrepareError
-from draco.agent.files import LocalFiles
+from draco.agent.files import TEMPORARY, LocalFiles
 from draco.agent.gpus import Gpu
 from draco.agent.prepare import ClaimDesk
 from draco.resources.claims import (
@@ -88,6 +88,36 @@ SAME = a_claim("same", on=["node-0/gpu-0"])
 
 
 # Preparing
+
+
+class Ordered(FullDisk):
+    """Remembers what was on record when each file was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[tuple[str, bytes]] = []
+
+    def write(self, path: Path, content: bytes) -> None:
+        super().write(path, content)
+        self.written.append((path.name, content))
+
+
+def test_a_claim_is_on_record_as_an_intent_before_its_spec_is_written(tmp_path: Path) -> None:
+    files = Ordered()
+    cdi = CdiFolder(tmp_path / "cdi", files, driver=NVIDIA_DRIVER, node=NodeFiles())
+    record = Checkpoint(tmp_path / "checkpoint.json", files, boot_id=BOOT)
+    ClaimDesk(record, cdi, driver=NVIDIA_DRIVER, pool="node-0").prepare(ONE, GPUS)
+    assert [name for name, _ in files.written] == ["checkpoint.json", cdi.path(uid(ONE)).name, "checkpoint.json"]
+    assert [b'"preparing"' in content for _, content in files.written] == [True, False, False]
+
+
+def test_a_file_is_on_the_disk_and_in_its_folder_before_the_call_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    LocalFiles().write(tmp_path / "record", b"content")
+    assert synced == [tmp_path / f"record{TEMPORARY}", tmp_path]
 
 
 def test_preparing_again_gives_the_same_devices_and_writes_nothing(desk: Desk) -> None:
