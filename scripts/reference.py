@@ -226,19 +226,25 @@ def texts(node: ast.expr) -> list[str]:
 
 def log_events() -> str:
     """Every log event: the calls of a logger whose first argument is a dotted name."""
-    found: dict[str, tuple[set[str], set[str], str]] = {}
+    found: dict[str, tuple[set[str], set[str], set[str]]] = {}
     for path, tree in modules():
         for node in ast.walk(tree):
             match node:
                 case ast.Call(func=ast.Attribute(attr=level, value=logger), args=[ast.Constant(str(event)), *_]) if (
                     level in LEVELS and "log" in ast.unparse(logger) and re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", event)
                 ):
-                    levels, named, _ = found.setdefault(event, (set(), set(), path.parent.name))
+                    levels, named, parts = found.setdefault(event, (set(), set(), set()))
+                    parts.add(path.parent.name)
                     levels.add(level)
                     named.update(keyword.arg for keyword in node.keywords if keyword.arg and keyword.arg != "exc_info")
     rows = [
-        (f"`{event}`", part, ", ".join(sorted(levels)), ", ".join(f"`{one}`" for one in sorted(named)))
-        for event, (levels, named, part) in sorted(found.items())
+        (
+            f"`{event}`",
+            ", ".join(sorted(parts)),
+            ", ".join(sorted(levels)),
+            ", ".join(f"`{one}`" for one in sorted(named)),
+        )
+        for event, (levels, named, parts) in sorted(found.items())
     ]
     head = (
         "# Log events\n\nEach line of the log is one event with fields. Names are stable: search and alert on them.\n\n"

@@ -1,5 +1,6 @@
 """Every example is applied as a user applies it, and does what its README line says."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -164,6 +165,13 @@ def test_a_claim_that_names_no_class_is_told_so(kube: Kubectl) -> None:
     assert "gpu.nvidia.com" in note
 
 
+def test_a_malformed_quantity_in_a_selector_is_named(kube: Kubectl) -> None:
+    cel = "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40 GB')) >= 0"
+    apply_claim_and_pod(kube, "misspelt", cel=cel)
+    (note,) = eventually(lambda: kube.notes("misspelt"), what="an Event says why the claim waits")
+    assert "quantities must match the regular expression" in note
+
+
 def ready_devices(kube: Kubectl, claim: str) -> list[tuple[str, str]]:
     """Devices that their agent reports Ready."""
     return [
@@ -191,14 +199,17 @@ def fill_node(kube: Kubectl, prefix: str, *, node: str, gpus: int) -> list[str]:
     return names
 
 
-def apply_claim_and_pod(kube: Kubectl, name: str, *, device_class: str = "gpu.nvidia.com", node: str = "") -> None:
+def apply_claim_and_pod(
+    kube: Kubectl, name: str, *, device_class: str = "gpu.nvidia.com", node: str = "", cel: str = ""
+) -> None:
     """A claim for one device and a pod that uses it."""
     selector = f"\n  nodeSelector: {{kubernetes.io/hostname: {node}}}" if node else ""
+    selectors = f", selectors: [{{cel: {{expression: {json.dumps(cel)}}}}}]" if cel else ""
     manifest = f"""
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
 metadata: {{name: {name}}}
-spec: {{devices: {{requests: [{{name: gpu, exactly: {{deviceClassName: {device_class}}}}}]}}}}
+spec: {{devices: {{requests: [{{name: gpu, exactly: {{deviceClassName: {device_class}{selectors}}}}}]}}}}
 ---
 apiVersion: v1
 kind: Pod

@@ -122,7 +122,7 @@ def status(name: str, output: str) -> None:
         for each in now.components:
             told = "alive" if each.alive else f"DEAD (see {each.log})"
             click.echo(f"  {each.name:<26}{each.pid:>8}  {told}")
-        click.echo(f"  nodes                       {len(ready)} of {len(now.nodes)} Ready")
+        click.echo(f"  {'nodes':<26}{'':>8}  {len(ready)} of {len(now.nodes)} Ready")
     if now.phase != "ready" or not all(each.alive for each in now.components) or len(ready) < len(now.nodes):
         sys.exit(1)
 

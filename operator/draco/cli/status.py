@@ -54,11 +54,11 @@ def command(kubeconfig: Path | None, context: str | None, namespace: str, output
     try:
         status = asyncio.run(_read(kubeconfig, context, namespace))
     except KubeError as error:
-        raise click.ClickException(_sentence(error)) from error
+        raise click.ClickException(str(error)) from error
     except ExceptionGroup as group:
         first = group.exceptions[0]  # the one that ended the other lists
         if isinstance(first, KubeError):
-            raise click.ClickException(_sentence(first)) from group
+            raise click.ClickException(str(first)) from group
         raise first from group
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(status), indent=2).decode())
@@ -161,8 +161,3 @@ class Reader:
             f"{kind.kind} {one.key} is left out, because it cannot be read: {one.error}." for one in page.undecodable
         ]
         return page.items
-
-
-def _sentence(error: KubeError) -> str:
-    text = str(error).strip().rstrip(".")
-    return f"{text[:1].upper()}{text[1:]}."

@@ -236,6 +236,9 @@ def _notes(status: Status, console: Console) -> None:
         _section("MISSING", console)
         for item in status.missing:
             console.print(f"- {item.name}: {item.consequence} {item.remedy}".rstrip())
+        console.print(
+            "The operator and the agents look for features when they start: restart them after a change.", style="dim"
+        )
 
 
 def _section(title: str, console: Console) -> None:
