@@ -165,6 +165,14 @@ def test_a_claim_that_names_no_class_is_told_so(kube: Kubectl) -> None:
     assert "gpu.nvidia.com" in note
 
 
+def test_a_claim_that_no_device_matches_is_told_how_many_are_free(kube: Kubectl) -> None:
+    cel = "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('200Gi')) >= 0"
+    apply_claim_and_pod(kube, "too-big", cel=cel)
+    (note,) = eventually(lambda: kube.notes("too-big"), what="an Event says why the claim waits")
+    assert "16 free" in note
+    assert "selector" in note
+
+
 def test_a_malformed_quantity_in_a_selector_is_named(kube: Kubectl) -> None:
     cel = "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40 GB')) >= 0"
     apply_claim_and_pod(kube, "misspelt", cel=cel)
