@@ -287,7 +287,7 @@ def _syntax_error(expression: str, problem: UnexpectedInput) -> Issue:
     """One sentence in the words of Kubernetes' parser, which may say more about the same place."""
     if not isinstance(problem, UnexpectedToken):
         position = problem.pos_in_stream if isinstance(problem, UnexpectedCharacters) else len(expression)
-        return Issue(position, f"Syntax error: token recognition error at: '{_unreadable(expression, position)}'")
+        return Issue(position, f"Syntax error: token recognition error at: '{_unreadable(expression, position or 0)}'")
     at_end = problem.token.type == "$END"
     found = "<EOF>" if at_end else str(problem.token)
     if len(found) > _LONGEST_QUOTED:
