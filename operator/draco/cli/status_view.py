@@ -22,16 +22,13 @@ from draco.cli.status_schema import (
     RuleView,
     Status,
 )
-from draco.resources.claims import DeviceRequestAllocationResult, ResourceClaim
+from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node, Pod
 from draco.resources.draco import DeviceMaintenance, GpuNode, GpuStatus, MaintenancePhase
 from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey, PoolKey
-from draco.resources.slices import Device, DeviceAttribute, ResourceSlice
-from draco.resources.taints import DeviceTaint, DeviceTaintRule, DeviceTaintSelector
-
-BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
-"""Effects that keep new claims away. Any other one, None included, is only a note on the device."""
+from draco.resources.slices import Device, DeviceAttribute, ResourceSlice, current_slices
+from draco.resources.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector
 
 ISOLATING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.IN_MAINTENANCE})
 
@@ -56,7 +53,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> Status:
     """The whole screen. `namespace` narrows the list of claims; what devices are in use for is always cluster-wide."""
-    pools = current_pools(snapshot.slices)
+    pools = dict(sorted(current_slices(snapshot.slices).items()))
     devices = _devices(snapshot, pools)
     claims = [claim for claim in snapshot.claims if not namespace or claim.metadata.namespace == namespace]
     waiting = _waiting(snapshot.pods)
@@ -81,20 +78,6 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> S
     )
 
 
-def current_pools(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[ResourceSlice]]:
-    """The slices that count: of each pool only those of its highest generation, by slice name."""
-    pools: dict[PoolKey, list[ResourceSlice]] = defaultdict(list)
-    for item in slices:
-        pools[PoolKey(item.spec.driver, item.spec.pool.name)].append(item)
-    current = {}
-    for key in sorted(pools):
-        newest = max(item.spec.pool.generation for item in pools[key])
-        current[key] = sorted(
-            (item for item in pools[key] if item.spec.pool.generation == newest), key=lambda item: item.metadata.name
-        )
-    return current
-
-
 def claim_state(claim: ResourceClaim) -> ClaimState:
     """How far the claim has come; being deleted outranks the rest, being reserved implies being allocated."""
     if claim.metadata.deletion_timestamp is not None:
@@ -104,20 +87,16 @@ def claim_state(claim: ResourceClaim) -> ClaimState:
     return ClaimState.PENDING if claim.status.allocation is None else ClaimState.ALLOCATED
 
 
-def selects(selector: DeviceTaintSelector | None, device: DeviceKey) -> bool:
-    """Whether a rule's selector matches the device: a missing selector matches nothing, an empty one everything."""
-    if selector is None:
-        return False
-    wanted = (selector.driver, selector.pool, selector.device)
-    return all(want is None or want == have for want, have in zip(wanted, device, strict=True))
+def _hits(rule: DeviceTaintRule, device: DeviceKey) -> bool:
+    """Whether the rule taints the device: without a selector it taints nothing."""
+    selector = rule.spec.device_selector
+    return selector is not None and selector.matches(device)
 
 
-def _results(claim: ResourceClaim) -> list[DeviceRequestAllocationResult]:
-    return claim.status.allocation.devices.results if claim.status.allocation else []
-
-
-def _device_of(result: DeviceRequestAllocationResult) -> DeviceKey:
-    return DeviceKey(result.driver, result.pool, result.device)
+def _devices_of(claim: ResourceClaim) -> list[DeviceKey]:
+    """All devices of its allocation, those that it only looks at (administrative access) included."""
+    results = claim.status.allocation.devices.results if claim.status.allocation else []
+    return [DeviceKey(result.driver, result.pool, result.device) for result in results]
 
 
 def _taint(taint: DeviceTaint) -> str:
@@ -136,9 +115,8 @@ def _product(attributes: Mapping[str, DeviceAttribute]) -> str:
 def _devices(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[ResourceSlice]]) -> list[DeviceView]:
     holders: dict[DeviceKey, list[str]] = defaultdict(list)
     for claim in snapshot.claims:
-        for result in _results(claim):
-            if not result.admin_access:  # it looks at the device and takes nothing
-                holders[_device_of(result)].append(str(claim.metadata.key))
+        for held in claim.devices_held:
+            holders[held].append(str(claim.metadata.key))
     maintained = {
         DeviceKey(device.driver, device.pool, device.device): item.metadata.name
         for item in snapshot.maintenances
@@ -183,7 +161,7 @@ def _device(
     maintenance: str,
     report: GpuStatus | None,
 ) -> DeviceView:
-    taints = [*device.taints, *(rule.spec.taint for rule in rules if selects(rule.spec.device_selector, key))]
+    taints = [*device.taints, *(rule.spec.taint for rule in rules if _hits(rule, key))]
     if maintenance:
         state = DeviceState.MAINTENANCE
     elif report and report.health == "Unhealthy":
@@ -291,7 +269,7 @@ def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> Clai
         namespace=claim.metadata.namespace,
         name=claim.metadata.name,
         state=state,
-        devices=[str(_device_of(result)) for result in _results(claim)],
+        devices=[str(device) for device in _devices_of(claim)],
         consumers=[
             consumer.name if consumer.resource == "pods" else f"{consumer.resource}/{consumer.name}"
             for consumer in claim.status.reserved_for
@@ -301,17 +279,14 @@ def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> Clai
 
 
 def _rule(rule: DeviceTaintRule, devices: Iterable[DeviceView], claims: Iterable[ResourceClaim]) -> RuleView:
-    selector = rule.spec.device_selector
     return RuleView(
         name=rule.metadata.name,
         taint=_taint(rule.spec.taint),
-        selector=_selector(selector),
-        devices=[str(view.key) for view in devices if selects(selector, view.key)],
+        selector=_selector(rule.spec.device_selector),
+        devices=[str(view.key) for view in devices if _hits(rule, view.key)],
         # From the claims themselves: a rule also hits a device whose slice is gone.
         claims=sorted(
-            str(claim.metadata.key)
-            for claim in claims
-            if any(selects(selector, _device_of(result)) for result in _results(claim))
+            str(claim.metadata.key) for claim in claims if any(_hits(rule, device) for device in _devices_of(claim))
         ),
     )
 
