@@ -26,7 +26,6 @@ import msgspec
 
 from benchmarks.table import Row, tell
 from draco.agent.api import dra_v1_pb2, registration_pb2
-from draco.agent.process import configure_log
 from draco.agent.wire import DRA_V1, REGISTRATION, handlers
 from draco.cluster import attach, binaries
 from draco.cluster.controlplane import ALL, ControlPlane, Settings
@@ -36,6 +35,7 @@ from draco.kube.events import EventRecorder
 from draco.kube.informer import Informer
 from draco.kube.kubeconfig import connect
 from draco.kube.store import Change
+from draco.logs import configure_log
 from draco.resources.core import Pod
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, PODS, SLICES
 from draco.resources.meta import ObjectKey

@@ -1,13 +1,11 @@
-"""The agent as a process: its options, its log, its signals.
+"""The agent as a process: its options and its signals.
 
 Owns what `draco agent` and the agent of a simulated node share. How to reach the API server, and which NVML to use, come from
 the caller: connecting by kubeconfig needs a library that an agent on a GPU node must not load.
 """
 
 import asyncio
-import logging
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,11 +20,10 @@ from draco.agent.app import AgentSettings, run_agent
 from draco.kube.client import Client
 from draco.kube.connection import Connection
 from draco.kube.incluster import SERVICE_ACCOUNT
+from draco.logs import LEVELS, configure_log
 from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER
 
 log = structlog.get_logger()
-
-LEVELS = ("debug", "info", "warning", "error")
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -81,9 +78,7 @@ OPTIONS = (
     _option(
         "--service-account", type=_FOLDER, default=SERVICE_ACCOUNT, help="Folder of the service account's token and CA."
     ),
-    _option(
-        "--log-level", type=click.Choice(LEVELS), default="info", help="What is logged, as JSON on standard error."
-    ),
+    _option("--log-level", type=click.Choice(LEVELS), default="info", help="What is logged, on standard error."),
 )
 
 
@@ -107,22 +102,6 @@ def run(
     configure_log(log_level)
     settings = AgentSettings(**options)
     asyncio.run(_run(settings, connect, Access(kubeconfig, service_account), library))
-
-
-def configure_log(level: str) -> None:
-    """Events as JSON lines on standard error."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=True,
-    )
 
 
 async def _run(settings: AgentSettings, connect: Connect, access: Access, library: Any) -> None:

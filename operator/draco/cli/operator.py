@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 import structlog
 
-from draco.cli.logs import LEVELS, configure_logs
 from draco.controller.app import Connect, run_operator
 from draco.controller.kopf_thread import quiet_kopf
 from draco.controller.settings import OperatorSettings
@@ -20,6 +19,7 @@ from draco.kube.connection import Connection
 from draco.kube.election import LeadershipLost
 from draco.kube.errors import KubeError
 from draco.kube.kubeconfig import connect
+from draco.logs import LEVELS, configure_log
 
 log = structlog.get_logger(__name__)
 
@@ -121,7 +121,7 @@ def command(
             f"--lease-duration ({lease_duration} s) must be longer than --renew-deadline ({renew_deadline:g} s), and that "
             f"longer than --retry-period ({retry_period:g} s)."
         )
-    configure_logs(log_level)
+    configure_log(log_level)
     quiet_kopf()
     settings = OperatorSettings(
         namespace=namespace,

@@ -19,11 +19,11 @@ import msgspec
 import structlog
 
 from draco.agent.app import AgentSettings, run_agent
-from draco.agent.process import configure_log
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.events import EventRecorder
 from draco.kube.kubeconfig import connect
+from draco.logs import LEVELS, configure_log
 from draco.resources.errors import DracoError
 from draco.resources.names import NVIDIA_DRIVER, NodeName
 from draco.simulator import boards, state, sysfs
@@ -196,9 +196,7 @@ class SimulatedNode:
 @click.option(
     "--noop-driver", "noop_drivers", multiple=True, help="A driver whose devices need no preparation (may be repeated)."
 )
-@click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
-)
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
 def main(kubeconfig: Path | None, noop_drivers: tuple[str, ...], log_level: str, **options: Any) -> None:
     """Join simulated GPU nodes to a cluster and keep them running until stopped."""
     configure_log(log_level)

@@ -1,8 +1,5 @@
-"""The options of `draco operator`, and how it writes its log."""
+"""The options of `draco operator`."""
 
-import io
-import json
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +9,6 @@ import structlog
 from click.testing import CliRunner
 
 from draco.cli import operator
-from draco.cli.logs import configure_logs
 from draco.controller.settings import OperatorSettings
 
 
@@ -74,21 +70,3 @@ def test_a_lease_that_could_have_two_leaders_is_refused(started: list[OperatorSe
     assert result.exit_code == 2
     assert "--lease-duration (5 s) must be longer than --renew-deadline (10 s)" in result.output
     assert started == []
-
-
-def test_logs_are_json_lines_with_fields_for_ours_and_for_libraries() -> None:
-    stream = io.StringIO()
-    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
-    try:
-        configure_logs("info", stream=stream)
-        structlog.get_logger("test").info("claim.pending", claim="default/train")
-        structlog.get_logger("test").debug("too.detailed")
-        logging.getLogger("some.library").warning("it said %s", "this")
-        logging.getLogger("some.library").info("too chatty")
-    finally:
-        logging.getLogger().handlers[:] = handlers
-        logging.getLogger().setLevel(level)
-        structlog.reset_defaults()
-    ours, theirs = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert (ours["event"], ours["claim"], ours["level"]) == ("claim.pending", "default/train", "info")
-    assert (theirs["event"], theirs["logger"], theirs["level"]) == ("it said this", "some.library", "warning")

@@ -14,7 +14,7 @@ from structlog.typing import Processor
 LEVELS = ("debug", "info", "warning", "error")
 
 
-def configure_logs(level: str, *, stream: TextIO | None = None) -> None:
+def configure_log(level: str, *, stream: TextIO | None = None) -> None:
     """Write events of `level` (one of LEVELS) and above to `stream`."""
     stream = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -30,7 +30,7 @@ def configure_logs(level: str, *, stream: TextIO | None = None) -> None:
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(stream),
     )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
