@@ -17,7 +17,6 @@ from draco.controller.kopf_thread import quiet_kopf
 from draco.controller.settings import OperatorSettings
 from draco.kube.connection import Connection
 from draco.kube.election import LeadershipLost
-from draco.kube.errors import KubeError
 from draco.kube.kubeconfig import connect
 from draco.logs import LEVELS, configure_log
 
@@ -140,15 +139,12 @@ def command(
 
     try:
         asyncio.run(_run(settings, connected))
-    except KubeError as error:
-        raise click.ClickException(str(error)) from error
     except ExceptionGroup as group:
-        if lost := _first(group, LeadershipLost):
-            log.error("operator.leadership_lost", error=str(lost))  # noqa: TRY400 - its sentence says it all
-            raise click.exceptions.Exit(1) from None
-        if failed := _first(group, KubeError):
-            raise click.ClickException(str(failed)) from failed
-        raise
+        lost = _lost_leadership(group)
+        if lost is None:
+            raise
+        log.error("operator.leadership_lost", error=str(lost))  # noqa: TRY400 - its sentence says it all
+        raise click.exceptions.Exit(1) from None
 
 
 async def _run(settings: OperatorSettings, connected: Connect) -> None:
@@ -160,10 +156,10 @@ async def _run(settings: OperatorSettings, connected: Connect) -> None:
     log.info("operator.stopped")
 
 
-def _first(group: ExceptionGroup[Exception], kind: type[Exception]) -> Exception | None:
-    """The first error of that kind in the group, however deep."""
+def _lost_leadership(group: ExceptionGroup[Exception]) -> LeadershipLost | None:
+    """That error in the group, however deep."""
     for error in group.exceptions:
-        found = _first(error, kind) if isinstance(error, ExceptionGroup) else error
-        if isinstance(found, kind):
+        found = _lost_leadership(error) if isinstance(error, ExceptionGroup) else error
+        if isinstance(found, LeadershipLost):
             return found
     return None
