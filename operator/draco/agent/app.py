@@ -55,7 +55,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     `kubelet_dir` has kubelet's `plugins` and `plugins_registry`; its path must be the same for kubelet and for the agent.
     `state_dir` (default: the driver's folder below `plugins`) must survive reboots; `cdi_dir` need not. `device_root`,
     `library_folder` and `library_view` are described at `cdi.NodeFiles`. `sysfs_root` is where the kernel's /sys is seen.
-    `listen` is "host:port" of the HTTP endpoints, "" for none. `event_wait_s` is how long NVML is asked for events at a
+    `listen` is host and port of the HTTP endpoints, None for none. `event_wait_s` is how long NVML is asked for events at a
     time, and so how long stopping may take; 0 reads the GPUs at intervals only. `prepare_deadline_s` must be below kubelet's
     45; `health_timeout_s` is after how long without news kubelet calls a device Unknown.
     """
@@ -69,7 +69,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     library_folder: Path | None = None
     library_view: Path | None = None
     sysfs_root: Path = Path("/sys")
-    listen: str = ""
+    listen: tuple[str, int] | None = None
     rescan_s: float = 10.0
     nvml_retry_s: float = 5.0
     event_wait_s: float = 1.0
@@ -214,7 +214,7 @@ class Agent:
             tasks.create_task(self._hardware.run(), name="hardware")
             tasks.create_task(self._events.run(), name="events")
             if self._settings.listen:
-                serving = endpoints.serve(self._settings.listen, lacking=self._lacking, metrics=self._metrics_text)
+                serving = endpoints.serve(*self._settings.listen, lacking=self._lacking, metrics=self._metrics_text)
                 tasks.create_task(serving, name="endpoints")
             tasks.create_task(self._node_reporter.run(), name="gpunode")
             tasks.create_task(self._publish(), name="slices")

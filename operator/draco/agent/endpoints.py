@@ -11,11 +11,8 @@ from aiohttp import web
 from draco.agent.errors import SettingsError
 
 
-async def serve(listen: str, *, lacking: Callable[[], list[str]], metrics: Callable[[], bytes]) -> None:
-    """Serve on "host:port" until cancelled. `lacking` says in sentences what keeps the agent from being ready."""
-    host, _, port = listen.rpartition(":")
-    if not port.isdigit():
-        raise SettingsError(f'"{listen}" is no address to listen on; write host:port, for example 127.0.0.1:8080.')
+async def serve(host: str, port: int, *, lacking: Callable[[], list[str]], metrics: Callable[[], bytes]) -> None:
+    """Serve until cancelled; without a host on every address. `lacking` says in sentences what keeps it from being ready."""
 
     async def livez(_request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -33,9 +30,11 @@ async def serve(listen: str, *, lacking: Callable[[], list[str]], metrics: Calla
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
+            await web.TCPSite(runner, host or None, port).start()
         except OSError as error:
-            raise SettingsError(f"Cannot listen on {listen}: {error.strerror}; choose another address.") from error
+            raise SettingsError(
+                f"Cannot listen on {host}:{port}: {error.strerror}; choose another address with --listen."
+            ) from error
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()

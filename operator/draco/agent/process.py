@@ -21,6 +21,7 @@ from draco.kube.client import Client
 from draco.kube.connection import Connection
 from draco.kube.incluster import SERVICE_ACCOUNT
 from draco.logs import LEVELS, configure_log
+from draco.options import DriverName, ListenAddress
 from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER
 
 log = structlog.get_logger()
@@ -47,7 +48,7 @@ def _option(name: str, *names: str, **settings: Any) -> Callable[[Callable[..., 
 
 OPTIONS = (
     _option("--node-name", required=True, help="This node's name in Kubernetes."),
-    _option("--driver", default=NVIDIA_DRIVER, help="Name of the DRA driver to serve."),
+    _option("--driver", type=DriverName(), default=NVIDIA_DRIVER, help="Name of the DRA driver to serve."),
     _option(
         "--kubelet-dir", type=_FOLDER, default=Path("/var/lib/kubelet"), help="Kubelet's folder, as kubelet names it."
     ),
@@ -66,7 +67,7 @@ OPTIONS = (
     ),
     _option("--library-view", type=_FOLDER, help="The same folder as the agent sees it, if that differs."),
     _option("--sysfs-root", type=_FOLDER, default=Path("/sys"), help="Where the host's /sys is seen."),
-    _option("--listen", default="", help="host:port of /livez, /readyz and /metrics. Default: none."),
+    _option("--listen", type=ListenAddress(), help="Address of /livez, /readyz and /metrics. Default: none."),
     _option(
         "--rescan",
         "rescan_s",

@@ -19,27 +19,11 @@ from draco.kube.connection import Connection
 from draco.kube.election import LeadershipLost
 from draco.kube.kubeconfig import connect
 from draco.logs import LEVELS, configure_log
+from draco.options import ListenAddress
 
 log = structlog.get_logger(__name__)
 
 _DEFAULT = OperatorSettings(identity="")
-
-
-class ListenAddress(click.ParamType[tuple[str, int]]):
-    """HOST:PORT, with [HOST] for IPv6."""
-
-    name = "host:port"
-
-    def convert(
-        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        """Split and check. Raises BadParameter."""
-        if isinstance(value, tuple):
-            return value
-        host, colon, port = value.rpartition(":")
-        if not (colon and port.isdecimal() and int(port) < 1 << 16):
-            self.fail(f"{value!r} is not HOST:PORT, such as 0.0.0.0:8080.", param, ctx)
-        return host.strip("[]") or _DEFAULT.http_host, int(port)
 
 
 @click.command(context_settings={"show_default": True})
@@ -128,7 +112,7 @@ def command(
         lease_duration_s=lease_duration,
         renew_deadline_s=renew_deadline,
         retry_period_s=retry_period,
-        http_host=listen[0],
+        http_host=listen[0] or _DEFAULT.http_host,
         http_port=listen[1],
         pending_after_s=pending_after,
         settle_s=settle,

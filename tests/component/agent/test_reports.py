@@ -183,7 +183,7 @@ async def test_a_restart_does_not_move_the_times_of_a_claims_conditions(node: Si
 async def test_endpoints_tell_liveness_readiness_and_metrics(node: SimulatedNode, unused_tcp_port: int) -> None:
     claim = await node.claim("gpu-0")
     base = f"http://127.0.0.1:{unused_tcp_port}"
-    async with node.running(listen=f"127.0.0.1:{unused_tcp_port}"), aiohttp.ClientSession(trust_env=False) as session:
+    async with node.running(listen=("127.0.0.1", unused_tcp_port)), aiohttp.ClientSession(trust_env=False) as session:
 
         async def ready() -> bool:
             async with session.get(f"{base}/readyz") as response:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import click
 import pytest
 import structlog
 from click.testing import CliRunner
@@ -50,19 +49,6 @@ def test_two_processes_of_one_name_have_different_identities(started: list[Opera
     first, second = started
     assert first.identity != second.identity
     assert {each.identity.partition("_")[0] for each in started} == {"pod-0"}
-
-
-@pytest.mark.parametrize(
-    ("address", "expected"), [("[::1]:8080", ("::1", 8080)), (":0", ("0.0.0.0", 0)), ("localhost:1", ("localhost", 1))]
-)
-def test_addresses_are_host_and_port(address: str, expected: tuple[str, int]) -> None:
-    assert operator.ListenAddress().convert(address, None, None) == expected
-
-
-@pytest.mark.parametrize("address", ["8080", "host:", "host:70000", "host:http"])
-def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
-    with pytest.raises(click.BadParameter, match=r"is not HOST:PORT, such as 0\.0\.0\.0:8080"):
-        operator.ListenAddress().convert(address, None, None)
 
 
 def test_a_lease_that_could_have_two_leaders_is_refused(started: list[OperatorSettings]) -> None:

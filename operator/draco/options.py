@@ -1,0 +1,45 @@
+"""Kinds of values that more than one command takes.
+
+Owns what is accepted and how a wrong one is refused: with one sentence, before the command has done anything.
+"""
+
+import re
+
+import click
+
+_DRIVER = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LONGEST_DRIVER = 63
+
+
+class ListenAddress(click.ParamType[tuple[str, int]]):
+    """HOST:PORT, with [HOST] for IPv6; without HOST, which is then "", every address of the machine."""
+
+    name = "host:port"
+
+    def convert(
+        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        """Split and check. Raises BadParameter."""
+        if isinstance(value, tuple):
+            return value
+        host, colon, port = value.rpartition(":")
+        if not (colon and port.isdecimal() and int(port) < 1 << 16):
+            self.fail(f"{value!r} is not HOST:PORT, such as 0.0.0.0:8080.", param, ctx)
+        return host.strip("[]"), int(port)
+
+
+class DriverName(click.ParamType[str]):
+    """The name of a DRA driver, as the API server takes it for `spec.driver` of a ResourceSlice."""
+
+    name = "driver"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check. Raises BadParameter."""
+        if len(value) > _LONGEST_DRIVER or not _DRIVER.fullmatch(value):
+            self.fail(
+                f"{value!r} cannot name a driver: use a DNS subdomain (lower-case letters, digits, '-' and '.') of at most "
+                f"{_LONGEST_DRIVER} characters, such as gpu.example.com.",
+                param,
+                ctx,
+            )
+        return value

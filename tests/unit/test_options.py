@@ -1,0 +1,32 @@
+import click
+import pytest
+
+from draco.options import DriverName, ListenAddress
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"), [("[::1]:8080", ("::1", 8080)), (":0", ("", 0)), ("localhost:1", ("localhost", 1))]
+)
+def test_addresses_are_host_and_port(address: str, expected: tuple[str, int]) -> None:
+    assert ListenAddress().convert(address, None, None) == expected
+
+
+@pytest.mark.parametrize("address", ["8080", "host:", "host:70000", "host:http"])
+def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"is not HOST:PORT, such as 0\.0\.0\.0:8080"):
+        ListenAddress().convert(address, None, None)
+
+
+@pytest.mark.parametrize("name", ["gpu.nvidia.com", "gpu-0.example", "a", "a" * 63])
+def test_a_dns_subdomain_names_a_driver(name: str) -> None:
+    assert DriverName().convert(name, None, None) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Bad Driver", "GPU.example.com", "gpu..com", "-gpu", "gpu.", "../gpu", "gpu\n", "a" * 64]
+)
+def test_what_the_api_server_would_not_take_for_a_driver_is_refused(name: str) -> None:
+    with pytest.raises(
+        click.BadParameter, match=r"cannot name a driver: use a DNS subdomain .* of at most 63 characters"
+    ):
+        DriverName().convert(name, None, None)
