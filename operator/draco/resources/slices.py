@@ -78,6 +78,7 @@ class DeviceCounterConsumption(ApiStruct, frozen=True, kw_only=True):
 
     counter_set: str
     counters: dict[str, Counter] = {}
+    compatibility_groups: list[str] = []
 
 
 class Device(ApiStruct, frozen=True, kw_only=True):

@@ -1,0 +1,63 @@
+"""Which devices the claims of one pod get on one node, decided as kube-scheduler decides it.
+
+Owns the order of the steps: gather the node's pools, read the claims, search, write down. The answer equals that of Kubernetes'
+structured allocator (the incubating variant, the default of 1.36 and 1.37): same verdict, devices, order and kind of error.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from draco.allocation.attempt import Attempt
+from draco.allocation.counters import Counters
+from draco.allocation.errors import NodeError
+from draco.allocation.inventory import Inventory
+from draco.allocation.requests import expand, matcher
+from draco.allocation.results import result
+from draco.allocation.search import Search
+from draco.allocation.state import AllocatedState
+from draco.resources.claims import AllocationResult, ResourceClaim
+from draco.resources.classes import DeviceClass
+from draco.resources.core import Node
+
+MAX_STEPS: Final = 2_000_000
+"""Devices that one search looks at before it gives up: a few seconds."""
+
+
+def allocate(
+    inventory: Inventory,
+    state: AllocatedState,
+    node: Node,
+    claims: Sequence[ResourceClaim],
+    classes: Mapping[str, DeviceClass],
+    *,
+    share_ids: Iterator[str],
+    max_steps: int = MAX_STEPS,
+) -> list[AllocationResult] | None:
+    """One result for each claim, all or none: None if they do not fit on the node.
+
+    `share_ids` gives a fresh identifier (a UUID) for each share of a device. Raises NodeError if they do not fit and a pool of
+    the node is invalid, and any other AllocationError if no node can be looked for until something is put right.
+    """
+    views = inventory.views(node)
+    match = matcher(inventory.selectors, node)
+    expanded = [expand(claim, classes, views, match) for claim in claims]
+    candidates = [candidate for view in views for candidate in view.candidates]
+    attempt = Attempt(expanded, state, Counters(views, state))
+    search = Search(expanded, candidates, attempt, max_steps=max_steps)
+    if not search.run():
+        invalid = [view for view in views if view.invalid]
+        if invalid:
+            reasons = "; ".join(f"{view.key}: {view.invalid}" for view in invalid)
+            raise NodeError(f"invalid resource pools were encountered: {reasons}")
+        return None
+    chosen = search.chosen()
+    return [
+        result(
+            claim,
+            [alternatives[chosen[index, number]] for number, alternatives in enumerate(claim.requests)],
+            attempt.trials[index],
+            node,
+            share_ids,
+        )
+        for index, claim in enumerate(expanded)
+    ]

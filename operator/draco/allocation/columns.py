@@ -1,0 +1,237 @@
+"""One column of small integers per attribute path: equal numbers mean equal values.
+
+Owns rows (one per device) and the table of distinct values of each path, so that a selector needs to be evaluated once per
+distinct combination of what it reads, and equal values are kept once in memory. Knows nothing of pools and nodes.
+
+Codes are never used again for another value, so what was remembered under a code stays true; 0 means absent. The standard
+`array` is enough: a selector looks at the rows of one node or scans a column once, and numpy would only pay off for the latter.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Collection, Hashable
+from functools import lru_cache
+from typing import Final, NamedTuple, TypeVar, cast
+
+import msgspec
+
+from draco.resources.semver import SemVer, SemVerError
+from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
+
+MAX_COLUMNS: Final = 512
+"""A driver that publishes a different attribute name for every device must not fill the memory with empty columns."""
+_GROWTH: Final = 1024
+
+_CODE: Final = "i"
+Value = TypeVar("Value", DeviceAttribute, DeviceCapacity, None)
+
+
+class Path(NamedTuple):
+    """What a selector can read: `kind` is attributes, capacity, driver or allowMultipleAllocations (the latter two alone)."""
+
+    kind: str
+    domain: str = ""
+    id: str = ""
+
+
+DRIVER: Final = Path("driver")
+SHAREABLE: Final = Path("allowMultipleAllocations")
+
+
+class _Known(msgspec.Struct, gc=False):
+    """One distinct value of a column."""
+
+    value: DeviceAttribute | DeviceCapacity | None
+    code: int
+    uses: int
+
+
+class Column:
+    """The codes of one path by row. `codes` may grow, but stays the same object."""
+
+    def __init__(self, rows: int) -> None:
+        self.codes = array(_CODE, bytes(4 * rows))
+        self.pinned = False
+        """Whether somebody reads it, so that it must stay even when no device has the attribute."""
+        self._known: dict[Hashable, _Known] = {}
+        self._codes_given = 0
+
+    def put(self, row: int, key: Hashable, value: Value) -> Value:
+        """Give an empty cell a value; the value that is kept for this key, which may be an older equal one."""
+        known = self._known.get(key)
+        if known is None:
+            self._codes_given += 1
+            known = self._known[key] = _Known(value, self._codes_given, 0)
+        known.uses += 1
+        self.codes[row] = known.code
+        return cast("Value", known.value)
+
+    def clear(self, row: int, key: Hashable) -> None:
+        """Empty a cell that holds the value of this key."""
+        self.codes[row] = 0
+        known = self._known[key]
+        known.uses -= 1
+        if not known.uses:
+            del self._known[key]
+
+    @property
+    def empty(self) -> bool:
+        """Whether no cell has a value."""
+        return not self._known
+
+    def distinct(self) -> int:
+        """How many distinct values there are."""
+        return len(self._known)
+
+
+class Columns:
+    """Rows and columns of all devices of one inventory."""
+
+    def __init__(self) -> None:
+        self.irregular: set[int] = set()
+        """Rows whose selectors must be evaluated on the device itself, since an attribute nobody reads can make them fail."""
+        self._columns: dict[Path, Column] = {}
+        self._left_out: Counter[Path] = Counter()
+        self._free: list[int] = []
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return self._rows - len(self._free)
+
+    @property
+    def paths(self) -> frozenset[Path]:
+        """Every path that some device has, or that somebody reads."""
+        return frozenset(self._columns) | frozenset(self._left_out)
+
+    def read(self, path: Path) -> Column | None:
+        """The column of a path, kept up to date from now on; None if the path has none (too many paths)."""
+        column = self._column(path)
+        if column is not None:
+            column.pinned = True
+        return column
+
+    def add(self, driver: str, device: Device) -> tuple[int, Device]:
+        """A row for a device, and the device with its values replaced by equal ones that are kept already."""
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        attributes = {}
+        for name, attribute in device.attributes.items():
+            path = _path("attributes", driver, name)
+            if _is_shadowed(path, name, device.attributes):
+                attributes[name] = attribute
+                continue
+            key, regular = _attribute_key(attribute)
+            if not regular:
+                self.irregular.add(row)
+            column = self._column(path)
+            if column is None:
+                self._left_out[path] += 1
+                attributes[name] = attribute
+            else:
+                attributes[name] = column.put(row, key, attribute)
+        capacity = {}
+        for name, amount in device.capacity.items():
+            path = _path("capacity", driver, name)
+            kept = amount
+            if not _is_shadowed(path, name, device.capacity):
+                column = self._column(path)
+                if column is None:
+                    self._left_out[path] += 1
+                else:
+                    kept = column.put(row, amount.value, amount)
+            capacity[name] = kept if kept == amount else amount  # what may be asked of it is no part of its value
+        self._set(DRIVER, row, driver)
+        self._set(SHAREABLE, row, bool(device.allow_multiple_allocations))
+        if not attributes and not capacity:
+            return row, device
+        return row, msgspec.structs.replace(device, attributes=attributes, capacity=capacity)
+
+    def remove(self, row: int, driver: str, device: Device) -> None:
+        """Give back the row of a device."""
+        for name, attribute in device.attributes.items():
+            path = _path("attributes", driver, name)
+            if not _is_shadowed(path, name, device.attributes):
+                self._clear(path, row, _attribute_key(attribute)[0])
+        for name, amount in device.capacity.items():
+            path = _path("capacity", driver, name)
+            if not _is_shadowed(path, name, device.capacity):
+                self._clear(path, row, amount.value)
+        self._clear(DRIVER, row, driver)
+        self._clear(SHAREABLE, row, bool(device.allow_multiple_allocations))
+        self.irregular.discard(row)
+        self._free.append(row)
+
+    def _column(self, path: Path) -> Column | None:
+        column = self._columns.get(path)
+        if column is None:
+            if self._left_out.get(path) or len(self._columns) >= MAX_COLUMNS:
+                return None
+            column = self._columns[path] = Column(self._rows)
+        return column
+
+    def _set(self, path: Path, row: int, key: Hashable) -> None:
+        column = self._column(path)
+        if column is None:
+            self._left_out[path] += 1
+        else:
+            column.put(row, key, None)
+
+    def _clear(self, path: Path, row: int, key: Hashable) -> None:
+        column = self._columns.get(path)
+        if column is None:
+            self._left_out[path] -= 1
+            if not self._left_out[path]:
+                del self._left_out[path]
+            return
+        column.clear(row, key)
+        if column.empty and not column.pinned:
+            del self._columns[path]
+
+    def _grow(self) -> None:
+        more = max(_GROWTH, self._rows // 8)
+        for column in self._columns.values():
+            column.codes.frombytes(bytes(4 * more))
+        self._free.extend(range(self._rows + more - 1, self._rows - 1, -1))
+        self._rows += more
+
+
+@lru_cache(maxsize=8192)
+def _path(kind: str, driver: str, name: str) -> Path:
+    domain, slash, identifier = name.partition("/")
+    return Path(kind, domain, identifier) if slash else Path(kind, driver, name)
+
+
+def _is_shadowed(path: Path, name: str, names: Collection[str]) -> bool:
+    """Whether the same path is there under its full name too, which then counts."""
+    return "/" not in name and f"{path.domain}/{path.id}" in names
+
+
+def attribute_key(attribute: DeviceAttribute) -> Hashable | None:
+    """What two attributes of one type and value have in common; None for lists, whose support is off by default."""
+    if attribute.string is not None:
+        return attribute.string
+    if attribute.int_ is not None:
+        return attribute.int_
+    if attribute.bool_ is not None:
+        return ("bool", attribute.bool_)
+    if attribute.version is not None:
+        return ("version", attribute.version)
+    return None
+
+
+def _attribute_key(attribute: DeviceAttribute) -> tuple[Hashable, bool]:
+    """The key, and whether every selector can be evaluated on a device that has the attribute."""
+    key = attribute_key(attribute)
+    if key is None:
+        return ("list", repr(attribute.value)), False
+    return key, attribute.version is None or _is_semver(attribute.version)
+
+
+@lru_cache(maxsize=8192)
+def _is_semver(text: str) -> bool:
+    try:
+        SemVer.parse(text)
+    except SemVerError:
+        return False
+    return True

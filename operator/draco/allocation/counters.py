@@ -1,0 +1,62 @@
+"""Shared counters of pools during one search.
+
+Owns what is left of each pool's counters: its totals, less what devices in use take, less what the search is about to take.
+What a device in use takes is read from the slices as they are now, as Kubernetes does: a device that is published no longer
+takes nothing.
+"""
+
+from collections.abc import Iterable
+
+from draco.allocation.pools import Candidate, PoolView
+from draco.allocation.state import AllocatedState
+from draco.resources.names import PoolKey
+
+
+class _Left:
+    """What is left in one pool."""
+
+    def __init__(self, view: PoolView, state: AllocatedState) -> None:
+        self.counters = list(view.counters)
+        for candidate in view.candidates:
+            if candidate.charges and state.uses(candidate.key):
+                self._take(candidate.charges)
+        for key, charges in view.others:
+            if state.uses(key):
+                self._take(charges)
+        self.overdrawn = any(left < 0 for left in self.counters)
+        """Whether devices in use take more of some counter than there is: then no device that takes any counter fits."""
+
+    def _take(self, charges: Iterable[tuple[int, int]]) -> None:
+        for place, taken in charges:
+            self.counters[place] -= taken
+
+
+class Counters:
+    """The counters of all pools that a search meets, worked out for each when it is first asked for."""
+
+    def __init__(self, views: Iterable[PoolView], state: AllocatedState) -> None:
+        self._views = {view.key: view for view in views}
+        self._state = state
+        self._left: dict[PoolKey, _Left] = {}
+
+    def take(self, candidate: Candidate) -> bool:
+        """Charge a device, if all its counters suffice."""
+        left = self._of(candidate)
+        if left.overdrawn or any(taken > left.counters[place] for place, taken in candidate.charges):
+            return False
+        for place, taken in candidate.charges:
+            left.counters[place] -= taken
+        return True
+
+    def give_back(self, candidate: Candidate) -> None:
+        """Undo a charge."""
+        left = self._of(candidate)
+        for place, taken in candidate.charges:
+            left.counters[place] += taken
+
+    def _of(self, candidate: Candidate) -> _Left:
+        key = PoolKey(candidate.key.driver, candidate.key.pool)
+        left = self._left.get(key)
+        if left is None:
+            left = self._left[key] = _Left(self._views[key], self._state)
+        return left

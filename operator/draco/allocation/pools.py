@@ -1,0 +1,222 @@
+"""A pool of devices, as one node sees it.
+
+Owns which slices of a pool count for a node, whether what counts is complete and valid, and the order in which its devices are
+tried. A view is a fact about slices and rules; what claims hold does not enter here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from draco.allocation.node_selection import targets
+from draco.allocation.state import amount
+from draco.resources.core import Node
+from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.slices import Device, ResourceSliceSpec
+from draco.resources.taints import DeviceTaint
+
+BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
+
+Charges = tuple[tuple[int, int], ...]
+"""What a device takes of its pool's counters: index of the counter, and billionths."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A slice with the rows of its devices."""
+
+    name: str
+    spec: ResourceSliceSpec
+    rows: list[int]
+    taints: list[tuple[DeviceTaint, ...]]
+    """Taints of each device that can keep claims away, from the slice and from rules."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A device that a node may reach. Where its slice (`spec`) leaves nodes to the devices, the device is yet to be asked."""
+
+    key: DeviceKey
+    device: Device
+    row: int
+    spec: ResourceSliceSpec
+    taints: tuple[DeviceTaint, ...]
+    charges: Charges
+
+
+class PoolView(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool on one node. Nothing is allocated from one that is incomplete or invalid."""
+
+    key: PoolKey
+    incomplete: bool = False
+    invalid: str = ""
+    """What is wrong with it."""
+    candidates: Sequence[Candidate] = ()
+    """Devices of the slices that are for the node, in the order in which they are tried."""
+    others: Sequence[tuple[DeviceKey, Charges]] = ()
+    """Devices of the pool's other slices that take from its counters."""
+    counters: Sequence[int] = ()
+    """The counters of all sets, in billionths."""
+
+    @property
+    def has_binding_conditions(self) -> bool:
+        """Whether it is tried after the pools that have none."""
+        return any(candidate.device.binding_conditions for candidate in self.candidates)
+
+
+class Pool:
+    """All slices of one pool, of whatever generation and for whatever node."""
+
+    def __init__(self, key: PoolKey) -> None:
+        self.key = key
+        self._entries: dict[str, Entry] = {}
+        self._views: dict[str, PoolView | None] = {}
+        self._named: frozenset[str] = frozenset()
+        self._kept = True
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    @property
+    def entries(self) -> Iterable[Entry]:
+        """The slices, in no particular order."""
+        return self._entries.values()
+
+    def get(self, name: str) -> Entry | None:
+        """The slice of that name."""
+        return self._entries.get(name)
+
+    def put(self, entry: Entry) -> None:
+        """Add a slice, or replace it."""
+        self._entries[entry.name] = entry
+        self._changed()
+
+    def remove(self, name: str) -> Entry:
+        """Take a slice out."""
+        entry = self._entries.pop(name)
+        self._changed()
+        return entry
+
+    def _changed(self) -> None:
+        self._views.clear()
+        specs = [entry.spec for entry in self._entries.values()]
+        self._kept = not any(_depends_on_labels(spec) for spec in specs)
+        self._named = frozenset(
+            name for spec in specs for name in (spec.node_name, *(each.node_name for each in spec.devices)) if name
+        )
+
+    def view(self, node: Node) -> PoolView | None:
+        """The pool on a node: None if it has nothing for it. Raises AllocationError for a node selector that is not valid.
+
+        Views are kept where labels play no part in them: one for each node that is named, one for all others.
+        """
+        if not self._kept:
+            return self._view(node)
+        name = node.metadata.name if node.metadata.name in self._named else ""
+        if name not in self._views:
+            self._views[name] = self._view(node)
+        return self._views[name]
+
+    def _view(self, node: Node) -> PoolView | None:
+        name = node.metadata.name
+        current: list[Entry] = []
+        for entry in self._entries.values():
+            if entry.spec.node_name and entry.spec.node_name != name:
+                continue
+            if _uses_compatibility_groups(entry.spec) or not _is_for(entry.spec, node):
+                continue
+            newer = entry.spec.pool.generation - current[0].spec.pool.generation if current else 1
+            if newer > 0:
+                current = [entry]
+            elif newer == 0:
+                current.append(entry)
+        if not current:
+            return None
+        current.sort(key=lambda entry: entry.name)
+        generation, count = current[0].spec.pool.generation, current[0].spec.pool.resource_slice_count
+        if len(current) == count:
+            return _build(self.key, current, [])
+        if any(entry.spec.pool.generation > generation for entry in self._entries.values()):
+            return None
+        whole = [
+            entry
+            for entry in self._entries.values()
+            if entry.spec.pool.generation == generation and not _uses_compatibility_groups(entry.spec)
+        ]
+        if len(whole) != count:
+            return PoolView(key=self.key, incomplete=True)
+        here = {entry.name for entry in current}
+        rest = sorted((entry for entry in whole if entry.name not in here), key=lambda entry: entry.name)
+        return _build(self.key, current, rest)
+
+
+def _depends_on_labels(spec: ResourceSliceSpec) -> bool:
+    return spec.node_selector is not None or any(device.node_selector is not None for device in spec.devices)
+
+
+def _is_for(spec: ResourceSliceSpec, node: Node) -> bool:
+    if spec.node_name or spec.all_nodes or spec.node_selector is not None:
+        return targets(node, node_name=spec.node_name, all_nodes=spec.all_nodes, node_selector=spec.node_selector)
+    return bool(spec.per_device_node_selection) and any(is_device_for(device, node) for device in spec.devices)
+
+
+def is_device_for(device: Device, node: Node) -> bool:
+    """Whether a device whose slice leaves this to it is for the node. Raises AllocationError."""
+    return targets(node, node_name=device.node_name, all_nodes=device.all_nodes, node_selector=device.node_selector)
+
+
+def _uses_compatibility_groups(spec: ResourceSliceSpec) -> bool:
+    """Allocators without that feature (off by default) look past such slices, which leaves their pool incomplete."""
+    return any(consumed.compatibility_groups for device in spec.devices for consumed in device.consumes_counters)
+
+
+def _build(key: PoolKey, here: list[Entry], rest: list[Entry]) -> PoolView:
+    with_devices = [entry for entry in here if not entry.spec.shared_counters]
+    others = [entry for entry in rest if not entry.spec.shared_counters]
+    names: set[str] = set()
+    for entry in with_devices:
+        for device in entry.spec.devices:
+            if device.name in names:
+                return PoolView(key=key, invalid=f"duplicate device name {device.name}")
+            names.add(device.name)
+    index: dict[str, dict[str, int]] = {}
+    counters: list[int] = []
+    for entry in (*here, *rest):
+        for counter_set in entry.spec.shared_counters:
+            if counter_set.name in index:
+                return PoolView(key=key, invalid=f"duplicate counter set name {counter_set.name}")
+            index[counter_set.name] = {name: len(counters) + offset for offset, name in enumerate(counter_set.counters)}
+            counters += [amount(counter.value) for counter in counter_set.counters.values()]
+    try:
+        candidates = [
+            Candidate(DeviceKey(*key, device.name), device, row, entry.spec, taints, _charges(device, index))
+            for entry in with_devices
+            for device, row, taints in zip(entry.spec.devices, entry.rows, entry.taints, strict=True)
+        ]
+        charged = [
+            (DeviceKey(*key, device.name), _charges(device, index))
+            for entry in others
+            for device in entry.spec.devices
+            if device.consumes_counters
+        ]
+    except _UnknownCounter as unknown:
+        return PoolView(key=key, invalid=str(unknown))
+    return PoolView(key=key, candidates=candidates, others=charged, counters=counters)
+
+
+class _UnknownCounter(LookupError):
+    """A device takes from a counter that its pool does not have."""
+
+
+def _charges(device: Device, index: Mapping[str, Mapping[str, int]]) -> Charges:
+    if not device.consumes_counters:
+        return ()
+    charged: dict[int, int] = {}
+    for consumed in device.consumes_counters:
+        of_set = index.get(consumed.counter_set)
+        if of_set is None:
+            raise _UnknownCounter(f"counter set {consumed.counter_set} not found")
+        for name, counter in consumed.counters.items():
+            place = of_set.get(name)
+            if place is None:
+                raise _UnknownCounter(f"counter {name} not found in counter set {consumed.counter_set}")
+            charged[place] = charged.get(place, 0) + amount(counter.value)
+    return tuple(charged.items())
