@@ -55,9 +55,10 @@ def up(name: str, wanted: Wanted, *, progress: Progress, wait_s: float) -> Clust
     with _locked(record):
         if running := _running_as_wanted(record, wanted, progress):
             return running
+        cluster = _provided(record, wanted)
+        cluster.check()
         state_now = ClusterState(name=name, phase="starting", wanted=wanted, created=datetime.now(UTC))
         record.write(state_now)
-        cluster = _provided(record, wanted)
         try:
             cluster.create(progress, wait_s=wait_s)
         except BaseException:

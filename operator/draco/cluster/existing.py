@@ -49,12 +49,15 @@ class ExistingCluster:
         """The simulated nodes."""
         return attach.simulated_node_names(self._wanted)
 
-    def create(self, progress: Progress, *, wait_s: float) -> None:
-        """Attach; see `Cluster.create`."""
+    def check(self) -> None:
+        """The kubeconfig must be there."""
         if not self.kubeconfig.is_file():
             raise ClusterError(f"There is no kubeconfig at {self.kubeconfig}, which --existing names.")
+
+    def create(self, progress: Progress, *, wait_s: float) -> None:
+        """Attach; see `Cluster.create`."""
         with progress.step(f"Looking at the cluster of {self.kubeconfig}"):
-            asyncio.run(self._check())
+            asyncio.run(self._check_cluster())
         self.attach(progress, wait_s=wait_s)
 
     def attach(self, progress: Progress, *, wait_s: float) -> None:
@@ -119,7 +122,7 @@ class ExistingCluster:
             f"Node {node} cannot be powered on: the nodes of an existing cluster belong to somebody else."
         )
 
-    async def _check(self) -> None:
+    async def _check_cluster(self) -> None:
         async with attach.client_of(self.kubeconfig) as client:
             await attach.check_dra(client, whose=f"The cluster of {self.kubeconfig}")
             taken = {node.metadata.name for node in await client.list(NODES)} & set(self.nodes)

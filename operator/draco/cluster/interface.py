@@ -22,6 +22,9 @@ class Cluster(Protocol):
     def nodes(self) -> list[str]:
         """The names of the nodes that Draco made, simulated ones first."""
 
+    def check(self) -> None:
+        """Raise unless this machine has what the cluster needs; nothing is made, so that a refusal leaves nothing behind."""
+
     def create(self, progress: Progress, *, wait_s: float) -> None:
         """Start everything; with `wait_s` above 0 return when nodes are Ready and GPUs published, or raise."""
 

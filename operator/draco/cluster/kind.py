@@ -58,9 +58,12 @@ class KindCluster:
         """The simulated nodes, then kind's workers."""
         return [*attach.simulated_node_names(self._wanted), *self._workers()]
 
+    def check(self) -> None:
+        """Kind must be installed."""
+        _require("kind")
+
     def create(self, progress: Progress, *, wait_s: float) -> None:
         """Have kind make the cluster, then attach; see `Cluster.create`."""
-        _require("kind")
         path = self._record.folder / CONFIG
         write_atomically(path, yaml.safe_dump(config(self._wanted), sort_keys=False).encode())
         image = f"kindest/node:v{self._wanted.kubernetes}"

@@ -49,11 +49,14 @@ class LocalCluster:
         """The real nodes, for what only they can do."""
         return self._real
 
+    def check(self) -> None:
+        """Real nodes need root and some programs: said before minutes are spent on building others."""
+        if self._wanted.real_nodes:
+            check.require(self._real.folder)
+
     def create(self, progress: Progress, *, wait_s: float) -> None:
         """Start everything; see `Cluster.create`."""
         wanted = self._wanted
-        if wanted.real_nodes:
-            check.require(self._real.folder)  # before minutes are spent on building programs
         programs = self._programs(progress)
         if wanted.real_nodes:
             with progress.step("Preparing a network for real nodes"):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from draco.cluster import clusters
+from draco.cluster import clusters, state
 from draco.cluster.errors import ClusterError, NotSupported
 from draco.cluster.kind import config
 from draco.cluster.progress import Silent
@@ -45,11 +45,12 @@ def test_an_older_version_gets_only_the_gates_it_knows() -> None:
     assert document["networking"] == {"apiServerPort": 6443}
 
 
-def test_without_kind_there_is_one_sentence(path: Path) -> None:
+def test_without_kind_there_is_one_sentence_and_no_cluster(path: Path) -> None:
     with pytest.raises(
         NotSupported, match=r"^--provider kind needs the program kind, which is not on PATH: install it"
     ):
         clusters.up("a", WANTED, progress=Silent(), wait_s=0)
+    assert state.names() == []
 
 
 def test_what_kind_complains_about_is_told_and_its_cluster_is_deleted(path: Path, tmp_path: Path) -> None:
