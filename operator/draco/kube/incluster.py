@@ -23,7 +23,8 @@ def connect_in_cluster(environ: Mapping[str, str] = os.environ, *, mount: Path =
     """Connect as the pod's service account. Raises KubeconfigError when this is not a pod, or has no account mounted."""
     if not runs_in_cluster(environ):
         raise KubeconfigError(
-            "this does not run in a pod (KUBERNETES_SERVICE_HOST is not set): name a kubeconfig to use instead"
+            "this does not run in a pod (KUBERNETES_SERVICE_HOST is not set): "
+            "name a kubeconfig with --kubeconfig, or start a cluster with `draco cluster up`"
         )
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ["KUBERNETES_SERVICE_PORT"]
     token, ca = mount / "token", mount / "ca.crt"

@@ -79,7 +79,9 @@ async def test_after_a_refusal_the_token_is_read_even_if_the_file_looks_the_same
 
 
 def test_outside_a_pod_the_sentence_says_what_to_do(mount: Path) -> None:
-    with pytest.raises(KubeconfigError, match="does not run in a pod"):
+    with pytest.raises(
+        KubeconfigError, match=r"does not run in a pod .*--kubeconfig, or start a cluster with `draco cluster up`"
+    ):
         connect_in_cluster({}, mount=mount)
 
 
