@@ -8,7 +8,7 @@ import contextlib
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 from draco.cluster import data
 from draco.cluster.errors import ClusterError, NotSupported, ProcessFailed
 from draco.cluster.process import Processes
+from draco.cluster.progress import Progress
 from draco.cluster.state import Wanted
 from draco.kube.client import Client
 from draco.kube.errors import ApiError, KubeconfigError, NotFound
@@ -163,6 +164,39 @@ def _answers(url: str) -> bool:
 def simulated_node_names(wanted: Wanted) -> list[str]:
     """The names of the simulated nodes, in order."""
     return [f"{wanted.node_prefix}-{index}" for index in range(wanted.nodes)]
+
+
+def wait_until_ready(
+    kubeconfig: Path,
+    nodes: Sequence[str],
+    wanted: Wanted,
+    processes: Processes,
+    *,
+    operator_port: int,
+    timeout_s: float,
+    progress: Progress,
+) -> None:
+    """Wait, as one step of an `up`, until these nodes are Ready with their GPUs, then until the operator is.
+
+    Each of the two may take `timeout_s` seconds. Raises ProcessFailed.
+    """
+
+    async def wait(detail: Callable[[str], None]) -> None:
+        async with client_of(kubeconfig) as client:
+            names = set(nodes)
+            await wait_for_nodes(
+                client,
+                names,
+                publishing=names if wanted.gpus else set(),
+                processes=processes,
+                timeout_s=timeout_s,
+                detail=detail,
+            )
+        if wanted.operator:
+            await wait_for_operator(processes, operator_port, timeout_s=timeout_s)
+
+    with progress.step("Waiting for nodes and their GPUs") as detail:
+        asyncio.run(wait(detail))
 
 
 async def wait_for_nodes(

@@ -6,7 +6,7 @@ Owns what is added to that cluster and taken away again. Never stops, changes or
 import asyncio
 import contextlib
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -74,10 +74,15 @@ class ExistingCluster:
             with progress.step("Starting the operator"):
                 attach.start_operator(self._processes, self.kubeconfig, operator_port)
         if wait_s > 0:
-            with progress.step("Waiting for nodes and their GPUs") as detail:
-                asyncio.run(self._wait(wait_s, detail))
-                if self._wanted.operator:
-                    asyncio.run(attach.wait_for_operator(self._processes, operator_port, timeout_s=wait_s))
+            attach.wait_until_ready(
+                self.kubeconfig,
+                self.nodes,
+                self._wanted,
+                self._processes,
+                operator_port=operator_port,
+                timeout_s=wait_s,
+                progress=progress,
+            )
 
     def destroy(self, progress: Progress) -> None:
         """Stop our processes, and delete our nodes and our DeviceClass from the cluster if it can be reached.
@@ -138,17 +143,6 @@ class ExistingCluster:
             attached = _Attached(device_class=NVIDIA_DEVICE_CLASS not in classes)
             write_atomically(self._attached, msgspec.json.encode(attached))
             await attach.install(client)
-
-    async def _wait(self, wait_s: float, detail: Callable[[str], None]) -> None:
-        async with attach.client_of(self.kubeconfig) as client:
-            await attach.wait_for_nodes(
-                client,
-                set(self.nodes),
-                publishing=set(self.nodes) if self._wanted.gpus else set(),
-                processes=self._processes,
-                timeout_s=wait_s,
-                detail=detail,
-            )
 
     async def _remove(self, attached: _Attached) -> None:
         async with attach.client_of(self.kubeconfig) as client:

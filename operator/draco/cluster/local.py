@@ -9,7 +9,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from draco.cluster import attach, binaries, controlplane, ports
@@ -83,10 +83,15 @@ class LocalCluster:
                 names = self._real.boot(wanted.real_nodes, plane, settings)
                 asyncio.run(self._join(names))
         if wait_s > 0:
-            with progress.step("Waiting for nodes and their GPUs") as detail:
-                asyncio.run(self._wait(wait_s, detail))
-                if wanted.operator:
-                    asyncio.run(attach.wait_for_operator(self._processes, operator_port, timeout_s=wait_s))
+            attach.wait_until_ready(
+                self.kubeconfig,
+                self.nodes,
+                wanted,
+                self._processes,
+                operator_port=operator_port,
+                timeout_s=wait_s,
+                progress=progress,
+            )
 
     def destroy(self, progress: Progress) -> None:  # noqa: ARG002 - the interface's
         """Stop everything by force: nothing that these processes hold outlives them."""
@@ -153,17 +158,6 @@ class LocalCluster:
     async def _join(self, names: Sequence[str]) -> None:
         async with attach.client_of(self.kubeconfig) as client:
             await join.join(client, self._real, names)
-
-    async def _wait(self, wait_s: float, detail: Callable[[str], None]) -> None:
-        async with attach.client_of(self.kubeconfig) as client:
-            await attach.wait_for_nodes(
-                client,
-                set(self.nodes),
-                publishing=set(self.nodes) if self._wanted.gpus else set(),
-                processes=self._processes,
-                timeout_s=wait_s,
-                detail=detail,
-            )
 
 
 def make_sockets_folder(record: Record) -> Path:
