@@ -47,14 +47,16 @@ _TYPE_NAMES: Final = {
     "map": Type("map", "map", (types.DYN, types.DYN)),
     "null_type": types.NULL,
     "type": types.TYPE,
+    "duration": types.DURATION,
+    "timestamp": types.TIMESTAMP,
     "google.protobuf.Duration": types.DURATION,
     "google.protobuf.Timestamp": types.TIMESTAMP,
     "optional_type": Type("opaque", "optional_type", (types.variable("V"),)),
     "net.IP": types.IP,
     "net.CIDR": types.CIDR,
-    "kubernetes.DRADevice": types.DEVICE,
 }
 """Types that an expression can name, as in `type(x) == string`."""
+_MESSAGES: Final = {**_TYPE_NAMES, "kubernetes.DRADevice": types.DEVICE}
 _RUNTIME_NAMES: Final = {
     "duration": "google.protobuf.Duration",
     "timestamp": "google.protobuf.Timestamp",
@@ -103,12 +105,13 @@ def check(ast: Ast, environment: Environment = STORED_EXPRESSIONS) -> Checked:
 def check_result(checked: Checked, environment: Environment = STORED_EXPRESSIONS) -> None:
     """Check that an expression may be a selector; raises CompileError."""
     if checked.result not in {types.BOOL, environment.attribute}:
-        raise CompileError(f"must evaluate to bool or the unknown type, not {_runtime_name(checked.result)}")
+        raise CompileError(f"must evaluate to bool or the unknown type, not {runtime_name(checked.result)}")
 
 
-def _runtime_name(of: Type) -> str:
+def runtime_name(of: Type) -> str:
+    """The name of a type where the checker is done, which differs from that in its findings."""
     name = _RUNTIME_NAMES.get(of.name, of.name)
-    return f"{name}({', '.join(map(_runtime_name, of.parameters))})" if of.parameters else name
+    return f"{name}({', '.join(map(runtime_name, of.parameters))})" if of.parameters else name
 
 
 def _run(steps: _Steps) -> None:
@@ -174,7 +177,7 @@ class _Checker:
         name = name.removeprefix(".")
         if name == "device":
             return types.DEVICE
-        named = _TYPE_NAMES.get(name)
+        named = _MESSAGES.get(name)
         return None if named is None else types.type_of(named)
 
     def _check_identifier(self, node: Identifier) -> None:
@@ -291,7 +294,7 @@ class _Checker:
         for index, element in enumerate(node.elements):
             yield self.check(element)
             of = self._element(element, is_optional=index in node.optional)
-            joined = self._joined(element, joined, of)
+            joined = self._joined(joined, of)
         self.types[node] = types.list_of(joined or self._variable())
 
     def _check_map(self, node: MapExpr) -> _Steps:
@@ -299,9 +302,9 @@ class _Checker:
         value: Type | None = None
         for entry in node.entries:
             yield self.check(entry.key)
-            key = self._joined(entry.key, key, self.types[entry.key])
+            key = self._joined(key, self.types[entry.key])
             yield self.check(entry.value)
-            value = self._joined(entry.value, value, self._element(entry.value, is_optional=entry.is_optional))
+            value = self._joined(value, self._element(entry.value, is_optional=entry.is_optional))
         self.types[node] = types.map_of(key or self._variable(), value or self._variable())
 
     def _element(self, node: Expr, *, is_optional: bool) -> Type:
@@ -314,24 +317,23 @@ class _Checker:
             self._report(node.position, f"expected type '{types.optional_of(held)}' but found '{held}'")
         return held
 
-    def _joined(self, node: Expr, before: Type | None, of: Type) -> Type:
+    def _joined(self, before: Type | None, of: Type) -> Type:
         if before is None:
             return of
         if self.bindings.fits(before, of):
             return types.more_general(before, of)
-        self._report(node.position, f"expected type '{before}' but found '{of}'")
-        return types.ERROR
+        return types.DYN  # what Kubernetes says of it comes later, from `validate`
 
     def _check_message(self, node: MessageExpr) -> _Steps:
         """Messages: none can be built here, except that Kubernetes accepts the device's own type."""
         name = node.type_name.removeprefix(".")
-        of = _TYPE_NAMES.get(name)
+        of = _MESSAGES.get(name)
         if of is None:
             self._undeclared(node, node.type_name)
             return
         self.types[node] = of if of.kind in {"object", "time", "null"} else types.ERROR
         if of.kind not in {"object", "time", "null"}:
-            self._report(node.position, f"'{_runtime_name(of)}' is not a message type")
+            self._report(node.position, f"'{runtime_name(of)}' is not a message type")
         for field in node.fields:
             yield self.check(field.value)
             declared = self.environment.field(field.name) if of == types.DEVICE else None

@@ -102,7 +102,7 @@ def _quoted() -> str:
     escape = r"\\(?:[abfnrtv\"'\\?`]|[xX][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-3][0-7]{2})"
     raw = [rf"[rR]{quote * 3}[\s\S]*?{quote * 3}" for quote in "\"'"] + [rf"[rR]{q}[^{q}\n\r]*{q}" for q in "\"'"]
     triple = [rf"{quote * 3}(?:[^\\]|{escape})*?{quote * 3}" for quote in "\"'"]
-    plain = [rf"{q}(?:[^\\{q}\n\r]|{escape})*{q}" for q in "\"'"]
+    plain = [rf"{q}(?:[^{q}\\\n\r]|{escape})*{q}" for q in "\"'"]
     return "|".join([*raw, *triple, *plain])
 
 

@@ -246,6 +246,25 @@ format-validate               format.validate(string) -> optional(list(string))
 format-named                  format.named(string) -> optional(format)
 """
 
+_AUTHORIZATION: Final = """
+authorizer_path               authorizer.path(string) -> path
+authorizer_group              authorizer.group(string) -> group
+authorizer_serviceaccount     authorizer.serviceAccount(string, string) -> authorizer
+groupcheck_resource           group.resource(string) -> resource
+resourcecheck_subresource     resource.subresource(string) -> resource
+resourcecheck_namespace       resource.namespace(string) -> resource
+resourcecheck_name            resource.name(string) -> resource
+authorizer_fieldselector      resource.fieldSelector(string) -> resource
+authorizer_labelselector      resource.labelSelector(string) -> resource
+pathcheck_check               path.check(string) -> decision
+resourcecheck_check           resource.check(string) -> decision
+decision_errored              decision.errored() -> bool
+decision_error                decision.error() -> string
+decision_allowed              decision.allowed() -> bool
+decision_reason               decision.reason() -> string
+"""
+"""No selector can have an authorizer, but Kubernetes knows the functions, so its sentences for their misuse differ."""
+
 _FORMATS: Final = (
     "dns1123Label dns1123Subdomain dns1035Label qualifiedName dns1123LabelPrefix dns1123SubdomainPrefix dns1035LabelPrefix "
     "labelValue uri uuid byte date datetime"
@@ -313,6 +332,10 @@ _NAMES: Final[dict[str, Type]] = {
     "ip": types.IP,
     "cidr": types.CIDR,
     "format": types.FORMAT,
+    **{
+        name.lower().removesuffix("check"): Type("object", f"kubernetes.authorization.{name}")
+        for name in ("Authorizer", "PathCheck", "GroupCheck", "ResourceCheck", "Decision")
+    },
 }
 _COMPOSED: Final[dict[str, Callable[..., Type]]] = {
     "list": types.list_of,
@@ -368,7 +391,17 @@ def _last_opening(call: str) -> int:
 @cache
 def _rows(library: str) -> tuple[Overload, ...]:
     rows = {
-        "standard": [_OPERATORS, _CONVERSIONS, _STRINGS, _OPTIONALS, _LISTS, _RESOURCES, _NETWORK, _generated()],
+        "standard": [
+            _OPERATORS,
+            _CONVERSIONS,
+            _STRINGS,
+            _OPTIONALS,
+            _LISTS,
+            _RESOURCES,
+            _NETWORK,
+            _AUTHORIZATION,
+            _generated(),
+        ],
         "semver": [_SEMVER],
         "lists": [_EXTENDED_LISTS, _generated_for_extended_lists()],
         "includes": [_INCLUDES],
