@@ -1,8 +1,12 @@
-"""Allocation: what devices there are, what stands in their way, and why a claim stays pending.
+"""Allocation: what devices there are, which of them claims get, and why a claim stays pending.
 
 Pure: no I/O, no clock, no logging. Must not write anything or evaluate selectors by itself (that is `draco.cel`).
 
-Rooms: `supply` (every device with the one thing that stands in its way, folded into counts), `causes` (why a claim is pending).
+Rooms. What there is: `inventory` (slices and rules as they come and go), `pools` (a pool as one node sees it),
+`node_selection`, `columns` (equal values, once), `selectors` (outcomes, once per combination of values). What is in use:
+`state`. Who gets what, as kube-scheduler decides: `allocate`, with `requests`, `search`, `attempt`, `constraints`, `counters`,
+`capacity`, `results`. Why a claim is pending: `supply` (every device with the one thing that stands in its way, folded into
+counts), `causes`.
 """
 
 from draco.allocation.causes import Causes, RequestCauses, explain_pending

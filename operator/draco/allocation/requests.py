@@ -21,7 +21,10 @@ from draco.resources.quantity import Quantity
 MAX_RESULTS: Final = 32
 """Devices of one claim; the API's limit."""
 
-_HINT: Final = ". consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields"
+_HINT: Final = (
+    ". consider using CEL optional chaining (.? followed by orValue()) "
+    "or guarding the check with has() for optional fields"
+)
 """What kube-scheduler adds since 1.37 where a selector reads what a device lacks."""
 
 
