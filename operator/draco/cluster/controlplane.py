@@ -228,7 +228,7 @@ class ControlPlane:
             for name in STORE:
                 if not self.running(name):
                     raise ProcessFailed(
-                        f"{name} stopped right after its start: {self.processes.last_words(name) or 'it said nothing'} "
+                        f"The process {name} stopped right after its start: {self.processes.last_words(name) or 'it said nothing'} "
                         f"(all it said is in {self.processes.log(name)})"
                     )
             if time.monotonic() > deadline:

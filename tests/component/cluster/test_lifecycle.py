@@ -100,7 +100,7 @@ def test_a_component_that_does_not_start_is_told_with_its_last_words(machine: Ma
     broken.chmod(0o755)
     refused = machine.draco("up", "--name", "a", "--bin-dir", str(programs), *BARE)
     assert refused.returncode == 1
-    assert "etcd stopped right after its start: the disk is on fire" in refused.stderr
+    assert "The process etcd stopped right after its start: the disk is on fire" in refused.stderr
     log = machine.clusters / "a" / "logs" / "etcd.log"
     assert str(log) in refused.stderr
     assert log.read_text() == "the disk is on fire\n"  # a failed cluster leaves its logs, and nothing running
