@@ -175,6 +175,11 @@ def test_devices_agree_or_differ_in_an_attribute(constraint: Json, expected: lis
     assert devices(answer([MODELS], asking({"count": 3}, constraints=[constraint]))) is None
 
 
+def test_a_device_that_is_given_back_leaves_its_constraints() -> None:
+    pool = a_pool(*({"name": n, "attributes": {"model": {"string": m}}} for n, m in zip("xyz", "ABB", strict=True)))
+    assert devices(answer([pool], asking({"count": 2}, constraints=[{"matchAttribute": "d/model"}]))) == ["y", "z"]
+
+
 def test_a_constraint_binds_only_the_requests_it_names() -> None:
     claim = asking({}, {}, {}, constraints=[{"matchAttribute": "d/model", "requests": ["r0", "r2"]}])
     assert devices(answer([MODELS], claim)) == ["x", "y", "z"]
@@ -207,9 +212,17 @@ def test_partitions_share_the_counters_of_their_card() -> None:
     assert devices(answer(partitions("5Gi", "7Gi", "5Gi"), asking({}), held=held)) == ["part-2"]
 
 
-def test_an_overdrawn_card_gives_no_more_partitions_not_even_free_of_charge() -> None:
-    held = [a_claim(on=[f"{DRIVER}/p/part-0", f"{DRIVER}/p/part-1"])]
-    assert devices(answer(partitions("7Gi", "7Gi", "0"), asking({}), held=held)) is None
+def test_an_overdrawn_counter_lets_no_device_of_the_pool_take_any_other_counter() -> None:
+    def part(name: str, card: str) -> Json:
+        return {"name": name, "consumesCounters": [{"counterSet": card, "counters": {"memory": {"value": "7Gi"}}}]}
+
+    cards = [{"name": card, "counters": {"memory": {"value": "10Gi"}}} for card in ("card-0", "card-1")]
+    slices = [
+        a_pool(part("x", "card-0"), part("y", "card-0"), part("z", "card-1"), of=2),
+        a_pool(name="b", of=2, sharedCounters=cards),
+    ]
+    assert devices(answer(slices, asking({}), held=[a_claim(on=[f"{DRIVER}/p/x"])])) == ["z"]
+    assert devices(answer(slices, asking({}), held=[a_claim(on=[f"{DRIVER}/p/x", f"{DRIVER}/p/y"])])) is None
 
 
 SHARED = {
@@ -261,6 +274,12 @@ def test_a_share_in_use_is_counted_and_given_back() -> None:
     state.remove_claim(ObjectKey("default", "holder"))
     assert not state.uses(key)
     assert not state.consumed(key)
+
+
+def test_a_share_that_is_given_back_leaves_room() -> None:
+    first, second = SHARED | {"attributes": {"first": {"bool": True}}}, SHARED | {"name": "y"}
+    only_first = selecting('device.attributes["d"].?first.orValue(false)')
+    assert devices(answer([a_pool(first, second)], asking(wanting("5Gi"), wanting("9Gi", **only_first)))) == ["y", "x"]
 
 
 def test_a_capacity_that_a_device_lacks_or_has_too_little_of_passes_it_over() -> None:
