@@ -1,5 +1,29 @@
-"""The selector language: from a CEL expression to a function over a device.
+"""The selector language: from a CEL expression to a function over a device, with Kubernetes' verdicts and words.
 
-Will own parsing, checking and compiling, as Kubernetes' own environment defines them. Holds nothing yet: selectors are not
-evaluated by this version, and whatever depends on one says so.
+`compile_selector(expression)` gives a `Selector`; `Selector.matches(device_view(driver, device))` answers.
+
+Rooms: text to tree in `grammar`, `literals`, `macros`, `parse`, `ast`, `measure`; the type check in `types`, `environment`,
+`overloads`, `check`, `validate`, with its findings in `issues`; what an expression reads in `paths`; values in `values`, `texts`,
+`device`; functions in `operators`, `functions_*`, `regex`, `membership`, brought together by `dispatch` and `functions`; tree to
+closures in `compile`, `loops`, `code`; costs in `charges` and `limits`; the front door in `selector`.
 """
+
+from draco.cel.device import DeviceView, device_view
+from draco.cel.environment import STORED_EXPRESSIONS, Environment, new_expressions
+from draco.cel.errors import CompileError, EvaluationAborted, EvaluationError
+from draco.cel.paths import AttributePath
+from draco.cel.selector import Selector, compile_selector
+
+__all__ = [
+    "STORED_EXPRESSIONS",
+    "AttributePath",
+    "CompileError",
+    "DeviceView",
+    "Environment",
+    "EvaluationAborted",
+    "EvaluationError",
+    "Selector",
+    "compile_selector",
+    "device_view",
+    "new_expressions",
+]

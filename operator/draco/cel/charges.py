@@ -1,0 +1,358 @@
+"""What evaluation costs: the charges of Kubernetes' runtime cost limit.
+
+Owns two ways to run the same code. `Free` adds nothing, for expressions that provably stay far below the limit; `Metered` counts
+as Kubernetes does and stops the evaluation where it would.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from draco.cel.code import Run, Slots
+from draco.cel.device import DeviceView
+from draco.cel.dispatch import Function
+from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.cel.values import (
+    MAPS,
+    NONE,
+    Cidr,
+    ComputedQuantity,
+    Ip,
+    NamedFormat,
+    Optional,
+    Url,
+    Value,
+    value_of_key,
+)
+from draco.resources.quantity import Quantity
+from draco.resources.semver import SemVer
+
+COST_LIMIT: Final = 1_000_000
+READ: Final = 1
+LIST: Final = 10
+MAP: Final = 30
+_PER_CHARACTER: Final = 0.1
+_PER_PATTERN_CHARACTER: Final = 0.25
+_FIXED_EQUALITY: Final = frozenset({Quantity, ComputedQuantity, Ip, Cidr, NamedFormat, Url, SemVer})
+
+Charge = Callable[[tuple[Value, ...], Value], int]
+
+
+class Meter(Protocol):
+    """How code is charged."""
+
+    def fixed(self, run: Run, cost: int) -> Run:
+        """The same code at a fixed extra cost, charged even when it fails."""
+        ...
+
+    def part(self, run: Run, cost: int) -> Run:
+        """Code that takes a part of a value: what is absent costs nothing."""
+        ...
+
+    def call(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:
+        """A call; `overload` is the one form that the checker found possible, where there is just one."""
+        ...
+
+
+class Free:
+    """Charges nothing."""
+
+    def fixed(self, run: Run, cost: int) -> Run:  # noqa: ARG002 - a Meter's signature
+        """The code itself."""
+        return run
+
+    part = fixed
+
+    def call(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:  # noqa: ARG002
+        """The call alone."""
+        if not arguments:
+            return lambda _device, _slots: function()
+        first = arguments[0]
+        if len(arguments) == 1:
+            return lambda device, slots: function(first(device, slots))
+        second = arguments[1]
+        if len(arguments) == 2:
+            return lambda device, slots: function(first(device, slots), second(device, slots))
+        third = arguments[2]
+        if len(arguments) == 3:
+            return lambda device, slots: function(first(device, slots), second(device, slots), third(device, slots))
+
+        def run(device: DeviceView, slots: Slots) -> Value:
+            return function(*[argument(device, slots) for argument in arguments])
+
+        return run
+
+
+class Metered:
+    """Charges as Kubernetes does, into slot 0."""
+
+    def fixed(self, run: Run, cost: int) -> Run:
+        """The same code at a fixed extra cost."""
+
+        def charged(device: DeviceView, slots: Slots) -> Value:
+            try:
+                value = run(device, slots)
+            except EvaluationAborted:
+                raise
+            except EvaluationError:
+                spend(slots, cost)
+                raise
+            spend(slots, cost)
+            return value
+
+        return charged
+
+    def part(self, run: Run, cost: int) -> Run:
+        """The same code at an extra cost, unless it gives an optional without value."""
+
+        def charged(device: DeviceView, slots: Slots) -> Value:
+            try:
+                value = run(device, slots)
+            except EvaluationAborted:
+                raise
+            except EvaluationError:
+                spend(slots, cost)
+                raise
+            if value is not NONE:
+                spend(slots, cost)
+            return value
+
+        return charged
+
+    def call(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:
+        """The call and its charge."""
+        charge = _charge_of(name, overload)
+
+        def run(device: DeviceView, slots: Slots) -> Value:
+            values: list[Value] = []
+            failure: EvaluationError | None = None
+            for argument in arguments:
+                try:
+                    values.append(argument(device, slots))
+                except EvaluationAborted:
+                    raise
+                except EvaluationError as error:
+                    if len(arguments) > 2:
+                        raise
+                    failure = failure or error
+                    values.append(error)
+            value: Value = failure
+            if failure is None:
+                try:
+                    value = function(*values)
+                except EvaluationAborted:
+                    raise
+                except EvaluationError as error:
+                    value = failure = error
+            spend(slots, charge(tuple(values), value))
+            if failure is not None:
+                raise failure
+            return value
+
+        return run
+
+
+def spend(slots: Slots, cost: int) -> None:
+    """Add to what the evaluation has cost. Raises EvaluationAborted beyond the limit."""
+    slots[0] += cost
+    if slots[0] > COST_LIMIT:
+        raise EvaluationAborted("operation cancelled: actual cost limit exceeded")
+
+
+def _charge_of(name: str, overload: str | None) -> Charge:
+    if overload is None:
+        return _BY_NAME.get(name, _one)
+    return _BY_OVERLOAD.get(overload) or _BY_NAME.get(name, _one)
+
+
+def _one(_arguments: tuple[Value, ...], _result: Value) -> int:
+    return 1
+
+
+def _size(value: Value) -> int:
+    if type(value) is Optional and value.present:
+        return _size(value.value)
+    if type(value) in {str, bytes, list} or type(value) in MAPS:
+        return len(value)
+    if type(value) is Ip:
+        return int(value.address.max_prefixlen) // 8
+    if type(value) is Cidr:
+        return -(-int(value.prefix_length) // 8)
+    return 1
+
+
+def _text(size: float) -> int:
+    return math.ceil(size * _PER_CHARACTER)
+
+
+def _pattern(text: Value, pattern_size: int) -> int:
+    return _text(1 + _size(text)) * math.ceil(pattern_size * _PER_PATTERN_CHARACTER)
+
+
+def _equality(arguments: tuple[Value, ...], _result: Value) -> int:
+    return _text(min(_size(arguments[0]), _size(arguments[1])))
+
+
+def _equals(arguments: tuple[Value, ...], result: Value) -> int:
+    return 1 if type(arguments[0]) in _FIXED_EQUALITY else _equality(arguments, result)
+
+
+def _first(factor: float) -> Charge:
+    return lambda arguments, _: math.ceil(_size(arguments[0]) * factor * _PER_CHARACTER)
+
+
+def _matching(arguments: tuple[Value, ...], _result: Value) -> int:
+    return _pattern(arguments[0], _size(arguments[1]))
+
+
+def _affix(arguments: tuple[Value, ...], _result: Value) -> int:
+    return _text(_size(arguments[1]))
+
+
+def _containing(arguments: tuple[Value, ...], _result: Value) -> int:
+    return _text(_size(arguments[0])) * _text(_size(arguments[1]))
+
+
+def _adding(arguments: tuple[Value, ...], _result: Value) -> int:
+    return _text(_size(arguments[0]) + _size(arguments[1]))
+
+
+def _membership(arguments: tuple[Value, ...], _result: Value) -> int:
+    return _size(arguments[1])
+
+
+def _traversal(arguments: tuple[Value, ...], _result: Value) -> int:
+    """A walk over all of the first argument: a tenth of each text's bytes, rounded down, and 1 for everything else."""
+    cost, waiting = 0, [arguments[0]]
+    while waiting:
+        value = waiting.pop()
+        if type(value) is str:
+            cost += int(len(value.encode("utf-8", "surrogatepass")) * _PER_CHARACTER)
+        elif type(value) is bytes:
+            cost += int(len(value) * _PER_CHARACTER)
+        elif type(value) is list:
+            waiting.extend(value)
+        elif type(value) in MAPS:
+            waiting.extend(map(value_of_key, value))
+            waiting.extend(value.values())
+        else:
+            cost += 1
+    return cost
+
+
+def _joining(_arguments: tuple[Value, ...], result: Value) -> int:
+    return math.ceil(_size(result) * 2 * _PER_CHARACTER)
+
+
+def _address(arguments: tuple[Value, ...], _result: Value) -> int:
+    return 1 if type(arguments[0]) is Cidr else _text(_size(arguments[0]))
+
+
+def _contains_ip(arguments: tuple[Value, ...], _result: Value) -> int:
+    other = arguments[1]
+    return _text(2 * _size(arguments[0])) + (_text(_size(other)) if type(other) is str else 0)
+
+
+def _contains_cidr(arguments: tuple[Value, ...], result: Value) -> int:
+    return _contains_ip(arguments, result) + _text(_size(arguments[0])) + 1
+
+
+def _validating(arguments: tuple[Value, ...], _result: Value) -> int:
+    return _pattern(arguments[1], arguments[0].regex_size) if type(arguments[0]) is NamedFormat else 1
+
+
+def _new_list(items: float) -> int:
+    return int(items) + 1 + LIST
+
+
+def _output(_arguments: tuple[Value, ...], result: Value) -> int:
+    return _new_list(_size(result))
+
+
+def _flattening(arguments: tuple[Value, ...], _result: Value) -> int:
+    depth = arguments[1] if len(arguments) == 2 else 1
+    return _new_list(_size(arguments[0]) * float(depth if type(depth) is int and depth >= 0 else 1))
+
+
+def _self_comparison(position: int) -> Charge:
+    def charge(arguments: tuple[Value, ...], _result: Value) -> int:
+        items = arguments[position]
+        if type(items) is not list:
+            return 1
+        factor = 2.0 + (_PER_CHARACTER if items and type(items[0]) in {str, bytes} else 0)
+        return _new_list(float(len(items) ** 2) * factor)
+
+    return charge
+
+
+def _sets(factor: int) -> Charge:
+    return lambda arguments, _: 1 + _size(arguments[0]) * _size(arguments[1]) * factor
+
+
+_SORTED: Final = (
+    "int",
+    "uint",
+    "double",
+    "bool",
+    "string",
+    "bytes",
+    "google.protobuf.Duration",
+    "google.protobuf.Timestamp",
+)
+_BY_OVERLOAD: Final[dict[str, Charge]] = {
+    "in_list": _membership,
+    "string_to_bytes": _first(1),
+    "bytes_to_string": _first(1),
+    "less_string": _equality,
+    "less_equals_string": _equality,
+    "greater_string": _equality,
+    "greater_equals_string": _equality,
+    "less_bytes": _equality,
+    "less_equals_bytes": _equality,
+    "greater_bytes": _equality,
+    "greater_equals_bytes": _equality,
+    "add_string": _adding,
+    "add_bytes": _adding,
+    "list_flatten": _flattening,
+    "list_flatten_int": _flattening,
+    **{f"list_{kind}_sort": _self_comparison(0) for kind in _SORTED},
+    **{f"list_{kind}_sortByAssociatedKeys": _self_comparison(1) for kind in _SORTED},
+}
+_BY_NAME: Final[dict[str, Charge]] = {
+    "_==_": _equals,
+    "_!=_": _equality,
+    "startsWith": _affix,
+    "endsWith": _affix,
+    "contains": _containing,
+    "matches": _matching,
+    "find": _matching,
+    "findAll": _matching,
+    "strings.quote": _first(1),
+    "format": _first(1),
+    "join": _joining,
+    "replace": _first(2),
+    "split": _first(2),
+    "ip": _address,
+    "ip.isCanonical": _first(2),
+    "containsIP": _contains_ip,
+    "containsCIDR": _contains_cidr,
+    "validate": _validating,
+    "slice": _output,
+    "lists.range": _output,
+    "reverse": _output,
+    "distinct": _self_comparison(0),
+    "sets.contains": _sets(1),
+    "sets.intersects": _sets(1),
+    "sets.equivalent": _sets(2),
+    **dict.fromkeys(
+        ("isSorted", "sum", "max", "min", "indexOf", "lastIndexOf", "includes"),
+        _traversal,
+    ),
+    **dict.fromkeys(
+        (
+            "url", "lowerAscii", "upperAscii", "substring", "trim",
+            "cidr", "isIP", "isCIDR", "quantity", "isQuantity", "semver", "isSemver",
+        ),
+        _first(1),
+    ),
+}  # fmt: skip

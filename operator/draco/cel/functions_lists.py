@@ -1,0 +1,260 @@
+"""List functions: CEL's lists and sets extensions, Kubernetes' own list library, and optional values.
+
+Owns everything with a list or an optional as target except iterating macros.
+"""
+
+from functools import cmp_to_key
+from itertools import pairwise
+from typing import Final
+
+from draco.cel.dispatch import ANY, LIST, MAP, FunctionTable, ListOf, overload
+from draco.cel.errors import EvaluationError
+from draco.cel.operators import add, compare, is_comparable
+from draco.cel.texts import shown
+from draco.cel.values import (
+    NONE,
+    Duration,
+    Key,
+    Optional,
+    Timestamp,
+    UInt,
+    Value,
+    find,
+    is_equal,
+    is_zero,
+    key_of,
+    type_name,
+    value_of_key,
+)
+
+_LONGEST_RANGE: Final = 10_000_000
+_COMPARABLE: Final = ListOf(frozenset({int, UInt, float, bool, Duration, Timestamp, str, bytes}))
+
+_OPTIONALS: Final = ListOf(frozenset({Optional}))
+
+
+def _slice(items: list[Value], start: int, end: int) -> list[Value]:
+    if start < 0 or end < 0:
+        raise EvaluationError(f"cannot slice({start}, {end}), negative indexes not supported")
+    if start > end:
+        raise EvaluationError(f"cannot slice({start}, {end}), start index must be less than or equal to end index")
+    if end > len(items):
+        raise EvaluationError(f"cannot slice({start}, {end}), list is length {len(items)}")
+    return items[start:end]
+
+
+def _flatten(items: Value, depth: Value = 1) -> list[Value]:
+    if type(items) is not list:
+        raise EvaluationError(f"no such overload: {type_name(items)}.flatten()")
+    if depth < 0:
+        raise EvaluationError("level must be non-negative")
+    flat = items
+    for _ in range(depth):
+        if not any(type(one) is list for one in flat):
+            break
+        flat = [part for one in flat for part in (one if type(one) is list else (one,))]
+    return list(flat)
+
+
+def _flatten_to(items: Value, depth: Value) -> list[Value]:
+    if type(items) is not list or type(depth) is not int:
+        raise EvaluationError(f"no such overload: {type_name(items)}.flatten({type_name(depth)})")
+    return _flatten(items, depth)
+
+
+def sort_by_keys(items: list[Value], keys: list[Value]) -> list[Value]:
+    """The items in the order of their keys. Raises EvaluationError where the keys have no common order."""
+    if not items:
+        return items
+    if not is_comparable(keys[0]):
+        raise EvaluationError("list elements must be comparable")
+    if len(keys) > 1 and any(type(key) is not type(keys[0]) for key in keys):
+        raise EvaluationError("list elements must have the same type")
+    by_key = cmp_to_key(_compare_keys)
+    order = sorted(range(len(items)), key=lambda position: by_key(keys[position]))
+    return [items[position] for position in order]
+
+
+def _compare_keys(one: Value, other: Value) -> int:
+    try:
+        return compare(one, other)
+    except EvaluationError:
+        return 0  # NaN is not less than anything, and the sort goes on
+
+
+def _sort(items: list[Value]) -> list[Value]:
+    return sort_by_keys(items, items)
+
+
+def _range(size: int) -> list[int]:
+    if size < 0:
+        raise EvaluationError(f"lists.range: size must be non-negative, got {size}")
+    if size > _LONGEST_RANGE:
+        raise EvaluationError(f"lists.range: size {size} exceeds maximum allowed ({_LONGEST_RANGE})")
+    return list(range(size))
+
+
+def _distinct(items: list[Value]) -> list[Value]:
+    seen: set[str] = set()
+    unique: list[Value] = []
+    others: list[Value] = []
+    for item in items:
+        if type(item) is str:
+            if item in seen:
+                continue
+            seen.add(item)
+        elif any(is_equal(item, other) for other in others):
+            continue
+        else:
+            others.append(item)
+        unique.append(item)
+    return unique
+
+
+def _holds(items: list[Value], wanted: Value) -> bool:
+    return any(is_equal(wanted, item) for item in items)
+
+
+def _sets_contains(items: list[Value], others: list[Value]) -> bool:
+    return all(_holds(items, other) for other in others)
+
+
+def _sets_equivalent(items: list[Value], others: list[Value]) -> bool:
+    return _sets_contains(items, others) and _sets_contains(others, items)
+
+
+def _sets_intersects(items: list[Value], others: list[Value]) -> bool:
+    return any(_holds(others, item) for item in items)
+
+
+def _is_sorted(items: list[Value]) -> bool:
+    _check_comparable(items)
+    for one, other in pairwise(items):
+        try:
+            if compare(one, other) > 0:
+                return False
+        except EvaluationError:
+            continue
+    return True
+
+
+def _check_comparable(items: list[Value]) -> None:
+    if not all(map(is_comparable, items)):
+        raise EvaluationError("no such overload")
+
+
+def _sum(zero: Value) -> Value:
+    def total(items: list[Value]) -> Value:
+        result = zero
+        for item in items:
+            result = add(result, item)
+        return result
+
+    return total
+
+
+def _best(name: str, sign: int) -> Value:
+    """The first of the largest (1) or smallest (-1) elements."""
+
+    def best(items: list[Value]) -> Value:
+        _check_comparable(items)
+        if not items:
+            raise EvaluationError(f"{name} called on empty list")
+        result = items[0]
+        for item in items[1:]:
+            try:
+                if compare(item, result) == sign:
+                    result = item
+            except EvaluationError:
+                continue
+        return result
+
+    return best
+
+
+def _index_of(items: list[Value], wanted: Value) -> int:
+    return next((position for position, item in enumerate(items) if is_equal(item, wanted)), -1)
+
+
+def _last_index_of(items: list[Value], wanted: Value) -> int:
+    return next((position for position in reversed(range(len(items))) if is_equal(items[position], wanted)), -1)
+
+
+def _includes(target: Value, wanted: Value) -> bool:
+    if type(target) is list:
+        return any(is_equal(item, wanted) for item in target)
+    return is_equal(target, wanted)
+
+
+def _first(items: list[Value]) -> Optional:
+    return Optional(items[0]) if items else NONE
+
+
+def _last(items: list[Value]) -> Optional:
+    return Optional(items[-1]) if items else NONE
+
+
+def _value(one: Optional) -> Value:
+    if not one.present:
+        raise EvaluationError("optional.none() dereference")
+    return one.value
+
+
+def _of_non_zero(value: Value) -> Optional:
+    return NONE if is_zero(value) else Optional(value)
+
+
+def _unwrap(items: list[Value]) -> list[Value]:
+    for item in items:
+        if type(item) is not Optional:
+            raise EvaluationError(f"value {shown(item)} is not optional")
+    return [item.value for item in items if item.present]
+
+
+def _insert(entries: dict[str | Key, Value], key: Value, value: Value) -> dict[str | Key, Value]:
+    if find(entries, key)[0]:
+        raise EvaluationError(f"insert failed: key {shown(key)} already exists")
+    entries[key_of(key)] = value
+    return entries
+
+
+def _insert_all(entries: dict[str | Key, Value], more: dict[str | Key, Value]) -> dict[str | Key, Value]:
+    for key, value in more.items():
+        _insert(entries, value_of_key(key), value)
+    return entries
+
+
+FUNCTIONS: Final[FunctionTable] = {
+    "slice": (overload(_slice, LIST, int, int),),
+    "flatten": (overload(_flatten, ANY), overload(_flatten_to, ANY, ANY)),
+    "sort": (overload(_sort, ANY),),
+    "@sortByAssociatedKeys": (overload(sort_by_keys, LIST, LIST),),
+    "lists.range": (overload(_range, int),),
+    "reverse": (overload(lambda items: items[::-1], LIST),),
+    "distinct": (overload(_distinct, LIST),),
+    "sets.contains": (overload(_sets_contains, LIST, LIST),),
+    "sets.equivalent": (overload(_sets_equivalent, LIST, LIST),),
+    "sets.intersects": (overload(_sets_intersects, LIST, LIST),),
+    "isSorted": (overload(_is_sorted, _COMPARABLE),),
+    "sum": (
+        overload(_sum(0), ListOf(frozenset({int}))),
+        overload(_sum(UInt(0)), ListOf(frozenset({UInt}))),
+        overload(_sum(0.0), ListOf(frozenset({float}))),
+        overload(_sum(Duration(0)), ListOf(frozenset({Duration}))),
+    ),
+    "max": (overload(_best("max", 1), _COMPARABLE),),
+    "min": (overload(_best("min", -1), _COMPARABLE),),
+    "indexOf": (overload(_index_of, LIST, ANY),),
+    "lastIndexOf": (overload(_last_index_of, LIST, ANY),),
+    "includes": (overload(_includes, ANY, ANY),),
+    "first": (overload(_first, LIST),),
+    "last": (overload(_last, LIST),),
+    "optional.of": (overload(Optional, ANY),),
+    "optional.ofNonZeroValue": (overload(_of_non_zero, ANY),),
+    "optional.none": (overload(lambda: NONE),),
+    "optional.unwrap": (overload(_unwrap, _OPTIONALS),),
+    "unwrapOpt": (overload(_unwrap, _OPTIONALS),),
+    "value": (overload(_value, Optional),),
+    "hasValue": (overload(lambda one: one.present, Optional),),
+    "cel.@mapInsert": (overload(_insert, MAP, ANY, ANY), overload(_insert_all, MAP, MAP)),
+}

@@ -1,0 +1,128 @@
+"""Text functions: CEL's strings extension in version 2, and Kubernetes' regular expressions.
+
+Owns everything with a text as target except `format`. Positions count characters, not bytes.
+"""
+
+from typing import Final
+
+from draco.cel.dispatch import FunctionTable, ListOf, overload
+from draco.cel.errors import EvaluationError
+from draco.cel.regex import compile_pattern, every_match, found
+from draco.cel.texts import native_complaint
+from draco.cel.values import Value
+
+_LOWER: Final = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+_UPPER: Final = {lower: lower - 32 for lower in range(ord("a"), ord("z") + 1)}
+_TEXTS: Final = ListOf(frozenset({str}))
+_BLANKS: Final = (
+    "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
+_QUOTES: Final = str.maketrans(
+    {
+        "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\", '"': '\\"',
+    }
+)  # fmt: skip
+
+
+def _out_of_range(position: int) -> EvaluationError:
+    return EvaluationError(f"index out of range: {position}")
+
+
+def _char_at(text: str, position: int) -> str:
+    if not 0 <= position <= len(text):
+        raise _out_of_range(position)
+    return text[position : position + 1]
+
+
+def _index_of(text: str, part: str, start: int = 0) -> int:
+    if start < 0:
+        raise _out_of_range(start)
+    if not part:
+        return min(start, len(text))
+    return text.find(part, start) if start < len(text) else -1
+
+
+def _last_index_of(text: str, part: str) -> int:
+    return text.rfind(part)
+
+
+def _last_index_before(text: str, part: str, start: int) -> int:
+    if start < 0:
+        raise _out_of_range(start)
+    if not part:
+        return min(start, len(text))
+    return text.rfind(part, 0, start + len(part)) if start < len(text) else -1
+
+
+def _substring(text: str, start: int) -> str:
+    if not 0 <= start <= len(text):
+        raise _out_of_range(start)
+    return text[start:]
+
+
+def _substring_between(text: str, start: int, end: int) -> str:
+    if start > end:
+        raise EvaluationError(f"invalid substring range. start: {start}, end: {end}")
+    for position in (start, end):
+        if not 0 <= position <= len(text):
+            raise _out_of_range(position)
+    return text[start:end]
+
+
+def _split(text: str, separator: str, limit: int = -1) -> list[str]:
+    """At most `limit` parts unless that is negative; without a separator, one character each."""
+    if limit == 0:
+        return []
+    if separator:
+        return text.split(separator, limit - 1 if limit > 0 else -1)
+    if limit < 0 or limit >= len(text):
+        return list(text)
+    return [*text[: limit - 1], text[limit - 1 :]]
+
+
+def _replace(text: str, old: str, new: str, limit: int = -1) -> str:
+    return text.replace(old, new, max(limit, -1))
+
+
+def _join(parts: list[Value], separator: str = "") -> str:
+    for part in parts:
+        if type(part) is not str:
+            raise EvaluationError(native_complaint(part, "string"))
+    return separator.join(parts)
+
+
+def _quote(text: str) -> str:
+    return f'"{text.translate(_QUOTES)}"'
+
+
+def _find(text: str, pattern: str) -> str:
+    return found(_compile(pattern), text)
+
+
+def _find_all(text: str, pattern: str, limit: int = -1) -> list[str]:
+    return every_match(_compile(pattern), text, limit)
+
+
+def _compile(pattern: str) -> Value:
+    try:
+        return compile_pattern(pattern)
+    except EvaluationError as error:
+        raise EvaluationError(f"Illegal regex: {error}") from None
+
+
+FUNCTIONS: Final[FunctionTable] = {
+    "charAt": (overload(_char_at, str, int),),
+    "indexOf": (overload(_index_of, str, str), overload(_index_of, str, str, int)),
+    "lastIndexOf": (overload(_last_index_of, str, str), overload(_last_index_before, str, str, int)),
+    "lowerAscii": (overload(lambda text: text.lower() if text.isascii() else text.translate(_LOWER), str),),
+    "upperAscii": (overload(lambda text: text.upper() if text.isascii() else text.translate(_UPPER), str),),
+    "replace": (overload(_replace, str, str, str), overload(_replace, str, str, str, int)),
+    "split": (overload(_split, str, str), overload(_split, str, str, int)),
+    "substring": (overload(_substring, str, int), overload(_substring_between, str, int, int)),
+    "trim": (overload(lambda text: text.strip(_BLANKS), str),),
+    "join": (overload(_join, _TEXTS), overload(_join, _TEXTS, str)),
+    "strings.quote": (overload(_quote, str),),
+    "find": (overload(_find, str, str),),
+    "findAll": (overload(_find_all, str, str), overload(_find_all, str, str, int)),
+}

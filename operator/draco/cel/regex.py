@@ -1,0 +1,113 @@
+"""Regular expressions as Go reads them, matched in linear time.
+
+Owns compiling a pattern with RE2 and the sentence for a pattern that is not one. Keeps nothing between calls: who matches one
+pattern often keeps the compiled one.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Final, Protocol
+
+import re2
+
+from draco.cel.errors import EvaluationError
+
+_GO_REASONS: Final = {
+    "missing )": "missing closing )",
+    "missing ]": "missing closing ]",
+    "no argument for repetition operator": "missing argument to repetition operator",
+    "bad repetition operator": "invalid nested repetition operator",
+    "invalid repetition size": "invalid repeat count",
+    "trailing \\": "trailing backslash at end of expression",
+    "invalid perl operator": "invalid or unsupported Perl syntax",
+    "invalid named capture group": "invalid named capture",
+}
+_KEPT_TEXTS: Final = 1024
+_LONGEST_KEPT: Final = 512
+
+
+class Match(Protocol):
+    """Where a pattern matched."""
+
+    def start(self) -> int:
+        """The first character of the match."""
+        ...
+
+    def end(self) -> int:
+        """The first character behind the match."""
+        ...
+
+
+class Pattern(Protocol):
+    """A compiled pattern."""
+
+    def search(self, text: str, pos: int = ...) -> Match | None:
+        """The leftmost match that starts at `pos` or later."""
+        ...
+
+
+def compile_pattern(pattern: str) -> Pattern:
+    """Compile a pattern. Raises EvaluationError with Go's sentence."""
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        compiled: Pattern = re2.compile(pattern, options)
+    except re2.error as error:
+        raise EvaluationError(go_sentence(error)) from None
+    return compiled
+
+
+def go_sentence(error: Exception) -> str:
+    """RE2's complaint in the words of Go's parser."""
+    reason = error.args[0] if error.args else ""
+    if isinstance(reason, bytes):
+        reason = reason.decode("utf-8", "replace")
+    kind, separator, part = reason.partition(": ")
+    return f"error parsing regexp: {_GO_REASONS.get(kind, kind)}" + (f": `{part}`" if separator else "")
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """A test whether a text contains a match, for a pattern that is asked often: it remembers recent texts.
+
+    Calling into RE2 takes microseconds, and devices share most of their texts.
+    """
+    compiled = compile_pattern(pattern)
+
+    @lru_cache(maxsize=_KEPT_TEXTS)
+    def remembered(text: str) -> bool:
+        return compiled.search(text) is not None
+
+    def matches(text: str) -> bool:
+        return remembered(text) if len(text) <= _LONGEST_KEPT else compiled.search(text) is not None
+
+    return matches
+
+
+def found(compiled: Pattern, text: str) -> str:
+    """The leftmost match, or an empty text."""
+    match = compiled.search(text)
+    return text[match.start() : match.end()] if match else ""
+
+
+def every_match(compiled: Pattern, text: str, limit: int) -> list[str]:
+    """The matches that do not overlap, at most `limit` unless that is negative."""
+    matches: list[str] = []
+    for one in _matches(compiled, text):
+        if 0 <= limit <= len(matches):
+            break
+        matches.append(one)
+    return matches
+
+
+def _matches(compiled: Pattern, text: str) -> Iterator[str]:
+    """Go's rule: an empty match right behind another match does not count."""
+    position, last_end = 0, -1
+    while position <= len(text):
+        match = compiled.search(text, position)
+        if match is None:
+            return
+        start, end = match.start(), match.end()
+        if end > start or start != last_end:
+            yield text[start:end]
+        last_end = end
+        position = end if end > position else position + 1

@@ -1,0 +1,78 @@
+"""Selectors: an expression that is ready to be asked about devices.
+
+Owns the way from text to answer: parse, check, compile, and what is known of the expression beforehand.
+"""
+
+from typing import Final
+
+from draco.cel.charges import Free, Meter, Metered
+from draco.cel.check import Checked, check, check_result
+from draco.cel.code import Slots
+from draco.cel.compile import Compiler
+from draco.cel.device import DeviceView
+from draco.cel.environment import STORED_EXPRESSIONS, Environment
+from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.cel.limits import is_surely_cheap
+from draco.cel.parse import parse
+from draco.cel.paths import AttributePath, reads
+from draco.cel.texts import native_complaint
+from draco.cel.validate import validate
+from draco.cel.values import Value, type_name
+
+
+class Selector:
+    """A compiled expression. It does not change; any number of threads may use one.
+
+    `paths` is what it reads of a device, complete unless `reads_everything`: two devices that agree there get the same answer.
+    """
+
+    __slots__ = ("_checked", "_run", "_slots", "expression", "paths", "reads_everything")
+
+    def __init__(self, checked: Checked) -> None:
+        meter: Meter = Free() if is_surely_cheap(checked.ast) else Metered()
+        self.expression: Final = checked.ast.expression
+        self._checked = checked
+        compiler = _compiler(meter, checked)
+        self._run = compiler.compile(checked.ast.root)
+        self._slots: Slots = [0] * compiler.slots
+        read = reads(checked.ast.root)
+        self.paths: Final[frozenset[AttributePath]] = read.paths
+        self.reads_everything: Final[bool] = read.everything
+
+    def matches(self, device: DeviceView) -> bool:
+        """Whether the device is selected. Raises EvaluationError with Kubernetes' words."""
+        value = self._evaluate(device)
+        if value is True or value is False:
+            return value
+        reason = native_complaint(value, "bool")
+        raise EvaluationError(f"CEL result of type {type_name(value)} could not be converted to bool: {reason}")
+
+    def cost(self, device: DeviceView) -> int:
+        """What Kubernetes charges for evaluating the expression on this device, of 1,000,000 that it may cost.
+
+        Slow: compiles the expression once more. Raises EvaluationError where the evaluation fails.
+        """
+        compiler = _compiler(Metered(), self._checked)
+        run = compiler.compile(self._checked.ast.root)
+        slots: Slots = [0] * compiler.slots
+        run(device, slots)
+        return int(slots[0])
+
+    def _evaluate(self, device: DeviceView) -> Value:
+        slots = self._slots
+        try:
+            return self._run(device, slots.copy())
+        except RecursionError:
+            raise EvaluationAborted("the expression is nested too deeply to be evaluated") from None
+
+
+def _compiler(meter: Meter, checked: Checked) -> Compiler:
+    return Compiler(meter, {node: forms[0] for node, forms in checked.overloads.items() if len(forms) == 1})
+
+
+def compile_selector(expression: str, *, environment: Environment = STORED_EXPRESSIONS) -> Selector:
+    """Compile a selector as Kubernetes does in this environment. Raises CompileError with Kubernetes' words."""
+    checked = check(parse(expression), environment)
+    validate(checked)
+    check_result(checked, environment)
+    return Selector(checked)

@@ -1,0 +1,384 @@
+"""Runtime values: what an expression computes with, and when two of them are equal.
+
+Owns the value types that Python lacks, the names CEL and Go give to types, equality and map keys. Plain Python values stand for
+the rest: int, float, str, bytes, bool, None, list and dict. Does not know any function.
+
+`type(value)` tells values apart, never isinstance: True is not an int here, and UInt is not one either.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.resources.quantity import Quantity
+from draco.resources.semver import SemVer
+
+Value: TypeAlias = Any
+"""Any value of an expression. Static types end here: what a device publishes decides at run time."""
+
+MIN_INT: Final = -(2**63)
+MAX_INT: Final = 2**63 - 1
+MAX_UINT: Final = 2**64 - 1
+
+
+class UInt(int):
+    """An unsigned 64-bit number. Arithmetic on it gives plain ints: wrap the result again."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Duration:
+    """A signed span of time, in nanoseconds within int64."""
+
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timestamp:
+    """A moment, in nanoseconds since 1970 UTC. The offset it was written with shows in its text and nowhere else."""
+
+    ns: int
+    offset_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TypeValue:
+    """A type as a value: what `type(x)` gives and what `int` names."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ip:
+    """An address without zone; never an IPv4 address mapped into IPv6."""
+
+    address: IPv4Address | IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class Cidr:
+    """An address with the length of its network prefix; host bits stay as written."""
+
+    address: IPv4Address | IPv6Address
+    prefix_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """A parsed URL. `host` includes the port; `query` is kept as written; `text` is its canonical spelling."""
+
+    text: str
+    scheme: str
+    host: str
+    hostname: str
+    port: str
+    escaped_path: str
+    query: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedFormat:
+    """One of Kubernetes' named string formats. `check` gives the complaints about a text, none if it is fine."""
+
+    name: str
+    check: Callable[[str], list[str]]
+    regex_size: int
+    """What Kubernetes charges a check for, as the length of a regular expression."""
+
+
+class Optional:
+    """A value that may be absent."""
+
+    __slots__ = ("present", "value")
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.present = True
+
+
+def _absent() -> Optional:
+    none = Optional(None)
+    none.present = False
+    return none
+
+
+NONE: Final = _absent()
+
+
+class ComputedQuantity(Quantity):
+    """A quantity that add() or sub() made.
+
+    Kubernetes holds these by reference, and its equality does not recognise one on the right of `==`. Only the type differs.
+    """
+
+    __slots__ = ()
+
+
+class Key(NamedTuple):
+    """A map key that is not a string, with its type: 1, 1u, 1.0 and true are different entries of a map."""
+
+    kind: type
+    value: Value
+
+
+class DomainMap(dict[str, Value]):
+    """The attributes or capacities of a device by domain: an unknown domain reads as an empty map, yet is not `in` it."""
+
+    __slots__ = ()
+
+    def __missing__(self, key: object) -> Value:
+        return EMPTY
+
+
+EMPTY: Final[dict[str, Value]] = {}
+
+_CEL_NAMES: Final[dict[type, str]] = {
+    bool: "bool",
+    int: "int",
+    UInt: "uint",
+    float: "double",
+    str: "string",
+    bytes: "bytes",
+    type(None): "null_type",
+    list: "list",
+    dict: "map",
+    DomainMap: "map",
+    TypeValue: "type",
+    Optional: "optional_type",
+    Duration: "google.protobuf.Duration",
+    Timestamp: "google.protobuf.Timestamp",
+    Quantity: "kubernetes.Quantity",
+    ComputedQuantity: "kubernetes.Quantity",
+    SemVer: "kubernetes.Semver",
+    Ip: "net.IP",
+    Cidr: "net.CIDR",
+    Url: "kubernetes.URL",
+    NamedFormat: "kubernetes.NamedFormat",
+}
+_GO_NAMES: Final[dict[type, str]] = {
+    bool: "types.Bool",
+    int: "types.Int",
+    UInt: "types.Uint",
+    float: "types.Double",
+    str: "types.String",
+    bytes: "types.Bytes",
+    type(None): "types.Null",
+    list: "*types.baseList",
+    dict: "*types.baseMap",
+    DomainMap: "cel.mapper",
+    TypeValue: "*types.Type",
+    Optional: "*types.Optional",
+    Duration: "types.Duration",
+    Timestamp: "types.Timestamp",
+    Quantity: "cel.Quantity",
+    ComputedQuantity: "*cel.Quantity",
+    SemVer: "cel.Semver",
+    Ip: "cel.IP",
+    Cidr: "cel.CIDR",
+    Url: "cel.URL",
+    NamedFormat: "cel.Format",
+}
+_BY_REFERENCE: Final[frozenset[type]] = frozenset((list, dict, DomainMap, Optional, Quantity, ComputedQuantity, Url))
+"""What is a key of its own each time, because Go compares it by reference there."""
+_UNHASHABLE: Final = frozenset({SemVer, bytes, NamedFormat})
+"""What Go cannot use as a key of a map: trying stops its evaluation."""
+_STRICT: Final[dict[type, tuple[type, ...]]] = {
+    Quantity: (Quantity,),
+    ComputedQuantity: (Quantity,),
+    SemVer: (SemVer,),
+    Ip: (Ip,),
+    Cidr: (Cidr,),
+    Url: (Url,),
+    NamedFormat: (NamedFormat,),
+}
+"""Types of which a comparison with any other type is an error, and what they do compare with."""
+NUMBERS: Final = frozenset({int, UInt, float})
+MAPS: Final[frozenset[type]] = frozenset((dict, DomainMap))
+
+
+def type_name(value: Value) -> str:
+    """CEL's name of a value's type, as `type(x)` and error texts have it."""
+    return _CEL_NAMES[type(value)]
+
+
+def go_type(value: Value) -> str:
+    """Go's name of a value's type, which a few of Kubernetes' error texts show."""
+    return _GO_NAMES[type(value)]
+
+
+def no_such_overload(function: str, *arguments: Value) -> EvaluationError:
+    """The error of a function that has no form for these argument types."""
+    return EvaluationError(f"no such overload: {function}({', '.join(map(type_name, arguments))})")
+
+
+def int_of(number: int) -> int:
+    """A result of int arithmetic. Raises EvaluationError where int64 overflows."""
+    if MIN_INT <= number <= MAX_INT:
+        return number
+    raise EvaluationError("integer overflow")
+
+
+def uint_of(number: int) -> UInt:
+    """A result of uint arithmetic. Raises EvaluationError where uint64 overflows."""
+    if 0 <= number <= MAX_UINT:
+        return UInt(number)
+    raise EvaluationError("unsigned integer overflow")
+
+
+def equal(one: Value, other: Value) -> bool:  # noqa: PLR0911 - one per type
+    """CEL's `==`. Raises EvaluationError where Kubernetes' own types meet another type."""
+    kind, other_kind = type(one), type(other)
+    if kind is str:
+        return other_kind is str and bool(one == other)
+    if kind in NUMBERS:
+        return other_kind in NUMBERS and _numbers_equal(one, other)
+    if one is None or other is None:
+        return one is other
+    accepts = _STRICT.get(kind)
+    if accepts is not None:
+        return _strictly_equal(one, other, accepts)
+    if kind is list:
+        return other_kind is list and len(one) == len(other) and all(map(_not_different, one, other))
+    if kind in MAPS:
+        return other_kind in MAPS and _maps_equal(one, other)
+    if kind is Optional:
+        return other_kind is Optional and _optionals_equal(one, other)
+    if kind is Timestamp:
+        return other_kind is Timestamp and bool(one.ns == other.ns)
+    return kind is other_kind and bool(one == other)
+
+
+def _numbers_equal(one: Value, other: Value) -> bool:
+    if type(one) is float or type(other) is float:
+        return float(one) == float(other)  # a large int loses digits in Go, too
+    return bool(one == other)
+
+
+def _strictly_equal(one: Value, other: Value, accepts: tuple[type, ...]) -> bool:
+    if type(other) not in accepts:
+        raise EvaluationError("no such overload")
+    if type(one) is Url:
+        return bool(one.text == other.text)
+    if type(one) is NamedFormat:
+        return bool(one.name == other.name)
+    return bool(one == other)
+
+
+def _not_different(one: Value, other: Value) -> bool:
+    """Whether two elements are not known to differ: inside lists and maps Kubernetes lets an error pass for equality."""
+    try:
+        return equal(one, other)
+    except EvaluationError:
+        return True
+
+
+def _maps_equal(one: Value, other: Value) -> bool:
+    if len(one) != len(other):
+        return False
+    for key, value in one.items():
+        found, match = find(other, value_of_key(key))
+        if not found or not _not_different(value, match):
+            return False
+    return True
+
+
+def _optionals_equal(one: Optional, other: Optional) -> bool:
+    if not one.present or not other.present:
+        return one.present == other.present
+    return equal_without_null(one.value, other.value)
+
+
+def equal_without_null(one: Value, other: Value) -> bool:
+    """Equality as a value itself answers it, which is what `in` and its relatives ask: null gets no special treatment."""
+    if other is None and type(one) in _STRICT:
+        raise EvaluationError("no such overload")
+    return equal(one, other)
+
+
+def is_equal(one: Value, other: Value) -> bool:
+    """Whether two values are known to be equal; an error counts as no."""
+    try:
+        return equal_without_null(one, other)
+    except EvaluationError:
+        return False
+
+
+def key_of(value: Value) -> str | Key:
+    """The key under which a map holds a value."""
+    kind = type(value)
+    if kind is str:
+        return value  # type: ignore[no-any-return]
+    check_hashable(value)
+    if kind in _BY_REFERENCE:
+        return Key(kind, _Identity(value))
+    return Key(kind, value)
+
+
+def check_hashable(value: Value) -> None:
+    """Stop where Go stops: some types cannot be keys there."""
+    if type(value) in _UNHASHABLE:
+        raise EvaluationAborted(f"internal error: runtime error: hash of unhashable type {go_type(value)}")
+
+
+class _Identity:
+    """A key that only equals itself, as values that Go holds by reference are."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+
+def value_of_key(key: str | Key) -> Value:
+    """What iterating over a map gives for one of its keys."""
+    if type(key) is str:
+        return key
+    value = key.value  # type: ignore[union-attr]
+    return value.value if type(value) is _Identity else value
+
+
+def find(entries: Value, value: Value) -> tuple[bool, Value]:
+    """Whether a map has a key, and what stands there; numbers match across int, uint and double."""
+    if type(value) is str:
+        return (True, entries[value]) if value in entries else (False, None)
+    if type(entries) is DomainMap:
+        return False, None
+    key = key_of(value)
+    if key in entries:
+        return True, entries[key]
+    if type(value) in NUMBERS:
+        for kind in NUMBERS - {type(value)}:
+            number = as_number(value, kind)
+            if number is not None and Key(kind, number) in entries:
+                return True, entries[Key(kind, number)]
+    return False, None
+
+
+def as_number(value: Value, kind: type) -> Value | None:
+    """The same number in another type, or None where that type cannot hold it exactly."""
+    if kind is float:
+        number = float(value)
+        return number if number == value else None
+    if type(value) is float:
+        if not value.is_integer():  # infinity and NaN are not, either
+            return None
+        value = int(value)
+    if kind is UInt:
+        return UInt(value) if 0 <= value <= MAX_UINT else None
+    return int(value) if MIN_INT <= value <= MAX_INT else None
+
+
+def is_zero(value: Value) -> bool:
+    """Whether `optional.ofNonZeroValue` takes a value for none."""
+    kind = type(value)
+    if kind is Duration:
+        return bool(value.ns == 0)
+    if kind is Timestamp:
+        return bool(value.ns == -62_135_596_800 * 10**9)  # Go's zero time is the year 1
+    return value is None or (kind in _HAVE_ZERO and not value)
+
+
+_HAVE_ZERO: Final = frozenset({bool, int, UInt, float, str, bytes, list, dict, DomainMap})
