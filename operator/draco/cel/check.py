@@ -74,7 +74,8 @@ class Checked(msgspec.Struct, frozen=True, eq=False):
     """An expression that Kubernetes would accept, and what its nodes are.
 
     `functions` names the function of each call that is spelled like a receiver but is none (`optional.of`): its target is not
-    evaluated. `names` does the same for selections that spell the name of a type.
+    evaluated. `names` does the same for selections that spell the name of a type. `locals` are the identifiers that name a
+    variable of a macro.
     """
 
     ast: Ast
@@ -82,6 +83,7 @@ class Checked(msgspec.Struct, frozen=True, eq=False):
     overloads: dict[Call, tuple[str, ...]]
     functions: dict[Call, str]
     names: dict[Select, str]
+    locals: frozenset[Expr]
 
     @property
     def result(self) -> Type:
@@ -99,7 +101,7 @@ def check(ast: Ast, environment: Environment = STORED_EXPRESSIONS) -> Checked:
         raise refusal(ast.expression, [Issue(None, str(types.TooLarge()))]) from None
     if checker.issues:
         raise refusal(ast.expression, checker.issues)
-    return Checked(ast, found, checker.overloads, checker.functions, checker.names)
+    return Checked(ast, found, checker.overloads, checker.functions, checker.names, frozenset(checker.locals))
 
 
 def check_result(checked: Checked, environment: Environment = STORED_EXPRESSIONS) -> None:
@@ -133,6 +135,7 @@ class _Checker:
         self.overloads: dict[Call, tuple[str, ...]] = {}
         self.functions: dict[Call, str] = {}
         self.names: dict[Select, str] = {}
+        self.locals: set[Expr] = set()
         self.issues: list[Issue] = []
         self._functions = table(environment.libraries)
         self._scopes: list[dict[str, Type]] = []
@@ -181,7 +184,11 @@ class _Checker:
         return None if named is None else types.type_of(named)
 
     def _check_identifier(self, node: Identifier) -> None:
-        found = self._local(node.name) or self._global(node.name)
+        found = self._local(node.name)
+        if found is not None:
+            self.locals.add(node)
+        else:
+            found = self._global(node.name)
         if found is None:
             self._undeclared(node, node.name)
         else:
@@ -255,7 +262,7 @@ class _Checker:
         result: Type | None = None
         fitting: list[str] = []
         for overload in self._functions[function]:
-            if overload.is_member != (target is not None) or len(overload.parameters) != len(given):
+            if overload.is_member != (target is not None):
                 continue
             parameters, gives = self._instance(overload)
             if not self.bindings.all_fit(given, parameters):

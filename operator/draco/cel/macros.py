@@ -188,7 +188,8 @@ def _sort_by(position: int, _: str, target: Expr, arguments: tuple[Expr, ...]) -
 
 
 _MACROS: Final[dict[tuple[str, int], Callable[[int, str, Expr, tuple[Expr, ...]], Expr | None]]] = {
-    **{(name, count): _quantifier for name in ("all", "exists", "exists_one", "existsOne") for count in (2, 3)},
+    **{(name, count): _quantifier for name in ("all", "exists", "exists_one") for count in (2, 3)},
+    ("existsOne", 3): _quantifier,  # the newer spelling came with the second variable, and only for it
     ("map", 2): _map,
     ("map", 3): _map,
     ("filter", 2): _filter,

@@ -373,7 +373,7 @@ def _overload(row: str) -> Overload:
     is_member = bool(dot) and head not in _DOTTED and (receiver in _NAMES or receiver.endswith(")"))
     if is_member:
         arguments.insert(0, receiver)
-    variables = tuple(sorted(set(re.findall(r"\b[A-Z]\b", " ".join([*arguments, result])))))
+    variables = tuple(dict.fromkeys(re.findall(r"\b[A-Z]\b", " ".join([result, *arguments]))))
     parameters = tuple(map(_type, arguments))
     return Overload(identity, function if is_member else head, is_member, parameters, _type(result), variables)
 

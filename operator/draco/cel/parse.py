@@ -294,6 +294,9 @@ def _syntax_error(expression: str, problem: UnexpectedInput) -> Issue:
         found = found[:_LONGEST_QUOTED] + "…"
     position = len(expression) if at_end else _at(problem.token)
     expected = problem.accepts or problem.expected
+    before = expression[:position].rstrip()[-1:]
+    if before in {"-", "!"} or (before == "." and "IDENT" in expected):
+        return Issue(position, f"Syntax error: no viable alternative at input '{before}{'' if at_end else found}'")
     if "LPAR" in expected and "INT_LIT" in expected:
         wanted = _OPERANDS
     elif expected == {"IDENT"}:

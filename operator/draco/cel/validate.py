@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from draco.cel import types
-from draco.cel.ast import Call, Expr, ListExpr, Literal, MapExpr, Select, children, walk
+from draco.cel.ast import Call, Expr, Identifier, ListExpr, Literal, MapExpr, Select, children, walk
 from draco.cel.check import Checked, runtime_name
 from draco.cel.errors import CompileError, EvaluationError
 from draco.cel.functions_standard import parse_duration, parse_timestamp
@@ -55,11 +55,20 @@ def validate(checked: Checked) -> None:
     _check_program(checked)
 
 
+_NO_KEYS: Final = {"null_type": "types.Null", "bytes": "types.Bytes"}
+
+
 def _check_program(checked: Checked) -> None:
     """What Kubernetes finds out only when it makes a program of the expression, without a place: one finding at most."""
     for node in walk(checked.ast.root):
         if isinstance(node, Select) and checked.names.get(node) == types.DEVICE.name:
             raise CompileError(f"program instantiation failed: reference to undefined type: {types.DEVICE.name}")
+        if isinstance(node, Identifier) and node in checked.locals and checked.types[node].kind == "type":
+            raise CompileError(f"program instantiation failed: reference to undefined type: {node.name}")
+        if isinstance(node, Call) and node.function in {"_[_]", "_[?_]"}:
+            index = node.arguments[1]
+            if isinstance(index, Literal) and (wrong := _NO_KEYS.get(index.kind)) is not None:
+                raise CompileError(f"program instantiation failed: invalid qualifier type: {wrong}")
         if not isinstance(node, Call) or node.function not in {"matches", "find", "findAll"} or not node.arguments:
             continue
         pattern = node.arguments[0 if node.target is not None else -1]
@@ -74,6 +83,9 @@ def _constants(node: Call) -> Iterator[Issue]:
     read = _CONSTANTS.get(node.function)
     first = node.arguments[0] if node.arguments else None
     if read is None or not isinstance(first, Literal):
+        return
+    if first.kind == "null_type":
+        yield Issue(first.position, f"invalid {node.function} argument")
         return
     if node.function == "timestamp" and first.kind == "int" and isinstance(first.value, int):
         if not _FIRST_SECOND <= first.value <= _LAST_SECOND:

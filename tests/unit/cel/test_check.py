@@ -166,6 +166,8 @@ def test_a_selector_must_be_bool_or_an_attribute(expression: str, of: str) -> No
     [
         ('"a".find("[") == ""', "error parsing regexp: missing closing ]: `[`"),
         ('matches(device.driver, "(")', "error parsing regexp: missing closing ): `(`"),
+        ("cel.bind(t, type(1), t == int)", "reference to undefined type: t"),
+        ("device.attributes['a'].b[null] == 1", "invalid qualifier type: types.Null"),
         ("type(device) == kubernetes.DRADevice", "reference to undefined type: kubernetes.DRADevice"),
     ],
 )
