@@ -5,7 +5,7 @@
 Rooms: text to tree in `grammar`, `literals`, `macros`, `parse`, `ast`, `measure`; the type check in `types`, `environment`,
 `overloads`, `check`, `validate`, with its findings in `issues`; what an expression reads in `paths`; values in `values`, `texts`,
 `device`; functions in `operators`, `functions_*`, `regex`, `membership`, brought together by `dispatch` and `functions`; tree to
-closures in `compile`, `loops`, `code`; costs in `charges` and `limits`; the front door in `selector`.
+closures in `compile`, `loops`, `code`; costs in `charges`, `limits` and, estimated, `cost`; the front door in `selector`.
 """
 
 from draco.cel.device import DeviceView, device_view

@@ -272,6 +272,8 @@ class Compiler:
             return _folded(partial(function, codes[0].value))
         if name == "_+_" and _is_appending(node, scope):
             function = _append
+        if name in _PARSERS and isinstance(self.meter, Free) and all(code.is_constant for code in codes):
+            return Code(_computed_once(partial(function, *(code.value for code in codes))))
         if name == "@in" and codes[1].is_constant and type(codes[1].value) is list:
             return self._membership(runs, codes[1].value, overload)
         if len(codes) >= 2 and name in _PATTERN_FUNCTIONS and codes[1].is_constant and type(codes[1].value) is str:
@@ -567,6 +569,18 @@ def _folded(compute: Callable[[], Value]) -> Code:
         return constant(compute())
     except EvaluationError as error:
         raise CompileError(f"program instantiation failed: {error}") from None
+
+
+_PARSERS: Final = frozenset({"quantity", "semver", "ip", "cidr", "url"})
+
+
+def _computed_once(compute: Callable[[], Value]) -> Run:
+    """What a function makes of constants; where it fails, every evaluation that gets there fails alike."""
+    try:
+        value = compute()
+    except EvaluationError as error:
+        return failing(str(error))
+    return lambda _device, _slots: value
 
 
 _PATTERN_FUNCTIONS: Final = frozenset({"matches", "find", "findAll"})

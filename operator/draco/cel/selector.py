@@ -9,6 +9,7 @@ from draco.cel.charges import Free, Meter, Metered
 from draco.cel.check import Checked, check, check_result
 from draco.cel.code import Slots
 from draco.cel.compile import Compiler
+from draco.cel.cost import estimated_cost
 from draco.cel.device import DeviceView
 from draco.cel.environment import STORED_EXPRESSIONS, Environment
 from draco.cel.errors import EvaluationAborted, EvaluationError
@@ -26,12 +27,13 @@ class Selector:
     `paths` is what it reads of a device, complete unless `reads_everything`: two devices that agree there get the same answer.
     """
 
-    __slots__ = ("_checked", "_run", "_slots", "expression", "paths", "reads_everything")
+    __slots__ = ("_checked", "_environment", "_run", "_slots", "expression", "paths", "reads_everything")
 
-    def __init__(self, checked: Checked) -> None:
+    def __init__(self, checked: Checked, environment: Environment) -> None:
         meter: Meter = Free() if is_surely_cheap(checked.ast) else Metered()
         self.expression: Final = checked.ast.expression
         self._checked = checked
+        self._environment = environment
         compiler = _compiler(meter, checked)
         self._run = compiler.compile(checked.ast.root)
         self._slots: Slots = [0] * compiler.slots
@@ -46,6 +48,11 @@ class Selector:
             return value
         reason = native_complaint(value, "bool")
         raise EvaluationError(f"CEL result of type {type_name(value)} could not be converted to bool: {reason}")
+
+    @property
+    def estimated_cost(self) -> int | None:
+        """The most that Kubernetes expects an evaluation to cost, or None where that has no bound. Computed when asked."""
+        return estimated_cost(self._checked, self._environment)
 
     def cost(self, device: DeviceView) -> int:
         """What Kubernetes charges for evaluating the expression on this device, of 1,000,000 that it may cost.
@@ -75,4 +82,4 @@ def compile_selector(expression: str, *, environment: Environment = STORED_EXPRE
     checked = check(parse(expression), environment)
     validate(checked)
     check_result(checked, environment)
-    return Selector(checked)
+    return Selector(checked, environment)

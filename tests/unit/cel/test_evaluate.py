@@ -166,6 +166,8 @@ def test_a_selector_knows_what_it_reads() -> None:
     selector = compile_selector(f'device.attributes["{DRIVER}"].s == "abc"')
     assert {(path.kind, path.domain, path.id) for path in selector.paths} == {("attributes", DRIVER, "s")}
     assert not selector.reads_everything
+    assert selector.estimated_cost is not None
+    assert selector.estimated_cost >= selector.cost(a_device())
     assert compile_selector("device.attributes.all(d, true)").reads_everything
 
 
