@@ -23,8 +23,6 @@ class Environment(msgspec.Struct, frozen=True):
     macros: frozenset[str]
     has_allow_multiple_allocations: bool
     attribute: Type
-    device_size: int = 48
-    """Largest size of an attribute's value, for cost estimates: characters of a text or elements of a list."""
 
     @property
     def attributes(self) -> Type:

@@ -15,6 +15,8 @@ _OPENING: Final = frozenset({"(", "[", "{"})
 _CLOSING: Final = frozenset({")", "]", "}"})
 _BEFORE_OPTIONAL: Final = frozenset({".", ",", "[", "{"})
 """Behind these a question mark marks something optional; elsewhere it is the conditional operator."""
+_ENDS: Final = frozenset({"IDENT", "ESC_IDENT", "STRING_LIT", "BYTES_LIT", "INT_LIT", "UINT_LIT", "FLOAT_LIT"})
+"""What a bracket behind is an index of, beside brackets that have closed."""
 _RELATIONS: Final = frozenset({"<", "<=", ">", ">=", "==", "!=", "in"})
 
 
@@ -32,13 +34,14 @@ class _Open(msgspec.Struct):
         return max(self.expr, self.relation, self.addition + self.multiplication, self.member)
 
 
-def nesting(tokens: Iterable[Token]) -> int:
+def nesting(tokens: Iterable[Token]) -> int:  # noqa: PLR0912  one per kind of token
     """The most rules of one kind that Kubernetes' parser would have open at once, for text that is known to parse.
 
     A chain such as `1+1+1` or `a.b.c` keeps one open per operator; `&&` and `||` do not.
     """
-    stack, most = [_Open()], 1
+    stack, most = [_Open(1, 0, 0, 0, 0)], 1
     questions = [0]
+    indexes: list[bool] = []
     previous: Token | None = None
     for token in tokens:
         before, previous, sign = previous, token, str(token)
@@ -53,10 +56,13 @@ def nesting(tokens: Iterable[Token]) -> int:
                 )
             )
             questions.append(0)
-        elif sign in _CLOSING:
+            if sign == "[":
+                indexes.append(before is not None and (before.type in _ENDS or str(before) in _CLOSING))
+            continue  # nothing is open in there before the next token
+        if sign in _CLOSING:
             stack.pop()
             questions.pop()
-            stack[-1].member += sign != "}"
+            stack[-1].member += sign == "]" and indexes.pop()
         elif sign == ",":
             stack[-1] = _begun(base, base.expr + 1)
         elif sign == "?" and (before is None or str(before) not in _BEFORE_OPTIONAL):

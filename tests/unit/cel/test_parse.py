@@ -1,6 +1,7 @@
 """Parsing selectors: the tree, literals, limits, and text that nobody would write on purpose."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -275,3 +276,19 @@ def test_any_text_is_read_or_refused_and_nothing_else(text: str) -> None:
         parse(text)
     except CompileError as error:
         assert str(error).startswith("compilation failed: ERROR: <input>:")  # noqa: PT017  both outcomes are right
+
+
+@pytest.mark.parametrize(
+    ("piece", "most"),
+    [
+        (lambda n: "(" * n + "1" + ")" * n, 249),
+        (lambda n: "[" * n + "]" * n, 250),
+        (lambda n: "1" + "+1" * n, 250),
+        (lambda n: "1" + "==1" * n, 250),
+        (lambda n: "f(1)" + ".b" * n, 250),
+        (lambda n: "f(1)" + "[0]" * n, 250),
+    ],
+)
+def test_the_limit_of_nesting_is_where_kubernetes_has_it(piece: Callable[[int], str], most: int) -> None:
+    parse(piece(most))
+    assert "expression recursion limit exceeded: 250" in refused(piece(most + 1))
