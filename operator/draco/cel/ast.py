@@ -133,7 +133,7 @@ class Ast(msgspec.Struct, frozen=True, eq=False):
     depth: int
 
 
-def children(node: Expr) -> tuple[Expr, ...]:  # noqa: PLR0911  one per kind of node
+def children(node: Expr) -> tuple[Expr, ...]:  # noqa: PLR0911 - one per kind of node
     """The nodes directly below one, in the order in which Kubernetes evaluates them."""
     match node:
         case Literal() | Identifier():

@@ -63,7 +63,7 @@ class Free:
 
     part = fixed
 
-    def call(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:  # noqa: ARG002
+    def call(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:  # noqa: ARG002 - one shape for all
         """The call alone."""
         if not arguments:
             return lambda _device, _slots: function()

@@ -15,12 +15,21 @@ from draco.cel.charges import LIST, MAP, READ, Free, Meter
 from draco.cel.code import UNSET, Code, Request, Run, Scope, Slots, Step, Variable, constant, failing
 from draco.cel.device import DeviceView
 from draco.cel.dispatch import Function
-from draco.cel.errors import CompileError, EvaluationAborted, EvaluationError
+from draco.cel.errors import CompileError, EvaluationError
 from draco.cel.functions import FUNCTIONS, NAMES
 from draco.cel.functions_standard import CONVERSIONS
+from draco.cel.logic import both, either, not_strictly_false
 from draco.cel.loops import compile_loop
 from draco.cel.membership import membership
-from draco.cel.operators import OPERATORS, index, look_up
+from draco.cel.operators import OPERATORS, look_up
+from draco.cel.reads import (
+    DEVICE_READS,
+    KEYS,
+    constant_part,
+    optional_constant_part,
+    optional_part,
+    taken_part,
+)
 from draco.cel.regex import compile_pattern, every_match, found, matcher
 from draco.cel.texts import shown
 from draco.cel.values import NONE, Key, Optional, TypeValue, UInt, Value, go_type, key_of
@@ -139,11 +148,11 @@ class Compiler:
             if not is_optional:
                 return self._device_part((*path, key.value))
         inner = operand.bare or operand.run
-        run = _optional_part(inner, key.run) if is_optional else _part(inner, key.run)
+        run = optional_part(inner, key.run) if is_optional else taken_part(inner, key.run)
         if key.is_constant:
-            if type(key.value) not in _KEYS:
+            if type(key.value) not in KEYS:
                 raise CompileError(f"program instantiation failed: invalid qualifier type: {go_type(key.value)}")
-            run = _optional_constant_part(inner, key.value) if is_optional else _constant_part(inner, key.value)
+            run = optional_constant_part(inner, key.value) if is_optional else constant_part(inner, key.value)
             extra = READ
         else:
             extra = READ if key.bare is None else 0
@@ -151,7 +160,7 @@ class Compiler:
         return Code(self.meter.fixed(bare, READ), bare=bare)
 
     def _device_part(self, path: tuple[str, ...]) -> Code:
-        read = _DEVICE_READS[len(path)](*path)
+        read = DEVICE_READS[len(path)](*path)
         bare = self.meter.fixed(read, len(path))
         return Code(self.meter.fixed(bare, READ), path=path, bare=bare)
 
@@ -234,9 +243,9 @@ class Compiler:
             codes.append((yield Request(operand, scope)))  # noqa: PERF401 - as above
         match name:
             case "_&&_":
-                return Code(_both(codes[0].run, codes[1].run))
+                return Code(both(codes[0].run, codes[1].run))
             case "_||_":
-                return Code(_either(codes[0].run, codes[1].run))
+                return Code(either(codes[0].run, codes[1].run))
             case "_?_:_":
                 return self._conditional(*codes)
             case "_[_]":
@@ -244,7 +253,7 @@ class Compiler:
             case "_[?_]" | "_?._":
                 return self._part(codes[0], codes[1], is_optional=True)
             case "@not_strictly_false":
-                return Code(self.meter.fixed(_not_strictly_false(codes[0].run), 1))
+                return Code(self.meter.fixed(not_strictly_false(codes[0].run), 1))
             case "or" if len(codes) == 2:
                 return Code(_or(codes[0].run, codes[1].run))
             case "orValue" if len(codes) == 2:
@@ -349,177 +358,6 @@ def _full_name(node: Call) -> str:
     if prefix is not None and f"{prefix}.{node.function}" in NAMES:
         return f"{prefix}.{node.function}"
     return node.function.removeprefix(".")
-
-
-def _whole(kind: str) -> Run:
-    match kind:
-        case "driver":
-            return lambda device, _slots: device.driver
-        case "attributes":
-            return lambda device, _slots: device.attributes
-        case "capacity":
-            return lambda device, _slots: device.capacity
-        case "allowMultipleAllocations":
-            return lambda device, _slots: device.allow_multiple_allocations
-    return failing(f"no such key: {kind}")
-
-
-def _domain(kind: str, domain: str) -> Run:
-    if kind == "attributes":
-        return lambda device, _slots: device.attributes[domain]
-    if kind == "capacity":
-        return lambda device, _slots: device.capacity[domain]
-    whole = _whole(kind)
-    return lambda device, slots: index(whole(device, slots), domain)
-
-
-def _leaf(kind: str, domain: str, identifier: str) -> Run:
-    message = f"no such key: {identifier}"
-    if kind == "attributes":
-
-        def attribute(device: DeviceView, _slots: Slots) -> Value:
-            try:
-                return device.attributes[domain][identifier]
-            except KeyError:
-                raise EvaluationError(message) from None
-
-        return attribute
-    if kind == "capacity":
-
-        def capacity(device: DeviceView, _slots: Slots) -> Value:
-            try:
-                return device.capacity[domain][identifier]
-            except KeyError:
-                raise EvaluationError(message) from None
-
-        return capacity
-    inner = _domain(kind, domain)
-    return lambda device, slots: index(inner(device, slots), identifier)
-
-
-_DEVICE_READS: Final[dict[int, Callable[..., Run]]] = {1: _whole, 2: _domain, 3: _leaf}
-_KEYS: Final = frozenset({str, int, UInt, bool, float})
-
-
-def _check_key(key: Value) -> None:
-    if type(key) not in _KEYS:
-        raise EvaluationError(f"invalid qualifier type: {go_type(key)}")
-
-
-def _taken(operand: Value, key: Value) -> Value:
-    """`operand[key]`; an optional operand gives an optional."""
-    if type(operand) is Optional:
-        return _taken_optionally(operand, key)
-    return index(operand, key)
-
-
-def _taken_optionally(operand: Value, key: Value) -> Optional:
-    if type(operand) is Optional:
-        if not operand.present:
-            return operand
-        operand = operand.value
-    present, value = look_up(operand, key)
-    return Optional(value) if present else NONE
-
-
-def _constant_part(operand: Run, key: Value) -> Run:
-    return lambda device, slots: _taken(operand(device, slots), key)
-
-
-def _optional_constant_part(operand: Run, key: Value) -> Run:
-    return lambda device, slots: _taken_optionally(operand(device, slots), key)
-
-
-def _part(operand: Run, key: Run) -> Run:
-    def run(device: DeviceView, slots: Slots) -> Value:
-        value = operand(device, slots)
-        at = key(device, slots)
-        _check_key(at)
-        return _taken(value, at)
-
-    return run
-
-
-def _optional_part(operand: Run, key: Run) -> Run:
-    def run(device: DeviceView, slots: Slots) -> Value:
-        value = operand(device, slots)
-        at = key(device, slots)
-        _check_key(at)
-        return _taken_optionally(value, at)
-
-    return run
-
-
-def _both(left: Run, right: Run) -> Run:
-    """`left && right`: false wins over an error on either side."""
-
-    def run(device: DeviceView, slots: Slots) -> bool:
-        try:
-            one = left(device, slots)
-        except EvaluationAborted:
-            raise
-        except EvaluationError as error:
-            if _outcome(right, device, slots) is False:
-                return False
-            raise error from None
-        if one is False:
-            return False
-        other = right(device, slots)
-        if other is False:
-            return False
-        if one is True and other is True:
-            return True
-        raise EvaluationError("no such overload")
-
-    return run
-
-
-def _outcome(run: Run, device: DeviceView, slots: Slots) -> Value:
-    """What the right side gives when the left side has failed: its own failure does not count."""
-    try:
-        return run(device, slots)
-    except EvaluationAborted:
-        raise
-    except EvaluationError:
-        return None
-
-
-def _either(left: Run, right: Run) -> Run:
-    """`left || right`: true wins over an error on either side."""
-
-    def run(device: DeviceView, slots: Slots) -> bool:
-        try:
-            one = left(device, slots)
-        except EvaluationAborted:
-            raise
-        except EvaluationError as error:
-            if _outcome(right, device, slots) is True:
-                return True
-            raise error from None
-        if one is True:
-            return True
-        other = right(device, slots)
-        if other is True:
-            return True
-        if one is False and other is False:
-            return False
-        raise EvaluationError("no such overload")
-
-    return run
-
-
-def _not_strictly_false(operand: Run) -> Run:
-    """False only for false: an error may still be absorbed by what comes."""
-
-    def run(device: DeviceView, slots: Slots) -> bool:
-        try:
-            return operand(device, slots) is not False
-        except EvaluationAborted:
-            raise
-        except EvaluationError:
-            return True
-
-    return run
 
 
 def _is_appending(node: Call, scope: Scope) -> bool:

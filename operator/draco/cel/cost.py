@@ -287,7 +287,7 @@ class _Estimate:
         variable = self._variable(node)
         return None if variable is None else variable.entries
 
-    def _declared(self, path: _Path) -> Range | None:  # noqa: PLR0911  a table
+    def _declared(self, path: _Path) -> Range | None:  # noqa: PLR0911 - a table
         """The declared size of what a path leads to: of a text in characters, of lists and maps in elements."""
         match path:
             case ("device",):

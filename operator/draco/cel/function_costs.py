@@ -101,7 +101,7 @@ def estimate_function(
     return _function(function, overload, target, arguments)
 
 
-def _list_function(overload: str, target: Argument | None, arguments: Sequence[Argument]) -> Estimate | None:  # noqa: PLR0911
+def _list_function(overload: str, target: Argument | None, arguments: Sequence[Argument]) -> Estimate | None:  # noqa: PLR0911 - one per case
     """Functions that make a list: each of its elements counts, and one allocation."""
     if overload == "lists_range":
         return _allocated(fixed(_number(arguments[0], UNBOUNDED)), 1)
@@ -134,7 +134,7 @@ def _number(argument: Argument, otherwise: int) -> int:
     return otherwise
 
 
-def _method(function: str, overload: str, target: Argument, arguments: Sequence[Argument]) -> Estimate | None:  # noqa: PLR0911, PLR0912  a table
+def _method(function: str, overload: str, target: Argument, arguments: Sequence[Argument]) -> Estimate | None:  # noqa: PLR0911, PLR0912 - a table
     size = target.size
     if function in _OVER_ELEMENTS:
         return Estimate(_over_elements(function, target))
@@ -173,7 +173,7 @@ def _method(function: str, overload: str, target: Argument, arguments: Sequence[
     return None
 
 
-def _function(function: str, overload: str, target: Argument | None, arguments: Sequence[Argument]) -> Estimate | None:  # noqa: PLR0911
+def _function(function: str, overload: str, target: Argument | None, arguments: Sequence[Argument]) -> Estimate | None:  # noqa: PLR0911 - one per case
     if target is not None or not arguments:
         return None
     first, size = arguments[0], arguments[0].size

@@ -111,7 +111,7 @@ def grammar() -> str:
     spec = find_spec("celpy")
     if spec is None or spec.origin is None:
         raise LookupError("cel-python is not installed")
-    with open(spec.origin.removesuffix("__init__.py") + "cel.lark", encoding="utf-8") as file:  # noqa: PTH123  pure folder
+    with open(spec.origin.removesuffix("__init__.py") + "cel.lark", encoding="utf-8") as file:  # noqa: PTH123 - pure folder
         text = file.read()
     replaced = set()
 

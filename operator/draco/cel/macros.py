@@ -90,7 +90,7 @@ def _quantifier(position: int, function: str, target: Expr, arguments: tuple[Exp
     )
 
 
-def _building(  # noqa: PLR0917  called with all of them by three macros
+def _building(  # noqa: PLR0917 - called with all of them by three macros
     position: int,
     macro: str,
     target: Expr,

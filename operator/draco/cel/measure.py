@@ -34,7 +34,7 @@ class _Open(msgspec.Struct):
         return max(self.expr, self.relation, self.addition + self.multiplication, self.member)
 
 
-def nesting(tokens: Iterable[Token]) -> int:  # noqa: PLR0912  one per kind of token
+def nesting(tokens: Iterable[Token]) -> int:  # noqa: PLR0912 - one per kind of token
     """The most rules of one kind that Kubernetes' parser would have open at once, for text that is known to parse.
 
     A chain such as `1+1+1` or `a.b.c` keeps one open per operator; `&&` and `||` do not.

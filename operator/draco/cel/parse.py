@@ -265,7 +265,7 @@ def _check_reserved(name: Token, position: int) -> None:
         _refuse(position, f"reserved identifier: {name}")
 
 
-def _value(token: Token, *, negative: bool) -> tuple[LiteralKind, bool | int | float | str | bytes | None]:  # noqa: PLR0911
+def _value(token: Token, *, negative: bool) -> tuple[LiteralKind, bool | int | float | str | bytes | None]:  # noqa: PLR0911 - one per case
     match token.type:
         case "INT_LIT":
             return "int", literals.read_int(token, negative=negative)

@@ -143,7 +143,7 @@ class Bindings:
             return of
         return _composed(of.kind, of.name, *map(self.final, of.parameters))
 
-    def _assignable(self, one: Type, other: Type) -> bool:  # noqa: PLR0911  one per rule
+    def _assignable(self, one: Type, other: Type) -> bool:  # noqa: PLR0911 - one per rule
         if other.kind == "variable":
             fits, was_bound = self._substitute(one, other)
             if fits or was_bound:

@@ -157,7 +157,7 @@ def test_macros_become_loops_that_know_what_was_written(text: str, macro: str) -
         ("a b", "ERROR: <input>:1:3: Syntax error: mismatched input 'b' expecting <EOF>\n | a b\n | ..^"),
         ("(1", "ERROR: <input>:1:3: Syntax error: mismatched input '<EOF>' expecting ')'\n | (1\n | ..^"),
         ("1 +\n\t$", "ERROR: <input>:2:2: Syntax error: token recognition error at: '$'\n |  $\n | .^"),
-        ("é$", "\n | é$\n | ＾"),  # noqa: RUF001  Kubernetes marks wide characters so
+        ("é$", "\n | é$\n | ＾"),  # noqa: RUF001 - Kubernetes marks wide characters so
         ("", "mismatched input '<EOF>'"),
     ],
 )
@@ -275,7 +275,7 @@ def test_any_text_is_read_or_refused_and_nothing_else(text: str) -> None:
     try:
         parse(text)
     except CompileError as error:
-        assert str(error).startswith("compilation failed: ERROR: <input>:")  # noqa: PT017  both outcomes are right
+        assert str(error).startswith("compilation failed: ERROR: <input>:")  # noqa: PT017 - both outcomes are right
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""`&&`, `||` and their like: which errors they absorb, and in what order they look.
+
+Owns these closures only.
+"""
+
+from draco.cel.code import Run, Slots
+from draco.cel.device import DeviceView
+from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.cel.values import Value
+
+
+def both(left: Run, right: Run) -> Run:
+    """`left && right`: false wins over an error on either side."""
+
+    def run(device: DeviceView, slots: Slots) -> bool:
+        try:
+            one = left(device, slots)
+        except EvaluationAborted:
+            raise
+        except EvaluationError as error:
+            if outcome(right, device, slots) is False:
+                return False
+            raise error from None
+        if one is False:
+            return False
+        other = right(device, slots)
+        if other is False:
+            return False
+        if one is True and other is True:
+            return True
+        raise EvaluationError("no such overload")
+
+    return run
+
+
+def outcome(run: Run, device: DeviceView, slots: Slots) -> Value:
+    """What the right side gives when the left side has failed: its own failure does not count."""
+    try:
+        return run(device, slots)
+    except EvaluationAborted:
+        raise
+    except EvaluationError:
+        return None
+
+
+def either(left: Run, right: Run) -> Run:
+    """`left || right`: true wins over an error on either side."""
+
+    def run(device: DeviceView, slots: Slots) -> bool:
+        try:
+            one = left(device, slots)
+        except EvaluationAborted:
+            raise
+        except EvaluationError as error:
+            if outcome(right, device, slots) is True:
+                return True
+            raise error from None
+        if one is True:
+            return True
+        other = right(device, slots)
+        if other is True:
+            return True
+        if one is False and other is False:
+            return False
+        raise EvaluationError("no such overload")
+
+    return run
+
+
+def not_strictly_false(operand: Run) -> Run:
+    """False only for false: an error may still be absorbed by what comes."""
+
+    def run(device: DeviceView, slots: Slots) -> bool:
+        try:
+            return operand(device, slots) is not False
+        except EvaluationAborted:
+            raise
+        except EvaluationError:
+            return True
+
+    return run
