@@ -21,12 +21,6 @@ from draco.resources.quantity import Quantity
 MAX_RESULTS: Final = 32
 """Devices of one claim; the API's limit."""
 
-_HINT: Final = (
-    ". consider using CEL optional chaining (.? followed by orValue()) "
-    "or guarding the check with has() for optional fields"
-)
-"""What kube-scheduler adds since 1.37 where a selector reads what a device lacks."""
-
 
 class Request:
     """One request, or one alternative of it, with what was found out about devices during one search.
@@ -109,9 +103,8 @@ def matcher(selectors: Selectors, node: Node) -> Matcher:
             except CompileError as error:
                 raise AllocationError(f"{whose}: selector #{index}: CEL compile error: {error}") from error
             except EvaluationError as error:
-                hint = _HINT if "no such key:" in str(error) else ""
                 raise AllocationError(
-                    f"{whose}: selector #{index} on device {candidate.key}: CEL runtime error: {error}{hint}"
+                    f"{whose}: selector #{index} on device {candidate.key}: CEL runtime error: {_with_advice(error)}"
                 ) from error
         return not candidate.spec.per_device_node_selection or is_device_for(candidate.device, node)
 
