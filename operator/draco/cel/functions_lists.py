@@ -82,7 +82,10 @@ def _compare_keys(one: Value, other: Value) -> int:
         return 0  # NaN is not less than anything, and the sort goes on
 
 
-def _sort(items: list[Value]) -> list[Value]:
+def _sort(items: Value) -> list[Value]:
+    if type(items) is not list:
+        # Kubernetes asks for the size first, which a text has, too.
+        raise EvaluationError("no such overload" if type(items) in {str, bytes} else "no such overload: sort")
     return sort_by_keys(items, items)
 
 

@@ -95,7 +95,7 @@ func reply(ask question, programs *compiled) (a answer) {
 		a.Cost = details.ActualCost()
 	}
 	if err != nil {
-		a.Error = dracel.EnhanceRuntimeError(err).Error()
+		a.Error = err.Error()
 		return a
 	}
 	a.Match = ptr.To(match)

@@ -1,0 +1,53 @@
+"""One run of the differential tests: its seed, its size, and what it found.
+
+Owns the settings, which come from the environment: DRACO_SEED (drawn anew for each run unless given) repeats a run,
+DRACO_EXAMPLES makes one longer, as in `DRACO_EXAMPLES=100000 make test PYTEST_ARGS=tests/differential`.
+"""
+
+import json
+import os
+import secrets
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+SEED = int(os.environ.get("DRACO_SEED") or secrets.randbelow(1 << 32))
+KEPT = Path(__file__).parent / "kept"
+REPORTS: list[str] = []
+"""A line for each test that ran, shown below the results."""
+
+
+def size(examples: int, *phases: Phase) -> settings:
+    """So many examples by default; a run is repeated by its seed, so nothing is remembered from the last one."""
+    return settings(
+        max_examples=int(os.environ.get("DRACO_EXAMPLES") or examples),
+        deadline=None,
+        database=None,
+        phases=phases or (Phase.generate, Phase.shrink),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+    )
+
+
+class Tally:
+    """What a test compared, by the kind of answer."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._start = time.monotonic()
+        self.answers: Counter[str] = Counter()
+
+    def report(self) -> None:
+        """Have the run say what was compared."""
+        total = sum(self.answers.values())
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.answers.items()))
+        seconds = time.monotonic() - self._start
+        REPORTS.append(f"{total} {self._what} compared in {seconds:.0f} s with DRACO_SEED={SEED}: {kinds}")
+
+
+def kept(folder: str) -> list[Any]:
+    """The cases that once differed, as parameters named after their files."""
+    return [pytest.param(json.loads(path.read_text()), id=path.stem) for path in sorted((KEPT / folder).glob("*.json"))]
