@@ -27,7 +27,7 @@ from draco.cel.values import (
     value_of_key,
 )
 
-_LONGEST_RANGE: Final = 10_000_000
+_LONGEST_RANGE: Final = 1_000_000
 _COMPARABLE: Final = ListOf(frozenset({int, UInt, float, bool, Duration, Timestamp, str, bytes}))
 
 _OPTIONALS: Final = ListOf(frozenset({Optional}))
