@@ -5,7 +5,7 @@ nothing. Amounts are exact, in billionths, as no quantity is finer.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Self, TypeVar
 
@@ -28,6 +28,7 @@ class AllocatedState:
 
     def __init__(self) -> None:
         self._claims: dict[ObjectKey, list[DeviceRequestAllocationResult]] = {}
+        self._holders: dict[DeviceKey, tuple[ObjectKey, ...]] = {}
         self._whole: Counter[DeviceKey] = Counter()
         self._shares: dict[DeviceKey, Counter[str]] = {}
         self._consumed: dict[DeviceKey, Counter[str]] = {}
@@ -51,11 +52,20 @@ class AllocatedState:
         self._claims[claim.metadata.key] = results
         for result in results:
             self._count(result, +1)
+        for device in _devices(results):
+            self._holders[device] = (*self._holders.get(device, ()), claim.metadata.key)
 
     def remove_claim(self, key: ObjectKey) -> None:
         """Forget a claim; nothing happens if it held nothing."""
-        for result in self._claims.pop(key, ()):
+        results = self._claims.pop(key, ())
+        for result in results:
             self._count(result, -1)
+        for device in _devices(results):
+            others = tuple(each for each in self._holders[device] if each != key)
+            if others:
+                self._holders[device] = others
+            else:
+                del self._holders[device]
 
     def _count(self, result: DeviceRequestAllocationResult, step: int) -> None:
         key = DeviceKey(result.driver, result.pool, result.device)
@@ -83,7 +93,11 @@ class AllocatedState:
 
     def uses(self, device: DeviceKey) -> bool:
         """Whether any claim holds the device or a share of it."""
-        return device in self._whole or device in self._shares
+        return device in self._holders
+
+    def holders(self, device: DeviceKey) -> Sequence[ObjectKey]:
+        """The claims that hold the device or a share of it, sorted."""
+        return sorted(self._holders.get(device, ()))
 
     def consumed(self, device: DeviceKey) -> Mapping[str, int]:
         """How much of each capacity of a shared device is taken, in billionths."""
@@ -91,7 +105,11 @@ class AllocatedState:
 
     def devices(self) -> Iterable[DeviceKey]:
         """Every device of which something is in use."""
-        return self._whole.keys() | self._shares.keys()
+        return self._holders.keys()
+
+
+def _devices(results: Iterable[DeviceRequestAllocationResult]) -> set[DeviceKey]:
+    return {DeviceKey(result.driver, result.pool, result.device) for result in results}
 
 
 def _add(counts: Counter[Key], key: Key, step: int) -> None:
