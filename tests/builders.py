@@ -11,16 +11,19 @@ from typing import Any
 from draco.agent.gpus import Gpu
 from draco.resources.claims import (
     AllocationResult,
+    CelSelector,
     DeviceAllocationResult,
     DeviceClaim,
     DeviceRequest,
     DeviceRequestAllocationResult,
+    DeviceSelector,
     ExactDeviceRequest,
     ResourceClaim,
     ResourceClaimConsumerReference,
     ResourceClaimSpec,
     ResourceClaimStatus,
 )
+from draco.resources.classes import DeviceClass, DeviceClassSpec
 from draco.resources.core import (
     Container,
     Node,
@@ -131,6 +134,15 @@ def a_claim(
                 for pod in reserved_for
             ],
         ),
+    )
+
+
+def a_device_class(
+    name: str = NVIDIA_DEVICE_CLASS, *, selector: str = f"device.driver == '{NVIDIA_DRIVER}'"
+) -> DeviceClass:
+    return DeviceClass(
+        metadata=ObjectMeta(name=name, uid=a_uid("class", name)),
+        spec=DeviceClassSpec(selectors=[DeviceSelector(cel=CelSelector(expression=selector))]),
     )
 
 

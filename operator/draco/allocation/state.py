@@ -42,11 +42,13 @@ class AllocatedState:
         return state
 
     def put_claim(self, claim: ResourceClaim) -> None:
-        """Take a claim as it now is, in place of what was known of it."""
+        """Take a claim as it now is, in place of what was known of it. Raises QuantityError, having changed nothing."""
+        allocated = claim.status.allocation.devices.results if claim.status.allocation is not None else ()
+        results = [result for result in allocated if not result.admin_access]
+        for result in results:
+            for text in result.consumed_capacity.values():
+                amount(text)
         self.remove_claim(claim.metadata.key)
-        if claim.status.allocation is None:
-            return
-        results = [result for result in claim.status.allocation.devices.results if not result.admin_access]
         if not results:
             return
         self._claims[claim.metadata.key] = results

@@ -3,7 +3,7 @@
 Owns what runs in `draco operator`. Every replica watches, answers probes and exports metrics; only the leader writes. Must not
 be needed for a pod to start: it is never on kubelet's path.
 
-Rooms: `app` (wiring), `settings`, `view` (what is known of the cluster, indexed), `maintenance`, `pending_claims` and `taints`
-(one reconciler or reading each), `handlers` and `kopf_thread` (Kopf, for our own kinds), `reconciling` (queue, workers and
-their numbers), `metrics`, `health` (HTTP).
+Rooms: `app` (wiring), `settings`, `view` (what is known of the cluster, indexed), `following` (the fleet, change by change),
+`maintenance`, `pending_claims` and `taints` (one reconciler or reading each), `handlers` and `kopf_thread` (Kopf, for our own
+kinds), `reconciling` (queue, workers and their numbers), `metrics`, `health` (HTTP).
 """

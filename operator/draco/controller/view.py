@@ -1,7 +1,7 @@
 """What the operator knows of the cluster: one informer per kind, and the indexes that its questions need.
 
-Owns the list of collections that are watched, their indexes, and the survey of devices that metrics and explanations share.
-Writes nothing and decides nothing.
+Owns the list of collections that are watched, their indexes, the fleet that explanations are made of, and the survey of devices
+for metrics. Writes nothing and decides nothing.
 """
 
 from collections import Counter
@@ -10,13 +10,16 @@ from random import Random
 from typing import Any
 
 from draco.allocation import Supply, survey
+from draco.allocation.fleet import Fleet
+from draco.controller.following import FollowedFleet
 from draco.kube.client import Client
 from draco.kube.clock import Clock
 from draco.kube.informer import Informer
 from draco.kube.store import Store
 from draco.maintenance import maintained_device, maintenance_uid
 from draco.resources.claims import ResourceClaim
-from draco.resources.core import Pod
+from draco.resources.classes import DeviceClass
+from draco.resources.core import Node, Pod
 from draco.resources.draco import DeviceMaintenance
 from draco.resources.kinds import (
     CLAIMS,
@@ -59,8 +62,8 @@ class ClusterView:
         self.claims: Informer[ResourceClaim] = follow(CLAIMS)
         self.slices: Informer[ResourceSlice] = follow(SLICES)
         self.pods: Informer[Pod] = follow(PODS)
-        self.nodes = follow(NODES)
-        self.classes = follow(DEVICE_CLASSES)
+        self.nodes: Informer[Node] = follow(NODES)
+        self.classes: Informer[DeviceClass] = follow(DEVICE_CLASSES)
         self.gpu_nodes = follow(GPU_NODES)
         self.maintenances: Informer[DeviceMaintenance] = follow(DEVICE_MAINTENANCES)
         self.rules: Informer[DeviceTaintRule] | None = follow(taint_rules) if taint_rules else None
@@ -87,6 +90,12 @@ class ClusterView:
         self.rule_store.add_index(BY_MAINTENANCE, _maintenance_of)
         self.rule_store.add_index(BY_DEVICE, _maintained_device_of)
 
+        self.followed = FollowedFleet()
+        """Subscribed before anyone else, so that whoever is woken by a change finds it in the fleet."""
+        self.followed.follow(
+            slices=self.slices, rules=self.rules, nodes=self.nodes, classes=self.classes, claims=self.claims
+        )
+
         self._clock = clock
         self._survey_every_s = survey_every_s
         self._supply: Supply | None = None
@@ -95,6 +104,11 @@ class ClusterView:
         for informer in self.informers.values():
             if informer not in (self.pods, self.maintenances, self.gpu_nodes, self.classes):
                 informer.subscribe(self._outdate)
+
+    @property
+    def fleet(self) -> Fleet:
+        """All that allocation depends on, as of the last change."""
+        return self.followed.fleet
 
     @property
     def rule_store(self) -> Store[DeviceTaintRule]:

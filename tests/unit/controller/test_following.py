@@ -1,0 +1,150 @@
+"""The fleet follows the informers: change by change, across relists, past objects that cannot be read."""
+
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from draco.allocation.fleet import Fleet
+from draco.controller.view import ClusterView
+from draco.kube.client import Client
+from draco.kube.connection import Connection
+from draco.kube.informer import Informer
+from draco.kube.watching import Listed
+from draco.resources.core import Node, NodeCondition
+from draco.resources.kinds import TAINT_RULES
+from draco.resources.meta import ObjectKey
+from tests.builders import MOMENT, a_claim, a_device_class, a_device_key, a_node, a_rule, a_slice
+from tests.doubles.clock import ManualClock
+
+
+@pytest.fixture
+def view() -> ClusterView:
+    return ClusterView(Client(Connection("http://127.0.0.1:1")), TAINT_RULES[0], clock=ManualClock(), random=Random(1))
+
+
+def put(informer: Informer[Any], obj: Any) -> None:
+    informer._publish(informer.store.put(obj))
+
+
+def remove(informer: Informer[Any], *name: str) -> None:
+    informer._publish(informer.store.remove(ObjectKey("", *name) if len(name) == 1 else ObjectKey(*name)))
+
+
+def relist(informer: Informer[Any], objects: Iterable[Any]) -> None:
+    informer._take(Listed({obj.metadata.key: obj for obj in objects}, "2", []))
+
+
+def content(fleet: Fleet) -> dict[str, Any]:
+    """What can be asked of a fleet, in a form that compares."""
+    names = ("node-0", "node-1", "node-2")
+    views = {
+        name: [
+            (view.key, [(each.key, sorted(taint.key for taint in each.taints)) for each in view.candidates])
+            for view in fleet.inventory.views(a_node(name))
+        ]
+        for name in names
+    }
+    return {
+        "views": views,
+        "nodes": dict(fleet.nodes),
+        "classes": dict(fleet.classes),
+        "claims": dict(fleet.claims),
+        "in use": sorted(fleet.state.devices()),
+    }
+
+
+def test_every_change_of_every_kind_reaches_the_fleet(view: ClusterView) -> None:
+    assert view.rules is not None
+    put(view.slices, a_slice("node-0"))
+    put(view.slices, a_slice("node-1"))
+    put(view.slices, a_slice("node-1", ["gpu-0"]))
+    put(view.rules, a_rule("broken", device="gpu-0"))
+    put(view.rules, a_rule("gone"))
+    put(view.nodes, a_node("node-0"))
+    put(view.nodes, a_node("node-2"))
+    put(view.classes, a_device_class())
+    put(view.classes, a_device_class("other"))
+    put(view.claims, a_claim("train", on=["node-0/gpu-0"]))
+    put(view.claims, a_claim("done", on=["node-0/gpu-1"]))
+    remove(view.rules, "gone")
+    remove(view.nodes, "node-2")
+    remove(view.classes, "other")
+    remove(view.claims, "default", "done")
+    assert content(view.fleet) == content(
+        Fleet.of(
+            slices=[a_slice("node-0"), a_slice("node-1", ["gpu-0"])],
+            rules=[a_rule("broken", device="gpu-0")],
+            nodes=[a_node("node-0")],
+            classes=[a_device_class()],
+            claims=[a_claim("train", on=["node-0/gpu-0"])],
+        )
+    )
+    assert view.fleet.holders(a_device_key("node-0/gpu-0")) == [ObjectKey("default", "train")]
+
+
+def test_what_vanished_between_two_lists_vanishes_from_the_fleet(view: ClusterView) -> None:
+    relist(view.slices, [a_slice("node-0"), a_slice("node-1")])
+    relist(view.nodes, [a_node("node-0"), a_node("node-1")])
+    relist(view.claims, [a_claim("train", on=["node-0/gpu-0"])])
+    relist(view.slices, [a_slice("node-1")])
+    relist(view.nodes, [a_node("node-1")])
+    relist(view.claims, [])
+    assert content(view.fleet) == content(Fleet.of(slices=[a_slice("node-1")], nodes=[a_node("node-1")]))
+
+
+def test_an_object_that_cannot_be_read_is_left_out_and_said_once(view: ClusterView) -> None:
+    good = a_claim("train", on=["node-0/gpu-0"])
+    allocation = good.status.allocation
+    assert allocation is not None
+    (result,) = allocation.devices.results
+    shared = msgspec.structs.replace(result, share_id="share", consumed_capacity={"memory": "forty"})
+    devices = msgspec.structs.replace(allocation.devices, results=[shared])
+    status = msgspec.structs.replace(good.status, allocation=msgspec.structs.replace(allocation, devices=devices))
+    bad = msgspec.structs.replace(good, status=status)
+    put(view.claims, good)
+    with capture_logs() as logs:
+        put(view.claims, bad)
+        put(view.claims, msgspec.structs.replace(bad))
+        put(view.claims, a_claim("other", on=["node-0/gpu-1"]))
+    (said,) = logs
+    assert (said["event"], said["kind"], said["key"]) == ("fleet.left_out", "ResourceClaim", "default/train")
+    assert "forty" in said["error"]
+    assert list(view.fleet.state.devices()) == [a_device_key("node-0/gpu-1")]
+    put(view.claims, good)
+    assert sorted(view.fleet.state.devices()) == [a_device_key("node-0/gpu-0"), a_device_key("node-0/gpu-1")]
+
+
+def test_only_changes_that_can_alter_an_allocation_count(view: ClusterView) -> None:
+    woken: list[int] = []
+    view.followed.subscribe(lambda: woken.append(view.followed.version))
+
+    def counts(informer: Informer[Any], obj: Any) -> bool:
+        before = len(woken)
+        put(informer, obj)
+        return len(woken) > before
+
+    def heartbeat(node: Node) -> Node:
+        conditions = [NodeCondition(type=c.type, status=c.status, message="again") for c in node.status.conditions]
+        status = msgspec.structs.replace(node.status, conditions=conditions)
+        return msgspec.structs.replace(node, status=status)
+
+    node = a_node()
+    assert counts(view.nodes, node)
+    assert not counts(view.nodes, heartbeat(node))
+    assert counts(view.nodes, a_node(ready=False))
+    assert counts(view.nodes, a_node(unschedulable=True))
+    claim = a_claim("train")
+    assert not counts(view.claims, claim), "what it asks for concerns nobody else"
+    assert counts(view.claims, a_claim("train", on=["node-0/gpu-0"]))
+    assert not counts(view.claims, a_claim("train", on=["node-0/gpu-0"], reserved_for=["pod"]))
+    assert counts(view.slices, a_slice())
+    meta = msgspec.structs.replace(a_slice().metadata, creation_timestamp=MOMENT)
+    assert not counts(view.slices, msgspec.structs.replace(a_slice(), metadata=meta))
+    assert woken == sorted(set(woken))
+    before = len(woken)
+    remove(view.claims, "default", "train")
+    assert len(woken) == before + 1
