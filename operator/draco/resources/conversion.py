@@ -1,0 +1,116 @@
+"""Older versions of resource.k8s.io, read as v1.
+
+Owns what differs between v1beta1, v1beta2, v1alpha3 and v1, as plain mappings before anything is decoded; nothing that is passed
+in is changed. Knows the shape of a manifest no further than it has to, so that what is wrong in it is told by who decodes it.
+Source: k8s.io/api/resource.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+Json = Mapping[str, Any]
+
+GROUP: Final = "resource.k8s.io"
+VERSIONS: Final[Mapping[str, frozenset[str]]] = {
+    "ResourceClaim": frozenset({"v1", "v1beta2", "v1beta1"}),
+    "ResourceClaimTemplate": frozenset({"v1", "v1beta2", "v1beta1"}),
+    "DeviceClass": frozenset({"v1", "v1beta2", "v1beta1"}),
+    "ResourceSlice": frozenset({"v1", "v1beta2", "v1beta1"}),
+    "DeviceTaintRule": frozenset({"v1", "v1beta2", "v1alpha3"}),
+}
+"""The versions of each kind that can be read. What older ones said of claims, classes and slices meant something else."""
+
+_OF_THE_REQUEST: Final = (
+    "deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity", "derivedAttributes",
+)  # fmt: skip
+"""Fields that stand beside a request's name in v1beta1, and under `exactly` since."""
+
+
+class NotConvertibleError(ValueError):
+    """A field has no equal in v1; says which, and what to write instead."""
+
+
+def to_v1(kind: str, version: str, manifest: Json) -> Json:
+    """A manifest of a kind of resource.k8s.io as v1 would have it. Raises NotConvertibleError."""
+    convert = _CONVERSIONS.get((kind, version))
+    return manifest if convert is None else convert(manifest)
+
+
+def _claim(manifest: Json) -> Json:
+    return _changed(manifest, "spec", _claim_spec)
+
+
+def _template(manifest: Json) -> Json:
+    return _changed(manifest, "spec", _claim)
+
+
+def _claim_spec(spec: Json) -> Json:
+    return _changed(spec, "devices", lambda devices: _each(devices, "requests", _request))
+
+
+def _request(request: Json) -> Json:
+    """v1beta1 wrote the one kind of request beside its name; whatever of it is there goes under `exactly`, even beside a list."""
+    fields = {name: request[name] for name in _OF_THE_REQUEST if request.get(name) is not None}
+    if not fields:
+        return request
+    rest = {name: value for name, value in request.items() if name not in _OF_THE_REQUEST}
+    if "exactly" in rest:  # what v1 has: people change the fields and forget the version
+        return request
+    return {**rest, "exactly": fields}
+
+
+def _slice(manifest: Json) -> Json:
+    return _changed(manifest, "spec", _slice_spec)
+
+
+def _slice_spec(spec: Json) -> Json:
+    """An empty nodeName and a false allNodes meant the same as none."""
+    kept = {
+        name: value
+        for name, value in spec.items()
+        if not (name == "nodeName" and value == "") and not (name == "allNodes" and value is False)
+    }
+    return _each(kept, "devices", _device)
+
+
+def _device(device: Json) -> Json:
+    """v1beta1 put all but the name under `basic`."""
+    basic = device.get("basic")
+    if not isinstance(basic, Mapping):
+        return device
+    return {**{name: value for name, value in device.items() if name != "basic"}, **basic}
+
+
+def _rule(manifest: Json) -> Json:
+    """v1alpha3 once let rules select by class and by expression. Without that a rule would hit far more than was meant."""
+    spec = manifest.get("spec")
+    selector = spec.get("deviceSelector") if isinstance(spec, Mapping) else None
+    for name in ("deviceClassName", "selectors"):
+        if isinstance(selector, Mapping) and selector.get(name):
+            raise NotConvertibleError(
+                f"spec.deviceSelector.{name} is gone since Kubernetes 1.35 and would be ignored, so that the taint would hit "
+                "more devices than meant; name driver, pool and device instead"
+            )
+    return manifest
+
+
+def _changed(manifest: Json, name: str, change: Callable[[Json], Json]) -> Json:
+    value = manifest.get(name)
+    return {**manifest, name: change(value)} if isinstance(value, Mapping) else manifest
+
+
+def _each(manifest: Json, name: str, change: Callable[[Json], Json]) -> Json:
+    values = manifest.get(name)
+    if not isinstance(values, list):
+        return manifest
+    return {**manifest, name: [change(value) if isinstance(value, Mapping) else value for value in values]}
+
+
+_CONVERSIONS: Final[Mapping[tuple[str, str], Callable[[Json], Json]]] = {
+    ("ResourceClaim", "v1beta1"): _claim,
+    ("ResourceClaimTemplate", "v1beta1"): _template,
+    ("ResourceSlice", "v1beta1"): _slice,
+    ("DeviceTaintRule", "v1alpha3"): _rule,
+    ("DeviceTaintRule", "v1beta2"): _rule,
+    ("DeviceTaintRule", "v1"): _rule,
+}

@@ -1,0 +1,255 @@
+"""Manifests as people and programs write them, read as the structs of `resources`.
+
+Owns which kinds and versions can be read, the defaults that an API server fills in, and what is said of a manifest that does not
+fit. A manifest is a plain mapping here: whoever reads files says where it stands (`source`). Must not do I/O.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from draco.resources import conversion
+from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
+from draco.resources.classes import DeviceClass
+from draco.resources.core import Node, Pod
+from draco.resources.errors import DracoError
+from draco.resources.slices import ResourceSlice
+from draco.resources.taints import DeviceTaintRule
+
+Object = Node | ResourceSlice | DeviceClass | DeviceTaintRule | ResourceClaim | ResourceClaimTemplate | Pod
+"""What a manifest can be read as."""
+
+Json = Mapping[str, Any]
+
+_DRA: Final[Mapping[str, type[Object]]] = {
+    "DeviceClass": DeviceClass,
+    "DeviceTaintRule": DeviceTaintRule,
+    "ResourceClaim": ResourceClaim,
+    "ResourceClaimTemplate": ResourceClaimTemplate,
+    "ResourceSlice": ResourceSlice,
+}
+_CORE: Final[Mapping[str, type[Object]]] = {"Node": Node, "Pod": Pod}
+_WORKLOADS: Final[Mapping[tuple[str, str], Sequence[str]]] = {
+    ("apps/v1", "DaemonSet"): ("spec", "template"),
+    ("apps/v1", "Deployment"): ("spec", "template"),
+    ("apps/v1", "ReplicaSet"): ("spec", "template"),
+    ("apps/v1", "StatefulSet"): ("spec", "template"),
+    ("batch/v1", "CronJob"): ("spec", "jobTemplate", "spec", "template"),
+    ("batch/v1", "Job"): ("spec", "template"),
+    ("v1", "ReplicationController"): ("spec", "template"),
+}
+"""Where a workload has the template of its pods."""
+_NAMESPACED: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "Pod"})
+KINDS: Final = (*sorted({**_DRA, **_CORE}), *sorted(kind for _, kind in _WORKLOADS))
+"""Every kind that can be read, lists of them aside."""
+
+
+class ManifestError(DracoError):
+    """A manifest cannot be read; says where it stands, what is wrong and what to write instead."""
+
+
+class UnknownKindError(ManifestError):
+    """A manifest is of a kind that has no part in device allocation."""
+
+
+def decode(document: object, *, source: str) -> Object:
+    """One object. A workload is read as one pod of its template, under the workload's name.
+
+    Raises UnknownKindError for any other kind, and ManifestError for what does not fit.
+    """
+    manifest = _mapping(document, source)
+    kind, api_version = _text(manifest, "kind", source), _text(manifest, "apiVersion", source)
+    group, _, version = api_version.rpartition("/")
+    if (api_version, kind) in _WORKLOADS:
+        return _convert(Pod, "Pod", _pod_of(manifest, _WORKLOADS[api_version, kind], source), source)
+    if group == conversion.GROUP and kind in _DRA:
+        if version not in conversion.VERSIONS[kind]:
+            raise ManifestError(f"{source}: {_no_version(kind, api_version)}")
+        try:
+            return _convert(_DRA[kind], kind, conversion.to_v1(kind, version, manifest), source)
+        except conversion.NotConvertibleError as error:
+            raise ManifestError(f"{_named(source, kind, manifest)}: {error}.") from error
+    if api_version == "v1" and kind in _CORE:
+        return _convert(_CORE[kind], kind, manifest, source)
+    raise _unknown(kind, api_version, source)
+
+
+def expand(document: object, *, source: str) -> Iterator[tuple[Json, str]]:
+    """The manifests in a document, each with where it stands: of a list its items, else the document itself."""
+    manifest = _mapping(document, source)
+    kind = manifest.get("kind")
+    if not isinstance(kind, str) or not kind.endswith("List") or "items" not in manifest:
+        yield manifest, source
+        return
+    items = manifest["items"] or []
+    if not isinstance(items, list):
+        raise ManifestError(f"{source}: items of {kind} must be a list of objects.")
+    inherited = {"apiVersion": manifest.get("apiVersion"), "kind": kind.removesuffix("List")} if kind != "List" else {}
+    for number, item in enumerate(items, 1):
+        where = f"{source}, item {number}"
+        yield {**inherited, **_mapping(item, where)}, where
+
+
+def _convert(type_: type[Object], kind: str, manifest: Json, source: str) -> Object:
+    try:
+        item: Object = msgspec.convert(_as_stored(kind, manifest), type_)
+    except msgspec.ValidationError as error:
+        raise ManifestError(f"{_named(source, kind, manifest)}: {_sentence(str(error))}") from error
+    if not item.metadata.name:
+        raise ManifestError(f"{_named(source, kind, manifest)}: metadata.name is missing; give the object a name.")
+    return item
+
+
+def _as_stored(kind: str, manifest: Json) -> Any:
+    """The manifest as an API server would store it, as far as that matters: nothing null, numbers as quantities, defaults."""
+    stored = _plain(manifest)
+    if kind in _NAMESPACED and isinstance(metadata := stored.setdefault("metadata", {}), dict):
+        metadata["namespace"] = metadata.get("namespace") or "default"
+    return stored
+
+
+_QUANTITIES: Final = frozenset({"value", "default", "min", "max", "step"})
+"""Keys whose numbers are quantities, where they stand in slices; other numbers stay numbers."""
+_AMOUNTS: Final = frozenset({"requests", "consumedCapacity"})
+"""Mappings whose numbers are all quantities."""
+_OPAQUE: Final = frozenset({"parameters", "data", "annotations", "managedFields"})
+
+
+def _plain(value: Any, key: str = "") -> Any:
+    """Without nulls, which mean "not set", and without the empty values that the API takes for "not set"."""
+    if isinstance(value, Mapping):
+        kept = {
+            name: inner if name in _OPAQUE else _plain(inner, name if isinstance(name, str) else "")
+            for name, inner in value.items()
+            if inner is not None and not _means_unset(name, inner)
+        }
+        if key in _AMOUNTS:
+            return {name: _quantity(inner) for name, inner in kept.items()}
+        return kept
+    if isinstance(value, list):
+        return [_quantity(each) for each in value] if key == "validValues" else [_plain(each) for each in value]
+    return _quantity(value) if key in _QUANTITIES else value
+
+
+def _means_unset(key: object, value: object) -> bool:
+    return (key == "count" and value == 0 and value is not False) or (
+        key in {"operator", "allocationMode"} and value == ""
+    )
+
+
+def _quantity(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _pod_of(manifest: Json, path: Sequence[str], source: str) -> Json:
+    inner: Any = manifest
+    for step in path:
+        inner = _mapping(inner, source).get(step) or {}
+    template = _mapping(inner, source)
+    named = {name: value for name, value in _metadata(manifest).items() if name in {"name", "namespace"}}
+    return {**template, "metadata": {**_metadata(template), **named}}
+
+
+def _mapping(value: object, source: str) -> Json:
+    if not isinstance(value, Mapping):
+        raise ManifestError(f"{source}: this is {_what(value)}, not an object with apiVersion, kind and metadata.")
+    return value
+
+
+def _metadata(manifest: Json) -> Json:
+    metadata = manifest.get("metadata")
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
+def _text(manifest: Json, name: str, source: str) -> str:
+    value = manifest.get(name)
+    if value is None or value == "":
+        example = "resource.k8s.io/v1" if name == "apiVersion" else "ResourceClaim"
+        raise ManifestError(f"{source}: {name} is missing; write for example `{name}: {example}`.")
+    if not isinstance(value, str):
+        raise ManifestError(f"{source}: {name} must be a text, not {_what(value)}.")
+    return value
+
+
+def _named(source: str, kind: str, manifest: Json) -> str:
+    """Where an object stands and which it is, as far as it says."""
+    metadata = _metadata(manifest)
+    name, namespace = metadata.get("name"), metadata.get("namespace")
+    parts = [part for part in (namespace, name) if isinstance(part, str) and part]
+    return f"{source}: {kind} {'/'.join(parts)}" if parts else f"{source}: {kind}"
+
+
+def _no_version(kind: str, api_version: str) -> str:
+    known = ", ".join(sorted(conversion.VERSIONS[kind], key=lambda version: (len(version), version)))
+    return f"{kind} of {api_version} cannot be read (known versions: {known}); write {conversion.GROUP}/v1."
+
+
+def _unknown(kind: str, api_version: str, source: str) -> ManifestError:
+    places = {
+        **dict.fromkeys(_DRA, f"{conversion.GROUP}/v1"),
+        **dict.fromkeys(_CORE, "v1"),
+        **{workload: version for version, workload in _WORKLOADS},
+    }
+    if kind in places:
+        return ManifestError(
+            f"{source}: {kind} of {_shown(api_version)} cannot be read; write `apiVersion: {places[kind]}`."
+        )
+    near = difflib.get_close_matches(kind[:100], places, n=1, cutoff=0.8)
+    if near:
+        return ManifestError(f"{source}: there is no kind {_shown(kind)} that Draco knows; did you mean {near[0]}?")
+    return UnknownKindError(
+        f"{source}: {_shown(kind)} of {_shown(api_version)} has no part in device allocation; Draco reads {', '.join(KINDS)}."
+    )
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _what(value: object) -> str:
+    return "an object" if isinstance(value, Mapping) else _KINDS_OF_VALUES.get(type(value), "something else")
+
+
+_KINDS_OF_VALUES: Final[Mapping[type, str]] = {
+    type(None): "empty",
+    bool: "true or false",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+}
+_AT: Final = re.compile(r"(?P<what>.*?)(?: - at (?:key in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
+_EXPECTED: Final = re.compile(r"Expected `(?P<want>[^`]+)`, got `(?P<got>[^`]+)`")
+_MISSING: Final = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
+_WORDS: Final[Mapping[str, str]] = {
+    "array": "a list",
+    "bool": "true or false",
+    "datetime": "a time such as 2026-03-01T12:00:00Z",
+    "float": "a number",
+    "int": "a whole number",
+    "null": "null",
+    "object": "an object",
+    "str": "a text",
+}
+
+
+def _sentence(problem: str) -> str:
+    """What msgspec says of a value that does not fit, in the words of the API."""
+    found = _AT.fullmatch(problem)
+    what, path = (found["what"], found["path"] or "") if found else (problem, "")
+    if missing := _MISSING.fullmatch(what):
+        return f"{'.'.join(filter(None, (path, missing['name'])))} is missing; it must be set."
+    if expected := _EXPECTED.fullmatch(what):
+        want = " or ".join(
+            _WORDS.get(each.strip(), each.strip()) for each in expected["want"].split("|") if each.strip() != "null"
+        )
+        hint = (
+            "; put it in quotes"
+            if expected["want"].startswith("str") and expected["got"] in {"int", "float", "bool"}
+            else ""
+        )
+        return f"{path or 'the object'} must be {want}, not {_WORDS.get(expected['got'], expected['got'])}{hint}."
+    return f"{path}: {what[:1].lower()}{what[1:]}." if path else f"{what}."

@@ -1,0 +1,91 @@
+"""What is read of a manifest, whatever version it is written for, and what is said of one that does not fit."""
+
+from typing import Any
+
+import pytest
+
+from draco.resources.claims import ExactDeviceRequest, ResourceClaim
+from draco.resources.core import Pod
+from draco.resources.manifests import ManifestError, UnknownKindError, decode, expand
+from draco.resources.slices import ResourceSlice
+
+
+def a_claim_manifest(*requests: dict[str, Any], version: str = "v1", **more: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": f"resource.k8s.io/{version}",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "one"},
+        "spec": {"devices": {"requests": list(requests)}},
+        **more,
+    }
+
+
+def test_a_request_of_v1beta1_is_read_as_an_exact_one() -> None:
+    request = {"name": "gpu", "deviceClassName": "gpu.nvidia.com", "allocationMode": "All"}
+    claim = decode(a_claim_manifest(request, version="v1beta1"), source="f")
+    assert isinstance(claim, ResourceClaim)
+    assert claim.spec.devices.requests[0].exactly == ExactDeviceRequest(
+        device_class_name="gpu.nvidia.com", allocation_mode="All"
+    )
+
+
+def test_a_device_of_v1beta1_is_read_without_its_basic_level() -> None:
+    device = {
+        "name": "gpu-0",
+        "basic": {"attributes": {"model": {"string": "H100"}}, "capacity": {"memory": {"value": 80}}},
+    }
+    published = decode(
+        {
+            "apiVersion": "resource.k8s.io/v1beta1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": "s"},
+            "spec": {
+                "driver": "d",
+                "nodeName": "",
+                "allNodes": True,
+                "pool": {"name": "p", "resourceSliceCount": 1},
+                "devices": [device],
+            },
+        },
+        source="f",
+    )
+    assert isinstance(published, ResourceSlice)
+    assert published.spec.node_name is None
+    assert published.spec.devices[0].attributes["model"].string == "H100"
+    assert published.spec.devices[0].capacity["memory"].value == "80"
+
+
+def test_a_workload_is_read_as_one_pod_of_its_template() -> None:
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "train", "namespace": "ml"},
+        "spec": {"template": {"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": "one"}]}}},
+    }
+    pod = decode(job, source="f")
+    assert isinstance(pod, Pod)
+    assert str(pod.metadata.key) == "ml/train"
+    assert [str(claim) for claim in pod.claims] == ["ml/one"]
+
+
+def test_a_list_is_read_item_by_item() -> None:
+    document = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimList", "items": [{"metadata": {"name": "a"}}]}
+    [(manifest, source)] = expand(document, source="f")
+    assert source == "f, item 1"
+    assert decode(manifest, source=source).metadata.name == "a"
+
+
+def test_a_kind_that_has_no_part_in_it_is_told_apart_from_one_that_is_misspelt() -> None:
+    with pytest.raises(UnknownKindError):
+        decode({"apiVersion": "v1", "kind": "ConfigMap"}, source="f")
+    with pytest.raises(ManifestError, match="did you mean ResourceClaim"):
+        decode({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClam"}, source="f")
+
+
+def test_what_does_not_fit_is_told_with_its_place() -> None:
+    with pytest.raises(ManifestError) as caught:
+        decode(a_claim_manifest({"name": 3}), source="pods.yaml, document 2")
+    assert str(caught.value) == (
+        "pods.yaml, document 2: ResourceClaim one: spec.devices.requests[0].name must be a text, not a whole number; "
+        "put it in quotes."
+    )
