@@ -29,6 +29,7 @@ COMMANDS: Final = MappingProxyType(
         "cluster": "Run a local Kubernetes with GPU nodes, real but for the GPUs.",
         "demo": "Show on a local cluster what Draco does, in about a minute.",
         "operator": "Watch the whole cluster's GPUs and claims (runs in the cluster).",
+        "selector": "Check device selectors, and try them on devices.",
         "status": "Show nodes, GPUs, claims, taints and maintenance on one screen.",
     }
 )

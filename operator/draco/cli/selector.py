@@ -1,0 +1,255 @@
+"""`draco selector`: what an expression reads, what it costs, and what it says of devices.
+
+Owns options, files and streams, and how findings are shown. Cases are `selector_cases`, devices `selector_devices`.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from random import Random
+from typing import IO
+
+import click
+import msgspec
+
+from draco.cel import CompileError, compile_selector, new_expressions
+from draco.cel.cost import MAX_COST
+from draco.cel.parse import MAX_LENGTH
+from draco.cli import selector_cases, selector_devices
+from draco.cli.manifests import files_option, read_documents
+from draco.cli.selector_cases import Findings
+from draco.kube.client import Client
+from draco.kube.clock import SystemClock
+from draco.kube.errors import NotFound
+from draco.kube.kubeconfig import connect
+from draco.kube.retry import retry
+from draco.resources.kinds import SLICES
+from draco.resources.manifests import decode, expand
+from draco.resources.slices import ResourceSlice
+
+RELEASES = (34, 35, 36, 37)
+"""Minor versions of Kubernetes that serve resource.k8s.io/v1 and whose language is known."""
+TOO_COMPLEX = "too complex, exceeds cost limit"
+
+_cases = click.option(
+    "--cases",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True, exists=True),
+    help='JSON lines, each {"expression": …, "device": {"driver", "attributes", "capacity"}}, answered one by one; - reads '
+    "standard input.",
+)
+_output = click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to show it."
+)
+
+
+@click.group()
+def command() -> None:
+    """Check device selectors, and try them on devices.
+
+    A selector is the CEL expression of a claim, a template or a DeviceClass. Draco reads it exactly as Kubernetes does.
+    """
+
+
+@command.command()
+@click.argument("expression", required=False)
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True, exists=True),
+    help="Read the expression from a file; - reads standard input.",
+)
+@_cases
+@_output
+def check(expression: str | None, file: Path | None, cases: Path | None, output: str) -> None:
+    """Compile an expression and say what it reads and costs.
+
+    Errors are Kubernetes' own, with a mark at their place. The status is 1 when Kubernetes would refuse the expression.
+    """
+    _just_one(expression=expression, file=file, cases=cases)
+    if cases is not None:
+        _answer(cases, selector_cases.checked)
+        return
+    text = _text(file) if file is not None else expression or ""
+    found = selector_cases.findings(text)
+    refusals = {} if found.compile_error else {minor: _refusal(text, minor) for minor in RELEASES}
+    if output == "json":
+        accepted = [f"1.{minor}" for minor, refusal in refusals.items() if refusal is None]
+        shown = {**msgspec.to_builtins(found), "acceptedBy": accepted}
+        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+    elif found.compile_error:
+        click.echo(found.compile_error, err=True)
+    else:
+        for line in _shown(text, found, refusals):
+            click.echo(line)
+    if found.compile_error or all(refusals.values()):
+        raise click.exceptions.Exit(1)
+
+
+def _just_one(**given: object) -> None:
+    """Refuse a command line that says nothing, or more than one thing."""
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        ways = ["as the argument", *(["with -f FILE"] if "file" in given else []), "or many with --cases FILE"]
+        raise click.UsageError(f"Give one expression: {', '.join(ways)}.")
+
+
+def _text(file: Path) -> str:
+    """The expression in a file, without the line end that every file ends with."""
+    with _opened(file) as stream:
+        data = stream.read(MAX_LENGTH * 2)  # too long already, whatever follows
+    try:
+        return data.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise click.ClickException(f"{file} is not text in UTF-8: give a file that holds one expression.") from None
+
+
+def _opened(file: Path) -> IO[bytes]:
+    opened: IO[bytes] = click.open_file(str(file), "rb")
+    return opened
+
+
+def _answer(cases: Path, answers: Callable[[Iterable[bytes]], Iterator[bytes]]) -> None:
+    """Write one line for each line of the file, as soon as it is known."""
+    out = sys.stdout.buffer
+    with _opened(cases) as stream:
+        for line in answers(selector_cases.lines_of(stream)):
+            out.write(line)
+            out.flush()
+
+
+def _refusal(expression: str, minor: int) -> str | None:
+    """Why the API server of a release refuses the expression in a new object, or None if it takes it."""
+    try:
+        cost = compile_selector(expression, environment=new_expressions(minor)).estimated_cost
+    except CompileError as error:
+        return str(error)
+    return TOO_COMPLEX if cost is None or cost > MAX_COST else None
+
+
+def _shown(expression: str, found: Findings, refusals: dict[int, str | None]) -> Iterator[str]:
+    reads = list(found.reads or [])
+    if found.reads_everything:
+        reads.append("all attributes or all capacities of a domain or of the device")
+    for index, read in enumerate(reads or ["nothing of the device"]):
+        yield f"{'reads' if index == 0 else '':<10}{read}"
+    cost = "no bound" if found.estimated_cost is None else f"at most {found.estimated_cost:,}"
+    yield f"{'cost':<10}{cost} of {MAX_COST:,}"
+    for refusal, alike in groupby(refusals.items(), key=lambda item: item[1]):
+        minors = [minor for minor, _ in alike]
+        word = "accepted" if refusal is None else "refused"
+        yield f"{word:<10}in new objects by {_releases(minors)}{'' if refusal is None else f': {refusal}'}"
+    newest = RELEASES[-1]
+    if refusals[newest] and refusals[newest] != TOO_COMPLEX and _with_lists(expression, newest):
+        yield f"{'accepted':<10}by Kubernetes 1.{newest} with the feature gate DRAListTypeAttributes"
+
+
+def _releases(minors: Sequence[int]) -> str:
+    if minors[-1] == RELEASES[-1]:
+        return f"Kubernetes 1.{minors[0]} and newer"
+    return f"Kubernetes 1.{minors[0]}" + (f" to 1.{minors[-1]}" if len(minors) > 1 else "")
+
+
+def _with_lists(expression: str, minor: int) -> bool:
+    """Whether a new object may hold the expression where attributes may be lists."""
+    try:
+        compile_selector(expression, environment=new_expressions(minor, list_attributes=True))
+    except CompileError:
+        return False
+    return True
+
+
+@command.command("eval")
+@click.argument("expression", required=False)
+@files_option
+@_cases
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Kubeconfig file [default: as kubectl finds it].",
+)
+@click.option("--context", help="Context of the kubeconfig [default: its current one].")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "wide", "json"]),
+    default="text",
+    show_default=True,
+    help="wide: a line for each device. json: one document.",
+)
+def evaluate(
+    *,
+    expression: str | None,
+    filenames: Sequence[str],
+    cases: Path | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    output: str,
+) -> None:
+    """Say what an expression answers for each device: true, false, or the error.
+
+    The devices are those of the cluster, or those of the ResourceSlices given with -f; devices that agree in all that the
+    expression reads are counted together. EXPRESSION may be - for standard input. The status is 1 when the expression does not
+    compile, or fails on a device.
+    """
+    _just_one(expression=expression, cases=cases)
+    if cases is not None:
+        _answer(cases, selector_cases.evaluated)
+        return
+    selector = selector_cases.compiled(_text(Path("-")) if expression == "-" else expression or "")
+    if isinstance(selector, str):
+        click.echo(selector, err=True)
+        raise click.exceptions.Exit(1)
+    slices = _slices_of(filenames) if filenames else asyncio.run(_slices_there_are(kubeconfig, context))
+    found = list(selector_devices.outcomes(selector, slices))
+    match output:
+        case "json":
+            click.echo(
+                msgspec.json.format(
+                    msgspec.json.encode({"devices": list(map(selector_devices.record, found))}), indent=2
+                ).decode()
+            )
+        case "wide":
+            for line in selector_devices.wide_lines(found):
+                click.echo(line)
+        case _:
+            groups = selector_devices.folded(found)
+            click.echo(selector_devices.summary(groups))
+            for line in selector_devices.group_lines(groups):
+                click.echo(line)
+    if any(outcome.error for outcome in found):
+        raise click.exceptions.Exit(1)
+
+
+def _slices_of(filenames: Sequence[str]) -> list[ResourceSlice]:
+    """The slices in the files; whatever else stands there has no part in it."""
+    slices = []
+    for document, where in read_documents(filenames):
+        for manifest, source in expand(document, source=where):
+            if manifest.get("kind") == "ResourceSlice" and isinstance(
+                item := decode(manifest, source=source), ResourceSlice
+            ):
+                slices.append(item)
+    if not slices:
+        raise click.ClickException(
+            f"{', '.join(filenames)} holds no ResourceSlice, which is where devices are published: give one, as "
+            "`kubectl get resourceslices -o yaml` writes it, or leave out -f to ask the cluster."
+        )
+    return slices
+
+
+async def _slices_there_are(kubeconfig: Path | None, context: str | None) -> list[ResourceSlice]:
+    """The slices of the cluster; of one that cannot be read only its name and why, on standard error."""
+    async with Client(await connect(kubeconfig, context)) as client:
+        jitter = Random()  # noqa: S311 - spreads retries, guards nothing
+        try:
+            page = await retry(lambda: client.list_page(SLICES), clock=SystemClock(), random=jitter, attempts=4)
+        except NotFound:
+            raise click.ClickException(
+                f"{client.connection.server} does not serve resource.k8s.io/v1 (Dynamic Resource Allocation): use Kubernetes "
+                "1.34 or newer with the API group enabled, or give ResourceSlices with -f."
+            ) from None
+    for one in page.undecodable:
+        click.echo(f"{SLICES.kind} {one.key} is left out, because it cannot be read: {one.error}.", err=True)
+    return page.items
