@@ -4,6 +4,7 @@ Owns the limits that keep hostile text harmless (length, nesting, size after mac
 itself is in `grammar`, macros in `macros`. No step recurses over the tree, so no text can exhaust the stack.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final, NoReturn, TypeAlias, cast
 
@@ -88,6 +89,11 @@ def parse(expression: str) -> Ast:
     if levels > MAX_DEPTH:
         raise refusal(expression, [Issue(None, f"expression is nested too deeply: more than {MAX_DEPTH} levels")])
     return Ast(expression, root, levels)
+
+
+def tokens(expression: str) -> Iterator[Token]:
+    """The tokens of an expression that parses, without white space and comments; each knows its place in the text."""
+    return _parser().lex(expression)
 
 
 @cache

@@ -68,6 +68,12 @@ def reads(root: Expr) -> Reads:
     return Reads(frozenset(paths), everything)
 
 
+def path_of(node: Expr) -> AttributePath | None:
+    """The one attribute, capacity or other value that a node outside of any macro stands for, if it plainly does."""
+    place = _place(node, {})
+    return None if place is None else _path(place)
+
+
 def _inside(node: Expr, scope: _Scope) -> Iterator[tuple[Expr, _Scope]]:
     """The parts of a node, with what variables stand for there."""
     if not isinstance(node, Comprehension):
