@@ -30,6 +30,7 @@ COMMANDS: Final = MappingProxyType(
         "demo": "Show on a local cluster what Draco does, in about a minute.",
         "operator": "Watch the whole cluster's GPUs and claims (runs in the cluster).",
         "selector": "Check device selectors, and try them on devices.",
+        "simulate": "Say what would be allocated, without touching the cluster.",
         "status": "Show nodes, GPUs, claims, taints and maintenance on one screen.",
     }
 )

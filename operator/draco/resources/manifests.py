@@ -16,6 +16,7 @@ from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node, Pod
 from draco.resources.errors import DracoError
+from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.slices import ResourceSlice
 from draco.resources.taints import DeviceTaintRule
 
@@ -95,7 +96,7 @@ def expand(document: object, *, source: str) -> Iterator[tuple[Json, str]]:
 
 def _convert(type_: type[Object], kind: str, manifest: Json, source: str) -> Object:
     try:
-        item: Object = msgspec.convert(_as_stored(kind, manifest), type_)
+        item: Object = msgspec.convert(_as_stored(kind, manifest, _named(source, kind, manifest)), type_)
     except msgspec.ValidationError as error:
         raise ManifestError(f"{_named(source, kind, manifest)}: {_sentence(str(error))}") from error
     if not item.metadata.name:
@@ -103,45 +104,100 @@ def _convert(type_: type[Object], kind: str, manifest: Json, source: str) -> Obj
     return item
 
 
-def _as_stored(kind: str, manifest: Json) -> Any:
+def _as_stored(kind: str, manifest: Json, source: str) -> Any:
     """The manifest as an API server would store it, as far as that matters: nothing null, numbers as quantities, defaults."""
-    stored = _plain(manifest)
+    stored = _set_fields(manifest)
     if kind in _NAMESPACED and isinstance(metadata := stored.setdefault("metadata", {}), dict):
         metadata["namespace"] = metadata.get("namespace") or "default"
+    for path in _QUANTITIES.get(kind, ()):
+        for holder, key, where in _places(stored, path, ""):
+            _read_quantity(holder, key, f"{source}: {where}")
     return stored
 
 
-_QUANTITIES: Final = frozenset({"value", "default", "min", "max", "step"})
-"""Keys whose numbers are quantities, where they stand in slices; other numbers stay numbers."""
-_AMOUNTS: Final = frozenset({"requests", "consumedCapacity"})
-"""Mappings whose numbers are all quantities."""
-_OPAQUE: Final = frozenset({"parameters", "data", "annotations", "managedFields"})
+_AMOUNTS_OF_A_REQUEST: Final = (
+    "devices.requests.[].exactly.capacity.requests.*",
+    "devices.requests.[].firstAvailable.[].capacity.requests.*",
+)
+_QUANTITIES: Final[Mapping[str, Sequence[Sequence[str]]]] = {
+    kind: [path.split(".") for path in paths]
+    for kind, paths in {
+        "ResourceClaim": [
+            *(f"spec.{path}" for path in _AMOUNTS_OF_A_REQUEST),
+            "status.allocation.devices.results.[].consumedCapacity.*",
+        ],
+        "ResourceClaimTemplate": [f"spec.spec.{path}" for path in _AMOUNTS_OF_A_REQUEST],
+        "ResourceSlice": [
+            "spec.sharedCounters.[].counters.*.value",
+            "spec.devices.[].consumesCounters.[].counters.*.value",
+            "spec.devices.[].capacity.*.value",
+            "spec.devices.[].capacity.*.requestPolicy.default",
+            "spec.devices.[].capacity.*.requestPolicy.validValues.[]",
+            "spec.devices.[].capacity.*.requestPolicy.validRange.min",
+            "spec.devices.[].capacity.*.requestPolicy.validRange.max",
+            "spec.devices.[].capacity.*.requestPolicy.validRange.step",
+        ],
+    }.items()
+}
+"""Where quantities stand: `[]` is every item of a list, `*` every value of a mapping. They may be written as numbers."""
 
 
-def _plain(value: Any, key: str = "") -> Any:
+def _places(value: Any, path: Sequence[str], where: str) -> Iterator[tuple[Any, Any, str]]:
+    """What holds each value at a path, its key there, and the path in words. Whatever is not of that shape is passed over."""
+    step, rest = path[0], path[1:]
+    inner: list[tuple[Any, str]]
+    if step == "[]" and isinstance(value, list):
+        inner = [(index, f"{where}[{index}]") for index in range(len(value))]
+    elif step == "*" and isinstance(value, dict):
+        inner = [(key, f"{where}[{key}]") for key in value]
+    elif isinstance(value, dict) and step in value:
+        inner = [(step, f"{where}.{step}" if where else step)]
+    else:
+        return
+    for key, place in inner:
+        if rest:
+            yield from _places(value[key], rest, place)
+        else:
+            yield value, key, place
+
+
+def _read_quantity(holder: Any, key: Any, where: str) -> None:
+    """Make a number a text, and see that the text is a quantity; what is neither is told when it is converted."""
+    value = holder[key]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = holder[key] = _number(value)
+    if isinstance(value, str):
+        try:
+            Quantity.parse(value)
+        except QuantityError as error:
+            raise ManifestError(f"{where}: {error}.") from error
+
+
+def _number(value: float) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python does not write integers of thousands of digits
+        return "1" + "0" * 5000
+
+
+_OPAQUE: Final = frozenset({"parameters", "data"})
+
+
+def _set_fields(value: Any) -> Any:
     """Without nulls, which mean "not set", and without the empty values that the API takes for "not set"."""
     if isinstance(value, Mapping):
-        kept = {
-            name: inner if name in _OPAQUE else _plain(inner, name if isinstance(name, str) else "")
+        return {
+            name: inner if name in _OPAQUE else _set_fields(inner)
             for name, inner in value.items()
             if inner is not None and not _means_unset(name, inner)
         }
-        if key in _AMOUNTS:
-            return {name: _quantity(inner) for name, inner in kept.items()}
-        return kept
-    if isinstance(value, list):
-        return [_quantity(each) for each in value] if key == "validValues" else [_plain(each) for each in value]
-    return _quantity(value) if key in _QUANTITIES else value
+    return [_set_fields(each) for each in value] if isinstance(value, list) else value
 
 
 def _means_unset(key: object, value: object) -> bool:
     return (key == "count" and value == 0 and value is not False) or (
         key in {"operator", "allocationMode"} and value == ""
     )
-
-
-def _quantity(value: Any) -> Any:
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _pod_of(manifest: Json, path: Sequence[str], source: str) -> Json:
