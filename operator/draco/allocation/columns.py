@@ -3,21 +3,23 @@
 Owns rows (one per device) and the table of distinct values of each path, so that a selector needs to be evaluated once per
 distinct combination of what it reads, and equal values are kept once in memory. Knows nothing of pools and nodes.
 
-Codes are never used again for another value, so what was remembered under a code stays true; 0 means absent. The standard
-`array` is enough: a selector looks at the rows of one node or scans a column once, and numpy would only pay off for the latter.
+Codes are never used again for another value, so what was remembered under a code stays true; 0 means absent. Beside its code a
+value has a slot, a number below 256 that may be used again: a column with a byte per row is what a scan of all rows works on.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
+from draco.allocation.rowwise import Combined, number
 from draco.resources.semver import SemVer, SemVerError
 from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
 
+MAX_SLOTS: Final = 255
 MAX_COLUMNS: Final = 512
 """A driver that publishes a different attribute name for every device must not fill the memory with empty columns."""
 _GROWTH: Final = 1024
@@ -43,27 +45,35 @@ class _Known(msgspec.Struct, gc=False):
 
     value: DeviceAttribute | DeviceCapacity | None
     code: int
+    slot: int
     uses: int
 
 
 class Column:
-    """The codes of one path by row. `codes` may grow, but stays the same object."""
+    """The codes of one path by row. `codes` may grow, but stays the same object.
+
+    `slots` has the same with a byte per row, as long as there are at most 255 distinct values; None from then on.
+    """
 
     def __init__(self, rows: int) -> None:
         self.codes = array(_CODE, bytes(4 * rows))
+        self.slots: bytearray | None = bytearray(rows)
         self.pinned = False
         """Whether somebody reads it, so that it must stay even when no device has the attribute."""
         self._known: dict[Hashable, _Known] = {}
         self._codes_given = 0
+        self._free_slots = list(range(MAX_SLOTS, 0, -1))
 
     def put(self, row: int, key: Hashable, value: Value) -> Value:
         """Give an empty cell a value; the value that is kept for this key, which may be an older equal one."""
         known = self._known.get(key)
         if known is None:
             self._codes_given += 1
-            known = self._known[key] = _Known(value, self._codes_given, 0)
+            known = self._known[key] = _Known(value, self._codes_given, self._new_slot(), 0)
         known.uses += 1
         self.codes[row] = known.code
+        if self.slots is not None:
+            self.slots[row] = known.slot
         return cast("Value", known.value)
 
     def clear(self, row: int, key: Hashable) -> None:
@@ -71,8 +81,33 @@ class Column:
         self.codes[row] = 0
         known = self._known[key]
         known.uses -= 1
+        if self.slots is not None:
+            self.slots[row] = 0
         if not known.uses:
             del self._known[key]
+            self._free_slots.append(known.slot)
+
+    def grow(self, rows: int) -> None:
+        """Add empty cells."""
+        self.codes.frombytes(bytes(4 * rows))
+        if self.slots is not None:
+            self.slots.extend(bytes(rows))
+
+    def numbered(self) -> "Combined | array[int]":
+        """The values of all rows as they are now, to be combined with those of other columns."""
+        if self.slots is None:
+            return self.codes
+        return number(self.slots, [0, *(known.slot for known in self._known.values())])
+
+    def _new_slot(self) -> int:
+        if not self._free_slots:
+            self.slots = None
+        return self._free_slots.pop() if self.slots is not None else 0
+
+    def values(self) -> Iterator[tuple[Hashable, DeviceAttribute | DeviceCapacity | None, int]]:
+        """Each distinct value: its key, one attribute or capacity that has it, and how many cells do."""
+        for key, known in self._known.items():
+            yield key, known.value, known.uses
 
     @property
     def empty(self) -> bool:
@@ -90,10 +125,19 @@ class Columns:
     def __init__(self) -> None:
         self.irregular: set[int] = set()
         """Rows whose selectors must be evaluated on the device itself, since an attribute nobody reads can make them fail."""
-        self._columns: dict[Path, Column] = {}
+        self.devices: list[Device | None] = []
+        """By row; None where the row is not in use."""
+        self.drivers: list[str] = []
+        """By row, of those in use."""
+        self.version = 0
+        """Changes whenever a row does, so that what was found out about all rows can be kept until then."""
+        self._columns: dict[Path, Column] = {DRIVER: Column(0), SHAREABLE: Column(0)}
         self._left_out: Counter[Path] = Counter()
         self._free: list[int] = []
         self._rows = 0
+        self._marks: list[bytearray] = []
+        self.live = self.new_marks()
+        """1 for each row that is in use."""
 
     def __len__(self) -> int:
         return self._rows - len(self._free)
@@ -103,6 +147,10 @@ class Columns:
         """Every path that some device has, or that somebody reads."""
         return frozenset(self._columns) | frozenset(self._left_out)
 
+    def get(self, path: Path) -> Column | None:
+        """The column of a path, if it has one."""
+        return self._columns.get(path)
+
     def read(self, path: Path) -> Column | None:
         """The column of a path, kept up to date from now on; None if the path has none (too many paths)."""
         column = self._column(path)
@@ -110,11 +158,29 @@ class Columns:
             column.pinned = True
         return column
 
+    @property
+    def rows(self) -> int:
+        """How many rows there are, in use or not."""
+        return self._rows
+
+    def new_marks(self) -> bytearray:
+        """A byte for each row for whoever asks, kept as long as the rows are and set to 0 where a row falls out of use."""
+        marks = bytearray(self._rows)
+        self._marks.append(marks)
+        return marks
+
     def add(self, driver: str, device: Device) -> tuple[int, Device]:
         """A row for a device, and the device with its values replaced by equal ones that are kept already."""
         if not self._free:
             self._grow()
         row = self._free.pop()
+        kept = self._fill(row, driver, device)
+        self.devices[row], self.drivers[row] = kept, driver
+        self.live[row] = 1
+        self.version += 1
+        return row, kept
+
+    def _fill(self, row: int, driver: str, device: Device) -> Device:
         attributes = {}
         for name, attribute in device.attributes.items():
             path = _path("attributes", driver, name)
@@ -141,11 +207,11 @@ class Columns:
                 else:
                     kept = column.put(row, amount.value, amount)
             capacity[name] = kept if kept == amount else amount  # what may be asked of it is no part of its value
-        self._set(DRIVER, row, driver)
-        self._set(SHAREABLE, row, bool(device.allow_multiple_allocations))
+        self._columns[DRIVER].put(row, driver, None)
+        self._columns[SHAREABLE].put(row, bool(device.allow_multiple_allocations), None)
         if not attributes and not capacity:
-            return row, device
-        return row, msgspec.structs.replace(device, attributes=attributes, capacity=capacity)
+            return device
+        return msgspec.structs.replace(device, attributes=attributes, capacity=capacity)
 
     def remove(self, row: int, driver: str, device: Device) -> None:
         """Give back the row of a device."""
@@ -157,9 +223,13 @@ class Columns:
             path = _path("capacity", driver, name)
             if not _is_shadowed(path, name, device.capacity):
                 self._clear(path, row, amount.value)
-        self._clear(DRIVER, row, driver)
-        self._clear(SHAREABLE, row, bool(device.allow_multiple_allocations))
+        self._columns[DRIVER].clear(row, driver)
+        self._columns[SHAREABLE].clear(row, bool(device.allow_multiple_allocations))
         self.irregular.discard(row)
+        self.devices[row] = None
+        for marks in self._marks:
+            marks[row] = 0
+        self.version += 1
         self._free.append(row)
 
     def _column(self, path: Path) -> Column | None:
@@ -169,13 +239,6 @@ class Columns:
                 return None
             column = self._columns[path] = Column(self._rows)
         return column
-
-    def _set(self, path: Path, row: int, key: Hashable) -> None:
-        column = self._column(path)
-        if column is None:
-            self._left_out[path] += 1
-        else:
-            column.put(row, key, None)
 
     def _clear(self, path: Path, row: int, key: Hashable) -> None:
         column = self._columns.get(path)
@@ -191,7 +254,11 @@ class Columns:
     def _grow(self) -> None:
         more = max(_GROWTH, self._rows // 8)
         for column in self._columns.values():
-            column.codes.frombytes(bytes(4 * more))
+            column.grow(more)
+        for marks in self._marks:
+            marks.extend(bytes(more))
+        self.devices.extend([None] * more)
+        self.drivers.extend([""] * more)
         self._free.extend(range(self._rows + more - 1, self._rows - 1, -1))
         self._rows += more
 

@@ -1,0 +1,177 @@
+"""Selectors scanned over all devices: the same as asking of each."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draco.allocation.columns import MAX_COLUMNS, Columns, Path
+from draco.allocation.inventory import Inventory
+from draco.allocation.selectors import FAILS, NO, YES
+from draco.cel import compile_selector, device_view
+from draco.cel.errors import CompileError, EvaluationError
+from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
+from tests.builders import a_slice
+
+D = "gpu.nvidia.com"
+OF_D = f"device.attributes['{D}']"
+EXPRESSIONS = [
+    "true",
+    f"device.driver == '{D}'",
+    f"{OF_D}.model == 'A'",
+    f"{OF_D}.?model.orValue('A') == 'A' && {OF_D}.serial.endsWith('1')",
+    f"'model' in {OF_D} ? {OF_D}.model == 'B' : device.capacity['{D}'].memory.compareTo(quantity('2Gi')) > 0",
+    f"{OF_D}.exists(name, name == 'serial')",
+    f"{OF_D}.cc.isGreaterThan(semver('1.5.0'))",
+    "device.allowMultipleAllocations",
+    "device.attributes['other'].model == 'A'",
+]
+
+
+def a_gpu(name: str, **values: Any) -> Device:
+    attributes: dict[str, DeviceAttribute] = {
+        key: DeviceAttribute(string=values[key]) for key in ("model", "serial", "other/model") if key in values
+    }
+    if "cc" in values:
+        attributes["cc"] = DeviceAttribute(version=values["cc"])
+    capacity = {"memory": DeviceCapacity(value=values["memory"])} if "memory" in values else {}
+    shareable = values.get("shareable")
+    return Device(name=name, attributes=attributes, capacity=capacity, allow_multiple_allocations=shareable)
+
+
+devices = st.builds(
+    lambda name, values: a_gpu(name, **values),
+    st.sampled_from(["gpu-0", "gpu-1", "gpu-2", "gpu-3"]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "model": st.sampled_from("ABC"),
+            "serial": st.integers(0, 400).map(str),
+            "other/model": st.sampled_from("AB"),
+            "memory": st.sampled_from(["1Gi", "4Gi"]),
+            "cc": st.sampled_from(["1.0.0", "2.0.0", "no version"]),
+            "shareable": st.booleans(),
+        },
+    ),
+)
+slices = st.builds(
+    a_slice,
+    st.sampled_from(["node-0", "node-1"]),
+    st.lists(devices, max_size=4),
+    driver=st.sampled_from([D, "other"]),
+    name=st.sampled_from(["a", "b", "c"]),
+)
+
+
+def asked_of_each(expression: str, columns: Columns) -> list[int]:
+    outcomes = []
+    for row, device in enumerate(columns.devices):
+        try:
+            selected = device is not None and compile_selector(expression).matches(
+                device_view(columns.drivers[row], device)
+            )
+        except EvaluationError:
+            outcomes.append(FAILS)
+        else:
+            outcomes.append(YES if selected else NO)
+    return outcomes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(slices, st.sampled_from(["a", "b", "c"])), max_size=8), st.sampled_from(EXPRESSIONS))
+def test_a_scan_says_what_asking_of_each_device_says(changes: list[Any], expression: str) -> None:
+    inventory = Inventory()
+    for change in changes:
+        if isinstance(change, str):
+            inventory.remove_slice(change)
+        else:
+            inventory.put_slice(change)
+        scan = inventory.selectors.scan(expression)
+        assert list(scan.outcomes) == asked_of_each(expression, inventory.columns)
+        cases = scan.cases
+        assert sum(case.devices for case in cases) == len(inventory)
+        assert [case.row for case in cases] == sorted(case.row for case in cases)
+        for case in cases:
+            assert scan.outcomes[case.row] == case.outcome
+            assert (case.error is not None) == (case.outcome == FAILS)
+
+
+def scanned(inventory: Inventory, expression: str) -> list[int]:
+    """Outcomes of all devices, in the order of their rows."""
+    scan = inventory.selectors.scan(expression)
+    return [scan.outcomes[row] for row, live in enumerate(inventory.columns.live) if live]
+
+
+def test_the_cases_of_a_scan_tell_errors_and_count_devices() -> None:
+    inventory = Inventory()
+    gpus = [a_gpu("a", model="A"), a_gpu("b"), a_gpu("c", model="B"), a_gpu("d", model="A")]
+    inventory.put_slice(a_slice(devices=gpus))
+    cases = inventory.selectors.scan(f"{OF_D}.model == 'A'").cases
+    assert [(case.outcome, case.devices) for case in cases] == [(YES, 2), (FAILS, 1), (NO, 1)]
+    assert [str(case.error) for case in cases if case.error] == ["no such key: model"]
+
+
+def test_a_selector_is_evaluated_once_for_each_combination_of_what_it_reads() -> None:
+    seen: list[str] = []
+
+    def view(driver: str, device: Device) -> Any:
+        seen.append(device.name)
+        return device_view(driver, device)
+
+    inventory = Inventory(view=view)
+    inventory.put_slice(a_slice(devices=[a_gpu(f"gpu-{n}", model="AB"[n % 2], serial=str(n)) for n in range(100)]))
+    inventory.selectors.scan(f"{OF_D}.model == 'A'")
+    assert len(seen) == 2
+    inventory.put_slice(a_slice("node-1", [a_gpu("gpu-0", model="A")]))
+    assert sum(scanned(inventory, f"{OF_D}.model == 'A'")) == 51
+    assert len(seen) == 2
+
+
+def test_a_scan_is_kept_until_a_device_changes() -> None:
+    inventory = Inventory()
+    inventory.put_slice(a_slice(devices=[a_gpu("gpu-0", model="A")]))
+    first = inventory.selectors.scan("true")
+    assert inventory.selectors.scan("true") is first
+    inventory.put_slice(a_slice(devices=[a_gpu("gpu-0", model="B")]))
+    assert inventory.selectors.scan("true") is not first
+
+
+def test_a_scan_of_more_values_than_a_byte_has_is_right_while_values_come_and_go() -> None:
+    inventory = Inventory()
+    for n in range(300):
+        inventory.put_slice(a_slice("node", [a_gpu("gpu-0", serial=str(n), model="A")], name="one"))
+        assert scanned(inventory, f"{OF_D}.serial == '{n}'") == [YES]
+    inventory.put_slice(a_slice("node", [a_gpu(f"gpu-{n}", serial=str(n)) for n in range(300)], name="one"))
+    assert sum(scanned(inventory, f"{OF_D}.serial.endsWith('7')")) == 30
+    inventory.put_slice(a_slice("node", [a_gpu(f"gpu-{n}", serial=str(n % 7)) for n in range(300)], name="one"))
+    assert sum(scanned(inventory, f"{OF_D}.serial == '3'")) == 43
+
+
+def test_a_selector_that_does_not_compile_cannot_be_scanned() -> None:
+    for _ in range(2):
+        with pytest.raises(CompileError):
+            Inventory().selectors.scan("device.nothing")
+
+
+def test_what_has_no_column_is_evaluated_on_each_device() -> None:
+    inventory = Inventory()
+    many = {f"name-{n}": DeviceAttribute(int_=n) for n in range(MAX_COLUMNS + 1)}
+    inventory.put_slice(a_slice(devices=[Device(name="gpu-0", attributes=many), Device(name="gpu-1")]))
+    last = f"name-{MAX_COLUMNS}"
+    assert inventory.columns.read(Path("attributes", D, last)) is None
+    assert scanned(inventory, f"device.attributes['{D}'][?'{last}'].orValue(0) == {MAX_COLUMNS}") == [YES, NO]
+
+
+def test_marks_follow_rows_and_are_wiped_with_them() -> None:
+    inventory = Inventory()
+    marks = inventory.columns.new_marks()
+    for n in itertools.count():
+        if len(inventory) > 3000:
+            break
+        inventory.put_slice(a_slice(f"node-{n}", [a_gpu(f"gpu-{i}") for i in range(100)]))
+    assert len(marks) == inventory.columns.rows == len(inventory.columns.live)
+    marks[:] = inventory.columns.live
+    inventory.remove_slice(a_slice("node-1").metadata.name)
+    assert sum(marks) == sum(inventory.columns.live) == len(inventory)
