@@ -13,8 +13,9 @@ from lark import Token
 
 from draco.cel.ast import Call, Expr, ListExpr, Literal
 from draco.cel.errors import CompileError
+from draco.cel.literals import read_string
 from draco.cel.parse import parse, tokens
-from draco.cel.paths import AttributePath, path_of
+from draco.cel.paths import AttributePath, path_of, reads
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.semver import SemVer, SemVerError
 
@@ -129,6 +130,15 @@ def path_text(path: AttributePath) -> str:
     if not path.id.isidentifier():
         return f'device.{path.kind}["{path.domain}"]["{path.id}"]'
     return f'device.{path.kind}["{path.domain}"].{path.id}'
+
+
+def paths_of(expression: str) -> list[AttributePath]:
+    """The single attributes and capacities that an expression reads, sorted. None for one that does not parse."""
+    try:
+        read = reads(parse(expression).root)
+    except CompileError:
+        return []
+    return sorted(path for path in read.paths if path.domain is not None and path.id is not None)
 
 
 def comparison(demand: Demand) -> Comparison | None:
@@ -275,3 +285,79 @@ def _end_of_first(piece: list[Token]) -> int:
         if depth == 0:
             return index
     return -1
+
+
+class Mention(msgspec.Struct, frozen=True):
+    """An attribute or capacity as it stands in an expression, written out from `device` on."""
+
+    path: AttributePath
+    kind: tuple[int, int]
+    """Where the word for its kind stands; then the domain's literal and the name."""
+    domain: tuple[int, int]
+    name: tuple[int, int]
+    is_quoted: bool
+    """Whether the name is written as an index, in quotes."""
+
+
+def mentions(expression: str) -> list[Mention]:
+    """Every attribute and capacity that an expression which parses writes out."""
+    found = []
+    line = list(tokens(expression))
+    for index, token in enumerate(line):
+        if token != "device" or (index and line[index - 1].type == "DOT"):  # noqa: S105 - a word of the language
+            continue
+        steps: list[Token] = []
+        at = index + 1
+        while len(steps) < len(("kind", "domain", "name")) and (step := _step(line, at)) is not None:
+            word, at = step
+            steps.append(word)
+        if len(steps) == len(("kind", "domain", "name")):
+            kind, domain, name = steps
+            if kind in {"attributes", "capacity"}:
+                path = AttributePath("attributes" if kind == "attributes" else "capacity", _word(domain), _word(name))
+                found.append(
+                    Mention(path, _extent([kind]), _extent([domain]), _extent([name]), name.type == "STRING_LIT")
+                )
+    return found
+
+
+def with_path(expression: str, old: AttributePath, new: AttributePath) -> str | None:
+    """The expression asking for another attribute or capacity; None where that takes more than other names."""
+    changed = expression
+    for mention in reversed(mentions(expression)):
+        if mention.path != old or new.domain is None or new.id is None:
+            continue
+        if not mention.is_quoted and not new.id.isidentifier():
+            return None
+        name = literal(new.id) if mention.is_quoted else new.id
+        for (start, end), text in (
+            (mention.name, name),
+            (mention.domain, literal(new.domain)),
+            (mention.kind, new.kind),
+        ):
+            changed = changed[:start] + text + changed[end:]
+    return changed if changed != expression else None
+
+
+def with_demand(expression: str, demand: Demand, text: str) -> str:
+    """The expression with one of its parts written anew."""
+    return expression[: demand.start] + text + expression[demand.end :]
+
+
+def _step(line: Sequence[Token], at: int) -> tuple[Token, int] | None:
+    """The word of one step from a value to what it holds, and where the next one begins."""
+    types = [token.type for token in line[at : at + 4]]
+    match types:
+        case ["DOT", "QUESTION", "IDENT", *_]:
+            return line[at + 2], at + 3
+        case ["DOT", "IDENT", *_]:
+            return line[at + 1], at + 2
+        case ["LSQB", "STRING_LIT", *_]:
+            return line[at + 1], at + 3
+        case ["LSQB", "QUESTION", "STRING_LIT", *_]:
+            return line[at + 2], at + 4
+    return None
+
+
+def _word(token: Token) -> str:
+    return read_string(token) if token.type == "STRING_LIT" else str(token)

@@ -1,0 +1,407 @@
+"""What is wrong with claims themselves, whatever is free.
+
+Owns the questions to a claim that need no search: whether its classes exist, its selectors compile, work on every device and can
+select any, whether what they name is published, and whether it asks for more than there is. Says what to write instead where that
+was tried.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from draco.allocation.fleet import Fleet
+from draco.allocation.requests import MAX_RESULTS
+from draco.cel.errors import CompileError
+from draco.cel.paths import AttributePath
+from draco.explanation.dead_ends import dead_ends, unknown_names
+from draco.explanation.expressions import guarded, path_text, paths_of
+from draco.explanation.model import Problem, ProblemKind, SelectorRef
+from draco.explanation.published import Published, closest
+from draco.explanation.selection import (
+    Asked,
+    Selection,
+    Step,
+    alternatives,
+    count,
+    drivers_of,
+    errors_on,
+    failing,
+    first_rows,
+    keys_of,
+    met,
+    selection,
+)
+from draco.explanation.suggestions import corrected
+from draco.resources.claims import ResourceClaim
+from draco.resources.classes import DeviceClass
+
+_ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")
+_MISSING: Final = re.compile(r"no such key: (.*)")
+_LOOKED_AT: Final = 200
+"""Devices of which the error is read; the most frequent one is told."""
+_MODES: Final = frozenset({"ExactCount", "All", ""})
+
+
+def problems_of(fleet: Fleet, claims: Sequence[ResourceClaim]) -> list[Problem]:
+    """Everything that is wrong with the claims, what forbids every node first."""
+    published = Published(fleet.inventory.columns)
+    found = [problem for claim in claims for problem in _of_claim(fleet, published, claim)]
+    told: dict[tuple[str, str, str], Problem] = {}
+    for problem in found:  # several requests may share a class
+        told.setdefault((problem.kind, problem.text, problem.claim), problem)
+    return sorted(told.values(), key=lambda problem: not problem.fatal)
+
+
+def _of_claim(fleet: Fleet, published: Published, claim: ResourceClaim) -> Iterator[Problem]:
+    name = str(claim.metadata.key)
+    selected: dict[str, bytes] = {}
+    fewest = 0
+    for request in claim.spec.devices.requests:
+        asked = alternatives(request)
+        if not asked:
+            yield _problem(
+                ProblemKind.INVALID,
+                f"request {request.name} asks for nothing that this version knows",
+                claim,
+                request.name,
+                remedy='give it "exactly" or "firstAvailable"',
+                fatal=True,
+            )
+            continue
+        fewest += min(each.count if each.allocation_mode != "All" else 0 for _, each in asked)
+        for full_name, each in asked:
+            device_class = fleet.classes.get(each.device_class_name)
+            if each.allocation_mode not in _MODES:
+                yield _problem(
+                    ProblemKind.INVALID,
+                    f"request {full_name} has the unknown allocationMode {each.allocation_mode}",
+                    claim,
+                    full_name,
+                    remedy="use ExactCount or All",
+                    fatal=True,
+                )
+            if device_class is None:
+                yield _class_missing(fleet, claim, full_name, each)
+                continue
+            found = _Request(
+                fleet, published, claim, name=full_name, asked=each, device_class=device_class, only=len(asked) == 1
+            )
+            yield from found.problems()
+            selected[full_name] = found.selection.end
+    if fewest > MAX_RESULTS:
+        yield _problem(
+            ProblemKind.TOO_MANY_DEVICES,
+            f"claim {name} asks for {fewest} devices, and a claim can have {MAX_RESULTS} at most",
+            claim,
+            remedy="use several claims",
+            fatal=True,
+        )
+    yield from _of_constraints(published, claim, selected)
+
+
+def _class_missing(fleet: Fleet, claim: ResourceClaim, request: str, asked: Asked) -> Problem:
+    near = closest(asked.device_class_name, fleet.classes)
+    there = ", ".join(sorted(fleet.classes)[:5])
+    if near:
+        remedy = f"write deviceClassName: {near}"
+    elif there:
+        remedy = f"create the class, or use one that is there: {there}"
+    else:
+        remedy = "create the class; there is none yet"
+    text = f"the DeviceClass {asked.device_class_name} does not exist"
+    return _problem(ProblemKind.CLASS_MISSING, text, claim, request, remedy=remedy, fatal=True)
+
+
+class _Request:
+    """The problems of one request, or one alternative of it."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        published: Published,
+        claim: ResourceClaim,
+        *,
+        name: str,
+        asked: Asked,
+        device_class: DeviceClass,
+        only: bool,
+    ) -> None:
+        self.selection: Final[Selection] = selection(fleet, claim, device_class, asked)
+        self._fleet = fleet
+        self._published = published
+        self._claim = claim
+        self._name = name
+        self._asked = asked
+        self._class = device_class.metadata.name
+        self._only = only
+        """Whether the request has no other alternative."""
+
+    def problems(self) -> Iterator[Problem]:
+        chain = self.selection
+        for step in chain.steps:
+            if not step.ref.expression:
+                yield self._problem(
+                    ProblemKind.INVALID,
+                    f"{_whose(step.ref)} has no CEL expression",
+                    step.ref,
+                    remedy="selectors must be CEL expressions",
+                    fatal=True,
+                )
+            elif step.error is not None:
+                yield self._uncompilable(step, step.error)
+            elif count(step.failed):
+                failed = self._failing(step)
+                yield from self._unknown_names(step, fatal=failed.fatal)
+                yield failed
+        if not count(chain.start):
+            return
+        if chain.of_class and not count(chain.by_class):
+            yield from self._nothing(chain.steps[: chain.of_class], chain.start)
+        elif not count(chain.end):
+            yield from self._nothing(chain.steps[chain.of_class :], chain.by_class)
+        else:
+            yield from self._too_many()
+        yield from self._capacities()
+
+    def _problem(
+        self,
+        kind: ProblemKind,
+        text: str,
+        selector: SelectorRef | None = None,
+        *,
+        remedy: str = "",
+        fatal: bool,
+    ) -> Problem:
+        return _problem(kind, text, self._claim, self._name, selector=selector, remedy=remedy, fatal=fatal)
+
+    def _uncompilable(self, step: Step, error: CompileError) -> Problem:
+        lines = _ERROR_LINE.findall(str(error))
+        said = "; ".join(lines[:3]) or str(error).splitlines()[0]
+        better = corrected(self._published, step.ref.expression)
+        remedy = f"write {better}" if better is not None and self._compiles(better) else ""
+        text = f"{_whose(step.ref)} does not compile: {said}"
+        return self._problem(ProblemKind.SELECTOR_INVALID, text, step.ref, remedy=remedy, fatal=True)
+
+    def _compiles(self, expression: str) -> bool:
+        try:
+            self._fleet.inventory.selectors.scan(expression)
+        except CompileError:
+            return False
+        return True
+
+    def _unknown_names(self, step: Step, *, fatal: bool) -> Iterator[Problem]:
+        ref = step.ref
+        for unknown in unknown_names(self._fleet, self._published, ref, ref.expression, step.before):
+            yield self._problem(unknown.kind, f"{_whose(ref)}: {unknown.text}", ref, remedy=unknown.remedy, fatal=fatal)
+
+    def _failing(self, step: Step) -> Problem:
+        """A selector that fails on devices. It is fatal if one of them is free: those in use are not asked."""
+        state = self._fleet.state
+        keys = keys_of(self._fleet, step.failed)
+        errors = Counter(errors_on(self._fleet, step.ref.expression, first_rows(step.failed, _LOOKED_AT)))
+        said = min(errors, key=lambda each: (-errors[each], each), default="")
+        failed = len(keys)
+        free = [key for key in keys.values() if not state.holds(key)]
+        example = min(free or keys.values(), default=None)
+        text = (
+            f"{_whose(step.ref)} fails on {failed} device{'s' if failed != 1 else ''} ({said})"
+            f"{f', such as {example}' if example else ''}"
+        )
+        if free:
+            text += "; one such device that is free fails the whole pod, on whatever node it is met"
+        else:
+            text += "; they are all in use, so nothing comes of it until one is free"
+        remedy = self._guard(step, said)
+        return self._problem(
+            ProblemKind.SELECTOR_ERRORS,
+            text,
+            step.ref,
+            remedy=f"write {remedy}" if remedy else "",
+            fatal=bool(free),
+        )
+
+    def _guard(self, step: Step, error: str) -> str:
+        """The expression so guarded that it works on all devices, and selects what it selects now."""
+        for candidate in self._guards(step, error):
+            try:
+                if count(failing(self._fleet, candidate, step.before)):
+                    continue
+                if count(met(self._fleet, candidate, step.after)) == count(step.after):
+                    return candidate
+            except CompileError:
+                continue
+        return ""
+
+    def _guards(self, step: Step, error: str) -> Iterator[str]:
+        expression = step.ref.expression
+        missing = _MISSING.search(error)
+        paths = paths_of(expression)
+        if missing is not None:
+            at = [path for path in paths if path.id == missing[1].strip()]
+            drivers = drivers_of(self._fleet.inventory.columns, step.failed)
+            for path in at:
+                if self._published.has(path):
+                    if path.domain not in drivers and path.domain in self._published.drivers:
+                        yield guarded(expression, f'device.driver == "{path.domain}"')
+                    yield guarded(expression, _presence(path))
+            known = [path for path in paths if self._published.has(path)]
+            if at and len(known) > 1 and all(map(self._published.has, at)):
+                yield guarded(expression, " && ".join(_presence(path) for path in known))
+        better = corrected(self._published, expression)
+        if better is not None:
+            yield better
+
+    def _nothing(self, steps: Sequence[Step], among: bytes) -> Iterator[Problem]:
+        """Nothing is selected: by which selector, and why."""
+        if any(step.error is not None or count(step.failed) for step in self.selection.steps):
+            return  # that is the problem, and was told
+        of_class = among is self.selection.start
+        who = "no device" if of_class else f"no device of class {self._class}"
+        found = False
+        for end in dead_ends(self._fleet, self._published, steps, among, who=who):
+            found = True
+            yield self._problem(
+                end.kind, f"{_whose(end.ref)}: {end.text}", end.ref, remedy=end.remedy, fatal=self._only
+            )
+        if of_class:
+            text = f"class {self._class} selects none of the {count(among)} devices that are published"
+            yield self._problem(ProblemKind.CLASS_SELECTS_NOTHING, text, fatal=self._only)
+        elif not found:
+            text = f"no device of class {self._class} is selected by all selectors of request {self._name} at once"
+            yield self._problem(
+                ProblemKind.SELECTOR_NEVER_TRUE, text, steps[-1].ref if steps else None, fatal=self._only
+            )
+
+    def _too_many(self) -> Iterator[Problem]:
+        wanted = self._asked.count
+        if wanted <= 1 or self._asked.allocation_mode == "All":
+            return
+        most = most_on_one_node(self._fleet, self.selection.end)
+        if wanted > most:
+            yield self._problem(
+                ProblemKind.TOO_MANY_DEVICES,
+                f"request {self._name} asks for {wanted} devices on one node, and no node has more than {most} that it selects",
+                remedy=f"ask for {most} at most, or use several pods with a claim each" if most else "",
+                fatal=self._only,
+            )
+
+    def _capacities(self) -> Iterator[Problem]:
+        """Amounts asked of capacities that no selected device has."""
+        wanted = self._asked.capacity.requests if self._asked.capacity is not None else {}
+        if not wanted or not count(self.selection.end):
+            return
+        columns = self._fleet.inventory.columns
+        names = {
+            name
+            for row, device in enumerate(columns.devices)
+            if device is not None and self.selection.end[row]
+            for name in device.capacity
+        }
+        for name in sorted(wanted.keys() - names):
+            near = closest(name.rpartition("/")[2], names)
+            yield self._problem(
+                ProblemKind.UNKNOWN_CAPACITY,
+                f"request {self._name} asks for an amount of the capacity {name}, which no device that it selects has",
+                remedy=f"ask for {near}" if near else "",
+                fatal=self._only,
+            )
+
+
+def most_on_one_node(fleet: Fleet, marks: bytes) -> int:
+    """The most marked devices that one node could reach, whether the pod may go there or not."""
+    of_node: dict[str, int] = {}
+    anywhere = 0
+    for pool in fleet.inventory.pools:
+        for entry in pool.entries:
+            for row, device in zip(entry.rows, entry.spec.devices, strict=True):
+                if marks[row]:
+                    node = entry.spec.node_name or device.node_name
+                    if node is None:
+                        anywhere += 1
+                    else:
+                        of_node[node] = of_node.get(node, 0) + 1
+    return anywhere + max(of_node.values(), default=0)
+
+
+def _of_constraints(published: Published, claim: ResourceClaim, selected: Mapping[str, bytes]) -> Iterator[Problem]:
+    names = {request.name for request in claim.spec.devices.requests}
+    full_names = names | selected.keys() | {n for r in claim.spec.devices.requests for n, _ in alternatives(r)}
+    for index, constraint in enumerate(claim.spec.devices.constraints):
+        which = f"constraint #{index} of claim {claim.metadata.key}"
+        attribute = constraint.match_attribute or constraint.distinct_attribute
+        if attribute is None:
+            text = f"{which} names no attribute"
+            yield _problem(ProblemKind.INVALID, text, claim, remedy="give it matchAttribute", fatal=True)
+            continue
+        for wrong in [each for each in constraint.requests if each not in full_names]:
+            near = closest(wrong, full_names)
+            remedy = f"write {near}" if near else f"the requests are {', '.join(sorted(names))}"
+            yield _problem(
+                ProblemKind.UNKNOWN_REQUEST,
+                f"{which} is about the request {wrong}, which the claim does not have",
+                claim,
+                remedy=remedy,
+                fatal=False,
+            )
+        domain, slash, name = attribute.partition("/")
+        path = AttributePath("attributes", domain if slash else None, name if slash else attribute)
+        about = {
+            full_name: marks
+            for full_name, marks in selected.items()
+            if not constraint.requests or {full_name, full_name.partition("/")[0]} & set(constraint.requests)
+        }
+        for full_name, marks in about.items():
+            if count(marks) and (not slash or not published.values(path, marks)):
+                yield _problem(
+                    ProblemKind.UNKNOWN_ATTRIBUTE,
+                    f"{which} compares the attribute {attribute}, which no device has that request {full_name} selects",
+                    claim,
+                    full_name,
+                    remedy=_comparable(published, path),
+                    fatal="/" not in full_name,
+                )
+
+
+def _comparable(published: Published, path: AttributePath) -> str:
+    """What to write instead of an attribute that nobody has."""
+    if path.domain is None:
+        return f"write the attribute with its domain, such as {next(iter(published.drivers), 'example.com')}/{path.id}"
+    meant = None if published.has(path) else published.meant(path)
+    if meant is None:
+        return ""
+    name = f"{meant.domain}/{meant.id}"
+    return (
+        f"write {name}" if meant.kind == "attributes" else f"{name} is a capacity; constraints compare attributes only"
+    )
+
+
+def _presence(path: AttributePath) -> str:
+    if path.id is not None and path.id.isidentifier():
+        return f"has({path_text(path)})"
+    return f'"{path.id}" in device.{path.kind}["{path.domain}"]'
+
+
+def _whose(ref: SelectorRef) -> str:
+    return f"selector #{ref.index} of {ref.source}"
+
+
+def _problem(
+    kind: ProblemKind,
+    text: str,
+    claim: ResourceClaim,
+    request: str = "",
+    *,
+    selector: SelectorRef | None = None,
+    remedy: str = "",
+    fatal: bool,
+) -> Problem:
+    return Problem(
+        kind=kind,
+        text=text,
+        claim=str(claim.metadata.key),
+        request=request,
+        selector=selector,
+        remedy=remedy,
+        fatal=fatal,
+    )

@@ -1,0 +1,146 @@
+"""What the selectors of one request select among all devices, selector by selector.
+
+Owns the chain of a class's selectors and a request's own, and the marks of the rows that get through each. A row marked is a
+device selected, whether it is free or in use, reachable or not.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+from typing import Final
+
+import msgspec
+
+from draco.allocation.columns import Columns
+from draco.allocation.fleet import Fleet
+from draco.allocation.rowwise import places, select
+from draco.allocation.selectors import FAILS, YES
+from draco.cel.errors import CompileError, EvaluationError
+from draco.explanation.model import SelectorRef
+from draco.resources.claims import DeviceRequest, DeviceSubRequest, ExactDeviceRequest, ResourceClaim
+from draco.resources.classes import DeviceClass
+from draco.resources.names import DeviceKey
+
+Asked = ExactDeviceRequest | DeviceSubRequest
+_YES: Final = bytes(code == YES for code in range(256))
+_FAILS: Final = bytes(code == FAILS for code in range(256))
+
+
+class Step(msgspec.Struct, frozen=True, eq=False):
+    """One selector of the chain."""
+
+    ref: SelectorRef
+    before: bytes
+    """1 for each device that the selectors before it select."""
+    after: bytes
+    """1 for those of them that it selects too."""
+    failed: bytes
+    """1 for those on which it fails."""
+    error: CompileError | None = None
+    """It does not compile: then nothing is known of what it selects, and it is passed over."""
+
+
+class Selection(msgspec.Struct, frozen=True, eq=False):
+    """The whole chain; `of_class` says how many of the steps are the class's."""
+
+    start: bytes
+    """1 for each device."""
+    steps: Sequence[Step]
+    of_class: int
+
+    @property
+    def by_class(self) -> bytes:
+        """1 for each device that the class selects."""
+        return self.steps[self.of_class - 1].after if self.of_class else self.start
+
+    @property
+    def end(self) -> bytes:
+        """1 for each device that all of them select."""
+        return self.steps[-1].after if self.steps else self.start
+
+
+def alternatives(request: DeviceRequest) -> list[tuple[str, Asked]]:
+    """What a request asks for, each by the name it has in results."""
+    if request.first_available:
+        return [(f"{request.name}/{each.name}", each) for each in request.first_available]
+    return [] if request.exactly is None else [(request.name, request.exactly)]
+
+
+def selection(fleet: Fleet, claim: ResourceClaim, device_class: DeviceClass, asked: Asked) -> Selection:
+    """Run the chain over all devices."""
+    sources = [
+        *((f"class {device_class.metadata.name}", *each) for each in enumerate(device_class.spec.selectors)),
+        *((f"claim {claim.metadata.key}", *each) for each in enumerate(asked.selectors)),
+    ]
+    start = bytes(fleet.inventory.columns.live)
+    marks = start
+    steps = []
+    for source, index, selector in sources:
+        ref = SelectorRef(source=source, index=index, expression=selector.cel.expression if selector.cel else "")
+        step = _step(fleet, ref, marks)
+        marks = step.after
+        steps.append(step)
+    return Selection(start, steps, len(device_class.spec.selectors))
+
+
+def _step(fleet: Fleet, ref: SelectorRef, before: bytes) -> Step:
+    try:
+        outcomes = fleet.inventory.selectors.scan(ref.expression).outcomes
+    except CompileError as error:
+        return Step(ref, before, before, bytes(len(before)), error.with_traceback(None))
+    after = select([before, outcomes.translate(_YES)])
+    return Step(ref, before, after, select([before, outcomes.translate(_FAILS)]))
+
+
+def met(fleet: Fleet, expression: str, among: bytes) -> bytes:
+    """1 for each of the marked devices that the expression selects. Raises CompileError."""
+    return select([among, fleet.inventory.selectors.scan(expression).outcomes.translate(_YES)])
+
+
+def failing(fleet: Fleet, expression: str, among: bytes) -> bytes:
+    """1 for each of the marked devices on which the expression fails. Raises CompileError."""
+    return select([among, fleet.inventory.selectors.scan(expression).outcomes.translate(_FAILS)])
+
+
+def errors_on(fleet: Fleet, expression: str, rows: Iterable[int]) -> Iterator[str]:
+    """The errors with which the expression fails on devices. Raises CompileError."""
+    columns = fleet.inventory.columns
+    for row in rows:
+        device = columns.devices[row]
+        if device is not None:
+            try:
+                fleet.inventory.selectors.matches(expression, columns.drivers[row], device, row)
+            except EvaluationError as error:
+                yield str(error)
+
+
+def count(marks: bytes) -> int:
+    """How many rows are marked."""
+    return marks.count(1)
+
+
+def first_rows(marks: bytes, most: int) -> list[int]:
+    """The first of the marked rows."""
+    if count(marks) <= most:
+        return places(marks, 1)
+    rows: list[int] = []
+    row = -1
+    while len(rows) < most:
+        row = marks.find(1, row + 1)
+        rows.append(row)
+    return rows
+
+
+def drivers_of(columns: Columns, marks: bytes) -> list[str]:
+    """The drivers of the marked devices, sorted."""
+    return sorted(set(compress(columns.drivers, memoryview(marks))))
+
+
+def keys_of(fleet: Fleet, marks: bytes) -> dict[int, DeviceKey]:
+    """The names of the marked devices, by row. Walks over all slices."""
+    return {
+        row: DeviceKey(pool.key.driver, pool.key.pool, device.name)
+        for pool in fleet.inventory.pools
+        for entry in pool.entries
+        for row, device in zip(entry.rows, entry.spec.devices, strict=True)
+        if marks[row]
+    }

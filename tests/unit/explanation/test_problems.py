@@ -1,0 +1,334 @@
+"""What is wrong with claims themselves: each kind of problem, on a small cluster of GPUs and one network card."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from draco.allocation.fleet import Fleet
+from draco.cel import compile_selector
+from draco.explanation.model import Problem, ProblemKind
+from draco.explanation.problems import problems_of
+from draco.resources.claims import (
+    CapacityRequirements,
+    CelSelector,
+    DeviceClaim,
+    DeviceConstraint,
+    DeviceRequest,
+    DeviceSelector,
+    DeviceSubRequest,
+    ExactDeviceRequest,
+    ResourceClaim,
+    ResourceClaimSpec,
+)
+from draco.resources.classes import DeviceClass, DeviceClassSpec
+from draco.resources.meta import ObjectMeta
+from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
+from tests.builders import a_claim, a_node, a_slice
+
+GPU = "gpu.nvidia.com"
+ATTRIBUTES, CAPACITY = f'device.attributes["{GPU}"]', f'device.capacity["{GPU}"]'
+H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"
+
+
+def selectors(*expressions: str) -> list[DeviceSelector]:
+    return [DeviceSelector(cel=CelSelector(expression=each)) for each in expressions]
+
+
+def a_class(name: str, *expressions: str) -> DeviceClass:
+    return DeviceClass(metadata=ObjectMeta(name=name), spec=DeviceClassSpec(selectors=selectors(*expressions)))
+
+
+def a_gpu(name: str, model: str, memory: str) -> Device:
+    return Device(
+        name=name,
+        attributes={
+            "productName": DeviceAttribute(string=model),
+            "driverVersion": DeviceAttribute(version="570.86.15"),
+            "index": DeviceAttribute(int_=int(name[-1])),
+            "ecc": DeviceAttribute(bool_=True),
+        },
+        capacity={"memory": DeviceCapacity(value=memory)},
+    )
+
+
+def a_fleet(*held: ResourceClaim) -> Fleet:
+    card = Device(name="nic-0", attributes={"speed": DeviceAttribute(int_=100)})
+    return Fleet.of(
+        slices=[
+            a_slice("n1", [a_gpu("gpu-0", H100, "80Gi"), a_gpu("gpu-1", H100, "80Gi")]),
+            a_slice("n2", [a_gpu("gpu-0", A100, "40Gi"), a_gpu("gpu-1", A100, "40Gi")]),
+            a_slice("n1", [card], driver="nic.example.com"),
+        ],
+        nodes=[a_node("n1"), a_node("n2")],
+        classes=[
+            a_class(GPU, f'device.driver == "{GPU}"'),
+            a_class("any"),
+            a_class("mig", f'device.driver == "{GPU}" && {ATTRIBUTES}.productName == "MIG 1g.10gb"'),
+        ],
+        claims=held,
+    )
+
+
+def asking(*expressions: str, device_class: str = GPU, constraints: Sequence[Any] = (), **asked: Any) -> ResourceClaim:
+    exactly = ExactDeviceRequest(device_class_name=device_class, selectors=selectors(*expressions), **asked)
+    return ResourceClaim(
+        metadata=ObjectMeta(name="c", namespace="default"),
+        spec=ResourceClaimSpec(
+            devices=DeviceClaim(
+                requests=[DeviceRequest(name="gpu", exactly=exactly)],
+                constraints=list(constraints),
+            )
+        ),
+    )
+
+
+def the_problems(claim: ResourceClaim, fleet: Fleet | None = None) -> list[Problem]:
+    return problems_of(fleet or a_fleet(), [claim])
+
+
+def the_problem(claim: ResourceClaim, fleet: Fleet | None = None) -> Problem:
+    [problem] = the_problems(claim, fleet)
+    return problem
+
+
+def test_a_claim_that_can_be_met_has_no_problems() -> None:
+    assert the_problems(asking(f'{ATTRIBUTES}.productName == "{H100}"', count=2)) == []
+
+
+def test_a_class_that_does_not_exist_is_told_with_the_closest_one() -> None:
+    problem = the_problem(asking(device_class="gpu.nvida.com"))
+    assert (problem.kind, problem.fatal, problem.request) == (ProblemKind.CLASS_MISSING, True, "gpu")
+    assert problem.text == "the DeviceClass gpu.nvida.com does not exist"
+    assert problem.remedy == "write deviceClassName: gpu.nvidia.com"
+
+
+def test_a_class_that_selects_nothing_is_told_with_the_reason() -> None:
+    told = the_problems(asking(device_class="mig"))
+    assert [each.kind for each in told] == [ProblemKind.SELECTOR_NEVER_TRUE, ProblemKind.CLASS_SELECTS_NOTHING]
+    assert told[0].text.startswith("selector #0 of class mig: no device has")
+    assert told[1].text == "class mig selects none of the 5 devices that are published"
+
+
+def test_a_selector_that_does_not_compile_is_told_in_the_words_of_kubernetes() -> None:
+    problem = the_problem(asking("device.drivers == 1"))
+    assert (problem.kind, problem.fatal) == (ProblemKind.SELECTOR_INVALID, True)
+    assert problem.text == "selector #0 of claim default/c does not compile: 1:7: undefined field 'drivers'"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        (f"{CAPACITY}.memory >= 40", f'{CAPACITY}.memory.compareTo(quantity("40Gi")) >= 0'),
+        (f'{CAPACITY}.memory >= quantity("40Gi")', f'{CAPACITY}.memory.compareTo(quantity("40Gi")) >= 0'),
+        (f'{CAPACITY}.memory == "40Gi"', f'{CAPACITY}.memory.compareTo(quantity("40Gi")) == 0'),
+        (f"{ATTRIBUTES}.memory > 40", f'{CAPACITY}.memory.compareTo(quantity("40Gi")) > 0'),
+        (
+            f'{ATTRIBUTES}.driverVersion == "570.86.15"',
+            f'{ATTRIBUTES}.driverVersion.compareTo(semver("570.86.15")) == 0',
+        ),
+        (f"{ATTRIBUTES}.productname == '{H100}'", f"{ATTRIBUTES}.productName == '{H100}'"),
+        (
+            'device.attributes["nvidia.com"].productName.startsWith("NVIDIA")',
+            f'{ATTRIBUTES}.productName.startsWith("NVIDIA")',
+        ),
+    ],
+)
+def test_the_remedy_is_the_selector_as_it_was_meant(wrong: str, right: str) -> None:
+    told = the_problems(asking(wrong))
+    assert told[0].remedy == f"write {right}"
+    compile_selector(right)
+    assert the_problems(asking(right)) == []
+
+
+def test_a_selector_that_fails_on_some_devices_is_told_with_a_guard() -> None:
+    problem = the_problem(asking(f'{ATTRIBUTES}.productName == "{H100}"', device_class="any"))
+    assert (problem.kind, problem.fatal) == (ProblemKind.SELECTOR_ERRORS, True)
+    assert problem.text == (
+        "selector #0 of claim default/c fails on 1 device (no such key: productName), such as "
+        "nic.example.com/n1/nic-0; one such device that is free fails the whole pod, on whatever node it is met"
+    )
+    assert problem.remedy == f'write device.driver == "{GPU}" && {ATTRIBUTES}.productName == "{H100}"'
+
+
+def test_where_devices_of_one_driver_differ_the_guard_asks_for_the_attribute() -> None:
+    fleet = a_fleet()
+    fleet.put_slice(a_slice("n3", [Device(name="bare")]))
+    problem = the_problem(asking(f"{ATTRIBUTES}.index < 9 || false"), fleet)
+    assert problem.remedy == f"write has({ATTRIBUTES}.index) && ({ATTRIBUTES}.index < 9 || false)"
+
+
+def test_a_failure_on_devices_in_use_harms_nobody_yet() -> None:
+    fleet = a_fleet(a_claim("held", on=["nic.example.com/n1/nic-0"]))
+    problem = the_problem(asking(f'{ATTRIBUTES}.productName == "{H100}"', device_class="any"), fleet)
+    assert (problem.kind, problem.fatal) == (ProblemKind.SELECTOR_ERRORS, False)
+    assert "they are all in use" in problem.text
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind", "text"),
+    [
+        (
+            f"{ATTRIBUTES}.speed == 100",
+            ProblemKind.UNKNOWN_ATTRIBUTE,
+            f"no device publishes the attribute {GPU}/speed; it is published under the domain nic.example.com",
+        ),
+        (
+            f"{ATTRIBUTES}.memory == 1",
+            ProblemKind.UNKNOWN_ATTRIBUTE,
+            f"no device publishes the attribute {GPU}/memory; it is published as a capacity, not as an attribute",
+        ),
+        (
+            f'{CAPACITY}.memmory == quantity("1")',
+            ProblemKind.UNKNOWN_CAPACITY,
+            f"no device publishes the capacity {GPU}/memmory; the closest name that is published is {GPU}/memory",
+        ),
+        (
+            'device.attributes["gpu.nvidia"].ecc',
+            ProblemKind.UNKNOWN_DOMAIN,
+            (
+                "nothing is published under the domain gpu.nvidia, of which it reads the attribute ecc; "
+                f"it is published under the domain {GPU}"
+            ),
+        ),
+        (
+            'device.driver == "gpu.nvidia.co"',
+            ProblemKind.UNKNOWN_DRIVER,
+            "no device is published by the driver gpu.nvidia.co; there are gpu.nvidia.com, nic.example.com",
+        ),
+    ],
+)
+def test_a_name_that_nobody_publishes_is_told_with_the_one_meant(expression: str, kind: ProblemKind, text: str) -> None:
+    problem = the_problems(asking(expression))[0]
+    assert problem.kind is kind
+    assert problem.text == f"selector #0 of claim default/c: {text}"
+
+
+@pytest.mark.parametrize(
+    ("expression", "text", "remedy"),
+    [
+        (
+            f'{CAPACITY}.memory.compareTo(quantity("100Gi")) >= 0',
+            f"no device of class {GPU} has {CAPACITY}.memory >= 100Gi; the largest is 80Gi",
+            f'write {CAPACITY}.memory.compareTo(quantity("80Gi")) >= 0',
+        ),
+        (
+            f"{ATTRIBUTES}.index < 0",
+            f"no device of class {GPU} has {ATTRIBUTES}.index < 0; the smallest is 0",
+            "",
+        ),
+        (
+            f'{ATTRIBUTES}.driverVersion.isGreaterThan(semver("600.0.0"))',
+            f"no device of class {GPU} has {ATTRIBUTES}.driverVersion > 600.0.0; the largest is 570.86.15",
+            "",
+        ),
+        (
+            f'{ATTRIBUTES}.productName == "H100"',
+            f'no device of class {GPU} has {ATTRIBUTES}.productName == "H100"; there is "{A100}", "{H100}"',
+            f'write {ATTRIBUTES}.productName == "{H100}"',
+        ),
+        (
+            f"{ATTRIBUTES}.productName == 5",
+            (
+                f'{ATTRIBUTES}.productName is a string ("{A100}", "{H100}") and is compared with an int, 5, so no device of '
+                f"class {GPU} meets that"
+            ),
+            "",
+        ),
+        (
+            f"!{ATTRIBUTES}.ecc",
+            f"no device of class {GPU} has {ATTRIBUTES}.ecc == false; there is true",
+            "",
+        ),
+        ("1 == 2", "1 == 2 is false whatever the device", ""),
+        (
+            f'{ATTRIBUTES}.productName == "a" && {ATTRIBUTES}.productName == "b"',
+            f'{ATTRIBUTES}.productName == "a" and {ATTRIBUTES}.productName == "b" can never both be true',
+            "",
+        ),
+        (
+            f"{ATTRIBUTES}.index > 3 && {ATTRIBUTES}.index <= 3",
+            f"{ATTRIBUTES}.index > 3 and {ATTRIBUTES}.index <= 3 can never both be true",
+            "",
+        ),
+        (
+            f'{ATTRIBUTES}.productName == "{H100}" && {CAPACITY}.memory.compareTo(quantity("40Gi")) == 0',
+            (
+                f'no device of class {GPU} meets {ATTRIBUTES}.productName == "{H100}" (met by 2) and '
+                f'{CAPACITY}.memory.compareTo(quantity("40Gi")) == 0 (met by 2) at once'
+            ),
+            "",
+        ),
+        (
+            f'{ATTRIBUTES}.productName.matches("H200")',
+            (
+                f'no device of class {GPU} meets {ATTRIBUTES}.productName.matches("H200") ({ATTRIBUTES}.productName is '
+                f'"{A100}", "{H100}")'
+            ),
+            "",
+        ),
+        ('device.driver == "nic.example.com"', f"no device of class {GPU} is of the driver nic.example.com", ""),
+    ],
+)
+def test_a_selector_that_can_never_be_true_is_told_with_what_there_is(expression: str, text: str, remedy: str) -> None:
+    problem = the_problem(asking(expression))
+    assert (problem.kind, problem.fatal) == (ProblemKind.SELECTOR_NEVER_TRUE, True)
+    assert problem.text == f"selector #0 of claim default/c: {text}"
+    assert problem.remedy == remedy
+
+
+def test_more_devices_than_any_node_has_are_told() -> None:
+    problem = the_problem(asking(count=3))
+    assert (problem.kind, problem.fatal) == (ProblemKind.TOO_MANY_DEVICES, True)
+    assert problem.text == "request gpu asks for 3 devices on one node, and no node has more than 2 that it selects"
+
+
+def test_more_devices_than_a_claim_may_have_are_told() -> None:
+    many = asking(count=33)
+    assert "claim default/c asks for 33 devices, and a claim can have 32 at most" in [
+        each.text for each in the_problems(many)
+    ]
+
+
+def test_constraints_on_what_no_selected_device_has_are_told() -> None:
+    told = the_problems(
+        asking(
+            constraints=[
+                DeviceConstraint(match_attribute=f"{GPU}/memory"),
+                DeviceConstraint(match_attribute=f"{GPU}/productName", requests=["gpus"]),
+                DeviceConstraint(match_attribute=f"{GPU}/productName", requests=["gpu"]),
+            ]
+        )
+    )
+    assert [(each.kind, each.remedy) for each in told] == [
+        (ProblemKind.UNKNOWN_ATTRIBUTE, f"{GPU}/memory is a capacity; constraints compare attributes only"),
+        (ProblemKind.UNKNOWN_REQUEST, "write gpu"),
+    ]
+
+
+def test_an_amount_of_a_capacity_that_no_selected_device_has_is_told() -> None:
+    problem = the_problem(asking(capacity=CapacityRequirements(requests={"memori": "1Gi"})))
+    assert (problem.kind, problem.remedy) == (ProblemKind.UNKNOWN_CAPACITY, "ask for memory")
+
+
+def test_one_alternative_that_is_wrong_does_not_doom_the_claim() -> None:
+    claim = asking()
+    devices = DeviceClaim(
+        requests=[
+            DeviceRequest(
+                name="gpu",
+                first_available=[
+                    DeviceSubRequest(name="big", device_class_name=GPU, selectors=selectors(f"{ATTRIBUTES}.index > 7")),
+                    DeviceSubRequest(name="any", device_class_name=GPU),
+                ],
+            )
+        ]
+    )
+    problem = the_problem(msgspec.structs.replace(claim, spec=ResourceClaimSpec(devices=devices)))
+    assert (problem.request, problem.fatal) == ("gpu/big", False)
+
+
+def test_where_nothing_is_published_selectors_are_not_to_blame() -> None:
+    fleet = Fleet.of(classes=[a_class(GPU, f'device.driver == "{GPU}"')], nodes=[a_node()])
+    assert the_problems(asking(f"{ATTRIBUTES}.index == 3"), fleet) == []
