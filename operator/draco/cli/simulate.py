@@ -1,28 +1,120 @@
 """`draco simulate`: what would happen, without touching the cluster.
 
-Owns the options, and what of the command each of them starts. Scenarios are `simulate_scenarios`.
+Owns the options, where the objects come from, and what of the command each option starts. Scenarios are `simulate_scenarios`;
+`simulate_world` is what is imagined, `simulate_trials` what is tried in it, `simulate_report` what is said of it.
 """
 
+import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import msgspec
+import yaml
 
-from draco.cli import simulate_scenarios
+from draco.cli import simulate_report, simulate_scenarios, simulate_trials, simulate_world
+from draco.cli.live import read_fleet
+from draco.cli.manifests import files_option, read_objects
+from draco.cli.simulate_taints import FORM, TaintOption
+from draco.cli.simulate_world import SimulationError, World
+from draco.resources.manifests import Object
+from draco.resources.names import PoolKey
+from draco.resources.taints import DeviceTaintRule
 
 
 @click.command()
+@files_option
+@click.option(
+    "--cluster/--no-cluster",
+    default=None,
+    help="Put what the files say on top of a live cluster, or take the files alone.  [default: the cluster, unless the files "
+    "bring ResourceSlices]",
+)
+@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only on this node. May be given several times.")
+@click.option(
+    "--copies",
+    type=click.IntRange(1, 100_000),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Try it so often: how many more of these fit?",
+)
+@click.option("--without-node", "without", multiple=True, metavar="NODE", help="As if this node were gone. Repeatable.")
+@click.option(
+    "--with-taint",
+    "taints",
+    multiple=True,
+    type=TaintOption(),
+    metavar=FORM,
+    help="As if these devices were tainted: DRIVER/POOL/DEVICE with * for any, or pool=NAME,device=NAME; all devices if none "
+    "are named. Repeatable.",
+)
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True, help="Form."
+)
 @click.option(
     "--scenarios",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True, exists=True),
     metavar="FILE",
-    required=True,
     help='JSON lines, each {"name", "objects": […], "node", "claims": ["namespace/name"]}, answered one by one; - reads '
     "standard input.",
 )
-def command(scenarios: Path) -> None:
-    """Say what would be allocated, without touching the cluster."""
-    _answer(scenarios)
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Kubeconfig file [default: as kubectl finds it].",
+)
+@click.option("--context", help="Context of the kubeconfig [default: its current one].")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    filenames: Sequence[str],
+    cluster: bool | None,
+    nodes: Sequence[str],
+    copies: int,
+    without: Sequence[str],
+    taints: Sequence[DeviceTaintRule],
+    output: str,
+    scenarios: Path | None,
+    kubeconfig: Path | None,
+    context: str | None,
+) -> None:
+    r"""Say what would be allocated, without touching the cluster.
+
+    Files may hold Nodes, ResourceSlices, DeviceClasses, DeviceTaintRules, ResourceClaims, ResourceClaimTemplates, Pods and
+    workloads. Claims that are allocated count as in use. Others are tried one after another, those of a pod together; a template
+    stands for one claim. Without files, what waits in the cluster is tried.
+
+    \b
+    draco simulate -f pod.yaml --copies 100        how many more of these fit?
+    draco simulate --without-node gpu-node-3       where would its claims go?
+    draco simulate -f claim.yaml --with-taint suspect:NoSchedule@gpu.nvidia.com/gpu-node-1/*
+    """
+    if scenarios is not None:
+        _refuse_others(ctx, "scenarios")
+        _answer(scenarios)
+        return
+    objects = read_objects(filenames)
+    world = _world(objects, cluster, kubeconfig, context)
+    if nodes:
+        simulate_world.keep_only(world, nodes)
+    gone = simulate_world.without(world, without)
+    simulate_world.put_taints(world, taints)
+    run = simulate_trials.run(world.fleet, _trials(world, gone), copies)
+    _print(run, world.notes, output)
+
+
+def _refuse_others(ctx: click.Context, alone: str) -> None:
+    given = [
+        parameter.opts[-1]
+        for parameter in ctx.command.params
+        if parameter.name not in {None, alone}
+        and ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"--{alone} takes no {given[0]}: each scenario says everything itself.")
 
 
 def _answer(scenarios: Path) -> None:
@@ -31,3 +123,49 @@ def _answer(scenarios: Path) -> None:
         for line in simulate_scenarios.answers(simulate_scenarios.lines_of(stream)):
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
+
+
+def _world(
+    objects: Sequence[tuple[Object, str]], cluster: bool | None, kubeconfig: Path | None, context: str | None
+) -> World:
+    """What the simulation starts from, with a sentence that says so."""
+    alone = simulate_world.brings_devices(objects)
+    if cluster is False or (cluster is None and alone):
+        if not objects:
+            raise click.UsageError("There is nothing to simulate: give files with -f, or leave --no-cluster out.")
+        world = simulate_world.of_files(objects)
+        hint = "; --cluster puts them on top of a live one" if cluster is None else ""
+        world.notes.insert(0, f"Devices and nodes are those of the files, not of a cluster{hint}.")
+        return world
+    world = simulate_world.of_cluster(asyncio.run(read_fleet(kubeconfig, context)), objects)
+    files = f", with {len(objects)} {'object' if len(objects) == 1 else 'objects'} of files" if objects else ""
+    world.notes.insert(0, f"The cluster is {world.server} as it is now{files}.")
+    return world
+
+
+def _trials(world: World, gone: set[PoolKey]) -> list[simulate_trials.Trial]:
+    """What the files ask for; what the cluster has to place if they ask for nothing."""
+    if world.wanted:
+        trials = simulate_trials.trials_of_files(world)
+        nothing = "no claim in the files waits for devices: all are allocated, or pods use none"
+    elif world.server:
+        trials = simulate_trials.trials_of_cluster(world, gone)
+        nothing = "no claim in the cluster waits for devices: give one with -f"
+    else:
+        trials, nothing = [], "the files ask for no devices: add a ResourceClaim, a ResourceClaimTemplate or a Pod"
+    if not trials:
+        raise SimulationError(nothing)
+    return trials
+
+
+def _print(run: simulate_trials.Run, notes: Sequence[str], output: str) -> None:
+    match output:
+        case "json":
+            document = simulate_report.document(run, notes)
+            click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        case "yaml":
+            document = simulate_report.document(run, notes)
+            click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=130), nl=False)
+        case _:
+            for line in simulate_report.lines(run, notes):
+                click.echo(line)

@@ -1,0 +1,274 @@
+"""`draco simulate` on files: what is tried, in which order, where it goes, and what is said of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from draco import cli
+from draco.cli.simulate import command
+
+Json = dict[str, Any]
+DRIVER = "gpu.example.com"
+V1 = "resource.k8s.io/v1"
+
+
+def a_class(name: str = "gpu") -> Json:
+    selectors = [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]
+    return {"apiVersion": V1, "kind": "DeviceClass", "metadata": {"name": name}, "spec": {"selectors": selectors}}
+
+
+def a_slice(node: str, *devices: str) -> Json:
+    spec = {
+        "driver": DRIVER,
+        "nodeName": node,
+        "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": name} for name in devices],
+    }
+    return {"apiVersion": V1, "kind": "ResourceSlice", "metadata": {"name": node}, "spec": spec}
+
+
+def a_spec(count: int = 1, **more: Any) -> Json:
+    return {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu", "count": count, **more}}]}}
+
+
+def a_claim(name: str, count: int = 1, *holds: str) -> Json:
+    claim: Json = {"apiVersion": V1, "kind": "ResourceClaim", "metadata": {"name": name}, "spec": a_spec(count)}
+    if holds:
+        results = []
+        for held in holds:
+            pool, device = held.split("/")
+            results.append({"request": "gpu", "driver": DRIVER, "pool": pool, "device": device})
+        claim["status"] = {"allocation": {"devices": {"results": results}}}
+    return claim
+
+
+def a_template(name: str, count: int = 1) -> Json:
+    return {
+        "apiVersion": V1,
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name},
+        "spec": {"spec": a_spec(count)},
+    }
+
+
+def a_pod(name: str, *claims: Json, **spec: Any) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {"resourceClaims": list(claims), **spec},
+    }
+
+
+def a_node(name: str, **spec: Any) -> Json:
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"name": name}}, "spec": spec}
+
+
+CLUSTER = [a_class(), a_slice("node-0", "gpu-0", "gpu-1"), a_slice("node-1", "gpu-0")]
+
+
+def simulate(tmp_path: Path, objects: list[Json], *options: str) -> Result:
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all(objects))
+    return CliRunner().invoke(command, ["-f", str(file), *options])
+
+
+def document(tmp_path: Path, objects: list[Json], *options: str) -> Json:
+    result = simulate(tmp_path, objects, "-o", "json", *options)
+    assert result.exit_code == 0, result.output
+    decoded: Json = json.loads(result.stdout)
+    return decoded
+
+
+def placed(told: Json) -> list[tuple[str, list[str] | None]]:
+    """Each claim with its devices."""
+    return [
+        (
+            entry["claim"],
+            None
+            if entry["allocation"] is None
+            else [f"{each['pool']}/{each['device']}" for each in entry["allocation"]["devices"]["results"]],
+        )
+        for entry in told["claims"]
+    ]
+
+
+def test_claims_are_tried_in_file_order_beside_what_is_in_use(tmp_path: Path) -> None:
+    objects = [*CLUSTER, a_claim("late", 2), a_claim("held", 1, "node-0/gpu-0"), a_claim("first")]
+    assert placed(document(tmp_path, objects)) == [
+        ("default/late", None),
+        ("default/first", ["node-0/gpu-1"]),
+    ]
+
+
+def test_an_allocation_is_written_as_kubernetes_writes_it(tmp_path: Path) -> None:
+    claim = a_claim("one")
+    claim["spec"] = a_spec(tolerations=[{"key": "a", "value": "b"}])
+    [entry] = document(tmp_path, [*CLUSTER, claim])["claims"]
+    assert entry["allocation"] == {
+        "devices": {
+            "results": [
+                {
+                    "request": "gpu",
+                    "driver": DRIVER,
+                    "pool": "node-0",
+                    "device": "gpu-0",
+                    "tolerations": [{"key": "a", "operator": "Equal", "value": "b"}],
+                }
+            ]
+        },
+        "nodeSelector": {
+            "nodeSelectorTerms": [
+                {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-0"]}]},
+            ]
+        },
+    }
+    assert (entry["node"], entry["error"], entry["explanation"]) == ("node-0", None, None)
+
+
+def test_a_claim_that_does_not_fit_has_its_explanation(tmp_path: Path) -> None:
+    told = document(tmp_path, [*CLUSTER, a_claim("big", 3)])
+    [entry] = told["claims"]
+    assert told["fits"] is False
+    assert entry["allocation"] is None
+    assert entry["explanation"]["fits"] is False
+    assert entry["explanation"]["claims"] == ["default/big"]
+
+
+def test_the_claims_of_a_pod_are_allocated_together_on_one_node(tmp_path: Path) -> None:
+    pod = a_pod(
+        "train",
+        {"name": "a", "resourceClaimName": "one"},
+        {"name": "b", "resourceClaimTemplateName": "two"},
+    )
+    told = document(tmp_path, [*CLUSTER, a_claim("one"), a_template("two"), pod])
+    assert placed(told) == [("default/one", ["node-0/gpu-0"]), ("default/train-b", ["node-0/gpu-1"])]
+    assert {entry["pod"] for entry in told["claims"]} == {"default/train"}
+
+
+def test_a_template_that_no_pod_uses_stands_for_one_claim(tmp_path: Path) -> None:
+    assert placed(document(tmp_path, [*CLUSTER, a_template("two", 2)])) == [
+        ("default/two", ["node-0/gpu-0", "node-0/gpu-1"])
+    ]
+
+
+def test_a_claim_that_two_pods_share_is_allocated_once(tmp_path: Path) -> None:
+    pods = [a_pod(name, {"name": "a", "resourceClaimName": "one"}) for name in ("p", "q")]
+    told = document(tmp_path, [*CLUSTER, a_claim("one"), *pods])
+    assert placed(told) == [("default/one", ["node-0/gpu-0"]), ("default/one", ["node-0/gpu-0"])]
+    assert [entry["node"] for entry in told["claims"]] == ["node-0", "node-0"]
+
+
+def test_a_pod_goes_only_where_its_own_rules_let_it(tmp_path: Path) -> None:
+    nodes = [a_node("node-0", taints=[{"key": "k", "effect": "NoSchedule"}]), a_node("node-1")]
+    claims = ({"name": "a", "resourceClaimTemplateName": "one"},)
+    pods = [
+        a_pod("plain", *claims),
+        a_pod("tolerant", *claims, tolerations=[{"operator": "Exists"}], nodeSelector={"name": "node-0"}),
+    ]
+    told = document(tmp_path, [*CLUSTER, *nodes, a_template("one"), *pods])
+    assert [entry["node"] for entry in told["claims"]] == ["node-1", "node-0"]
+
+
+def test_a_claim_of_no_pod_does_not_go_to_a_cordoned_node(tmp_path: Path) -> None:
+    told = document(tmp_path, [*CLUSTER, a_node("node-0", unschedulable=True), a_claim("one")])
+    assert told["claims"][0]["node"] == "node-1"
+
+
+def test_copies_count_how_many_more_fit(tmp_path: Path) -> None:
+    told = document(tmp_path, [*CLUSTER, a_claim("one")], "--copies", "10")
+    assert told["copies"] == {"asked": 10, "fit": 3, "each": {"default/one": 3}}
+    assert [entry["copy"] for entry in told["claims"]] == [1, 2, 3, 4]
+    text = simulate(tmp_path, [*CLUSTER, a_claim("one")], "--copies", "10").stdout
+    assert "default/one: 3 of 10 copies fit\n  node-0: 2\n  node-1: 1\n" in text
+
+
+def test_one_node_alone_can_be_asked_about(tmp_path: Path) -> None:
+    told = document(tmp_path, [*CLUSTER, a_claim("one"), a_claim("two", 2)], "--node", "node-1")
+    assert placed(told) == [("default/one", ["node-1/gpu-0"]), ("default/two", None)]
+    assert told["claims"][1]["explanation"]["devicesTotal"] == 1
+
+
+def test_a_node_can_be_taken_away(tmp_path: Path) -> None:
+    told = document(tmp_path, [*CLUSTER, a_claim("one")], "--without-node", "node-0")
+    assert placed(told) == [("default/one", ["node-1/gpu-0"])]
+
+
+@pytest.mark.parametrize(
+    "taint",
+    [
+        "example.com/suspect=yes:NoSchedule@gpu.example.com/node-0/*",
+        "suspect:NoExecute@pool=node-0",
+        "suspect:NoExecute@driver=gpu.example.com,pool=node-0,device=gpu-0",
+    ],
+)
+def test_devices_can_be_tainted(tmp_path: Path, taint: str) -> None:
+    told = document(tmp_path, [*CLUSTER, a_claim("one")], "--with-taint", taint)
+    assert placed(told) != [("default/one", ["node-0/gpu-0"])]
+
+
+@pytest.mark.parametrize(
+    ("taint", "said"),
+    [
+        ("suspect", "has no effect; write KEY[=VALUE]:EFFECT[@DEVICES]"),
+        ("suspect:NoSchedul", "did you mean NoSchedule?"),
+        (":NoSchedule", "is no key of a taint"),
+        ("a=b c:NoSchedule", "is no value of a taint"),
+        ("a:NoSchedule@node-0", "names no devices; write DRIVER/POOL/DEVICE"),
+        ("a:NoSchedule@node=node-0", "'node' selects no devices; use driver, pool, device"),
+    ],
+)
+def test_a_taint_that_is_none_is_told(tmp_path: Path, taint: str, said: str) -> None:
+    result = simulate(tmp_path, [*CLUSTER, a_claim("one")], "--with-taint", taint)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_what_the_devices_are_is_said(tmp_path: Path) -> None:
+    notes = document(tmp_path, [*CLUSTER, a_claim("one")], "--with-taint", "a:None@pool=nowhere")["notes"]
+    assert notes == [
+        "Devices and nodes are those of the files, not of a cluster; --cluster puts them on top of a live one.",
+        "The taint a:None is put on 0 devices.",
+    ]
+
+
+def test_a_pod_whose_claim_is_nowhere_is_told_so(tmp_path: Path) -> None:
+    pod = a_pod("p", {"name": "a", "resourceClaimName": "won"})
+    [entry] = document(tmp_path, [*CLUSTER, pod, a_claim("one", 1, "node-0/gpu-0")])["claims"]
+    assert entry["error"] == "the claim default/won that the pod uses does not exist; did you mean one?"
+
+
+def test_json_and_yaml_say_the_same(tmp_path: Path) -> None:
+    objects = [*CLUSTER, a_claim("one"), a_claim("big", 3)]
+    written = simulate(tmp_path, objects, "-o", "yaml").stdout
+    assert yaml.safe_load(written) == document(tmp_path, objects)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--no-cluster"], 2, "give files with -f"),
+        (["--scenarios", "-", "--copies", "2"], 2, "--scenarios takes no --copies"),
+        (["--copies", "0"], 2, "--copies"),
+    ],
+)
+def test_command_lines_that_make_no_sense_are_told(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, said: str
+) -> None:
+    assert cli.run(["simulate", *arguments]) == status
+    assert said in capsys.readouterr().err
+
+
+def test_an_object_that_stands_twice_is_told_with_both_places(tmp_path: Path) -> None:
+    result = simulate(tmp_path, [*CLUSTER, a_class()])
+    assert result.exit_code == 1
+    assert "document 4: DeviceClass gpu was given before, in" in str(result.exception)
+
+
+def test_a_node_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> None:
+    result = simulate(tmp_path, [*CLUSTER, a_claim("one")], "--without-node", "node-7")
+    assert str(result.exception) == 'there is no node "node-7" in the files; did you mean node-1?'
