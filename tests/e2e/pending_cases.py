@@ -1,0 +1,221 @@
+"""Cases of pods that wait for devices: a file each in `pending/`, with what the scheduler says and what Draco explains.
+
+Owns how a case is read and brought about. A file's first document says what is expected; the others are manifests that can be
+applied as they are. The cases run side by side in one cluster: each has a namespace, and in it `gpu.example.com` is called
+after the case, so that no case meets the devices of another. What is said of a case is translated back before anyone reads it.
+
+First document: `scheduler` is what the message of the pod's condition PodScheduled contains ([]: there is no such condition);
+`event`, what another part of Kubernetes says in an Event on the pod; `reason` and `says`, Draco's reason and parts of its
+explanation; `status`, statuses of claims that a driver or another scheduler would have written; `before` and `after`, kubectl
+commands around a case; `alone`, that it would disturb others; `fix`, what lets the pod run: kubectl commands, or a `change` of
+the text of its claims and pod.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.e2e.kubectl import Kubectl, eventually
+
+FOLDER = Path(__file__).parent / "pending"
+POD = "train"
+"""What the waiting pod is called in every case."""
+_NAMESPACED = frozenset({"Pod", "ResourceClaim", "ResourceClaimTemplate"})
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case. Its manifests and expectations carry the names that it has in the cluster."""
+
+    name: str
+    given: tuple[Manifest, ...]
+    """What is there before: devices, classes, rules, claims and pods that hold devices."""
+    waiting: tuple[Manifest, ...]
+    """The pod that waits, and its claims unless others hold them already."""
+    changed: tuple[Manifest, ...]
+    """The same after the change that lets the pod run; empty where no change of theirs does."""
+    scheduler: tuple[str, ...] = ()
+    event: str = ""
+    reason: str = ""
+    says: tuple[str, ...] = ()
+    alone: bool = False
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    status: tuple[tuple[str, Manifest], ...] = ()
+    fix_commands: tuple[str, ...] = ()
+
+    @property
+    def namespace(self) -> str:
+        """Where its pods and claims are."""
+        return f"pending-{self.name}"
+
+    @property
+    def claims(self) -> list[str]:
+        """The claims that the waiting pod names."""
+        (pod,) = (each for each in self.waiting if each["kind"] == "Pod")
+        return [each["resourceClaimName"] for each in pod["spec"]["resourceClaims"] if "resourceClaimName" in each]
+
+    @property
+    def fixable(self) -> bool:
+        """Whether the case says what lets the pod run."""
+        return bool(self.fix_commands or self.changed)
+
+    def translated(self, text: str) -> str:
+        """What was said of the case, with the names that its file has."""
+        for domain in ("example.com", "exmaple.com"):
+            text = text.replace(f"{self.name}.{domain}", f"gpu.{domain}")
+        return text.replace(f"{self.namespace}/", "default/").replace(self.namespace, "default")
+
+
+def load(path: Path) -> Case:
+    """Read one case."""
+    text = path.read_text(encoding="utf-8")
+    for domain in ("example.com", "exmaple.com"):
+        text = text.replace(f"gpu.{domain}", f"{path.stem}.{domain}")
+    head, given, waiting = _parse(text, namespace=f"pending-{path.stem}")
+    fix = head.pop("fix", {})
+    changed: list[Manifest] = []
+    if change := fix.get("change", {}):
+        for old, new in change.items():
+            before, separator, after = text.partition("\n---\n")
+            assert old in after, f"{path.name}: nothing to change, there is no {old!r}"
+            text = before + separator + after.replace(old, new)
+        changed = _parse(text, namespace=f"pending-{path.stem}")[2]
+    for key in ("scheduler", "says", "before", "after"):
+        said = head.get(key, [])
+        head[key] = (said,) if isinstance(said, str) else tuple(said)
+    head["status"] = tuple(head.get("status", {}).items())
+    return Case(
+        name=path.stem,
+        given=tuple(given),
+        waiting=tuple(waiting),
+        changed=tuple(changed),
+        fix_commands=tuple(fix.get("kubectl", ())),
+        **head,
+    )
+
+
+def _parse(text: str, *, namespace: str) -> tuple[dict[str, Any], list[Manifest], list[Manifest]]:
+    head, *manifests = yaml.safe_load_all(text)
+    for each in manifests:
+        if each["kind"] in _NAMESPACED:
+            each["metadata"]["namespace"] = namespace
+    (pod,) = (each for each in manifests if each["kind"] == "Pod" and each["metadata"]["name"] == POD)
+    held = {name for each in manifests if each["kind"] == "Pod" and each is not pod for name in _claims_of(each)}
+    new = _claims_of(pod) - held
+    waiting = [each for each in manifests if each is pod or (_is_claim(each) and each["metadata"]["name"] in new)]
+    return head, [each for each in manifests if each not in waiting], waiting
+
+
+def load_all() -> list[Case]:
+    """Every case, by name."""
+    return [load(path) for path in sorted(FOLDER.glob("*.yaml"))]
+
+
+def _claims_of(pod: Manifest) -> set[str]:
+    return {each.get("resourceClaimName", "") for each in pod["spec"]["resourceClaims"]}
+
+
+def _is_claim(manifest: Manifest) -> bool:
+    return bool(manifest["kind"] == "ResourceClaim")
+
+
+def bring_about(kube: Kubectl, cases: Iterable[Case]) -> None:
+    """Put the cases into the cluster together; returns when every pod that is to hold devices has them."""
+    cases = list(cases)
+    for case in cases:
+        for command in case.before:
+            kube.run(*command.split())
+    _apply(kube, [_namespace(case) for case in cases] + [each for case in cases for each in case.given])
+    eventually(lambda: _all_bound(kube, cases), what="the pods have devices that are to hold them")
+    for case in cases:
+        for claim, status in case.status:
+            if claim not in case.claims:
+                set_status(kube, case, claim, status)
+    _apply(kube, [each for case in cases for each in case.waiting])
+    for case in cases:
+        for claim, status in case.status:
+            if claim in case.claims:
+                eventually(lambda case=case, claim=claim: _allocated(kube, case, claim), what=f"{claim} is allocated")
+                set_status(kube, case, claim, status)
+
+
+def fix(kube: Kubectl, case: Case) -> None:
+    """Do what lets the pod run."""
+    for command in case.fix_commands:
+        kube.run(*command.split(), "-n", case.namespace)
+    if case.changed:
+        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": case.changed})
+        kube.run_with_input(listed, "replace", "--force", "--grace-period=0", "-f", "-")
+
+
+def take_back(kube: Kubectl, cases: Iterable[Case]) -> None:
+    """Remove the cases from the cluster; returns when their pods are gone."""
+    cases = list(cases)
+    if not cases:
+        return
+    for case in cases:
+        for command in case.after:
+            kube.run(*command.split(), check=False)  # a case that was fixed has undone it already
+    of_cluster = [each for case in cases for each in case.given if each["kind"] not in _NAMESPACED]
+    if of_cluster:
+        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": of_cluster})
+        kube.run_with_input(listed, "delete", "--ignore-not-found", "--wait=false", "-f", "-")
+    for case in cases:  # the pods first: a namespace that is being deleted takes its time
+        kube.run("delete", "pods", "--all", "-n", case.namespace, "--wait=false")
+    kube.run("delete", "namespace", "--wait=false", *(case.namespace for case in cases))
+    eventually(lambda: not _pods_of(kube, cases), what="the pods are gone", within_s=90)
+
+
+def set_status(kube: Kubectl, case: Case, claim: str, status: Manifest) -> None:
+    """Write a claim's status, as its driver or another allocator would."""
+    patch = json.dumps({"status": status})
+    kube.run(
+        *("patch", "resourceclaim", claim, "-n", case.namespace),
+        *("--subresource=status", "--type=merge", "-p", patch),
+    )
+
+
+def scheduled_condition(kube: Kubectl, case: Case) -> dict[str, Any]:
+    """The condition PodScheduled of the waiting pod; empty while no scheduler has said anything."""
+    pod = json.loads(kube.run("get", "pod", POD, "-n", case.namespace, "-o", "json").stdout)
+    conditions = pod["status"].get("conditions", [])
+    return next((each for each in conditions if each["type"] == "PodScheduled"), {})
+
+
+def events(kube: Kubectl, case: Case) -> list[dict[str, Any]]:
+    """The Events of the case, with the names that its file has."""
+    listed = kube.run("get", "events.events.k8s.io", "-n", case.namespace, "-o", "json").stdout
+    found: list[dict[str, Any]] = json.loads(case.translated(listed))["items"]
+    return found
+
+
+def _apply(kube: Kubectl, manifests: list[Manifest]) -> None:
+    kube.run_with_input(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}), "apply", "-f", "-")
+
+
+def _namespace(case: Case) -> Manifest:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": case.namespace}}
+
+
+def _all_bound(kube: Kubectl, cases: list[Case]) -> bool:
+    """Whether all pods are on nodes. They need not run: no kubelet knows the drivers of these devices."""
+    pods = _pods_of(kube, cases)
+    wanted = sum(each["kind"] == "Pod" for case in cases for each in case.given)
+    return len(pods) == wanted and all(each["spec"].get("nodeName") for each in pods)
+
+
+def _allocated(kube: Kubectl, case: Case, claim: str) -> bool:
+    found = json.loads(kube.run("get", "resourceclaim", claim, "-n", case.namespace, "-o", "json").stdout)
+    return "allocation" in found.get("status", {})
+
+
+def _pods_of(kube: Kubectl, cases: list[Case]) -> list[Manifest]:
+    namespaces = {case.namespace for case in cases}
+    return [each for each in kube.objects("pods", "--all-namespaces") if each["metadata"]["namespace"] in namespaces]
