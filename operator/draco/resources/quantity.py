@@ -122,7 +122,7 @@ class Quantity:
     @classmethod
     def of(cls, number: int, format_: Format = Format.DECIMAL_SI) -> Self:
         """The quantity of a whole number."""
-        return cls(number, 0, wide=not -_MAX_INT64 <= number <= _MAX_INT64, format=format_)
+        return cls(number, 0, wide=not _is_int64(number), format=format_)
 
     @property
     def nanos(self) -> int:
@@ -195,8 +195,15 @@ class Quantity:
         return Quantity(total, exponent, wide=not fits, format=format_)
 
     def __sub__(self, other: "Quantity") -> "Quantity":
-        """The difference, in this one's format, or in the other's when this one is zero."""
-        return self + -other
+        """The difference, in this one's format, or in the other's when this one is zero.
+
+        Go adds the negated int64, so that the least of them, which is its own negative there, is added instead.
+        """
+        if not other.wide:
+            total = self + Quantity(_wrapped(-other.mantissa), other.exponent, wide=False, format=other.format)
+            if not total.wide:
+                return total
+        return self + Quantity(-other.mantissa, other.exponent, wide=True, format=other.format)
 
     def as_int64(self) -> int | None:
         """The value as a whole number where Go's `AsInt64` has one; None where it has not, even if the value is whole."""

@@ -204,3 +204,10 @@ def test_a_quantity_is_not_equal_to_a_number_or_a_text() -> None:
     assert Quantity.parse("1") != "1"
     with pytest.raises(TypeError):
         Quantity.parse("1") < 2  # noqa: B015 - it must raise
+
+
+def test_the_least_int_is_its_own_negative_where_it_is_taken_away() -> None:
+    least = Quantity.of(-(2**63))
+    assert Quantity.parse("10Gi") - least < Quantity.parse("10Gi")
+    assert (Quantity.parse("-10Gi") - least).compare(Quantity.of(2**63 - 10 * 2**30)) == 0
+    assert (Quantity.of(0) - least).as_int64() == -(2**63)
