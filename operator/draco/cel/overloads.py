@@ -2,13 +2,13 @@
 
 Owns the table, and how its rows are read. A row is `overload_id  signature`, where the id is the name under which costs are kept
 (and by which Kubernetes names the overload), and a signature is `function(types) -> type` or `type.function(types) -> type`;
-capital letters are type variables. What a function does is not told here.
+capital letters are type variables. The order of a function's rows counts: where the type of an argument is not known yet, the
+first one that fits decides it. What a function does is not told here.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from itertools import permutations
 from typing import Final
 
 import msgspec
@@ -167,10 +167,13 @@ _LISTS: Final = """
 list_sets_contains_list       sets.contains(list(T), list(T)) -> bool
 list_sets_equivalent_list     sets.equivalent(list(T), list(T)) -> bool
 list_sets_intersects_list     sets.intersects(list(T), list(T)) -> bool
+@mapInsert_map_key_value      cel.@mapInsert(map(K, V), K, V) -> map(K, V)
+@mapInsert_map_map            cel.@mapInsert(map(K, V), map(K, V)) -> map(K, V)
+"""
+
+_LIST_POSITIONS: Final = """
 list_a_index_of_int           list(A).indexOf(A) -> int
 list_a_last_index_of_int      list(A).lastIndexOf(A) -> int
-cel_map_insert_key_value      cel.@mapInsert(map(K, V), K, V) -> map(K, V)
-cel_map_insert_map            cel.@mapInsert(map(K, V), map(K, V)) -> map(K, V)
 """
 
 _EXTENDED_LISTS: Final = """
@@ -285,6 +288,7 @@ _TIME_PARTS: Final = {
     "getMilliseconds": "milliseconds",
 }
 _ORDERS: Final = {"_<_": "less", "_<=_": "less_equals", "_>_": "greater", "_>=_": "greater_equals"}
+_ORDERED: Final = ("bool", "int", "uint", "double", "string", "bytes", "timestamp", "duration")
 _COMPARABLE: Final = ("int", "uint", "double", "bool", "duration", "timestamp", "string", "bytes")
 _NUMBERS: Final = {"int": "int64", "uint": "uint64", "double": "double"}
 
@@ -293,12 +297,14 @@ def _generated() -> str:
     """Rows that follow a pattern."""
     rows = []
     for operator, name in _ORDERS.items():
-        rows += [f"{name}_{_NUMBERS.get(kind, kind)} {operator}({kind}, {kind}) -> bool" for kind in _COMPARABLE]
-        for one, other in permutations(_NUMBERS, 2):
-            rows.append(f"{name}_{_NUMBERS[one]}_{_NUMBERS[other]} {operator}({one}, {other}) -> bool")
+        for kind in _ORDERED:
+            rows.append(f"{name}_{_NUMBERS.get(kind, kind)} {operator}({kind}, {kind}) -> bool")
+            others = sorted(_NUMBERS.keys() - {kind}) if kind in _NUMBERS else ()
+            rows += [f"{name}_{_NUMBERS[kind]}_{_NUMBERS[o]} {operator}({kind}, {o}) -> bool" for o in others]
     for function, part in _TIME_PARTS.items():
         rows.append(f"timestamp_to_{part} timestamp.{function}() -> int")
-        rows.append(f"timestamp_to_{part}_with_tz timestamp.{function}(string) -> int")
+        suffix = "tz" if part == "seconds" else "with_tz"
+        rows.append(f"timestamp_to_{part}_{suffix} timestamp.{function}(string) -> int")
         if function in {"getHours", "getMinutes", "getSeconds", "getMilliseconds"}:
             rows.append(f"duration_to_{part} duration.{function}() -> int")
     for kind in _COMPARABLE:
@@ -402,6 +408,8 @@ def _rows(library: str) -> tuple[Overload, ...]:
             _AUTHORIZATION,
             _generated(),
         ],
+        "early_positions": [_LIST_POSITIONS],
+        "late_positions": [_LIST_POSITIONS],
         "semver": [_SEMVER],
         "lists": [_EXTENDED_LISTS, _generated_for_extended_lists()],
         "includes": [_INCLUDES],
@@ -409,10 +417,13 @@ def _rows(library: str) -> tuple[Overload, ...]:
     return tuple(_overload(row) for block in rows[library] for row in block.splitlines() if row)
 
 
+_ORDER: Final = ("early_positions", "standard", "late_positions", "semver", "lists", "includes")
+
+
 @cache
 def table(libraries: frozenset[str]) -> Mapping[str, tuple[Overload, ...]]:
-    """Overloads by the name of their function, for the named libraries beside the standard ones: semver, lists, includes."""
+    """Overloads by the name of their function, for the named libraries beside the standard ones: those of an environment."""
     found: dict[str, list[Overload]] = {}
-    for overload in (one for library in ("standard", *sorted(libraries)) for one in _rows(library)):
+    for overload in (one for library in _ORDER if library in libraries | {"standard"} for one in _rows(library)):
         found.setdefault(overload.function, []).append(overload)
     return {function: tuple(overloads) for function, overloads in found.items()}
