@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from draco.cel.code import Run, Slots
+from draco.cel.code import Code, Run, Slots
 from draco.cel.device import DeviceView
 from draco.cel.dispatch import Function
 from draco.cel.errors import EvaluationAborted, EvaluationError
@@ -36,6 +36,7 @@ _PER_PATTERN_CHARACTER: Final = 0.25
 _FIXED_EQUALITY: Final = frozenset({Quantity, ComputedQuantity, Ip, Cidr, NamedFormat, Url, SemVer})
 
 Charge = Callable[[tuple[Value, ...], Value], int]
+Take = Callable[[Value, Value], Value]
 
 
 class Meter(Protocol):
@@ -45,12 +46,16 @@ class Meter(Protocol):
         """The same code at a fixed extra cost, charged even when it fails."""
         ...
 
-    def part(self, run: Run, cost: int) -> Run:
-        """Code that takes a part of a value: what is absent costs nothing."""
+    def part(self, operand: Run, key: Code, take: Take) -> Run:
+        """Code that takes a part of a value: what is absent costs nothing, nor does what fails before."""
         ...
 
     def call(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:
         """A call; `overload` is the one form that the checker found possible, where there is just one."""
+        ...
+
+    def call_in_order(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:
+        """A call that evaluates no argument behind one that fails."""
         ...
 
 
@@ -61,7 +66,18 @@ class Free:
         """The code itself."""
         return run
 
-    part = fixed
+    def part(self, operand: Run, key: Code, take: Take) -> Run:
+        """The part alone."""
+        if key.is_constant:
+            at = key.value
+            return lambda device, slots: take(operand(device, slots), at)
+        run = key.run
+
+        def part(device: DeviceView, slots: Slots) -> Value:
+            value = operand(device, slots)
+            return NONE if value is NONE else take(value, run(device, slots))
+
+        return part
 
     def call(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:  # noqa: ARG002 - one shape for all
         """The call alone."""
@@ -81,6 +97,8 @@ class Free:
             return function(*[argument(device, slots) for argument in arguments])
 
         return run
+
+    call_in_order = call
 
 
 class Metered:
@@ -102,25 +120,31 @@ class Metered:
 
         return charged
 
-    def part(self, run: Run, cost: int) -> Run:
-        """The same code at an extra cost, unless it gives an optional without value."""
+    def part(self, operand: Run, key: Code, take: Take) -> Run:
+        """The part and its charge."""
+        at = key.bare or key.run
 
         def charged(device: DeviceView, slots: Slots) -> Value:
+            value = operand(device, slots)
+            if value is NONE:
+                return value
             try:
-                value = run(device, slots)
+                result = take(value, at(device, slots))
             except EvaluationAborted:
                 raise
             except EvaluationError:
-                spend(slots, cost)
+                spend(slots, READ)
                 raise
-            if value is not NONE:
-                spend(slots, cost)
-            return value
+            if result is not NONE:
+                spend(slots, READ)
+            return result
 
         return charged
 
     def call(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:
-        """The call and its charge."""
+        """The call and its charge; of two arguments both are evaluated, even where the first fails."""
+        if len(arguments) > 2:
+            return self.call_in_order(name, overload, function, arguments)
         charge = _charge_of(name, overload)
 
         def run(device: DeviceView, slots: Slots) -> Value:
@@ -132,24 +156,47 @@ class Metered:
                 except EvaluationAborted:
                     raise
                 except EvaluationError as error:
-                    if len(arguments) > 2:
-                        raise
                     failure = failure or error
                     values.append(error)
-            value: Value = failure
-            if failure is None:
-                try:
-                    value = function(*values)
-                except EvaluationAborted:
-                    raise
-                except EvaluationError as error:
-                    value = failure = error
-            spend(slots, charge(tuple(values), value))
             if failure is not None:
+                spend(slots, charge(tuple(values), failure))
                 raise failure
-            return value
+            return _called(function, values, charge, slots)
 
         return run
+
+    def call_in_order(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:
+        """The call and its charge, which falls away where an argument before the last one fails."""
+        if not arguments:
+            return self.call(name, overload, function, arguments)
+        charge = _charge_of(name, overload)
+        *first, last = arguments
+
+        def run(device: DeviceView, slots: Slots) -> Value:
+            values = [argument(device, slots) for argument in first]
+            try:
+                values.append(last(device, slots))
+            except EvaluationAborted:
+                raise
+            except EvaluationError as error:
+                spend(slots, charge((*values, error), error))
+                raise
+            return _called(function, values, charge, slots)
+
+        return run
+
+
+def _called(function: Function, values: list[Value], charge: Charge, slots: Slots) -> Value:
+    """What a function makes of its arguments, charged for even where that is an error."""
+    try:
+        value = function(*values)
+    except EvaluationAborted:
+        raise
+    except EvaluationError as error:
+        spend(slots, charge(tuple(values), error))
+        raise
+    spend(slots, charge(tuple(values), value))
+    return value
 
 
 def spend(slots: Slots, cost: int) -> None:

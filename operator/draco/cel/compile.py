@@ -18,6 +18,7 @@ from draco.cel.dispatch import Function
 from draco.cel.errors import CompileError, EvaluationError
 from draco.cel.functions import FUNCTIONS, NAMES
 from draco.cel.functions_standard import CONVERSIONS
+from draco.cel.guards import guarded
 from draco.cel.logic import both, either, not_strictly_false
 from draco.cel.loops import compile_loop
 from draco.cel.membership import membership
@@ -25,10 +26,9 @@ from draco.cel.operators import OPERATORS, look_up
 from draco.cel.reads import (
     DEVICE_READS,
     KEYS,
-    constant_part,
-    optional_constant_part,
-    optional_part,
-    taken_part,
+    taken,
+    taken_optionally,
+    with_checked_key,
 )
 from draco.cel.regex import compile_pattern, every_match, found, matcher
 from draco.cel.texts import shown
@@ -43,12 +43,17 @@ _TYPES: Final = frozenset(
 
 
 class Compiler:
-    """Compiles one expression. `overloads` names the only form that the checker found possible for a call, where it is one."""
+    """Compiles one expression.
 
-    def __init__(self, meter: Meter, overloads: Mapping[Call, str]) -> None:
+    `overloads` names the only form that the checker found possible for a call, where it is one, and `guessed` does so for calls
+    where values may turn out to be of other types.
+    """
+
+    def __init__(self, meter: Meter, overloads: Mapping[Call, str], guessed: Mapping[Call, str]) -> None:
         self.meter = meter
         self.slots = 1
         self._overloads = overloads
+        self._guessed = guessed
 
     def compile(self, root: Expr) -> Run:
         """The closure of a whole expression. Raises CompileError where a constant part of it has no value."""
@@ -131,13 +136,16 @@ class Compiler:
                 return Code(self.meter.fixed(lambda device, _slots: field in device.attributes[domain], len(path) + 1))
             return Code(self.meter.fixed(lambda device, _slots: field in device.capacity[domain], len(path) + 1))
 
-        def test(device: DeviceView, slots: Slots) -> bool:
-            value = run(device, slots)
-            if type(value) is Optional:
-                return value.present and look_up(value.value, field)[0]
-            return look_up(value, field)[0]
+        def present(value: Value, at: Value) -> Value:
+            return look_up(value.value if type(value) is Optional else value, at)[0]
 
-        return Code(self.meter.fixed(test, READ))
+        test = self.meter.part(run, constant(field), present)
+
+        def is_present(device: DeviceView, slots: Slots) -> Value:
+            found = test(device, slots)
+            return False if found is NONE else found
+
+        return Code(is_present)
 
     def _part(self, operand: Code, key: Code, *, is_optional: bool) -> Code:
         """`operand[key]`, `operand.key` and their optional forms."""
@@ -147,16 +155,10 @@ class Compiler:
                 return self._optional_leaf(*path, key.value)
             if not is_optional:
                 return self._device_part((*path, key.value))
-        inner = operand.bare or operand.run
-        run = optional_part(inner, key.run) if is_optional else taken_part(inner, key.run)
-        if key.is_constant:
-            if type(key.value) not in KEYS:
-                raise CompileError(f"program instantiation failed: invalid qualifier type: {go_type(key.value)}")
-            run = optional_constant_part(inner, key.value) if is_optional else constant_part(inner, key.value)
-            extra = READ
-        else:
-            extra = READ if key.bare is None else 0
-        bare = self.meter.part(run, extra)
+        if key.is_constant and type(key.value) not in KEYS:
+            raise CompileError(f"program instantiation failed: invalid qualifier type: {go_type(key.value)}")
+        take = taken_optionally if is_optional else taken
+        bare = self.meter.part(operand.bare or operand.run, key, take if key.is_constant else with_checked_key(take))
         return Code(self.meter.fixed(bare, READ), bare=bare)
 
     def _device_part(self, path: tuple[str, ...]) -> Code:
@@ -175,11 +177,10 @@ class Compiler:
             def value(device: DeviceView, _slots: Slots) -> Value:
                 return device.capacity[domain].get(identifier, UNSET)
 
-        def optional(device: DeviceView, slots: Slots) -> Value:
-            found_value = value(device, slots)
-            return NONE if found_value is UNSET else Optional(found_value)
+        def optional(found: Value, _key: Value) -> Value:
+            return NONE if found is UNSET else Optional(found)
 
-        bare = self.meter.part(self.meter.fixed(optional, 2), READ)
+        bare = self.meter.part(self.meter.fixed(value, 2), constant(identifier), optional)
         is_free = isinstance(self.meter, Free)
         return Code(self.meter.fixed(bare, READ), bare=bare, optional_of=value if is_free else None)
 
@@ -275,6 +276,8 @@ class Compiler:
 
     def _function(self, node: Call, name: str, codes: list[Code], scope: Scope) -> Code:
         function = _function_of(name, len(codes))
+        if (guess := self._guessed.get(node)) is not None:
+            function = guarded(name, guess, function)
         runs = tuple(code.run for code in codes)
         overload = self._overloads.get(node)
         if name in CONVERSIONS and len(codes) == 1 and codes[0].is_constant:
@@ -287,10 +290,12 @@ class Compiler:
             return self._membership(runs, codes[1].value, overload)
         if len(codes) >= 2 and name in _PATTERN_FUNCTIONS and codes[1].is_constant and type(codes[1].value) is str:
             with_pattern = _with_pattern(name, codes[1].value)
-            return Code(self.meter.call(name, overload, with_pattern, runs))
+            return Code(self.meter.call_in_order(name, overload, with_pattern, runs))
         if name in _COMPARISONS and isinstance(self.meter, Free) and codes[1].is_constant:
             return Code(_with_constant(name, runs[0], codes[1].value, function))
-        return Code(self.meter.call(name, overload, function, runs))
+        stops = name == "format" or (overload is None and name[0].isalpha())
+        call = self.meter.call_in_order if stops else self.meter.call
+        return Code(call(name, overload, function, runs))
 
     def _membership(self, runs: tuple[Run, ...], items: list[Value], overload: str | None) -> Code:
         if not items:
@@ -319,7 +324,13 @@ def _variable(variable: Variable) -> Code:
         def lazy(_device: DeviceView, slots: Slots) -> Value:
             value = slots[slot]
             if value is UNSET:
-                value = slots[slot] = compute(_device, slots)
+                try:
+                    value = slots[slot] = compute(_device, slots)
+                except EvaluationError as error:
+                    slots[slot] = error
+                    raise
+            if isinstance(value, EvaluationError):
+                raise value
             return value
 
         return Code(lazy)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 from draco.cel.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, MessageExpr, Select
 from draco.cel.check import Checked
 from draco.cel.environment import STORED_EXPRESSIONS, Environment
+from draco.cel.field_paths import FieldPath, from_variable, nowhere
 from draco.cel.function_costs import Argument, estimate_function
 from draco.cel.ranges import NOTHING, ONE, UNBOUNDED, UNKNOWN, Range, fixed
 from draco.cel.types import Type, unwrapped
@@ -27,7 +28,6 @@ _SCALARS: Final = frozenset({"bool", "double", "duration", "int", "timestamp", "
 _ORDERED: Final = frozenset(
     f"{order}_{kind}" for order in ("less", "greater", "less_equals", "greater_equals") for kind in ("string", "bytes")
 ) | {"equals", "not_equals"}
-_Path: TypeAlias = tuple[str, ...]
 _Steps: TypeAlias = Generator["_Steps", None, None]
 
 
@@ -40,7 +40,7 @@ class _Entries(NamedTuple):
 
 
 class _Variable(NamedTuple):
-    path: _Path
+    path: FieldPath
     size: Range | None
     entries: _Entries | None
 
@@ -65,7 +65,7 @@ class _Estimate:
         self.costs: dict[Expr, Range] = {}
         self._checked = checked
         self._environment = environment
-        self._paths: dict[Expr, _Path] = {}
+        self._paths: dict[Expr, FieldPath] = {}
         self._sizes: dict[Expr, Range] = {}
         self._entries: dict[Expr, _Entries] = {}
         self._variables: dict[str, list[_Variable]] = {}
@@ -77,7 +77,7 @@ class _Estimate:
                 self.costs[node] = NOTHING
             case Identifier():
                 variable = self._variable(node)
-                self._paths[node] = (node.name,) if variable is None else variable.path
+                self._paths[node] = from_variable(node.name) if variable is None else variable.path
                 self.costs[node] = ONE
             case Select():
                 yield from self._visit_select(node)
@@ -103,13 +103,15 @@ class _Estimate:
             return stack[-1]
         return None
 
-    def _path(self, node: Expr) -> _Path:
+    def _path(self, node: Expr) -> FieldPath:
         variable = self._variable(node)
-        return self._paths.get(node, ()) if variable is None else variable.path
+        if variable is not None:
+            return variable.path
+        return self._paths.get(node) or nowhere()
 
     def _visit_select(self, node: Select) -> _Steps:
         if (name := self._checked.names.get(node)) is not None:
-            self._paths[node] = (name,)
+            self._paths[node] = from_variable(name)
             self.costs[node] = ONE
             return
         yield self.visit(node.operand)
@@ -117,7 +119,7 @@ class _Estimate:
         if not node.is_test:
             if self._checked.types[node.operand].kind in {"map", "object"}:
                 cost += ONE
-            self._paths[node] = (*self._path(node.operand), node.field)
+            self._paths[node] = self._path(node.operand).to(node.field)
         self.costs[node] = cost
 
     def _visit_list(self, node: ListExpr) -> _Steps:
@@ -180,10 +182,10 @@ class _Estimate:
         is_list = inside.is_list if inside is not None else self._checked.types[node.range].kind == "list"
         key = None if inside is None else inside.key
         value = None if inside is None else inside.value
-        of_value = _Variable((*path, "@items" if is_list else "@values"), value, None)
-        if node.second_variable is not None:
-            return [_Variable((*path, "@indices" if is_list else "@keys"), key, None), of_value]
-        return [of_value if is_list else _Variable((*path, "@keys"), key, None)]
+        of_keys = [] if is_list and node.second_variable is None else ["@indices" if is_list else "@keys"]
+        of_values = [] if not is_list and node.second_variable is None else ["@items" if is_list else "@values"]
+        keys = [_Variable(path.to(step), key, None) for step in of_keys]
+        return keys + [_Variable(path.to(step), value, None) for step in of_values]
 
     def _visit_call(self, node: Call) -> _Steps:
         for argument in node.arguments:
@@ -209,7 +211,7 @@ class _Estimate:
                 entries = self._entry_sizes(node.arguments[0])
                 size = None if entries is None else entries.value
                 step = "@items" if overload == "index_list" else "@values"
-                self._paths[node] = (*self._path(node.arguments[0]), step)
+                self._paths[node] = self._path(node.arguments[0]).to(step)
             if size is None:
                 size = self._size(node)
         self._set_size(node, size)
@@ -248,7 +250,7 @@ class _Estimate:
         return ONE + spent, None
 
     def _argument(self, node: Expr) -> Argument:
-        path = self._path(node)
+        path = self._path(node).names
         if path[:1] in {("@result",), ("__result__",)}:
             path = ()
         return Argument(node, self._checked.types[node], path, self._size(node), self._declared)
@@ -272,7 +274,7 @@ class _Estimate:
         known = self._sizes.get(node) or _written_size(node)
         if known is not None:
             return known
-        declared = self._declared(self._path(node))
+        declared = self._declared(self._path(node).names)
         if declared is not None:
             self._sizes[node] = declared
             return declared
@@ -287,7 +289,7 @@ class _Estimate:
         variable = self._variable(node)
         return None if variable is None else variable.entries
 
-    def _declared(self, path: _Path) -> Range | None:  # noqa: PLR0911 - a table
+    def _declared(self, path: tuple[str, ...]) -> Range | None:  # noqa: PLR0911 - a table
         """The declared size of what a path leads to: of a text in characters, of lists and maps in elements."""
         match path:
             case ("device",):

@@ -187,7 +187,7 @@ def _function(function: str, overload: str, target: Argument | None, arguments: 
         case "matches":
             return Estimate((size + ONE).scaled(_CHARACTER) * arguments[1].size.scaled(_PATTERN_CHARACTER))
         case "strings.quote":
-            return Estimate(first.traversal, Range(size.least + 2, min(size.most * 2 + 2, UNBOUNDED)))
+            return Estimate(first.traversal, Range((size.least + 2) % 2**64, (size.most * 2 + 2) % 2**64))
         case "_==_":
             cost = _equality(first, arguments[1])
             return None if cost is None else Estimate(cost)

@@ -9,7 +9,7 @@ from typing import Final
 
 from draco.cel.dispatch import ANY, LIST, MAP, FunctionTable, ListOf, overload
 from draco.cel.errors import EvaluationError
-from draco.cel.operators import add, compare, is_comparable
+from draco.cel.operators import RECEIVERS, add, compare, is_comparable
 from draco.cel.texts import shown
 from draco.cel.values import (
     NONE,
@@ -62,8 +62,10 @@ def _flatten_to(items: Value, depth: Value) -> list[Value]:
     return _flatten(items, depth)
 
 
-def sort_by_keys(items: list[Value], keys: list[Value]) -> list[Value]:
+def sort_by_keys(items: Value, keys: list[Value]) -> list[Value]:
     """The items in the order of their keys. Raises EvaluationError where the keys have no common order."""
+    if type(items) is not list:
+        raise EvaluationError("no such overload: @sortByAssociatedKeys")
     if not items:
         return items
     if not is_comparable(keys[0]):
@@ -84,8 +86,7 @@ def _compare_keys(one: Value, other: Value) -> int:
 
 def _sort(items: Value) -> list[Value]:
     if type(items) is not list:
-        # Kubernetes asks for the size first, which a text has, too.
-        raise EvaluationError("no such overload" if type(items) in {str, bytes} else "no such overload: sort")
+        raise EvaluationError("no such overload" if type(items) in RECEIVERS else "no such overload: sort")
     return sort_by_keys(items, items)
 
 
@@ -231,7 +232,7 @@ FUNCTIONS: Final[FunctionTable] = {
     "slice": (overload(_slice, LIST, int, int),),
     "flatten": (overload(_flatten, ANY), overload(_flatten_to, ANY, ANY)),
     "sort": (overload(_sort, ANY),),
-    "@sortByAssociatedKeys": (overload(sort_by_keys, LIST, LIST),),
+    "@sortByAssociatedKeys": (overload(sort_by_keys, ANY, ANY),),
     "lists.range": (overload(_range, int),),
     "reverse": (overload(lambda items: items[::-1], LIST),),
     "distinct": (overload(_distinct, LIST),),

@@ -11,7 +11,7 @@ from typing import Final
 
 from draco.cel.dispatch import ANY, FunctionTable, overload
 from draco.cel.errors import EvaluationError
-from draco.cel.operators import timestamp_of
+from draco.cel.operators import RECEIVERS, timestamp_of
 from draco.cel.regex import compile_pattern
 from draco.cel.texts import civil_date, double_text, duration_text, timestamp_text
 from draco.cel.values import (
@@ -187,13 +187,13 @@ def _size(value: Value) -> int:
         return int(value.address.max_prefixlen) // 8
     if type(value) is Cidr:
         return -(-int(value.prefix_length) // 8)
-    receives = type(value) in {Duration, Timestamp}
+    receives = type(value) in RECEIVERS
     raise EvaluationError("no such overload" if receives else "no such overload: size")
 
 
 def _matches(text: Value, pattern: Value) -> bool:
     if type(text) is not str:
-        receives = type(text) in {Duration, Timestamp}
+        receives = type(text) in RECEIVERS
         raise EvaluationError("no such overload" if receives else "no such overload: matches")
     if type(pattern) is not str:
         raise EvaluationError("no such overload")

@@ -12,7 +12,7 @@ from draco.cel.values import Value
 def both(left: Run, right: Run) -> Run:
     """`left && right`: false wins over an error on either side."""
 
-    def run(device: DeviceView, slots: Slots) -> bool:
+    def run(device: DeviceView, slots: Slots) -> Value:
         try:
             one = left(device, slots)
         except EvaluationAborted:
@@ -23,14 +23,21 @@ def both(left: Run, right: Run) -> Run:
             raise error from None
         if one is False:
             return False
+        if one is not True:
+            return _decided(right, device, slots, decisive=False)
         other = right(device, slots)
-        if other is False:
-            return False
-        if one is True and other is True:
-            return True
+        if other is True or other is False:
+            return other
         raise EvaluationError("no such overload")
 
     return run
+
+
+def _decided(right: Run, device: DeviceView, slots: Slots, *, decisive: bool) -> Value:
+    """The answer where the left side is no bool: the right side decides, or the left one is the first error."""
+    if outcome(right, device, slots) is decisive:
+        return decisive
+    raise EvaluationError("no such overload")
 
 
 def outcome(run: Run, device: DeviceView, slots: Slots) -> Value:
@@ -46,7 +53,7 @@ def outcome(run: Run, device: DeviceView, slots: Slots) -> Value:
 def either(left: Run, right: Run) -> Run:
     """`left || right`: true wins over an error on either side."""
 
-    def run(device: DeviceView, slots: Slots) -> bool:
+    def run(device: DeviceView, slots: Slots) -> Value:
         try:
             one = left(device, slots)
         except EvaluationAborted:
@@ -57,11 +64,11 @@ def either(left: Run, right: Run) -> Run:
             raise error from None
         if one is True:
             return True
+        if one is not False:
+            return _decided(right, device, slots, decisive=True)
         other = right(device, slots)
-        if other is True:
-            return True
-        if one is False and other is False:
-            return False
+        if other is True or other is False:
+            return other
         raise EvaluationError("no such overload")
 
     return run

@@ -30,14 +30,14 @@ from draco.cel.values import (
 _SECOND: Final = 10**9
 _FIRST_SECOND: Final = -62_135_596_800
 _LAST_SECOND: Final = 253_402_300_799
-_RECEIVERS: Final = frozenset({str, Duration, Timestamp})
+RECEIVERS: Final = frozenset({str, Duration, Timestamp})
 """Types whose values get asked for an operator they do not have, so that the error names no operator."""
 _COMPARABLE: Final = frozenset({bool, int, UInt, float, str, bytes, Duration, Timestamp})
 
 
 def _unsupported(operator: str, one: Value) -> EvaluationError:
     """The error for a left side that has no such operator."""
-    return EvaluationError("no such overload" if type(one) in _RECEIVERS else f"no such overload: {operator}")
+    return EvaluationError("no such overload" if type(one) in RECEIVERS else f"no such overload: {operator}")
 
 
 def _bad_right() -> EvaluationError:

@@ -89,35 +89,11 @@ def taken_optionally(operand: Value, key: Value) -> Optional:
     return Optional(value) if present else NONE
 
 
-def constant_part(operand: Run, key: Value) -> Run:
-    """`taken` with a key known beforehand."""
-    return lambda device, slots: taken(operand(device, slots), key)
+def with_checked_key(take: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    """The same for a key that is computed each time."""
 
-
-def optional_constant_part(operand: Run, key: Value) -> Run:
-    """`taken_optionally` with a key known beforehand."""
-    return lambda device, slots: taken_optionally(operand(device, slots), key)
-
-
-def taken_part(operand: Run, key: Run) -> Run:
-    """`taken` with a key computed each time."""
-
-    def run(device: DeviceView, slots: Slots) -> Value:
-        value = operand(device, slots)
-        at = key(device, slots)
-        check_key(at)
-        return taken(value, at)
-
-    return run
-
-
-def optional_part(operand: Run, key: Run) -> Run:
-    """`taken_optionally` with a key computed each time."""
-
-    def run(device: DeviceView, slots: Slots) -> Value:
-        value = operand(device, slots)
-        at = key(device, slots)
-        check_key(at)
-        return taken_optionally(value, at)
+    def run(operand: Value, key: Value) -> Value:
+        check_key(key)
+        return take(operand, key)
 
     return run
