@@ -1,13 +1,25 @@
 """What Draco and Kubernetes answer to one selector on one device, in a form that can be compared.
 
-Owns which words may differ. A case is `{"expression": …, "device": …}`.
+Owns which words may differ. A case is `{"expression": …, "device": …}`, and may name the environment it is compiled in as the
+oracle has it: `{"environment": "new", "gates": {"noConsumableCapacity": …, "listTypeAttributes": …}}`.
 """
 
 from typing import Any
 
 import msgspec
 
-from draco.cel import CompileError, EvaluationError, compile_selector, device_view
+from draco.cel import (
+    STORED_EXPRESSIONS,
+    CompileError,
+    Environment,
+    EvaluationError,
+    compile_selector,
+    device_view,
+    new_expressions,
+)
+from draco.cel.ast import Comprehension, walk
+from draco.cel.check import check
+from draco.cel.parse import parse
 from draco.resources.slices import Device
 from tests.oracle.programs import Oracle
 
@@ -16,18 +28,38 @@ BREAKDOWN = "internal error: interface conversion"
 """Go's evaluator panics over some errors, such as that of a list to be sorted, and then has no answer to compare with."""
 
 
+KINDS = ("match", "compileError", "error", "cost", "estimatedCost")
+MINOR = 37
+"""The oracle's version of Kubernetes."""
+
+
+def environment_of(case: Json) -> Environment:
+    """The environment that a case names."""
+    if case.get("environment") != "new":
+        return STORED_EXPRESSIONS
+    gates = case.get("gates", {})
+    return new_expressions(
+        MINOR,
+        consumable_capacity=not gates.get("noConsumableCapacity", False),
+        list_attributes=gates.get("listTypeAttributes", False),
+    )
+
+
 def draco_says(case: Json) -> Json:
-    """Our answer: a match, a compile error or an error."""
+    """Our answer: a match with what it cost, a compile error or an error."""
     try:
-        selector = compile_selector(case["expression"])
+        selector = compile_selector(case["expression"], environment=environment_of(case))
     except CompileError as error:
         return {"compileError": same_words(str(error))}
     device = case["device"]
     view = device_view(device["driver"], msgspec.convert({"name": "device", **device}, Device))
     try:
-        return {"match": selector.matches(view)}
+        answer: Json = {"match": selector.matches(view), "cost": selector.cost(view)}
     except EvaluationError as error:
-        return {"error": str(error)}
+        answer = {"error": str(error)}
+    if selector.estimated_cost is not None:
+        answer["estimatedCost"] = selector.estimated_cost
+    return answer
 
 
 def kubernetes_says(go: Oracle, *cases: Json) -> list[Json]:
@@ -36,7 +68,20 @@ def kubernetes_says(go: Oracle, *cases: Json) -> list[Json]:
     for answer in said:
         if "compileError" in answer:
             answer["compileError"] = same_words(answer["compileError"])
-    return [{kind: answer[kind] for kind in ("match", "compileError", "error") if kind in answer} for answer in said]
+        if "match" not in answer:
+            answer.pop("cost", None)
+    return [{kind: answer[kind] for kind in KINDS if kind in answer} for answer in said]
+
+
+def without_luck(case: Json, answer: Json) -> Json:
+    """An answer less what Go draws anew each time: where a loop over a map ends early, what it cost until then."""
+    if "cost" not in answer:
+        return answer
+    checked = check(parse(case["expression"]), environment_of(case))
+    loops = [node for node in walk(checked.ast.root) if isinstance(node, Comprehension) and node.macro != "bind"]
+    if all(checked.types[loop.range].kind == "list" for loop in loops):
+        return answer
+    return {kind: said for kind, said in answer.items() if kind != "cost"}
 
 
 def same_words(compile_error: str) -> str:

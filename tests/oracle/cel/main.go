@@ -11,7 +11,9 @@ import (
 	"io"
 	"math"
 	"os"
+	"strings"
 
+	"github.com/google/cel-go/cel"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apiserver/pkg/cel/environment"
 	dracel "k8s.io/dynamic-resource-allocation/cel"
@@ -20,10 +22,22 @@ import (
 
 // question asks for one expression on one device, or without a device for the expression alone.
 type question struct {
+	program
+	Device *device `json:"device"`
+	// Overloads asks for the overloads of every function instead.
+	Overloads bool `json:"overloads"`
+}
+
+// program is what is compiled, and how.
+type program struct {
 	Expression string `json:"expression"`
 	// Environment is "stored" (what the scheduler compiles with; the default) or "new" (what the API server admits).
-	Environment string  `json:"environment"`
-	Device      *device `json:"device"`
+	Environment string `json:"environment"`
+	// Gates holds the feature gates that are not as in a cluster without settings: consumable capacity on, lists off.
+	Gates struct {
+		NoConsumableCapacity bool `json:"noConsumableCapacity"`
+		ListTypeAttributes   bool `json:"listTypeAttributes"`
+	} `json:"gates"`
 }
 
 type device struct {
@@ -42,18 +56,19 @@ type answer struct {
 	EstimatedCost *uint64 `json:"estimatedCost,omitempty"`
 	// Cost is what this evaluation took.
 	Cost *uint64 `json:"cost,omitempty"`
+	// Overloads has a list for each function: each overload's id and its signature, in the checker's order.
+	Overloads map[string][][2]string `json:"overloads,omitempty"`
 }
 
 // compiled keeps what was compiled: many devices are asked about with the same expression.
 type compiled struct {
-	results map[[2]string]dracel.CompilationResult
+	results map[program]dracel.CompilationResult
 }
 
 const kept = 1024
 
-func (c *compiled) get(ask question) dracel.CompilationResult {
-	key := [2]string{ask.Environment, ask.Expression}
-	if result, ok := c.results[key]; ok {
+func (c *compiled) get(ask program) dracel.CompilationResult {
+	if result, ok := c.results[ask]; ok {
 		return result
 	}
 	if len(c.results) >= kept {
@@ -63,10 +78,32 @@ func (c *compiled) get(ask question) dracel.CompilationResult {
 	if ask.Environment == "new" {
 		which = environment.NewExpressions
 	}
-	compiler := dracel.GetCompiler(dracel.Features{EnableConsumableCapacity: true})
+	compiler := dracel.GetCompiler(dracel.Features{
+		EnableConsumableCapacity: !ask.Gates.NoConsumableCapacity,
+		EnableListTypeAttributes: ask.Gates.ListTypeAttributes,
+	})
 	result := compiler.CompileCELExpression(ask.Expression, dracel.Options{EnvType: &which})
-	c.results[key] = result
+	c.results[ask] = result
 	return result
+}
+
+func overloads(env *cel.Env) map[string][][2]string {
+	all := map[string][][2]string{}
+	for name, function := range env.Functions() {
+		for _, overload := range function.OverloadDecls() {
+			types := make([]string, 0, len(overload.ArgTypes()))
+			for _, argument := range overload.ArgTypes() {
+				types = append(types, argument.String())
+			}
+			kind := "function"
+			if overload.IsMemberFunction() {
+				kind = "method"
+			}
+			signature := fmt.Sprintf("%s(%s) -> %s", kind, strings.Join(types, ", "), overload.ResultType())
+			all[name] = append(all[name], [2]string{overload.ID(), signature})
+		}
+	}
+	return all
 }
 
 func reply(ask question, programs *compiled) (a answer) {
@@ -75,12 +112,15 @@ func reply(ask question, programs *compiled) (a answer) {
 			a = answer{Error: fmt.Sprintf("panic: %v", cause)}
 		}
 	}()
-	program := programs.get(ask)
+	program := programs.get(ask.program)
 	if program.Error != nil {
 		return answer{CompileError: program.Error.Detail}
 	}
 	if program.MaxCost != math.MaxUint64 {
 		a.EstimatedCost = &program.MaxCost
+	}
+	if ask.Overloads {
+		a.Overloads = overloads(program.Environment)
 	}
 	if ask.Device == nil {
 		return a
@@ -103,7 +143,7 @@ func reply(ask question, programs *compiled) (a answer) {
 }
 
 func main() {
-	programs := &compiled{results: map[[2]string]dracel.CompilationResult{}}
+	programs := &compiled{results: map[program]dracel.CompilationResult{}}
 	in := bufio.NewReaderSize(os.Stdin, 1<<20)
 	out := bufio.NewWriterSize(os.Stdout, 1<<20)
 	write := json.NewEncoder(out)
