@@ -266,7 +266,7 @@ def test_command_lines_that_make_no_sense_are_told(
 def test_an_object_that_stands_twice_is_told_with_both_places(tmp_path: Path) -> None:
     result = simulate(tmp_path, [*CLUSTER, a_class()])
     assert result.exit_code == 1
-    assert "document 4: DeviceClass gpu was given before, in" in str(result.exception)
+    assert "document 4 (line 39): DeviceClass gpu was given before, in" in str(result.exception)
 
 
 def test_a_node_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""What text stands for, as kubectl reads it, and what is said of text that is broken or hostile."""
+
+import json
+
+import pytest
+
+from draco.cli.yaml_documents import MAX_DEPTH, documents
+from draco.resources.manifests import ManifestError
+
+
+def values(text: str) -> list[object]:
+    return [document.value for document in documents("f.yaml", text)]
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ManifestError) as caught:
+        list(documents("f.yaml", text))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("yes", True),
+        ("off", False),
+        ("~", None),
+        ("0x10", 16),
+        ("010", 8),
+        ("08", 8),
+        ("1_000", 1000),
+        ("1e3", 1000),
+        ("0.5", 0.5),
+        ("1e999", "1e999"),
+        ("80Gi", "80Gi"),
+        ("1:30", "1:30"),
+        ("2026-03-01", "2026-03-01"),
+        ("'yes'", "yes"),
+        ("!!str 8", "8"),
+        ("9" * 50, "9" * 50),
+    ],
+)
+def test_scalars_stand_for_what_kubectl_takes_them_for(text: str, value: object) -> None:
+    [read] = values(f"a: {text}")
+    assert isinstance(read, dict)
+    assert (read["a"], type(read["a"])) == (value, type(value))
+
+
+def test_documents_are_told_apart_and_numbered_by_line() -> None:
+    read = list(documents("f.yaml", "a: 1\n---\n# nothing\n---\nb: 2\n"))
+    assert [(document.number, document.line, document.value) for document in read] == [
+        (1, 1, {"a": 1}),
+        (3, 5, {"b": 2}),
+    ]
+
+
+def test_json_objects_may_follow_one_another() -> None:
+    read = list(documents("f.json", '{"a": 1}\n\n{"b": [true, null]}'))
+    assert [(document.line, document.value) for document in read] == [(1, {"a": 1}), (3, {"b": [True, None]})]
+
+
+def test_braces_of_yaml_are_not_taken_for_json() -> None:
+    assert values("{a: 1, b: [c, d]}") == [{"a": 1, "b": ["c", "d"]}]
+
+
+def test_aliases_and_merges_repeat_what_they_name() -> None:
+    text = "base: &b {k: 1, l: 2}\nother: {<<: *b, l: 3}\nlist: [*b]"
+    assert values(text) == [{"base": {"k": 1, "l": 2}, "other": {"k": 1, "l": 3}, "list": [{"k": 1, "l": 2}]}]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: &a [*a]", "f.yaml, document 1, line 1: the alias *a stands inside of what it repeats, which never ends"),
+        ("a: *b", "the alias *b repeats nothing"),
+        ("a: 1\nb: 2\na: 3", 'line 3: the key "a" stands in line 1 already; leave one of them out.'),
+        ('{"a": {"b": 1, "b": 2}}', 'the key "b" stands twice in one object; leave one of them out.'),
+        ("a:\n\tb: 1", "indent with blanks, as YAML takes no tabs"),
+        ("a: [1", "line 2, column 1: this is not valid YAML"),
+        ("a: b: c", "mapping values are not allowed"),
+        ("a: \x01", "the character U+0001 may not stand in YAML; remove it."),
+        ("a: !ruby/object x", "the tag !ruby/object means nothing to Kubernetes; leave it out."),
+        ("? [a]\n: b", "a key must be a text, not a list or an object."),
+        ("~: b", "a key must be a text, not empty"),
+        ("a: {<<: 3}", "<< merges objects only."),
+        ('{"a": "\\ud800"}', "half of a character"),
+        ('{"a": NaN}', "NaN is no number of JSON"),
+    ],
+)
+def test_broken_text_is_refused_in_a_sentence(text: str, said: str) -> None:
+    assert said in refusal(text)
+
+
+def test_a_json_file_is_told_what_is_wrong_with_its_json() -> None:
+    with pytest.raises(ManifestError, match=r"f\.json, line 2: this is not valid JSON: Expecting"):
+        list(documents("f.json", '{\n"a" 1}'))
+
+
+def test_aliases_that_multiply_are_refused_before_they_do() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 30)]
+    assert "with its aliases written out it has more than 20,000,000 values" in refusal("\n".join(lines))
+
+
+@pytest.mark.parametrize("open_", ["{a: ", "- "])
+def test_deep_nesting_is_refused(open_: str) -> None:
+    assert f"more than {MAX_DEPTH} levels" in refusal(open_ * 5000 + "x")
+
+
+def test_deep_json_is_refused() -> None:
+    assert "nested" in refusal(json.dumps(None).join(['{"a":' * 200, "}" * 200]))
+    assert "nested" in refusal('{"a":' * 100_000 + "1" + "}" * 100_000)
