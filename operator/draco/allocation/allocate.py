@@ -11,6 +11,7 @@ from draco.allocation.attempt import Attempt
 from draco.allocation.counters import Counters
 from draco.allocation.errors import NodeError
 from draco.allocation.inventory import Inventory
+from draco.allocation.pools import PoolView
 from draco.allocation.requests import expand, matcher
 from draco.allocation.results import result
 from draco.allocation.search import Search
@@ -32,13 +33,16 @@ def allocate(
     *,
     share_ids: Iterator[str],
     max_steps: int = MAX_STEPS,
+    views: Sequence[PoolView] | None = None,
 ) -> list[AllocationResult] | None:
     """One result for each claim, all or none: None if they do not fit on the node.
 
-    `share_ids` gives a fresh identifier (a UUID) for each share of a device. Raises NodeError if they do not fit and a pool of
+    `share_ids` gives a fresh identifier (a UUID) for each share of a device. `views` stands for the node's pools in place of what
+    is published, for whoever asks what would be if. Raises NodeError if they do not fit and a pool of
     the node is invalid, and any other AllocationError if no node can be looked for until something is put right.
     """
-    views = inventory.views(node)
+    if views is None:
+        views = inventory.views(node)
     match = matcher(inventory.selectors, node)
     expanded = [expand(claim, classes, views, match) for claim in claims]
     candidates = [candidate for view in views for candidate in view.candidates]
