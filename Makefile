@@ -5,6 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 BIN := .venv/bin
 PYTEST_ARGS ?=
+FUZZ_ARGS ?=
 
 .PHONY: help
 help: ## Show this help
@@ -37,6 +38,10 @@ e2e: setup ## Only the tests on a whole cluster
 bench: setup ## Measure every performance figure, in one table
 	@$(BIN)/python scripts/programs.py
 	@$(BIN)/python -m benchmarks
+
+.PHONY: fuzz
+fuzz: setup ## Feed random texts to all that reads texts (FUZZ_ARGS=--seconds 600 and names of targets)
+	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 .PHONY: fmt
 fmt: setup ## Format the code and sort imports

@@ -1,0 +1,171 @@
+"""What is fuzzed: everything of Draco that reads texts of strangers, each with the law that it must keep.
+
+Owns the list of targets, what each starts from, and what counts as an answer.
+"""
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from draco.cel import CompileError, EvaluationError, compile_selector, device_view
+from draco.cli.selector_cases import evaluated
+from draco.cli.simulate_scenarios import answers
+from draco.cli.yaml_documents import documents
+from draco.resources.manifests import ManifestError, decode, expand
+from draco.resources.quantity import Quantity, QuantityError
+from draco.resources.semver import SemVer, SemVerError
+from draco.resources.slices import Device
+from tests.differential.cel_grammar import RULES
+from tests.differential.cel_oddities import ODD
+from tests.differential.runs import KEPT
+from tests.fuzz.run import Target
+
+ROOT = Path(__file__).parents[2]
+DRIVER = "gpu.example.com"
+DEVICE = {
+    "name": "gpu-0",
+    "attributes": {
+        "model": {"string": "A100"},
+        "count": {"int": 8},
+        "flag": {"bool": True},
+        "version": {"version": "1.2.3"},
+        "names": {"strings": ["a", "b"]},
+    },
+    "capacity": {"memory": {"value": "40Gi"}},
+}
+SELECTORS = [
+    *ODD,
+    f'device.driver == "{DRIVER}" && device.capacity["{DRIVER}"].memory.compareTo(quantity("40Gi")) >= 0',
+    f'device.attributes["{DRIVER}"].?model.orValue("") in ["A100", "H100"]',
+    f'has(device.attributes["{DRIVER}"].version) && device.attributes["{DRIVER}"].version.isGreaterThan(semver("1.0.0"))',
+    f'cel.bind(d, device.attributes["{DRIVER}"], d.names.exists(n, n.matches("^[a-z]+$")) && d.count % 2 == 0)',
+]
+QUANTITIES = ["40Gi", "1.5", "-3k", "1e3", "0.000000001", "9223372036854775807", "+.5Ki", "1E", "12n", "7.", "0e-30"]
+BEYOND_SUFFIXES = 10**30
+"""Billionths: 1000E, which Kubernetes writes without any suffix."""
+VERSIONS = ["1.2.3", "0.0.0", "1.2.3-rc.1+build.5", "v1.2", "1.2.3-01", "99999999999999999999.0.0"]
+
+
+def selector(text: str) -> str:
+    """A selector is true, false, or an error of its own kind."""
+    view = device_view(DRIVER, msgspec.convert(DEVICE, Device))
+    try:
+        return str(compile_selector(text).matches(view))
+    except (CompileError, EvaluationError) as error:
+        return _sentence(error)
+
+
+def quantity(text: str) -> str:
+    """A quantity is refused, or written in a form that reads as the same one, below where Kubernetes runs out of suffixes."""
+    try:
+        read = Quantity.parse(text)
+    except QuantityError as error:
+        return _sentence(error)
+    again = Quantity.parse(str(read))
+    assert again == read or abs(read.nanos) >= BEYOND_SUFFIXES
+    assert str(again) == str(read)
+    return "read"
+
+
+def version(text: str) -> str:
+    """A version is refused, or written in a form that reads as the same one."""
+    try:
+        read = SemVer.parse(text)
+    except SemVerError as error:
+        return _sentence(error)
+    assert SemVer.parse(str(read)) == read
+    return "read"
+
+
+def manifest(text: str) -> str:
+    """A file of manifests is read, or refused in a sentence that says where."""
+    try:
+        kinds = [
+            type(decode(each, source=source)).__name__
+            for document in documents("file.yaml", text)
+            for each, source in expand(document, source="file.yaml")
+        ]
+    except ManifestError as error:
+        refused = _sentence(error)
+    else:
+        return " ".join(kinds)
+    assert "file.yaml" in refused
+    return refused
+
+
+def scenario(text: str) -> str:
+    """A line has one line for an answer, with results or an error."""
+    (line,) = answers([text.encode(errors="surrogatepass")])
+    answer = json.loads(line)
+    assert set(answer) == {"name", "results", "error"}
+    assert answer["results"] is None or answer["error"] is None
+    return str(answer["error"])
+
+
+def case(text: str) -> str:
+    """A line has one line for an answer: a match, or one of two errors."""
+    (line,) = evaluated([text.encode(errors="surrogatepass")])
+    ((kind, said),) = json.loads(line).items()
+    assert kind in {"match", "compileError", "error"}
+    return f"{kind} {said}"
+
+
+def _sentence(error: Exception) -> str:
+    said = str(error)
+    assert said.strip()
+    assert "Traceback" not in said
+    return said
+
+
+def _manifests() -> list[str]:
+    return [path.read_text() for path in sorted((ROOT / "manifests" / "examples").rglob("*.yaml"))]
+
+
+def _scenarios() -> list[str]:
+    return [json.dumps(json.loads(path.read_text())) for path in sorted((KEPT / "allocator").glob("*.json"))]
+
+
+def _cases() -> list[str]:
+    device = {"driver": DRIVER, **DEVICE}
+    return [json.dumps({"expression": each, "device": device}) for each in SELECTORS]
+
+
+CEL_TOKENS = [
+    *sorted({way for ways in RULES.values() for way in ways}),
+    "&&",
+    "||",
+    "?",
+    ":",
+    "?.",
+    "[?",
+    "in",
+    "null",
+    "1u",
+]
+JSON_TOKENS = ["null", "true", "[]", "{}", '""', "0", "-1", "1e400", '"a":', ",", ":", "\\ud800", '"All"', '"quantity"']
+YAML_TOKENS = [
+    "---\n",
+    "&a ",
+    "*a",
+    "<<: *a",
+    "!!binary ",
+    "!!python/object:x ",
+    "|\n",
+    "? ",
+    "- ",
+    "{",
+    "null",
+    "~",
+    "\n  ",
+]
+KINDS = ["ResourceClaim", "ResourceSlice", "Pod", "List", "apiVersion: resource.k8s.io/v1beta1\n", "kind: Secret\n"]
+
+TARGETS = (
+    Target("selector", selector, SELECTORS, CEL_TOKENS),
+    Target("quantity", quantity, QUANTITIES, ["e", "E", "Ki", "m", "n", ".", "+", "-", "0" * 400, "e-999999999"]),
+    Target("version", version, VERSIONS, ["-", "+", ".", "0", "v", "rc"]),
+    Target("manifest", manifest, _manifests(), [*YAML_TOKENS, *KINDS, *JSON_TOKENS]),
+    Target("scenario", scenario, _scenarios(), [*JSON_TOKENS, *KINDS]),
+    Target("case", case, _cases(), JSON_TOKENS),
+)
