@@ -3,10 +3,11 @@
 Pure: no I/O, no clock, no logging. Must not write anything or evaluate selectors by itself (that is `draco.cel`).
 
 Rooms. What there is: `inventory` (slices and rules as they come and go), `pools` (a pool as one node sees it),
-`node_selection`, `columns` (equal values, once), `selectors` (outcomes, once per combination of values). What is in use:
+`node_selection`, `node_rows`, `columns` (equal values, once), `rowwise` (all rows at once), `selectors` (outcomes, once per
+combination of values). What is in use:
 `state`. Who gets what, as kube-scheduler decides: `allocate`, with `requests`, `search`, `attempt`, `constraints`, `counters`,
 `capacity`, `results`. All of it together, kept up to date: `fleet`; on which node claims fit:
-`fitting`. Why a claim is pending: `supply` (every device with the one thing that stands in its way, folded into counts), and
+`candidates`, `fitting`. Why a claim is pending: `supply` (every device with the one thing that stands in its way, folded into counts), and
 `causes`.
 """
 

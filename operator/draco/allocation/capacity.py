@@ -5,6 +5,7 @@ compared in billionths, exactly; rounding by steps is done on whole numbers of 6
 """
 
 from collections.abc import Mapping
+from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
@@ -30,6 +31,30 @@ def taken(request: CapacityRequirements | None, device: Device) -> dict[str, Qua
     if any(_is_forbidden(amounts[name], capacity.request_policy) for name, capacity in device.capacity.items()):
         return None
     return amounts
+
+
+class Arithmetic(IntEnum):
+    """What may go wrong in `taken` with a device's capacities."""
+
+    SAFE = 0
+    STEPS = 1
+    """An amount that is asked for may be too large to be rounded up."""
+    NEGATIVE = 2
+    """An amount is negative, and so may be what is taken, whatever is asked for."""
+
+
+def arithmetic(device: Device) -> Arithmetic:
+    """What may go wrong with the device, said too often rather than too seldom."""
+    worst = Arithmetic.SAFE
+    for capacity in device.capacity.values():
+        policy = capacity.request_policy
+        allowed = policy.valid_range if policy is not None else None
+        amounts = (capacity.value, policy.default if policy else None, allowed.min if allowed else None)
+        if any(text is not None and text.startswith("-") for text in amounts):
+            return Arithmetic.NEGATIVE
+        if allowed is not None and allowed.step is not None:
+            worst = Arithmetic.STEPS
+    return worst
 
 
 def is_left(

@@ -129,6 +129,8 @@ class Columns:
         """By row; None where the row is not in use."""
         self.drivers: list[str] = []
         """By row, of those in use."""
+        self.sources: list[str] = []
+        """The names of the slices that publish them, likewise."""
         self.version = 0
         """Changes whenever a row does, so that what was found out about all rows can be kept until then."""
         self._columns: dict[Path, Column] = {DRIVER: Column(0), SHAREABLE: Column(0)}
@@ -136,6 +138,7 @@ class Columns:
         self._free: list[int] = []
         self._rows = 0
         self._marks: list[bytearray] = []
+        self._others: list[Column] = []
         self.live = self.new_marks()
         """1 for each row that is in use."""
 
@@ -169,13 +172,19 @@ class Columns:
         self._marks.append(marks)
         return marks
 
-    def add(self, driver: str, device: Device) -> tuple[int, Device]:
+    def new_column(self) -> Column:
+        """A column for whoever asks, of values that have no path; they must be cleared before their row is removed."""
+        column = Column(self._rows)
+        self._others.append(column)
+        return column
+
+    def add(self, driver: str, device: Device, source: str = "") -> tuple[int, Device]:
         """A row for a device, and the device with its values replaced by equal ones that are kept already."""
         if not self._free:
             self._grow()
         row = self._free.pop()
         kept = self._fill(row, driver, device)
-        self.devices[row], self.drivers[row] = kept, driver
+        self.devices[row], self.drivers[row], self.sources[row] = kept, driver, source
         self.live[row] = 1
         self.version += 1
         return row, kept
@@ -255,10 +264,13 @@ class Columns:
         more = max(_GROWTH, self._rows // 8)
         for column in self._columns.values():
             column.grow(more)
+        for column in self._others:
+            column.grow(more)
         for marks in self._marks:
             marks.extend(bytes(more))
         self.devices.extend([None] * more)
         self.drivers.extend([""] * more)
+        self.sources.extend([""] * more)
         self._free.extend(range(self._rows + more - 1, self._rows - 1, -1))
         self._rows += more
 

@@ -39,11 +39,16 @@ class Counters:
         self._state = state
         self._left: dict[PoolKey, _Left] = {}
 
+    def suffice(self, candidate: Candidate) -> bool:
+        """Whether there is enough left for a device."""
+        left = self._of(candidate)
+        return not left.overdrawn and all(taken <= left.counters[place] for place, taken in candidate.charges)
+
     def take(self, candidate: Candidate) -> bool:
         """Charge a device, if all its counters suffice."""
-        left = self._of(candidate)
-        if left.overdrawn or any(taken > left.counters[place] for place, taken in candidate.charges):
+        if not self.suffice(candidate):
             return False
+        left = self._of(candidate)
         for place, taken in candidate.charges:
             left.counters[place] -= taken
         return True

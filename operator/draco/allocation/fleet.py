@@ -9,15 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Self
 
+from draco.allocation.capacity import arithmetic
+from draco.allocation.counters import Counters
 from draco.allocation.inventory import Inventory
 from draco.allocation.state import AllocatedState
 from draco.resources.claims import ResourceClaim
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node
-from draco.resources.meta import ObjectKey
-from draco.resources.names import DeviceKey
+from draco.resources.meta import ObjectKey, ObjectMeta
+from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.slices import ResourceSlice
 from draco.resources.taints import DeviceTaintRule
+
+FREE, HELD, SHARED = 0, 1, 2
+"""What claims have of a device: nothing, all of it, or shares."""
 
 
 class Fleet:
@@ -33,6 +38,13 @@ class Fleet:
         self.nodes: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.classes: Mapping[str, DeviceClass] = MappingProxyType(self._classes)
         self.claims: Mapping[ObjectKey, ResourceClaim] = MappingProxyType(self._claims)
+        self.held = self.inventory.columns.new_marks()
+        """By row: FREE, HELD or SHARED."""
+        self.arithmetic = self.inventory.columns.new_marks()
+        """By row: the Arithmetic of the device's capacities."""
+        self._short = self.inventory.columns.new_marks()
+        self._recount: set[PoolKey] = set()
+        """Pools whose counters changed since `short` was worked out."""
 
     @classmethod
     def of(
@@ -63,17 +75,40 @@ class Fleet:
         """The names of all nodes, sorted."""
         return self._node_names
 
+    @property
+    def short(self) -> bytes:
+        """By row: 1 where what devices in use leave of the shared counters does not suffice for the device.
+
+        Brought up to date when asked for. Always 0 in pools that several nodes share, where it may depend on the node.
+        """
+        for key in self._recount:
+            self._count_again(key)
+        self._recount.clear()
+        return bytes(self._short)
+
     def holders(self, device: DeviceKey) -> Sequence[ObjectKey]:
         """The claims that hold the device or a share of it, sorted. Administrative access holds nothing."""
         return self.state.holders(device)
 
     def put_slice(self, published: ResourceSlice) -> None:
-        """Take a slice as it now is, by its name."""
+        """Take a slice as it now is, by its name. Raises QuantityError, having changed nothing."""
+        name = published.metadata.name
+        before = self.inventory.pool_of(name)
         self.inventory.put_slice(published)
+        self._recount.update(key for key in (before, published.pool) if key is not None)
+        entry = self.inventory.slice(name)
+        if entry is None:
+            return
+        for row, device in zip(entry.rows, entry.spec.devices, strict=True):
+            self.arithmetic[row] = arithmetic(device)
+            self._mark(DeviceKey(*published.pool, device.name))
 
     def remove_slice(self, name: str) -> None:
         """Forget a slice; nothing happens if it is not known."""
+        key = self.inventory.pool_of(name)
         self.inventory.remove_slice(name)
+        if key is not None:
+            self._recount.add(key)
 
     def put_rule(self, rule: DeviceTaintRule) -> None:
         """Take a taint rule as it now is, by its name."""
@@ -104,11 +139,44 @@ class Fleet:
         self._classes.pop(name, None)
 
     def put_claim(self, claim: ResourceClaim) -> None:
-        """Take a claim as it now is, allocated or not, by its namespace and name."""
+        """Take a claim as it now is, allocated or not. Raises QuantityError, having changed nothing."""
+        key = claim.metadata.key
+        before = self.state.held_by(key)
         self.state.put_claim(claim)
-        self._claims[claim.metadata.key] = claim
+        self._claims[key] = claim
+        self._mark_all(before | self.state.held_by(key))
 
     def remove_claim(self, key: ObjectKey) -> None:
         """Forget a claim and free what it held; nothing happens if it is not known."""
+        before = self.state.held_by(key)
         self.state.remove_claim(key)
         self._claims.pop(key, None)
+        self._mark_all(before)
+
+    def _mark_all(self, devices: Iterable[DeviceKey]) -> None:
+        for device in devices:
+            self._mark(device)
+            self._recount.add(PoolKey(device.driver, device.pool))
+
+    def _mark(self, device: DeviceKey) -> None:
+        mark = HELD if self.state.holds(device) else SHARED if self.state.shares(device) else FREE
+        for row in self.inventory.rows(device):
+            self.held[row] = mark
+
+    def _count_again(self, key: PoolKey) -> None:
+        pool = self.inventory.pool(key)
+        if pool is None:
+            return
+        for entry in pool.entries:
+            for row in entry.rows:
+                self._short[row] = 0
+        if not pool.has_counters or not pool.only_node:
+            return
+        view = pool.view(Node(metadata=ObjectMeta(name=pool.only_node)))
+        if view is None:
+            return
+        counters = Counters([view], self.state)
+        for candidate in view.candidates:
+            device = candidate.device
+            paid = bool(device.allow_multiple_allocations) and self.state.shares(candidate.key)
+            self._short[candidate.row] = bool(device.consumes_counters) and not paid and not counters.suffice(candidate)

@@ -5,18 +5,25 @@ touches: a slice its own devices, a rule the pools it names. What claims hold is
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from draco.allocation.columns import Columns
+from draco.allocation.errors import AllocationError
+from draco.allocation.node_rows import SHARED, NodeRows, node_of
+from draco.allocation.node_selection import selects
 from draco.allocation.pools import BLOCKING_EFFECTS, Entry, Pool, PoolView
 from draco.allocation.selectors import Compile, Selectors, View
+from draco.allocation.state import amount
 from draco.cel import compile_selector, device_view
 from draco.resources.core import Node
-from draco.resources.names import PoolKey
-from draco.resources.slices import Device, ResourceSlice
+from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.slices import Device, ResourceSlice, ResourceSliceSpec
 from draco.resources.taints import DeviceTaint, DeviceTaintRule
+
+_ANY_NODE: Final = Node()
 
 
 class Inventory:
@@ -28,6 +35,13 @@ class Inventory:
     def __init__(self, compile_selector: Compile = compile_selector, view: View = device_view) -> None:
         self.columns = Columns()
         self.selectors = Selectors(self.columns, compile_selector, view)
+        self.taints = self.columns.new_column()
+        """By row: equal where devices have the same taints that can keep claims away, by key, value and effect."""
+        self.nodes = NodeRows()
+        self._standing = self.columns.new_marks()
+        self._unstanding: set[PoolKey] = set()
+        """Pools that changed since their standing was worked out."""
+        self._invalid_selectors: set[str] = set()
         self._pools: dict[PoolKey, Pool] = {}
         self._slices: dict[str, PoolKey] = {}
         self._pools_of_node: dict[str, Counter[PoolKey]] = {}
@@ -42,39 +56,121 @@ class Inventory:
         """All pools, in no particular order."""
         return self._pools.values()
 
+    @property
+    def standing(self) -> bytes:
+        """By row: the Standing of the device in its pool. Brought up to date when asked for."""
+        for key in self._unstanding:
+            pool = self._pools.get(key)
+            for entry, standing in pool.standings() if pool is not None else ():
+                for row in entry.rows:
+                    self._standing[row] = standing
+        self._unstanding.clear()
+        return bytes(self._standing)
+
+    @property
+    def has_invalid_node_selectors(self) -> bool:
+        """Whether looking at a node may end with an AllocationError for what is published."""
+        return bool(self._invalid_selectors)
+
+    def key(self, row: int) -> DeviceKey:
+        """The full name of a row's device."""
+        device = self.columns.devices[row]
+        if device is None:
+            raise LookupError(f"row {row} is not in use")
+        return DeviceKey(*self._slices[self.columns.sources[row]], device.name)
+
+    def slice(self, name: str) -> Entry | None:
+        """The slice of that name."""
+        key = self._slices.get(name)
+        return None if key is None else self._pools[key].get(name)
+
+    def rows(self, device: DeviceKey) -> Sequence[int]:
+        """The rows of a device: several while slices of several generations name it."""
+        pool = self._pools.get(PoolKey(device.driver, device.pool))
+        return () if pool is None else pool.rows(device.device)
+
+    def entry(self, row: int) -> Entry:
+        """The slice of a row's device."""
+        source = self.columns.sources[row]
+        found = self.slice(source)
+        if found is None:
+            raise LookupError(f"row {row} is not in use")
+        return found
+
+    def taints_of(self, row: int) -> tuple[DeviceTaint, ...]:
+        """The taints of a row's device that can keep claims away, from its slice and from rules."""
+        entry = self.entry(row)
+        return entry.taints[entry.rows.index(row)]
+
+    def node_of(self, row: int) -> str:
+        """The one node that a row's device is for; "" if there is no such node or there are several."""
+        device = self.columns.devices[row]
+        return SHARED if device is None else node_of(self.entry(row).spec, device)
+
+    def pool(self, key: PoolKey) -> Pool | None:
+        """The pool of that name, if anything is published for it."""
+        return self._pools.get(key)
+
+    def pool_of(self, name: str) -> PoolKey | None:
+        """The pool that a slice is part of."""
+        return self._slices.get(name)
+
     def put_slice(self, published: ResourceSlice) -> None:
-        """Take a slice as it now is, by its name. Raises QuantityError if a counter is none."""
+        """Take a slice as it now is, by its name. Raises QuantityError, having changed nothing."""
         name, spec = published.metadata.name, published.spec
+        _check_amounts(spec)
         key = PoolKey(spec.driver, spec.pool.name)
-        before = self._entry(name)
+        before = self.slice(name)
         if before is not None and self._slices[name] != key:
             self.remove_slice(name)
             before = None
-        devices, rows = self._take_rows(before, spec.driver, spec.devices)
+        if before is not None:
+            self._let_go(before)
+        devices, rows = self._take_rows(before, name, spec.driver, spec.devices)
         entry = Entry(
             name=name,
             spec=msgspec.structs.replace(spec, devices=devices),
             rows=rows,
             taints=self._taints(key, devices),
         )
+        self._slices[name] = key
+        self._pools.setdefault(key, Pool(key)).put(entry)
+        self._hold(entry)
         if before is not None:
             self._count(before, key, -1)
-        self._pools.setdefault(key, Pool(key)).put(entry)
-        self._slices[name] = key
         self._count(entry, key, +1)
 
     def remove_slice(self, name: str) -> None:
         """Forget a slice; nothing happens if it is not known."""
-        key = self._slices.pop(name, None)
-        if key is None:
+        entry, key = self.slice(name), self._slices.pop(name, None)
+        if key is None or entry is None:
             return
+        self._let_go(entry)
         pool = self._pools[key]
-        entry = pool.remove(name)
+        pool.remove(name)
         if not pool:
             del self._pools[key]
         self._count(entry, key, -1)
+        self._unstanding.add(key)
         for row, device in zip(entry.rows, entry.spec.devices, strict=True):
             self.columns.remove(row, entry.spec.driver, device)
+
+    def _hold(self, entry: Entry) -> None:
+        """Note what is known of the rows of a slice beside what their devices publish."""
+        for row, taints in zip(entry.rows, entry.taints, strict=True):
+            if taints:
+                self.taints.put(row, _meaning(taints), None)
+        self.nodes.put(entry)
+        self._unstanding.add(self._slices[entry.name])
+        if _has_invalid_selector(entry.spec):
+            self._invalid_selectors.add(entry.name)
+
+    def _let_go(self, entry: Entry) -> None:
+        for row, taints in zip(entry.rows, entry.taints, strict=True):
+            if taints:
+                self.taints.clear(row, _meaning(taints))
+        self.nodes.remove(entry)
+        self._invalid_selectors.discard(entry.name)
 
     def put_rule(self, rule: DeviceTaintRule) -> None:
         """Take a taint rule as it now is, by its name."""
@@ -98,10 +194,6 @@ class Inventory:
         views = [view for key in sorted(keys) if (view := self._pools[key].view(node)) is not None]
         return sorted(views, key=lambda view: view.has_binding_conditions)
 
-    def _entry(self, name: str) -> Entry | None:
-        key = self._slices.get(name)
-        return None if key is None else self._pools[key].get(name)
-
     def _count(self, entry: Entry, key: PoolKey, step: int) -> None:
         node = entry.spec.node_name or ""
         counts = self._pools_of_node.setdefault(node, Counter())
@@ -111,7 +203,9 @@ class Inventory:
         if not counts:
             del self._pools_of_node[node]
 
-    def _take_rows(self, before: Entry | None, driver: str, devices: list[Device]) -> tuple[list[Device], list[int]]:
+    def _take_rows(
+        self, before: Entry | None, name: str, driver: str, devices: list[Device]
+    ) -> tuple[list[Device], list[int]]:
         """Rows for the devices of a slice; those that are as before keep theirs."""
         known: dict[str, list[tuple[int, Device]]] = {}
         if before is not None:
@@ -123,7 +217,7 @@ class Inventory:
             if same and same[-1][1] == device:
                 taken.append(same.pop())
             else:
-                taken.append(self.columns.add(driver, device))
+                taken.append(self.columns.add(driver, device, name))
         for left in known.values():
             for row, device in left:
                 self.columns.remove(row, driver, device)
@@ -143,7 +237,10 @@ class Inventory:
         for key in {key for rule in rules for key in self._keys(rule)}:
             pool = self._pools[key]
             for entry in list(pool.entries):
-                pool.put(msgspec.structs.replace(entry, taints=self._taints(key, entry.spec.devices)))
+                self._let_go(entry)
+                changed = msgspec.structs.replace(entry, taints=self._taints(key, entry.spec.devices))
+                pool.put(changed)
+                self._hold(changed)
 
     def _keys(self, rule: DeviceTaintRule) -> Iterable[PoolKey]:
         selector = rule.spec.device_selector
@@ -166,3 +263,37 @@ def _names(rule: DeviceTaintRule, key: PoolKey) -> bool:
 def _hits(rule: DeviceTaintRule, device: str) -> bool:
     selector = rule.spec.device_selector
     return selector is not None and selector.device in {None, device}
+
+
+def _meaning(taints: Sequence[DeviceTaint]) -> tuple[tuple[str, str, str], ...]:
+    return tuple((taint.key, taint.value, taint.effect) for taint in taints)
+
+
+def _check_amounts(spec: ResourceSliceSpec) -> None:
+    """Read every quantity once, so that none is found wrong in the middle of something. Raises QuantityError."""
+    for device in spec.devices:
+        for capacity in device.capacity.values():
+            amount(capacity.value)
+            policy = capacity.request_policy
+            if policy is not None:
+                allowed = policy.valid_range
+                limits = (allowed.min, allowed.max, allowed.step) if allowed is not None else ()
+                for text in (policy.default, *policy.valid_values, *limits):
+                    if text is not None:
+                        amount(text)
+        for consumed in device.consumes_counters:
+            for counter in consumed.counters.values():
+                amount(counter.value)
+    for counter_set in spec.shared_counters:
+        for counter in counter_set.counters.values():
+            amount(counter.value)
+
+
+def _has_invalid_selector(spec: ResourceSliceSpec) -> bool:
+    try:
+        for each in (spec.node_selector, *(device.node_selector for device in spec.devices)):
+            if each is not None:
+                selects(each, _ANY_NODE)
+    except AllocationError:
+        return True
+    return False

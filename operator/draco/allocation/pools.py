@@ -5,6 +5,7 @@ tried. A view is a fact about slices and rules; what claims hold does not enter 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
 
 import msgspec
 
@@ -19,6 +20,18 @@ BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 
 Charges = tuple[tuple[int, int], ...]
 """What a device takes of its pool's counters: index of the counter, and billionths."""
+
+
+class Standing(IntEnum):
+    """How a slice's devices stand within their pool, seen as a whole."""
+
+    CURRENT = 0
+    OBSOLETE = 1
+    """There is a newer generation of the pool."""
+    INCOMPLETE = 2
+    """Slices of the pool's newest generation are missing."""
+    INVALID = 3
+    """The pool has a device or a set of counters twice, or a device draws from a counter that is not there."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -71,6 +84,7 @@ class Pool:
         self._views: dict[str, PoolView | None] = {}
         self._named: frozenset[str] = frozenset()
         self._kept = True
+        self._index: dict[str, list[int]] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -95,8 +109,53 @@ class Pool:
         self._changed()
         return entry
 
+    def rows(self, device: str) -> Sequence[int]:
+        """The rows of all devices of that name: several, if slices of more than one generation are there."""
+        if self._index is None:
+            self._index = {}
+            for entry in self._entries.values():
+                for row, each in zip(entry.rows, entry.spec.devices, strict=True):
+                    self._index.setdefault(each.name, []).append(row)
+        return self._index.get(device, ())
+
+    def standings(self) -> Iterable[tuple[Entry, Standing]]:
+        """How each slice stands, whatever the node."""
+        if not self._entries:
+            return
+        newest = max(entry.spec.pool.generation for entry in self._entries.values())
+        current = [entry for entry in self._entries.values() if entry.spec.pool.generation == newest]
+        standing = Standing.CURRENT
+        if any(len(current) != entry.spec.pool.resource_slice_count for entry in current):
+            standing = Standing.INCOMPLETE
+        elif self._is_invalid(current):
+            standing = Standing.INVALID
+        for entry in self._entries.values():
+            yield entry, standing if entry.spec.pool.generation == newest else Standing.OBSOLETE
+
+    def _is_invalid(self, current: list[Entry]) -> bool:
+        try:
+            index, _ = _check(current, [])
+            for entry in _with_devices(current):
+                for device in entry.spec.devices:
+                    _charges(device, index)
+        except _InvalidPool:
+            return True
+        return False
+
+    @property
+    def has_counters(self) -> bool:
+        """Whether its devices can draw from shared counters."""
+        return any(entry.spec.shared_counters for entry in self._entries.values())
+
+    @property
+    def only_node(self) -> str | None:
+        """The one node that all of its slices are for, if there is one."""
+        named = {entry.spec.node_name for entry in self._entries.values()}
+        return named.pop() if len(named) == 1 else None
+
     def _changed(self) -> None:
         self._views.clear()
+        self._index = None
         specs = [entry.spec for entry in self._entries.values()]
         self._kept = not any(_depends_on_labels(spec) for spec in specs)
         self._named = frozenset(
@@ -169,41 +228,52 @@ def _uses_compatibility_groups(spec: ResourceSliceSpec) -> bool:
 
 
 def _build(key: PoolKey, here: list[Entry], rest: list[Entry]) -> PoolView:
-    with_devices = [entry for entry in here if not entry.spec.shared_counters]
-    others = [entry for entry in rest if not entry.spec.shared_counters]
-    names: set[str] = set()
-    for entry in with_devices:
-        for device in entry.spec.devices:
-            if device.name in names:
-                return PoolView(key=key, invalid=f"duplicate device name {device.name}")
-            names.add(device.name)
-    index: dict[str, dict[str, int]] = {}
-    counters: list[int] = []
-    for entry in (*here, *rest):
-        for counter_set in entry.spec.shared_counters:
-            if counter_set.name in index:
-                return PoolView(key=key, invalid=f"duplicate counter set name {counter_set.name}")
-            index[counter_set.name] = {name: len(counters) + offset for offset, name in enumerate(counter_set.counters)}
-            counters += [amount(counter.value) for counter in counter_set.counters.values()]
     try:
+        index, counters = _check(here, rest)
         candidates = [
             Candidate(DeviceKey(*key, device.name), device, row, entry.spec, taints, _charges(device, index))
-            for entry in with_devices
+            for entry in _with_devices(here)
             for device, row, taints in zip(entry.spec.devices, entry.rows, entry.taints, strict=True)
         ]
         charged = [
             (DeviceKey(*key, device.name), _charges(device, index))
-            for entry in others
+            for entry in _with_devices(rest)
             for device in entry.spec.devices
             if device.consumes_counters
         ]
-    except _UnknownCounter as unknown:
-        return PoolView(key=key, invalid=str(unknown))
+    except _InvalidPool as invalid:
+        return PoolView(key=key, invalid=str(invalid))
     return PoolView(key=key, candidates=candidates, others=charged, counters=counters)
 
 
-class _UnknownCounter(LookupError):
-    """A device takes from a counter that its pool does not have."""
+def _with_devices(entries: Iterable[Entry]) -> list[Entry]:
+    return [entry for entry in entries if not entry.spec.shared_counters]
+
+
+_CounterIndex = dict[str, dict[str, int]]
+
+
+def _check(here: Sequence[Entry], rest: Sequence[Entry]) -> tuple[_CounterIndex, list[int]]:
+    """Where each counter of the pool stands, and all counters in billionths. Raises _InvalidPool."""
+    names: set[str] = set()
+    for entry in _with_devices(here):
+        for device in entry.spec.devices:
+            if device.name in names:
+                raise _InvalidPool(f"duplicate device name {device.name}")
+            names.add(device.name)
+    index: _CounterIndex = {}
+    counters: list[int] = []
+    for entry in (*here, *rest):
+        for counter_set in entry.spec.shared_counters:
+            if counter_set.name in index:
+                raise _InvalidPool(f"duplicate counter set name {counter_set.name}")
+            index[counter_set.name] = {name: len(counters) + offset for offset, name in enumerate(counter_set.counters)}
+            counters += [amount(counter.value) for counter in counter_set.counters.values()]
+    return index, counters
+
+
+class _InvalidPool(ValueError):
+    """What is published of a pool does not go together."""
 
 
 def _charges(device: Device, index: Mapping[str, Mapping[str, int]]) -> Charges:
@@ -213,10 +283,10 @@ def _charges(device: Device, index: Mapping[str, Mapping[str, int]]) -> Charges:
     for consumed in device.consumes_counters:
         of_set = index.get(consumed.counter_set)
         if of_set is None:
-            raise _UnknownCounter(f"counter set {consumed.counter_set} not found")
+            raise _InvalidPool(f"counter set {consumed.counter_set} not found")
         for name, counter in consumed.counters.items():
             place = of_set.get(name)
             if place is None:
-                raise _UnknownCounter(f"counter {name} not found in counter set {consumed.counter_set}")
+                raise _InvalidPool(f"counter {name} not found in counter set {consumed.counter_set}")
             charged[place] = charged.get(place, 0) + amount(counter.value)
     return tuple(charged.items())

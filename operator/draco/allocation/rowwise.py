@@ -85,6 +85,12 @@ def select(columns: Sequence[Narrow]) -> bytes:
     return reduce(int.__and__, (_number(column) for column in columns)).to_bytes(size, "little")
 
 
+def either(columns: Sequence[Narrow]) -> bytes:
+    """1 for each row that has 1 in any column of zeros and ones."""
+    size = len(columns[0])
+    return reduce(int.__or__, (_number(column) for column in columns)).to_bytes(size, "little")
+
+
 def places(column: Narrow, value: int) -> list[int]:
     """The rows that have the value: fast where they are few."""
     found = []

@@ -85,6 +85,10 @@ class AllocatedState:
         if not shares:
             self._consumed.pop(key, None)
 
+    def held_by(self, claim: ObjectKey) -> set[DeviceKey]:
+        """The devices of which a claim holds something."""
+        return _devices(self._claims.get(claim, ()))
+
     def holds(self, device: DeviceKey) -> bool:
         """Whether a claim has the device to itself."""
         return device in self._whole

@@ -1,17 +1,26 @@
 """A fleet followed change by change, and who holds what."""
 
 import itertools
+import random
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
+from draco.allocation.capacity import arithmetic
+from draco.allocation.counters import Counters
 from draco.allocation.errors import AllocationError
 from draco.allocation.fitting import first_fitting
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet import FREE, HELD, SHARED, Fleet
+from draco.allocation.pools import Standing, is_device_for
 from draco.resources.classes import DeviceClass
 from draco.resources.meta import ObjectKey, ObjectMeta
 from draco.resources.names import NVIDIA_DEVICE_CLASS
 from tests.builders import a_claim, a_device_key, a_node, a_rule, a_slice
+from tests.unit.allocation.worlds import a_world, put, remove
 
 CLASS = DeviceClass(metadata=ObjectMeta(name=NVIDIA_DEVICE_CLASS))
 
@@ -93,3 +102,163 @@ def test_an_error_that_no_node_can_help_is_raised() -> None:
     fleet = Fleet.of(slices=[a_slice()], nodes=[a_node()])
     with pytest.raises(AllocationError, match="could not retrieve device class"):
         first_fitting(fleet, [a_claim()], share_ids=ids())
+
+
+def rows_of(fleet: Fleet) -> Counter[Any]:
+    """What is known of each row, without the numbers that rows happen to have."""
+    inventory, standing, short = fleet.inventory, fleet.inventory.standing, fleet.short
+    rows = [row for row, live in enumerate(inventory.columns.live) if live]
+    taints = inventory.taints.codes
+    alike = {code: inventory.taints_of(row) for row in rows if (code := taints[row])}
+    for row in rows:
+        meaning = [(taint.key, taint.value, taint.effect) for taint in inventory.taints_of(row)]
+        same = [(taint.key, taint.value, taint.effect) for taint in alike.get(taints[row], ())]
+        assert meaning == same
+    return Counter(
+        (
+            inventory.key(row), repr(inventory.columns.devices[row]), inventory.node_of(row), fleet.held[row],
+            standing[row], short[row], fleet.arithmetic[row], repr(inventory.taints_of(row)),
+            row in inventory.nodes[inventory.node_of(row)], row in inventory.rows(inventory.key(row)),
+        )
+        for row in rows
+    )  # fmt: skip
+
+
+def seen(fleet: Fleet) -> Any:
+    """All that may be asked of a fleet."""
+    return (
+        rows_of(fleet),
+        fleet.node_names,
+        [fleet.nodes, fleet.classes, fleet.claims],
+        {device: (fleet.holders(device), fleet.state.consumed(device)) for device in fleet.state.devices()},
+        {node: len(fleet.inventory.nodes[node]) for node in ("", *fleet.node_names)},
+        fleet.inventory.has_invalid_node_selectors,
+    )
+
+
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(number=st.integers(0, (1 << 64) - 1))
+def test_a_fleet_that_followed_changes_is_as_one_built_at_once(number: int) -> None:
+    source = random.Random(number)
+    objects, _ = a_world(source)
+    other, _ = a_world(source)
+    fleet = Fleet()
+    known: dict[tuple[str, ...], Any] = {}
+    for raw in source.sample([*objects, *other, *objects], 2 * len(objects) + len(other)):
+        meta = raw["metadata"]
+        name = (raw["kind"], meta.get("namespace", ""), meta["name"])
+        if source.random() < 0.3:
+            remove(fleet, raw)
+            known.pop(name, None)
+        else:
+            put(fleet, raw)
+            known[name] = raw
+        if source.random() < 0.1:
+            rows_of(fleet)  # what is brought up to date when asked for
+    anew = Fleet()
+    for raw in known.values():
+        put(anew, raw)
+    for told, expected in zip(seen(fleet), seen(anew), strict=True):
+        assert told == expected
+
+
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(number=st.integers(0, (1 << 64) - 1))
+def test_what_is_known_of_rows_is_what_is_known_of_their_devices(number: int) -> None:
+    objects, _ = a_world(random.Random(number))
+    fleet = Fleet()
+    for raw in objects:
+        put(fleet, raw)
+    inventory, standing, short = fleet.inventory, fleet.inventory.standing, fleet.short
+    tried = {}
+    if not inventory.has_invalid_node_selectors:
+        for node in fleet.nodes.values():
+            views = inventory.views(node)
+            counters = Counters(views, fleet.state)
+            for view in views:
+                for candidate in view.candidates:
+                    takes = bool(candidate.device.consumes_counters)
+                    paid = candidate.device.allow_multiple_allocations and fleet.state.shares(candidate.key)
+                    tried[candidate.row] = not takes or bool(paid) or counters.suffice(candidate)
+                    if not candidate.spec.per_device_node_selection or is_device_for(candidate.device, node):
+                        assert inventory.node_of(candidate.row) in {"", node.metadata.name}
+    for row in [row for row, live in enumerate(inventory.columns.live) if live]:
+        key, device = inventory.key(row), inventory.columns.devices[row]
+        assert device is not None
+        held = HELD if fleet.state.holds(key) else SHARED if fleet.state.shares(key) else FREE
+        assert fleet.held[row] == held
+        assert fleet.arithmetic[row] == arithmetic(device)
+        if short[row] and row in tried:
+            assert not tried[row]
+        newest = max(entry.spec.pool.generation for entry in inventory.pool(key[:2]).entries)  # type: ignore[union-attr,arg-type]
+        assert (standing[row] == Standing.OBSOLETE) == (inventory.entry(row).spec.pool.generation < newest)
+
+
+def test_a_partition_is_short_of_counters_while_another_holds_them() -> None:
+    partitions: list[Any] = [
+        {"name": name, "consumesCounters": [{"counterSet": "card", "counters": {"slices": {"value": amount}}}]}
+        for name, amount in (("half-0", "2"), ("half-1", "2"), ("whole", "4"))
+    ]
+    counters = {"sharedCounters": [{"name": "card", "counters": {"slices": {"value": "4"}}}]}
+    fleet = Fleet()
+    put(fleet, published("devices", {"devices": partitions}))
+    put(fleet, published("counters", counters))
+    assert shorts(fleet) == []
+    fleet.put_claim(a_claim(on=["d/p/half-0"]))
+    assert shorts(fleet) == ["half-0", "whole"] or shorts(fleet) == ["whole"]
+    fleet.put_claim(a_claim("other", on=["d/p/half-1"]))
+    assert "whole" in shorts(fleet)
+    fleet.remove_slice("counters")
+    assert shorts(fleet) == []
+    put(fleet, published("counters", counters))
+    fleet.remove_claim(ObjectKey("default", "claim"))
+    fleet.remove_claim(ObjectKey("default", "other"))
+    assert shorts(fleet) == []
+
+
+def published(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    pool = {"name": "p", "generation": 1, "resourceSliceCount": 2}
+    return {
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": {"driver": "d", "nodeName": "node-0", "pool": pool, **spec},
+    }
+
+
+def shorts(fleet: Fleet) -> list[str]:
+    return sorted(fleet.inventory.key(row).device for row, short in enumerate(fleet.short) if short)
+
+
+def test_devices_stand_in_their_pool_as_its_newest_generation_does() -> None:
+    fleet = Fleet.of(slices=[a_slice()])
+
+    def stand() -> set[tuple[int, str]]:
+        live, standing = fleet.inventory.columns.live, fleet.inventory.standing
+        rows = [row for row in range(len(live)) if live[row]]
+        return {(fleet.inventory.entry(row).spec.pool.generation, Standing(standing[row]).name) for row in rows}
+
+    assert stand() == {(1, "CURRENT")}
+    fleet.put_slice(a_slice(generation=2, of=2))
+    assert stand() == {(1, "OBSOLETE"), (2, "INCOMPLETE")}
+    fleet.put_slice(a_slice(generation=2, of=2, name="rest"))
+    assert stand() == {(1, "OBSOLETE"), (2, "INVALID")}  # its devices are called as the others
+    fleet.put_slice(a_slice(devices=["gpu-2"], generation=2, of=2, name="rest"))
+    assert stand() == {(1, "OBSOLETE"), (2, "CURRENT")}
+    fleet.remove_slice(a_slice().metadata.name)
+    assert stand() == {(2, "CURRENT")}
+
+
+def test_nodes_are_told_apart_by_what_a_column_has_for_their_devices() -> None:
+    fleet = Fleet.of(
+        slices=[a_slice(f"node-{n}", ["gpu-0", "gpu-1", "gpu-2"]) for n in range(4)]
+        + [a_slice("", ["x"], pool="network", all_nodes=True)],
+        claims=[a_claim("a", on=["node-1/gpu-0", "node-2/gpu-2"]), a_claim("b", on=["node-3/gpu-1", "node-3/gpu-2"])],
+    )
+    names = ["node-3", "node-2", "node-1", "node-0", "unknown"]
+    assert fleet.inventory.nodes.profiles(fleet.held, names) == {
+        (0, 1, 1): ["node-3"],
+        (0, 0, 1): ["node-2", "node-1"],
+        (0, 0, 0): ["node-0"],
+        (): ["unknown"],
+    }
+    assert len(fleet.inventory.nodes[""]) == 1
