@@ -6,9 +6,10 @@ after the case, so that no case meets the devices of another. What is said of a 
 
 First document: `scheduler` is what the message of the pod's condition PodScheduled contains ([]: there is no such condition);
 `event`, what another part of Kubernetes says in an Event on the pod; `reason` and `says`, Draco's reason and parts of its
-explanation; `status`, statuses of claims that a driver or another scheduler would have written; `before` and `after`, kubectl
-commands around a case; `alone`, that it would disturb others; `fix`, what lets the pod run: kubectl commands, or a `change` of
-the text of its claims and pod.
+explanation; `status`, statuses of claims that a driver or another scheduler would have written; `before`, kubectl commands
+before the pod that waits is there, and `after`, those that undo them; `alone`, that it would disturb others; `fix`, what lets
+the pod run: kubectl commands, or a `change` of the text of its claims and pod; `refused`, what the API server says to the claim
+instead of storing it.
 """
 
 import json
@@ -42,6 +43,7 @@ class Case:
     """The same after the change that lets the pod run; empty where no change of theirs does."""
     scheduler: tuple[str, ...] = ()
     event: str = ""
+    refused: str = ""
     reason: str = ""
     says: tuple[str, ...] = ()
     alone: bool = False
@@ -129,20 +131,29 @@ def _is_claim(manifest: Manifest) -> bool:
 def bring_about(kube: Kubectl, cases: Iterable[Case]) -> None:
     """Put the cases into the cluster together; returns when every pod that is to hold devices has them."""
     cases = list(cases)
-    for case in cases:
-        for command in case.before:
-            kube.run(*command.split())
     _apply(kube, [_namespace(case) for case in cases] + [each for case in cases for each in case.given])
     eventually(lambda: _all_bound(kube, cases), what="the pods have devices that are to hold them")
     for case in cases:
         for claim, status in case.status:
             if claim not in case.claims:
                 set_status(kube, case, claim, status)
-    _apply(kube, [each for case in cases for each in case.waiting])
-    for case in cases:
-        for claim, status in case.status:
-            if claim in case.claims:
-                eventually(lambda case=case, claim=claim: _allocated(kube, case, claim), what=f"{claim} is allocated")
+        for command in case.before:
+            kube.run(*command.split(), "-n", case.namespace)
+    _apply(kube, [each for case in cases if not case.refused for each in case.waiting])
+
+
+def refuse(kube: Kubectl, case: Case) -> str:
+    """Try to apply what the API server refuses; what it says."""
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": case.waiting})
+    return case.translated(kube.run_with_input(listed, "create", "-f", "-", check=False).stderr)
+
+
+def report(kube: Kubectl, case: Case) -> None:
+    """Write what the waiting claim's driver reports, once it is allocated; again, if it has been allocated anew."""
+    for claim, status in case.status:
+        if claim in case.claims:
+            there = json.loads(kube.run("get", "resourceclaim", claim, "-n", case.namespace, "-o", "json").stdout)
+            if "allocation" in there.get("status", {}) and "devices" not in there["status"]:
                 set_status(kube, case, claim, status)
 
 
@@ -162,13 +173,12 @@ def take_back(kube: Kubectl, cases: Iterable[Case]) -> None:
         return
     for case in cases:
         for command in case.after:
-            kube.run(*command.split(), check=False)  # a case that was fixed has undone it already
-    of_cluster = [each for case in cases for each in case.given if each["kind"] not in _NAMESPACED]
-    if of_cluster:
-        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": of_cluster})
-        kube.run_with_input(listed, "delete", "--ignore-not-found", "--wait=false", "-f", "-")
-    for case in cases:  # the pods first: a namespace that is being deleted takes its time
-        kube.run("delete", "pods", "--all", "-n", case.namespace, "--wait=false")
+            kube.run(*command.split(), "-n", case.namespace, check=False)  # a case that was fixed has undone it already
+    # The pods are named too: a namespace that is being deleted takes its time.
+    manifests = [each for case in cases for each in (*case.given, *case.waiting)]
+    gone = [each for each in manifests if each["kind"] == "Pod" or each["kind"] not in _NAMESPACED]
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": gone})
+    kube.run_with_input(listed, "delete", "--ignore-not-found", "--wait=false", "-f", "-")
     kube.run("delete", "namespace", "--wait=false", *(case.namespace for case in cases))
     eventually(lambda: not _pods_of(kube, cases), what="the pods are gone", within_s=90)
 
@@ -197,6 +207,8 @@ def events(kube: Kubectl, case: Case) -> list[dict[str, Any]]:
 
 
 def _apply(kube: Kubectl, manifests: list[Manifest]) -> None:
+    if not manifests:
+        return
     kube.run_with_input(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}), "apply", "-f", "-")
 
 
@@ -209,11 +221,6 @@ def _all_bound(kube: Kubectl, cases: list[Case]) -> bool:
     pods = _pods_of(kube, cases)
     wanted = sum(each["kind"] == "Pod" for case in cases for each in case.given)
     return len(pods) == wanted and all(each["spec"].get("nodeName") for each in pods)
-
-
-def _allocated(kube: Kubectl, case: Case, claim: str) -> bool:
-    found = json.loads(kube.run("get", "resourceclaim", claim, "-n", case.namespace, "-o", "json").stdout)
-    return "allocation" in found.get("status", {})
 
 
 def _pods_of(kube: Kubectl, cases: list[Case]) -> list[Manifest]:

@@ -9,8 +9,18 @@ from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.pending_cases import POD, Case
 
 CASES = pending_cases.load_all()
-TOGETHER = [case for case in CASES if not case.alone]
+TOGETHER = [case for case in CASES if not case.alone and not case.refused]
 ALONE = [case for case in CASES if case.alone]
+REFUSED = [case for case in CASES if case.refused]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
+def test_the_api_server_refuses_the_claim(cluster: Kubectl, case: Case) -> None:
+    try:
+        pending_cases.bring_about(cluster, [case])
+        assert case.refused in pending_cases.refuse(cluster, case)
+    finally:
+        pending_cases.take_back(cluster, [case])
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +60,8 @@ def refused(kube: Kubectl, case: Case) -> None:
         eventually(lambda: _scheduler_says(kube, case), what=f"the scheduler says {case.scheduler}", within_s=30)
     if case.event:
         eventually(lambda: _event_says(kube, case), what=f"an Event says {case.event!r}", within_s=30)
+    elif not case.scheduler:
+        assert not pending_cases.scheduled_condition(kube, case), "no scheduler looks at it"
 
 
 def _scheduler_says(kube: Kubectl, case: Case) -> bool:
@@ -61,6 +73,7 @@ def _scheduler_says(kube: Kubectl, case: Case) -> bool:
 
 
 def _event_says(kube: Kubectl, case: Case) -> bool:
+    pending_cases.report(kube, case)
     notes = [event.get("note", "") for event in pending_cases.events(kube, case)]
     assert any(case.event in note for note in notes), notes
     return True
