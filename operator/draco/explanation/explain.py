@@ -15,7 +15,8 @@ from draco.allocation.requests import expand, matcher
 from draco.explanation.folding import folded
 from draco.explanation.model import Cause, Explanation, NodeCause, NodeReason, Reason, RequestExplanation
 from draco.explanation.placement import node_causes
-from draco.explanation.survey import Survey, Verdict, survey
+from draco.explanation.survey import Survey, survey
+from draco.explanation.trying import Verdict
 from draco.explanation.verdicts import asks_of
 from draco.explanation.wording import summary
 from draco.resources.claims import ResourceClaim
@@ -51,8 +52,8 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
     open_nodes = {name: fleet.nodes[name] for name in fleet.node_names if name not in closed}
     found = survey(fleet, waiting, asks_of(expanded), open_nodes)
     requests = folded(fleet, found)
-    fits_on = [name for name, (verdict, _) in found.verdicts.items() if verdict is Verdict.FITS]
-    errors = [text for verdict, text in found.verdicts.values() if verdict is Verdict.ERROR]
+    fits_on = sorted(name for group in found.groups if group.verdict is Verdict.FITS for name in group.names)
+    errors = [group.error for group in found.groups if group.verdict in {Verdict.ERROR, Verdict.TOO_LONG}]
     fits = bool(fits_on) and not errors
     nodes = [] if fits else [*_device_causes(found, requests), *_rule_causes(closed)]
     return Explanation(
@@ -77,11 +78,11 @@ def _lacks_class(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
 
 
 def _reason(found: Survey, requests: Sequence[RequestExplanation], errors: Sequence[str]) -> Reason:
+    if any(group.verdict is Verdict.TOO_LONG for group in found.groups):
+        return Reason.SEARCH_TOO_LONG
     if errors:
         failed = any(count.cause is Cause.SELECTOR_FAILED for request in requests for count in request.causes)
         return Reason.SELECTOR_ERROR if failed else Reason.INVALID
-    if any(verdict is Verdict.TOO_LONG for verdict, _ in found.verdicts.values()):
-        return Reason.SEARCH_TOO_LONG
     if not found.devices:
         return Reason.NO_DEVICES
     for request in requests:
@@ -119,35 +120,32 @@ def _main(request: RequestExplanation) -> Reason:
 
 def _device_causes(found: Survey, requests: Sequence[RequestExplanation]) -> list[NodeCause]:
     """Why nodes to which the pod may go do not do."""
-    groups: dict[tuple[NodeReason, str, int, int], list[str]] = {}
-    for name, (verdict, _) in found.verdicts.items():
-        if verdict is Verdict.FITS:
+    causes = []
+    for group in found.groups:
+        if group.verdict is Verdict.FITS:
             continue
         reason, request, free, wanted = NodeReason.NOT_TOGETHER, "", 0, 0
-        if verdict in {Verdict.ERROR, Verdict.TOO_LONG}:
+        if group.verdict in {Verdict.ERROR, Verdict.TOO_LONG}:
             reason = NodeReason.ERROR
-        elif verdict is Verdict.BROKEN:
+        elif group.verdict is Verdict.BROKEN:
             reason = NodeReason.POOL_BROKEN
         else:
             for number, each in enumerate(requests):
-                free = found.free[number][name]
-                if free < each.wanted:
-                    reason = NodeReason.NOT_ENOUGH if free else NodeReason.NO_DEVICES
-                    request, wanted = each.request, each.wanted
+                if group.free[number] < each.wanted:
+                    free, wanted = group.free[number], each.wanted
+                    reason, request = NodeReason.NOT_ENOUGH if free else NodeReason.NO_DEVICES, each.request
                     break
-        groups.setdefault((reason, request, free, wanted), []).append(name)
-    causes = [
-        NodeCause(
-            reason=reason,
-            text=_node_words(reason, free, wanted),
-            nodes=len(names),
-            names=names[:MAX_NODES],
-            request=request,
-            free=free,
-            wanted=wanted,
+        causes.append(
+            NodeCause(
+                reason=reason,
+                text=_node_words(reason, free, wanted),
+                nodes=len(group.names),
+                names=sorted(group.names)[:MAX_NODES],
+                request=request,
+                free=free,
+                wanted=wanted,
+            )
         )
-        for (reason, request, free, wanted), names in groups.items()
-    ]
     return sorted(causes, key=lambda cause: (cause.reason is NodeReason.NO_DEVICES, -cause.free))
 
 

@@ -42,8 +42,7 @@ def folded(fleet: Fleet, found: Survey) -> list[RequestExplanation]:
 
 def _request(fleet: Fleet, found: Survey, number: int, ask: Ask) -> RequestExplanation:
     counts = [_count(fleet, ask, finding, tally) for finding, tally in found.tallies[number].items()]
-    free = found.free[number]
-    best = max(free, key=lambda name: free[name], default="")
+    most, best = max(((group.free[number], group.names[0]) for group in found.groups), default=(0, ""))
     return RequestExplanation(
         claim=str(ask.claim.metadata.key),
         request=ask.request.name,
@@ -54,8 +53,8 @@ def _request(fleet: Fleet, found: Survey, number: int, ask: Ask) -> RequestExpla
         devices=found.devices,
         causes=sorted(counts, key=lambda count: (USEFUL.index(count.cause), -count.devices)),
         free=sum(tally.devices for finding, tally in found.tallies[number].items() if finding.cause is Cause.FREE),
-        most_free_on_one_node=free[best],
-        best_node=best if free[best] else "",
+        most_free_on_one_node=most,
+        best_node=best if most else "",
     )
 
 
@@ -63,10 +62,10 @@ def _count(fleet: Fleet, ask: Ask, finding: Finding, tally: Tally) -> CauseCount
     count = CauseCount(
         cause=finding.cause,
         devices=tally.devices,
-        nodes=len(tally.nodes),
+        nodes=tally.nodes,
         text="",
         example=str(tally.examples[0][1].key),
-        node_names=sorted(tally.nodes)[:MAX_LISTED],
+        node_names=tally.names(MAX_LISTED),
         **_details(fleet, ask, finding, [candidate for _, candidate in tally.examples]),
     )
     return msgspec.structs.replace(count, text=cause_text(count))

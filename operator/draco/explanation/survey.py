@@ -1,164 +1,258 @@
 """The whole fleet as the claims of one pod meet it: a verdict for each node, a finding for each device and request.
 
-Owns the walk over nodes and pools, and what is known of devices that no node may reach. Puts nothing into words.
+Owns the folding of like nodes and like devices, so that each kind is looked at once: nodes are alike that have like devices, in
+the same order. The verdict on a kind of node is what the allocator says of one of them. Puts nothing into words.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
-from itertools import repeat
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
-from draco.allocation.allocate import allocate
-from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
 from draco.allocation.fleet import Fleet
 from draco.allocation.pools import Candidate, Entry, Pool, PoolView
+from draco.explanation.ground import Ground, Sight, candidate_of
 from draco.explanation.model import Cause
-from draco.explanation.verdicts import Ask, Finding, Judge
+from draco.explanation.rows import Rows
+from draco.explanation.trying import Trying, Verdict
+from draco.explanation.verdicts import Ask, Finding, Judge, Seen, at_best
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node
-from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.names import PoolKey
 
-MAX_STEPS = 200_000
-"""Devices that one search looks at before it is given up: some tenths of a second."""
+MAX_EXAMPLES: Final = 20
+MAX_HELD: Final = 2000
+"""Devices in use of which the holders are looked up."""
+_ORDER: Final = {cause: place for place, cause in enumerate(Cause)}
+_NO_VIEW: Final = PoolView(key=PoolKey("", ""))
 
 
-class Tally(msgspec.Struct):
+class Tally:
     """Devices with one finding."""
 
-    devices: int = 0
-    nodes: Counter[str] = msgspec.field(default_factory=Counter)
-    """How many of them belong to each node; those that belong to none are left out."""
-    examples: list[tuple[PoolView | None, Candidate]] = []
+    def __init__(self) -> None:
+        self.devices = 0
+        self.examples: list[tuple[PoolView, Candidate]] = []
+        self._alike: list[Sequence[str]] = []
+        self._nodes: set[str] = set()
+
+    def add_alike(self, devices: int, nodes: Sequence[str]) -> None:
+        """Count so many devices on each of these nodes."""
+        self.devices += devices * len(nodes)
+        self._alike.append(nodes)
+
+    def add(self, view: PoolView, candidate: Candidate) -> None:
+        """Count one device, of one node or of many."""
+        self.devices += 1
+        self.examples.append((view, candidate))
+        if name := candidate.device.node_name or candidate.spec.node_name:
+            self._nodes.add(name)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes have such devices of their own."""
+        if not self._nodes:
+            return sum(map(len, self._alike))
+        return len(self._nodes.union(*self._alike))
+
+    def names(self, limit: int) -> list[str]:
+        """Some of these nodes."""
+        firsts = {name for names in self._alike for name in names[:limit]}
+        return sorted(firsts | self._nodes)[:limit]
 
 
-class Verdict(Enum):
-    """What the allocator says of the claims on one node."""
+class Group(msgspec.Struct, frozen=True):
+    """Nodes with one verdict for one cause. `free` has for each ask how many devices would do alone."""
 
-    FITS = "fits"
-    NONE = "none"
-    BROKEN = "broken"
-    TOO_LONG = "too long"
-    ERROR = "error"
+    names: list[str]
+    verdict: Verdict
+    error: str
+    free: tuple[int, ...]
 
 
-class Survey(msgspec.Struct):
-    """What was found. `nodes` has the nodes that the pod may go to."""
+class Survey(msgspec.Struct, frozen=True):
+    """What was found. `groups` are of the nodes that the pod may go to."""
 
-    asks: list[Ask]
-    tallies: list[dict[Finding, Tally]]
+    asks: Sequence[Ask]
+    tallies: Sequence[Mapping[Finding, Tally]]
     """For each ask."""
-    verdicts: dict[str, tuple[Verdict, str]] = {}
-    free: list[Counter[str]] = []
-    """For each ask, how many devices of each node would do, each on its own."""
-    devices: int = 0
+    groups: Sequence[Group]
+    rows: Rows
+    devices: int
 
 
-_EMPTY = PoolView(key=PoolKey("", ""))
-_ORDER = {cause: place for place, cause in enumerate(Cause)}
-
-
-_EMPTY = PoolView(key=PoolKey("", ""))
-_ORDER = {cause: place for place, cause in enumerate(Cause)}
-_Best = tuple[list[Finding], PoolView | None, Candidate]
-
-
-def survey(fleet: Fleet, claims: Sequence[ResourceClaim], asks: list[Ask], open_nodes: Mapping[str, Node]) -> Survey:
+def survey(
+    fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[Ask], open_nodes: Mapping[str, Node]
+) -> Survey:
     """Look at every node and device."""
-    found = Survey(asks=asks, tallies=[{} for _ in asks], free=[Counter() for _ in asks], devices=len(fleet.inventory))
-    judge = Judge(fleet.inventory.selectors, fleet.state)
-    best: dict[int, _Best] = {}
-    for name in fleet.node_names:
-        if name in open_nodes:
-            found.verdicts[name] = _verdict(fleet, fleet.nodes[name], claims)
-        for view in _views(fleet, fleet.nodes[name]):
-            for candidate in view.candidates:
-                findings = [judge.finding(ask, view, candidate) for ask in asks]
-                if name not in open_nodes:
-                    findings = [_at_best(each, Cause.NODE_RULES) for each in findings]
-                for free, each in zip(found.free, findings, strict=True):
-                    free[name] += each.cause is Cause.FREE
-                if candidate.row in best:
-                    findings = [max(pair, key=_rank) for pair in zip(best[candidate.row][0], findings, strict=True)]
-                best[candidate.row] = (findings, view, candidate)
-    for pool in fleet.inventory.pools:
-        _unreached(fleet, pool, judge, best, found)
-    return found
+    return _Surveyor(fleet, claims, asks, open_nodes).survey()
 
 
-def _unreached(fleet: Fleet, pool: Pool, judge: Judge, best: Mapping[int, _Best], found: Survey) -> None:
-    newest = max(entry.spec.pool.generation for entry in pool.entries)
-    for entry, place, row in _rows(pool):
-        if row in best:
-            _count(found, *best[row])
-            continue
-        candidate = _candidate(pool, entry, place)
-        cause = _why_unreached(pool, entry, newest, fleet)
-        findings = [_at_best(judge.finding(ask, _EMPTY, candidate), cause) for ask in found.asks]
-        _count(found, findings, None, candidate)
+class _Kind(msgspec.Struct, frozen=True):
+    """Nodes with like devices in their plain pools, which see the same other pools."""
+
+    open: bool
+    sight: Sight
+    names: list[str]
 
 
-def _count(found: Survey, findings: list[Finding], view: PoolView | None, candidate: Candidate) -> None:
-    where = candidate.device.node_name or candidate.spec.node_name
-    for tallies, finding in zip(found.tallies, findings, strict=True):
-        tally = tallies.setdefault(finding, Tally(examples=[]))
-        tally.devices += 1
-        if where:
-            tally.nodes[where] += 1
-        tally.examples.append((view, candidate))
+class _Surveyor:
+    def __init__(
+        self, fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[Ask], open_nodes: Mapping[str, Node]
+    ) -> None:
+        self._fleet = fleet
+        self._asks = asks
+        self._open = open_nodes
+        self._ground = Ground(fleet)
+        self._rows = Rows(fleet, asks, self._ground)
+        self._judge = Judge(fleet.inventory.selectors, fleet.state)
+        self._trying = Trying(fleet, claims, asks, self._rows)
+        self._findings: dict[Hashable, tuple[Finding, ...]] = {}
+        self._tallies: list[dict[Finding, Tally]] = [{} for _ in asks]
+        self._best: dict[int, Seen] = {}
+        self._sights: dict[tuple[int, bool], list[Seen]] = {}
+        self._broken: dict[PoolKey, Cause] = {}
+        self._groups: dict[tuple[Verdict, str, tuple[int, ...]], Group] = {}
 
+    def survey(self) -> Survey:
+        for kind in self._kinds():
+            self._look(kind)
+        for name, entries in self._ground.plain.items():
+            if name not in self._fleet.nodes:
+                for entry in entries:
+                    self._count_unreached(entry, Cause.NO_NODE)
+        for pool in self._ground.others:
+            self._count_pool(pool)
+        for seen in self._best.values():
+            self._count(seen)
+        return Survey(self._asks, self._tallies, list(self._groups.values()), self._rows, len(self._fleet.inventory))
 
-def _rank(finding: Finding) -> int:
-    return _ORDER[finding.cause]
+    def _kinds(self) -> Iterable[_Kind]:
+        kinds: dict[Hashable, _Kind] = {}
+        codes, plain, sight_of = self._rows.codes, self._ground.plain, self._ground.sight
+        for name in self._fleet.node_names:
+            parts = tuple([tuple([codes[row] for row in entry.rows]) for entry in plain.get(name, ())])
+            sight = sight_of(self._fleet.nodes[name])
+            key = (name in self._open, id(sight), parts)
+            kind = kinds.get(key)
+            if kind is None:
+                kind = kinds[key] = _Kind(key[0], sight, [])
+            kind.names.append(name)
+        return [each for kind in kinds.values() for each in self._split(kind)]
 
+    def _split(self, kind: _Kind) -> Iterable[_Kind]:
+        """A kind of nodes with odd devices, told apart by them."""
+        own = self._own(kind.names[0])
+        if not self._rows.odd or not any(self._rows.codes[candidate.row] in self._rows.odd for candidate in own):
+            return [kind]
+        kinds: dict[Hashable, _Kind] = {}
+        for name in kind.names:
+            key = tuple([self._rows.oddity(candidate) for candidate in self._own(name)])
+            kinds.setdefault(key, _Kind(kind.open, kind.sight, [])).names.append(name)
+        return kinds.values()
 
-def _at_best(finding: Finding, cause: Cause) -> Finding:
-    return finding if finding.cause is Cause.NOT_SELECTED else Finding(cause)
+    def _own(self, name: str) -> list[Candidate]:
+        """The devices in a node's plain pools."""
+        return [
+            candidate_of(entry, place) for entry in self._ground.plain.get(name, ()) for place in range(len(entry.rows))
+        ]
 
+    def _look(self, kind: _Kind) -> None:
+        """One kind, by its first node."""
+        own = [
+            Seen(_NO_VIEW, candidate, self._seen(candidate, Cause.FREE if kind.open else Cause.NODE_RULES))
+            for candidate in self._own(kind.names[0])
+        ]
+        for number, tallies in enumerate(self._tallies):
+            for finding, count in Counter([seen.findings[number] for seen in own]).items():
+                tally = tallies.setdefault(finding, Tally())
+                tally.add_alike(count, kind.names)
+                self._give_examples(tally, finding, number, kind, own)
+        shared = self._shared(kind)
+        if kind.open:
+            for names, verdict, error in self._trying.verdicts(kind.names, kind.sight, own, shared):
+                self._group(names, verdict, error, [*own, *shared])
 
-def _verdict(fleet: Fleet, node: Node, claims: Sequence[ResourceClaim]) -> tuple[Verdict, str]:
-    try:
-        results = allocate(
-            fleet.inventory, fleet.state, node, claims, fleet.classes, share_ids=repeat(""), max_steps=MAX_STEPS
-        )
-    except NodeError as error:
-        return Verdict.BROKEN, str(error)
-    except SearchTooLong as error:
-        return Verdict.TOO_LONG, str(error)
-    except AllocationError as error:
-        return Verdict.ERROR, str(error)
-    return (Verdict.NONE if results is None else Verdict.FITS), ""
+    def _group(self, names: Sequence[str], verdict: Verdict, error: str, devices: Sequence[Seen]) -> None:
+        free = tuple([sum(seen.findings[n].cause is Cause.FREE for seen in devices) for n in range(len(self._asks))])
+        key = (verdict, error if verdict is not Verdict.ERROR else "", free)
+        group = self._groups.get(key)
+        if group is None:
+            self._groups[key] = Group(list(names), verdict, error, free)
+        else:
+            group.names.extend(names)
 
+    def _give_examples(self, tally: Tally, finding: Finding, number: int, kind: _Kind, own: Sequence[Seen]) -> None:
+        if finding.cause is not Cause.IN_USE:
+            if len(tally.examples) < MAX_EXAMPLES:
+                tally.examples += [(seen.view, seen.candidate) for seen in own if seen.findings[number] == finding]
+            return
+        places = [place for place, seen in enumerate(own) if seen.findings[number] == finding]
+        for name in kind.names:
+            if len(tally.examples) >= MAX_HELD:
+                break
+            candidates = self._own(name)
+            tally.examples += [(_NO_VIEW, candidates[place]) for place in places]
 
-def _views(fleet: Fleet, node: Node) -> Sequence[PoolView]:
-    try:
-        return fleet.inventory.views(node)
-    except AllocationError:
-        return ()
+    def _seen(self, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
+        """What is found of a device in a plain pool."""
+        code = self._rows.codes[candidate.row]
+        key = (code, at_most, self._rows.oddity(candidate))
+        findings = self._findings.get(key)
+        if findings is None:
+            findings = self._findings[key] = self._judged(_NO_VIEW, candidate, at_most)
+        return findings
 
+    def _judged(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
+        return tuple([at_best(self._judge.finding(ask, view, candidate), at_most) for ask in self._asks])
 
-def _rows(pool: Pool) -> Iterator[tuple[Entry, int, int]]:
-    for entry in pool.entries:
+    def _shared(self, kind: _Kind) -> list[Seen]:
+        """The devices of other pools."""
+        key = (id(kind.sight), kind.open)
+        known = self._sights.get(key)
+        if known is None:
+            at_most = Cause.FREE if kind.open else Cause.NODE_RULES
+            known = self._sights[key] = [
+                Seen(view, candidate, self._judged(view, candidate, at_most))
+                for view, candidate in kind.sight.candidates(self._fleet.nodes[kind.names[0]])
+            ]
+            for seen in known:
+                self._best[seen.candidate.row] = _better(seen, self._best.get(seen.candidate.row))
+            for view in kind.sight.views:
+                if view.incomplete or view.invalid:
+                    self._broken[view.key] = Cause.POOL_INCOMPLETE if view.incomplete else Cause.POOL_INVALID
+        return known
+
+    def _count_pool(self, pool: Pool) -> None:
+        """The devices of a pool that no node may reach."""
+        newest = max(entry.spec.pool.generation for entry in pool.entries)
+        slices = sum(entry.spec.pool.generation == newest for entry in pool.entries)
+        for entry in pool.entries:
+            if entry.spec.pool.generation < newest:
+                cause = Cause.POOL_OBSOLETE
+            elif slices != entry.spec.pool.resource_slice_count:
+                cause = Cause.POOL_INCOMPLETE
+            else:
+                cause = self._broken.get(pool.key, Cause.NO_NODE)
+            self._count_unreached(entry, cause)
+
+    def _count_unreached(self, entry: Entry, cause: Cause) -> None:
         for place, row in enumerate(entry.rows):
-            yield entry, place, row
+            if row not in self._best:
+                candidate = candidate_of(entry, place)
+                self._count(Seen(_NO_VIEW, candidate, self._judged(_NO_VIEW, candidate, cause)))
+
+    def _count(self, seen: Seen) -> None:
+        for tallies, finding in zip(self._tallies, seen.findings, strict=True):
+            tallies.setdefault(finding, Tally()).add(seen.view, seen.candidate)
 
 
-def _candidate(pool: Pool, entry: Entry, place: int) -> Candidate:
-    device = entry.spec.devices[place]
-    key = DeviceKey(*pool.key, device.name)
-    return Candidate(key, device, entry.rows[place], entry.spec, entry.taints[place], ())
-
-
-def _why_unreached(pool: Pool, entry: Entry, newest: int, fleet: Fleet) -> Cause:
-    """Why no node may reach a device: its pool, or else there is no such node."""
-    if entry.spec.pool.generation < newest:
-        return Cause.POOL_OBSOLETE
-    current = [each for each in pool.entries if each.spec.pool.generation == newest]
-    if len(current) != entry.spec.pool.resource_slice_count:
-        return Cause.POOL_INCOMPLETE
-    for node in fleet.nodes.values():
-        view = pool.view(node)
-        if view is not None and (view.incomplete or view.invalid):
-            return Cause.POOL_INCOMPLETE if view.incomplete else Cause.POOL_INVALID
-    return Cause.NO_NODE
+def _better(seen: Seen, known: Seen | None) -> Seen:
+    """A device that several kinds of nodes reach, as the luckiest of them does."""
+    if known is None:
+        return seen
+    pairs: Iterator[tuple[Finding, Finding]] = zip(seen.findings, known.findings, strict=True)
+    return msgspec.structs.replace(
+        seen, findings=tuple([max(pair, key=lambda one: _ORDER[one.cause]) for pair in pairs])
+    )

@@ -7,6 +7,8 @@ alone; that several do not go together is found out elsewhere. Every check is th
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from draco.allocation.capacity import is_left
 from draco.allocation.constraints import Constraint
 from draco.allocation.errors import AllocationError
@@ -33,6 +35,19 @@ class Finding(NamedTuple):
 
 
 FREE = Finding(Cause.FREE)
+
+
+def at_best(finding: Finding, cause: Cause) -> Finding:
+    """The finding of a device that, even if it is selected, has this cause."""
+    return finding if cause is Cause.FREE or finding.cause is Cause.NOT_SELECTED else Finding(cause)
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A device that a node may reach, with a finding for each ask."""
+
+    view: PoolView
+    candidate: Candidate
+    findings: tuple[Finding, ...]
 
 
 class Ask:
@@ -91,7 +106,8 @@ class Judge:
         if failed is not None:
             return failed
         return (
-            self._taint(ask, candidate)
+            self._amount_error(ask, candidate)
+            or self._taint(ask, candidate)
             or self._counter(view, candidate)
             or self._capacity(ask, candidate)
             or self._constraint(ask, candidate)
@@ -140,12 +156,17 @@ class Judge:
             return Finding(Cause.COUNTERS_SHORT, names[0])
         return None
 
-    def _capacity(self, ask: Ask, candidate: Candidate) -> Finding | None:
-        device = candidate.device
+    @staticmethod
+    def _amount_error(ask: Ask, candidate: Candidate) -> Finding | None:
         try:
-            amounts = ask.request.amounts(candidate)
+            ask.request.amounts(candidate)
         except AllocationError as error:
             return Finding(Cause.CAPACITY_SHORT, ("", str(error)))
+        return None
+
+    def _capacity(self, ask: Ask, candidate: Candidate) -> Finding | None:
+        device = candidate.device
+        amounts = ask.request.amounts(candidate)
         wanted = ask.request.asked.capacity.requests if ask.request.asked.capacity is not None else {}
         if amounts is None:
             lacking = [name for name in wanted if name not in device.capacity]

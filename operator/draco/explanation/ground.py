@@ -1,0 +1,136 @@
+"""Who reaches what: the pools of a fleet as all its nodes see them, read once.
+
+Owns the telling apart of pools that are plainly one node's own (nearly all of them, and cheap to look at by the thousand) from
+those that need a view for each kind of node. Judges nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from draco.allocation.errors import AllocationError
+from draco.allocation.fleet import Fleet
+from draco.allocation.pools import Candidate, Entry, Pool, PoolView, is_device_for
+from draco.resources.core import Node
+from draco.resources.meta import NodeSelector
+from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.slices import Device, ResourceSliceSpec
+
+
+class Sight(msgspec.Struct, frozen=True):
+    """What one node sees beside its plain pools, and with it all nodes that are like it."""
+
+    views: Sequence[PoolView] = ()
+    error: str = ""
+    """Why what it sees could not be found out."""
+
+    def candidates(self, node: Node) -> Iterable[tuple[PoolView, Candidate]]:
+        """The devices that the node may reach."""
+        for view in self.views:
+            for candidate in view.candidates:
+                if not candidate.spec.per_device_node_selection or is_device_for(candidate.device, node):
+                    yield view, candidate
+
+
+NOTHING = Sight()
+
+
+class Ground:
+    """The pools of a fleet, by who sees them.
+
+    A pool is plain that consists of one slice of one node and has no counters: `plain` has their slices by node. `others` are the
+    pools that are not.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.plain: dict[str, list[Entry]] = {}
+        self.others: list[Pool] = []
+        for pool in fleet.inventory.pools:
+            entry = _plain(pool)
+            if entry is None:
+                self.others.append(pool)
+            else:
+                self.plain.setdefault(entry.spec.node_name or "", []).append(entry)
+        for entries in self.plain.values():
+            if len(entries) > 1:
+                entries.sort(key=lambda entry: (entry.spec.driver, entry.spec.pool.name))
+        self._likeness = _Likeness(self.others)
+        self._sights: dict[tuple[str | None, ...], Sight] = {}
+
+    def sight(self, node: Node) -> Sight:
+        """What a node sees of the pools that are not plain; the same object for nodes that are alike."""
+        if not self.others:
+            return NOTHING
+        like = self._likeness.of(node)
+        sight = self._sights.get(like)
+        if sight is None:
+            sight = self._sights[like] = self._look(node)
+        return sight
+
+    def _look(self, node: Node) -> Sight:
+        plain = {pool_key(entry) for entry in self.plain.get(node.metadata.name, ())}
+        try:
+            views = [view for view in self._fleet.inventory.views(node) if view.key not in plain]
+        except AllocationError as error:
+            return Sight(error=str(error))
+        return Sight(views) if views else NOTHING
+
+
+class _Likeness:
+    """What tells nodes apart for some pools: the labels their selectors look at, and the names they name."""
+
+    def __init__(self, pools: Iterable[Pool]) -> None:
+        self._names: set[str] = set()
+        labels: set[str] = set()
+        for pool in pools:
+            for entry in pool.entries:
+                selections: list[ResourceSliceSpec | Device] = [entry.spec, *entry.spec.devices]
+                for where in selections:
+                    if where.node_name:
+                        self._names.add(where.node_name)
+                    if where.node_selector is not None:
+                        self._read(where.node_selector, labels)
+        self._labels = sorted(labels)
+
+    def _read(self, selector: NodeSelector, labels: set[str]) -> None:
+        for term in selector.node_selector_terms:
+            labels.update(each.key for each in term.match_expressions)
+            for field in term.match_fields:
+                self._names.update(field.values)
+
+    def of(self, node: Node) -> tuple[str | None, ...]:
+        """Equal for nodes that see the same."""
+        name = node.metadata.name
+        has = node.metadata.labels.get
+        return (name if name in self._names else None, *[has(key) for key in self._labels])
+
+
+def _plain(pool: Pool) -> Entry | None:
+    """The only slice of a pool that is plain."""
+    entries = list(pool.entries)
+    entry, spec = entries[0], entries[0].spec
+    devices = spec.devices
+    if (
+        len(entries) > 1
+        or not spec.node_name
+        or spec.pool.resource_slice_count != 1
+        or bool(spec.shared_counters)
+        or spec.per_device_node_selection
+        or bool([1 for device in devices if device.consumes_counters or device.binding_conditions])
+        or len({device.name for device in devices}) < len(devices)
+    ):
+        return None
+    return entry
+
+
+def pool_key(entry: Entry) -> PoolKey:
+    """The pool of a slice."""
+    return PoolKey(entry.spec.driver, entry.spec.pool.name)
+
+
+def candidate_of(entry: Entry, place: int) -> Candidate:
+    """A device of a slice that takes from no counters."""
+    device = entry.spec.devices[place]
+    key = DeviceKey(entry.spec.driver, entry.spec.pool.name, device.name)
+    return Candidate(key, device, entry.rows[place], entry.spec, entry.taints[place], ())
