@@ -5,7 +5,7 @@ manifest means is `resources.manifests`.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
@@ -15,6 +15,7 @@ from draco.cli.yaml_documents import documents
 from draco.resources.manifests import ManifestError, Object, UnknownKindError, decode, expand
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Manifest = Mapping[str, Any]
 
 SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
 STANDARD_INPUT: Final = "standard input"
@@ -35,18 +36,27 @@ def files_option(command: Command) -> Command:
     )(command)
 
 
-def read_objects(filenames: Sequence[str]) -> list[tuple[Object, str]]:
+def read_objects(filenames: Sequence[str], namespace: str = "default") -> list[tuple[Object, str]]:
     """The objects of all files in their order, each with where it stands. Raises ManifestError.
 
     What has no part in device allocation, such as a Service beside a Deployment, is left out, and standard error says so.
     """
+    return decode_all(read_manifests(filenames), namespace)
+
+
+def read_manifests(filenames: Sequence[str]) -> list[tuple[Manifest, str]]:
+    """The manifests of all files in their order, those of lists one by one. Raises ManifestError."""
+    return [each for document, where in read_documents(filenames) for each in expand(document, source=where)]
+
+
+def decode_all(manifests: Iterable[tuple[Manifest, str]], namespace: str) -> list[tuple[Object, str]]:
+    """The objects that manifests stand for, as `read_objects` gives them."""
     objects = []
-    for document, where in read_documents(filenames):
-        for manifest, source in expand(document, source=where):
-            try:
-                objects.append((decode(manifest, source=source), source))
-            except UnknownKindError as error:
-                click.echo(f"Left out: {error}", err=True)
+    for manifest, source in manifests:
+        try:
+            objects.append((decode(manifest, source=source, namespace=namespace), source))
+        except UnknownKindError as error:
+            click.echo(f"Left out: {error}", err=True)
     return objects
 
 

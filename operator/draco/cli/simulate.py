@@ -1,10 +1,9 @@
 """`draco simulate`: what would happen, without touching the cluster.
 
-Owns the options, where the objects come from, and what of the command each option starts. Scenarios are `simulate_scenarios`;
-`simulate_world` is what is imagined, `simulate_trials` what is tried in it, `simulate_report` what is said of it.
+Owns the options, and what of the command each of them starts. Scenarios are `simulate_scenarios`; `world` is what is imagined,
+`simulate_trials` what is tried in it, `simulate_report` what is said of it.
 """
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,24 +12,16 @@ import click
 import msgspec
 import yaml
 
-from draco.cli import simulate_report, simulate_scenarios, simulate_trials, simulate_world
-from draco.cli.live import read_fleet
-from draco.cli.manifests import files_option, read_objects
+from draco.cli import simulate_report, simulate_scenarios, simulate_trials, world
 from draco.cli.simulate_taints import FORM, TaintOption
-from draco.cli.simulate_world import SimulationError, World
-from draco.resources.manifests import Object
+from draco.cli.sources import Sources, read_world, with_sources
+from draco.cli.world import World, WorldError
 from draco.resources.names import PoolKey
 from draco.resources.taints import DeviceTaintRule
 
 
 @click.command()
-@files_option
-@click.option(
-    "--cluster/--no-cluster",
-    default=None,
-    help="Put what the files say on top of a live cluster, or take the files alone.  [default: the cluster, unless the files "
-    "bring ResourceSlices]",
-)
+@with_sources
 @click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only on this node. May be given several times.")
 @click.option(
     "--copies",
@@ -60,28 +51,19 @@ from draco.resources.taints import DeviceTaintRule
     help='JSON lines, each {"name", "objects": […], "node", "claims": ["namespace/name"]}, answered one by one; - reads '
     "standard input.",
 )
-@click.option(
-    "--kubeconfig",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Kubeconfig file [default: as kubectl finds it].",
-)
-@click.option("--context", help="Context of the kubeconfig [default: its current one].")
 @click.pass_context
 def command(
     ctx: click.Context,
     *,
-    filenames: Sequence[str],
-    cluster: bool | None,
+    sources: Sources,
     nodes: Sequence[str],
     copies: int,
     without: Sequence[str],
     taints: Sequence[DeviceTaintRule],
     output: str,
     scenarios: Path | None,
-    kubeconfig: Path | None,
-    context: str | None,
 ) -> None:
-    r"""Say what would be allocated, without touching the cluster.
+    """Say what would be allocated, without touching the cluster.
 
     Files may hold Nodes, ResourceSlices, DeviceClasses, DeviceTaintRules, ResourceClaims, ResourceClaimTemplates, Pods and
     workloads. Claims that are allocated count as in use. Others are tried one after another, those of a pod together; a template
@@ -91,19 +73,18 @@ def command(
     draco simulate -f pod.yaml --copies 100        how many more of these fit?
     draco simulate --without-node gpu-node-3       where would its claims go?
     draco simulate -f claim.yaml --with-taint suspect:NoSchedule@gpu.nvidia.com/gpu-node-1/*
-    """
+    """  # noqa: D301 - \b is how click is told to keep lines as they are
     if scenarios is not None:
         _refuse_others(ctx, "scenarios")
         _answer(scenarios)
         return
-    objects = read_objects(filenames)
-    world = _world(objects, cluster, kubeconfig, context)
+    made, _ = read_world(sources)
     if nodes:
-        simulate_world.keep_only(world, nodes)
-    gone = simulate_world.without(world, without)
-    simulate_world.put_taints(world, taints)
-    run = simulate_trials.run(world.fleet, _trials(world, gone), copies)
-    _print(run, world.notes, output)
+        world.keep_only(made, nodes)
+    gone = world.without(made, without)
+    world.put_taints(made, taints)
+    run = simulate_trials.run(made.fleet, _trials(made, gone), copies)
+    _print(run, made.notes, output)
 
 
 def _refuse_others(ctx: click.Context, alone: str) -> None:
@@ -125,36 +106,18 @@ def _answer(scenarios: Path) -> None:
             sys.stdout.buffer.flush()
 
 
-def _world(
-    objects: Sequence[tuple[Object, str]], cluster: bool | None, kubeconfig: Path | None, context: str | None
-) -> World:
-    """What the simulation starts from, with a sentence that says so."""
-    alone = simulate_world.brings_devices(objects)
-    if cluster is False or (cluster is None and alone):
-        if not objects:
-            raise click.UsageError("There is nothing to simulate: give files with -f, or leave --no-cluster out.")
-        world = simulate_world.of_files(objects)
-        hint = "; --cluster puts them on top of a live one" if cluster is None else ""
-        world.notes.insert(0, f"Devices and nodes are those of the files, not of a cluster{hint}.")
-        return world
-    world = simulate_world.of_cluster(asyncio.run(read_fleet(kubeconfig, context)), objects)
-    files = f", with {len(objects)} {'object' if len(objects) == 1 else 'objects'} of files" if objects else ""
-    world.notes.insert(0, f"The cluster is {world.server} as it is now{files}.")
-    return world
-
-
-def _trials(world: World, gone: set[PoolKey]) -> list[simulate_trials.Trial]:
+def _trials(made: World, gone: set[PoolKey]) -> list[simulate_trials.Trial]:
     """What the files ask for; what the cluster has to place if they ask for nothing."""
-    if world.wanted:
-        trials = simulate_trials.trials_of_files(world)
+    if made.wanted:
+        trials = simulate_trials.trials_of_files(made)
         nothing = "no claim in the files waits for devices: all are allocated, or pods use none"
-    elif world.server:
-        trials = simulate_trials.trials_of_cluster(world, gone)
+    elif made.server:
+        trials = simulate_trials.trials_of_cluster(made, gone)
         nothing = "no claim in the cluster waits for devices: give one with -f"
     else:
         trials, nothing = [], "the files ask for no devices: add a ResourceClaim, a ResourceClaimTemplate or a Pod"
     if not trials:
-        raise SimulationError(nothing)
+        raise WorldError(nothing)
     return trials
 
 

@@ -4,6 +4,7 @@ Owns which claims are allocated together, their order, copies of them, and the n
 and each reason `explain`'s. What is allocated stays allocated for what is tried after it.
 """
 
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -13,8 +14,9 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fitting import first_fitting
 from draco.allocation.fleet import Fleet
 from draco.allocation.node_selection import selects
+from draco.cli.pod_claims import MissingClaimError, claims_of, made_from
 from draco.cli.share_ids import share_ids
-from draco.cli.simulate_world import World, nearest
+from draco.cli.world import World
 from draco.explanation.explain import explain
 from draco.explanation.model import Explanation
 from draco.explanation.placement import PodRules
@@ -24,7 +26,7 @@ from draco.resources.claims import (
     ResourceClaimStatus,
     ResourceClaimTemplate,
 )
-from draco.resources.core import Node, Pod, PodResourceClaim, PodSpec, Toleration
+from draco.resources.core import Node, Pod, PodSpec, Toleration
 from draco.resources.meta import ObjectKey, ObjectMeta
 from draco.resources.names import PoolKey
 
@@ -87,7 +89,7 @@ def trials_of_files(world: World) -> list[Trial]:
             case ResourceClaim() if item.metadata.key not in used:
                 trials.append(Trial(claims=[item]))
             case ResourceClaimTemplate() if item.metadata.key not in used_templates:
-                trials.append(Trial(claims=[_made(item, item.metadata.name)]))
+                trials.append(Trial(claims=[made_from(item, item.metadata.name)]))
     return [trial for trial in trials if trial.missing or _waiting(trial.claims)]
 
 
@@ -115,49 +117,10 @@ def _without_node(pod: Pod) -> Pod:
 
 
 def _trial(world: World, pod: Pod, asked: Mapping[ObjectKey, ResourceClaim]) -> Trial:
-    claims = []
-    made = dict(zip((entry.name for entry in pod.spec.resource_claims), _names(pod), strict=True))
-    for entry in pod.spec.resource_claims:
-        name = made[entry.name]
-        claim, missing = _claim_of(world, pod, entry, name, asked)
-        if claim is None:
-            return Trial(claims=[], pod=pod, missing=missing)
-        claims.append(claim)
-    return Trial(claims=claims, pod=pod)
-
-
-def _names(pod: Pod) -> Iterator[str]:
-    """Names of the pod's claims; of those still to be made from templates as Kubernetes begins them."""
-    known = {status.name: status.resource_claim_name for status in pod.status.resource_claim_statuses}
-    for entry in pod.spec.resource_claims:
-        yield entry.resource_claim_name or known.get(entry.name) or f"{pod.metadata.name}-{entry.name}"
-
-
-def _claim_of(
-    world: World, pod: Pod, entry: PodResourceClaim, name: str, asked: Mapping[ObjectKey, ResourceClaim]
-) -> tuple[ResourceClaim | None, str]:
-    """The claim of one entry, or a sentence that says why there is none."""
-    namespace = pod.metadata.namespace
-    key = ObjectKey(namespace, name)
-    known = asked.get(key) or world.fleet.claims.get(key)
-    if known is not None:
-        return known, ""
-    of_template = entry.resource_claim_template_name
-    if not of_template:
-        claims = {each.name for each in (*asked, *world.fleet.claims) if each.namespace == namespace}
-        return None, f"the claim {key} that the pod uses does not exist{nearest(name, claims)}"
-    template = world.templates.get(ObjectKey(namespace, of_template))
-    if template is None:
-        templates = {each.name for each in world.templates if each.namespace == namespace}
-        return None, (
-            f"the claim template {namespace}/{of_template} that the pod uses does not exist{nearest(of_template, templates)}"
-        )
-    return _made(template, name), ""
-
-
-def _made(template: ResourceClaimTemplate, name: str) -> ResourceClaim:
-    metadata = ObjectMeta(name=name, namespace=template.metadata.namespace)
-    return ResourceClaim(metadata=metadata, spec=template.spec.spec)
+    try:
+        return Trial(claims=claims_of(pod, ChainMap({**asked}, {**world.fleet.claims}), world.templates), pod=pod)
+    except MissingClaimError as missing:
+        return Trial(claims=[], pod=pod, missing=str(missing))
 
 
 def _waiting(claims: Sequence[ResourceClaim]) -> list[ResourceClaim]:

@@ -52,6 +52,15 @@ async def connect(kubeconfig: Path | None = None, context: str | None = None) ->
     )
 
 
+def current_namespace(kubeconfig: Path | None = None, context: str | None = None) -> str:
+    """The namespace of a kubeconfig's context, which kubectl takes where none is given: "default" unless it names one.
+
+    Raises KubeconfigError.
+    """
+    present = [path for path in _paths(kubeconfig) if path.is_file()]
+    return _choose(present, context).namespace if present else "default"
+
+
 class _Entry(NamedTuple):
     value: dict[str, Any]
     folder: Path
@@ -65,6 +74,7 @@ class _Choice(NamedTuple):
     cluster_folder: Path
     user: dict[str, Any]
     user_folder: Path
+    namespace: str
 
 
 def _paths(kubeconfig: Path | None) -> list[Path]:
@@ -112,6 +122,7 @@ def _choose(paths: list[Path], context: str | None) -> _Choice:
         cluster_folder=cluster.folder,
         user=user.value if user else {},
         user_folder=user.folder if user else Path(),
+        namespace=str(chosen.get("namespace") or "default"),
     )
 
 

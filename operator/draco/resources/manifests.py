@@ -56,25 +56,26 @@ class UnknownKindError(ManifestError):
     """A manifest is of a kind that has no part in device allocation."""
 
 
-def decode(document: object, *, source: str) -> Object:
+def decode(document: object, *, source: str, namespace: str = "default") -> Object:
     """One object. A workload is read as one pod of its template, under the workload's name.
 
-    Raises UnknownKindError for any other kind, and ManifestError for what does not fit.
+    `namespace` is that of an object which should be in one and names none. Raises UnknownKindError for any other kind, and
+    ManifestError for what does not fit.
     """
     manifest = _mapping(document, source)
     kind, api_version = _text(manifest, "kind", source), _text(manifest, "apiVersion", source)
     group, _, version = api_version.rpartition("/")
     if (api_version, kind) in _WORKLOADS:
-        return _convert(Pod, "Pod", _pod_of(manifest, _WORKLOADS[api_version, kind], source), source)
+        return _convert(Pod, "Pod", _pod_of(manifest, _WORKLOADS[api_version, kind], source), source, namespace)
     if group == conversion.GROUP and kind in _DRA:
         if version not in conversion.VERSIONS[kind]:
             raise ManifestError(f"{source}: {_no_version(kind, api_version)}")
         try:
-            return _convert(_DRA[kind], kind, conversion.to_v1(kind, version, manifest), source)
+            return _convert(_DRA[kind], kind, conversion.to_v1(kind, version, manifest), source, namespace)
         except conversion.NotConvertibleError as error:
             raise ManifestError(f"{_named(source, kind, manifest)}: {error}.") from error
     if api_version == "v1" and kind in _CORE:
-        return _convert(_CORE[kind], kind, manifest, source)
+        return _convert(_CORE[kind], kind, manifest, source, namespace)
     raise _unknown(kind, api_version, source)
 
 
@@ -94,9 +95,9 @@ def expand(document: object, *, source: str) -> Iterator[tuple[Json, str]]:
         yield {**inherited, **_mapping(item, where)}, where
 
 
-def _convert(type_: type[Object], kind: str, manifest: Json, source: str) -> Object:
+def _convert(type_: type[Object], kind: str, manifest: Json, source: str, namespace: str) -> Object:
     try:
-        item: Object = msgspec.convert(_as_stored(kind, manifest, _named(source, kind, manifest)), type_)
+        item: Object = msgspec.convert(_as_stored(kind, manifest, _named(source, kind, manifest), namespace), type_)
     except msgspec.ValidationError as error:
         raise ManifestError(f"{_named(source, kind, manifest)}: {_sentence(str(error))}") from error
     if not item.metadata.name:
@@ -104,11 +105,11 @@ def _convert(type_: type[Object], kind: str, manifest: Json, source: str) -> Obj
     return item
 
 
-def _as_stored(kind: str, manifest: Json, source: str) -> Any:
+def _as_stored(kind: str, manifest: Json, source: str, namespace: str) -> Any:
     """The manifest as an API server would store it, as far as that matters: nothing null, numbers as quantities, defaults."""
     stored = _set_fields(manifest)
     if kind in _NAMESPACED and isinstance(metadata := stored.setdefault("metadata", {}), dict):
-        metadata["namespace"] = metadata.get("namespace") or "default"
+        metadata["namespace"] = metadata.get("namespace") or namespace
     for path in _QUANTITIES.get(kind, ()):
         for holder, key, where in _places(stored, path, ""):
             _read_quantity(holder, key, f"{source}: {where}")

@@ -1,6 +1,6 @@
-"""The cluster that a simulation is about: what files say, on top of what a live cluster has, with the changes to try.
+"""A cluster as one imagines it: what files say, on top of what a live cluster has, with changes to try.
 
-Owns the putting together, and what is said of it. Which claims are tried is `simulate_trials`. Reads nothing itself.
+Owns the putting together, and what is said of it. Reads nothing itself.
 """
 
 import difflib
@@ -25,8 +25,8 @@ ANY_NODE: Final = "any-node"
 """The node that stands for all where files name none: what every node can reach is reached from it."""
 
 
-class SimulationError(DracoError):
-    """What is to be simulated makes no sense; says why and what to write instead."""
+class WorldError(DracoError):
+    """What is asked of the world is not in it; says what is."""
 
 
 class World(msgspec.Struct, kw_only=True):
@@ -67,11 +67,6 @@ def of_cluster(live: LiveCluster, objects: Sequence[tuple[Object, str]]) -> Worl
     )
     _add(world, objects)
     return world
-
-
-def brings_devices(objects: Iterable[tuple[Object, str]]) -> bool:
-    """Whether files can stand alone: they have devices."""
-    return any(isinstance(item, ResourceSlice) for item, _ in objects)
 
 
 def _add(world: World, objects: Iterable[tuple[Object, str]]) -> None:
@@ -117,7 +112,7 @@ def _put(world: World, item: Object, slices: set[str]) -> bool:
 
 
 def keep_only(world: World, names: Sequence[str]) -> None:
-    """Leave only these nodes, and of the devices only those that are not bound to others. Raises SimulationError."""
+    """Leave only these nodes, and of the devices only those that are not bound to others. Raises WorldError."""
     for name in names:
         _ensure(world, name)
     for name in [name for name in world.fleet.nodes if name not in set(names)]:
@@ -127,10 +122,10 @@ def keep_only(world: World, names: Sequence[str]) -> None:
 
 
 def without(world: World, names: Sequence[str]) -> set[PoolKey]:
-    """Take nodes out, with the devices that only they had; the pools that are gone. Raises SimulationError."""
+    """Take nodes out, with the devices that only they had; the pools that are gone. Raises WorldError."""
     for name in names:
         if name not in world.fleet.nodes:
-            raise SimulationError(_no_node(world, name))
+            raise WorldError(_no_node(world, name))
     for name in names:
         world.fleet.remove_node(name)
     gone = set(names)
@@ -142,7 +137,7 @@ def _ensure(world: World, name: str) -> None:
     if name in world.fleet.nodes:
         return
     if world.server:
-        raise SimulationError(_no_node(world, name))
+        raise WorldError(_no_node(world, name))
     world.fleet.put_node(Node(metadata=ObjectMeta(name=name)))
 
 

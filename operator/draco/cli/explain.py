@@ -1,0 +1,120 @@
+"""`draco explain`: why a claim or a pod waits for devices.
+
+Owns the options, what is asked about, and the choice of output. Who it is about is `explain_subjects`, where objects come from
+`sources`; what is said is `draco.explanation`'s.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import click
+import msgspec
+import yaml
+
+from draco.cli.explain_subjects import Subject, pending, subject_of
+from draco.cli.sources import Sources, read_world, with_sources
+from draco.cli.world import World
+from draco.explanation.explain import explain
+from draco.explanation.model import Explanation
+from draco.explanation.report import report
+
+SCHEMA = "draco.dev/explanations/v1"
+"""Name of the document with several explanations. Fields are only ever added under one name."""
+_KINDS = {
+    **dict.fromkeys(("claim", "claims", "resourceclaim", "resourceclaims", "resourceclaims.resource.k8s.io"), "claim"),
+    **dict.fromkeys(("pod", "pods", "po"), "pod"),
+}
+
+
+@click.command()
+@click.argument("what", nargs=-1, metavar="[claim|pod NAME]")
+@with_sources
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True, help="Form."
+)
+def command(*, what: Sequence[str], sources: Sources, output: str) -> None:
+    """Say why a claim or a pod waits for devices.
+
+    Every device is accounted for, and what single change would do is tried out. A claim is looked at together with the other
+    claims of the pod that waits for it. Without a name, all that waits is listed with its reason.
+
+    \b
+    draco explain                        what waits, a line each
+    draco explain claim train-gpus       or claim/train-gpus
+    draco explain pod train -n ml -o json
+    """  # noqa: D301 - \b is how click is told to keep lines as they are
+    asked = _asked(what)
+    made, namespace = read_world(sources)
+    if not asked or asked[0][1] == "":
+        wanted = asked[0][0] if asked else ""
+        _print_list(_explained(made, pending(made, sources.namespace, wanted)), made, output)
+        return
+    explained = list(_explained(made, [subject_of(made, kind, name, namespace) for kind, name in asked]))
+    _print(explained, _surprises(made, sources), output)
+
+
+def _asked(what: Sequence[str]) -> list[tuple[str, str]]:
+    """Kind and name of each that is asked about; a kind alone asks about all that wait of it."""
+    if not what:
+        return []
+    if what[0].lower() in _KINDS:
+        kind = _KINDS[what[0].lower()]
+        if any("/" in name for name in what[1:]):
+            raise click.UsageError(f"Write either `{what[0]} NAME` or `{what[0]}/NAME`, not both.")
+        return [(kind, name) for name in what[1:]] or [(kind, "")]
+    asked = []
+    for each in what:
+        kind, slash, name = each.partition("/")
+        if not slash or not name or kind.lower() not in _KINDS:
+            raise click.UsageError(f"'{each}' is neither a claim nor a pod: write `claim NAME` or `pod NAME`.")
+        asked.append((_KINDS[kind.lower()], name))
+    return asked
+
+
+def _explained(made: World, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Explanation]]:
+    for subject in subjects:
+        yield subject, explain(made.fleet, subject.claims, pod=subject.pod, scheduler=subject.scheduler)
+
+
+def _surprises(made: World, sources: Sources) -> list[str]:
+    """What is to be said beforehand: not that the cluster is the cluster."""
+    return made.notes if sources.filenames else made.notes[1:]
+
+
+def _print(explained: Sequence[tuple[Subject, Explanation]], notes: Sequence[str], output: str) -> None:
+    if output != "text":
+        _print_document(explained[0][1] if len(explained) == 1 else _document(explained), output)
+        return
+    for note in notes:
+        click.echo(note, err=True)
+    for number, (subject, told) in enumerate(explained):
+        if number:
+            click.echo()
+        click.echo(f"{subject}:")
+        for line in report(told):
+            click.echo(line.rstrip())
+
+
+def _print_list(explained: Iterator[tuple[Subject, Explanation]], made: World, output: str) -> None:
+    if output != "text":
+        _print_document(_document(list(explained)), output)
+        return
+    for note in made.notes[1:]:
+        click.echo(note, err=True)
+    waits = False
+    for subject, told in explained:
+        waits = True
+        click.echo(f"{subject}: {told.reason}: {told.summary}")
+    if not waits:
+        click.echo(f"Nothing waits for devices in {made.server or 'the files'}.")
+
+
+def _document(explained: Sequence[tuple[Subject, Explanation]]) -> dict[str, object]:
+    return {"schema": SCHEMA, "explanations": [told for _, told in explained]}
+
+
+def _print_document(document: object, output: str) -> None:
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+    else:
+        plain = msgspec.to_builtins(document)
+        click.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=130), nl=False)

@@ -1,0 +1,120 @@
+"""Who an explanation is about: a pod with its claims, or a claim with the pod that waits for it.
+
+Owns the finding, and what is said where there is nothing to be found. Reads nothing itself.
+"""
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from draco.cli.pod_claims import MissingClaimError, claims_of
+from draco.cli.world import World, nearest
+from draco.resources.claims import ResourceClaim
+from draco.resources.core import Pod
+from draco.resources.errors import DracoError
+from draco.resources.meta import ObjectKey
+
+
+class ExplainError(DracoError):
+    """There is nothing to explain; says why, and what may have been meant."""
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """Claims that are allocated together. `pod` is the one that waits for them, if there is one."""
+
+    kind: str
+    key: ObjectKey
+    claims: list[ResourceClaim]
+    pod: Pod | None = None
+    scheduler: str = ""
+    """What kube-scheduler last said of the pod."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key}"
+
+
+def subject_of(world: World, kind: str, name: str, namespace: str) -> Subject:
+    """The claim or pod of that name. Raises ExplainError, or MissingClaimError for a pod whose claim is not there."""
+    key = ObjectKey(namespace, name)
+    if kind == "pod":
+        pods = _pods(world)
+        if key not in pods:
+            raise ExplainError(_absent("pod", key, pods))
+        return _of_pod(world, pods[key])
+    claims = _claims(world)
+    if key not in claims:
+        raise ExplainError(_absent("claim", key, claims))
+    return _of_claim(world, claims[key])
+
+
+def pending(world: World, namespace: str, kind: str) -> list[Subject]:
+    """All that waits, pods first; of one namespace or one kind where they are given."""
+    claims = _claims(world)
+    found: list[Subject] = []
+    taken: set[ObjectKey] = set()
+    for key, pod in sorted(_pods(world).items()):
+        if not pod.waits or not pod.spec.resource_claims or kind == "claim":
+            continue
+        try:
+            subject = _of_pod(world, pod)
+        except MissingClaimError:
+            continue
+        if any(claim.status.allocation is None for claim in subject.claims):
+            taken.update(claim.metadata.key for claim in subject.claims)
+            if namespace in {"", key.namespace}:
+                found.append(subject)
+    for key in sorted(claims) if kind != "pod" else ():
+        claim = claims[key]
+        waits = claim.status.allocation is None and claim.metadata.deletion_timestamp is None
+        if waits and key not in taken and namespace in {"", key.namespace}:
+            found.append(_of_claim(world, claim))
+    return found
+
+
+def _pods(world: World) -> Mapping[ObjectKey, Pod]:
+    """Pods of files stand for the cluster's of the same name."""
+    return ChainMap({pod.metadata.key: pod for pod in world.wanted if isinstance(pod, Pod)}, world.pods)
+
+
+def _claims(world: World) -> Mapping[ObjectKey, ResourceClaim]:
+    wanted = {claim.metadata.key: claim for claim in world.wanted if isinstance(claim, ResourceClaim)}
+    return ChainMap(wanted, dict(world.fleet.claims))
+
+
+def _of_pod(world: World, pod: Pod) -> Subject:
+    claims = claims_of(pod, _claims(world), world.templates)
+    if not claims:
+        said = _scheduler(pod)
+        also = f"; kube-scheduler says: {said}" if said else ""
+        raise ExplainError(f"the pod {pod.metadata.key} uses no claims, so it waits for no devices{also}")
+    return Subject(kind="pod", key=pod.metadata.key, claims=claims, pod=pod, scheduler=_scheduler(pod))
+
+
+def _of_claim(world: World, claim: ResourceClaim) -> Subject:
+    """With all claims of the first pod that waits for it, as they are allocated together."""
+    key = claim.metadata.key
+    for _, pod in sorted(_pods(world).items()):
+        if pod.waits and key in pod.claims:
+            try:
+                together: Sequence[ResourceClaim] = claims_of(pod, _claims(world), world.templates)
+            except MissingClaimError:
+                continue
+            return Subject(kind="claim", key=key, claims=list(together), pod=pod, scheduler=_scheduler(pod))
+    return Subject(kind="claim", key=key, claims=[claim])
+
+
+def _scheduler(pod: Pod) -> str:
+    for condition in pod.status.conditions:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return condition.message
+    return ""
+
+
+def _absent(kind: str, key: ObjectKey, known: Mapping[ObjectKey, object]) -> str:
+    elsewhere = sorted(each.namespace for each in known if each.name == key.name)
+    if elsewhere:
+        there = elsewhere[0]
+        return f"there is no {kind} {key.name} in the namespace {key.namespace}; there is one in {there} (-n {there})"
+    here = {each.name for each in known if each.namespace == key.namespace}
+    return f"there is no {kind} {key.name} in the namespace {key.namespace}{nearest(key.name, here)}"

@@ -1,0 +1,70 @@
+"""The claims of a pod: those it names, and those that are, or would be, made for it from templates.
+
+Owns the looking up, and what is said of one that is not there.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
+from draco.resources.core import Pod, PodResourceClaim
+from draco.resources.errors import DracoError
+from draco.resources.meta import ObjectKey, ObjectMeta
+
+
+class MissingClaimError(DracoError):
+    """A pod uses a claim or a template that is not there; says which, and what may have been meant."""
+
+
+def claims_of(
+    pod: Pod, claims: Mapping[ObjectKey, ResourceClaim], templates: Mapping[ObjectKey, ResourceClaimTemplate]
+) -> list[ResourceClaim]:
+    """The claims of a pod in the pod's order. Raises MissingClaimError."""
+    made = {status.name: status.resource_claim_name for status in pod.status.resource_claim_statuses}
+    found = [_claim(pod, entry, made.get(entry.name), claims, templates) for entry in pod.spec.resource_claims]
+    extended = pod.status.extended_resource_claim_status
+    if extended is not None and extended.resource_claim_name:
+        key = ObjectKey(pod.metadata.namespace, extended.resource_claim_name)
+        if key in claims:
+            found.append(claims[key])
+    return found
+
+
+def _claim(
+    pod: Pod,
+    entry: PodResourceClaim,
+    made: str | None,
+    claims: Mapping[ObjectKey, ResourceClaim],
+    templates: Mapping[ObjectKey, ResourceClaimTemplate],
+) -> ResourceClaim:
+    namespace = pod.metadata.namespace
+    name = entry.resource_claim_name or made or f"{pod.metadata.name}-{entry.name}"
+    claim = claims.get(ObjectKey(namespace, name))
+    if claim is not None:
+        return claim
+    wanted = entry.resource_claim_template_name
+    if not wanted:
+        raise MissingClaimError(
+            f"the claim {namespace}/{name} that the pod uses does not exist{_meant(name, namespace, claims)}"
+        )
+    template = templates.get(ObjectKey(namespace, wanted))
+    if template is None:
+        raise MissingClaimError(
+            f"the claim template {namespace}/{wanted} that the pod uses does not exist{_meant(wanted, namespace, templates)}"
+        )
+    return made_from(template, name)
+
+
+def made_from(template: ResourceClaimTemplate, name: str) -> ResourceClaim:
+    """The claim that a template stands for."""
+    metadata = ObjectMeta(name=name, namespace=template.metadata.namespace)
+    return ResourceClaim(metadata=metadata, spec=template.spec.spec)
+
+
+def _meant(name: str, namespace: str, known: Mapping[ObjectKey, object]) -> str:
+    """What may have been meant: a like name in the namespace, or the same name in another one."""
+    near = get_close_matches(name, [key.name for key in known if key.namespace == namespace], n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    elsewhere = sorted(key.namespace for key in known if key.name == name)
+    return f"; there is one in the namespace {elsewhere[0]}" if elsewhere else ""

@@ -1,0 +1,92 @@
+"""Where the objects of a command come from: a live cluster, files, or files on top of a cluster.
+
+Owns the options that say so, the choice where they do not, and the reading. What is made of it is `world`.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from draco.cli import world
+from draco.cli.live import read_fleet
+from draco.cli.manifests import decode_all, files_option, read_manifests
+from draco.cli.world import World
+from draco.kube.kubeconfig import current_namespace
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Sources(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command line says of where objects come from."""
+
+    filenames: Sequence[str]
+    cluster: bool | None
+    namespace: str
+    kubeconfig: Path | None
+    context: str | None
+
+
+def with_sources(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command, which gets them as one argument `sources`."""
+
+    @wraps(command)
+    def told(**options: Any) -> Any:
+        names = Sources.__struct_fields__
+        sources = Sources(**{name: options.pop(name) for name in names})
+        return command(sources=sources, **options)
+
+    for option in reversed(_OPTIONS):
+        told = option(told)
+    return told
+
+
+_OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
+    files_option,
+    click.option(
+        "--cluster/--no-cluster",
+        default=None,
+        help="Put what the files say on top of a live cluster, or take the files alone.  [default: the cluster, unless the "
+        "files bring ResourceSlices]",
+    ),
+    click.option(
+        "-n",
+        "--namespace",
+        default="",
+        metavar="NAME",
+        help="Namespace of what names none.  [default: the context's, as kubectl takes it]",
+    ),
+    click.option(
+        "--kubeconfig",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Kubeconfig file [default: as kubectl finds it].",
+    ),
+    click.option("--context", help="Context of the kubeconfig [default: its current one]."),
+)
+
+
+def read_world(sources: Sources) -> tuple[World, str]:
+    """What the command starts from, with a sentence in its notes that says so, and the namespace of what names none.
+
+    Raises ManifestError, KubeError, KubeconfigError or ClusterError.
+    """
+    manifests = read_manifests(sources.filenames)
+    alone = any(manifest.get("kind") == "ResourceSlice" for manifest, _ in manifests)
+    if sources.cluster is False or (sources.cluster is None and alone):
+        if not manifests:
+            raise click.UsageError("There is nothing to read: give files with -f, or leave --no-cluster out.")
+        namespace = sources.namespace or "default"
+        made = world.of_files(decode_all(manifests, namespace))
+        hint = "; --cluster puts them on top of a live one" if sources.cluster is None else ""
+        made.notes.insert(0, f"Devices and nodes are those of the files, not of a cluster{hint}.")
+        return made, namespace
+    namespace = sources.namespace or current_namespace(sources.kubeconfig, sources.context)
+    objects = decode_all(manifests, namespace)
+    made = world.of_cluster(asyncio.run(read_fleet(sources.kubeconfig, sources.context)), objects)
+    files = f", with {len(objects)} {'object' if len(objects) == 1 else 'objects'} of files" if objects else ""
+    made.notes.insert(0, f"The cluster is {made.server} as it is now{files}.")
+    return made, namespace

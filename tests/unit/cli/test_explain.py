@@ -1,0 +1,111 @@
+"""`draco explain` on files: who is meant, and what is said where nobody is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from draco import cli
+from draco.cli.explain import command
+from tests.unit.cli.test_simulate import CLUSTER, a_claim, a_pod, a_template
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> str:
+    """Three devices, one of them held; a claim too big for them, and a pod that waits for a claim and a template's."""
+    pod = a_pod("train", {"name": "a", "resourceClaimName": "one"}, {"name": "b", "resourceClaimTemplateName": "two"})
+    message = "0/2 nodes are available: 2 cannot allocate all claims."
+    pod["status"] = {
+        "phase": "Pending",
+        "conditions": [{"type": "PodScheduled", "status": "False", "message": message}],
+    }
+    idle = a_pod("idle")
+    elsewhere = a_claim("far")
+    elsewhere["metadata"]["namespace"] = "ml"
+    objects = [
+        *CLUSTER,
+        a_claim("held", 1, "node-0/gpu-0"),
+        a_claim("one"),
+        a_claim("big", 7),
+        a_template("two", 2),
+        pod,
+        idle,
+        elsewhere,
+    ]
+    for each in objects[len(CLUSTER) :]:
+        each["metadata"].setdefault("namespace", "default")
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all(objects))
+    return str(file)
+
+
+def explain(files: str, *arguments: str) -> Result:
+    return CliRunner().invoke(command, ["-f", files, *arguments])
+
+
+def document(files: str, *arguments: str) -> Json:
+    result = explain(files, *arguments, "-o", "json")
+    assert result.exit_code == 0, result.output
+    decoded: Json = json.loads(result.stdout)
+    return decoded
+
+
+@pytest.mark.parametrize("arguments", [("claim", "big"), ("claim/big",), ("resourceclaims/big",)])
+def test_a_claim_is_named_as_with_kubectl(files: str, arguments: tuple[str, ...]) -> None:
+    told = document(files, *arguments)
+    assert (told["claims"], told["pod"], told["fits"]) == (["default/big"], "", False)
+
+
+@pytest.mark.parametrize("arguments", [("pod", "train"), ("po/train",), ("claim/one",)])
+def test_the_claims_of_a_waiting_pod_are_explained_together(files: str, arguments: tuple[str, ...]) -> None:
+    told = document(files, *arguments)
+    assert told["claims"] == ["default/one", "default/train-b"]
+    assert told["pod"] == "default/train"
+    assert told["scheduler"] == "0/2 nodes are available: 2 cannot allocate all claims."
+
+
+def test_without_a_name_all_that_waits_is_listed(files: str) -> None:
+    lines = explain(files).stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["pod default/train", "claim default/big", "claim ml/far"]
+    assert [each["claims"] for each in document(files, "-n", "ml")["explanations"]] == [["ml/far"]]
+    assert [line.split(":")[0] for line in explain(files, "pods").stdout.splitlines()] == ["pod default/train"]
+
+
+def test_several_can_be_asked_about(files: str) -> None:
+    told = document(files, "claim/big", "pod/train")
+    assert [each["claims"] for each in told["explanations"]] == [["default/big"], ["default/one", "default/train-b"]]
+    text = explain(files, "claim", "big", "one").stdout
+    assert text.startswith("claim default/big:\n")
+    assert "\n\nclaim default/one:\n" in text
+
+
+def test_json_and_yaml_say_the_same(files: str) -> None:
+    assert yaml.safe_load(explain(files, "claim/big", "-o", "yaml").stdout) == document(files, "claim/big")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["claim", "bigg"], "There is no claim bigg in the namespace default; did you mean big?"),
+        (["claim/far"], "There is no claim far in the namespace default; there is one in ml (-n ml)."),
+        (["pod", "nobody-knows"], "There is no pod nobody-knows in the namespace default; there is idle, train."),
+        (["pod/idle"], "The pod default/idle uses no claims, so it waits for no devices."),
+    ],
+)
+def test_what_is_not_there_is_told_with_the_nearest(
+    files: str, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert cli.run(["explain", "-f", files, *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["job/train"], ["claim", "claim/big"], ["claim/"]])
+def test_what_is_neither_claim_nor_pod_is_refused(files: str, arguments: list[str]) -> None:
+    result = explain(files, *arguments)
+    assert result.exit_code == 2
+    assert "NAME" in result.output
