@@ -6,7 +6,6 @@ was tried.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -15,7 +14,7 @@ from draco.allocation.requests import MAX_RESULTS
 from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
 from draco.explanation.dead_ends import dead_ends, unknown_names
-from draco.explanation.expressions import guarded, path_text, paths_of
+from draco.explanation.guards import guard, main_error
 from draco.explanation.model import Problem, ProblemKind, SelectorRef
 from draco.explanation.published import Published, closest
 from draco.explanation.selection import (
@@ -24,12 +23,7 @@ from draco.explanation.selection import (
     Step,
     alternatives,
     count,
-    drivers_of,
-    errors_on,
-    failing,
-    first_rows,
     keys_of,
-    met,
     selection,
 )
 from draco.explanation.suggestions import corrected
@@ -37,9 +31,6 @@ from draco.resources.claims import ResourceClaim
 from draco.resources.classes import DeviceClass
 
 _ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")
-_MISSING: Final = re.compile(r"no such key: (.*)")
-_LOOKED_AT: Final = 200
-"""Devices of which the error is read; the most frequent one is told."""
 _MODES: Final = frozenset({"ExactCount", "All", ""})
 
 
@@ -199,8 +190,7 @@ class _Request:
         """A selector that fails on devices. It is fatal if one of them is free: those in use are not asked."""
         state = self._fleet.state
         keys = keys_of(self._fleet, step.failed)
-        errors = Counter(errors_on(self._fleet, step.ref.expression, first_rows(step.failed, _LOOKED_AT)))
-        said = min(errors, key=lambda each: (-errors[each], each), default="")
+        said = main_error(self._fleet, step)
         failed = len(keys)
         free = [key for key in keys.values() if not state.holds(key)]
         example = min(free or keys.values(), default=None)
@@ -212,7 +202,7 @@ class _Request:
             text += "; one such device that is free fails the whole pod, on whatever node it is met"
         else:
             text += "; they are all in use, so nothing comes of it until one is free"
-        remedy = self._guard(step, said)
+        remedy = guard(self._fleet, self._published, step)
         return self._problem(
             ProblemKind.SELECTOR_ERRORS,
             text,
@@ -220,37 +210,6 @@ class _Request:
             remedy=f"write {remedy}" if remedy else "",
             fatal=bool(free),
         )
-
-    def _guard(self, step: Step, error: str) -> str:
-        """The expression so guarded that it works on all devices, and selects what it selects now."""
-        for candidate in self._guards(step, error):
-            try:
-                if count(failing(self._fleet, candidate, step.before)):
-                    continue
-                if count(met(self._fleet, candidate, step.after)) == count(step.after):
-                    return candidate
-            except CompileError:
-                continue
-        return ""
-
-    def _guards(self, step: Step, error: str) -> Iterator[str]:
-        expression = step.ref.expression
-        missing = _MISSING.search(error)
-        paths = paths_of(expression)
-        if missing is not None:
-            at = [path for path in paths if path.id == missing[1].strip()]
-            drivers = drivers_of(self._fleet.inventory.columns, step.failed)
-            for path in at:
-                if self._published.has(path):
-                    if path.domain not in drivers and path.domain in self._published.drivers:
-                        yield guarded(expression, f'device.driver == "{path.domain}"')
-                    yield guarded(expression, _presence(path))
-            known = [path for path in paths if self._published.has(path)]
-            if at and len(known) > 1 and all(map(self._published.has, at)):
-                yield guarded(expression, " && ".join(_presence(path) for path in known))
-        better = corrected(self._published, expression)
-        if better is not None:
-            yield better
 
     def _nothing(self, steps: Sequence[Step], among: bytes) -> Iterator[Problem]:
         """Nothing is selected: by which selector, and why."""
@@ -374,12 +333,6 @@ def _comparable(published: Published, path: AttributePath) -> str:
     return (
         f"write {name}" if meant.kind == "attributes" else f"{name} is a capacity; constraints compare attributes only"
     )
-
-
-def _presence(path: AttributePath) -> str:
-    if path.id is not None and path.id.isidentifier():
-        return f"has({path_text(path)})"
-    return f'"{path.id}" in device.{path.kind}["{path.domain}"]'
 
 
 def _whose(ref: SelectorRef) -> str:

@@ -1,8 +1,5 @@
 """What is wrong with claims themselves: each kind of problem, on a small cluster of GPUs and one network card."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -12,76 +9,16 @@ from draco.explanation.model import Problem, ProblemKind
 from draco.explanation.problems import problems_of
 from draco.resources.claims import (
     CapacityRequirements,
-    CelSelector,
     DeviceClaim,
     DeviceConstraint,
     DeviceRequest,
-    DeviceSelector,
     DeviceSubRequest,
-    ExactDeviceRequest,
     ResourceClaim,
     ResourceClaimSpec,
 )
-from draco.resources.classes import DeviceClass, DeviceClassSpec
-from draco.resources.meta import ObjectMeta
-from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
+from draco.resources.slices import Device
 from tests.builders import a_claim, a_node, a_slice
-
-GPU = "gpu.nvidia.com"
-ATTRIBUTES, CAPACITY = f'device.attributes["{GPU}"]', f'device.capacity["{GPU}"]'
-H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"
-
-
-def selectors(*expressions: str) -> list[DeviceSelector]:
-    return [DeviceSelector(cel=CelSelector(expression=each)) for each in expressions]
-
-
-def a_class(name: str, *expressions: str) -> DeviceClass:
-    return DeviceClass(metadata=ObjectMeta(name=name), spec=DeviceClassSpec(selectors=selectors(*expressions)))
-
-
-def a_gpu(name: str, model: str, memory: str) -> Device:
-    return Device(
-        name=name,
-        attributes={
-            "productName": DeviceAttribute(string=model),
-            "driverVersion": DeviceAttribute(version="570.86.15"),
-            "index": DeviceAttribute(int_=int(name[-1])),
-            "ecc": DeviceAttribute(bool_=True),
-        },
-        capacity={"memory": DeviceCapacity(value=memory)},
-    )
-
-
-def a_fleet(*held: ResourceClaim) -> Fleet:
-    card = Device(name="nic-0", attributes={"speed": DeviceAttribute(int_=100)})
-    return Fleet.of(
-        slices=[
-            a_slice("n1", [a_gpu("gpu-0", H100, "80Gi"), a_gpu("gpu-1", H100, "80Gi")]),
-            a_slice("n2", [a_gpu("gpu-0", A100, "40Gi"), a_gpu("gpu-1", A100, "40Gi")]),
-            a_slice("n1", [card], driver="nic.example.com"),
-        ],
-        nodes=[a_node("n1"), a_node("n2")],
-        classes=[
-            a_class(GPU, f'device.driver == "{GPU}"'),
-            a_class("any"),
-            a_class("mig", f'device.driver == "{GPU}" && {ATTRIBUTES}.productName == "MIG 1g.10gb"'),
-        ],
-        claims=held,
-    )
-
-
-def asking(*expressions: str, device_class: str = GPU, constraints: Sequence[Any] = (), **asked: Any) -> ResourceClaim:
-    exactly = ExactDeviceRequest(device_class_name=device_class, selectors=selectors(*expressions), **asked)
-    return ResourceClaim(
-        metadata=ObjectMeta(name="c", namespace="default"),
-        spec=ResourceClaimSpec(
-            devices=DeviceClaim(
-                requests=[DeviceRequest(name="gpu", exactly=exactly)],
-                constraints=list(constraints),
-            )
-        ),
-    )
+from tests.unit.explanation.clusters import A100, ATTRIBUTES, CAPACITY, GPU, H100, a_class, a_fleet, asking, selectors
 
 
 def the_problems(claim: ResourceClaim, fleet: Fleet | None = None) -> list[Problem]:

@@ -1,0 +1,231 @@
+"""What would do if the cluster were a little different: a taint, another claim, the rules of a node, a pool.
+
+Owns the changes that somebody other than the author of the claims has to make.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from draco.allocation.errors import AllocationError
+from draco.allocation.pools import Pool, PoolView
+from draco.allocation.rowwise import select
+from draco.explanation.changes import Change, told
+from draco.explanation.model import ChangeKind, NodeReason
+from draco.explanation.placement import Obstacle
+from draco.explanation.selection import first_rows
+from draco.explanation.trials import Trials
+from draco.resources.core import Node
+from draco.resources.meta import ObjectKey
+from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.taints import DeviceTaint
+
+_NOT: Final = bytes(each == 0 for each in range(256))
+_LOOKED_AT: Final = 200
+_TAINTS: Final = 4
+_IDLE: Final = 12
+_BUSY_NODES: Final = 3
+_BUSY: Final = 8
+_CLOSED: Final = 12
+_NAMED: Final = 3
+_POOLS: Final = 3
+
+
+def lifted_taints(trials: Trials) -> Iterator[Change]:
+    """A taint that is lifted, or tolerated, which comes to the same."""
+    inventory = trials.fleet.inventory
+    seen: dict[tuple[str, str, str], DeviceTaint] = {}
+    for ask in trials.asks:
+        tainted = trials.free(ask, ask.selection.end, ask.tolerated.translate(_NOT))
+        kinds = {inventory.taints.codes[row]: row for row in first_rows(tainted, _LOOKED_AT)}
+        for row in kinds.values():
+            for taint in inventory.taints_of(row):
+                if not any(each.tolerates(taint) for each in ask.asked.tolerations):
+                    seen.setdefault((taint.key, taint.value, taint.effect), taint)
+    for taint in list(seen.values())[:_TAINTS]:
+        yield from _lifted(trials, taint)
+
+
+def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[Change]:
+    marks = [
+        (ask, trials.free(ask, ask.selection.end, trials.tolerated(ask.asked, lambda each: _is(each, taint))))
+        for ask in trials.asks
+    ]
+    for node in trials.nodes(marks):
+        views = [_without_taint(view, taint) for view in trials.fleet.inventory.views(node)]
+        results = trials.fits(node, views=views)
+        if results is None:
+            continue
+        taken = {
+            DeviceKey(each.driver, each.pool, each.device) for result in results for each in result.devices.results
+        }
+        tainted = sorted(
+            candidate.key
+            for view in trials.fleet.inventory.views(node)
+            for candidate in view.candidates
+            if candidate.key in taken and any(_is(each, taint) for each in candidate.taints)
+        )
+        text = f"the taint {_taint_text(taint)} were lifted from {_some(tainted)}, or the request tolerated it"
+        yield Change(told=told(ChangeKind.LIFT_TAINT, text, node, results), taint=taint)
+        return
+
+
+def freed_claims(trials: Trials) -> Iterator[Change]:
+    """Another claim that is gone: one that is allocated for nobody, or one that somebody uses."""
+    yield from _first(_freed_idle(trials))
+    yield from _first(_freed_busy(trials))
+
+
+def _freed_idle(trials: Trials) -> Iterator[Change]:
+    fleet = trials.fleet
+    tried = 0
+    for key, claim in fleet.claims.items():
+        status = claim.status
+        if status.reserved_for or status.allocation is None or tried >= _IDLE:
+            continue
+        held = fleet.state.held_by(key)
+        names = {fleet.inventory.node_of(row) for device in held for row in fleet.inventory.rows(device)}
+        nodes = [fleet.nodes[name] for name in sorted(names) if name in fleet.nodes]
+        if "" in names:
+            nodes += trials.nodes([(ask, ask.selection.end) for ask in trials.asks], most=1)
+        for node in filter(trials.may_go, nodes):
+            tried += 1
+            results = trials.fits(node, without=key)
+            if results is not None:
+                text = f"claim {key}, which is allocated but used by nobody, were deleted"
+                yield Change(told=told(ChangeKind.FREE_IDLE_CLAIM, text, node, results, claim=str(key)), gone=key)
+
+
+def _freed_busy(trials: Trials) -> Iterator[Change]:
+    fleet = trials.fleet
+    own = {claim.metadata.key for claim in trials.claims}
+    free = trials.nodes([(ask, trials.usable(ask)) for ask in trials.asks], most=_BUSY_NODES)
+    held = [(ask, select([trials.standing, ask.selection.end, ask.tolerated])) for ask in trials.asks]
+    nodes = {node.metadata.name: node for node in (*free, *trials.nodes(held, most=_BUSY_NODES))}
+    for node in nodes.values():
+        try:
+            views = fleet.inventory.views(node)
+        except AllocationError:
+            continue
+        holders: dict[ObjectKey, None] = {}
+        for candidate in (candidate for view in views for candidate in view.candidates):
+            if any(ask.selection.end[candidate.row] for ask in trials.asks) or candidate.charges:
+                holders.update(dict.fromkeys(fleet.holders(candidate.key)))
+        busy = [key for key in holders if key not in own and fleet.claims[key].status.reserved_for]
+        for key in busy[:_BUSY]:
+            results = trials.fits(node, without=key)
+            if results is not None:
+                users = [each.name for each in fleet.claims[key].status.reserved_for]
+                text = f"claim {key} were released by pod {_some(users)}"
+                yield Change(told=told(ChangeKind.FREE_CLAIM, text, node, results, claim=str(key)), gone=key)
+
+
+def opened_nodes(trials: Trials) -> Iterator[Change]:
+    """A node to which the pod may not go for one reason alone."""
+
+    def is_closed(node: Node) -> bool:
+        return len(trials.rules.obstacles(node)) == 1 and trials.is_in_reach(node)
+
+    marks = [(ask, trials.usable(ask)) for ask in trials.asks]
+    told_of: set[NodeReason] = set()
+    for node in trials.nodes(marks, where=is_closed, most=_CLOSED):
+        [obstacle] = trials.rules.obstacles(node)
+        if obstacle.reason in told_of:
+            continue
+        results = trials.fits(node)
+        if results is not None:
+            told_of.add(obstacle.reason)
+            kind, text = _opened(node, obstacle)
+            yield Change(told=told(kind, text, node, results), obstacle=obstacle)
+
+
+def _opened(node: Node, obstacle: Obstacle) -> tuple[ChangeKind, str]:
+    name = node.metadata.name
+    match obstacle.reason:
+        case NodeReason.UNSCHEDULABLE:
+            return ChangeKind.UNCORDON, f"node {name} were uncordoned"
+        case NodeReason.NOT_READY:
+            return (
+                ChangeKind.TOLERATE_NODE,
+                f"node {name} lost its taint {obstacle.what}, which says that it is not well",
+            )
+        case NodeReason.TAINTED:
+            return ChangeKind.TOLERATE_NODE, f"the pod tolerated the taint {obstacle.what} of node {name}"
+        case NodeReason.NODE_SELECTOR:
+            has = node.metadata.labels.get(obstacle.what.partition("=")[0])
+            text = f"the pod's nodeSelector did not ask for {obstacle.what}"
+            return ChangeKind.NODE_SELECTOR, f"{text} (node {name} has {has})" if has is not None else text
+        case NodeReason.NODE_NAME:
+            return ChangeKind.NODE_SELECTOR, f"the pod did not name node {obstacle.what}"
+    return ChangeKind.NODE_SELECTOR, f"the pod's node affinity allowed node {name}"
+
+
+def repaired_pools(trials: Trials) -> Iterator[Change]:
+    """A pool of which slices are missing, taken for complete as it is."""
+    inventory = trials.fleet.inventory
+    broken = select([inventory.columns.live, trials.standing.translate(_NOT)])
+    keys: dict[PoolKey, None] = {}
+    for ask in trials.asks:
+        for row in first_rows(select([broken, ask.selection.end, ask.tolerated]), _LOOKED_AT):
+            device = inventory.key(row)
+            keys[PoolKey(device.driver, device.pool)] = None
+    for key in list(keys)[:_POOLS]:
+        pool = inventory.pool(key)
+        if pool is None:
+            continue
+        newest = max(entry.spec.pool.generation for entry in pool.entries)
+        here = [entry for entry in pool.entries if entry.spec.pool.generation == newest]
+        wanted = here[0].spec.pool.resource_slice_count
+        if len(here) == wanted:
+            continue
+        whole = Pool(key)
+        for entry in here:
+            named = msgspec.structs.replace(entry.spec.pool, resource_slice_count=len(here))
+            whole.put(msgspec.structs.replace(entry, spec=msgspec.structs.replace(entry.spec, pool=named)))
+        names = {inventory.node_of(row) for entry in here for row in entry.rows}
+        nodes = [trials.fleet.nodes[name] for name in sorted(names) if name in trials.fleet.nodes]
+        for node in filter(trials.may_go, nodes or map(trials.fleet.nodes.__getitem__, trials.fleet.node_names[:1])):
+            results = trials.fits(node, views=_with_pool(inventory.views(node), whole, node))
+            if results is not None:
+                text = (
+                    f"pool {key} were published completely: {len(here)} of the {wanted} slices of its newest generation "
+                    "are there"
+                )
+                yield Change(told=told(ChangeKind.REPAIR_POOL, text, node, results), pool=key)
+                return
+
+
+def _with_pool(views: Sequence[PoolView], pool: Pool, node: Node) -> list[PoolView]:
+    view = pool.view(node)
+    changed = [each for each in views if each.key != pool.key] + ([view] if view is not None else [])
+    return sorted(changed, key=lambda each: (each.has_binding_conditions, each.key))
+
+
+def _without_taint(view: PoolView, taint: DeviceTaint) -> PoolView:
+    if not any(_is(each, taint) for candidate in view.candidates for each in candidate.taints):
+        return view
+    candidates = [
+        msgspec.structs.replace(candidate, taints=tuple(each for each in candidate.taints if not _is(each, taint)))
+        for candidate in view.candidates
+    ]
+    return msgspec.structs.replace(view, candidates=candidates)
+
+
+def _is(one: DeviceTaint, other: DeviceTaint) -> bool:
+    return (one.key, one.value, one.effect) == (other.key, other.value, other.effect)
+
+
+def _taint_text(taint: DeviceTaint) -> str:
+    return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
+
+
+def _some(names: Sequence[object]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(map(str, names[:_NAMED])) + more
+
+
+def _first(changes: Iterator[Change]) -> Iterator[Change]:
+    for change in changes:
+        yield change
+        return

@@ -1,0 +1,81 @@
+"""The nearest misses: what single change would let the claims of a pod fit.
+
+Owns which kinds of change are tried, and in which order they are told. Nothing is told that the allocator did not confirm for the
+changed claims, node or cluster.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, repeat
+from typing import Final
+
+from draco.allocation.errors import AllocationError
+from draco.allocation.fitting import first_fitting
+from draco.allocation.fleet import Fleet
+from draco.allocation.rowwise import select
+from draco.explanation.changed_claims import (
+    dropped_constraints,
+    guarded_selectors,
+    lowered_capacities,
+    lowered_counts,
+    other_classes,
+    relaxed_selectors,
+)
+from draco.explanation.changed_supply import freed_claims, lifted_taints, opened_nodes, repaired_pools
+from draco.explanation.changes import Change
+from draco.explanation.model import NearestMiss
+from draco.explanation.selection import count
+from draco.explanation.trials import Trials
+from draco.resources.claims import ResourceClaim
+from draco.resources.core import Pod
+
+MAX_TOLD: Final = 5
+_OF_ONE_KIND: Final = 2
+_Kind = Callable[[Trials], Iterator[Change]]
+_REPAIRS: Final[tuple[_Kind, ...]] = (other_classes, guarded_selectors)
+"""What must be put right before anything else can help."""
+_CHANGES: Final[tuple[_Kind, ...]] = (
+    lifted_taints,
+    opened_nodes,
+    repaired_pools,
+    freed_claims,
+    lowered_counts,
+    lowered_capacities,
+    relaxed_selectors,
+    dropped_constraints,
+)
+
+
+def nearest_misses(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None) -> list[NearestMiss]:
+    """The smallest single changes with which the claims that are not allocated yet would fit together on a node.
+
+    None if they fit already, or if no single change of those that are known was found to do. `pod` says where it may go.
+    """
+    return [change.told for change in nearest_changes(fleet, claims, pod)]
+
+
+def nearest_changes(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None) -> list[Change]:
+    """The same, with what the changes are."""
+    trials = Trials(fleet, claims, pod)
+    if not trials.claims or _fits(trials):
+        return []
+    kinds = _REPAIRS if _is_broken(trials) else _CHANGES
+    found = [change for kind in kinds for change in islice(kind(trials), _OF_ONE_KIND)]
+    return sorted(found, key=lambda change: change.size)[:MAX_TOLD]
+
+
+def _is_broken(trials: Trials) -> bool:
+    """Whether a class is missing, or a selector does not work on a device that is to be had."""
+    requests = [request for claim in trials.claims for request in claim.spec.devices.requests]
+    if len(trials.asks) < sum(max(1, len(request.first_available)) for request in requests):
+        return True
+    steps = [step for ask in trials.asks for step in ask.selection.steps]
+    return any(step.error is not None or count(select([step.failed, trials.unheld])) for step in steps)
+
+
+def _fits(trials: Trials) -> bool:
+    fleet = trials.fleet
+    open_nodes = [fleet.nodes[name] for name in fleet.node_names if trials.may_go(fleet.nodes[name])]
+    try:
+        return first_fitting(fleet, trials.claims, open_nodes, share_ids=repeat("")) is not None
+    except AllocationError:
+        return False

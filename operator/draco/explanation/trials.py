@@ -1,0 +1,196 @@
+"""Trying what would be if: the allocator's answer for claims, a node or a cluster that are changed in one respect.
+
+Owns the choice of the few nodes that are worth a try, and the bounds of how many tries there are. A node is worth more the more
+devices it has that would do; that only decides what is tried first, never what is said.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice, repeat
+from typing import Final
+
+import msgspec
+
+from draco.allocation.allocate import allocate
+from draco.allocation.errors import AllocationError
+from draco.allocation.fleet import HELD, Fleet
+from draco.allocation.node_selection import selects
+from draco.allocation.pools import PoolView, Standing
+from draco.allocation.rowwise import Combined, combine, select
+from draco.allocation.state import AllocatedState
+from draco.explanation.placement import PodRules
+from draco.explanation.published import Published
+from draco.explanation.selection import Asked, Selection, alternatives, count, first_rows, selection
+from draco.resources.claims import AllocationResult, ResourceClaim
+from draco.resources.core import Node, Pod
+from draco.resources.meta import ObjectKey
+from draco.resources.taints import DeviceTaint
+
+MAX_TRIES: Final = 150
+"""Searches in all for one set of claims."""
+MAX_STEPS: Final = 10_000
+"""Devices that one search looks at."""
+NODES: Final = 5
+"""Nodes that one change is tried on."""
+_ROWS: Final = 2_000
+"""Devices that are looked at one by one."""
+_NOT_HELD: Final = bytes(code != HELD for code in range(256))
+_CURRENT: Final = bytes(code == Standing.CURRENT for code in range(256))
+
+
+class Ask(msgspec.Struct, frozen=True, eq=False):
+    """One request, or one alternative of it, and the rows that would do for it."""
+
+    claim: ResourceClaim
+    request: str
+    """Its own name; alternatives share it."""
+    name: str
+    """The name it has in results."""
+    asked: Asked
+    selection: Selection
+    tolerated: bytes
+    """1 for each row with no taint but those that it tolerates."""
+
+    @property
+    def wanted(self) -> int:
+        """How many devices it takes at least."""
+        return 1 if self.asked.allocation_mode == "All" else self.asked.count
+
+    @property
+    def admin(self) -> bool:
+        """Whether it may have devices that others use."""
+        return bool(getattr(self.asked, "admin_access", False))
+
+
+class Trials:
+    """Tries, for the claims of one pod that are not allocated yet."""
+
+    def __init__(self, fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> None:
+        self.fleet = fleet
+        self.claims: Final = [claim for claim in claims if claim.status.allocation is None]
+        self.rules: Final = PodRules(pod)
+        self.published: Final = Published(fleet.inventory.columns)
+        self.tries = 0
+        selectors = [claim.status.allocation.node_selector for claim in claims if claim.status.allocation is not None]
+        self._bound = [selector for selector in selectors if selector is not None]
+        self.unheld: Final = fleet.held.translate(_NOT_HELD)
+        self.standing: Final = fleet.inventory.standing.translate(_CURRENT)
+        self._taints = combine([fleet.inventory.taints.numbered()])
+        self.asks: Final = list(self.asks_of(self.claims))
+
+    def asks_of(self, claims: Sequence[ResourceClaim]) -> Iterator[Ask]:
+        """Everything that claims ask for of a class that exists, alternatives one by one."""
+        for claim in claims:
+            for request in claim.spec.devices.requests:
+                for name, asked in alternatives(request):
+                    device_class = self.fleet.classes.get(asked.device_class_name)
+                    if device_class is not None:
+                        chain = selection(self.fleet, claim, device_class, asked)
+                        tolerated = self.tolerated(asked, lambda _: False)
+                        yield Ask(claim, request.name, name, asked, chain, tolerated)
+
+    def tolerated(self, asked: Asked, lifted: Callable[[DeviceTaint], bool]) -> bytes:
+        """1 for each row without taints but those that a request tolerates, or that are lifted."""
+
+        def fine(row: int) -> bool:
+            if not self.fleet.inventory.taints.codes[row]:
+                return True
+            return all(
+                lifted(taint) or any(each.tolerates(taint) for each in asked.tolerations)
+                for taint in self.fleet.inventory.taints_of(row)
+            )
+
+        return self._taints.paint([fine(row) for row in self._taints.rows])
+
+    @property
+    def taints(self) -> Combined:
+        """The rows by their taints."""
+        return self._taints
+
+    def free(self, ask: Ask, *marks: bytes) -> bytes:
+        """1 for each row of a sound pool that has all these marks and that the request may take, as far as claims go."""
+        held = [] if ask.admin else [self.unheld]
+        return select([self.standing, *held, *marks])
+
+    def usable(self, ask: Ask) -> bytes:
+        """1 for each row that would do for a request as things are; counters and constraints left aside."""
+        return self.free(ask, ask.selection.end, ask.tolerated)
+
+    def may_go(self, node: Node) -> bool:
+        """Whether the pod may go to the node, and reaches there the devices that it has already."""
+        return not self.rules.obstacles(node) and self.is_in_reach(node)
+
+    def is_in_reach(self, node: Node) -> bool:
+        """Whether the devices that the pod has already can be reached from the node."""
+        try:
+            return all(selects(selector, node) for selector in self._bound)
+        except AllocationError:
+            return False
+
+    def nodes(
+        self, marks: Sequence[tuple[Ask, bytes]], where: Callable[[Node], bool] | None = None, most: int = NODES
+    ) -> list[Node]:
+        """The nodes that come nearest to having as many of the marked rows as are wanted. `where` says which nodes count."""
+        where = where or self.may_go
+        found: dict[str, dict[tuple[ObjectKey, str], int]] = {}
+        for ask, rows in marks:
+            request = (ask.claim.metadata.key, ask.request)
+            for name, rows_there in self._by_node(rows, ask.wanted).items():
+                known = found.setdefault(name, {})
+                known[request] = max(known.get(request, 0), min(rows_there, ask.wanted))
+        shared = found.pop("", None)
+        names = sorted(found, key=lambda name: (-sum(found[name].values()), name))
+        if shared is not None:
+            names += [name for name in islice(self.fleet.node_names, _ROWS) if name not in found]
+        nodes = (self.fleet.nodes[name] for name in names if name in self.fleet.nodes)
+        return list(islice(filter(where, nodes), most))
+
+    def _by_node(self, marks: bytes, wanted: int) -> Mapping[str, int]:
+        """How many of the marked rows each node has; "" for those of no one node."""
+        inventory = self.fleet.inventory
+        counts: dict[str, int] = {}
+        if wanted > 1 and count(marks) > _ROWS:
+            for name in ("", *self.fleet.node_names):
+                there = inventory.nodes.read(name, marks).count(1)
+                if there:
+                    counts[name] = there
+            return counts
+        for row in first_rows(marks, _ROWS):
+            name = inventory.node_of(row)
+            counts[name] = counts.get(name, 0) + 1
+        return counts
+
+    def fits(
+        self,
+        node: Node,
+        claims: Sequence[ResourceClaim] | None = None,
+        *,
+        views: Sequence[PoolView] | None = None,
+        without: ObjectKey | None = None,
+    ) -> list[AllocationResult] | None:
+        """The allocator's answer for a node, for these claims, these pools, or without another claim; None for any failure."""
+        if self.tries >= MAX_TRIES:
+            return None
+        self.tries += 1
+        inventory = self.fleet.inventory
+        try:
+            here = inventory.views(node) if views is None else views
+            state = self.fleet.state if without is None else self._state_without(here, without)
+            return allocate(
+                inventory,
+                state,
+                node,
+                self.claims if claims is None else claims,
+                self.fleet.classes,
+                share_ids=repeat(""),
+                max_steps=MAX_STEPS,
+                views=here,
+            )
+        except AllocationError:
+            return None
+
+    def _state_without(self, views: Sequence[PoolView], without: ObjectKey) -> AllocatedState:
+        """What claims hold of these pools, had it not been for one of them."""
+        keys = [candidate.key for view in views for candidate in view.candidates]
+        keys += [key for view in views for key, _ in view.others]
+        holders = {holder for key in keys for holder in self.fleet.state.holders(key)}
+        return AllocatedState.of(self.fleet.claims[holder] for holder in sorted(holders - {without}))

@@ -1,0 +1,375 @@
+"""Nearest misses: whatever is told, once really done, lets the claims fit; and nothing is told of claims that fit."""
+
+import random
+from itertools import repeat
+from typing import Any
+
+import msgspec
+import pytest
+
+from draco.allocation.allocate import allocate
+from draco.allocation.errors import AllocationError
+from draco.allocation.fitting import first_fitting
+from draco.allocation.fleet import Fleet
+from draco.explanation.changes import Change
+from draco.explanation.model import ChangeKind, NodeReason
+from draco.explanation.nearest import nearest_changes, nearest_misses
+from draco.explanation.placement import UNSCHEDULABLE, PodRules, taint_text
+from draco.resources.claims import (
+    AllocationResult,
+    CapacityRequirements,
+    DeviceAllocationResult,
+    DeviceConstraint,
+    DeviceRequestAllocationResult,
+    ResourceClaim,
+)
+from draco.resources.classes import DeviceClass
+from draco.resources.core import Node, NodeTaint, Pod, Toleration
+from draco.resources.slices import (
+    Counter,
+    CounterSet,
+    Device,
+    DeviceAttribute,
+    DeviceCapacity,
+    DeviceCounterConsumption,
+    ResourceSlice,
+)
+from draco.resources.taints import DeviceTaint, DeviceTaintRule
+from tests.builders import a_claim, a_node, a_pod, a_rule, a_slice
+from tests.differential.scenarios import a_scenario
+from tests.unit.explanation.clusters import (
+    A100,
+    ATTRIBUTES,
+    CAPACITY,
+    GPU,
+    H100,
+    a_class,
+    a_fleet,
+    a_gpu,
+    asking,
+)
+
+TYPES: dict[str, Any] = {
+    kind.__name__: kind for kind in (Node, ResourceSlice, DeviceClass, DeviceTaintRule, ResourceClaim)
+}
+BIG = f'{CAPACITY}.memory.compareTo(quantity("80Gi")) >= 0'
+
+
+def held(name: str, device: str, *, by: str = "") -> ResourceClaim:
+    return a_claim(name, on=[device], reserved_for=[by] if by else [])
+
+
+BUSY = [held("h0", "n1/gpu-0", by="p0"), held("h1", "n1/gpu-1", by="p1")]
+
+
+def told(fleet: Fleet, *claims: ResourceClaim, pod: Pod | None = None) -> dict[ChangeKind, str]:
+    return {each.kind: each.text for each in nearest_misses(fleet, claims, pod)}
+
+
+def a_pod_on(**spec: Any) -> Pod:
+    pod = a_pod()
+    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, **spec))
+
+
+def test_nothing_is_told_of_claims_that_fit() -> None:
+    assert nearest_misses(a_fleet(), [asking()]) == []
+
+
+def test_nothing_is_told_of_claims_that_are_allocated() -> None:
+    assert nearest_misses(a_fleet(), [held("mine", "n1/gpu-0")]) == []
+
+
+def test_a_claim_that_nobody_uses_is_the_first_to_go() -> None:
+    fleet = a_fleet(held("idle", "n1/gpu-0"), BUSY[1])
+    [first, *_] = nearest_misses(fleet, [asking(BIG)])
+    assert (first.kind, first.claim, first.node) == (ChangeKind.FREE_IDLE_CLAIM, "default/idle", "n1")
+    assert first.text == "claim default/idle, which is allocated but used by nobody, were deleted"
+    assert first.devices == [f"{GPU}/n1/gpu-0"]
+
+
+def test_a_claim_in_use_is_told_with_who_uses_it() -> None:
+    assert told(a_fleet(*BUSY), asking(BIG))[ChangeKind.FREE_CLAIM] == "claim default/h0 were released by pod p0"
+
+
+def test_a_claim_on_a_partition_of_the_same_gpu_is_told_when_counters_are_short() -> None:
+    def a_partition(name: str, slices: int, kind: str) -> Device:
+        takes = DeviceCounterConsumption(counter_set="gpu", counters={"slices": Counter(value=str(slices))})
+        return Device(name=name, attributes={"kind": DeviceAttribute(string=kind)}, consumes_counters=[takes])
+
+    counters = CounterSet(name="gpu", counters={"slices": Counter(value="7")})
+    fleet = Fleet.of(
+        slices=[
+            a_slice("n1", [a_partition("big", 7, "big"), a_partition("small", 1, "small")], of=2),
+            a_slice("n1", [], name="counters", of=2, shared_counters=[counters]),
+        ],
+        nodes=[a_node("n1")],
+        classes=[a_class(GPU)],
+        claims=[held("small", "n1/small")],
+    )
+    wanted = asking(f'{ATTRIBUTES}.kind == "big"')
+    assert ChangeKind.FREE_IDLE_CLAIM in told(fleet, wanted)
+
+
+def test_a_threshold_is_lowered_to_the_largest_that_fits() -> None:
+    assert told(a_fleet(*BUSY), asking(BIG))[ChangeKind.RELAX_SELECTOR] == (
+        f"request gpu asked for {GPU}/memory >= 40Gi instead of >= 80Gi"
+    )
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        (f"{ATTRIBUTES}.index > 5", f"{GPU}/index >= 1 instead of > 5"),
+        (f"{ATTRIBUTES}.index < 0", f"{GPU}/index <= 0 instead of < 0"),
+        (
+            f'{ATTRIBUTES}.driverVersion.isGreaterThan(semver("600.0.0"))',
+            f"{GPU}/driverVersion >= 570.86.15 instead of > 600.0.0",
+        ),
+        (f'{ATTRIBUTES}.productName == "H100"', f'{GPU}/productName == "{H100}" instead of == "H100"'),
+        (
+            f'{ATTRIBUTES}.ecc && {CAPACITY}.memory.compareTo(quantity("100Gi")) > 0',
+            f"{GPU}/memory >= 80Gi instead of > 100Gi",
+        ),
+    ],
+)
+def test_a_value_is_changed_to_one_that_there_is(expression: str, text: str) -> None:
+    assert told(a_fleet(), asking(expression))[ChangeKind.RELAX_SELECTOR] == f"request gpu asked for {text}"
+
+
+def test_a_demand_that_no_value_helps_is_dropped() -> None:
+    wanted = asking(f'{ATTRIBUTES}.productName.contains("H200") && {ATTRIBUTES}.ecc')
+    assert told(a_fleet(), wanted)[ChangeKind.DROP_SELECTOR] == (
+        f'request gpu did not ask for {ATTRIBUTES}.productName.contains("H200")'
+    )
+
+
+def test_a_demand_is_not_dropped_on_which_another_depends() -> None:
+    fleet = a_fleet()
+    fleet.put_slice(a_slice("n3", [Device(name="bare")]))
+    wanted = asking(f"has({ATTRIBUTES}.index) && {ATTRIBUTES}.index > 7")
+    assert f"has({ATTRIBUTES}.index)" not in told(fleet, wanted).get(ChangeKind.DROP_SELECTOR, "")
+
+
+def test_a_selector_that_fails_is_put_right_before_anything_else() -> None:
+    wanted = asking(f"{ATTRIBUTES}.memory >= 40")
+    assert told(a_fleet(), wanted) == {
+        ChangeKind.RELAX_SELECTOR: f'request gpu asked for {CAPACITY}.memory.compareTo(quantity("40Gi")) >= 0'
+    }
+
+
+def test_a_class_that_does_not_exist_is_replaced_by_one_that_does() -> None:
+    assert told(a_fleet(), asking(device_class="gpu.nvidia.cm")) == {
+        ChangeKind.OTHER_CLASS: "request gpu asked for the class gpu.nvidia.com instead of gpu.nvidia.cm"
+    }
+
+
+def test_a_taint_is_lifted_from_the_devices_that_would_be_taken() -> None:
+    fleet = a_fleet()
+    fleet.put_rule(a_rule(driver=GPU, pool="n1"))
+    [first, *_] = nearest_misses(fleet, [asking(BIG)])
+    assert first.kind is ChangeKind.LIFT_TAINT
+    assert first.text == (
+        f"the taint example.com/broken:NoSchedule were lifted from {GPU}/n1/gpu-0, or the request tolerated it"
+    )
+
+
+def test_two_taints_on_one_device_are_no_single_change() -> None:
+    fleet = a_fleet()
+    fleet.put_rule(a_rule("one", driver=GPU, pool="n1"))
+    fleet.put_rule(a_rule("two", taint="example.com/other", driver=GPU, pool="n1"))
+    assert ChangeKind.LIFT_TAINT not in told(fleet, asking(BIG))
+
+
+def test_fewer_devices_are_the_most_that_fit() -> None:
+    assert told(a_fleet(), asking(count=4))[ChangeKind.LOWER_COUNT] == "request gpu asked for 2 instead of 4 devices"
+
+
+def test_a_constraint_in_the_way_is_dropped() -> None:
+    wanted = asking(count=2, constraints=[DeviceConstraint(match_attribute=f"{GPU}/index")])
+    assert told(a_fleet(), wanted)[ChangeKind.DROP_CONSTRAINT] == (
+        f"claim default/c did not have the constraint matchAttribute: {GPU}/index"
+    )
+
+
+def test_a_capacity_that_is_short_is_asked_for_in_a_smaller_amount() -> None:
+    shared = Device(name="gpu-0", capacity={"memory": DeviceCapacity(value="80Gi")}, allow_multiple_allocations=True)
+    result = DeviceRequestAllocationResult(
+        request="gpu",
+        driver=GPU,
+        pool="n1",
+        device="gpu-0",
+        share_id="00000000-0000-4000-8000-000000000000",
+        consumed_capacity={"memory": "60Gi"},
+    )
+    user = a_claim("user", reserved_for=["p"])
+    allocation = AllocationResult(devices=DeviceAllocationResult(results=[result]))
+    user = msgspec.structs.replace(user, status=msgspec.structs.replace(user.status, allocation=allocation))
+    fleet = Fleet.of(slices=[a_slice("n1", [shared])], nodes=[a_node("n1")], classes=[a_class(GPU)], claims=[user])
+    wanted = asking(capacity=CapacityRequirements(requests={"memory": "40Gi"}))
+    assert told(fleet, wanted)[ChangeKind.LOWER_CAPACITY] == "request gpu asked for 20Gi instead of 40Gi of memory"
+
+
+def test_a_pool_that_lacks_slices_is_told_with_how_many() -> None:
+    fleet = a_fleet()
+    fleet.put_slice(a_slice("n1", [a_gpu("gpu-0", H100, "80Gi")], of=3))
+    assert told(fleet, asking(BIG))[ChangeKind.REPAIR_POOL] == (
+        f"pool {GPU}/n1 were published completely: 1 of the 3 slices of its newest generation are there"
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "pod", "kind", "text"),
+    [
+        (a_node("n1", unschedulable=True), a_pod_on(), ChangeKind.UNCORDON, "node n1 were uncordoned"),
+        (
+            msgspec.structs.replace(
+                a_node("n1"),
+                spec=msgspec.structs.replace(a_node().spec, taints=[NodeTaint(key="gpu", effect="NoSchedule")]),
+            ),
+            a_pod_on(),
+            ChangeKind.TOLERATE_NODE,
+            "the pod tolerated the taint gpu:NoSchedule of node n1",
+        ),
+        (
+            a_node("n1"),
+            a_pod_on(node_selector={"zone": "b"}),
+            ChangeKind.NODE_SELECTOR,
+            "the pod's nodeSelector did not ask for zone=b",
+        ),
+    ],
+)
+def test_a_node_that_is_closed_for_one_reason_is_told(node: Node, pod: Pod, kind: ChangeKind, text: str) -> None:
+    fleet = a_fleet()
+    fleet.put_node(node)
+    assert told(fleet, asking(BIG), pod=pod)[kind] == text
+
+
+def test_a_node_that_is_closed_for_two_reasons_is_not_told() -> None:
+    fleet = a_fleet()
+    fleet.put_node(a_node("n1", unschedulable=True))
+    assert told(fleet, asking(BIG), pod=a_pod_on(node_selector={"zone": "b"})) == {}
+
+
+# What is told, really done.
+
+
+def the_objects(scenario: Any, source: random.Random) -> tuple[dict[type, list[Any]], list[str]]:
+    objects: dict[type, list[Any]] = {kind: [] for kind in TYPES.values()}
+    for raw in scenario["objects"]:
+        made = msgspec.convert(raw, TYPES[raw["kind"]])
+        if isinstance(made, Node) and source.random() < 0.3:
+            taints = [NodeTaint(key="spot", effect="NoSchedule")] if source.random() < 0.5 else []
+            spec = msgspec.structs.replace(made.spec, unschedulable=not taints, taints=taints)
+            made = msgspec.structs.replace(made, spec=spec)
+        if isinstance(made, ResourceClaim) and made.status.allocation is not None and source.random() < 0.5:
+            made = msgspec.structs.replace(
+                made,
+                status=msgspec.structs.replace(
+                    made.status, reserved_for=a_claim(reserved_for=["p"]).status.reserved_for
+                ),
+            )
+        objects[type(made)].append(made)
+    return objects, scenario["claims"]
+
+
+def a_fleet_of(objects: dict[type, list[Any]]) -> Fleet:
+    return Fleet.of(
+        slices=objects[ResourceSlice],
+        rules=objects[DeviceTaintRule],
+        nodes=objects[Node],
+        classes=objects[DeviceClass],
+        claims=objects[ResourceClaim],
+    )
+
+
+def done(change: Change, objects: dict[type, list[Any]]) -> dict[type, list[Any]]:
+    """The objects after what was told of the cluster has been done; what was told of pod and claims is not here."""
+    after = {kind: list(each) for kind, each in objects.items()}
+    if change.gone is not None:
+        after[ResourceClaim] = [each for each in after[ResourceClaim] if each.metadata.key != change.gone]
+    if change.taint is not None:
+        taint = change.taint
+        after[DeviceTaintRule] = [each for each in after[DeviceTaintRule] if not same(each.spec.taint, taint)]
+        after[ResourceSlice] = [without_taint(each, taint) for each in after[ResourceSlice]]
+    if change.pool is not None:
+        of_pool = [each for each in after[ResourceSlice] if each.pool == change.pool]
+        newest = max(each.spec.pool.generation for each in of_pool)
+        there = [each for each in of_pool if each.spec.pool.generation == newest]
+        after[ResourceSlice] = [complete(each, len(there)) if each in there else each for each in after[ResourceSlice]]
+    return after
+
+
+def same(one: DeviceTaint, other: DeviceTaint) -> bool:
+    return (one.key, one.value, one.effect) == (other.key, other.value, other.effect)
+
+
+def without_taint(published: ResourceSlice, taint: DeviceTaint) -> ResourceSlice:
+    devices = [
+        msgspec.structs.replace(device, taints=[each for each in device.taints if not same(each, taint)])
+        for device in published.spec.devices
+    ]
+    return msgspec.structs.replace(published, spec=msgspec.structs.replace(published.spec, devices=devices))
+
+
+def complete(published: ResourceSlice, count: int) -> ResourceSlice:
+    pool = msgspec.structs.replace(published.spec.pool, resource_slice_count=count)
+    return msgspec.structs.replace(published, spec=msgspec.structs.replace(published.spec, pool=pool))
+
+
+def may_go_after(change: Change, node: Node, pod: Pod) -> bool:
+    """Whether the pod may go to the node once what was told of either has been done."""
+    obstacle = change.obstacle
+    spec = pod.spec
+    if obstacle is not None and obstacle.reason is NodeReason.UNSCHEDULABLE:
+        spec = msgspec.structs.replace(spec, tolerations=[*spec.tolerations, Toleration(key=UNSCHEDULABLE.key)])
+        node = msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, unschedulable=False))
+    elif obstacle is not None and obstacle.reason in {NodeReason.TAINTED, NodeReason.NOT_READY}:
+        [taint] = [each for each in node.spec.taints if taint_text(each) == obstacle.what]
+        tolerated = Toleration(key=taint.key, value=taint.value, effect=taint.effect)
+        spec = msgspec.structs.replace(spec, tolerations=[*spec.tolerations, tolerated])
+    elif obstacle is not None:
+        key = obstacle.what.partition("=")[0]
+        rest = {each: value for each, value in spec.node_selector.items() if each != key}
+        spec = msgspec.structs.replace(spec, node_selector=rest)
+    return not PodRules(msgspec.structs.replace(pod, spec=spec)).obstacles(node)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_whatever_is_told_lets_the_claims_fit_once_it_is_done(part: int) -> None:
+    kinds = set()
+    for number in range(part, 240, 4):
+        source = random.Random(number)
+        objects, names = the_objects(a_scenario(source), source)
+        pod = a_pod_on(node_selector={"zone": "a"} if source.random() < 0.3 else {})
+        before = a_fleet_of(objects)
+        waiting = [each for each in objects[ResourceClaim] if str(each.metadata.key) in names]
+        changes = nearest_changes(before, waiting, pod)
+        if changes:
+            assert not fits_somewhere(before, waiting, pod)
+        for change in changes:
+            kinds.add(change.told.kind)
+            after = a_fleet_of(done(change, objects))
+            node = after.nodes[change.told.node]
+            claims = change.claims or waiting
+            results = allocate(after.inventory, after.state, node, claims, after.classes, share_ids=repeat("id"))
+            assert results is not None, (number, change)
+            assert may_go_after(change, node, pod), (number, change)
+    assert len(kinds) >= 4
+
+
+def fits_somewhere(fleet: Fleet, claims: list[ResourceClaim], pod: Pod) -> bool:
+    rules = PodRules(pod)
+    open_nodes = [node for _, node in sorted(fleet.nodes.items()) if not rules.obstacles(node)]
+    try:
+        return first_fitting(fleet, claims, open_nodes, share_ids=repeat("id")) is not None
+    except AllocationError:
+        return False
+
+
+def test_the_cluster_is_as_it_was_after_all_the_tries() -> None:
+    fleet = a_fleet(held("idle", "n1/gpu-0"), BUSY[1])
+    fleet.put_rule(a_rule(driver=GPU, pool="n2"))
+    first = nearest_misses(fleet, [asking(BIG)])
+    assert nearest_misses(fleet, [asking(BIG)]) == first
+    assert fleet.holders(next(iter(fleet.state.held_by(BUSY[1].metadata.key)))) == [BUSY[1].metadata.key]
+    assert A100  # the other kind of GPU takes no part
