@@ -50,7 +50,7 @@ _DEFAULT = OperatorSettings(identity="")
     envvar="DRACO_PENDING_AFTER",
     type=click.FloatRange(min=0),
     default=_DEFAULT.pending_after_s,
-    help="Seconds that a claim may wait before an Event says why.",
+    help="Seconds that a pod may wait for its claims before Events say why; at once when the scheduler refuses it.",
 )
 @click.option(
     "--settle",

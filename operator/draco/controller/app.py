@@ -16,7 +16,7 @@ from draco.controller.health import http_app, serving
 from draco.controller.kopf_thread import OwnKinds
 from draco.controller.maintenance import MaintenanceReconciler
 from draco.controller.metrics import Metrics, Reading, gauge, register_view
-from draco.controller.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims
+from draco.controller.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, Subject
 from draco.controller.reconciling import Reconciling, register_queues
 from draco.controller.settings import OperatorSettings
 from draco.controller.taints import register_reach, warn_of_wide_rules
@@ -26,7 +26,7 @@ from draco.kube.clock import Clock, SystemClock
 from draco.kube.connection import Connection
 from draco.kube.discovery import Features, discover
 from draco.kube.election import LeaderElection, LeaseTerms
-from draco.kube.events import Notes
+from draco.kube.notes import Notes
 from draco.kube.retry import retry
 from draco.resources.errors import DracoError
 from draco.resources.meta import ObjectKey
@@ -96,7 +96,9 @@ class Operator:
             action=EVENT_ACTION,
         )
         maintenance = MaintenanceReconciler(client, self.view, clock=clock, settle_s=settings.settle_s)
-        pending = PendingClaims(self.view, notes, clock=clock, pending_after_s=settings.pending_after_s)
+        self._pending_claims = PendingClaims(
+            self.view, notes, clock=clock, random=random, pending_after_s=settings.pending_after_s
+        )
 
         def working(name: str, reconciler: Any) -> Reconciling[Any]:
             return Reconciling(
@@ -104,7 +106,7 @@ class Operator:
             )
 
         self.maintenance: Reconciling[str] = working("maintenance", maintenance)
-        self.pending: Reconciling[ObjectKey] = working("pending-claims", pending)
+        self.pending: Reconciling[Subject] = working("pending-claims", self._pending_claims)
         self.reconcilers: list[Reconciling[Any]] = [self.maintenance, self.pending]
         self.own_kinds = OwnKinds(connect, self.maintenance.wake)
         self.election = LeaderElection(
@@ -120,7 +122,7 @@ class Operator:
             ),
         )
         warn_of_wide_rules(self.view)
-        self._export(pending)
+        self._export()
         self._say_what_is_missing(features)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -174,10 +176,12 @@ class Operator:
             async with asyncio.TaskGroup() as group:
                 for each in self.reconcilers:
                     group.create_task(each.run(), name=each.name)
+                following = self._pending_claims.follow(self.pending.wake, lambda: self.pending.queue.depth)
+                group.create_task(following, name="explaining")
         finally:
             self.metrics.leader.set(0)
 
-    def _export(self, pending: PendingClaims) -> None:
+    def _export(self) -> None:
         register_view(self.metrics, self.view)
         register_reach(self.metrics, self.view)
         reconcilers: list[Reconciling[Hashable]] = list(self.reconcilers)
@@ -190,7 +194,7 @@ class Operator:
                         "draco_claim_pending",
                         "Claims that a pod has been waiting for, by main cause. On the leader only.",
                         ["reason"],
-                        {(reason,): float(count) for reason, count in pending.reasons().items()},
+                        {(reason,): float(count) for reason, count in self._pending_claims.reasons().items()},
                     )
                 ],
             )

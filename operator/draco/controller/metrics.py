@@ -96,7 +96,7 @@ def register_view(metrics: Metrics, view: ClusterView) -> None:
                     "draco_devices",
                     "Published devices by what stands in their way.",
                     ["driver", "state"],
-                    {(driver, str(state)): float(n) for (driver, state), n in view.supply().states().items()},
+                    {(driver, str(state)): float(n) for (driver, state), n in view.survey().items()},
                 )
             ],
         )

@@ -1,117 +1,213 @@
-"""Says why a claim stays pending: one Event on the claim, kept current, with the counted causes.
+"""Says why claims stay pending: one Event on the claim and one on the pod that waits for it, kept true.
 
-Owns when a claim counts as waiting, when that is said again, and the number of waiting claims by main cause. The causes
-themselves come from `draco.allocation`.
+Owns which pods wait and since when, which object is told what, when it is taken back, and the number of waiting claims by main
+cause. All claims of a pod are explained together, since they must be met on one node. When an explanation is made anew is up to
+`explaining`. Each Event is looked after on its own: whatever a process that died has written or not, the next one makes each of
+them so.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
+from random import Random
 from typing import NamedTuple
 
 import structlog
 
-from draco.allocation import explain_pending
+from draco.controller.explaining import Asks, Explanations, Told
 from draco.controller.view import ClusterView
+from draco.explanation.model import Reason
 from draco.kube.clock import Clock
-from draco.kube.events import Notes
+from draco.kube.errors import ApiError
+from draco.kube.notes import Notes
+from draco.kube.retry import retry
 from draco.kube.store import Change
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Pod
 from draco.resources.events import ObjectReference
-from draco.resources.kinds import CLAIMS
-from draco.resources.meta import ObjectKey
+from draco.resources.kinds import CLAIMS, PODS
+from draco.resources.meta import ObjectKey, ObjectMeta
 
 log = structlog.get_logger(__name__)
 
 EVENT_REASON = "ClaimPending"
 EVENT_ACTION = "Allocating"
-_LOOK_AGAIN_S = 30.0
+_ADOPT_WITHIN_S = 30.0
+"""Without knowing what was said before, everything is said anew; nothing goes wrong but that Events may stay for their hour."""
 
 
-class _Waiting(NamedTuple):
-    claim: ObjectReference
-    reason: str
+class Subject(NamedTuple):
+    """What an Event is about: a pod or a claim."""
+
+    kind: str
+    key: ObjectKey
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key}"
 
 
 class PendingClaims:
-    """One claim at a time."""
+    """One Event at a time."""
 
-    def __init__(self, view: ClusterView, notes: Notes, *, clock: Clock, pending_after_s: float) -> None:
+    def __init__(
+        self, view: ClusterView, notes: Notes, *, clock: Clock, random: Random, pending_after_s: float
+    ) -> None:
         self._view = view
         self._notes = notes
         self._clock = clock
+        self._random = random
         self._pending_after_s = pending_after_s
-        self._waiting: dict[ObjectKey, _Waiting] = {}
+        self._explanations = Explanations(view.followed, clock=clock)
+        self._adopted = asyncio.Event()
+        self._noted: dict[Subject, ObjectReference] = {}
+        self._reasons: dict[ObjectKey, str] = {}
 
-    def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
-        """Have `wake` called with every claim that a change may concern."""
+    def subscribe(self, wake: Callable[[Subject], None]) -> None:
+        """Have `wake` called with every pod and claim that a change of theirs may concern."""
         self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
         self._view.pods.subscribe(lambda change: _wake_for_pod(change, wake))
 
-    def all_keys(self) -> set[ObjectKey]:
-        """Every claim that is not allocated."""
-        return {key for key, claim in self._view.claims.store.items() if claim.status.allocation is None}
+    def all_keys(self) -> set[Subject]:
+        """Every pod that waits, and its claims."""
+        pods = [pod for pod in self._view.pods.store.values() if self._left_s(pod) is not None]
+        return {subject for pod in pods for subject in _subjects(pod)}
 
     def reasons(self) -> dict[str, int]:
         """Waiting claims by main cause."""
-        return Counter(waiting.reason for waiting in self._waiting.values())
+        return Counter(self._reasons.values())
 
-    async def reconcile(self, key: ObjectKey) -> float | None:
-        """Say why the claim waits, or take back what was said when it no longer does."""
-        claim = self._view.claims.store.get(key)
-        waiting = self._waiting.get(key)
-        if waiting is not None and (claim is None or claim.metadata.uid != waiting.claim.uid):
-            await self._forget(key)
-        if claim is None:
+    async def follow(self, wake: Callable[[Subject], None], backlog: Callable[[], int]) -> None:
+        """Take over what another leader left, then have `wake` called whenever a change elsewhere alters what is to be said."""
+        try:
+            async with asyncio.timeout(_ADOPT_WITHIN_S):
+                left = await retry(self._notes.adopt, clock=self._clock, random=self._random)
+        except (ApiError, TimeoutError) as error:
+            left = []
+            log.warning("events.not_adopted", error=str(error) or "no answer in time")
+        for regarding in left:
+            subject = Subject(regarding.kind, ObjectKey(regarding.namespace, regarding.name))
+            self._noted[subject] = regarding
+            wake(subject)
+        self._adopted.set()
+
+        def changed(pod: Pod) -> None:
+            for subject in _subjects(pod):
+                wake(subject)
+
+        await self._explanations.keep_young(self._asks_again, changed, backlog)
+
+    async def reconcile(self, subject: Subject) -> float | None:
+        """Say of the subject why it waits, or take back what was said when it no longer does."""
+        await self._adopted.wait()
+        if subject.kind == PODS.kind:
+            return await self._reconcile_pod(subject)
+        return await self._reconcile_claim(subject)
+
+    async def _reconcile_pod(self, subject: Subject) -> float | None:
+        pod = self._view.pods.store.get(subject.key)
+        left_s = self._left_s(pod) if pod else None
+        if pod is None or left_s is None:
+            await self._withdraw(subject)
             return None
-        pods = self._view.waiting_pods(key)
-        if claim.status.allocation is not None or claim.metadata.deletion_timestamp is not None or not pods:
-            await self._forget(key)
-            return None
-        left_s = self._pending_after_s - self._waited_s(claim, pods)
         if left_s > 0:
             return left_s
-        classes = {each.metadata.name: each for each in self._view.classes.store.values()}
-        causes = explain_pending(claim, self._view.supply(), classes, pods)
-        if key not in self._waiting:
-            log.info("claim.pending", claim=str(key), reason=causes.reason, causes=str(causes))
+        told = await self._told(pod)
+        if told is None:
+            await self._withdraw(subject)
+            return None
+        return await self._say(subject, pod.metadata, PODS.api_version, told)
+
+    async def _reconcile_claim(self, subject: Subject) -> float | None:
+        claim = self._view.claims.store.get(subject.key)
+        told = None
+        wait_s: float | None = None
+        if claim is not None and claim.status.allocation is None and claim.metadata.deletion_timestamp is None:
+            # Of several pods that wait for one claim, the first by name is the one that is explained on it.
+            pods = sorted(self._view.waiting_pods(subject.key), key=lambda pod: pod.metadata.name)
+            left = {pod.metadata.name: left_s for pod in pods if (left_s := self._left_s(pod)) is not None}
+            due = next((pod for pod in pods if left.get(pod.metadata.name, 1.0) <= 0), None)
+            wait_s = min(left.values(), default=None)
+            told = await self._told(due) if due else None
+        if claim is None or told is None:
+            self._reasons.pop(subject.key, None)
+            await self._withdraw(subject)
+            return wait_s if wait_s and wait_s > 0 else None
+        if subject.key not in self._reasons:
+            log.info("claim.pending", claim=str(subject.key), reason=told.reason, causes=told.text)
+        self._reasons[subject.key] = told.reason
+        return await self._say(subject, claim.metadata, CLAIMS.api_version, told)
+
+    async def _say(self, subject: Subject, meta: ObjectMeta, api_version: str, told: Told) -> float:
+        noted = self._noted.get(subject)
+        if noted is not None and noted.uid != meta.uid:
+            await self._withdraw(subject)
         regarding = ObjectReference(
-            api_version=CLAIMS.api_version,
-            kind=CLAIMS.kind,
-            name=key.name,
-            namespace=key.namespace,
-            uid=claim.metadata.uid,
+            api_version=api_version, kind=subject.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
         )
-        self._waiting[key] = _Waiting(regarding, causes.reason)
-        return min(await self._notes.say(regarding, str(causes)), _LOOK_AGAIN_S)
+        self._noted[subject] = regarding
+        return await self._notes.say(regarding, told.text)
 
-    def _waited_s(self, claim: ResourceClaim, pods: list[Pod]) -> float:
-        """For how long a pod has been waiting for the claim, in seconds."""
-        pod_since = min((p.metadata.creation_timestamp for p in pods if p.metadata.creation_timestamp), default=None)
-        since = [moment for moment in (claim.metadata.creation_timestamp, pod_since) if moment]
-        return (self._clock.now() - max(since)).total_seconds() if since else 0.0
+    async def _withdraw(self, subject: Subject) -> None:
+        if noted := self._noted.get(subject):
+            await self._notes.withdraw(noted)
+            del self._noted[subject]
 
-    async def _forget(self, key: ObjectKey) -> None:
-        if waiting := self._waiting.get(key):
-            await self._notes.withdraw(waiting.claim)
-            del self._waiting[key]
+    async def _told(self, pod: Pod) -> Told | None:
+        """What is to be said of a pod that waits; None when nothing of devices is in its way."""
+        told = await self._explanations.of(*self._asks(pod))
+        return None if told.reason == Reason.ALLOCATED else told
 
-    def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[ObjectKey], None]) -> None:
-        waits = change.after is not None and change.after.status.allocation is None
-        if waits or change.key in self._waiting:
-            wake(change.key)
+    def _asks(self, pod: Pod) -> Asks:
+        return pod, [claim for key in pod.claims if (claim := self._view.claims.store.get(key))]
+
+    def _asks_again(self, key: ObjectKey) -> Asks | None:
+        pod = self._view.pods.store.get(key)
+        return self._asks(pod) if pod and self._left_s(pod) is not None else None
+
+    def _left_s(self, pod: Pod) -> float | None:
+        """In how many seconds the pod counts as waiting for devices; None when it does not wait for any."""
+        if not pod.waits or not _uses_claims(pod):
+            return None
+        scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
+        if scheduled is not None and scheduled.status == "False":
+            # Behind scheduling gates nobody looks at it. Every other word of the scheduler means that it was refused.
+            return None if scheduled.reason == "SchedulingGated" else 0.0
+        created = pod.metadata.creation_timestamp
+        return self._pending_after_s - (self._clock.now() - created).total_seconds() if created else 0.0
+
+    def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[Subject], None]) -> None:
+        before, after = change.before, change.after
+        if before and after and _of_claim(before) == _of_claim(after):
+            return
+        wake(Subject(CLAIMS.kind, change.key))
+        for pod in self._view.pods_of(change.key):
+            wake(Subject(PODS.kind, pod.metadata.key))
 
 
-def _wake_for_pod(change: Change[Pod], wake: Callable[[ObjectKey], None]) -> None:
-    # A pod's status changes often; for its claims only its node, its claims and its end matter.
-    before = _matters(change.before) if change.before else None
-    after = _matters(change.after) if change.after else None
+def _subjects(pod: Pod) -> list[Subject]:
+    return [Subject(PODS.kind, pod.metadata.key), *(Subject(CLAIMS.kind, key) for key in pod.claims)]
+
+
+def _wake_for_pod(change: Change[Pod], wake: Callable[[Subject], None]) -> None:
+    # A pod's status changes often; for its claims only these matter.
+    before = _of_pod(change.before) if change.before else None
+    after = _of_pod(change.after) if change.after else None
     if before == after:
         return
-    for pod in (change.before, change.after):
-        for claim in pod.claims if pod else ():
-            wake(claim)
+    for subject in {
+        subject for pod in (change.before, change.after) if pod and _uses_claims(pod) for subject in _subjects(pod)
+    }:
+        wake(subject)
 
 
-def _matters(pod: Pod) -> tuple[object, ...]:
-    return (pod.spec.node_name, pod.claims, pod.metadata.deletion_timestamp, pod.status.phase)
+def _uses_claims(pod: Pod) -> bool:
+    return bool(pod.spec.resource_claims or pod.claims)
+
+
+def _of_pod(pod: Pod) -> tuple[object, ...]:
+    scheduled = [(c.status, c.reason, c.message) for c in pod.status.conditions if c.type == "PodScheduled"]
+    return (pod.spec.node_name, pod.claims, pod.metadata.deletion_timestamp, pod.status.phase, scheduled, pod.spec)
+
+
+def _of_claim(claim: ResourceClaim) -> tuple[object, ...]:
+    return (claim.status, claim.metadata.deletion_timestamp)

@@ -23,7 +23,7 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Port of /livez, /readyz and /metrics; 0 for any free port (it is logged)."""
 
     pending_after_s: float = 10.0
-    """How long a claim may wait before its causes are said."""
+    """How long a claim may wait before its causes are said, where no scheduler has refused its pod yet."""
     settle_s: float = 2.0
     """How long devices stay isolated and free before work may start; a scheduler learns of a taint a moment late."""
     workers: int = 4

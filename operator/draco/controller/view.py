@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable
 from random import Random
 from typing import Any
 
-from draco.allocation import Supply, survey
+from draco.allocation import Survey, survey
 from draco.allocation.fleet import Fleet
 from draco.controller.following import FollowedFleet
 from draco.kube.client import Client
@@ -98,7 +98,7 @@ class ClusterView:
 
         self._clock = clock
         self._survey_every_s = survey_every_s
-        self._supply: Supply | None = None
+        self._survey: Survey | None = None
         self._surveyed_at = float("-inf")
         self._outdated = True
         for informer in self.informers.values():
@@ -120,17 +120,17 @@ class ClusterView:
         """Kinds that have not been listed yet."""
         return [name for name, informer in self.informers.items() if not informer.synced.is_set()]
 
-    def supply(self) -> Supply:
-        """The survey of all devices, at most `survey_every_s` behind the stores."""
+    def survey(self) -> Survey:
+        """All devices by driver and state, at most `survey_every_s` behind the stores."""
         now = self._clock.monotonic()
-        if self._supply is None or (self._outdated and now - self._surveyed_at >= self._survey_every_s):
+        if self._survey is None or (self._outdated and now - self._surveyed_at >= self._survey_every_s):
             nodes = {node.metadata.name: node for node in self.nodes.store.values()}
-            self._supply = survey(
+            self._survey = survey(
                 self.slices.store.values(), self.rule_store.values(), self.claims.store.values(), nodes
             )
             self._surveyed_at = now
             self._outdated = False
-        return self._supply
+        return self._survey
 
     def request(self, uid: str) -> DeviceMaintenance | None:
         """The maintenance request with this UID."""

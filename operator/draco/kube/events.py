@@ -1,8 +1,8 @@
 """Events about objects, for the people who look at them.
 
-Owns how an Event is written, and the two ways of saying something: `EventRecorder` for what happened, `Notes` for what is the
-case. All are written through core/v1 by server-side apply, nowhere else and no other way: there the text of an Event may change,
-while events.k8s.io/v1, which serves the same objects, holds it immutable.
+Owns how an Event is written, and `EventRecorder`, which says what happened; what is the case is for `notes`. All are written
+through core/v1 by server-side apply, nowhere else and no other way: there the text of an Event may change, while
+events.k8s.io/v1, which serves the same objects, holds it immutable.
 
 The laws of `EventRecorder`:
 
@@ -12,18 +12,10 @@ The laws of `EventRecorder`:
 - What is said of one object is limited; beyond the limit, updates are merged and posted later, not lost. New series beyond the
   memory's bound are dropped and counted.
 - Errors of the API delay what is to be posted, or drop the one Event the server refuses; they never reach the caller.
-
-The laws of `Notes`:
-
-- What is said of one object is one Event, whose name follows from the object and the reason: a new process goes on with it.
-- A text that keeps changing is written with growing pauses, one that stays often enough that the server does not forget it.
-- `withdraw` leaves no Event behind, also of a `say` whose answer was lost.
-- An Event that the server refuses is let be for a while; every other error is the caller's, who tries again.
 """
 
 import asyncio
 import contextlib
-import hashlib
 from collections import OrderedDict
 from datetime import datetime
 from random import Random
@@ -34,7 +26,7 @@ import structlog
 
 from draco.kube.client import Client
 from draco.kube.clock import Clock, wait_for
-from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound
+from draco.kube.errors import ApiError, NotFound
 from draco.kube.retry import TRANSIENT, Backoff
 from draco.resources.events import Event, EventSeries, ObjectReference
 from draco.resources.kinds import EVENTS
@@ -50,24 +42,17 @@ CLUSTER_EVENTS_NAMESPACE = "default"
 
 _LONGEST_STEM = 230  # of an Event's name; what makes it unique comes after it
 
-_REPEAT_S = (30.0, 60.0, 120.0, 300.0)
-"""A note that changes is written again after these pauses, the last one from then on."""
-_KEEP_ALIVE_S = 1200.0
-"""A note that stays is written again after this, well before the API server forgets Events (an hour)."""
-_REFUSED_S = 300.0
-"""How long a note that the API server refused is not tried again."""
-_PACE_S = 0.05
-"""At least so long between any two notes: a thousand claims that wait must not drown the API server."""
 
+class EventSubject(NamedTuple):
+    """What one Event, or series of equal ones, is about."""
 
-class _Subject(NamedTuple):
     regarding: ObjectReference
     reason: str
     action: str
     type: EventType
 
 
-class _Happening(msgspec.Struct, frozen=True):
+class Happening(msgspec.Struct, frozen=True):
     """What an Event says: a note, how often it was so, and since when."""
 
     note: str
@@ -76,7 +61,7 @@ class _Happening(msgspec.Struct, frozen=True):
     last: datetime
 
 
-class _Writer:
+class EventWriter:
     """Writes Events as one reporter. `controller` is a qualified name, and the field manager too."""
 
     def __init__(self, client: Client, *, controller: str, instance: str) -> None:
@@ -84,7 +69,7 @@ class _Writer:
         self._controller = controller
         self._instance = instance
 
-    async def write(self, subject: _Subject, name: str, happening: _Happening) -> None:
+    async def write(self, subject: EventSubject, name: str, happening: Happening) -> None:
         """Make the Event say this, whether or not it is there."""
         last = micro_time(happening.last)
         event = Event(
@@ -92,7 +77,7 @@ class _Writer:
             reason=subject.reason,
             action=subject.action,
             type=subject.type,
-            message=_cut(happening.note),
+            message=cut(happening.note),
             event_time=micro_time(happening.first),
             series=EventSeries(count=happening.count, last_observed_time=last) if happening.count > 1 else None,
             reporting_component=self._controller,
@@ -100,7 +85,7 @@ class _Writer:
         )
         await self._client.apply(EVENTS, _key(subject.regarding, name), event, manager=self._controller)
 
-    async def delete(self, subject: _Subject, name: str) -> None:
+    async def delete(self, subject: EventSubject, name: str) -> None:
         """Make sure that the Event is not there."""
         with contextlib.suppress(NotFound):
             await self._client.delete(EVENTS, _key(subject.regarding, name))
@@ -122,7 +107,7 @@ class _Series(msgspec.Struct):
     """One Event as it should be, and when last something happened."""
 
     name: str
-    said: _Happening
+    said: Happening
     last_at: float
 
 
@@ -148,12 +133,12 @@ class EventRecorder:
     ) -> None:
         self.dropped = 0
         """Records that found no room, or that the server refused."""
-        self._writer = _Writer(client, controller=controller, instance=instance)
+        self._writer = EventWriter(client, controller=controller, instance=instance)
         self._clock = clock
         self._random = random
         self._limits = limits or EventLimits()
-        self._series: OrderedDict[_Subject, _Series] = OrderedDict()  # the longest silent first
-        self._unposted: OrderedDict[_Subject, None] = OrderedDict()
+        self._series: OrderedDict[EventSubject, _Series] = OrderedDict()  # the longest silent first
+        self._unposted: OrderedDict[EventSubject, None] = OrderedDict()
         self._buckets: dict[ObjectReference, _Bucket] = {}
         self._wake = asyncio.Event()
 
@@ -164,15 +149,15 @@ class EventRecorder:
         """
         now, at = self._clock.now(), self._clock.monotonic()
         self._forget_silent(at)
-        subject = _Subject(regarding, reason, action, type)
+        subject = EventSubject(regarding, reason, action, type)
         series = self._series.get(subject)
         if series is None:
             if len(self._series) >= self._limits.series:
                 self.dropped += 1
                 return
-            name = _name(regarding, f"{self._random.getrandbits(64):016x}")
-            series = self._series[subject] = _Series(name, _Happening(note, 0, now, now), at)
-        series.said = _Happening(note, series.said.count + 1, series.said.first, now)
+            name = event_name(regarding, f"{self._random.getrandbits(64):016x}")
+            series = self._series[subject] = _Series(name, Happening(note, 0, now, now), at)
+        series.said = Happening(note, series.said.count + 1, series.said.first, now)
         series.last_at = at
         self._series.move_to_end(subject)
         self._unposted.setdefault(subject)
@@ -212,7 +197,7 @@ class EventRecorder:
         except (ApiError, TimeoutError) as error:
             log.warning("events.not_posted", waiting=len(self._unposted), error=str(error) or "no time left")
 
-    def _next(self) -> tuple[_Subject | None, float | None]:
+    def _next(self) -> tuple[EventSubject | None, float | None]:
         """What to post now; else in how many seconds something may be posted (None: nothing waits)."""
         at = self._clock.monotonic()
         wait_s: float | None = None
@@ -226,7 +211,7 @@ class EventRecorder:
             wait_s = missing_s if wait_s is None else min(wait_s, missing_s)
         return None, wait_s
 
-    async def _post(self, subject: _Subject) -> None:
+    async def _post(self, subject: EventSubject) -> None:
         series = self._series.get(subject)
         self._unposted.pop(subject, None)
         if series is None:
@@ -250,84 +235,16 @@ class EventRecorder:
                 del self._buckets[subject.regarding]
 
 
-class _Note(msgspec.Struct, frozen=True):
-    said: _Happening
-    at_s: float
-
-
-class Notes:
-    """Says one thing per object, under one reason, as a warning. `controller` and `instance` as for EventRecorder."""
-
-    def __init__(
-        self, client: Client, *, controller: str, instance: str, clock: Clock, reason: str, action: str
-    ) -> None:
-        self._writer = _Writer(client, controller=controller, instance=instance)
-        self._clock = clock
-        self._reason = reason
-        self._action = action
-        self._said: dict[str, _Note] = {}  # by UID, as below
-        self._refused: dict[str, float] = {}  # until when not to try again
-        self._next_write_s = 0.0
-
-    async def say(self, regarding: ObjectReference, note: str) -> float:
-        """Make the object's Event say `note`, at once or when its next change is due. Returns seconds until then."""
-        now_s = self._clock.monotonic()
-        if (until_s := self._refused.get(regarding.uid, now_s)) > now_s:
-            return until_s - now_s
-        before = self._said.get(regarding.uid)
-        if before is not None:
-            due_s = before.at_s + _pause_s(before.said, note)
-            if now_s < due_s:
-                return due_s - now_s
-        await self._pace()
-        now = self._clock.now()
-        said = (
-            _Happening(note, before.said.count + 1, before.said.first, now) if before else _Happening(note, 1, now, now)
-        )
-        try:
-            await self._writer.write(self._subject(regarding), self._name(regarding), said)
-        except (Forbidden, NotFound, Invalid) as error:
-            # Most often the namespace is on its way out. Whatever it is, saying it again at once will not help.
-            log.warning("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
-            self._refused[regarding.uid] = self._clock.monotonic() + _REFUSED_S
-            return _REFUSED_S
-        self._said[regarding.uid] = _Note(said, self._clock.monotonic())
-        return _pause_s(said, "")
-
-    async def withdraw(self, regarding: ObjectReference) -> None:
-        """Delete what was said of the object: it is no longer so."""
-        await self._writer.delete(self._subject(regarding), self._name(regarding))
-        self._said.pop(regarding.uid, None)
-        self._refused.pop(regarding.uid, None)
-
-    def _subject(self, regarding: ObjectReference) -> _Subject:
-        return _Subject(regarding, self._reason, self._action, "Warning")
-
-    def _name(self, regarding: ObjectReference) -> str:
-        return _name(regarding, hashlib.sha256(f"{regarding.uid}\0{self._reason}".encode()).hexdigest()[:16])
-
-    async def _pace(self) -> None:
-        now_s = self._clock.monotonic()
-        turn_s = max(now_s, self._next_write_s)
-        self._next_write_s = turn_s + _PACE_S
-        if turn_s > now_s:
-            await self._clock.sleep(turn_s - now_s)
-
-
-def _pause_s(before: _Happening, note: str) -> float:
-    if note == before.note:
-        return _KEEP_ALIVE_S
-    return _REPEAT_S[min(before.count, len(_REPEAT_S)) - 1]
-
-
 def _key(regarding: ObjectReference, name: str) -> ObjectKey:
     return ObjectKey(regarding.namespace or CLUSTER_EVENTS_NAMESPACE, name)
 
 
-def _name(regarding: ObjectReference, unique: str) -> str:
+def event_name(regarding: ObjectReference, unique: str) -> str:
+    """The name of an Event: the object's, and what makes it unique."""
     return f"{regarding.name[:_LONGEST_STEM].rstrip('.-')}.{unique}"
 
 
-def _cut(note: str) -> str:
+def cut(note: str) -> str:
+    """As much of a note as an Event may hold."""
     encoded = note.encode()
     return note if len(encoded) <= NOTE_BYTES else encoded[: NOTE_BYTES - 3].decode(errors="ignore") + "…"

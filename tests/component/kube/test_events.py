@@ -9,8 +9,7 @@ import pytest
 
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
-from draco.kube.errors import Unreachable
-from draco.kube.events import EventLimits, EventRecorder, Notes
+from draco.kube.events import EventLimits, EventRecorder
 from draco.resources.events import Event, ObjectReference
 from draco.resources.kinds import EVENTS
 from draco.resources.meta import ObjectKey
@@ -241,31 +240,3 @@ async def test_the_end_is_not_held_up_by_a_server_that_does_not_answer(
     recorder.record(regarding, type="Normal", reason="R", action="A", note="last words")
     async with proxy.unplugged(), asyncio.timeout(5):
         await recorder.flush(0.2)
-
-
-def some_notes(client: Client, clock: Clock) -> Notes:
-    return Notes(client, controller="draco.dev/test", instance="test-1", clock=clock, reason="Test", action="Testing")
-
-
-async def test_a_note_whose_answer_was_lost_is_withdrawn_all_the_same(
-    client: Client, through: Client, proxy: FaultProxy, regarding: ObjectReference, namespace: str
-) -> None:
-    notes = some_notes(through, ManualClock())
-    proxy.fault(writes, proxy.lose_the_answer)
-    with pytest.raises(Unreachable):
-        await notes.say(regarding, "it waits")
-    await events_in(client, namespace, count=1, note="it waits")
-    await notes.withdraw(regarding)
-    assert await client.list(EVENTS, namespace=namespace) == []
-
-
-async def test_a_note_that_stays_is_written_again_before_the_server_forgets_it(
-    client: Client, regarding: ObjectReference, namespace: str
-) -> None:
-    clock = ManualClock()
-    notes = some_notes(client, clock)
-    assert await notes.say(regarding, "it waits") == 30
-    await client.delete(EVENTS, (await client.list(EVENTS, namespace=namespace))[0].metadata.key)
-    await clock.advance(3500)
-    await notes.say(regarding, "it waits")
-    await events_in(client, namespace, count=1, note="it waits")

@@ -116,14 +116,14 @@ async def test_the_survey_is_made_anew_only_when_something_changed_and_not_too_o
     clock = ManualClock()
     view = a_view(clock)
     view.nodes.store.put(a_node("node-0"))
-    first = view.supply()
+    first = view.survey()
     view.slices._publish(view.slices.store.put(a_slice("node-0")))
-    assert view.supply() is first, "within a second it may be a little old"
+    assert view.survey() is first, "within a second it may be a little old"
     await clock.advance(1)
-    second = view.supply()
-    assert second.states() == {(NVIDIA_DRIVER, DeviceState.FREE): 2}
+    second = view.survey()
+    assert second == {(NVIDIA_DRIVER, DeviceState.FREE): 2}
     await clock.advance(10)
-    assert view.supply() is second, "nothing changed"
+    assert view.survey() is second, "nothing changed"
 
 
 def test_claims_and_requests_are_counted_by_state() -> None:
