@@ -1,0 +1,299 @@
+"""What is wrong with one selector, and the selector that was meant.
+
+Owns the corrections, one small rule each, applied one after the other until none has anything to say. Whether the outcome
+compiles is asked of `draco.cel`.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from draco.linting import names
+from draco.linting.accesses import Access, accesses, spelled
+from draco.linting.model import Severity
+from draco.linting.tokens import Token, chain_after, chain_before, quoted, replaced, tokens
+from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.quantity import Quantity, QuantityError
+from draco.resources.semver import SemVer, SemVerError
+
+_ORDER: Final = frozenset({"<", "<=", ">", ">="})
+_COMPARISONS: Final = _ORDER | {"==", "!="}
+_METHODS: Final = frozenset({"compareTo", "isGreaterThan", "isLessThan"})
+_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE])(i?)[bB]?")
+_MOST: Final = 64
+_EXACTLY: Final = (
+    "`==` asks for exactly this quantity, which devices hardly ever have (a GPU of 80 GB publishes some 81559Mi): compare with "
+    "compareTo(…) >= 0, or choose by productName"
+)
+
+
+class Complaint(NamedTuple):
+    """What is wrong, and the whole expression without it; None where only the author knows."""
+
+    rule: str
+    severity: Severity
+    message: str
+    corrected: str | None
+
+
+Rule = Callable[[str, list[Token], str | None], Iterator[Complaint]]
+
+
+def corrected(expression: str, driver: str | None) -> tuple[list[Complaint], str]:
+    """All complaints about an expression, and what remains of it when they are taken to heart.
+
+    `driver` is that of the devices it is about, where this is known.
+    """
+    complaints: list[Complaint] = []
+    seen: set[tuple[str, str]] = set()
+    while len(complaints) < _MOST:
+        found = tokens(expression)
+        new = [
+            complaint
+            for rule in _RULES
+            for complaint in rule(expression, found, driver)
+            if (complaint.rule, complaint.message) not in seen
+        ]
+        if not new:
+            break
+        complaint = next((one for one in new if one.corrected is not None), new[0])
+        seen.add((complaint.rule, complaint.message))
+        complaints.append(complaint)
+        expression = complaint.corrected or expression
+    return complaints, expression
+
+
+def _without_domain(expression: str, found: list[Token], driver: str | None) -> Iterator[Complaint]:
+    for access in accesses(found):
+        name = access.domain.name
+        if access.name is not None or "." in name or _is_asked_for_presence(found, access):
+            continue
+        wanted = f'device.{access.kind.text}["{driver or "DRIVER"}"]{spelled(name, like=access.domain)}'
+        text = None if driver is None else _replaced(expression, found, access, wanted)
+        yield Complaint(
+            "attribute-domain",
+            "error",
+            f"`{name}` stands where a domain belongs, so that it names nothing: write `{wanted}`"
+            + ("" if driver else " with the name of the driver that publishes it"),
+            text,
+        )
+
+
+def _is_asked_for_presence(found: list[Token], access: Access) -> bool:
+    """In `has(device.attributes.x)` and `device.attributes.x.exists(…)` it may be a domain after all."""
+    return access.start > 1 and found[access.start - 2].text == "has"
+
+
+def _class_as_domain(expression: str, found: list[Token], driver: str | None) -> Iterator[Complaint]:
+    for access in accesses(found):
+        domain = access.domain.name
+        is_class = domain in names.CLASSES and domain != NVIDIA_DRIVER
+        is_vendor = domain in {"nvidia.com", "nvidia.com/gpu", "gpu.nvidia.com/gpu"} and driver in {NVIDIA_DRIVER, None}
+        if is_class or is_vendor:
+            wanted = f'["{NVIDIA_DRIVER}"]'
+            start, end = found[access.domain.first].start, found[access.domain.last].end
+            yield Complaint(
+                "attribute-domain",
+                "error",
+                f"no attribute has the domain {domain}: NVIDIA's driver publishes in its own name, {NVIDIA_DRIVER}",
+                replaced(expression, start, end, wanted),
+            )
+
+
+def _attribute_or_capacity(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
+    for access in accesses(found):
+        if access.name is None:
+            continue
+        name, is_nvidia = access.name.name, access.domain.name == NVIDIA_DRIVER
+        is_amount = name in names.CAPACITIES if is_nvidia else _is_compared_with_quantity(found, access)
+        if access.kind.text == "attributes" and is_amount and (name not in names.ATTRIBUTES or not is_nvidia):
+            yield Complaint(
+                "capacity-as-attribute",
+                "error",
+                f"`{name}` is a capacity, not an attribute: read it from device.capacity",
+                replaced(expression, access.kind.start, access.kind.end, "capacity"),
+            )
+        elif access.kind.text == "capacity" and is_nvidia and name in names.ATTRIBUTES:
+            yield Complaint(
+                "capacity-as-attribute",
+                "error",
+                f"`{name}` is an attribute, not a capacity: read it from device.attributes",
+                replaced(expression, access.kind.start, access.kind.end, "attributes"),
+            )
+
+
+def _is_compared_with_quantity(found: list[Token], access: Access) -> bool:
+    after = [token.text for token in found[access.end : access.end + 4]]
+    if after[:1] == ["."] and after[1:2] and after[1] in _METHODS:
+        return after[2:] == ["(", "quantity"]
+    return bool(after) and after[0] in _COMPARISONS and after[1:2] == ["quantity"]
+
+
+def _names_of_nvidia(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
+    for access in accesses(found):
+        if access.name is None or access.domain.name != NVIDIA_DRIVER:
+            continue
+        name = access.name.name
+        if name in names.ATTRIBUTES | names.CAPACITIES:
+            continue
+        wanted = meant = names.meant(name)
+        if wanted is None:
+            yield Complaint(
+                "unknown-attribute",
+                "warning",
+                f"{NVIDIA_DRIVER} publishes no `{name}`; a device without it makes the selector fail, and with it the pod",
+                None,
+            )
+            continue
+        start, end = found[access.domain.first].start, found[access.name.last].end
+        domain = names.STANDARD_DOMAIN if wanted in names.STANDARD else NVIDIA_DRIVER
+        steps = f'["{domain}"]{spelled(wanted, like=access.name)}'
+        rest = replaced(expression, start, end, steps)
+        yield Complaint(
+            "unknown-attribute",
+            "error",
+            f"{NVIDIA_DRIVER} publishes no `{name}`: the nearest it has is `{meant}`"
+            + (f" in the domain {domain}" if domain != NVIDIA_DRIVER else ""),
+            rest,
+        )
+
+
+def _comparisons(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
+    reads = {access.start: access for access in accesses(found)}
+    for index, token in enumerate(found):
+        if token.kind != "operator" or token.text not in _COMPARISONS:
+            continue
+        first, last = chain_before(found, index), chain_after(found, index + 1)
+        if first is None or last is None:
+            continue
+        left, right = found[first:index], found[index + 1 : last]
+        kinds = [_kind(side, reads.get(start)) for side, start in ((left, first), (right, index + 1))]
+        kind = next((one for one in kinds if one in {"quantity", "version"}), None)
+        if kind == "quantity" and kinds == [kind, kind] and token.text == "==":
+            yield Complaint("quantity-equality", "warning", _EXACTLY, None)
+        if kind is None or (kinds == [kind, kind] and token.text not in _ORDER):
+            continue
+        texts = [_as(kind, side, expression) for side in (left, right)]
+        if texts[0] is None or texts[1] is None:
+            continue
+        wanted = f"{texts[0]}.compareTo({texts[1]}) {token.text} 0"
+        what = "a quantity" if kind == "quantity" else "a version"
+        yield Complaint(
+            f"{kind}-comparison",
+            "error",
+            f"`{token.text}` does not compare {what}: write `{wanted}`",
+            replaced(expression, left[0].start, right[-1].end, wanted),
+        )
+
+
+def _kind(side: list[Token], access: Access | None) -> str | None:
+    """quantity, version or literal, or None for what can be anything."""
+    if side[0].text in {"quantity", "semver"} and side[-1].text == ")" and chain_after(side, 0) == len(side):
+        # A call and nothing more: nothing hangs on its closing bracket.
+        depth = 0
+        for position, token in enumerate(side):
+            depth += (token.text == "(") - (token.text == ")")
+            if position and depth == 0 and position < len(side) - 1:
+                return None
+        return "quantity" if side[0].text == "quantity" else "version"
+    if access is not None and access.name is not None and access.end - access.start == len(side):
+        if access.kind.text == "capacity":
+            return "quantity"
+        if access.domain.name == NVIDIA_DRIVER and access.name.name in names.VERSIONS:
+            return "version"
+    return "literal" if len(side) == 1 and side[0].kind in {"string", "number"} else None
+
+
+def _as(kind: str, side: list[Token], expression: str) -> str | None:
+    """One side of a comparison as a value of the kind; None for a literal that is none."""
+    text = expression[side[0].start : side[-1].end]
+    if len(side) > 1 or side[0].kind not in {"string", "number"}:
+        return text
+    written = quoted(side[0]) if side[0].kind == "string" else text
+    if written is None:
+        return None
+    value = _quantity(written) if kind == "quantity" else _version(written)
+    return None if value is None else f'{"quantity" if kind == "quantity" else "semver"}("{value}")'
+
+
+def _methods(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
+    for access in accesses(found):
+        after = found[access.end : access.end + 5]
+        if len(after) < 5 or after[0].text != "." or after[1].text not in _METHODS or after[4].text != ")":
+            continue
+        kind = _kind(found[access.start : access.end], access)
+        argument = after[3]
+        if kind not in {"quantity", "version"} or argument.kind not in {"string", "number"}:
+            continue
+        wanted = _as(kind, [argument], expression)
+        if wanted is not None:
+            yield Complaint(
+                f"{kind}-comparison",
+                "error",
+                f"{after[1].text} of a {kind} takes another {kind}: write `{wanted}`",
+                replaced(expression, argument.start, argument.end, wanted),
+            )
+
+
+def _literals(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
+    """`quantity("40 GB")` and `semver("8.0")` compile, and fail on every device."""
+    for index, token in enumerate(found[:-3]):
+        if token.text not in {"quantity", "semver"} or found[index + 1].text != "(" or found[index + 3].text != ")":
+            continue
+        literal = found[index + 2]
+        written = quoted(literal)
+        if written is None or (index and found[index - 1].text == "."):
+            continue
+        is_quantity = token.text == "quantity"
+        wanted = _quantity(written) if is_quantity else _version(written)
+        if wanted == written:
+            continue
+        what = "quantity" if is_quantity else "semantic version"
+        yield Complaint(
+            f"bad-{token.text}",
+            "error",
+            f'"{written}" is not a {what}, so that the selector fails on every device'
+            + (f': write {token.text}("{wanted}")' if wanted else ""),
+            None if wanted is None else replaced(expression, literal.start, literal.end, f'"{wanted}"'),
+        )
+
+
+def _quantity(text: str) -> str | None:
+    """The quantity that is written, or was meant: 40GB is 40G to Kubernetes."""
+    try:
+        Quantity.parse(text)
+    except QuantityError:
+        match = _BYTES.fullmatch(text.strip())
+        if match is None:
+            return None
+        number, prefix, binary = match.groups()
+        prefix = prefix.upper()
+        return f"{number}{'k' if prefix == 'K' and not binary else prefix}{binary}"
+    return text
+
+
+def _version(text: str) -> str | None:
+    """The semantic version that is written, or was meant."""
+    try:
+        SemVer.parse(text)
+    except SemVerError:
+        try:
+            return str(SemVer.parse_loosely(text))
+        except SemVerError:
+            return None
+    return text
+
+
+def _replaced(expression: str, found: list[Token], access: Access, text: str) -> str:
+    return replaced(expression, found[access.start].start, found[access.end - 1].end, text)
+
+
+_RULES: Final[tuple[Rule, ...]] = (
+    _without_domain,
+    _class_as_domain,
+    _attribute_or_capacity,
+    _names_of_nvidia,
+    _comparisons,
+    _methods,
+    _literals,
+)

@@ -1,0 +1,144 @@
+"""Rules about fields: those that do not exist, stand in the wrong place, or hold another form of value.
+
+Owns the search for the field or the place that was meant. Which fields there are is `schema`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from draco.linting.model import Edit, Finding, Json, Manifest, Move, Path, Put
+from draco.linting.names import closest
+from draco.linting.objects import at, is_of_group, kind_of, mapping, text
+from draco.linting.schema import CLAIMS, EACH, OPEN, PODS, WATCHED, Schema
+
+_NAMED: Final = 8
+"""Fields of a place that are listed; of more only the nearest is said."""
+
+
+def check_fields(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """Every field of every manifest whose fields are known."""
+    for index, manifest in enumerate(manifests):
+        kind = kind_of(manifest)
+        schema = CLAIMS.get(kind) if is_of_group(manifest) or kind in CLAIMS else PODS.get(kind)
+        if schema is not None:
+            yield from _Walk(index, manifest.tree, schema).findings((), manifest.tree, schema)
+
+
+class _Walk:
+    """One manifest, walked along its schema."""
+
+    def __init__(self, index: int, tree: Json, schema: Schema) -> None:
+        self._index = index
+        self._tree = tree
+        self._schema = schema
+
+    def findings(self, path: Path, value: Any, schema: Schema) -> Iterator[Finding]:
+        """What is wrong at a place and below it. As deep as the schema, whatever the manifest is."""
+        if isinstance(schema, list):
+            yield from self._list(path, value, schema[0])
+        elif isinstance(schema, Mapping) and value is not None:
+            if not isinstance(value, dict):
+                yield from self._no_mapping(path, value)
+                return
+            for field, inner in value.items():
+                if EACH in schema:
+                    yield from self.findings((*path, field), inner, schema[EACH])
+                elif field in schema:
+                    yield from self.findings((*path, field), inner, schema[field])
+                elif OPEN not in schema or field in WATCHED:
+                    yield self._unknown(path, str(field), schema)
+
+    def _list(self, path: Path, value: Any, schema: Schema) -> Iterator[Finding]:
+        if value is None:
+            return
+        if not isinstance(value, list):
+            edits = [Put(path, [value])] if isinstance(value, dict) == isinstance(schema, Mapping) else []
+            yield self._found("field-form", f"{path[-1]} is a list: begin each of its items with `-`", path, *edits)
+            return
+        for number, item in enumerate(value):
+            yield from self.findings((*path, number), item, schema)
+
+    def _no_mapping(self, path: Path, value: Any) -> Iterator[Finding]:
+        if path and isinstance(path[-1], int):
+            field = next(str(step) for step in reversed(path) if isinstance(step, str))
+            edits = (
+                [Put(path, {"name": value})] if isinstance(value, str) and field in {"claims", "resourceClaims"} else []
+            )
+            yield self._found("field-form", f"each item of {field} is a mapping, such as `name: …`", path, *edits)
+        else:
+            where = path[-1] if path else "the manifest"
+            what = "a list: leave out the `-`" if isinstance(value, list) else "a plain value"
+            yield self._found(
+                "field-form", f"{where} is a mapping with fields of its own, and stands here as {what}", path
+            )
+
+    def _unknown(self, path: Path, field: str, schema: Mapping[str, Schema]) -> Finding:
+        here = (*path, field)
+        choices = [name for name in schema if name not in {OPEN, EACH}]
+        where = f" of {_where(path)}" if path else ""
+        meant = self._place_of(path, field)
+        if meant is not None:
+            message = f"{field} is no field{where or ' of its own'}: it belongs into {_where(meant[:-1])}"
+            return self._found("field-place", message, here, Move(here, meant))
+        likely = closest(field, choices)
+        if likely is not None:
+            edits: list[Edit] = [Move(here, (*path, likely))] if at(self._tree, (*path, likely)) is None else []
+            return self._found(
+                "unknown-field", f"there is no field {field}{where}: the nearest is {likely}", here, *edits
+            )
+        listed = f": there are {', '.join(choices)}" if 0 < len(choices) <= _NAMED else ""
+        return self._found("unknown-field", f"there is no field {field}{where}{listed}", here)
+
+    def _place_of(self, path: Path, field: str) -> Path | None:
+        """The one place where a field of this name may stand and nothing stands yet: in the same item of a list, or in none."""
+        inner = max((number for number, step in enumerate(path) if isinstance(step, int)), default=-1)
+        for start in dict.fromkeys((inner + 1, 0)):
+            base = path[:start]
+            places = [
+                (*base, *place)
+                for place in _places(self._schema_at(base), field)
+                if at(self._tree, (*base, *place)) is None
+            ]
+            if len(places) == 1:
+                return places[0]
+        return None
+
+    def _schema_at(self, path: Path) -> Schema:
+        here = self._schema
+        for step in path:
+            here = here[0] if isinstance(step, int) else here.get(step, here.get(EACH))
+        return here
+
+    def _found(self, rule: str, message: str, path: Path, *edits: Edit) -> Finding:
+        return Finding(rule, "error", message, self._index, path, tuple((self._index, edit) for edit in edits))
+
+
+def _places(schema: Schema, field: str) -> Iterator[Path]:
+    """Every place of a field below a schema that no list lies before."""
+    waiting: list[tuple[Path, Schema]] = [((), schema)]
+    while waiting:
+        path, here = waiting.pop()
+        if not isinstance(here, Mapping):
+            continue
+        for name, inner in here.items():
+            if name == field:
+                yield (*path, name)
+            elif name not in {OPEN, EACH}:
+                waiting.append(((*path, name), inner))
+
+
+def _where(path: Path) -> str:
+    """A place as people write it: spec.devices.requests[0]."""
+    written = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return written.removeprefix(".") or "the manifest"
+
+
+def check_names(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """Every object of resource.k8s.io has a name."""
+    for index, manifest in enumerate(manifests):
+        metadata = mapping(manifest.tree.get("metadata"))
+        if kind_of(manifest) in CLAIMS and not metadata.get("name") and not metadata.get("generateName"):
+            if text(manifest.tree.get("name")):
+                continue  # told as a field in the wrong place
+            kind = kind_of(manifest)
+            yield Finding("name-missing", "error", f"the {kind} has no metadata.name", index, ("metadata",))

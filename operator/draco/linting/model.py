@@ -1,0 +1,58 @@
+"""Manifests, findings and edits.
+
+Owns these structs. Edits are plain data, so that whoever holds the text decides how to carry them out and keep its comments.
+"""
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+Json: TypeAlias = dict[str, Any]
+Path: TypeAlias = tuple[str | int, ...]
+"""Keys and list indices that lead from the top of a manifest to a place in it."""
+Severity: TypeAlias = Literal["error", "warning"]
+"""error: a cluster refuses it, or it can never do what it says. warning: it is accepted, and probably not meant."""
+
+
+class Put(msgspec.Struct, frozen=True, tag="put"):
+    """Set what stands at a place; mappings on the way there are made."""
+
+    path: Path
+    value: Any
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """Take away what stands at a place."""
+
+    path: Path
+
+
+class Move(msgspec.Struct, frozen=True, tag="move"):
+    """Take what stands at one place to another, with its comments; mappings on the way there are made."""
+
+    path: Path
+    to: Path
+
+
+Edit: TypeAlias = Put | Drop | Move
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """One document. `comments` is all that its comments say: people write there what they expect."""
+
+    tree: Json
+    comments: str = ""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What is wrong at one place, in one sentence.
+
+    `edits` put it right, each with the index of the manifest that it changes; none where only the author can.
+    """
+
+    rule: str
+    severity: Severity
+    message: str
+    manifest: int
+    path: Path
+    edits: tuple[tuple[int, Edit], ...] = ()

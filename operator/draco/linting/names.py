@@ -1,0 +1,102 @@
+"""Names that drivers publish: NVIDIA's own, and what people write instead.
+
+Owns the tables of attributes and capacities of gpu.nvidia.com and of the attributes that Kubernetes standardises, and the
+search for the name that was meant.
+"""
+
+import difflib
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Final
+
+from draco.resources.names import NVIDIA_DRIVER, STANDARD_NUMA_NODE, STANDARD_PCI_BUS_ID, STANDARD_PCIE_ROOT
+
+STANDARD_DOMAIN: Final = "resource.kubernetes.io"
+STANDARD: Final = frozenset(
+    name.partition("/")[2] for name in (STANDARD_PCIE_ROOT, STANDARD_PCI_BUS_ID, STANDARD_NUMA_NODE)
+)
+VERSIONS: Final = frozenset({"cudaComputeCapability", "driverVersion", "cudaDriverVersion"})
+"""Attributes of NVIDIA's that are versions: they compare with semver(), and an equality with text is an error."""
+ATTRIBUTES: Final = VERSIONS | {
+    "type",
+    "uuid",
+    "productName",
+    "brand",
+    "architecture",
+    "addressingMode",
+    "gpuModuleID",
+    "partition1",
+    "partition2",
+    "partition4",
+    "partition8",
+    "profile",
+    "parentUUID",
+    "deviceID",
+    "vendorID",
+    "numa",
+    "iommuFDEnabled",
+}
+CAPACITIES: Final = frozenset(
+    {
+        "memory",
+        "multiprocessors",
+        "copyEngines",
+        "decoders",
+        "encoders",
+        "jpegEngines",
+        "ofaEngines",
+        "addressableMemory",
+        *(f"memorySlice{index}" for index in range(16)),
+    }
+)
+CLASSES: Final = MappingProxyType(
+    dict.fromkeys(("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com"), NVIDIA_DRIVER)
+)
+"""The driver behind each of NVIDIA's classes."""
+_MEANT: Final = MappingProxyType(
+    {
+        "model": "productName",
+        "name": "productName",
+        "product": "productName",
+        "gpumodel": "productName",
+        "arch": "architecture",
+        "computecapability": "cudaComputeCapability",
+        "cudaversion": "cudaDriverVersion",
+        "runtimeversion": "cudaDriverVersion",
+        "id": "uuid",
+        "gpuuuid": "uuid",
+        "parent": "parentUUID",
+        "migprofile": "profile",
+        "vram": "memory",
+        "memorysize": "memory",
+        "gpumemory": "memory",
+        "totalmemory": "memory",
+        "framebuffer": "memory",
+        "sm": "multiprocessors",
+        "sms": "multiprocessors",
+        "numanode": "numaNode",
+        "numa_node": "numaNode",
+        "pciroot": "pcieRoot",
+        "pciebusid": "pciBusID",
+        "pciaddress": "pciBusID",
+    }
+)
+
+
+def meant(name: str) -> str | None:
+    """The name of NVIDIA's or of the standard's that somebody probably meant by another one."""
+    known = {one.lower(): one for one in (*ATTRIBUTES, *CAPACITIES, *STANDARD)}
+    plain = name.replace("-", "").replace("_", "").lower()
+    if plain in _MEANT:
+        return _MEANT[plain]
+    if plain in known:
+        return known[plain]
+    close = difflib.get_close_matches(plain, known, n=1, cutoff=0.8)
+    return known[close[0]] if close else None
+
+
+def closest(name: str, choices: Iterable[str]) -> str | None:
+    """The choice most like a name, if one is like it at all, however its letters are capitalised."""
+    by_letters = {choice.lower(): choice for choice in choices}
+    close = difflib.get_close_matches(name.lower(), by_letters, n=1, cutoff=0.75)
+    return by_letters[close[0]] if close else None

@@ -1,0 +1,235 @@
+"""Where things stand in manifests, however old, wrong or incomplete these are.
+
+Owns the way to claims, requests, selectors and pods. Whatever has another shape than it should have is passed over here and
+told by who looks at it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from draco.linting.model import Json, Manifest, Path
+from draco.linting.names import CLASSES
+
+GROUP: Final = "resource.k8s.io"
+WORKLOADS: Final[Mapping[str, Path]] = MappingProxyType(
+    {
+        "Pod": ("spec",),
+        "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
+        **dict.fromkeys(
+            ("DaemonSet", "Deployment", "Job", "ReplicaSet", "ReplicationController", "StatefulSet"),
+            ("spec", "template", "spec"),
+        ),
+    }
+)
+"""Where each kind has the spec of its pods."""
+OF_A_REQUEST: Final = (
+    "deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity", "derivedAttributes",
+)  # fmt: skip
+"""What a request asks for: under `exactly` in v1, beside its name in v1beta1."""
+CONTAINERS: Final = ("initContainers", "containers")
+_DRIVER: Final = re.compile(r"""device\.driver\s*==\s*(["'])([^"'\\]+)\1""")
+
+
+class Claim(NamedTuple):
+    """What a claim or a template asks for; `devices` stands at `path`."""
+
+    manifest: int
+    path: Path
+    devices: Json
+    name: str
+    namespace: str
+    is_template: bool
+
+
+class Request(NamedTuple):
+    """A request, or one alternative of a prioritized list."""
+
+    path: Path
+    fields: Json
+
+
+class PodSpec(NamedTuple):
+    """The spec of a pod, or of the pods of a workload; `replicas` is 1 where nothing says how many."""
+
+    manifest: int
+    path: Path
+    spec: Json
+    kind: str
+    name: str
+    namespace: str
+    replicas: int
+
+
+class Selector(NamedTuple):
+    """An expression and where it stands; `driver` is that of the devices it is about, where this is known."""
+
+    manifest: int
+    path: Path
+    expression: str
+    driver: str | None
+    is_of_class: bool
+
+
+def mapping(value: Any) -> Json:
+    """The value if it is a mapping, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def listed(value: Any) -> Sequence[Any]:
+    """The value if it is a list, else an empty one."""
+    return value if isinstance(value, list) else ()
+
+
+def at(tree: Json, path: Path) -> Any:
+    """What stands at a place, or None."""
+    here: Any = tree
+    for step in path:
+        if isinstance(step, int):
+            here = here[step] if isinstance(here, list) and step < len(here) else None
+        else:
+            here = mapping(here).get(step)
+    return here
+
+
+def text(value: Any) -> str:
+    """The value if it is text, else nothing."""
+    return value if isinstance(value, str) else ""
+
+
+def kind_of(manifest: Manifest) -> str:
+    """Its kind, or nothing."""
+    return text(manifest.tree.get("kind"))
+
+
+def is_of_group(manifest: Manifest) -> bool:
+    """Whether it is an object of resource.k8s.io, of whatever version."""
+    return text(manifest.tree.get("apiVersion")).partition("/")[0] == GROUP
+
+
+def name_of(tree: Json) -> str:
+    """metadata.name."""
+    return text(mapping(tree.get("metadata")).get("name"))
+
+
+def namespace_of(tree: Json) -> str:
+    """metadata.namespace, with Kubernetes' own default."""
+    return text(mapping(tree.get("metadata")).get("namespace")) or "default"
+
+
+def claims(manifests: Sequence[Manifest]) -> Iterator[Claim]:
+    """Every claim and template."""
+    for index, manifest in enumerate(manifests):
+        kind = kind_of(manifest)
+        if kind not in {"ResourceClaim", "ResourceClaimTemplate"} or not is_of_group(manifest):
+            continue
+        is_template = kind == "ResourceClaimTemplate"
+        path: Path = ("spec", "spec", "devices") if is_template else ("spec", "devices")
+        devices = mapping(at(manifest.tree, path))
+        yield Claim(index, path, devices, name_of(manifest.tree), namespace_of(manifest.tree), is_template)
+
+
+def requests(claim: Claim) -> Iterator[Request]:
+    """Each request of a claim as a whole."""
+    for number, request in enumerate(listed(claim.devices.get("requests"))):
+        if isinstance(request, dict):
+            yield Request((*claim.path, "requests", number), request)
+
+
+def wanted(request: Request) -> Iterator[Request]:
+    """What a request asks for: one thing, or the alternatives of its list."""
+    if any(field in request.fields for field in OF_A_REQUEST):
+        yield request
+    if isinstance(exactly := request.fields.get("exactly"), dict):
+        yield Request((*request.path, "exactly"), exactly)
+    for number, alternative in enumerate(listed(request.fields.get("firstAvailable"))):
+        if isinstance(alternative, dict):
+            yield Request((*request.path, "firstAvailable", number), alternative)
+
+
+def request_names(claim: Claim) -> list[str]:
+    """The names by which constraints and containers can name requests, alternatives included."""
+    names = []
+    for request in requests(claim):
+        name = text(request.fields.get("name"))
+        names.append(name)
+        names += [
+            f"{name}/{text(alternative.get('name'))}"
+            for alternative in map(mapping, listed(request.fields.get("firstAvailable")))
+        ]
+    return [name for name in names if name]
+
+
+def selectors(manifests: Sequence[Manifest]) -> Iterator[Selector]:
+    """Every expression of every claim, template and class."""
+    drivers = drivers_of_classes(manifests)
+    for claim in claims(manifests):
+        for request in requests(claim):
+            for asked in wanted(request):
+                driver = drivers.get(text(asked.fields.get("deviceClassName")))
+                yield from _expressions(claim.manifest, asked.path, asked.fields, driver, is_of_class=False)
+    for index, manifest in enumerate(manifests):
+        if kind_of(manifest) == "DeviceClass" and is_of_group(manifest):
+            spec = mapping(manifest.tree.get("spec"))
+            driver = drivers.get(name_of(manifest.tree))
+            yield from _expressions(index, ("spec",), spec, driver, is_of_class=True)
+
+
+def _expressions(
+    manifest: int, path: Path, holder: Json, driver: str | None, *, is_of_class: bool
+) -> Iterator[Selector]:
+    for number, selector in enumerate(listed(holder.get("selectors"))):
+        expression = mapping(mapping(selector).get("cel")).get("expression")
+        if isinstance(expression, str):
+            place = (*path, "selectors", number, "cel", "expression")
+            named = _DRIVER.search(expression)
+            yield Selector(manifest, place, expression, named[2] if named else driver, is_of_class)
+
+
+def drivers_of_classes(manifests: Sequence[Manifest]) -> dict[str, str]:
+    """The driver behind each class that is known: NVIDIA's own, and those of the manifests that name theirs."""
+    drivers = dict(CLASSES)
+    for manifest in manifests:
+        if kind_of(manifest) != "DeviceClass":
+            continue
+        for selector in listed(mapping(manifest.tree.get("spec")).get("selectors")):
+            named = _DRIVER.search(text(mapping(mapping(selector).get("cel")).get("expression")))
+            if named:
+                drivers[name_of(manifest.tree)] = named[2]
+    return drivers
+
+
+def pods(manifests: Sequence[Manifest]) -> Iterator[PodSpec]:
+    """The pod spec of every pod and workload."""
+    for index, manifest in enumerate(manifests):
+        kind = kind_of(manifest)
+        path = WORKLOADS.get(kind)
+        if path is None or not isinstance(spec := at(manifest.tree, path), dict):
+            continue
+        own = mapping(manifest.tree.get("spec"))
+        replicas = own.get("parallelism" if kind == "Job" else "replicas", 1)
+        count = replicas if isinstance(replicas, int) and kind != "Pod" else 1
+        yield PodSpec(index, path, spec, kind, name_of(manifest.tree), namespace_of(manifest.tree), count)
+
+
+def containers(pod: PodSpec) -> Iterator[Request]:
+    """Each container of a pod and where it stands."""
+    for field in CONTAINERS:
+        for number, container in enumerate(listed(pod.spec.get(field))):
+            if isinstance(container, dict):
+                yield Request((*pod.path, field, number), container)
+
+
+def pod_claims(pod: PodSpec) -> Iterator[Request]:
+    """Each entry of a pod's resourceClaims."""
+    for number, entry in enumerate(listed(pod.spec.get("resourceClaims"))):
+        if isinstance(entry, dict):
+            yield Request((*pod.path, "resourceClaims", number), entry)
+
+
+def container_claims(container: Request) -> Iterator[Request]:
+    """Each entry of a container's resources.claims."""
+    for number, entry in enumerate(listed(mapping(container.fields.get("resources")).get("claims"))):
+        if isinstance(entry, dict):
+            yield Request((*container.path, "resources", "claims", number), entry)

@@ -1,0 +1,176 @@
+"""Rules about pods and their claims: every name must lead somewhere.
+
+Owns what is said of `resourceClaims`, of what containers take from it, and of the requests they name. A claim or template that is
+not among the manifests may be in the cluster, and nothing is said of it.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from draco.linting.model import Drop, Edit, Finding, Manifest, Path, Put
+from draco.linting.names import closest
+from draco.linting.objects import (
+    Claim,
+    PodSpec,
+    Request,
+    claims,
+    container_claims,
+    containers,
+    pod_claims,
+    pods,
+    request_names,
+    text,
+)
+
+NAMES = {"resourceClaimName": False, "resourceClaimTemplateName": True}
+"""The fields of an entry that name a claim, and whether it is a template."""
+
+
+def check_pod_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """Every entry names one claim or one template, and some container uses it."""
+    known = list(claims(manifests))
+    for pod in pods(manifests):
+        entries = list(pod_claims(pod))
+        used = {text(use.fields.get("name")) for container in containers(pod) for use in container_claims(container)}
+        for entry in entries:
+            name = text(entry.fields.get("name"))
+            if not name:
+                yield _found("pod-claim", "an entry of resourceClaims has no name", pod, entry.path)
+                continue
+            if "source" not in entry.fields:
+                yield from _target(pod, entry, known)
+            if name not in used:
+                yield from _unused(pod, entry, name)
+
+
+def _target(pod: PodSpec, entry: Request, known: Sequence[Claim]) -> Iterator[Finding]:
+    name = text(entry.fields.get("name"))
+    given = [field for field in NAMES if entry.fields.get(field)]
+    if len(given) > 1:
+        message = (
+            f"{name} has resourceClaimName and resourceClaimTemplateName: name the claim that pods share, or the template that "
+            "makes one for each, not both"
+        )
+        yield _found("claim-or-template", message, pod, entry.path)
+        return
+    mine = [claim for claim in known if claim.namespace == pod.namespace]
+    if not given:
+        if any(field in entry.fields for field in ("resourceClaim", "resourceClaimTemplate")):
+            return  # an unknown field, whose right name is told with it
+        edit = _only_one(entry, mine)
+        message = f"{name} names no claim: add resourceClaimName or resourceClaimTemplateName"
+        yield _found("claim-or-template", message, pod, entry.path, *edit)
+        return
+    target = text(entry.fields[given[0]])
+    wants_template = NAMES[given[0]]
+    if any(claim.name == target and claim.is_template == wants_template for claim in mine):
+        return
+    path = (*entry.path, given[0])
+    other = next((claim for claim in mine if claim.name == target), None)
+    if other is not None:
+        right = next(field for field, is_template in NAMES.items() if is_template == other.is_template)
+        kinds = (
+            ("ResourceClaimTemplate", "ResourceClaim")
+            if other.is_template
+            else ("ResourceClaim", "ResourceClaimTemplate")
+        )
+        message = f"{target} is a {kinds[0]} here and not a {kinds[1]}: name it in {right}"
+        yield _found("claim-or-template", message, pod, path, Put((*entry.path, right), target), Drop(path))
+        return
+    elsewhere = next((claim for claim in known if claim.name == target), None)
+    if elsewhere is not None:
+        message = (
+            f"{target} is in the namespace {elsewhere.namespace} this {pod.kind} in {pod.namespace}: a pod uses claims of its "
+            "own namespace only"
+        )
+        yield _found("claim-namespace", message, pod, path)
+        return
+    likely = closest(target, [claim.name for claim in mine if claim.is_template == wants_template])
+    if likely:
+        message = f"there is no {target} among these manifests; the nearest is {likely}"
+        yield Finding("claim-unknown", "warning", message, pod.manifest, path, ((pod.manifest, Put(path, likely)),))
+
+
+def _only_one(entry: Request, mine: Sequence[Claim]) -> list[Edit]:
+    """The one claim or template that can be meant, if there is just one."""
+    if len(mine) != 1:
+        return []
+    field = next(field for field, is_template in NAMES.items() if is_template == mine[0].is_template)
+    return [Put((*entry.path, field), mine[0].name)]
+
+
+def _unused(pod: PodSpec, entry: Request, name: str) -> Iterator[Finding]:
+    every = list(containers(pod))
+    edits: list[Edit] = []
+    if len(every) == 1 and not any(container_claims(every[0])):
+        edits = [Put((*every[0].path, "resources", "claims"), [{"name": name}])]
+    message = f"no container takes {name} in resources.claims: the pod holds the device and nothing in it sees it"
+    yield Finding(
+        "claim-unused", "warning", message, pod.manifest, entry.path, tuple((pod.manifest, edit) for edit in edits)
+    )
+
+
+def check_container_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """Every claim of a container is an entry of its pod, and every request it names is one of that claim."""
+    known = list(claims(manifests))
+    for pod in pods(manifests):
+        entries = {text(entry.fields.get("name")): entry for entry in pod_claims(pod)}
+        told: set[str] = set()
+        for container in containers(pod):
+            for use in container_claims(container):
+                name = text(use.fields.get("name"))
+                if name not in entries:
+                    if name not in told:
+                        yield _without_entry(pod, use, name, list(entries), known)
+                    told.add(name)
+                    continue
+                if "request" in use.fields:
+                    yield from _request(pod, use, entries[name], known)
+
+
+def _without_entry(pod: PodSpec, use: Request, name: str, entries: Sequence[str], known: Sequence[Claim]) -> Finding:
+    path = (*use.path, "name")
+    if not name:
+        return _found("container-claim", "an entry of resources.claims has no name", pod, use.path)
+    likely = closest(name, entries)
+    if likely:
+        message = f"{name} is no entry of the pod's resourceClaims; the nearest is {likely}"
+        return _found("container-claim", message, pod, path, Put(path, likely))
+    mine = [claim for claim in known if claim.namespace == pod.namespace]
+    meant = [claim for claim in mine if claim.name == name] or mine
+    edits: list[Edit] = []
+    if len(meant) == 1:
+        field = next(field for field, is_template in NAMES.items() if is_template == meant[0].is_template)
+        place: Path = (*pod.path, "resourceClaims", len(entries))
+        edits = [Put(place, {"name": name, field: meant[0].name})]
+    message = (
+        f"the container takes {name}, and the pod has no such entry: add it to resourceClaims beside containers, with "
+        "resourceClaimName or resourceClaimTemplateName"
+    )
+    return _found("container-claim", message, pod, path, *edits)
+
+
+def _request(pod: PodSpec, use: Request, entry: Request, known: Sequence[Claim]) -> Iterator[Finding]:
+    field = next((field for field in NAMES if entry.fields.get(field)), None)
+    if field is None:
+        return
+    target = text(entry.fields[field])
+    claim = next(
+        (
+            claim
+            for claim in known
+            if claim.name == target and claim.namespace == pod.namespace and claim.is_template == NAMES[field]
+        ),
+        None,
+    )
+    request = text(use.fields["request"])
+    if claim is None or not (names := request_names(claim)) or request in names:
+        return
+    path = (*use.path, "request")
+    whole = [name for name in names if "/" not in name]
+    likely = closest(request, names) or (whole[0] if len(whole) == 1 else None)
+    message = f"{target} has no request {request}: it has {', '.join(names)}"
+    yield _found("request-unknown", message, pod, path, *([Put(path, likely)] if likely else []))
+
+
+def _found(rule: str, message: str, pod: PodSpec, path: Path, *edits: Edit) -> Finding:
+    return Finding(rule, "error", message, pod.manifest, path, tuple((pod.manifest, edit) for edit in edits))

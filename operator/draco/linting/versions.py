@@ -1,0 +1,287 @@
+"""Rules about old forms: versions that are no longer served, and what v1 writes differently.
+
+Owns the way from every older form to v1: classic DRA (v1alpha1, v1alpha2), v1alpha3, v1beta1, v1beta2.
+Source: KEP-4381, KEP-3063, k8s.io/api/resource.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from draco.linting.model import Drop, Edit, Finding, Json, Manifest, Move, Path, Put
+from draco.linting.objects import (
+    GROUP,
+    OF_A_REQUEST,
+    at,
+    claims,
+    is_of_group,
+    kind_of,
+    listed,
+    mapping,
+    name_of,
+    pod_claims,
+    pods,
+    requests,
+    text,
+)
+
+_RULE_VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")
+_KINDS: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice", "DeviceTaintRule"})
+_CLASSIC: Final = {
+    "PodSchedulingContext": "the scheduler allocates by itself since Kubernetes 1.32: leave this object out",
+    "ResourceClaimParameters": "parameters of a driver stand in the claim: spec.devices.config[].opaque of a ResourceClaim",
+    "ResourceClassParameters": "parameters of a driver stand in the class: spec.config[].opaque of a DeviceClass",
+}
+_OF_CLASSIC_CLAIMS: Final = ("allocationMode", "parametersRef", "resourceClassName")
+_VALUES: Final = ("int", "bool", "string", "version", "ints", "bools", "strings", "versions")
+
+
+def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[Finding]:
+    """Version and kind of each object."""
+    for index, manifest in enumerate(manifests):
+        kind = kind_of(manifest)
+        group, slash, version = text(manifest.tree.get("apiVersion")).partition("/")
+        if kind in _KINDS and not slash:
+            wanted = f"{GROUP}/{'v1' if kind != 'DeviceTaintRule' else _rule_version(kubernetes)}"
+            message = f"a {kind} has the apiVersion {wanted}"
+            yield _found("api-version", message, index, ("apiVersion",), Put(("apiVersion",), wanted))
+        if group != GROUP or not slash:
+            continue
+        if kind in _CLASSIC:
+            yield _found("classic-dra", f"{kind} belongs to an API that is gone: {_CLASSIC[kind]}", index, ("kind",))
+        elif kind == "ResourceClass":
+            yield _of_resource_class(index, manifest.tree)
+        elif kind == "DeviceTaintRule":
+            if version not in _RULE_VERSIONS:
+                wanted = f"{GROUP}/{_rule_version(kubernetes)}"
+                message = (
+                    f"DeviceTaintRule was never served as {group}/{version}: Kubernetes 1.{kubernetes} serves {wanted}"
+                )
+                yield _found("api-version", message, index, ("apiVersion",), Put(("apiVersion",), wanted))
+        elif version != "v1":
+            is_gone = version.startswith("v1alpha") or not version.startswith("v1beta")
+            why = "is no longer served by any Kubernetes" if is_gone else "is deprecated and not served by default"
+            message = f"{group}/{version} {why}: write {GROUP}/v1, served since Kubernetes 1.34"
+            yield Finding(
+                "api-version",
+                "error" if is_gone else "warning",
+                message,
+                index,
+                ("apiVersion",),
+                ((index, Put(("apiVersion",), f"{GROUP}/v1")),),
+            )
+
+
+def _rule_version(kubernetes: int) -> str:
+    if kubernetes >= 37:
+        return "v1"
+    return "v1beta2" if kubernetes == 36 else "v1alpha3"
+
+
+def _of_resource_class(index: int, tree: Json) -> Finding:
+    driver = text(tree.get("driverName")) or "gpu.nvidia.com"
+    selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+    edits: list[Edit] = [
+        Put(("apiVersion",), f"{GROUP}/v1"),
+        Put(("kind",), "DeviceClass"),
+        *(
+            Drop((field,))
+            for field in ("driverName", "parametersRef", "structuredParameters", "suitableNodes")
+            if field in tree
+        ),
+        Put(("spec", "selectors"), [selector]),
+    ]
+    message = "ResourceClass is now DeviceClass, which names the driver in a selector"
+    return _found("classic-dra", message, index, ("kind",), *edits)
+
+
+def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """Claims of classic DRA named a class and left the rest to a driver; classes could name nodes."""
+    for claim in claims(manifests):
+        path = claim.path[:-1]
+        spec = mapping(at(manifests[claim.manifest].tree, path))
+        classic = [field for field in _OF_CLASSIC_CLAIMS if field in spec]
+        if "resourceClassName" in spec and "devices" not in spec:
+            request = {"name": "device", "exactly": {"deviceClassName": text(spec["resourceClassName"])}}
+            edits: list[Edit] = [
+                Put((*path, "devices", "requests"), [request]),
+                *(Drop((*path, field)) for field in classic),
+            ]
+            message = (
+                "resourceClassName belongs to classic DRA: requests name a DeviceClass, in exactly.deviceClassName"
+            )
+            yield _found("classic-dra", message, claim.manifest, (*path, "resourceClassName"), *edits)
+            classic.remove("resourceClassName")
+        for field in classic:
+            what = {
+                "allocationMode": "a claim is always allocated when its pod is scheduled",
+                "parametersRef": "parameters stand in spec.devices.config[].opaque",
+            }.get(field, "requests name a DeviceClass")
+            message = f"{field} belongs to classic DRA: {what}"
+            yield _found("classic-dra", message, claim.manifest, (*path, field), Drop((*path, field)))
+    for index, manifest in enumerate(manifests):
+        if kind_of(manifest) == "DeviceClass" and "suitableNodes" in mapping(manifest.tree.get("spec")):
+            path = ("spec", "suitableNodes")
+            message = (
+                "suitableNodes is gone since Kubernetes 1.32: the slices of a driver say on which nodes its devices are"
+            )
+            yield _found("classic-dra", message, index, path, Drop(path))
+
+
+def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """v1 has what is asked for under `exactly`; v1beta1 had it beside the name."""
+    for claim in claims(manifests):
+        for request in requests(claim):
+            beside = [field for field in request.fields if field in OF_A_REQUEST]
+            if not beside:
+                continue
+            has_list = "firstAvailable" in request.fields
+            moved = [Move((*request.path, field), (*request.path, "exactly", field)) for field in beside]
+            what = " and ".join(filter(None, (", ".join(beside[:-1]), beside[-1])))
+            if has_list:
+                message = f"{what} cannot stand beside firstAvailable: each of its alternatives has its own"
+                yield _found("exactly-missing", message, claim.manifest, (*request.path, beside[0]))
+                continue
+            message = f"{what} of a request {'stands' if len(beside) == 1 else 'stand'} under `exactly` since v1beta2"
+            yield _found("exactly-missing", message, claim.manifest, (*request.path, beside[0]), *moved)
+
+
+def check_slices_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """v1beta1 had a device's fields under `basic`; amounts were never attributes."""
+    for index, manifest in enumerate(manifests):
+        if kind_of(manifest) != "ResourceSlice" or not is_of_group(manifest):
+            continue
+        spec = mapping(manifest.tree.get("spec"))
+        for number, device in enumerate(listed(spec.get("devices"))):
+            path: Path = ("spec", "devices", number)
+            basic = mapping(device).get("basic")
+            if "basic" in mapping(device):
+                edits: list[Edit] = [
+                    *(Move((*path, "basic", field), (*path, field)) for field in mapping(basic)),
+                    Drop((*path, "basic")),
+                ]
+                yield _found(
+                    "basic",
+                    "`basic` is gone since v1beta2: its fields are the device's own",
+                    index,
+                    (*path, "basic"),
+                    *edits,
+                )
+            for holder in (path, (*path, "basic")):
+                fields = mapping(at(manifest.tree, holder))
+                yield from _amounts(index, holder, mapping(fields.get("attributes")))
+                yield from _bare_capacities(index, holder, mapping(fields.get("capacity")))
+
+
+def _amounts(index: int, device: Path, attributes: Json) -> Iterator[Finding]:
+    for name, attribute in attributes.items():
+        path = (*device, "attributes", name)
+        if "quantity" in mapping(attribute):
+            edits: tuple[Edit, ...] = (
+                Put((*device, "capacity", name), {"value": mapping(attribute)["quantity"]}),
+                Drop(path),
+                *([Drop((*device, "attributes"))] if len(attributes) == 1 else []),
+            )
+            message = f"an attribute has no quantity: amounts such as {name} are capacities, with a `value`"
+            yield _found("capacity-as-attribute", message, index, path, *edits)
+        elif not isinstance(attribute, dict):
+            value = _typed(attribute)
+            edits = () if value is None else (Put(path, value),)
+            message = f"the attribute {name} says no type: write one of int, bool, string or version below it"
+            yield _found("attribute-type", message, index, path, *edits)
+
+
+def _typed(value: Any) -> Json | None:
+    match value:
+        case bool():
+            return {"bool": value}
+        case int():
+            return {"int": value}
+        case str():
+            return {"string": value}
+    return None
+
+
+def _bare_capacities(index: int, device: Path, capacities: Json) -> Iterator[Finding]:
+    """v1alpha3 wrote `memory: 80Gi`; v1beta1 and later have a value below it."""
+    for name, amount in capacities.items():
+        path = (*device, "capacity", name)
+        if isinstance(amount, str | int) and not isinstance(amount, bool):
+            message = f"the capacity {name} stands in a field `value`"
+            yield _found("capacity-value", message, index, path, Put(path, {"value": amount}))
+        elif "quantity" in mapping(amount):
+            message = f"the amount of {name} is its `value`"
+            yield _found("capacity-value", message, index, path, Move((*path, "quantity"), (*path, "value")))
+
+
+def check_pod_claims_of_v1alpha(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """The names of claims and templates stood under `source`."""
+    for pod in pods(manifests):
+        for entry in pod_claims(pod):
+            if "source" not in entry.fields:
+                continue
+            source = mapping(entry.fields["source"])
+            path = (*entry.path, "source")
+            edits: list[Edit] = [Move((*path, field), (*entry.path, _current(field))) for field in source]
+            message = (
+                "`source` is gone since Kubernetes 1.31: the claim or template is named beside the entry's own name"
+            )
+            yield _found("claim-source", message, pod.manifest, path, *edits, Drop(path))
+
+
+def _current(field: str) -> str:
+    return {"resourceClaimTemplate": "resourceClaimTemplateName", "resourceClaim": "resourceClaimName"}.get(
+        field, field
+    )
+
+
+def check_fragments(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """Parts of manifests, as articles show them: nothing that a cluster can take."""
+    for index, manifest in enumerate(manifests):
+        missing = [field for field in ("apiVersion", "kind") if not text(manifest.tree.get(field))]
+        if not missing:
+            continue
+        kind = kind_of(manifest) or _kind_of(manifest.tree)
+        if kind is None:
+            yield _found(
+                "fragment", f"{' and '.join(missing)} missing: this is no manifest, or only a part of one", index, ()
+            )
+            continue
+        version = "v1" if kind == "Pod" else f"{GROUP}/v1"
+        message = f"{' and '.join(missing)} missing: this is part of a {kind}, {version}"
+        edits: list[Edit] = [Put(("apiVersion",), version), Put(("kind",), kind)]
+        if not name_of(manifest.tree):
+            edits.append(Put(("metadata", "name"), _name_for(kind, manifest.tree)))
+        is_whole = kind != "Pod" or "containers" in mapping(manifest.tree.get("spec"))
+        if not is_whole:
+            message += ", whose containers are missing too"
+        yield _found("fragment", message, index, (), *(edits if is_whole else ()))
+
+
+def _kind_of(tree: Json) -> str | None:
+    spec = mapping(tree.get("spec"))
+    if "resourceClaims" in spec or "containers" in spec:
+        return "Pod"
+    if "driver" in spec and "pool" in spec:
+        return "ResourceSlice"
+    if "deviceSelector" in spec and "taint" in spec:
+        return "DeviceTaintRule"
+    if "requests" in mapping(spec.get("devices")):
+        return "ResourceClaim"
+    if "devices" in mapping(spec.get("spec")):
+        return "ResourceClaimTemplate"
+    return None
+
+
+def _name_for(kind: str, tree: Json) -> str:
+    """A name for what has none: that of the first request, container or driver."""
+    spec = mapping(tree.get("spec"))
+    if kind == "Pod":
+        first = next(iter(listed(spec.get("containers"))), None)
+    else:
+        devices = mapping(mapping(spec.get("spec", spec)).get("devices"))
+        first = next(iter(listed(devices.get("requests"))), None)
+    return text(mapping(first).get("name")) or "unnamed"
+
+
+def _found(rule: str, message: str, manifest: int, path: Path, *edits: Edit) -> Finding:
+    return Finding(rule, "error", message, manifest, path, tuple((manifest, edit) for edit in edits))

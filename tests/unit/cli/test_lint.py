@@ -1,0 +1,207 @@
+"""`draco lint`: what it prints and writes, its status, and that no file is too hostile for one clear sentence."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from draco import cli
+from draco.cli.lint import check
+
+OLD = """# kept
+apiVersion: resource.k8s.io/v1beta1 # also kept
+kind: ResourceClaim
+metadata: {name: gpu}
+spec:
+  devices:
+    requests:
+      - name: gpu
+        deviceClassName: gpu.nvidia.com
+"""
+NEW = """# kept
+apiVersion: resource.k8s.io/v1 # also kept
+kind: ResourceClaim
+metadata: {name: gpu}
+spec:
+  devices:
+    requests:
+      - name: gpu
+        exactly:
+          deviceClassName: gpu.nvidia.com
+"""
+LEFT = OLD + "      - name: other\n"
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    file = tmp_path / "claim.yaml"
+    file.write_text(OLD)
+    return file
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+    assert cli.run(["lint", *arguments]) == status
+    output = capsys.readouterr()
+    return output.out + output.err
+
+
+def squeezed(text: str) -> str:
+    """Without the column of comments at the end of a line, which may move."""
+    return "\n".join(" ".join(line.split()) if " #" in line else line for line in text.split("\n"))
+
+
+def test_findings_are_told_with_file_line_severity_and_rule(capsys: pytest.CaptureFixture[str], old: Path) -> None:
+    lines = shown(capsys, "-f", str(old), status=1).splitlines()
+    assert lines[0].startswith(f"{old}:2: warning: resource.k8s.io/v1beta1 is deprecated")
+    assert lines[0].endswith("(api-version)")
+    assert lines[1].startswith(f"{old}:9: error: deviceClassName of a request stands under `exactly`")
+    assert "+          deviceClassName: gpu.nvidia.com" in lines
+    assert lines[-1] == "--fix corrects 2 of 2."
+    assert old.read_text() == OLD
+
+
+def test_fix_writes_the_corrected_text(capsys: pytest.CaptureFixture[str], old: Path) -> None:
+    told = shown(capsys, "-f", str(old), "--fix")
+    assert squeezed(old.read_text()) == NEW
+    assert told.endswith("Corrected 2 of 2; 0 left to you.\n")
+    assert shown(capsys, "-f", str(old)) == "Nothing to correct.\n"
+
+
+def test_what_is_left_after_a_fix_is_an_error(capsys: pytest.CaptureFixture[str], old: Path) -> None:
+    old.write_text(LEFT)
+    assert shown(capsys, "-f", str(old), "--fix", status=1).endswith("Corrected 2 of 3; 1 left to you.\n")
+
+
+def test_only_warnings_are_no_failure(capsys: pytest.CaptureFixture[str], old: Path) -> None:
+    old.write_text(NEW.replace("k8s.io/v1 ", "k8s.io/v1beta2 "))
+    assert "warning" in shown(capsys, "-f", str(old))
+
+
+def test_the_diff_and_the_text_are_printed_alone(capsys: pytest.CaptureFixture[str], old: Path) -> None:
+    assert shown(capsys, "-f", str(old), "-o", "diff", status=1).startswith(f"--- {old}\n+++ {old}\n@@")
+    assert squeezed(shown(capsys, "-f", str(old), "-o", "yaml", status=1)) == NEW
+
+
+def test_json_has_every_finding_and_the_corrected_files(capsys: pytest.CaptureFixture[str], old: Path) -> None:
+    document = json.loads(shown(capsys, "-f", str(old), "-o", "json", status=1))
+    assert document["findings"][1] == {
+        "file": str(old),
+        "line": 9,
+        "severity": "error",
+        "rule": "exactly-missing",
+        "message": "deviceClassName of a request stands under `exactly` since v1beta2",
+        "corrected": True,
+    }
+    [file] = document["files"]
+    assert squeezed(file["corrected"]) == NEW
+
+
+def test_standard_input_is_corrected_to_standard_output(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(OLD.encode())))
+    assert squeezed(shown(capsys, "-f", "-", "--fix")) == NEW
+
+
+def test_a_folder_is_checked_as_one_application(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "claim.yaml").write_text(NEW)
+    (tmp_path / "pod.yml").write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n"
+        "  - {name: c, resources: {claims: [{name: gpu}]}}\n"
+    )
+    (tmp_path / "notes.txt").write_text("not read")
+    told = shown(capsys, "-f", str(tmp_path), status=1)
+    assert f"{tmp_path}/pod.yml:6: error: the container takes gpu" in told
+    assert "+  - name: gpu" in told
+    assert "+    resourceClaimName: gpu" in told
+
+
+def test_an_empty_folder_and_a_missing_file_are_told_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "holds no .json, .yaml, .yml file" in shown(capsys, "-f", str(tmp_path), status=1)
+    assert "no such file" in shown(capsys, "-f", str(tmp_path / "nosuch"), status=1)
+
+
+def test_line_ends_of_another_system_stay(capsys: pytest.CaptureFixture[str], old: Path) -> None:
+    old.write_bytes(OLD.replace("\n", "\r\n").encode())
+    shown(capsys, "-f", str(old), "--fix")
+    written = old.read_bytes()
+    assert b"exactly:\r\n" in written
+    assert written.count(b"\n") == written.count(b"\r\n")
+
+
+def test_documents_without_a_finding_stay_byte_for_byte() -> None:
+    other = "---\nkind:   Service\napiVersion:    v1 #   as it is\nspec: { a : b }\n"
+    after = check({"a": OLD + other}, kubernetes=36).after["a"]
+    assert after.endswith(other)
+
+
+@pytest.mark.parametrize("rule", ["separator", "indentation", "quotes"])
+def test_what_copying_broke_is_repaired(rule: str) -> None:
+    broken = {
+        "separator": OLD + "\u2013\u2013\u2013\n" + OLD,
+        "indentation": OLD.replace("\n  devices", "\n\u00a0\u00a0devices"),
+        "quotes": OLD.replace("{name: gpu}", "{name: \u201cgpu\u201d}"),
+    }[rule]
+    checked = check({"a": broken}, kubernetes=36)
+    assert rule in {told.rule for told in checked.findings}
+    assert check({"a": checked.after["a"]}, kubernetes=36).findings == []
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("a: b: c\n", "several fields stand on one line"),
+        ("{", "not valid YAML"),
+        ("\tkey: value\n  other: x", "indented with tabs"),
+        ("- " * 3000, "nested"),
+        ("&x\na: *x\n", "an alias leads back"),
+        (BOMB, "its aliases written out"),
+        ("[" * 3000, "nested"),
+        ("a: 1\na: 2\n", "duplicate key"),
+        ("a: *nosuch\n", "not valid YAML"),
+        ("a: !!python/object:os.system x\n", "no manifest"),
+        ("kind: {{ .Values.kind }}\n", "template"),
+        ("a: \x00\n", "not valid YAML"),
+        ("just text\n", "this is no manifest"),
+        ("%YAML 9.9\n---\na: 1\n", "no manifest"),
+        ("apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: 5\nspec: [1]\n", "is a mapping"),
+        (
+            "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: a}\nspec: {devices: {requests: 5}}\n",
+            "is a list",
+        ),
+        ("apiVersion: [1]\nkind: {a: b}\n", "missing"),
+        (
+            "kind: Pod\napiVersion: v1\nspec: {containers: [1, {resources: 5}], resourceClaims: {a: b}}\n",
+            "is a mapping",
+        ),
+        ("? [1, 2]\n: x\n", "no manifest"),
+        ("a: 2001-99-99\nb: 1e999999\nc: 0x\n", ""),
+        ("x" * 2_100_000, "more than 2,000,000 characters"),
+    ],
+)
+def test_a_hostile_file_is_told_in_a_sentence(content: str, words: str) -> None:
+    checked = check({"file": content}, kubernetes=36)
+    assert any(words in told.message for told in checked.findings)
+    assert checked.after["file"] == content or any(told.corrected for told in checked.findings)
+
+
+def test_a_file_that_is_not_text_is_told_so(capsys: pytest.CaptureFixture[str], old: Path) -> None:
+    old.write_bytes(b"\xff\xfe\x00")
+    assert "is not UTF-8 text" in shown(capsys, "-f", str(old), status=1)
+
+
+def test_one_broken_document_does_not_hide_the_others() -> None:
+    checked = check({"file": "a: b: c\n---\n" + OLD}, kubernetes=36)
+    assert [(told.rule, told.line) for told in checked.findings] == [
+        ("yaml", 1),
+        ("api-version", 4),
+        ("exactly-missing", 11),
+    ]

@@ -1,0 +1,132 @@
+"""Selectors as people write them, and the ones they meant."""
+
+import pytest
+
+from draco.cel import compile_selector
+from draco.linting.expressions import corrected
+
+DRIVER = "gpu.nvidia.com"
+MEMORY = 'device.capacity["gpu.nvidia.com"].memory'
+ATTRIBUTES = 'device.attributes["gpu.nvidia.com"]'
+
+
+@pytest.mark.parametrize(
+    ("written", "meant", "rules"),
+    [
+        (f'{MEMORY} >= quantity("40Gi")', f'{MEMORY}.compareTo(quantity("40Gi")) >= 0', ["quantity-comparison"]),
+        (f'quantity("40Gi") < {MEMORY}', f'quantity("40Gi").compareTo({MEMORY}) < 0', ["quantity-comparison"]),
+        (f'"40Gi" <= {MEMORY}', f'quantity("40Gi").compareTo({MEMORY}) <= 0', ["quantity-comparison"]),
+        (f'{MEMORY} == "40Gi"', f'{MEMORY}.compareTo(quantity("40Gi")) == 0', ["quantity-comparison"]),
+        (f"{MEMORY} > 42949672960", f'{MEMORY}.compareTo(quantity("42949672960")) > 0', ["quantity-comparison"]),
+        (f'{MEMORY} > "40 GB"', f'{MEMORY}.compareTo(quantity("40G")) > 0', ["quantity-comparison"]),
+        (
+            f'{MEMORY}.compareTo(quantity("40GiB")) >= 0',
+            f'{MEMORY}.compareTo(quantity("40Gi")) >= 0',
+            ["bad-quantity"],
+        ),
+        (f'{MEMORY}.isGreaterThan("40Gi")', f'{MEMORY}.isGreaterThan(quantity("40Gi"))', ["quantity-comparison"]),
+        (
+            'device.capacity["gpu.nvidia.com"].?memory.orValue(quantity("0")) >= quantity("4Gi") || false',
+            'device.capacity["gpu.nvidia.com"].?memory.orValue(quantity("0")).compareTo(quantity("4Gi")) >= 0 || false',
+            ["quantity-comparison"],
+        ),
+        (
+            'device.attributes["memory"].isGreaterThan(quantity("40Gi"))',
+            f'{MEMORY}.isGreaterThan(quantity("40Gi"))',
+            ["attribute-domain", "capacity-as-attribute"],
+        ),
+        (
+            f'{ATTRIBUTES}.memory > "1Gi"',
+            f'{MEMORY}.compareTo(quantity("1Gi")) > 0',
+            ["capacity-as-attribute", "quantity-comparison"],
+        ),
+        ('device.attributes.profile == "1g.10gb"', f'{ATTRIBUTES}.profile == "1g.10gb"', ["attribute-domain"]),
+        ('device.attributes["mig.nvidia.com"].profile == "x"', f'{ATTRIBUTES}.profile == "x"', ["attribute-domain"]),
+        ('device.capacity["gpu.nvidia.com"].uuid == "x"', f'{ATTRIBUTES}.uuid == "x"', ["capacity-as-attribute"]),
+        (f'{ATTRIBUTES}.model == "x"', f'{ATTRIBUTES}.productName == "x"', ["unknown-attribute"]),
+        (f'{ATTRIBUTES}["product_name"] == "x"', f'{ATTRIBUTES}.productName == "x"', ["unknown-attribute"]),
+        (f'{ATTRIBUTES}.parentUuid == "x"', f'{ATTRIBUTES}.parentUUID == "x"', ["unknown-attribute"]),
+        (
+            f'{ATTRIBUTES}.pcieRoot == "pci0"',
+            'device.attributes["resource.kubernetes.io"].pcieRoot == "pci0"',
+            ["unknown-attribute"],
+        ),
+        (
+            f'{ATTRIBUTES}.cudaComputeCapability >= "8.0"',
+            f'{ATTRIBUTES}.cudaComputeCapability.compareTo(semver("8.0.0")) >= 0',
+            ["version-comparison"],
+        ),
+        (
+            f'{ATTRIBUTES}.driverVersion == "550.1.2"',
+            f'{ATTRIBUTES}.driverVersion.compareTo(semver("550.1.2")) == 0',
+            ["version-comparison"],
+        ),
+        (
+            f'{ATTRIBUTES}.driverVersion.isLessThan(semver("550"))',
+            f'{ATTRIBUTES}.driverVersion.isLessThan(semver("550.0.0"))',
+            ["bad-semver"],
+        ),
+    ],
+)
+def test_what_was_meant_is_found_and_compiles(written: str, meant: str, rules: list[str]) -> None:
+    complaints, text = corrected(written, DRIVER)
+    assert text == meant
+    assert [complaint.rule for complaint in complaints] == rules
+    assert compile_selector(text)
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        f'{MEMORY}.compareTo(quantity("40Gi")) >= 0',
+        f'{MEMORY}.isGreaterThan(quantity("40Gi")) && {ATTRIBUTES}.productName.contains("H100")',
+        f'{ATTRIBUTES}.driverVersion.compareTo(semver("550.1.2")) >= 0',
+        f'{ATTRIBUTES}.driverVersion == semver("550.1.2")',
+        'device.driver == "gpu.nvidia.com"',
+        'has(device.attributes.other) && "gpu.nvidia.com" in device.attributes',
+        'device.attributes["other.example"].model == "x"',
+        'cel.bind(a, device.attributes["gpu.nvidia.com"], a.?uuid.orValue("") == "x")',
+        'device.attributes["resource.kubernetes.io"].numaNode == 0',
+        'quantity("40Gi").sub(quantity("1Gi")).compareTo(quantity("2Gi")) > 0',
+    ],
+)
+def test_what_is_right_is_left_alone(right: str) -> None:
+    assert corrected(right, DRIVER) == ([], right)
+
+
+def test_a_name_that_resembles_none_is_told_and_left() -> None:
+    [complaint], text = corrected(f"{ATTRIBUTES}.xyzzy == 1", DRIVER)
+    assert (complaint.rule, complaint.corrected) == ("unknown-attribute", None)
+    assert text == f"{ATTRIBUTES}.xyzzy == 1"
+
+
+def test_a_domain_that_nobody_knows_is_left_to_the_author() -> None:
+    [complaint], _ = corrected('device.attributes["model"] == "x"', None)
+    assert complaint.corrected is None
+    assert "with the name of the driver" in complaint.message
+
+
+def test_an_equality_of_quantities_is_questioned() -> None:
+    [complaint], _ = corrected(f'{MEMORY} == quantity("80Gi")', DRIVER)
+    assert (complaint.rule, complaint.severity) == ("quantity-equality", "warning")
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "(" * 5000,
+        "device.attributes[" * 500,
+        'device.attributes["memory"] ' * 300,
+        '"' * 9999,
+        "\\" * 999,
+        "`" * 999,
+        "device.attributes",
+        "device.capacity['a'].b >= ",
+        ">= quantity('1')",
+        "'\ud800' >= quantity('1')",
+        "",
+    ],
+)
+def test_no_text_is_too_odd(hostile: str) -> None:
+    complaints, _ = corrected(hostile, DRIVER)
+    assert len(complaints) <= 64

@@ -1,0 +1,414 @@
+"""Each rule, by the smallest manifests that break it."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from draco.cli.lint import Checked, check
+
+CLAIM = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: gpu}
+spec:
+  devices:
+    requests:
+      - name: gpu
+        exactly: {deviceClassName: gpu.nvidia.com}
+"""
+TEMPLATE = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: gpu}
+spec:
+  spec:
+    devices:
+      requests:
+        - name: gpu
+          exactly: {deviceClassName: gpu.nvidia.com}
+"""
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: pod}
+spec:
+  resourceClaims:
+    - name: gpu
+      resourceClaimName: gpu
+  containers:
+    - name: main
+      image: busybox
+      resources:
+        claims:
+          - name: gpu
+"""
+RULE = """
+apiVersion: resource.k8s.io/v1beta2
+kind: DeviceTaintRule
+metadata: {name: rule}
+spec:
+  deviceSelector: {driver: gpu.nvidia.com, pool: node-0, device: gpu-0}
+  taint: {key: example.com/suspect, effect: NoSchedule}
+"""
+
+
+def checked(*texts: str, kubernetes: int = 36) -> Checked:
+    return check({"manifest.yaml": "\n---\n".join(texts)}, kubernetes=kubernetes)
+
+
+def rules(*texts: str) -> set[str]:
+    return {told.rule for told in checked(*texts).findings}
+
+
+def corrected(*texts: str, kubernetes: int = 36) -> list[Any]:
+    """The corrected manifests; nothing is left to find in them."""
+    after = checked(*texts, kubernetes=kubernetes).after["manifest.yaml"]
+    assert check({"manifest.yaml": after}, kubernetes=kubernetes).findings == []
+    return [document for document in yaml.safe_load_all(after) if document]
+
+
+def request(text: str) -> str:
+    """The claim with another request."""
+    return CLAIM.replace("exactly: {deviceClassName: gpu.nvidia.com}", text)
+
+
+@pytest.mark.parametrize(
+    "manifests", [[CLAIM, POD], [TEMPLATE], [RULE], ["kind: Service\napiVersion: v1\n"], [""], ["# only\n"]]
+)
+def test_what_is_right_has_nothing_to_correct(manifests: list[str]) -> None:
+    assert checked(*manifests).findings == []
+
+
+@pytest.mark.parametrize(
+    ("version", "severity"), [("v1alpha2", "error"), ("v1beta1", "warning"), ("v1beta2", "warning")]
+)
+def test_old_versions_become_v1(version: str, severity: str) -> None:
+    old = CLAIM.replace("k8s.io/v1", f"k8s.io/{version}")
+    [told] = checked(old).findings
+    assert (told.rule, told.severity) == ("api-version", severity)
+    assert corrected(old)[0]["apiVersion"] == "resource.k8s.io/v1"
+
+
+def test_a_missing_group_is_added() -> None:
+    assert corrected(CLAIM.replace("resource.k8s.io/v1", "v1"))[0]["apiVersion"] == "resource.k8s.io/v1"
+
+
+@pytest.mark.parametrize(("release", "version"), [(35, "v1alpha3"), (36, "v1beta2"), (37, "v1")])
+def test_a_taint_rule_gets_the_version_that_the_release_serves(release: int, version: str) -> None:
+    [rule] = corrected(RULE.replace("v1beta2", "v1beta1"), kubernetes=release)
+    assert rule["apiVersion"] == f"resource.k8s.io/{version}"
+
+
+def test_what_stood_beside_the_name_goes_under_exactly() -> None:
+    [claim] = corrected(request("deviceClassName: gpu.nvidia.com\n        count: 2"))
+    assert claim["spec"]["devices"]["requests"] == [
+        {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}}
+    ]
+
+
+def test_a_prioritized_list_is_not_mixed_with_a_plain_request() -> None:
+    mixed = request(
+        "deviceClassName: gpu.nvidia.com\n        firstAvailable: [{name: a, deviceClassName: gpu.nvidia.com}]"
+    )
+    assert "exactly-missing" in rules(mixed)
+    assert checked(mixed).after["manifest.yaml"] == mixed
+
+
+def test_a_resource_class_becomes_a_device_class_that_names_its_driver() -> None:
+    old = (
+        "apiVersion: resource.k8s.io/v1alpha2\nkind: ResourceClass\nmetadata: {name: a}\ndriverName: gpu.example.com\n"
+    )
+    [device_class] = corrected(old)
+    assert device_class == {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": "a"},
+        "spec": {"selectors": [{"cel": {"expression": 'device.driver == "gpu.example.com"'}}]},
+    }
+
+
+def test_parameters_and_modes_of_classic_claims_are_dropped() -> None:
+    old = (
+        "apiVersion: resource.k8s.io/v1alpha2\nkind: ResourceClaim\nmetadata: {name: a}\n"
+        "spec:\n  resourceClassName: gpu.nvidia.com\n"
+        "  allocationMode: WaitForFirstConsumer\n  parametersRef: {kind: GpuParameters, name: x}\n"
+    )
+    [claim] = corrected(old)
+    assert claim["spec"] == {
+        "devices": {"requests": [{"name": "device", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}
+    }
+
+
+def test_kinds_that_are_gone_are_told_what_took_their_place() -> None:
+    [told] = checked("apiVersion: resource.k8s.io/v1alpha2\nkind: PodSchedulingContext\nmetadata: {name: a}\n").findings
+    assert (told.rule, told.corrected) == ("classic-dra", False)
+    assert "leave this object out" in told.message
+
+
+@pytest.mark.parametrize(
+    ("capacity", "rule"), [("memory: 80Gi", "capacity-value"), ("memory: {quantity: 80Gi}", "capacity-value")]
+)
+def test_an_amount_of_a_slice_stands_in_its_value(capacity: str, rule: str) -> None:
+    old = (
+        "apiVersion: resource.k8s.io/v1\nkind: ResourceSlice\nmetadata: {name: a}\nspec:\n  driver: gpu.example.com\n"
+        "  nodeName: a\n  pool: {name: a, generation: 1, resourceSliceCount: 1}\n"
+        f"  devices:\n  - name: gpu-0\n    attributes: {{model: A, count: 3}}\n    capacity: {{{capacity}}}\n"
+    )
+    assert rules(old) == {rule, "attribute-type"}
+    [resource_slice] = corrected(old)
+    [device] = resource_slice["spec"]["devices"]
+    assert device["capacity"] == {"memory": {"value": "80Gi"}}
+    assert device["attributes"] == {"model": {"string": "A"}, "count": {"int": 3}}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "place"),
+    [
+        (CLAIM.replace("spec:\n  devices:", "devices:").replace("    requests", "  requests"), "spec"),
+        (CLAIM.replace("  devices:\n    requests:", "  requests:"), "spec.devices"),
+        (TEMPLATE.replace("  spec:\n    devices:", "  devices:"), "spec.spec"),
+        (CLAIM.replace("metadata: {name: gpu}", "name: gpu"), "metadata"),
+        (POD.replace("      resources:\n        claims:", "      claims:"), "spec.containers[0].resources"),
+    ],
+)
+def test_a_field_in_the_wrong_place_is_moved_to_its_own(manifest: str, place: str) -> None:
+    [told] = checked(manifest).findings
+    assert told.rule == "field-place"
+    assert told.message.endswith(f"it belongs into {place}")
+    assert corrected(manifest)
+
+
+def test_a_workloads_claims_belong_to_its_pods() -> None:
+    deployment = (
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec:\n  resourceClaims:\n"
+        "  - {name: gpu, resourceClaimTemplateName: t}\n"
+        "  template: {spec: {containers: [{name: c, resources: {claims: [{name: gpu}]}}]}}\n"
+    )
+    [told] = checked(deployment).findings
+    assert told.message == "resourceClaims is no field of spec: it belongs into spec.template.spec"
+    assert corrected(deployment)[0]["spec"]["template"]["spec"]["resourceClaims"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong", "right"),
+    [
+        (request("exactly: {deviceClass: gpu.nvidia.com}"), "deviceClass", "deviceClassName"),
+        (request("exactly: {deviceclassname: gpu.nvidia.com}"), "deviceclassname", "deviceClassName"),
+        (CLAIM.replace("requests:", "request:"), "request", "requests"),
+        (POD.replace("resourceClaimName", "resourceClaim"), "resourceClaim", "resourceClaimName"),
+    ],
+)
+def test_an_unknown_field_is_told_with_the_nearest_and_renamed(text: str, wrong: str, right: str) -> None:
+    told = next(one for one in checked(text).findings if one.rule == "unknown-field")
+    assert f"there is no field {wrong} " in told.message
+    assert told.message.endswith(f"the nearest is {right}")
+    assert right in str(corrected(text))
+
+
+def test_a_field_that_resembles_none_is_told_with_those_there_are() -> None:
+    [told] = checked(request("exactly: {deviceClassName: gpu.nvidia.com}\n        colour: red")).findings
+    assert (told.rule, told.corrected) == ("unknown-field", False)
+
+
+@pytest.mark.parametrize(
+    ("form", "rule"),
+    [
+        ("exactly: {deviceClassName: gpu.nvidia.com, allocationMode: All, count: 2}", "count-with-all"),
+        ("exactly: {deviceClassName: gpu.nvidia.com, allocationMode: Exact}", "allocation-mode"),
+        ('exactly: {deviceClassName: gpu.nvidia.com, count: "2"}', "count"),
+        ("exactly: {deviceClassName: gpu.nvidia.com, selectors: [\"device.driver == 'a'\"]}", "field-form"),
+        ("exactly: {deviceClassName: gpu.nvidia.com, selectors: [{cel: \"device.driver == 'a'\"}]}", "selector-form"),
+        (
+            "exactly: {deviceClassName: gpu.nvidia.com, selectors: [{expression: \"device.driver == 'a'\"}]}",
+            "selector-form",
+        ),
+        ("firstAvailable: [{name: a, deviceClassName: gpu.nvidia.com, adminAccess: true}]", "admin-access"),
+    ],
+)
+def test_a_request_that_can_be_put_right_is(form: str, rule: str) -> None:
+    assert rule in rules(request(form)) or rule == "field-form"
+    assert corrected(request(form))
+
+
+@pytest.mark.parametrize(
+    ("form", "rule"),
+    [
+        ("exactly: {}", "request-class"),
+        ("firstAvailable: []", "request-form"),
+        ("exactly: {deviceClassName: gpu.nvidia.com, count: 0}", "count"),
+        ("exactly: {deviceClassName: gpu.nvidia.com, count: 33}", "count"),
+        ("exactly: {deviceClassName: gpu.nvidia.com, allocationMode: xyz}", "allocation-mode"),
+        ("exactly: {deviceClassName: a}\n        firstAvailable: [{name: a, deviceClassName: a}]", "request-form"),
+        ("exactly: {deviceClassName: a}\n      - name: gpu\n        exactly: {deviceClassName: a}", "request-name"),
+    ],
+)
+def test_a_request_that_only_its_author_can_put_right_is_told(form: str, rule: str) -> None:
+    assert rules(request(form)) == {rule}
+    assert not any(told.corrected for told in checked(request(form)).findings)
+
+
+def test_constraints_name_requests_and_attributes_in_full() -> None:
+    constrained = CLAIM + "    constraints:\n      - requests: [gpus]\n        matchAttribute: parentUUID\n"
+    assert rules(constrained) == {"request-unknown", "constraint-domain"}
+    [claim] = corrected(constrained)
+    assert claim["spec"]["devices"]["constraints"] == [
+        {"requests": ["gpu"], "matchAttribute": "gpu.nvidia.com/parentUUID"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "meant"),
+    [
+        ("numaNode", "resource.kubernetes.io/numaNode"),
+        ("gpu.nvidia.com/pcieRoot", "resource.kubernetes.io/pcieRoot"),
+        ("mig.nvidia.com/parentUUID", "gpu.nvidia.com/parentUUID"),
+        ("gpu.nvidia.com/parentUuid", "gpu.nvidia.com/parentUUID"),
+        ("other.example/rack", "other.example/rack"),
+    ],
+)
+def test_the_attribute_of_a_constraint_is_the_one_that_is_published(attribute: str, meant: str) -> None:
+    [claim] = corrected(CLAIM + f"    constraints:\n      - distinctAttribute: {attribute}\n")
+    assert claim["spec"]["devices"]["constraints"][0]["distinctAttribute"] == meant
+
+
+def test_a_container_claim_without_its_pod_entry_gets_one() -> None:
+    without = POD.replace("  resourceClaims:\n    - name: gpu\n      resourceClaimName: gpu\n", "")
+    assert rules(CLAIM, without) == {"container-claim"}
+    _, pod = corrected(CLAIM, without)
+    assert pod["spec"]["resourceClaims"] == [{"name": "gpu", "resourceClaimName": "gpu"}]
+    _, pod = corrected(TEMPLATE, without)
+    assert pod["spec"]["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
+    assert [told.corrected for told in checked(without).findings] == [False]
+
+
+def test_a_pod_entry_that_no_container_uses_is_given_to_the_only_one() -> None:
+    unused = POD.replace("      resources:\n        claims:\n          - name: gpu\n", "")
+    [told] = checked(CLAIM, unused).findings
+    assert (told.rule, told.severity) == ("claim-unused", "warning")
+    assert corrected(CLAIM, unused)[1]["spec"]["containers"][0]["resources"] == {"claims": [{"name": "gpu"}]}
+
+
+def test_a_request_that_the_claim_does_not_have_is_told() -> None:
+    pod = POD.replace("          - name: gpu\n", "          - name: gpu\n            request: gpus\n")
+    [told] = checked(CLAIM, pod).findings
+    assert told.message == "gpu has no request gpus: it has gpu"
+    assert corrected(CLAIM, pod)[1]["spec"]["containers"][0]["resources"]["claims"][0]["request"] == "gpu"
+
+
+@pytest.mark.parametrize("entry", ["", "\n      resourceClaimName: gpu\n      resourceClaimTemplateName: gpu"])
+def test_a_pod_entry_names_a_claim_or_a_template(entry: str) -> None:
+    assert rules(POD.replace("\n      resourceClaimName: gpu", entry)) == {"claim-or-template"}
+
+
+def test_a_template_named_as_a_claim_is_named_as_what_it_is() -> None:
+    assert rules(TEMPLATE, POD) == {"claim-or-template"}
+    assert corrected(TEMPLATE, POD)[1]["spec"]["resourceClaims"] == [
+        {"name": "gpu", "resourceClaimTemplateName": "gpu"}
+    ]
+
+
+def test_a_claim_of_another_namespace_is_out_of_reach() -> None:
+    assert rules(CLAIM.replace("{name: gpu}", "{name: gpu, namespace: other}"), POD) == {"claim-namespace"}
+
+
+def test_a_misspelt_claim_is_told_with_the_nearest() -> None:
+    claim, pod = CLAIM.replace("{name: gpu}", "{name: big-gpu}"), POD.replace("ClaimName: gpu", "ClaimName: bigg-gpu")
+    assert rules(claim, pod) == {"claim-unknown"}
+    assert corrected(claim, pod)[1]["spec"]["resourceClaims"][0]["resourceClaimName"] == "big-gpu"
+
+
+def test_the_source_of_alpha_versions_is_taken_away() -> None:
+    old = POD.replace("      resourceClaimName: gpu", "      source: {resourceClaimName: gpu}")
+    assert rules(old) == {"claim-source"}
+    assert corrected(old)[0]["spec"]["resourceClaims"] == [{"name": "gpu", "resourceClaimName": "gpu"}]
+
+
+def two_pods(note: str = "", *, name: str = "gpu") -> list[str]:
+    template = TEMPLATE.replace("name: gpu}", f"name: {name}}}")
+    pod = POD.replace("resourceClaimName: gpu", f"resourceClaimTemplateName: {name}")
+    return [template + note, pod, pod.replace("{name: pod}", "{name: other}")]
+
+
+@pytest.mark.parametrize("pods", [two_pods(name="shared-gpu"), two_pods("# both pods use the same GPU\n")])
+def test_a_template_that_is_meant_to_be_shared_becomes_a_claim(pods: list[str]) -> None:
+    assert rules(*pods) == {"template-shared"}
+    claim, *users = corrected(*pods)
+    assert claim["kind"] == "ResourceClaim"
+    assert "devices" in claim["spec"]
+    assert all("resourceClaimName" in user["spec"]["resourceClaims"][0] for user in users)
+
+
+def test_a_template_for_several_pods_is_right_where_nothing_is_said_of_sharing() -> None:
+    assert rules(*two_pods()) == set()
+
+
+def test_replicas_that_name_one_claim_are_questioned_unless_they_share_it_knowingly() -> None:
+    deployment = (
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec:\n  replicas: 3\n  template: {spec: "
+        "{resourceClaims: [{name: gpu, resourceClaimName: gpu}], containers: [{name: c, resources: {claims: [{name: gpu}]}}]}}\n"
+    )
+    [told] = checked(CLAIM, deployment).findings
+    assert told.rule == "claim-of-replicas"
+    assert "all 3 replicas" in told.message
+    assert "share its one device" in told.message
+    assert rules(CLAIM, "# the replicas share it\n" + deployment) == set()
+
+
+def test_the_selector_of_a_taint_rule_is_exact() -> None:
+    by_class = RULE.replace("device: gpu-0}", "device: gpu-0, deviceClassName: gpu.nvidia.com}")
+    assert rules(by_class) == {"taint-rule-selector"}
+    assert "deviceClassName" not in str(corrected(by_class))
+    empty = RULE.replace("{driver: gpu.nvidia.com, pool: node-0, device: gpu-0}", "{}")
+    assert rules(empty) == {"taint-rule-everything"}
+    assert rules(RULE.replace("NoSchedule", "Noschedule")) == {"taint-effect"}
+
+
+def test_a_class_asks_for_its_driver_first() -> None:
+    device_class = (
+        "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: a}\nspec: {selectors: [{cel: {expression: "
+        '\'device.attributes["gpu.nvidia.com"].type == "gpu"\'}}]}\n'
+    )
+    assert rules(device_class) == {"class-without-driver"}
+    [changed] = corrected(device_class)
+    assert changed["spec"]["selectors"][0]["cel"]["expression"] == (
+        'device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == "gpu"'
+    )
+
+
+def selecting(expression: str) -> str:
+    return request(
+        f"exactly: {{deviceClassName: gpu.nvidia.com, selectors: [{{cel: {{expression: '{expression}'}}}}]}}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("expression", "rule", "words"),
+    [
+        ("device.nosuch == 1", "selector-compiles", "undefined field 'nosuch'"),
+        ("1 +", "selector-compiles", "Syntax error"),
+        ("x" * 11_000, "selector-compiles", "too long"),
+        ("device.driver.endsWith(1)", "selector-compiles", "no matching overload"),
+        ("[1,2,3,4,5,6,7,8,9].all(a," * 7 + "true" + ")" * 7, "selector-cost", "no more than 1,000,000"),
+    ],
+)
+def test_a_selector_that_kubernetes_refuses_is_told_in_its_words(expression: str, rule: str, words: str) -> None:
+    [told] = checked(selecting(expression)).findings
+    assert told.rule == rule
+    assert words in told.message
+
+
+def test_a_selector_that_an_older_release_refuses_is_a_warning() -> None:
+    [told] = checked(selecting("[3, 1].sort() == [1, 3]"), kubernetes=34).findings
+    assert (told.rule, told.severity) == ("selector-version", "warning")
+    assert checked(selecting("[3, 1].sort() == [1, 3]"), kubernetes=36).findings == []
+
+
+def test_a_list_of_manifests_is_checked_item_by_item() -> None:
+    items = "".join(
+        "  - " + text.strip().replace("\n", "\n    ") + "\n" for text in (request("deviceClassName: a"), POD)
+    )
+    [told] = checked(f"apiVersion: v1\nkind: List\nitems:\n{items}").findings
+    assert (told.rule, told.line) == ("exactly-missing", 11)
+    [listed] = corrected(f"apiVersion: v1\nkind: List\nitems:\n{items}")
+    assert listed["items"][0]["spec"]["devices"]["requests"][0]["exactly"] == {"deviceClassName": "a"}
