@@ -1,0 +1,47 @@
+"""`draco selector eval` asks the devices that a real API server has."""
+
+import uuid
+
+from click.testing import CliRunner, Result
+
+from draco.cli.selector import command
+from draco.cluster.controlplane import ControlPlane
+from tests.requests import call
+
+
+def evaluated(plane: ControlPlane, expression: str) -> Result:
+    return CliRunner().invoke(command, ["eval", "--kubeconfig", str(plane.kubeconfig), "-o", "wide", expression])
+
+
+def test_the_devices_of_the_cluster_are_asked(api_server: ControlPlane) -> None:
+    pool = f"rack-{uuid.uuid4().hex[:6]}"
+    devices = [
+        {"name": "small", "capacity": {"memory": {"value": "8Gi"}}},
+        {"name": "big", "capacity": {"memory": {"value": "80Gi"}}},
+        {"name": "odd"},
+    ]
+    spec = {
+        "driver": "selector.example.com",
+        "allNodes": True,
+        "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1},
+        "devices": devices,
+    }
+    call(api_server, "POST", "/apis/resource.k8s.io/v1/resourceslices", {"metadata": {"name": pool}, "spec": spec})
+    result = evaluated(
+        api_server,
+        'device.driver == "selector.example.com" && '
+        'device.capacity["selector.example.com"].memory.compareTo(quantity("40Gi")) >= 0',
+    )
+    told = {
+        words[1].rpartition("/")[2]: words[0]
+        for line in result.output.splitlines()
+        if pool in (words := line.split())[1]
+    }
+    assert told == {"small": "false", "big": "true", "odd": "error"}
+    assert result.exit_code == 1
+
+
+def test_a_cluster_that_cannot_be_reached_is_told_in_a_sentence(api_server: ControlPlane) -> None:
+    result = CliRunner().invoke(command, ["eval", "--kubeconfig", "/nonexistent/config", "true"])
+    assert result.exit_code != 0
+    assert "/nonexistent/config" in str(result.exception) + result.output
