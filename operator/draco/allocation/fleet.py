@@ -38,10 +38,14 @@ class Fleet:
         self.nodes: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.classes: Mapping[str, DeviceClass] = MappingProxyType(self._classes)
         self.claims: Mapping[ObjectKey, ResourceClaim] = MappingProxyType(self._claims)
+        self.idle: set[ObjectKey] = set()
+        """Claims that are allocated but reserved for nobody."""
         self.held = self.inventory.columns.new_marks()
         """By row: FREE, HELD or SHARED."""
         self.arithmetic = self.inventory.columns.new_marks()
         """By row: the Arithmetic of the device's capacities."""
+        self.limited = self.inventory.columns.new_marks()
+        """By row: 1 where a capacity says how much of it may be asked for."""
         self._short = self.inventory.columns.new_marks()
         self._recount: set[PoolKey] = set()
         """Pools whose counters changed since `short` was worked out."""
@@ -101,6 +105,7 @@ class Fleet:
             return
         for row, device in zip(entry.rows, entry.spec.devices, strict=True):
             self.arithmetic[row] = arithmetic(device)
+            self.limited[row] = any(each.request_policy is not None for each in device.capacity.values())
             self._mark(DeviceKey(*published.pool, device.name))
 
     def remove_slice(self, name: str) -> None:
@@ -144,6 +149,10 @@ class Fleet:
         before = self.state.held_by(key)
         self.state.put_claim(claim)
         self._claims[key] = claim
+        if claim.status.allocation is not None and not claim.status.reserved_for:
+            self.idle.add(key)
+        else:
+            self.idle.discard(key)
         self._mark_all(before | self.state.held_by(key))
 
     def remove_claim(self, key: ObjectKey) -> None:
@@ -151,6 +160,7 @@ class Fleet:
         before = self.state.held_by(key)
         self.state.remove_claim(key)
         self._claims.pop(key, None)
+        self.idle.discard(key)
         self._mark_all(before)
 
     def _mark_all(self, devices: Iterable[DeviceKey]) -> None:

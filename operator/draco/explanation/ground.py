@@ -10,7 +10,8 @@ import msgspec
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet import Fleet
-from draco.allocation.pools import Candidate, Entry, Pool, PoolView, is_device_for
+from draco.allocation.pools import Candidate, Entry, Pool, PoolView, Standing, is_device_for
+from draco.allocation.rowwise import Column
 from draco.resources.core import Node
 from draco.resources.meta import NodeSelector
 from draco.resources.names import DeviceKey, PoolKey
@@ -38,25 +39,43 @@ NOTHING = Sight()
 class Ground:
     """The pools of a fleet, by who sees them.
 
-    A pool is plain that consists of one slice of one node and has no counters: `plain` has their slices by node. `others` are the
-    pools that are not.
+    A pool is plain that is valid, consists of one slice of one node and has no counters. `others` are the pools that are not,
+    `lost` the slices of plain pools whose node does not exist.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self.plain: dict[str, list[Entry]] = {}
         self.others: list[Pool] = []
+        self.lost: list[Entry] = []
+        nodes, standing = fleet.nodes, fleet.inventory.standing
         for pool in fleet.inventory.pools:
-            entry = _plain(pool)
+            entry = _plain(pool, standing)
             if entry is None:
                 self.others.append(pool)
-            else:
-                self.plain.setdefault(entry.spec.node_name or "", []).append(entry)
-        for entries in self.plain.values():
-            if len(entries) > 1:
-                entries.sort(key=lambda entry: (entry.spec.driver, entry.spec.pool.name))
+            elif entry.spec.node_name not in nodes:
+                self.lost.append(entry)
+        self._other_keys = {pool.key for pool in self.others}
+        self._mixed = {name for pool in self.others for name in _named(pool)}
         self._likeness = _Likeness(self.others)
         self._sights: dict[tuple[str | None, ...], Sight] = {}
+
+    def rows(self, node: str) -> Sequence[int]:
+        """The rows of the devices in a node's plain pools."""
+        rows = self._fleet.inventory.nodes[node]
+        if node not in self._mixed:
+            return rows
+        return [row for row in rows if pool_key(self._fleet.inventory.entry(row)) not in self._other_keys]
+
+    def read(self, node: str, column: Column) -> tuple[int, ...]:
+        """What a column has for these devices, in the same order."""
+        if node not in self._mixed:
+            return self._fleet.inventory.nodes.read(node, column)
+        return tuple([column[row] for row in self.rows(node)])
+
+    def candidate(self, row: int) -> Candidate:
+        """The device of a row, in a pool without counters."""
+        entry = self._fleet.inventory.entry(row)
+        return candidate_of(entry, entry.rows.index(row))
 
     def sight(self, node: Node) -> Sight:
         """What a node sees of the pools that are not plain; the same object for nodes that are alike."""
@@ -69,9 +88,8 @@ class Ground:
         return sight
 
     def _look(self, node: Node) -> Sight:
-        plain = {pool_key(entry) for entry in self.plain.get(node.metadata.name, ())}
         try:
-            views = [view for view in self._fleet.inventory.views(node) if view.key not in plain]
+            views = [view for view in self._fleet.inventory.views(node) if view.key in self._other_keys]
         except AllocationError as error:
             return Sight(error=str(error))
         return Sight(views) if views else NOTHING
@@ -106,22 +124,29 @@ class _Likeness:
         return (name if name in self._names else None, *[has(key) for key in self._labels])
 
 
-def _plain(pool: Pool) -> Entry | None:
+def _plain(pool: Pool, standing: bytes) -> Entry | None:
     """The only slice of a pool that is plain."""
     entries = list(pool.entries)
-    entry, spec = entries[0], entries[0].spec
-    devices = spec.devices
+    entry = entries[0]
+    spec = entry.spec
     if (
         len(entries) > 1
         or not spec.node_name
-        or spec.pool.resource_slice_count != 1
         or bool(spec.shared_counters)
-        or spec.per_device_node_selection
-        or bool([1 for device in devices if device.consumes_counters or device.binding_conditions])
-        or len({device.name for device in devices}) < len(devices)
+        or bool(spec.per_device_node_selection)
+        or not entry.rows
+        or standing[entry.rows[0]] != Standing.CURRENT
     ):
         return None
     return entry
+
+
+def _named(pool: Pool) -> Iterable[str]:
+    for entry in pool.entries:
+        selections: list[ResourceSliceSpec | Device] = [entry.spec, *entry.spec.devices]
+        for where in selections:
+            if where.node_name:
+                yield where.node_name
 
 
 def pool_key(entry: Entry) -> PoolKey:

@@ -105,9 +105,9 @@ class _Surveyor:
         self._asks = asks
         self._open = open_nodes
         self._ground = Ground(fleet)
-        self._rows = Rows(fleet, asks, self._ground)
+        self._rows = Rows(fleet, asks)
         self._judge = Judge(fleet.inventory.selectors, fleet.state)
-        self._trying = Trying(fleet, claims, asks, self._rows)
+        self._trying = Trying(fleet, claims, asks, self._rows, self._ground)
         self._findings: dict[Hashable, tuple[Finding, ...]] = {}
         self._tallies: list[dict[Finding, Tally]] = [{} for _ in asks]
         self._best: dict[int, Seen] = {}
@@ -118,10 +118,8 @@ class _Surveyor:
     def survey(self) -> Survey:
         for kind in self._kinds():
             self._look(kind)
-        for name, entries in self._ground.plain.items():
-            if name not in self._fleet.nodes:
-                for entry in entries:
-                    self._count_unreached(entry, Cause.NO_NODE)
+        for entry in self._ground.lost:
+            self._count_unreached(entry, Cause.NO_NODE)
         for pool in self._ground.others:
             self._count_pool(pool)
         for seen in self._best.values():
@@ -130,11 +128,10 @@ class _Surveyor:
 
     def _kinds(self) -> Iterable[_Kind]:
         kinds: dict[Hashable, _Kind] = {}
-        codes, plain, sight_of = self._rows.codes, self._ground.plain, self._ground.sight
+        codes, read, sight_of = self._rows.codes, self._ground.read, self._ground.sight
         for name in self._fleet.node_names:
-            parts = tuple([tuple([codes[row] for row in entry.rows]) for entry in plain.get(name, ())])
             sight = sight_of(self._fleet.nodes[name])
-            key = (name in self._open, id(sight), parts)
+            key = (name in self._open, id(sight), read(name, codes))
             kind = kinds.get(key)
             if kind is None:
                 kind = kinds[key] = _Kind(key[0], sight, [])
@@ -154,9 +151,7 @@ class _Surveyor:
 
     def _own(self, name: str) -> list[Candidate]:
         """The devices in a node's plain pools."""
-        return [
-            candidate_of(entry, place) for entry in self._ground.plain.get(name, ()) for place in range(len(entry.rows))
-        ]
+        return [self._ground.candidate(row) for row in self._ground.rows(name)]
 
     def _look(self, kind: _Kind) -> None:
         """One kind, by its first node."""

@@ -13,7 +13,7 @@ from draco.allocation.allocate import allocate
 from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
 from draco.allocation.fleet import Fleet
 from draco.allocation.requests import MAX_RESULTS
-from draco.explanation.ground import Sight
+from draco.explanation.ground import Ground, Sight
 from draco.explanation.model import Cause
 from draco.explanation.rows import Rows
 from draco.explanation.verdicts import Ask, Finding, Seen
@@ -36,11 +36,14 @@ class Verdict(Enum):
 class Trying:
     """The verdicts on nodes."""
 
-    def __init__(self, fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[Ask], rows: Rows) -> None:
+    def __init__(
+        self, fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[Ask], rows: Rows, ground: Ground
+    ) -> None:
         self._fleet = fleet
         self._claims = claims
         self._asks = asks
         self._rows = rows
+        self._ground = ground
         self._known: dict[Hashable, tuple[Verdict, str]] = {}
         self._requests: dict[tuple[int, str], list[int]] = {}
         for number, ask in enumerate(asks):
@@ -90,7 +93,7 @@ class Trying:
         """What constraints compare of a node's devices: the values, or which of them are equal."""
         if not self._rows.compared or not matter:
             return None
-        rows = self._rows.of(name)
+        rows = self._ground.rows(name)
         told = []
         for column in self._rows.compared:
             values = [column[rows[place]] for place in matter]
