@@ -12,6 +12,7 @@ from typing import IO, Any, Final, TypeVar
 import click
 
 from draco.cli.yaml_documents import documents
+from draco.resources.limits import refusal
 from draco.resources.manifests import ManifestError, Object, UnknownKindError, decode, expand
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -54,9 +55,14 @@ def decode_all(manifests: Iterable[tuple[Manifest, str]], namespace: str) -> lis
     objects = []
     for manifest, source in manifests:
         try:
-            objects.append((decode(manifest, source=source, namespace=namespace), source))
+            item = decode(manifest, source=source, namespace=namespace)
         except UnknownKindError as error:
             click.echo(f"Left out: {error}", err=True)
+            continue
+        if refused := refusal(item):
+            kind = type(item).__name__
+            raise ManifestError(f"{source}: {kind} {item.metadata.key}: {refused}.")
+        objects.append((item, source))
     return objects
 
 
