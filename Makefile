@@ -37,6 +37,7 @@ e2e: setup ## Only the tests on a whole cluster
 .PHONY: bench
 bench: setup ## Measure every performance figure, in one table
 	@$(BIN)/python scripts/programs.py
+	@$(BIN)/python -m tests.oracle.programs
 	@$(BIN)/python -m benchmarks
 
 .PHONY: fuzz

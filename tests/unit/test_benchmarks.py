@@ -1,10 +1,14 @@
-"""How the figures of several benchmarks become one table."""
+"""How the figures of several benchmarks become one table, and that those of allocation measure what they say."""
 
 from pathlib import Path
 
 import pytest
 
+from benchmarks import device_memory, first_fitting, partitioned_node, selector_scan, slice_change
+from benchmarks.__main__ import FOLDER, NOT_BENCHMARKS
+from benchmarks.gpu_fleet import a_partitioned_node, crowded, put
 from benchmarks.table import ROWS_FILE, Row, read, shown, tell
+from draco.allocation.fleet import Fleet
 
 
 def test_rows_are_shown_and_handed_over(
@@ -25,3 +29,45 @@ def test_columns_are_aligned_and_a_missed_target_stands_out() -> None:
     assert lines[1].endswith("met")
     assert lines[2].endswith("MISSED")
     assert lines[1].index("met") == lines[2].index("MISSED")
+
+
+def test_every_module_of_the_folder_is_a_benchmark_with_a_command() -> None:
+    for path in FOLDER.glob("*.py"):
+        if path.stem not in NOT_BENCHMARKS:
+            text = path.read_text(encoding="utf-8")
+            assert "tell(" in text, path
+            assert '__name__ == "__main__"' in text, path
+
+
+def test_one_in_a_thousand_gpus_of_a_crowded_cluster_is_free_and_one_node_fits() -> None:
+    fleet = Fleet()
+    put(fleet, *crowded(1000))
+    free = [row for row, live in enumerate(fleet.inventory.columns.live) if live and not fleet.held[row]]
+    assert len(free) in range(2, 16)
+    measured = first_fitting.measure(30)
+    assert measured.new_s > 0
+    assert first_fitting.row(measured).met is (measured.ratio >= first_fitting.TARGET)
+
+
+def test_a_node_of_partitions_is_allocated_from_by_both_sides() -> None:
+    fleet = Fleet()
+    put(fleet, *a_partitioned_node(8))
+    assert len(fleet.inventory) == 152
+    measured = partitioned_node.measure(1)
+    assert measured.devices == 19
+    assert partitioned_node.row(measured).met is (measured.ratio >= 1)
+
+
+def test_a_scan_is_measured_against_cel_python() -> None:
+    measured = selector_scan.measure(3, selector_scan.cel_python_s())
+    assert measured.devices == 30
+    assert selector_scan.row(measured).met is measured.met
+
+
+def test_changes_and_memory_are_measured() -> None:
+    changed = slice_change.measure(3)
+    assert changed.devices == 30
+    assert 0 < changed.median_s <= changed.worst_s
+    assert not slice_change.row(changed._replace(median_s=1.0)).met
+    assert device_memory.measure_here(50) < 250
+    assert not device_memory.row(100, 251.0).met

@@ -21,7 +21,7 @@ from draco.cel.errors import CompileError
 from draco.resources.claims import ExactDeviceRequest, ResourceClaim
 from draco.resources.core import Node
 
-MANY: Final = 4096
+MANY: Final = 512
 """With more devices than this to choose from, nodes are looked at one by one, as one of the first will do."""
 
 

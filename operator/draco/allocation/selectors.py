@@ -130,6 +130,10 @@ class Selectors:
             raise outcome.with_traceback(None)
         return outcome
 
+    def compile(self, expression: str) -> Selector:
+        """The compiled expression, which is kept, as are the columns it reads from now on. Raises CompileError."""
+        return self._entry(expression).selector
+
     def scan(self, expression: str) -> Scan:
         """What the expression says of every device: evaluated once per combination of values. Raises CompileError."""
         entry = self._entry(expression)

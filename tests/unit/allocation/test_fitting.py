@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,10 @@ from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
 from draco.allocation.fitting import first_fitting
 from draco.allocation.fleet import Fleet
 from draco.resources.claims import ResourceClaim
+from draco.resources.classes import DeviceClass
 from draco.resources.core import Node
+from draco.resources.meta import ObjectMeta
+from tests.builders import a_claim, a_node
 from tests.unit.allocation.worlds import a_world, put, remove
 
 MAX_STEPS = 3000
@@ -81,3 +85,67 @@ def test_asking_few_nodes_answers_what_asking_every_node_does(tally: Counter[str
                 tally["nodes that need not be asked"] += sum(node.metadata.name not in worth for node in nodes)
         for raw in source.sample(objects, min(3, len(objects))):  # and once more after some changes
             source.choice([put, remove])(fleet, raw)
+
+
+def a_fleet(*devices: dict[str, Any], held: Iterable[str] = ()) -> Fleet:
+    """Two nodes of one device each, as `devices` says."""
+    fleet = Fleet.of(classes=[DeviceClass(metadata=ObjectMeta(name="any"))])
+    for number, device in enumerate(devices):
+        name = f"node-{number}"
+        pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": "d", "nodeName": name, "pool": pool, "devices": [{"name": "x", **device}]}
+        put(fleet, {"kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec})
+        fleet.put_node(a_node(name))
+    for name in held:
+        fleet.put_claim(a_claim(f"on-{name}", on=[f"d/{name}/x"]))
+    return fleet
+
+
+def asking(**asked: Any) -> ResourceClaim:
+    requests = [{"name": "r", "exactly": {"deviceClassName": "any", **asked}}]
+    return msgspec.convert({"metadata": {"name": "c"}, "spec": {"devices": {"requests": requests}}}, ResourceClaim)
+
+
+def where(fleet: Fleet, claim: ResourceClaim) -> str | None:
+    found = first_fitting(fleet, [claim], share_ids=iter(["share"]))
+    return None if found is None else found[0].metadata.name
+
+
+def test_nodes_whose_devices_are_all_in_use_are_not_asked_but_for_administrative_access() -> None:
+    fleet = a_fleet({}, {}, held=["node-0"])
+    worth = candidates(fleet, [asking()])
+    assert worth is not None
+    assert [name for name in fleet.node_names if name in worth] == list(worth.among(fleet.node_names)) == ["node-1"]
+    assert where(fleet, asking()) == "node-1"
+    assert where(fleet, asking(adminAccess=True)) == "node-0"
+
+
+def test_a_node_whose_amounts_cannot_be_reckoned_with_is_asked() -> None:
+    stepped = {"value": "10Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}}
+    fleet = a_fleet({"capacity": {"memory": stepped}, "allowMultipleAllocations": True}, {})
+    assert where(fleet, asking(count=2)) is None
+    with pytest.raises(AllocationError, match="MaxInt64"):
+        where(fleet, asking(count=2, capacity={"requests": {"memory": "10E"}}))
+    below = a_fleet({"capacity": {"memory": {"value": "-1Gi"}}})
+    with pytest.raises(AllocationError, match="negative"):
+        where(below, asking(count=2))
+
+
+def test_a_selector_that_fails_on_a_node_that_is_too_small_is_still_an_error() -> None:
+    fleet = a_fleet({}, {"attributes": {"a": {"int": 1}}})
+    fails = asking(count=2, selectors=[{"cel": {"expression": "device.attributes['d'].a == 1"}}])
+    with pytest.raises(AllocationError, match=r"selector #0 on device d/node-0/x: CEL runtime error: no such key: a"):
+        where(fleet, fails)
+    fleet.put_claim(a_claim("holds", on=["d/node-0/x"]))
+    assert where(fleet, fails) is None  # nobody evaluates a selector on a device in use
+
+
+def test_a_selector_that_does_not_compile_is_an_error_where_a_device_is_free() -> None:
+    broken = asking(selectors=[{"cel": {"expression": "device.nothing"}}])
+    with pytest.raises(AllocationError, match="CEL compile error"):
+        where(a_fleet({}), broken)
+    assert where(a_fleet({}, held=["node-0"]), broken) is None
+
+
+def test_no_node_is_looked_for_where_there_are_none() -> None:
+    assert where(Fleet(), asking(deviceClassName="unknown")) is None
