@@ -38,7 +38,7 @@ class Fleet:
         self.nodes: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.classes: Mapping[str, DeviceClass] = MappingProxyType(self._classes)
         self.claims: Mapping[ObjectKey, ResourceClaim] = MappingProxyType(self._claims)
-        self.idle: set[ObjectKey] = set()
+        self.idle: dict[ObjectKey, None] = {}
         """Claims that are allocated but reserved for nobody."""
         self.held = self.inventory.columns.new_marks()
         """By row: FREE, HELD or SHARED."""
@@ -150,9 +150,9 @@ class Fleet:
         self.state.put_claim(claim)
         self._claims[key] = claim
         if claim.status.allocation is not None and not claim.status.reserved_for:
-            self.idle.add(key)
+            self.idle[key] = None
         else:
-            self.idle.discard(key)
+            self.idle.pop(key, None)
         self._mark_all(before | self.state.held_by(key))
 
     def remove_claim(self, key: ObjectKey) -> None:
@@ -160,7 +160,7 @@ class Fleet:
         before = self.state.held_by(key)
         self.state.remove_claim(key)
         self._claims.pop(key, None)
-        self.idle.discard(key)
+        self.idle.pop(key, None)
         self._mark_all(before)
 
     def _mark_all(self, devices: Iterable[DeviceKey]) -> None:
