@@ -84,7 +84,7 @@ def manifest(text: str) -> str:
         kinds = [
             type(decode(each, source=source)).__name__
             for document in documents("file.yaml", text)
-            for each, source in expand(document, source="file.yaml")
+            for each, source in expand(document.value, source="file.yaml")
         ]
     except ManifestError as error:
         refused = _sentence(error)
