@@ -4,6 +4,7 @@ Owns the changes that somebody other than the author of the claims has to make.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -22,7 +23,8 @@ from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.taints import DeviceTaint
 
 _NOT: Final = bytes(each == 0 for each in range(256))
-_LOOKED_AT: Final = 200
+_LOOKED_AT: Final = 2000
+_ROWS: Final = 200
 _TAINTS: Final = 4
 _IDLE: Final = 12
 _BUSY_NODES: Final = 3
@@ -38,7 +40,7 @@ def lifted_taints(trials: Trials) -> Iterator[Change]:
     seen: dict[tuple[str, str, str], DeviceTaint] = {}
     for ask in trials.asks:
         tainted = trials.free(ask, ask.selection.end, ask.tolerated.translate(_NOT))
-        kinds = {inventory.taints.codes[row]: row for row in first_rows(tainted, _LOOKED_AT)}
+        kinds = {inventory.taints.codes[row]: row for row in first_rows(tainted, _ROWS)}
         for row in kinds.values():
             for taint in inventory.taints_of(row):
                 if not any(each.tolerates(taint) for each in ask.asked.tolerations):
@@ -80,12 +82,11 @@ def freed_claims(trials: Trials) -> Iterator[Change]:
 def _freed_idle(trials: Trials) -> Iterator[Change]:
     fleet = trials.fleet
     tried = 0
-    for key, claim in fleet.claims.items():
-        status = claim.status
-        if status.reserved_for or status.allocation is None or tried >= _IDLE:
+    for key in islice(fleet.idle, _LOOKED_AT):
+        rows = [row for device in fleet.state.held_by(key) for row in fleet.inventory.rows(device)]
+        if tried >= _IDLE or not any(_matters(trials, row) for row in rows):
             continue
-        held = fleet.state.held_by(key)
-        names = {fleet.inventory.node_of(row) for device in held for row in fleet.inventory.rows(device)}
+        names = set(map(fleet.inventory.node_of, rows))
         nodes = [fleet.nodes[name] for name in sorted(names) if name in fleet.nodes]
         if "" in names:
             nodes += trials.nodes([(ask, ask.selection.end) for ask in trials.asks], most=1)
@@ -95,6 +96,12 @@ def _freed_idle(trials: Trials) -> Iterator[Change]:
             if results is not None:
                 text = f"claim {key}, which is allocated but used by nobody, were deleted"
                 yield Change(told=told(ChangeKind.FREE_IDLE_CLAIM, text, node, results, claim=str(key)), gone=key)
+
+
+def _matters(trials: Trials, row: int) -> bool:
+    """Whether a device that is freed may do, or let another do that draws from the same counters."""
+    device = trials.fleet.inventory.columns.devices[row]
+    return any(ask.selection.end[row] for ask in trials.asks) or (device is not None and bool(device.consumes_counters))
 
 
 def _freed_busy(trials: Trials) -> Iterator[Change]:
@@ -125,7 +132,7 @@ def opened_nodes(trials: Trials) -> Iterator[Change]:
     """A node to which the pod may not go for one reason alone."""
 
     def is_closed(node: Node) -> bool:
-        return len(trials.rules.obstacles(node)) == 1 and trials.is_in_reach(node)
+        return len(trials.rules.obstacles(node)) == 1 and trials.reaches(node)
 
     marks = [(ask, trials.usable(ask)) for ask in trials.asks]
     told_of: set[NodeReason] = set()
@@ -167,7 +174,7 @@ def repaired_pools(trials: Trials) -> Iterator[Change]:
     broken = select([inventory.columns.live, trials.standing.translate(_NOT)])
     keys: dict[PoolKey, None] = {}
     for ask in trials.asks:
-        for row in first_rows(select([broken, ask.selection.end, ask.tolerated]), _LOOKED_AT):
+        for row in first_rows(select([broken, ask.selection.end, ask.tolerated]), _ROWS):
             device = inventory.key(row)
             keys[PoolKey(device.driver, device.pool)] = None
     for key in list(keys)[:_POOLS]:

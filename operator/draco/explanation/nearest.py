@@ -5,11 +5,9 @@ changed claims, node or cluster.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, repeat
+from itertools import islice
 from typing import Final
 
-from draco.allocation.errors import AllocationError
-from draco.allocation.fitting import first_fitting
 from draco.allocation.fleet import Fleet
 from draco.allocation.rowwise import select
 from draco.explanation.changed_claims import (
@@ -48,7 +46,8 @@ _CHANGES: Final[tuple[_Kind, ...]] = (
 def nearest_misses(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None) -> list[NearestMiss]:
     """The smallest single changes with which the claims that are not allocated yet would fit together on a node.
 
-    None if they fit already, or if no single change of those that are known was found to do. `pod` says where it may go.
+    None if no single change of those that are known was found to do. `pod` says where it may go. To be asked about claims that
+    fit on no node; where they do, as a rule nothing is told.
     """
     return [change.told for change in nearest_changes(fleet, claims, pod)]
 
@@ -73,9 +72,6 @@ def _is_broken(trials: Trials) -> bool:
 
 
 def _fits(trials: Trials) -> bool:
-    fleet = trials.fleet
-    open_nodes = [fleet.nodes[name] for name in fleet.node_names if trials.may_go(fleet.nodes[name])]
-    try:
-        return first_fitting(fleet, trials.claims, open_nodes, share_ids=repeat("")) is not None
-    except AllocationError:
-        return False
+    """Whether the claims fit as things are on a node that is likely to do."""
+    marks = [(ask, trials.usable(ask)) for ask in trials.asks]
+    return any(trials.fits(node) is not None for node in trials.nodes(marks))

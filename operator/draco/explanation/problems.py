@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet import HELD, Fleet
 from draco.allocation.requests import MAX_RESULTS
+from draco.allocation.rowwise import select
 from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
 from draco.explanation.dead_ends import dead_ends, unknown_names
@@ -23,7 +24,7 @@ from draco.explanation.selection import (
     Step,
     alternatives,
     count,
-    keys_of,
+    first_rows,
     selection,
 )
 from draco.explanation.suggestions import corrected
@@ -31,6 +32,8 @@ from draco.resources.claims import ResourceClaim
 from draco.resources.classes import DeviceClass
 
 _ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")
+_LOOKED_AT: Final = 200
+_NOT_HELD: Final = bytes(code != HELD for code in range(256))
 _MODES: Final = frozenset({"ExactCount", "All", ""})
 
 
@@ -188,27 +191,24 @@ class _Request:
 
     def _failing(self, step: Step) -> Problem:
         """A selector that fails on devices. It is fatal if one of them is free: those in use are not asked."""
-        state = self._fleet.state
-        keys = keys_of(self._fleet, step.failed)
-        said = main_error(self._fleet, step)
-        failed = len(keys)
-        free = [key for key in keys.values() if not state.holds(key)]
-        example = min(free or keys.values(), default=None)
-        text = (
-            f"{_whose(step.ref)} fails on {failed} device{'s' if failed != 1 else ''} ({said})"
-            f"{f', such as {example}' if example else ''}"
-        )
-        if free:
+        fleet = self._fleet
+        said = main_error(fleet, step)
+        failed = count(step.failed)
+        free = select([step.failed, fleet.held.translate(_NOT_HELD)])
+        fatal = count(free) > 0
+        example = min(map(fleet.inventory.key, first_rows(free if fatal else step.failed, _LOOKED_AT)))
+        text = f"{_whose(step.ref)} fails on {failed} device{'s' if failed != 1 else ''} ({said}), such as {example}"
+        if fatal:
             text += "; one such device that is free fails the whole pod, on whatever node it is met"
         else:
             text += "; they are all in use, so nothing comes of it until one is free"
-        remedy = guard(self._fleet, self._published, step)
+        remedy = guard(fleet, self._published, step)
         return self._problem(
             ProblemKind.SELECTOR_ERRORS,
             text,
             step.ref,
             remedy=f"write {remedy}" if remedy else "",
-            fatal=bool(free),
+            fatal=fatal,
         )
 
     def _nothing(self, steps: Sequence[Step], among: bytes) -> Iterator[Problem]:
@@ -236,7 +236,7 @@ class _Request:
         wanted = self._asked.count
         if wanted <= 1 or self._asked.allocation_mode == "All":
             return
-        most = most_on_one_node(self._fleet, self.selection.end)
+        most = most_on_one_node(self._fleet, self.selection.end, wanted)
         if wanted > most:
             yield self._problem(
                 ProblemKind.TOO_MANY_DEVICES,
@@ -267,20 +267,16 @@ class _Request:
             )
 
 
-def most_on_one_node(fleet: Fleet, marks: bytes) -> int:
-    """The most marked devices that one node could reach, whether the pod may go there or not."""
-    of_node: dict[str, int] = {}
-    anywhere = 0
-    for pool in fleet.inventory.pools:
-        for entry in pool.entries:
-            for row, device in zip(entry.rows, entry.spec.devices, strict=True):
-                if marks[row]:
-                    node = entry.spec.node_name or device.node_name
-                    if node is None:
-                        anywhere += 1
-                    else:
-                        of_node[node] = of_node.get(node, 0) + 1
-    return anywhere + max(of_node.values(), default=0)
+def most_on_one_node(fleet: Fleet, marks: bytes, wanted: int) -> int:
+    """The most marked devices that one node has, whether the pod may go there or not; no more than are wanted."""
+    nodes = fleet.inventory.nodes
+    anywhere = sum(nodes.read("", marks))
+    most = anywhere
+    for name in fleet.node_names:
+        most = max(most, anywhere + sum(nodes.read(name, marks)))
+        if most >= wanted:
+            return wanted
+    return most
 
 
 def _of_constraints(published: Published, claim: ResourceClaim, selected: Mapping[str, bytes]) -> Iterator[Problem]:

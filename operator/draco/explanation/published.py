@@ -5,7 +5,7 @@ Owns questions to the columns of an inventory. Decides nothing about claims.
 
 import difflib
 from collections.abc import Collection, Iterable
-from itertools import compress
+from itertools import compress, islice
 from typing import Final
 
 from draco.allocation.columns import DRIVER, Columns, Path
@@ -16,6 +16,9 @@ from draco.resources.semver import SemVer, SemVerError
 from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
 
 _ALIKE: Final = 0.6
+_MANY: Final = 2000
+"""Distinct values that are looked at."""
+_COMPARED: Final = 200
 _TELLING: Final = 3
 """A part of a name so long is taken for the name."""
 
@@ -81,7 +84,7 @@ class Published:
         return None
 
     def values(self, path: AttributePath, rows: bytes) -> dict[Plain, int]:
-        """The distinct values that the marked rows have, with one of the rows; lists are left out."""
+        """The distinct values that the marked rows have, with one of the rows; of very many only some, and no lists."""
         column = self._columns.get(Path(path.kind, path.domain or "", path.id or ""))
         if column is None:
             return {}
@@ -89,7 +92,7 @@ class Published:
         row_of = dict(zip(compress(column.codes, marks), compress(range(len(rows)), marks), strict=True))
         row_of.pop(0, None)
         found: dict[Plain, int] = {}
-        for row in row_of.values():
+        for row in islice(row_of.values(), _MANY):
             device = self._columns.devices[row]
             value = None if device is None else value_of(device, self._columns.drivers[row], path)
             if value is not None:
@@ -121,7 +124,7 @@ def closest(name: str, names: Iterable[str]) -> str:
         return ""
     known = sorted(names)
     contained = [each for each in known if _is_part(name, each) or _is_part(each, name)]
-    alike = [(_likeness(name, each), each) for each in contained or known]
+    alike = [(_likeness(name, each), each) for each in (contained or known)[:_COMPARED]]
     if not alike:
         return ""
     likeness, best = max(alike, key=lambda pair: (pair[0], [-ord(c) for c in pair[1]]))

@@ -18,7 +18,6 @@ from draco.cel.errors import CompileError, EvaluationError
 from draco.explanation.model import SelectorRef
 from draco.resources.claims import DeviceRequest, DeviceSubRequest, ExactDeviceRequest, ResourceClaim
 from draco.resources.classes import DeviceClass
-from draco.resources.names import DeviceKey
 
 Asked = ExactDeviceRequest | DeviceSubRequest
 _YES: Final = bytes(code == YES for code in range(256))
@@ -133,14 +132,3 @@ def first_rows(marks: bytes, most: int) -> list[int]:
 def drivers_of(columns: Columns, marks: bytes) -> list[str]:
     """The drivers of the marked devices, sorted."""
     return sorted(set(compress(columns.drivers, memoryview(marks))))
-
-
-def keys_of(fleet: Fleet, marks: bytes) -> dict[int, DeviceKey]:
-    """The names of the marked devices, by row. Walks over all slices."""
-    return {
-        row: DeviceKey(pool.key.driver, pool.key.pool, device.name)
-        for pool in fleet.inventory.pools
-        for entry in pool.entries
-        for row, device in zip(entry.rows, entry.spec.devices, strict=True)
-        if marks[row]
-    }

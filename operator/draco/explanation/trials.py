@@ -4,9 +4,11 @@ Owns the choice of the few nodes that are worth a try, and the bounds of how man
 devices it has that would do; that only decides what is tried first, never what is said.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice, repeat
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -35,6 +37,8 @@ _ROWS: Final = 2_000
 """Devices that are looked at one by one."""
 _NOT_HELD: Final = bytes(code != HELD for code in range(256))
 _CURRENT: Final = bytes(code == Standing.CURRENT for code in range(256))
+_Asked: TypeAlias = tuple[tuple[tuple[ObjectKey, str], int, bytes], ...]
+"""For each alternative its request, how many devices it wants, and the rows that would do."""
 
 
 class Ask(msgspec.Struct, frozen=True, eq=False):
@@ -70,6 +74,9 @@ class Trials:
         self.rules: Final = PodRules(pod)
         self.published: Final = Published(fleet.inventory.columns)
         self.tries = 0
+        self._ranked: dict[_Asked, Mapping[int, Sequence[str]]] = {}
+        self._counted: dict[bytes, Mapping[str, int]] = {}
+        self._usable: dict[int, bytes] = {}
         selectors = [claim.status.allocation.node_selector for claim in claims if claim.status.allocation is not None]
         self._bound = [selector for selector in selectors if selector is not None]
         self.unheld: Final = fleet.held.translate(_NOT_HELD)
@@ -113,14 +120,25 @@ class Trials:
 
     def usable(self, ask: Ask) -> bytes:
         """1 for each row that would do for a request as things are; counters and constraints left aside."""
-        return self.free(ask, ask.selection.end, ask.tolerated)
+        known = self._usable.get(id(ask))
+        if known is None or ask not in self.asks:
+            known = self._usable[id(ask)] = self.free(ask, ask.selection.end, ask.tolerated)
+        return known
+
+    @cached_property
+    def _open(self) -> frozenset[str]:
+        obstacles, nodes = self.rules.obstacles, self.fleet.nodes.items()
+        names = [name for name, node in nodes if not obstacles(node)]
+        return frozenset(filter(lambda name: self.reaches(self.fleet.nodes[name]), names) if self._bound else names)
 
     def may_go(self, node: Node) -> bool:
         """Whether the pod may go to the node, and reaches there the devices that it has already."""
-        return not self.rules.obstacles(node) and self.is_in_reach(node)
+        return node.metadata.name in self._open
 
-    def is_in_reach(self, node: Node) -> bool:
+    def reaches(self, node: Node) -> bool:
         """Whether the devices that the pod has already can be reached from the node."""
+        if not self._bound:
+            return True
         try:
             return all(selects(selector, node) for selector in self._bound)
         except AllocationError:
@@ -131,33 +149,46 @@ class Trials:
     ) -> list[Node]:
         """The nodes that come nearest to having as many of the marked rows as are wanted. `where` says which nodes count."""
         where = where or self.may_go
-        found: dict[str, dict[tuple[ObjectKey, str], int]] = {}
-        for ask, rows in marks:
-            request = (ask.claim.metadata.key, ask.request)
-            for name, rows_there in self._by_node(rows, ask.wanted).items():
-                known = found.setdefault(name, {})
-                known[request] = max(known.get(request, 0), min(rows_there, ask.wanted))
-        shared = found.pop("", None)
-        names = sorted(found, key=lambda name: (-sum(found[name].values()), name))
-        if shared is not None:
-            names += [name for name in islice(self.fleet.node_names, _ROWS) if name not in found]
+        asked = tuple([((ask.claim.metadata.key, ask.request), ask.wanted, rows) for ask, rows in marks])
+        by_worth = self._ranked.get(asked)
+        if by_worth is None:
+            by_worth = self._ranked[asked] = self._rank(asked)
+        names = (name for worth in sorted(by_worth, reverse=True) for name in by_worth[worth])
         nodes = (self.fleet.nodes[name] for name in names if name in self.fleet.nodes)
         return list(islice(filter(where, nodes), most))
 
-    def _by_node(self, marks: bytes, wanted: int) -> Mapping[str, int]:
+    def _rank(self, asked: _Asked) -> Mapping[int, Sequence[str]]:
+        """The names of nodes by how many of the rows that are wanted they have; at 0 those that only share devices."""
+        totals: dict[str, int] = {}
+        for request in dict.fromkeys(request for request, _, _ in asked):
+            of_request: dict[str, int] = {}
+            for _, wanted, rows in (each for each in asked if each[0] == request):
+                for name, there in self._by_node(rows).items():
+                    of_request[name] = max(of_request.get(name, 0), min(there, wanted))
+            totals = {name: totals.get(name, 0) + worth for name, worth in of_request.items()} | {
+                name: worth for name, worth in totals.items() if name not in of_request
+            }
+        shares = totals.pop("", None) is not None
+        by_worth: dict[int, list[str]] = {}
+        for name, worth in totals.items():
+            by_worth.setdefault(worth, []).append(name)
+        if shares:
+            by_worth[0] = [name for name in islice(self.fleet.node_names, _ROWS) if name not in totals]
+        return {worth: sorted(names) for worth, names in by_worth.items()}
+
+    def _by_node(self, marks: bytes) -> Mapping[str, int]:
         """How many of the marked rows each node has; "" for those of no one node."""
+        known = self._counted.get(marks)
+        if known is None:
+            known = self._counted[marks] = self._count(marks)
+        return known
+
+    def _count(self, marks: bytes) -> Mapping[str, int]:
         inventory = self.fleet.inventory
-        counts: dict[str, int] = {}
-        if wanted > 1 and count(marks) > _ROWS:
-            for name in ("", *self.fleet.node_names):
-                there = inventory.nodes.read(name, marks).count(1)
-                if there:
-                    counts[name] = there
-            return counts
-        for row in first_rows(marks, _ROWS):
-            name = inventory.node_of(row)
-            counts[name] = counts.get(name, 0) + 1
-        return counts
+        if count(marks) <= _ROWS:
+            return Counter(map(inventory.node_of, first_rows(marks, _ROWS)))
+        read = inventory.nodes.read
+        return {name: there for name in ("", *self.fleet.node_names) if (there := sum(read(name, marks)))}
 
     def fits(
         self,
