@@ -5,7 +5,7 @@ and each reason `explain`'s. What is allocated stays allocated for what is tried
 """
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -129,13 +129,13 @@ def _waiting(claims: Sequence[ResourceClaim]) -> list[ResourceClaim]:
 
 def run(fleet: Fleet, trials: Sequence[Trial], copies: int) -> Run:
     """Try each of them so often, copy by copy. What does not fit once is not tried again: there is never more room later."""
-    ids = share_ids()
     attempts: list[Attempt] = []
     fitting = 0
+    placing = _Placing(fleet)
     left = list(trials)
     for number in range(1, copies + 1):
-        copy = _Copy(fleet, number, ids)
-        tried = [copy.attempt(trial) for trial in left]
+        copy = _Copy(fleet, number)
+        tried = [_attempt(trial, copy, placing) for trial in left]
         attempts += tried
         left = [trial for trial, attempt in zip(left, tried, strict=True) if attempt.fits]
         if not left:
@@ -144,57 +144,100 @@ def run(fleet: Fleet, trials: Sequence[Trial], copies: int) -> Run:
     return Run(attempts=attempts, copies=copies, fitting=fitting)
 
 
+def _attempt(trial: Trial, copy: "_Copy", placing: "_Placing") -> Attempt:
+    pod = str(trial.pod.metadata.key) if trial.pod is not None else ""
+    names = [str(claim.metadata.key) for claim in trial.claims]
+    if trial.missing:
+        return Attempt(name=pod, pod=pod, copy=copy.number, error=trial.missing)
+    claims = [copy.taken(claim) for claim in trial.claims]
+    placed = placing.place(trial.pod, claims)
+    return Attempt(
+        name=pod or names[0],
+        pod=pod,
+        copy=copy.number,
+        node=placed.node,
+        claims=list(zip(names, placed.allocations, strict=True)),
+        error=placed.error,
+        explanation=placed.explanation,
+    )
+
+
+class _Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """A node and an allocation of each claim; or what ended it, and why it does not fit."""
+
+    node: str = ""
+    allocations: list[AllocationResult | None]
+    error: str = ""
+    explanation: Explanation | None = None
+
+
+class _Placing:
+    """Finds a node for claims and notes down what they then hold."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._ids = share_ids()
+        self._anyone = anyone(fleet)
+        self._open: dict[bytes, list[Node]] = {}
+        self._errors: dict[bytes, str] = {}
+
+    def place(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> _Placed:
+        """Allocate those of the claims that are not yet."""
+        waiting = _waiting(claims)
+        before = [claim.status.allocation for claim in claims]
+        found, error = None, self._gives_up(pod, waiting)
+        if not error:
+            try:
+                found = first_fitting(self._fleet, waiting, self._nodes(pod, claims), share_ids=self._ids)
+            except AllocationError as failed:
+                error = str(failed)
+        if found is None:
+            told = explain(self._fleet, claims, pod=pod or self._anyone)
+            return _Placed(allocations=before, error=error, explanation=told)
+        node, results = found
+        given = dict(zip((claim.metadata.key for claim in waiting), results, strict=True))
+        for claim in waiting:
+            status = msgspec.structs.replace(claim.status, allocation=given[claim.metadata.key])
+            self._fleet.put_claim(msgspec.structs.replace(claim, status=status))
+        return _Placed(
+            node=node.metadata.name,
+            allocations=[given.get(claim.metadata.key, held) for claim, held in zip(claims, before, strict=True)],
+        )
+
+    def _gives_up(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> str:
+        """What makes kube-scheduler give the pod up although the claims would fit on some node. Asked once of like ones."""
+        like = msgspec.json.encode(([claim.spec for claim in claims], pod and pod.spec))
+        if like not in self._errors:
+            self._errors[like] = explain(self._fleet, claims, pod=pod or self._anyone).error if claims else ""
+        return self._errors[like]
+
+    def _nodes(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> list[Node]:
+        """The nodes, by name, to which a pod with these claims may go."""
+        like = msgspec.json.encode(pod and pod.spec)
+        if like not in self._open:
+            rules = PodRules(pod or self._anyone)
+            nodes = [self._fleet.nodes[name] for name in self._fleet.node_names]
+            self._open[like] = [node for node in nodes if not rules.obstacles(node)]
+        bound = [
+            claim.status.allocation.node_selector
+            for claim in claims
+            if claim.status.allocation is not None and claim.status.allocation.node_selector is not None
+        ]
+        nodes = self._open[like]
+        if not bound:
+            return nodes
+        return [node for node in nodes if all(selects(selector, node) for selector in bound)]
+
+
 class _Copy:
     """One copy of all trials. Its claims go by names of their own where such a claim is there already."""
 
-    def __init__(self, fleet: Fleet, number: int, ids: Iterator[str]) -> None:
+    def __init__(self, fleet: Fleet, number: int) -> None:
+        self.number = number
         self._fleet = fleet
-        self._number = number
-        self._ids = ids
         self._keys: dict[ObjectKey, ObjectKey] = {}
 
-    def attempt(self, trial: Trial) -> Attempt:
-        pod = str(trial.pod.metadata.key) if trial.pod is not None else ""
-        names = [str(claim.metadata.key) for claim in trial.claims]
-        claims = [self._taken(claim) for claim in trial.claims]
-        allocated = {claim.metadata.key: claim.status.allocation for claim in claims}
-        waiting = _waiting(claims)
-        node, error, told = "", trial.missing, None
-        if not error:
-            node, error = self._allocate(trial.pod, claims, waiting, allocated)
-            told = None if node else explain(self._fleet, claims, pod=trial.pod or anyone(self._fleet))
-        return Attempt(
-            name=pod or names[0],
-            pod=pod,
-            copy=self._number,
-            node=node,
-            claims=[(name, allocated[claim.metadata.key]) for name, claim in zip(names, claims, strict=True)],
-            error=error,
-            explanation=told,
-        )
-
-    def _allocate(
-        self,
-        pod: Pod | None,
-        claims: Sequence[ResourceClaim],
-        waiting: Sequence[ResourceClaim],
-        allocated: dict[ObjectKey, AllocationResult | None],
-    ) -> tuple[str, str]:
-        """The node that was found, "" if none, and what ended the search. What was allocated is noted down."""
-        try:
-            found = first_fitting(self._fleet, waiting, _nodes(self._fleet, pod, claims), share_ids=self._ids)
-        except AllocationError as failed:
-            return "", str(failed)
-        if found is None:
-            return "", ""
-        node, results = found
-        for claim, result in zip(waiting, results, strict=True):
-            allocated[claim.metadata.key] = result
-            status = msgspec.structs.replace(claim.status, allocation=result)
-            self._fleet.put_claim(msgspec.structs.replace(claim, status=status))
-        return node.metadata.name, ""
-
-    def _taken(self, claim: ResourceClaim) -> ResourceClaim:
+    def taken(self, claim: ResourceClaim) -> ResourceClaim:
         """The claim as this copy knows it: allocated, if an earlier trial of the copy shares it."""
         key = claim.metadata.key
         if claim.status.allocation is not None:
@@ -208,25 +251,11 @@ class _Copy:
         return msgspec.structs.replace(claim, metadata=ObjectMeta(name=own.name, namespace=own.namespace))
 
     def _free_key(self, key: ObjectKey) -> ObjectKey:
-        own, number = key, self._number
+        own, number = key, self.number
         while (known := self._fleet.claims.get(own)) is not None and known.status.allocation is not None:
             own = ObjectKey(key.namespace, f"{key.name}-copy-{number}")
             number += 1
         return own
-
-
-def _nodes(fleet: Fleet, pod: Pod | None, claims: Sequence[ResourceClaim]) -> Iterator[Node]:
-    """The nodes, by name, to which a pod with these claims may go."""
-    rules = PodRules(pod or anyone(fleet))
-    bound = [
-        claim.status.allocation.node_selector
-        for claim in claims
-        if claim.status.allocation is not None and claim.status.allocation.node_selector is not None
-    ]
-    for name in fleet.node_names:
-        node = fleet.nodes[name]
-        if not rules.obstacles(node) and all(selects(selector, node) for selector in bound):
-            yield node
 
 
 def anyone(fleet: Fleet) -> Pod:

@@ -139,6 +139,18 @@ def test_a_claim_that_does_not_fit_has_its_explanation(tmp_path: Path) -> None:
     assert entry["explanation"]["claims"] == ["default/big"]
 
 
+def test_a_selector_that_fails_on_one_device_fails_the_claim_although_another_would_do(tmp_path: Path) -> None:
+    claim = a_claim("one")
+    expression = f"device.attributes['{DRIVER}'].model == 'A'"
+    claim["spec"] = a_spec(selectors=[{"cel": {"expression": expression}}])
+    good = a_slice("node-0", "gpu-0")
+    good["spec"]["devices"][0]["attributes"] = {"model": {"string": "A"}}
+    [entry] = document(tmp_path, [a_class(), good, a_slice("node-1", "gpu-0"), claim])["claims"]
+    assert entry["allocation"] is None
+    assert "no such key: model" in entry["error"]
+    assert document(tmp_path, [a_class(), good, claim])["fits"] is True
+
+
 def test_the_claims_of_a_pod_are_allocated_together_on_one_node(tmp_path: Path) -> None:
     pod = a_pod(
         "train",
