@@ -70,6 +70,7 @@ def a_fleet(nodes: int, *, in_use: Callable[[int, int], bool]) -> Fleet:
 
 
 def a_gpu(node: int, index: int) -> Device:
+    """A GPU that differs from all others in its UUID and PCIe root."""
     return Device(
         name=f"gpu-{index}",
         attributes={
@@ -82,6 +83,7 @@ def a_gpu(node: int, index: int) -> Device:
 
 
 def holding(node: str, index: int) -> ResourceClaim:
+    """A claim that holds one GPU, for a pod."""
     result = DeviceRequestAllocationResult(request="gpu", driver=DRIVER, pool=node, device=f"gpu-{index}")
     return ResourceClaim(
         metadata=ObjectMeta(namespace="team", name=f"{node}-{index}"),
@@ -93,10 +95,12 @@ def holding(node: str, index: int) -> ResourceClaim:
 
 
 def selecting(expression: str) -> DeviceSelector:
+    """A selector."""
     return DeviceSelector(cel=CelSelector(expression=expression))
 
 
 def a_claim(*, count: int = 1, selector: str = "", matching: str = "") -> ResourceClaim:
+    """A claim for GPUs that waits."""
     exactly = ExactDeviceRequest(
         device_class_name="gpu", count=count, selectors=[selecting(selector)] if selector else []
     )

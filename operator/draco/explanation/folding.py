@@ -9,7 +9,6 @@ from typing import Any, Final
 import msgspec
 
 from draco.allocation.fleet import Fleet
-from draco.allocation.pools import Candidate
 from draco.explanation.model import Cause, CauseCount, Holder, RequestExplanation, SelectorRef, TaintSeen
 from draco.explanation.survey import Survey, Tally
 from draco.explanation.verdicts import Ask, Finding
@@ -66,12 +65,13 @@ def _count(fleet: Fleet, ask: Ask, finding: Finding, tally: Tally) -> CauseCount
         text="",
         example=str(tally.examples[0][1].key),
         node_names=tally.names(MAX_LISTED),
-        **_details(fleet, ask, finding, [candidate for _, candidate in tally.examples]),
+        **_details(fleet, ask, finding, tally),
     )
     return msgspec.structs.replace(count, text=cause_text(count))
 
 
-def _details(fleet: Fleet, ask: Ask, finding: Finding, devices: list[Candidate]) -> dict[str, Any]:
+def _details(fleet: Fleet, ask: Ask, finding: Finding, tally: Tally) -> dict[str, Any]:
+    devices = [candidate for _, candidate in tally.examples]
     told: dict[str, Any] = {}
     match finding:
         case Finding(Cause.NOT_SELECTED, int(place)):

@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from draco.allocation.columns import SHAREABLE, Columns, Path
+from draco.allocation.columns import SHAREABLE, Path
 from draco.allocation.fleet import Fleet
 from draco.allocation.pools import Candidate
-from draco.allocation.rowwise import combine, either, number
+from draco.allocation.rowwise import combine, number
 from draco.allocation.selectors import FAILS, YES
 from draco.cel.errors import CompileError
 from draco.explanation.verdicts import Ask
@@ -45,13 +45,16 @@ class Rows:
         if any(ask.request.asked.capacity is not None for ask in asks) or len(self.compared) < len(compared):
             odd = bytes([1]) * columns.rows
         else:
-            odd = either([bytes(fleet.limited), _shareable(columns)])
+            odd = _limited_or_shareable(fleet)
         there = [number(bytes(map(bool, column)), (0, 1)) for column in self.compared]
         marks = [number(each) for each in (*self.outcomes, bytes(fleet.held), odd)]
         combined = combine([*marks, fleet.inventory.taints.numbered(), *there])
         self.codes = combined.codes
         self.odd = frozenset(code for code, row in enumerate(combined.rows) if odd[row])
         """Codes of devices of which more matters."""
+        fails = any(each[row] and each[row] % 2 == 0 for each in self.outcomes for row in combined.rows)
+        self.order_matters = fails or bool(self.odd) or bool(compared)
+        """Whether nodes can only be alike that have like devices in the same order."""
 
     def oddity(self, candidate: Candidate) -> Hashable:
         """What else matters of a device, if it is odd."""
@@ -74,14 +77,20 @@ class Rows:
         return None if column is None else column.codes
 
 
-def _shareable(columns: Columns) -> bytes:
-    """1 for each row whose device may be shared."""
+def _limited_or_shareable(fleet: Fleet) -> bytes:
+    """1 for each row whose device may be shared, or says how much may be asked for."""
+    columns = fleet.inventory.columns
     column = columns.read(SHAREABLE)
     if column is None:
         return bytes([1]) * columns.rows
-    combined = combine([column.numbered()])
+    combined = combine([number(bytes(fleet.limited), (0, 1)), column.numbered()])
     devices = [columns.devices[row] for row in combined.rows]
-    return combined.paint([device is not None and bool(device.allow_multiple_allocations) for device in devices])
+    return combined.paint(
+        [
+            bool(fleet.limited[row]) or (device is not None and bool(device.allow_multiple_allocations))
+            for row, device in zip(combined.rows, devices, strict=True)
+        ]
+    )
 
 
 def _outcomes(fleet: Fleet, ask: Ask, size: int) -> bytes:

@@ -12,7 +12,7 @@ import msgspec
 
 from draco.allocation.fleet import Fleet
 from draco.allocation.pools import Candidate, Entry, Pool, PoolView
-from draco.explanation.ground import Ground, Sight, candidate_of
+from draco.explanation.ground import NOTHING, Ground, Sight, candidate_of
 from draco.explanation.model import Cause
 from draco.explanation.rows import Rows
 from draco.explanation.trying import Trying, Verdict
@@ -22,7 +22,7 @@ from draco.resources.core import Node
 from draco.resources.names import PoolKey
 
 MAX_EXAMPLES: Final = 20
-MAX_HELD: Final = 2000
+MAX_HELD: Final = 512
 """Devices in use of which the holders are looked up."""
 _ORDER: Final = {cause: place for place, cause in enumerate(Cause)}
 _NO_VIEW: Final = PoolView(key=PoolKey("", ""))
@@ -34,6 +34,9 @@ class Tally:
     def __init__(self) -> None:
         self.devices = 0
         self.examples: list[tuple[PoolView, Candidate]] = []
+        """Some of them."""
+        self.rows: list[int] = []
+        """Of those in use that are in plain pools, the rows of the first."""
         self._alike: list[Sequence[str]] = []
         self._nodes: set[str] = set()
 
@@ -129,9 +132,12 @@ class _Surveyor:
     def _kinds(self) -> Iterable[_Kind]:
         kinds: dict[Hashable, _Kind] = {}
         codes, read, sight_of = self._rows.codes, self._ground.read, self._ground.sight
+        sight, in_any_order = NOTHING, not self._rows.order_matters
         for name in self._fleet.node_names:
-            sight = sight_of(self._fleet.nodes[name])
-            key = (name in self._open, id(sight), read(name, codes))
+            if self._ground.others:
+                sight = sight_of(self._fleet.nodes[name])
+            profile = read(name, codes)
+            key = (name in self._open, id(sight), tuple(sorted(profile)) if in_any_order else profile)
             kind = kinds.get(key)
             if kind is None:
                 kind = kinds[key] = _Kind(key[0], sight, [])
@@ -179,16 +185,16 @@ class _Surveyor:
             group.names.extend(names)
 
     def _give_examples(self, tally: Tally, finding: Finding, number: int, kind: _Kind, own: Sequence[Seen]) -> None:
+        like = [seen for seen in own if seen.findings[number] == finding]
+        if len(tally.examples) < MAX_EXAMPLES:
+            tally.examples += [(seen.view, seen.candidate) for seen in like]
         if finding.cause is not Cause.IN_USE:
-            if len(tally.examples) < MAX_EXAMPLES:
-                tally.examples += [(seen.view, seen.candidate) for seen in own if seen.findings[number] == finding]
             return
-        places = [place for place, seen in enumerate(own) if seen.findings[number] == finding]
+        codes = {self._rows.codes[seen.candidate.row] for seen in like}
         for name in kind.names:
-            if len(tally.examples) >= MAX_HELD:
+            if len(tally.rows) >= MAX_HELD:
                 break
-            candidates = self._own(name)
-            tally.examples += [(_NO_VIEW, candidates[place]) for place in places]
+            tally.rows += [row for row in self._ground.rows(name) if self._rows.codes[row] in codes]
 
     def _seen(self, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
         """What is found of a device in a plain pool."""
