@@ -1,10 +1,11 @@
 """Every example is applied as a user applies it, and does what its README line says."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.e2e.conftest import EXAMPLES
+from tests.e2e.conftest import EXAMPLES, draco
 from tests.e2e.kubectl import Kubectl, eventually
 
 Example = Callable[..., None]
@@ -55,6 +56,31 @@ def test_a_template_gives_each_replica_a_gpu_of_its_own(kube: Kubectl, example: 
     )
     devices = [device for claim in kube.objects("resourceclaims") for device in kube.devices(claim["metadata"]["name"])]
     assert len(devices) == len(set(devices)) == 3
+
+
+def test_a_job_gets_a_gpu_of_the_model_it_asks_for(kube: Kubectl, example: Example) -> None:
+    example("job-with-template")
+    eventually(lambda: [pod["status"].get("phase") for pod in kube.objects("pods")] == ["Running"], what="the Job runs")
+    (claim,) = kube.objects("resourceclaims")
+    assert len(kube.devices(claim["metadata"]["name"])) == 1
+
+
+def test_two_containers_share_the_gpu_that_a_template_claims_for_their_pod(kube: Kubectl, example: Example) -> None:
+    example("two-containers-by-template")
+    kube.running("left-and-right")
+    pod = kube.get("pod", "left-and-right")
+    assert [status["ready"] for status in pod["status"]["containerStatuses"]] == [True, True]
+    (claim,) = kube.objects("resourceclaims")
+    assert len(kube.devices(claim["metadata"]["name"])) == 1
+
+
+def test_partitions_of_one_gpu_are_found_by_simulation() -> None:
+    done = draco("simulate", "--no-cluster", "-f", str(EXAMPLES / "mig-pair"), "-o", "json")
+    assert done.returncode == 0, done.stderr
+    taken = re.findall(r'"device": "(gpu-[01]-mig-[^"]+)"', done.stdout)
+    assert sorted(taken) == [
+        "gpu-0-mig-1g10gb-19-4", "gpu-0-mig-3g40gb-9-0", "gpu-1-mig-3g40gb-9-0", "gpu-1-mig-3g40gb-9-4",
+    ]  # fmt: skip
 
 
 def test_a_prioritized_list_takes_the_best_there_is(kube: Kubectl, example: Example) -> None:
