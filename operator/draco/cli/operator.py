@@ -12,9 +12,11 @@ from pathlib import Path
 import click
 import structlog
 
+from draco.controller.admission import AdmissionMode
 from draco.controller.app import Connect, run_operator
 from draco.controller.kopf_thread import quiet_kopf
 from draco.controller.settings import OperatorSettings
+from draco.controller.webhook import WebhookSettings
 from draco.kube.connection import Connection
 from draco.kube.election import LeadershipLost
 from draco.kube.kubeconfig import connect
@@ -60,6 +62,25 @@ _DEFAULT = OperatorSettings(identity="")
     help="Seconds that devices must stay isolated and free before maintenance may start.",
 )
 @click.option(
+    "--webhook-listen",
+    envvar="DRACO_WEBHOOK_LISTEN",
+    type=ListenAddress(),
+    help="Address of the webhook that reviews claims when they are written, over TLS; off unless given.",
+)
+@click.option(
+    "--webhook-certificates",
+    envvar="DRACO_WEBHOOK_CERTIFICATES",
+    type=click.Path(path_type=Path),
+    help="Folder with the webhook's tls.crt and tls.key.",
+)
+@click.option(
+    "--webhook-mode",
+    envvar="DRACO_WEBHOOK_MODE",
+    type=click.Choice([mode.value for mode in AdmissionMode], case_sensitive=False),
+    default=AdmissionMode.WARN.value,
+    help="Warn of claims with a selector that fails on published devices, or deny them.",
+)
+@click.option(
     "--lease-duration",
     envvar="DRACO_LEASE_DURATION",
     type=click.IntRange(min=1),
@@ -90,6 +111,9 @@ def command(
     log_level: str,
     pending_after: float,
     settle: float,
+    webhook_listen: tuple[str, int] | None,
+    webhook_certificates: Path | None,
+    webhook_mode: str,
     lease_duration: int,
     renew_deadline: float,
     retry_period: float,
@@ -104,8 +128,18 @@ def command(
             f"--lease-duration ({lease_duration} s) must be longer than --renew-deadline ({renew_deadline:g} s), and that "
             f"longer than --retry-period ({retry_period:g} s)."
         )
+    if (webhook_listen is None) is not (webhook_certificates is None):
+        raise click.UsageError("--webhook-listen and --webhook-certificates need each other.")
     configure_log(log_level)
     quiet_kopf()
+    webhook = None
+    if webhook_listen and webhook_certificates:
+        webhook = WebhookSettings(
+            host=webhook_listen[0] or _DEFAULT.http_host,
+            port=webhook_listen[1],
+            certificates=webhook_certificates,
+            mode=AdmissionMode(webhook_mode),
+        )
     settings = OperatorSettings(
         namespace=namespace,
         identity=f"{identity}_{secrets.token_hex(4)}",  # a container restarts under the name of its pod
@@ -116,6 +150,7 @@ def command(
         http_port=listen[1],
         pending_after_s=pending_after,
         settle_s=settle,
+        webhook=webhook,
     )
 
     async def connected() -> Connection:

@@ -6,12 +6,14 @@ holds the lease. Losing the lease ends the process, since another replica may be
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
 import structlog
 
+from draco.controller.admission import Admission
 from draco.controller.health import http_app, serving
 from draco.controller.kopf_thread import OwnKinds
 from draco.controller.maintenance import MaintenanceReconciler
@@ -21,6 +23,7 @@ from draco.controller.reconciling import Reconciling, register_queues
 from draco.controller.settings import OperatorSettings
 from draco.controller.taints import register_reach, warn_of_wide_rules
 from draco.controller.view import ClusterView
+from draco.controller.webhook import Certificate, keep_fresh, serving_webhook, webhook_app
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connection import Connection
@@ -129,8 +132,14 @@ class Operator:
         """Run until `stop` is set."""
         app = http_app(self.metrics.registry, alive=self.problems, ready=self.not_ready)
         log.info("operator.starting", identity=self.election.identity)
-        async with serving(app, self._settings.http_host, self._settings.http_port), asyncio.TaskGroup() as group:
+        async with (
+            serving(app, self._settings.http_host, self._settings.http_port),
+            self._webhook() as certificate,
+            asyncio.TaskGroup() as group,
+        ):
             tasks = [group.create_task(informer.run(), name=name) for name, informer in self.view.informers.items()]
+            if certificate:
+                tasks.append(group.create_task(keep_fresh(certificate, self._clock), name="certificate"))
             tasks.append(group.create_task(self._run_kopf(), name="kopf"))
             tasks.append(group.create_task(self._lead_when_ready(), name="lead"))
             await stop.wait()
@@ -148,6 +157,18 @@ class Operator:
     def not_ready(self) -> list[str]:
         """What is not known yet; empty when all is."""
         return [f"{kind}: not listed yet" for kind in self.view.unsynced]
+
+    @asynccontextmanager
+    async def _webhook(self) -> AsyncIterator[Certificate | None]:
+        settings = self._settings.webhook
+        if settings is None:
+            yield None
+            return
+        admission = Admission(
+            self.view.followed, mode=settings.mode, ready=lambda: not self.view.unsynced, clock=self._clock
+        )
+        async with serving_webhook(settings, webhook_app(admission, self.metrics.admission_reviews)) as certificate:
+            yield certificate
 
     async def _run_kopf(self) -> None:
         # Kopf looks once at what is served, so it must not start before our kinds are; and it must not delay readiness.

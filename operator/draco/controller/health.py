@@ -1,9 +1,11 @@
 """The operator's HTTP endpoints: /livez, /readyz and /metrics.
 
-Owns the server and the wording of its answers. What counts as alive and ready is asked of the operator, each time.
+Owns the server, which the webhook uses too, and the wording of its answers. What counts as alive and ready is asked of the
+operator, each time.
 """
 
 import os
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -21,7 +23,7 @@ Check = Callable[[], list[str]]
 
 
 class PortTaken(DracoError):
-    """The port for probes and metrics cannot be had."""
+    """A port to serve on cannot be had."""
 
 
 def http_app(registry: CollectorRegistry, *, alive: Check, ready: Check) -> web.Application:
@@ -45,21 +47,28 @@ def http_app(registry: CollectorRegistry, *, alive: Check, ready: Check) -> web.
 
 
 @asynccontextmanager
-async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[int]:
-    """Serve until left; yields the port. Raises PortTaken."""
+async def serving(
+    app: web.Application,
+    host: str,
+    port: int,
+    *,
+    tls: ssl.SSLContext | None = None,
+    what: str = "probes and metrics",
+    option: str = "--listen",
+) -> AsyncIterator[int]:
+    """Serve `what` until left; yields the port. Raises PortTaken, which names the option that chooses another."""
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
     await runner.setup()
     try:
         try:
-            site = web.TCPSite(runner, host, port)
+            site = web.TCPSite(runner, host, port, ssl_context=tls)
             await site.start()
         except OSError as error:
             raise PortTaken(
-                f"cannot serve probes and metrics on {host}:{port} ({_words(error)}); "
-                "free the port or choose another with --listen"
+                f"cannot serve {what} on {host}:{port} ({_words(error)}); free the port or choose another with {option}"
             ) from error
         bound = runner.addresses[0][1]
-        log.info("http.serving", host=host, port=bound)
+        log.info("http.serving", host=host, port=bound, what=what)
         yield bound
     finally:
         await runner.cleanup()

@@ -48,6 +48,12 @@ class Metrics:
             ["reconciler"],
             registry=self.registry,
         )
+        self.admission_reviews = Counter(
+            "draco_admission_reviews_total",
+            "Claims and templates that the webhook was asked about: clean, warned, denied, or unseen (allowed without a look).",
+            ["outcome"],
+            registry=self.registry,
+        )
         info = Gauge("draco_build_info", "The version of Draco.", ["version"], registry=self.registry)
         info.labels(__version__).set(1)
 

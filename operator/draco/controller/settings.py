@@ -5,6 +5,8 @@ Owns the settings struct; reading options and the environment is the command's b
 
 import msgspec
 
+from draco.controller.webhook import WebhookSettings
+
 
 class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All times in seconds."""
@@ -31,5 +33,7 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     stalled_after_s: float = 120.0
     """How long one reconciliation, or the renewal of a held lease, may take before /livez fails."""
 
+    webhook: WebhookSettings | None = None
+    """How claims are reviewed when they are written; None: they are not."""
     survey_every_s: float = 1.0
     """The cluster's devices are counted anew at most this often, and only when someone asks."""

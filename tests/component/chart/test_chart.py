@@ -1,5 +1,6 @@
 """The chart, rendered by the real helm and installed into a real API server."""
 
+import base64
 import json
 import re
 import subprocess
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 
 from draco.cli import agent, operator
 from draco.cluster import binaries
+from draco.controller.webhook import PATH
 
 REPOSITORY = Path(__file__).parents[3]
 CHART = REPOSITORY / "charts" / "draco"
@@ -98,6 +101,9 @@ def test_a_digest_wins_over_a_tag(helm: Path) -> None:
         ("operator.leaderElection.leaseDurationSeconds=10", "must be greater than renewDeadlineSeconds"),
         ("operator.leaderElection.retryPeriodSeconds=10", "must be greater than retryPeriodSeconds"),
         ("agent.kubeletDir=kubelet", "does not match pattern"),
+        ("webhook.mode=warn", "value must be one of 'Warn', 'Enforce'"),
+        ("webhook.enabled=true,operator.enabled=false", "webhook.enabled needs operator.enabled"),
+        ("webhook.enabled=true,webhook.port=8080", "webhook.port and metrics.port are both 8080"),
     ],
 )
 def test_a_wrong_value_is_refused_with_a_sentence(helm: Path, value: str, sentence: str) -> None:
@@ -172,3 +178,71 @@ def test_each_setting_of_a_container_is_one_its_program_knows(helm: Path, kind: 
     (container,) = only(render(helm), kind)["spec"]["template"]["spec"]["containers"]
     asked = {variable["name"] for variable in container["env"] if variable["name"].startswith("DRACO_")}
     assert asked <= {parameter.envvar for parameter in program.command.params}
+
+
+def with_webhook(helm: Path, *arguments: str) -> list[dict[str, Any]]:
+    return render(helm, "--set", "webhook.enabled=true", *arguments)
+
+
+def test_the_webhook_is_off_unless_it_is_asked_for(helm: Path) -> None:
+    documents = render(helm)
+    assert not kinds(documents) & {"ValidatingWebhookConfiguration", "Secret", "Service"}
+    (container,) = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert not [variable for variable in container["env"] if "WEBHOOK" in variable["name"]]
+
+
+def test_the_webhook_never_blocks_when_the_operator_is_down(helm: Path) -> None:
+    (webhook,) = only(with_webhook(helm), "ValidatingWebhookConfiguration")["webhooks"]
+    assert (webhook["failurePolicy"], webhook["timeoutSeconds"], webhook["sideEffects"]) == ("Ignore", 2, "None")
+
+
+def test_the_webhook_is_asked_where_the_operator_answers(helm: Path) -> None:
+    documents = with_webhook(helm, "--set", "webhook.port=9999")
+    service = only(documents, "Service")
+    deployment = only(documents, "Deployment")
+    assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    (port,) = service["spec"]["ports"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert {"name": port["targetPort"], "containerPort": 9999} in container["ports"]
+    assert {"name": "DRACO_WEBHOOK_LISTEN", "value": "0.0.0.0:9999"} in container["env"]
+    (webhook,) = only(documents, "ValidatingWebhookConfiguration")["webhooks"]
+    asked = webhook["clientConfig"]["service"]
+    assert (asked["name"], asked["path"], asked["port"]) == (service["metadata"]["name"], PATH, port["port"])
+    (volume,) = [each for each in deployment["spec"]["template"]["spec"]["volumes"] if "secret" in each]
+    assert volume["secret"]["secretName"] == only(documents, "Secret")["metadata"]["name"]
+    asked_for = {variable["name"] for variable in container["env"] if variable["name"].startswith("DRACO_")}
+    assert asked_for <= {parameter.envvar for parameter in operator.command.params}
+
+
+def test_the_webhooks_certificate_is_for_its_service_and_signed_by_the_bundle(helm: Path) -> None:
+    documents = with_webhook(helm)
+    secret = only(documents, "Secret")["data"]
+    (webhook,) = only(documents, "ValidatingWebhookConfiguration")["webhooks"]
+    assert webhook["clientConfig"]["caBundle"] == secret["ca.crt"]
+    authority, certificate = (
+        x509.load_pem_x509_certificate(base64.b64decode(secret[name])) for name in ("ca.crt", "tls.crt")
+    )
+    certificate.verify_directly_issued_by(authority)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == [f"draco-operator-webhook.{NAMESPACE}.svc"]
+
+
+def test_cert_manager_can_make_the_webhooks_certificate(helm: Path) -> None:
+    documents = with_webhook(helm, "--set", "webhook.certManager=true")
+    assert "Secret" not in kinds(documents)
+    certificate = only(documents, "Certificate")
+    (volume,) = [
+        each for each in only(documents, "Deployment")["spec"]["template"]["spec"]["volumes"] if "secret" in each
+    ]
+    assert certificate["spec"]["secretName"] == volume["secret"]["secretName"]
+    assert certificate["spec"]["issuerRef"]["name"] == only(documents, "Issuer")["metadata"]["name"]
+    configuration = only(documents, "ValidatingWebhookConfiguration")
+    assert configuration["metadata"]["annotations"] == {
+        "cert-manager.io/inject-ca-from": f"{NAMESPACE}/{certificate['metadata']['name']}"
+    }
+    assert "caBundle" not in configuration["webhooks"][0]["clientConfig"]
+
+
+def test_the_network_policy_lets_the_api_server_ask(helm: Path) -> None:
+    policy = only(with_webhook(helm, "--set", "networkPolicy.enabled=true"), "NetworkPolicy")
+    assert {"port": 9443} in policy["spec"]["ingress"][0]["ports"]

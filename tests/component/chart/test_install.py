@@ -225,6 +225,30 @@ async def test_the_operator_cannot_touch_nodes_pods_slices_or_claims(
         await operator.list(SECRETS)
 
 
+def test_an_upgrade_keeps_the_webhooks_certificate_and_makes_one_that_was_deleted(plane: ControlPlane) -> None:
+    namespace = "with-webhook"
+    helm = [str(binaries.find("helm")["helm"]), "--kubeconfig", str(plane.kubeconfig), "--namespace", namespace]
+    less = ["crds.enabled=false", "deviceClasses.enabled=false", "agent.enabled=false", "webhook.enabled=true"]
+    upgrade = [*helm, "upgrade", "--install", "advised", str(CHART), "--create-namespace", "--set", ",".join(less)]
+    path = f"/api/v1/namespaces/{namespace}/secrets/advised-operator-webhook"
+    hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/advised-operator-webhook"
+
+    def certificate() -> dict[str, str]:
+        done = subprocess.run(upgrade, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        data: dict[str, str] = call(plane, "GET", path)["data"]
+        (webhook,) = call(plane, "GET", hooks)["webhooks"]
+        assert webhook["clientConfig"]["caBundle"] == data["ca.crt"]
+        return data
+
+    first = certificate()
+    assert certificate() == first
+    call(plane, "DELETE", path)
+    assert certificate() != first
+    done = subprocess.run([*helm, "uninstall", "advised"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 async def policy_in_force(agent: Client) -> None:
     """Wait until the API server enforces the policy: it does so a moment after it has stored it."""
     probe = ObjectKey("", "node-of-nobody")

@@ -1,0 +1,236 @@
+"""The webhook as the real API server calls it: warnings that whoever writes a claim sees, and never a claim that is held up."""
+
+import asyncio
+import base64
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draco.cluster.controlplane import ControlPlane
+from draco.cluster.pki import Authority, Credential
+from draco.controller.admission import AdmissionMode
+from draco.controller.app import Operator
+from draco.controller.webhook import PATH, WebhookSettings
+from draco.kube.client import Client
+from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_CLASSES, SLICES, Kind
+from draco.resources.meta import ObjectKey
+from tests.builders import a_device, a_slice
+from tests.component.controller.replicas import an_operator, settings_for_test, until
+from tests.component.controller.test_pending_claims import as_json
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+CONFIGURATIONS: Kind[Any] = Kind(
+    "admissionregistration.k8s.io",
+    "v1",
+    "validatingwebhookconfigurations",
+    "ValidatingWebhookConfiguration",
+    False,
+    dict,
+)
+
+
+class Answer:
+    """What the API server said to one write."""
+
+    def __init__(self, status: int, warnings: list[str], body: dict[str, Any]) -> None:
+        self.status, self.warnings, self.body = status, warnings, body
+
+
+class Lab:
+    """A class of devices of which one has no memory published, and an endpoint that the API server knows."""
+
+    def __init__(self, served: ControlPlane, client: Client, namespace: str, folder: Path) -> None:
+        self.served, self.client, self.namespace, self.folder = served, client, namespace, folder
+        name = uuid.uuid4().hex[:8]
+        self.driver = f"{name}.example.com"
+        self.name = f"webhook-{name}"
+        self.authority = Authority.create("webhook")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.show(self.authority.issue("webhook", hosts=["127.0.0.1"]))
+
+    def show(self, credential: Credential) -> None:
+        (self.folder / "tls.crt").write_bytes(credential.certificate)
+        (self.folder / "tls.key").write_bytes(credential.key)
+
+    async def set_up(self) -> None:
+        expression = f"device.driver == '{self.driver}'"
+        await self.client.create(
+            DEVICE_CLASSES,
+            {"metadata": {"name": self.name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}},
+        )
+        plain = a_device("gpu-1", capacity={})
+        spec = a_slice("node", [a_device("gpu-0"), plain], driver=self.driver, pool=self.name).spec
+        described = as_json(spec)
+        described["devices"][0]["attributes"]["numa"] = {"int": 0}
+        await self.client.create(SLICES, {"metadata": {"name": self.name}, "spec": described})
+        rule = {
+            "apiGroups": ["resource.k8s.io"],
+            "apiVersions": ["v1"],
+            "operations": ["CREATE", "UPDATE"],
+            "resources": ["resourceclaims", "resourceclaimtemplates"],
+        }
+        webhook = {
+            "name": "claims.draco.dev",
+            "admissionReviewVersions": ["v1"],
+            "clientConfig": {
+                "url": f"https://127.0.0.1:{self.port}{PATH}",
+                "caBundle": base64.b64encode(self.authority.certificate).decode(),
+            },
+            "rules": [rule],
+            "failurePolicy": "Ignore",
+            "sideEffects": "None",
+            "timeoutSeconds": 2,
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}},
+        }
+        await self.client.create(CONFIGURATIONS, {"metadata": {"name": self.name}, "webhooks": [webhook]})
+
+    async def clean(self) -> None:
+        for kind in (CONFIGURATIONS, SLICES, DEVICE_CLASSES):
+            await self.client.delete(kind, ObjectKey("", self.name))
+
+    def spec(self, *selectors: str) -> dict[str, Any]:
+        exactly = {
+            "deviceClassName": self.name,
+            "selectors": [{"cel": {"expression": expression}} for expression in selectors],
+        }
+        return {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+
+    async def write(self, kind: Kind[Any], name: str, spec: dict[str, Any], *, method: str = "POST") -> Answer:
+        meta = {"name": name, "namespace": self.namespace}
+        body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
+        path = kind.path(namespace=self.namespace) if method == "POST" else kind.path(ObjectKey(self.namespace, name))
+        return await asyncio.to_thread(self._write, method, path, body)
+
+    def _write(self, method: str, path: str, body: dict[str, Any]) -> Answer:
+        context = ssl.create_default_context(cafile=str(self.served.pki / "ca.crt"))
+        context.load_cert_chain(self.served.pki / "admin.crt", self.served.pki / "admin.key")
+        handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        headers = {"Content-Type": "application/json" if method == "POST" else "application/merge-patch+json"}
+        request = urllib.request.Request(
+            self.served.server + path, method=method, data=json.dumps(body).encode(), headers=headers
+        )
+        try:
+            with urllib.request.build_opener(*handlers).open(request, timeout=30) as response:
+                return Answer(response.status, response.headers.get_all("Warning") or [], json.load(response))
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, error.headers.get_all("Warning") or [], json.load(error))
+
+    async def warned(self, selector: str, *, kind: Kind[Any] = CLAIMS, text: str = "") -> Answer:
+        """The first answer with warnings: the API server learns of a webhook a moment late."""
+        spec = self.spec(selector) if kind is CLAIMS else {"spec": self.spec(selector)}
+
+        async def look() -> Answer | None:
+            answer = await self.write(kind, f"claim-{uuid.uuid4().hex[:8]}", spec)
+            return answer if any(text in warning for warning in answer.warnings) else None
+
+        return await until(look, what="a warning")
+
+
+@pytest.fixture
+async def lab(served: ControlPlane, client: Client, namespace: str, tmp_path: Path) -> AsyncIterator[Lab]:
+    made = Lab(served, client, namespace, tmp_path)
+    await made.set_up()
+    yield made
+    await made.clean()
+
+
+@asynccontextmanager
+async def a_webhook(lab: Lab, mode: AdmissionMode = AdmissionMode.WARN) -> AsyncIterator[Operator]:
+    settings = WebhookSettings(host="127.0.0.1", port=lab.port, certificates=lab.folder, mode=mode)
+    async with an_operator(lab.served, settings_for_test(webhook=settings)) as (operator, _):
+        yield operator
+
+
+def failing(lab: Lab) -> str:
+    """One device has no such attribute, which makes the selector fail on it."""
+    return f"device.attributes['{lab.driver}'].numa == 0"
+
+
+async def test_a_selector_that_fails_on_a_published_device_is_warned_of_and_stored(lab: Lab) -> None:
+    async with a_webhook(lab) as operator:
+        answer = await lab.warned(failing(lab))
+        assert answer.status == 201
+        what, remedy = answer.warnings
+        assert what.startswith('299 - "')
+        assert "fails on 1 device (no such key: numa)" in what
+        assert "has(device.attributes" in remedy
+        clean = await lab.write(CLAIMS, "clean", lab.spec(f"device.driver == '{lab.driver}'"))
+        assert (clean.status, clean.warnings) == (201, [])
+        sample = operator.metrics.registry.get_sample_value
+        assert sample("draco_admission_reviews_total", {"outcome": "warned"}) == 1
+        assert sample("draco_admission_reviews_total", {"outcome": "clean"}) == 1
+
+
+async def test_what_nobody_publishes_is_warned_of_in_a_template_too(lab: Lab) -> None:
+    selector = f"device.attributes['{lab.driver}'].?productNme.orValue('') == 'H100'"
+    async with a_webhook(lab):
+        answer = await lab.warned(selector, kind=CLAIM_TEMPLATES)
+        assert answer.status == 201
+        assert "productNme" in " ".join(answer.warnings)
+
+
+async def test_where_that_is_asked_for_a_selector_that_fails_is_denied_and_nothing_else(lab: Lab) -> None:
+    async with a_webhook(lab, AdmissionMode.ENFORCE):
+
+        async def denied() -> Answer | None:
+            answer = await lab.write(CLAIMS, f"claim-{uuid.uuid4().hex[:8]}", lab.spec(failing(lab)))
+            return answer if answer.status != 201 else None
+
+        answer = await until(denied, what="a denial")
+        assert answer.status == 422
+        assert "numa" in answer.body["message"]
+        unpublished = f"device.attributes['{lab.driver}'].?productNme.orValue('') == 'H100'"
+        answer = await lab.write(CLAIMS, "unpublished", lab.spec(unpublished))
+        assert (answer.status, bool(answer.warnings)) == (201, True)
+
+
+async def test_a_claim_that_is_there_already_may_always_change_what_is_not_its_spec(lab: Lab) -> None:
+    spec = lab.spec(failing(lab))
+    await lab.client.create(CLAIMS, {"metadata": {"name": "old", "namespace": lab.namespace}, "spec": spec})
+    async with a_webhook(lab, AdmissionMode.ENFORCE):
+        await lab.warned(f"device.attributes['{lab.driver}'].?productNme.orValue('') == 'H100'")
+        written = await lab.client.patch(
+            CLAIMS, ObjectKey(lab.namespace, "old"), {"metadata": {"finalizers": ["example.com/held"]}}
+        )
+        assert written.metadata.finalizers == ["example.com/held"]
+        await lab.client.patch(CLAIMS, ObjectKey(lab.namespace, "old"), {"metadata": {"finalizers": None}})
+
+
+async def test_claims_are_written_as_ever_when_no_operator_runs(lab: Lab) -> None:
+    async with a_webhook(lab):
+        await lab.warned(failing(lab))
+    answer = await lab.write(CLAIMS, "alone", lab.spec(failing(lab)))
+    assert (answer.status, answer.warnings) == (201, [])
+
+
+async def test_a_certificate_that_was_rotated_is_shown_without_a_restart(lab: Lab) -> None:
+    async with a_webhook(lab):
+        await lab.warned(failing(lab))
+        lab.show(Authority.create("other").issue("webhook", hosts=["127.0.0.1"]))
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+
+        async def shown() -> bytes:
+            _, writer = await asyncio.open_connection("127.0.0.1", lab.port, ssl=context)
+            certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            writer.close()
+            return certificate
+
+        expected = ssl.PEM_cert_to_DER_cert((lab.folder / "tls.crt").read_text())
+
+        async def renewed() -> bool:
+            return await shown() == expected
+
+        await until(renewed, what="the new certificate")
