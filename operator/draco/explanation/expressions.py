@@ -19,6 +19,7 @@ from draco.cel.paths import AttributePath, path_of, reads
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.semver import SemVer, SemVerError
 
+MAX_DEMANDS: Final = 32
 Operator: TypeAlias = OneOf["==", "!=", "<", "<=", ">", ">=", "in"]
 Plain: TypeAlias = bool | int | float | str | Quantity | SemVer
 """What a demand can compare with: constants, and quantities and versions made of constants."""
@@ -75,10 +76,13 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def demands(expression: str) -> list[Demand]:
-    """The parts of an expression that must all be true, in order. None for one that does not parse."""
+    """The parts of an expression that must all be true, in order: none if it does not parse, one if there are too many."""
     try:
         parse(expression)
-        pieces = _split(list(tokens(expression)))
+        whole = list(tokens(expression))
+        pieces = _split(whole)
+        if len(pieces) > MAX_DEMANDS:
+            pieces = [whole]
         found = []
         for piece in pieces:
             start, end = _extent(piece)

@@ -161,3 +161,8 @@ def test_a_path_reads_as_in_a_selector() -> None:
     assert path_text(AttributePath("capacity", "d", "a-b")) == 'device.capacity["d"]["a-b"]'
     assert path_text(AttributePath("driver")) == "device.driver"
     assert literal(True) == "true"
+
+
+def test_a_chain_of_very_many_demands_is_left_whole() -> None:
+    assert len(texts(" && ".join(["a"] * 32))) == 32
+    assert len(texts(" && ".join(["a"] * 33))) == 1

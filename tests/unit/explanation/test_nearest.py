@@ -15,6 +15,7 @@ from draco.explanation.changes import Change
 from draco.explanation.model import ChangeKind, NodeReason
 from draco.explanation.nearest import nearest_changes, nearest_misses
 from draco.explanation.placement import UNSCHEDULABLE, PodRules, taint_text
+from draco.explanation.problems import problems_of
 from draco.resources.claims import (
     AllocationResult,
     CapacityRequirements,
@@ -25,6 +26,7 @@ from draco.resources.claims import (
 )
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node, NodeTaint, Pod, Toleration
+from draco.resources.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from draco.resources.slices import (
     Counter,
     CounterSet,
@@ -36,6 +38,7 @@ from draco.resources.slices import (
 )
 from draco.resources.taints import DeviceTaint, DeviceTaintRule
 from tests.builders import a_claim, a_node, a_pod, a_rule, a_slice
+from tests.differential.cel_cases import an_expression
 from tests.differential.scenarios import a_scenario
 from tests.unit.explanation.clusters import (
     A100,
@@ -372,4 +375,33 @@ def test_the_cluster_is_as_it_was_after_all_the_tries() -> None:
     first = nearest_misses(fleet, [asking(BIG)])
     assert nearest_misses(fleet, [asking(BIG)]) == first
     assert fleet.holders(next(iter(fleet.state.held_by(BUSY[1].metadata.key)))) == [BUSY[1].metadata.key]
-    assert A100  # the other kind of GPU takes no part
+
+
+def test_a_pod_whose_other_claim_is_bound_to_a_node_is_told_of_that_node_alone() -> None:
+    requirement = NodeSelectorRequirement(key="metadata.name", operator="In", values=["n2"])
+    bound = NodeSelector(node_selector_terms=[NodeSelectorTerm(match_fields=[requirement])])
+    mine = held("mine", "n2/gpu-0")
+    allocation = mine.status.allocation
+    assert allocation is not None
+    allocation = msgspec.structs.replace(allocation, node_selector=bound)
+    mine = msgspec.structs.replace(mine, status=msgspec.structs.replace(mine.status, allocation=allocation))
+    other = held("other", "n2/gpu-1", by="p")
+    fleet = a_fleet(mine, other, held("idle", "n1/gpu-0"))
+    misses = nearest_misses(fleet, [mine, asking(f'{ATTRIBUTES}.productName == "{A100}"')], a_pod())
+    assert misses
+    assert {each.node for each in misses} == {"n2"}
+
+
+def test_random_selectors_are_explained_without_fail_and_never_wrongly() -> None:
+    for number in range(150):
+        source = random.Random(number)
+        fleet = a_fleet()
+        wanted = asking(
+            f"{an_expression(source)} && {ATTRIBUTES}.index > 0",
+            device_class=source.choice([GPU, "any"]),
+            count=source.choice([1, 2]),
+        )
+        problems_of(fleet, [wanted])
+        for change in nearest_changes(fleet, [wanted]):
+            claims, node = change.claims or [wanted], fleet.nodes[change.told.node]
+            assert allocate(fleet.inventory, fleet.state, node, claims, fleet.classes, share_ids=repeat("id"))
