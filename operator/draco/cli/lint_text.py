@@ -6,6 +6,7 @@ Owns the splitting of files into documents, the repair of what copying breaks, t
 import difflib
 import io
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import DuplicateKeyError
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 from ruamel.yaml.scalarstring import (
     DoubleQuotedScalarString,
     FoldedScalarString,
@@ -119,7 +120,9 @@ def load(document: Document) -> Any:
         raise TextError(document.offset + 1, "size", f"the document has more than {MOST_CHARACTERS:,} characters")
     _check_nesting(document)
     try:
-        tree = _yaml(document.text).load(document.text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ReusedAnchorWarning)  # YAML allows it
+            tree = _yaml(document.text).load(document.text)
         if _TEMPLATED.search(document.text):
             raise TextError(_first_line(document) + document.offset + 1, "yaml", _TEMPLATE)
         _check_size(tree, document.offset + 1)

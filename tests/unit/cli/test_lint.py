@@ -3,9 +3,14 @@
 import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given, seed, settings
+from hypothesis import strategies as some
 
 from draco import cli
 from draco.cli.lint import check
@@ -205,3 +210,49 @@ def test_one_broken_document_does_not_hide_the_others() -> None:
         ("api-version", 4),
         ("exactly-missing", 11),
     ]
+
+
+ARTICLES = [
+    list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    for path in sorted((Path(__file__).parents[1] / "linting" / "articles").iterdir())
+    if path.stem not in {"classic", "flattened-class", "flattened-limits"}
+]
+ODD_VALUES = (
+    None,
+    5,
+    -1,
+    1.5,
+    True,
+    "x",
+    "device.capacity['a'] >= 1",
+    [],
+    {},
+    [{}],
+    [[]],
+    [None],
+    ["x"],
+    {"name": 5},
+    {5: 6},
+)
+
+
+@seed(4)
+@settings(max_examples=150, database=None, deadline=None)
+@given(some.data())
+def test_a_manifest_with_odd_values_in_it_is_checked_and_stays_corrected(data: some.DataObject) -> None:
+    documents = json.loads(json.dumps(data.draw(some.sampled_from(ARTICLES))))
+    places = [(holder, key) for document in documents for holder, key in places_in(document)]
+    for holder, key in data.draw(some.lists(some.sampled_from(places), min_size=1, max_size=3)):
+        holder[key] = data.draw(some.sampled_from(ODD_VALUES))
+    after = check({"file": yaml.safe_dump_all(documents)}, kubernetes=36).after["file"]
+    again = check({"file": after}, kubernetes=36)
+    assert again.after["file"] == after
+    assert not any(told.corrected for told in again.findings)
+
+
+def places_in(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Each value below a tree, as what holds it and under which key."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield tree, key
+        yield from places_in(value)
