@@ -6,7 +6,7 @@ Owns the layout; the sentences are `wording`'s. Wraps and colours nothing: that 
 from collections.abc import Iterator
 
 from draco.explanation.model import Explanation
-from draco.explanation.wording import node_text
+from draco.explanation.wording import node_text, problem_text
 
 
 def report(told: Explanation) -> list[str]:
@@ -26,3 +26,14 @@ def _lines(told: Explanation) -> Iterator[str]:
         yield "Nodes"
         for cause in told.nodes:
             yield f"  {node_text(cause)}"
+    if told.problems:
+        yield ""
+        yield "What is wrong with the request"
+        for problem in told.problems:
+            yield f"  {problem_text(problem)}"
+    if told.nearest:
+        yield ""
+        yield "It would fit if"
+        for miss in told.nearest:
+            where = f" (then on node {miss.node})" if miss.node else ""
+            yield f"  {miss.text}{where}"

@@ -6,7 +6,7 @@ Owns the wording and the order in which things are said in one paragraph. Decide
 from collections.abc import Sequence
 from typing import Final
 
-from draco.explanation.model import Cause, CauseCount, Explanation, NodeCause, RequestExplanation, SelectorRef
+from draco.explanation.model import Cause, CauseCount, Explanation, NodeCause, Problem, RequestExplanation, SelectorRef
 
 MAX_SUMMARY: Final = 1000
 """Characters of an Event's note, less some."""
@@ -87,15 +87,25 @@ def summary(told: Explanation) -> str:
 
 def _sentences(told: Explanation) -> list[str]:
     if told.error:
-        return [f"Cannot be allocated: {told.error}."]
+        return [f"Cannot be allocated: {told.error}.", *_help(told), *_scheduler(told)]
     if told.fits:
         return [f"Can be allocated on {some(told.fits_on, told.fits_on_total)}.", *_scheduler(told)]
     said = [f"Cannot be allocated: {_requests(told.requests)}."]
     if told.nodes:
         said.append(f"{'; '.join(node_text(each) for each in told.nodes[:_NAMED])}.")
-    said += [f"{problem.text} {problem.remedy}".rstrip() for problem in told.problems]
-    said += [f"It would fit if {miss.text}." for miss in told.nearest[:1]]
-    return [*said, *_scheduler(told)]
+    return [*said, *_help(told), *_scheduler(told)]
+
+
+def _help(told: Explanation) -> list[str]:
+    """What is wrong with the claims, and what would do; the first of many."""
+    said = [f"{problem_text(problem)}." for problem in told.problems[:_NAMED]]
+    return [*said, *(f"It would fit if {miss.text}." for miss in told.nearest[:1])]
+
+
+def problem_text(problem: Problem) -> str:
+    """What is wrong, as a sentence without its full stop, and what to write instead."""
+    text = f"{problem.text[:1].upper()}{problem.text[1:]}"
+    return f"{text}; {problem.remedy}" if problem.remedy else text
 
 
 def _scheduler(told: Explanation) -> list[str]:
