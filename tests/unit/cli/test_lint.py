@@ -217,7 +217,7 @@ ARTICLES = [
     for path in sorted((Path(__file__).parents[1] / "linting" / "articles").iterdir())
     if path.stem not in {"classic", "flattened-class", "flattened-limits"}
 ]
-ODD_VALUES = (
+ODD_VALUES: tuple[Any, ...] = (
     None,
     5,
     -1,
