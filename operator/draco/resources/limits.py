@@ -41,7 +41,6 @@ _MAX_REQUESTS: Final = 32
 _MAX_ALTERNATIVES: Final = 8
 _MAX_SELECTORS: Final = 32
 _MAX_EXPRESSION: Final = 10 * 1024
-_MAX_TOLERATIONS: Final = 16
 _MAX_INT64: Final = 2**63 - 1
 _EFFECTS: Final = frozenset({"None", "NoSchedule", "NoExecute"})
 
@@ -196,7 +195,6 @@ def _asked(asked: ExactDeviceRequest | DeviceSubRequest, where: str) -> Iterator
     if asked.allocation_mode == "ExactCount" and not 0 < asked.count <= _MAX_INT64:
         yield f"{where}.count must be greater than zero"
     yield from _selectors(asked.selectors, f"{where}.selectors")
-    yield from _many(f"{where}.tolerations", asked.tolerations, _MAX_TOLERATIONS)
     for index, toleration in enumerate(asked.tolerations):
         yield from _toleration(toleration, f"{where}.tolerations[{index}]")
 
@@ -206,8 +204,6 @@ def _toleration(toleration: DeviceToleration, where: str) -> Iterator[str]:
         yield f'{where}.operator "{_short(toleration.operator)}" is unknown: write Exists or Equal'
     elif toleration.operator == "Exists" and toleration.value:
         yield f"{where}.value must be empty where the operator is Exists"
-    elif toleration.operator == "Equal" and not toleration.key:
-        yield f"{where}.key is empty, which needs the operator Exists"
     if toleration.effect and toleration.effect not in _EFFECTS:
         yield f'{where}.effect "{_short(toleration.effect)}" is unknown: write NoSchedule or NoExecute, or leave it out'
 
