@@ -7,6 +7,7 @@ import random
 import re
 from typing import Any
 
+from tests.differential.cel_calls import a_call
 from tests.differential.cel_grammar import LEAVES, RULES
 from tests.differential.cel_oddities import ODD
 
@@ -17,8 +18,11 @@ DEPTH = 4
 
 def an_expression(source: random.Random) -> str:
     """A selector: mostly one that compiles, sometimes one with a wrong type in it, a few chosen for their oddity."""
-    if source.randrange(100) < 6:
+    kind = source.randrange(100)
+    if kind < 6:
         return source.choice(ODD)
+    if kind < 45:
+        return a_call(source, lambda text: _filled(source, text, source.choice([0, 1, 1, 2]), 0))
     wrong = source.choice([0, 0, 0, 4])
     return _expand(source, "bool", source.choice([2, 3, DEPTH]), wrong)
 
@@ -27,7 +31,11 @@ def _expand(source: random.Random, rule: str, depth: int, wrong: int) -> str:
     if source.randrange(100) < wrong:
         rule = source.choice(list(RULES))
     ways = RULES[rule]
-    text = source.choice(ways if depth > 0 else ways[:LEAVES])
+    return _filled(source, source.choice(ways if depth > 0 else ways[:LEAVES]), depth, wrong)
+
+
+def _filled(source: random.Random, text: str, depth: int, wrong: int) -> str:
+    """A text with an expansion in place of each rule that it names."""
 
     def fill(match: re.Match[str]) -> str:
         if match[1] == "$":

@@ -47,7 +47,11 @@ class Meter(Protocol):
         ...
 
     def part(self, operand: Run, key: Code, take: Take) -> Run:
-        """Code that takes a part of a value: what is absent costs nothing, nor does what fails before."""
+        """Code that takes a part of a value; what fails before costs nothing."""
+        ...
+
+    def optional_part(self, operand: Run, key: Code, take: Take) -> Run:
+        """Code that takes a part which may be absent: then it costs nothing, nor does a failure."""
         ...
 
     def call(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:
@@ -78,6 +82,8 @@ class Free:
             return NONE if value is NONE else take(value, run(device, slots))
 
         return part
+
+    optional_part = part
 
     def call(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:  # noqa: ARG002 - one shape for all
         """The call alone."""
@@ -126,8 +132,8 @@ class Metered:
 
         def charged(device: DeviceView, slots: Slots) -> Value:
             value = operand(device, slots)
-            if value is NONE:
-                return value
+            if type(value) is Optional:
+                return _optionally(take, value, at, device, slots)
             try:
                 result = take(value, at(device, slots))
             except EvaluationAborted:
@@ -135,11 +141,15 @@ class Metered:
             except EvaluationError:
                 spend(slots, READ)
                 raise
-            if result is not NONE:
-                spend(slots, READ)
+            spend(slots, READ)
             return result
 
         return charged
+
+    def optional_part(self, operand: Run, key: Code, take: Take) -> Run:
+        """The part and its charge."""
+        at = key.bare or key.run
+        return lambda device, slots: _optionally(take, operand(device, slots), at, device, slots)
 
     def call(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:
         """The call and its charge; of two arguments both are evaluated, even where the first fails."""
@@ -184,6 +194,16 @@ class Metered:
             return _called(function, values, charge, slots)
 
         return run
+
+
+def _optionally(take: Take, value: Value, key: Run, device: DeviceView, slots: Slots) -> Value:
+    """A part that may be absent; a part of nothing is nothing."""
+    if value is NONE:
+        return value
+    result = take(value, key(device, slots))
+    if result is not NONE:
+        spend(slots, READ)
+    return result
 
 
 def _called(function: Function, values: list[Value], charge: Charge, slots: Slots) -> Value:

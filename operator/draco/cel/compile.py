@@ -6,7 +6,7 @@ functions are tables elsewhere, loops are in `loops`, what is charged is the met
 Nodes are compiled by generators that ask for their children, so that the depth of a tree never is a depth of Python's stack.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Final
 
@@ -45,11 +45,11 @@ _TYPES: Final = frozenset(
 class Compiler:
     """Compiles one expression.
 
-    `overloads` names the only form that the checker found possible for a call, where it is one, and `guessed` does so for calls
-    where values may turn out to be of other types.
+    `overloads` names the only form that the checker found possible for a call, where it is one; for the calls in `guessed` values
+    may turn out to be of other types.
     """
 
-    def __init__(self, meter: Meter, overloads: Mapping[Call, str], guessed: Mapping[Call, str]) -> None:
+    def __init__(self, meter: Meter, overloads: Mapping[Call, str], guessed: Container[Expr]) -> None:
         self.meter = meter
         self.slots = 1
         self._overloads = overloads
@@ -137,7 +137,9 @@ class Compiler:
             return Code(self.meter.fixed(lambda device, _slots: field in device.capacity[domain], len(path) + 1))
 
         def present(value: Value, at: Value) -> Value:
-            return look_up(value.value if type(value) is Optional else value, at)[0]
+            if type(value) is Optional:
+                return look_up(value.value, at)[0] or NONE
+            return look_up(value, at)[0]
 
         test = self.meter.part(run, constant(field), present)
 
@@ -157,8 +159,10 @@ class Compiler:
                 return self._device_part((*path, key.value))
         if key.is_constant and type(key.value) not in KEYS:
             raise CompileError(f"program instantiation failed: invalid qualifier type: {go_type(key.value)}")
-        take = taken_optionally if is_optional else taken
-        bare = self.meter.part(operand.bare or operand.run, key, take if key.is_constant else with_checked_key(take))
+        part, take = self.meter.part, taken
+        if is_optional:
+            part, take = self.meter.optional_part, taken_optionally
+        bare = part(operand.bare or operand.run, key, take if key.is_constant else with_checked_key(take))
         return Code(self.meter.fixed(bare, READ), bare=bare)
 
     def _device_part(self, path: tuple[str, ...]) -> Code:
@@ -180,7 +184,7 @@ class Compiler:
         def optional(found: Value, _key: Value) -> Value:
             return NONE if found is UNSET else Optional(found)
 
-        bare = self.meter.part(self.meter.fixed(value, 2), constant(identifier), optional)
+        bare = self.meter.optional_part(self.meter.fixed(value, 2), constant(identifier), optional)
         is_free = isinstance(self.meter, Free)
         return Code(self.meter.fixed(bare, READ), bare=bare, optional_of=value if is_free else None)
 
@@ -276,18 +280,20 @@ class Compiler:
 
     def _function(self, node: Call, name: str, codes: list[Code], scope: Scope) -> Code:
         function = _function_of(name, len(codes))
-        if (guess := self._guessed.get(node)) is not None:
-            function = guarded(name, guess, function)
-        runs = tuple(code.run for code in codes)
         overload = self._overloads.get(node)
+        if overload is not None and (
+            node in self._guessed or name == "ip"
+        ):  # an address of a text, a part of a network
+            function = guarded(name, overload, function)
+        runs = tuple(code.run for code in codes)
         if name in CONVERSIONS and len(codes) == 1 and codes[0].is_constant:
             return _folded(partial(function, codes[0].value))
         if name == "_+_" and _is_appending(node, scope):
             function = _append
         if name in _PARSERS and isinstance(self.meter, Free) and all(code.is_constant for code in codes):
             return Code(_computed_once(partial(function, *(code.value for code in codes))))
-        if name == "@in" and codes[1].is_constant and type(codes[1].value) is list:
-            return self._membership(runs, codes[1].value, overload)
+        if overload == "in_list" and codes[1].is_constant:
+            return self._membership(runs, codes[1].value)
         if len(codes) >= 2 and name in _PATTERN_FUNCTIONS and codes[1].is_constant and type(codes[1].value) is str:
             with_pattern = _with_pattern(name, codes[1].value)
             return Code(self.meter.call_in_order(name, overload, with_pattern, runs))
@@ -297,12 +303,12 @@ class Compiler:
         call = self.meter.call_in_order if stops else self.meter.call
         return Code(call(name, overload, function, runs))
 
-    def _membership(self, runs: tuple[Run, ...], items: list[Value], overload: str | None) -> Code:
+    def _membership(self, runs: tuple[Run, ...], items: list[Value]) -> Code:
         if not items:
             return constant(value=False)
         test = membership(items)
         if test is None:
-            return Code(self.meter.call("@in", overload or "in_list", OPERATORS["@in"], runs))
+            return Code(self.meter.call("@in", "in_list", OPERATORS["@in"], runs))
         return Code(self._set_test(runs[0], test))
 
     def _set_test(self, run: Run, test: Callable[[Value], bool]) -> Run:

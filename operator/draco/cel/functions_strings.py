@@ -8,7 +8,7 @@ from typing import Final
 from draco.cel.dispatch import FunctionTable, ListOf, overload
 from draco.cel.errors import EvaluationError
 from draco.cel.regex import compile_pattern, every_match, found
-from draco.cel.texts import native_complaint
+from draco.cel.texts import shown
 from draco.cel.values import Value
 
 _LOWER: Final = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
@@ -88,7 +88,7 @@ def _replace(text: str, old: str, new: str, limit: int = -1) -> str:
 def _join(parts: list[Value], separator: str = "") -> str:
     for part in parts:
         if type(part) is not str:
-            raise EvaluationError(native_complaint(part, "string"))
+            raise EvaluationError(f"join: invalid input: {shown(part)}")
     return separator.join(parts)
 
 

@@ -17,7 +17,7 @@ from draco.cel.values import MAPS, Value, no_such_overload, type_name, value_of_
 
 _Test = Callable[[Value], bool]
 
-_UNGUARDED: Final = frozenset({"size", "sort"})
+_UNGUARDED: Final = frozenset({"matches", "size", "sort"})
 """Functions that run the same code for every overload, beside operators."""
 
 
@@ -27,7 +27,7 @@ def guarded(name: str, overload: str, function: Function) -> Function:
         return function
     overloads = table(STORED_EXPRESSIONS.libraries)[name]
     only = next(one for one in overloads if one.id == overload)
-    if sum(one.is_member is only.is_member and len(one.parameters) == len(only.parameters) for one in overloads) == 1:
+    if sum(len(one.parameters) == len(only.parameters) for one in overloads) == 1:
         return function
     tests = tuple(map(_test, only.parameters))
 

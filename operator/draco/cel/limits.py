@@ -11,7 +11,18 @@ from draco.cel.ast import Ast, Call, Comprehension, Expr, children
 _LONGEST: Final = 1000
 """Characters. One loop over a part of them with the rest as its body costs Kubernetes less than half of the limit."""
 _COSTLY: Final = frozenset(
-    {"join", "replace", "format", "@sortByAssociatedKeys", "sort", "distinct", "range", "equivalent", "intersects"}
+    {
+        "join",
+        "replace",
+        "format",
+        "@sortByAssociatedKeys",
+        "sort",
+        "distinct",
+        "range",
+        "flatten",
+        "equivalent",
+        "intersects",
+    }
 )
 _PLAIN_LOOPS: Final = frozenset({"all", "exists", "existsOne", "map", "filter", "transformList"})
 

@@ -32,6 +32,7 @@ _FIRST_SECOND: Final = -62_135_596_800
 _LAST_SECOND: Final = 253_402_300_799
 RECEIVERS: Final = frozenset({str, Duration, Timestamp})
 """Types whose values get asked for an operator they do not have, so that the error names no operator."""
+_NO_ORDER: Final = "NaN values cannot be ordered"
 _COMPARABLE: Final = frozenset({bool, int, UInt, float, str, bytes, Duration, Timestamp})
 
 
@@ -175,10 +176,10 @@ def compare(one: Value, other: Value) -> int:
         if kind is float or other_kind is float:
             one, other = float(one), float(other)
             if one != one or other != other:  # noqa: PLR0124 - NaN
-                raise EvaluationError("NaN values cannot be ordered")
+                raise EvaluationError(_NO_ORDER)
         return int(one > other) - int(one < other)
     if kind is not other_kind:
-        raise _bad_right()
+        raise EvaluationError(_NO_ORDER) if kind is float and math.isnan(one) else _bad_right()
     if kind in {Duration, Timestamp}:
         one, other = one.ns, other.ns
     return int(one > other) - int(one < other)

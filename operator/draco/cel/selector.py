@@ -75,7 +75,7 @@ class Selector:
 
 def _compiler(meter: Meter, checked: Checked) -> Compiler:
     only = {node: forms[0] for node, forms in checked.overloads.items() if len(forms) == 1}
-    return Compiler(meter, only, only if checked.is_guessed else {})
+    return Compiler(meter, only, only if checked.is_guessed else ())
 
 
 def compile_selector(expression: str, *, environment: Environment = STORED_EXPRESSIONS) -> Selector:
