@@ -5,6 +5,7 @@ write with what is committed.
 """
 
 import ast
+import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -75,10 +76,16 @@ def described(command: click.Command, context: click.Context) -> Iterator[str]:
             yield from described(inner, click.Context(inner, info_name=name, parent=context))
 
 
+KEPT = "\b\n"
+
+
 def paragraphs(text: str | None) -> str:
-    """Help text with one line for each paragraph."""
-    clean = (text or "").replace("\b\n", "").replace("\f", "")
-    return "\n\n".join(tidy(part) for part in re.split(r"\n\s*\n", clean.strip()))
+    """Help text with one line for each paragraph; those that click keeps as they are, as code."""
+    clean = inspect.cleandoc(text or "").replace("\f", "")
+    return "\n\n".join(
+        f"```\n{part.removeprefix(KEPT).strip()}\n```" if part.startswith(KEPT) else tidy(part)
+        for part in re.split(r"\n\s*\n", clean)
+    )
 
 
 def tidy(text: str) -> str:

@@ -41,7 +41,7 @@ def command(*, what: Sequence[str], sources: Sources, output: str) -> None:
     draco explain                        what waits, a line each
     draco explain claim train-gpus       or claim/train-gpus
     draco explain pod train -n ml -o json
-    """  # noqa: D301 - \b is how click is told to keep lines as they are
+    """  # noqa: D301 - click keeps the lines below a backspace as they are
     asked = _asked(what)
     made, namespace = read_world(sources)
     if not asked or asked[0][1] == "":

@@ -73,7 +73,7 @@ def command(
     draco simulate -f pod.yaml --copies 100        how many more of these fit?
     draco simulate --without-node gpu-node-3       where would its claims go?
     draco simulate -f claim.yaml --with-taint suspect:NoSchedule@gpu.nvidia.com/gpu-node-1/*
-    """  # noqa: D301 - \b is how click is told to keep lines as they are
+    """  # noqa: D301 - click keeps the lines below a backspace as they are
     if scenarios is not None:
         _refuse_others(ctx, "scenarios")
         _answer(scenarios)
