@@ -52,6 +52,11 @@ class Inventory:
         return len(self.columns)
 
     @property
+    def rules(self) -> Iterable[DeviceTaintRule]:
+        """All taint rules, by name."""
+        return [rule for _, rule in sorted(self._rules.items())]
+
+    @property
     def pools(self) -> Iterable[Pool]:
         """All pools, in no particular order."""
         return self._pools.values()

@@ -12,62 +12,142 @@ import msgspec
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet import Fleet
 from draco.allocation.requests import expand, matcher
+from draco.allocation.upstream_bugs import Area, bugs_of
+from draco.explanation.allocated import is_full, missing, reaching, reason_of, told_of
 from draco.explanation.folding import folded
-from draco.explanation.model import Cause, Explanation, NodeCause, NodeReason, Reason, RequestExplanation
+from draco.explanation.model import Explanation, NodeCause, NodeReason, Problem, Reason, RequestExplanation
+from draco.explanation.nearest import nearest_misses
+from draco.explanation.nodes import MAX_NODES, device_causes, main_reason
 from draco.explanation.placement import node_causes
+from draco.explanation.problems import problems_of
 from draco.explanation.survey import Survey, survey
+from draco.explanation.together import fits_alone
 from draco.explanation.trying import Verdict
 from draco.explanation.verdicts import asks_of
 from draco.explanation.wording import summary
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node, Pod
 
-MAX_NODES: Final = 10
-"""Nodes that are named."""
+_TRIED_ALONE: Final = 8
+"""Kinds of nodes on which a request is tried alone."""
 
 
 def explain(
-    fleet: Fleet, claims: Sequence[ResourceClaim], *, pod: Pod | None = None, scheduler: str = ""
+    fleet: Fleet,
+    claims: Sequence[ResourceClaim],
+    *,
+    pod: Pod | None = None,
+    scheduler: str = "",
+    minor: int | None = None,
 ) -> Explanation:
     """Why the claims (all of a pod, or one) are not allocated, or that they can be, or are.
 
-    Without a pod the claims are looked at as those of one that asks nothing of its node. `scheduler` is what kube-scheduler says.
+    Without a pod the claims are looked at as those of one that asks nothing of its node. `scheduler` is what kube-scheduler says
+    of the pod. With `minor`, as in Kubernetes 1.`minor`, bugs of that scheduler are named that concern such claims.
     """
     told = _explain(fleet, claims, pod)
-    told = _with(told, claims=[str(claim.metadata.key) for claim in claims], pod=_name(pod), scheduler=scheduler)
-    return _with(told, summary=summary(told))
+    told = msgspec.structs.replace(
+        told,
+        claims=[str(claim.metadata.key) for claim in claims],
+        pod="" if pod is None else str(pod.metadata.key),
+        scheduler=scheduler,
+        upstream_bugs=_bugs(claims, minor) if minor is not None else [],
+        nodes_total=len(fleet.nodes),
+        devices_total=len(fleet.inventory),
+    )
+    return msgspec.structs.replace(told, summary=summary(told))
 
 
 def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> Explanation:
-    waiting = [claim for claim in claims if claim.status.allocation is None]
-    if not waiting:
-        return Explanation(reason=Reason.ALLOCATED, summary="")
-    match = matcher(fleet.inventory.selectors, Node())
-    try:
-        expanded = [expand(claim, fleet.classes, (), match) for claim in waiting]
-    except AllocationError as error:
-        reason = Reason.CLASS_MISSING if _lacks_class(fleet, waiting) else Reason.INVALID
-        return Explanation(reason=reason, error=str(error), summary="")
+    allocated = [told_of(claim) for claim in claims if claim.status.allocation is not None]
+    gone = missing(fleet, claims, pod)
+    if gone:
+        return Explanation(reason=Reason.CLAIM_MISSING, summary="", error="; ".join(gone), allocated=allocated)
+    deleted = [str(claim.metadata.key) for claim in claims if claim.metadata.deletion_timestamp is not None]
+    if deleted:
+        error = f"claim {' and '.join(deleted)} is being deleted"
+        return Explanation(reason=Reason.CLAIM_DELETING, summary="", error=error, allocated=allocated)
     closed = node_causes(fleet, pod)
-    open_nodes = {name: fleet.nodes[name] for name in fleet.node_names if name not in closed}
-    found = survey(fleet, waiting, asks_of(expanded), open_nodes)
+    may_go = {name: fleet.nodes[name] for name in fleet.node_names if name not in closed}
+    reach = reaching(claims, may_go)
+    out_of_reach = _out_of_reach(may_go, reach)
+    waiting = [claim for claim in claims if claim.status.allocation is None]
+    if not waiting or any(is_full(claim, pod) for claim in claims):
+        reason = reason_of(claims, allocated, pod, reach=bool(reach) or pod is None)
+        nodes = [*out_of_reach, *_different(closed)] if reason is Reason.BOUND_ELSEWHERE else []
+        return Explanation(reason=reason, summary="", allocated=allocated, nodes=nodes)
+    if not reach and may_go:
+        return Explanation(
+            reason=Reason.BOUND_ELSEWHERE, summary="", allocated=allocated, nodes=[*out_of_reach, *_different(closed)]
+        )
+    told = _of_waiting(fleet, waiting, reach)
+    if told.fits:
+        return _with(told, allocated=allocated)
+    return _with(
+        told,
+        allocated=allocated,
+        nodes=[*told.nodes, *out_of_reach, *_different(closed)],
+        nearest=nearest_misses(fleet, claims, pod),
+    )
+
+
+def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Explanation:
+    """Of claims that are not allocated, on these nodes."""
+    try:
+        match = matcher(fleet.inventory.selectors, Node())
+        expanded = [expand(claim, fleet.classes, (), match) for claim in claims]
+    except AllocationError as error:
+        reason = Reason.CLASS_MISSING if _lacks_class(fleet, claims) else Reason.INVALID
+        return Explanation(reason=reason, summary="", error=str(error), problems=problems_of(fleet, claims))
+    found = survey(fleet, claims, asks_of(expanded), nodes)
     requests = folded(fleet, found)
     fits_on = sorted(name for group in found.groups if group.verdict is Verdict.FITS for name in group.names)
     errors = [group.error for group in found.groups if group.verdict in {Verdict.ERROR, Verdict.TOO_LONG}]
     fits = bool(fits_on) and not errors
-    nodes = [] if fits else [*_device_causes(found, requests), *_rule_causes(closed)]
+    causes = [] if fits else device_causes(fleet, claims, found, requests)
     return Explanation(
-        reason=Reason.FITS if fits else _reason(found, requests, errors),
+        reason=Reason.FITS if fits else main_reason(found, requests, causes),
         summary="",
         fits=fits,
         fits_on=fits_on[:MAX_NODES],
         fits_on_total=len(fits_on),
         error=errors[0] if errors else "",
-        nodes_total=len(fleet.nodes),
-        devices_total=found.devices,
-        requests=requests,
-        nodes=nodes,
+        requests=_tried_alone(fleet, found, requests, fits=fits),
+        nodes=causes,
+        problems=_problems(fleet, claims, fits=fits),
     )
+
+
+def _problems(fleet: Fleet, claims: Sequence[ResourceClaim], *, fits: bool) -> list[Problem]:
+    """What is wrong with the claims; where they fit, nothing is."""
+    return [] if fits else problems_of(fleet, claims)
+
+
+def _tried_alone(
+    fleet: Fleet, found: Survey, requests: Sequence[RequestExplanation], *, fits: bool
+) -> list[RequestExplanation]:
+    """The requests, with whether each would fit if it were the only one."""
+    told = []
+    for number, (ask, request) in enumerate(zip(found.asks, requests, strict=True)):
+        groups = [group for group in found.groups if group.free[number] >= ask.wanted]
+        groups.sort(key=lambda group: group.free[number], reverse=True)
+        nodes = [group.names[0] for group in groups[:_TRIED_ALONE]]
+        alone = (fits and len(requests) == 1) or fits_alone(fleet, ask.claim, request.request, nodes)
+        told.append(msgspec.structs.replace(request, fits_alone=alone))
+    return told
+
+
+def _out_of_reach(may_go: Mapping[str, Node], reach: Mapping[str, Node]) -> list[NodeCause]:
+    names = sorted(may_go.keys() - reach.keys())
+    if not names:
+        return []
+    text = "from which the devices that are allocated already cannot be reached"
+    return [NodeCause(reason=NodeReason.ALLOCATION, text=text, nodes=len(names), names=names[:MAX_NODES])]
+
+
+def _different(closed: Mapping[str, NodeCause]) -> list[NodeCause]:
+    different = {id(cause): cause for cause in closed.values()}
+    return sorted(different.values(), key=lambda cause: -cause.nodes)
 
 
 def _lacks_class(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
@@ -77,98 +157,21 @@ def _lacks_class(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
     return any(name not in fleet.classes for name in asked)
 
 
-def _reason(found: Survey, requests: Sequence[RequestExplanation], errors: Sequence[str]) -> Reason:
-    if any(group.verdict is Verdict.TOO_LONG for group in found.groups):
-        return Reason.SEARCH_TOO_LONG
-    if errors:
-        failed = any(count.cause is Cause.SELECTOR_FAILED for request in requests for count in request.causes)
-        return Reason.SELECTOR_ERROR if failed else Reason.INVALID
-    if not found.devices:
-        return Reason.NO_DEVICES
-    for request in requests:
-        if not request.free:
-            return _main(request)
-        if request.most_free_on_one_node < request.wanted:
-            return Reason.NOT_ENOUGH_ON_ONE_NODE
-    return Reason.NOT_TOGETHER
-
-
-_REASONS: Final[Mapping[Cause, Reason]] = {
-    Cause.NOT_SELECTED: Reason.NOTHING_SELECTED,
-    Cause.POOL_OBSOLETE: Reason.POOL_BROKEN,
-    Cause.POOL_INCOMPLETE: Reason.POOL_BROKEN,
-    Cause.POOL_INVALID: Reason.POOL_BROKEN,
-    Cause.NO_NODE: Reason.NO_NODE,
-    Cause.NODE_RULES: Reason.NODE_RULES,
-    Cause.IN_USE: Reason.IN_USE,
-    Cause.SELECTOR_FAILED: Reason.SELECTOR_ERROR,
-    Cause.TAINTED: Reason.TAINTED,
-    Cause.COUNTERS_SHORT: Reason.COUNTERS_SHORT,
-    Cause.CAPACITY_SHORT: Reason.CAPACITY_SHORT,
-    Cause.CONSTRAINT: Reason.CONSTRAINT,
-}
-
-
-def _main(request: RequestExplanation) -> Reason:
-    """The reason of a request for which no device is free: what most of the devices have that it selects."""
-    counts: dict[Reason, int] = {}
-    for count in request.causes:
-        reason = _REASONS[count.cause]
-        counts[reason] = counts.get(reason, 0) + count.devices * (reason is not Reason.NOTHING_SELECTED)
-    return max(counts, key=lambda reason: counts[reason]) if counts else Reason.NO_DEVICES
-
-
-def _device_causes(found: Survey, requests: Sequence[RequestExplanation]) -> list[NodeCause]:
-    """Why nodes to which the pod may go do not do."""
-    causes = []
-    for group in found.groups:
-        if group.verdict is Verdict.FITS:
-            continue
-        reason, request, free, wanted = NodeReason.NOT_TOGETHER, "", 0, 0
-        if group.verdict in {Verdict.ERROR, Verdict.TOO_LONG}:
-            reason = NodeReason.ERROR
-        elif group.verdict is Verdict.BROKEN:
-            reason = NodeReason.POOL_BROKEN
-        else:
-            for number, each in enumerate(requests):
-                if group.free[number] < each.wanted:
-                    free, wanted = group.free[number], each.wanted
-                    reason, request = NodeReason.NOT_ENOUGH if free else NodeReason.NO_DEVICES, each.request
-                    break
-        causes.append(
-            NodeCause(
-                reason=reason,
-                text=_node_words(reason, free, wanted),
-                nodes=len(group.names),
-                names=sorted(group.names)[:MAX_NODES],
-                request=request,
-                free=free,
-                wanted=wanted,
-            )
-        )
-    return sorted(causes, key=lambda cause: (cause.reason is NodeReason.NO_DEVICES, -cause.free))
-
-
-def _node_words(reason: NodeReason, free: int, wanted: int) -> str:
-    match reason:
-        case NodeReason.NOT_ENOUGH:
-            return f"{free} free and selected, {wanted} wanted"
-        case NodeReason.NO_DEVICES:
-            return "nothing free that is selected"
-        case NodeReason.POOL_BROKEN:
-            return "invalid pools"
-        case NodeReason.ERROR:
-            return "the scheduler gives up"
-    return "enough devices, but not together"
-
-
-def _rule_causes(closed: Mapping[str, NodeCause]) -> list[NodeCause]:
-    different = {id(cause): cause for cause in closed.values()}
-    return sorted(different.values(), key=lambda cause: -cause.nodes)
-
-
-def _name(pod: Pod | None) -> str:
-    return "" if pod is None else str(pod.metadata.key)
+def _bugs(claims: Sequence[ResourceClaim], minor: int) -> list[str]:
+    """What the scheduler of that release is known to decide otherwise for such claims."""
+    areas = set()
+    for claim in claims:
+        devices = claim.spec.devices
+        asked = [each for request in devices.requests for each in (request.exactly, *request.first_available) if each]
+        if devices.constraints:
+            areas.add(Area.CONSTRAINTS)
+        if any(each.allocation_mode == "All" for each in asked):
+            areas.add(Area.ALL_MODE)
+        if any(each.capacity is not None for each in asked):
+            areas.add(Area.CONSUMABLE_CAPACITY)
+        if any(request.exactly is not None and request.exactly.admin_access for request in devices.requests):
+            areas.add(Area.ADMIN_ACCESS)
+    return [bug.what for bug in bugs_of(minor) if areas.intersection(bug.areas)]
 
 
 def _with(told: Explanation, **fields: Any) -> Explanation:

@@ -8,14 +8,30 @@ from typing import Any, Final
 
 import msgspec
 
+from draco.allocation.columns import Path
 from draco.allocation.fleet import Fleet
-from draco.explanation.model import Cause, CauseCount, Holder, RequestExplanation, SelectorRef, TaintSeen
+from draco.allocation.rowwise import combine, number
+from draco.explanation.details import (
+    MAX_LISTED,
+    capacity_shortage,
+    counter_shortage,
+    holder,
+    most_frequent,
+    paths_of,
+    selector_ref,
+    taint_seen,
+    value_of,
+    values_seen,
+)
+from draco.explanation.expressions import path_text
+from draco.explanation.model import Cause, CauseCount, Holder, RequestExplanation, SeenValue
+from draco.explanation.rows import outcome
 from draco.explanation.survey import Survey, Tally
-from draco.explanation.verdicts import Ask, Finding
+from draco.explanation.verdicts import Ask, Finding, Judge
 from draco.explanation.wording import cause_text
-from draco.resources.claims import ResourceClaim
+from draco.resources.meta import ObjectKey
+from draco.resources.names import DeviceKey
 
-MAX_LISTED: Final = 5
 USEFUL: Final = (
     Cause.SELECTOR_FAILED,
     Cause.IN_USE,
@@ -32,78 +48,131 @@ USEFUL: Final = (
     Cause.FREE,
 )
 """The order in which causes are told: what was nearest to being had comes first."""
+_MANY_VALUES: Final = 256
 
 
 def folded(fleet: Fleet, found: Survey) -> list[RequestExplanation]:
     """Each request with its counts."""
-    return [_request(fleet, found, number, ask) for number, ask in enumerate(found.asks)]
+    return [_Folding(fleet, found, place, ask).request() for place, ask in enumerate(found.asks)]
 
 
-def _request(fleet: Fleet, found: Survey, number: int, ask: Ask) -> RequestExplanation:
-    counts = [_count(fleet, ask, finding, tally) for finding, tally in found.tallies[number].items()]
-    most, best = max(((group.free[number], group.names[0]) for group in found.groups), default=(0, ""))
-    return RequestExplanation(
-        claim=str(ask.claim.metadata.key),
-        request=ask.request.name,
-        device_class=ask.request.asked.device_class_name,
-        mode=ask.request.asked.allocation_mode,
-        wanted=ask.wanted,
-        admin_access=ask.request.admin_access,
-        devices=found.devices,
-        causes=sorted(counts, key=lambda count: (USEFUL.index(count.cause), -count.devices)),
-        free=sum(tally.devices for finding, tally in found.tallies[number].items() if finding.cause is Cause.FREE),
-        most_free_on_one_node=most,
-        best_node=best if most else "",
-    )
+class _Folding:
+    """Of one request."""
+
+    def __init__(self, fleet: Fleet, found: Survey, place: int, ask: Ask) -> None:
+        self._fleet = fleet
+        self._found = found
+        self._place = place
+        self._ask = ask
+        self._judge = Judge(fleet.inventory.selectors, fleet.state)
+
+    def request(self) -> RequestExplanation:
+        """The request with its counts."""
+        found, ask, tallies = self._found, self._ask, self._found.tallies[self._place]
+        counts = [self._count(finding, tally) for finding, tally in tallies.items()]
+        most, best = max(((group.free[self._place], group.names[0]) for group in found.groups), default=(0, ""))
+        return RequestExplanation(
+            claim=str(ask.claim.metadata.key),
+            request=ask.request.name,
+            device_class=ask.request.asked.device_class_name,
+            mode=ask.request.asked.allocation_mode or "ExactCount",
+            wanted=ask.wanted,
+            admin_access=ask.request.admin_access,
+            devices=found.devices,
+            causes=sorted(counts, key=self._usefulness),
+            free=sum(tally.devices for finding, tally in tallies.items() if finding.cause is Cause.FREE),
+            most_free_on_one_node=most,
+            best_node=best if most else "",
+        )
+
+    @staticmethod
+    def _usefulness(count: CauseCount) -> tuple[int, bool, int]:
+        of_class = count.selector is not None and count.selector.source.startswith("class ")
+        return USEFUL.index(count.cause), of_class, -count.devices
+
+    def _count(self, finding: Finding, tally: Tally) -> CauseCount:
+        count = CauseCount(
+            cause=finding.cause,
+            devices=tally.devices,
+            nodes=tally.nodes,
+            text="",
+            example=str(tally.examples[0][1].key),
+            node_names=tally.names(MAX_LISTED),
+            **self._details(finding, tally),
+        )
+        return msgspec.structs.replace(count, text=cause_text(count))
+
+    def _details(self, finding: Finding, tally: Tally) -> dict[str, Any]:
+        fleet, ask = self._fleet, self._ask
+        view, first = tally.examples[0]
+        told: dict[str, Any] = {}
+        match finding:
+            case Finding(Cause.NOT_SELECTED, int(place)):
+                told = {"selector": selector_ref(ask, place), "values": self._values(place, tally)}
+            case Finding(Cause.SELECTOR_FAILED, (int(place), str(error))):
+                selector = selector_ref(ask, place)
+                values = values_seen([first], selector.expression)
+                told = {"selector": selector, "error": error, "values": values}
+            case Finding(Cause.IN_USE):
+                told = self._holders(tally)
+            case Finding(Cause.TAINTED, tuple(taints)):
+                told = {"taints": [taint_seen(fleet, first, taint) for taint in taints]}
+            case Finding(Cause.COUNTERS_SHORT):
+                told = {"shortage": counter_shortage(fleet, self._judge, view, first)}
+            case Finding(Cause.CAPACITY_SHORT, ("", str(error))):
+                told = {"error": error}
+            case Finding(Cause.CAPACITY_SHORT, (str(name), str(how))):
+                told = {"shortage": capacity_shortage(fleet, ask, first, name, how)}
+            case Finding(Cause.CONSTRAINT, str(attribute)):
+                told = {"constraint": attribute}
+            case Finding(Cause.POOL_INCOMPLETE | Cause.POOL_INVALID | Cause.POOL_OBSOLETE):
+                pools = {f"{each.key.driver}/{each.key.pool}" for _, each in tally.examples}
+                told = {"pools": sorted(pools)[:MAX_LISTED]}
+        return told
+
+    def _holders(self, tally: Tally) -> dict[str, Any]:
+        """Who has the devices, those first whom nobody uses."""
+        fleet, inventory = self._fleet, self._fleet.inventory
+        plain = set(tally.rows)
+        candidates = [each.key for _, each in tally.examples if each.row not in plain]
+        keys = Counter(key for device in candidates for key in fleet.holders(device))
+        for row in tally.rows:
+            entry, device = inventory.entry(row), inventory.columns.devices[row]
+            if device is not None:
+                keys.update(fleet.holders(DeviceKey(entry.spec.driver, entry.spec.pool.name, device.name)))
+        known = sum(keys.values()) >= tally.devices
+        ordered = sorted(keys.items(), key=lambda item: (item[0] not in fleet.idle, -item[1], item[0]))
+        holders = [self._holder(key, count) for key, count in ordered[:MAX_LISTED]]
+        return {"holders": holders, "holders_total": len(keys) if known else 0}
+
+    def _holder(self, key: ObjectKey, count: int) -> Holder:
+        claim = self._fleet.claims.get(key)
+        return Holder(claim=str(key), devices=count) if claim is None else holder(claim, count)
+
+    def _values(self, place: int, tally: Tally) -> list[SeenValue]:
+        """The values for which a selector says no, counted over all devices where that is cheap, else over some."""
+        expression = selector_ref(self._ask, place).expression
+        paths = paths_of(expression)
+        columns = self._fleet.inventory.columns
+        mask = self._found.rows.outcomes[self._place].translate(_only(outcome(place, failed=False)))
+        counts: dict[tuple[str, str], int] = {}
+        for path in paths:
+            column = columns.get(Path(path.kind, path.domain or "", path.id or ""))
+            if column is None:
+                counts[path_text(path), ""] = tally.devices
+                continue
+            if column.distinct() > _MANY_VALUES:
+                seen = values_seen((each for _, each in tally.examples), expression)
+                counts.update({(each.path, each.value): each.devices for each in seen if each.path == path_text(path)})
+                continue
+            combined = combine([number(mask, (0, 1)), column.numbered()])
+            for row, count in zip(combined.rows, combined.counts(), strict=True):
+                device = columns.devices[row]
+                if mask[row] and device is not None:
+                    key = (path_text(path), value_of(columns.drivers[row], device, path))
+                    counts[key] = counts.get(key, 0) + count
+        return most_frequent(counts)
 
 
-def _count(fleet: Fleet, ask: Ask, finding: Finding, tally: Tally) -> CauseCount:
-    count = CauseCount(
-        cause=finding.cause,
-        devices=tally.devices,
-        nodes=tally.nodes,
-        text="",
-        example=str(tally.examples[0][1].key),
-        node_names=tally.names(MAX_LISTED),
-        **_details(fleet, ask, finding, tally),
-    )
-    return msgspec.structs.replace(count, text=cause_text(count))
-
-
-def _details(fleet: Fleet, ask: Ask, finding: Finding, tally: Tally) -> dict[str, Any]:
-    devices = [candidate for _, candidate in tally.examples]
-    told: dict[str, Any] = {}
-    match finding:
-        case Finding(Cause.NOT_SELECTED, int(place)):
-            told = {"selector": selector_ref(ask, place)}
-        case Finding(Cause.SELECTOR_FAILED, (int(place), str(error))):
-            told = {"selector": selector_ref(ask, place), "error": error}
-        case Finding(Cause.IN_USE):
-            keys = Counter(key for candidate in devices for key in fleet.holders(candidate.key))
-            holders = [holder(fleet.claims[key], number) for key, number in keys.most_common(MAX_LISTED)]
-            told = {"holders": holders, "holders_total": len(keys)}
-        case Finding(Cause.TAINTED, tuple(taints)):
-            told = {"taints": [TaintSeen(taint=taint_text(*taint)) for taint in taints]}
-        case Finding(Cause.CONSTRAINT, str(attribute)):
-            told = {"constraint": attribute}
-        case Finding(Cause.POOL_INCOMPLETE | Cause.POOL_INVALID | Cause.POOL_OBSOLETE):
-            pools = {f"{candidate.key.driver}/{candidate.key.pool}" for candidate in devices}
-            told = {"pools": sorted(pools)[:MAX_LISTED]}
-    return told
-
-
-def selector_ref(ask: Ask, place: int) -> SelectorRef:
-    """The selector at that place among all of the request."""
-    source, index, selector = ask.selectors[place]
-    return SelectorRef(source=source, index=index, expression=selector.cel.expression if selector.cel else "")
-
-
-def holder(claim: ResourceClaim, devices: int = 1) -> Holder:
-    """A claim that holds devices."""
-    consumers = [f"{each.resource.removesuffix('s')} {each.name}" for each in claim.status.reserved_for]
-    return Holder(claim=str(claim.metadata.key), consumers=consumers[:MAX_LISTED], idle=not consumers, devices=devices)
-
-
-def taint_text(key: str, value: str, effect: str) -> str:
-    """A taint as kubectl writes it."""
-    return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
+def _only(value: int) -> bytes:
+    return bytes(each == value for each in range(256))

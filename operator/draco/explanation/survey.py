@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from draco.allocation.fleet import Fleet
-from draco.allocation.pools import Candidate, Entry, Pool, PoolView
+from draco.allocation.pools import Candidate, Entry, PoolView
 from draco.explanation.ground import NOTHING, Ground, Sight, candidate_of
 from draco.explanation.model import Cause
 from draco.explanation.rows import Rows
@@ -92,6 +92,13 @@ def survey(
     return _Surveyor(fleet, claims, asks, open_nodes).survey()
 
 
+def judged_devices(
+    fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[Ask], open_nodes: Mapping[str, Node]
+) -> Iterator[tuple[PoolView, Candidate, tuple[Finding, ...]]]:
+    """Every device by itself, with its finding for each ask."""
+    return _Surveyor(fleet, claims, asks, open_nodes).devices()
+
+
 class _Kind(msgspec.Struct, frozen=True):
     """Nodes with like devices in their plain pools, which see the same other pools."""
 
@@ -119,15 +126,26 @@ class _Surveyor:
         self._groups: dict[tuple[Verdict, str, tuple[int, ...]], Group] = {}
 
     def survey(self) -> Survey:
+        """Everything, folded."""
         for kind in self._kinds():
             self._look(kind)
-        for entry in self._ground.lost:
-            self._count_unreached(entry, Cause.NO_NODE)
-        for pool in self._ground.others:
-            self._count_pool(pool)
+        for seen in self._unreached():
+            self._count(seen)
         for seen in self._best.values():
             self._count(seen)
         return Survey(self._asks, self._tallies, list(self._groups.values()), self._rows, len(self._fleet.inventory))
+
+    def devices(self) -> Iterator[tuple[PoolView, Candidate, tuple[Finding, ...]]]:
+        """What is found of every device."""
+        for name in self._fleet.node_names:
+            kind = _Kind(name in self._open, self._ground.sight(self._fleet.nodes[name]), [name])
+            self._shared(kind)
+            for candidate in self._own(name):
+                yield _NO_VIEW, candidate, self._seen(candidate, Cause.FREE if kind.open else Cause.NODE_RULES)
+        for seen in self._best.values():
+            yield seen.view, seen.candidate, seen.findings
+        for seen in self._unreached():
+            yield seen.view, seen.candidate, seen.findings
 
     def _kinds(self) -> Iterable[_Kind]:
         kinds: dict[Hashable, _Kind] = {}
@@ -225,24 +243,27 @@ class _Surveyor:
                     self._broken[view.key] = Cause.POOL_INCOMPLETE if view.incomplete else Cause.POOL_INVALID
         return known
 
-    def _count_pool(self, pool: Pool) -> None:
-        """The devices of a pool that no node may reach."""
-        newest = max(entry.spec.pool.generation for entry in pool.entries)
-        slices = sum(entry.spec.pool.generation == newest for entry in pool.entries)
-        for entry in pool.entries:
-            if entry.spec.pool.generation < newest:
-                cause = Cause.POOL_OBSOLETE
-            elif slices != entry.spec.pool.resource_slice_count:
-                cause = Cause.POOL_INCOMPLETE
-            else:
-                cause = self._broken.get(pool.key, Cause.NO_NODE)
-            self._count_unreached(entry, cause)
+    def _unreached(self) -> Iterator[Seen]:
+        """The devices that no node may reach."""
+        for entry in self._ground.lost:
+            yield from self._of_slice(entry, Cause.NO_NODE)
+        for pool in self._ground.others:
+            newest = max(entry.spec.pool.generation for entry in pool.entries)
+            slices = sum(entry.spec.pool.generation == newest for entry in pool.entries)
+            for entry in pool.entries:
+                if entry.spec.pool.generation < newest:
+                    cause = Cause.POOL_OBSOLETE
+                elif slices != entry.spec.pool.resource_slice_count:
+                    cause = Cause.POOL_INCOMPLETE
+                else:
+                    cause = self._broken.get(pool.key, Cause.NO_NODE)
+                yield from self._of_slice(entry, cause)
 
-    def _count_unreached(self, entry: Entry, cause: Cause) -> None:
+    def _of_slice(self, entry: Entry, cause: Cause) -> Iterator[Seen]:
         for place, row in enumerate(entry.rows):
             if row not in self._best:
                 candidate = candidate_of(entry, place)
-                self._count(Seen(_NO_VIEW, candidate, self._judged(_NO_VIEW, candidate, cause)))
+                yield Seen(_NO_VIEW, candidate, self._judged(_NO_VIEW, candidate, cause))
 
     def _count(self, seen: Seen) -> None:
         for tallies, finding in zip(self._tallies, seen.findings, strict=True):
