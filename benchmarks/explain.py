@@ -139,7 +139,7 @@ def main() -> int:
     text = ""
     for kind, (in_use, claim) in KINDS.items():
         taken = {}
-            for nodes in SIZES:
+        for nodes in SIZES:
             fleet = a_fleet(nodes, in_use=in_use)
             first, text = timed(lambda: explain(fleet, [claim]))  # noqa: B023 - called at once
             taken[nodes] = min(timed(lambda: explain(fleet, [claim]))[0] for _ in range(TIMES))  # noqa: B023 - at once
