@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
+from draco.allocation.errors import SearchTooLong
 from draco.allocation.fleet import Fleet
 from draco.allocation.rowwise import select
 from draco.explanation.changed_claims import (
@@ -28,6 +29,10 @@ from draco.resources.core import Pod
 
 MAX_TOLD: Final = 5
 _OF_ONE_KIND: Final = 2
+_FEW: Final = 16
+"""In a cluster of so few nodes each is looked at; in a larger one those that are likely to do."""
+_STEPS: Final = 100_000
+"""Devices that a search looks at which finds out whether claims fit as they are."""
 _Kind = Callable[[Trials], Iterator[Change]]
 _REPAIRS: Final[tuple[_Kind, ...]] = (other_classes, guarded_selectors)
 """What must be put right before anything else can help."""
@@ -55,7 +60,7 @@ def nearest_misses(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | Non
 def nearest_changes(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None) -> list[Change]:
     """The same, with what the changes are."""
     trials = Trials(fleet, claims, pod)
-    if not trials.claims or _fits(trials):
+    if not trials.claims or _may_fit(trials):
         return []
     kinds = _REPAIRS if _is_broken(trials) else _CHANGES
     found = [change for kind in kinds for change in islice(kind(trials), _OF_ONE_KIND)]
@@ -71,7 +76,12 @@ def _is_broken(trials: Trials) -> bool:
     return any(step.error is not None or count(select([step.failed, trials.unheld])) for step in steps)
 
 
-def _fits(trials: Trials) -> bool:
-    """Whether the claims fit as things are on a node that is likely to do."""
-    marks = [(ask, trials.usable(ask)) for ask in trials.asks]
-    return any(trials.fits(node) is not None for node in trials.nodes(marks))
+def _may_fit(trials: Trials) -> bool:
+    """Whether the claims fit as things are on a node that is likely to do, or it takes too long to find out."""
+    nodes = trials.nodes([(ask, trials.usable(ask)) for ask in trials.asks])
+    if len(trials.fleet.nodes) <= _FEW:
+        nodes = [node for node in trials.fleet.nodes.values() if trials.may_go(node)]
+    try:
+        return any(trials.found(node, max_steps=_STEPS) is not None for node in nodes)
+    except SearchTooLong:
+        return True

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from draco.allocation.allocate import allocate
-from draco.allocation.errors import AllocationError
+from draco.allocation.errors import AllocationError, SearchTooLong
 from draco.allocation.fleet import HELD, Fleet
 from draco.allocation.node_selection import selects
 from draco.allocation.pools import PoolView, Standing
@@ -29,6 +29,8 @@ from draco.resources.taints import DeviceTaint
 
 MAX_TRIES: Final = 150
 """Searches in all for one set of claims."""
+_LONG: Final = 15
+"""As how many tries one counts that was too long."""
 MAX_STEPS: Final = 10_000
 """Devices that one search looks at."""
 NODES: Final = 5
@@ -202,6 +204,22 @@ class Trials:
         if self.tries >= MAX_TRIES:
             return None
         self.tries += 1
+        try:
+            return self.found(node, claims, views=views, without=without)
+        except SearchTooLong:
+            self.tries += _LONG
+            return None
+
+    def found(
+        self,
+        node: Node,
+        claims: Sequence[ResourceClaim] | None = None,
+        *,
+        views: Sequence[PoolView] | None = None,
+        without: ObjectKey | None = None,
+        max_steps: int = MAX_STEPS,
+    ) -> list[AllocationResult] | None:
+        """The same, whatever was tried before. Raises SearchTooLong if it was not found out."""
         inventory = self.fleet.inventory
         try:
             here = inventory.views(node) if views is None else views
@@ -213,9 +231,11 @@ class Trials:
                 self.claims if claims is None else claims,
                 self.fleet.classes,
                 share_ids=repeat(""),
-                max_steps=MAX_STEPS,
+                max_steps=max_steps,
                 views=here,
             )
+        except SearchTooLong:
+            raise
         except AllocationError:
             return None
 

@@ -337,10 +337,14 @@ def may_go_after(change: Change, node: Node, pod: Pod) -> bool:
     return not PodRules(msgspec.structs.replace(pod, spec=spec)).obstacles(node)
 
 
+SEEDS_THAT_FAILED = (2833,)
+"""A node saw a whole pool, of which there was a newer generation elsewhere."""
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_whatever_is_told_lets_the_claims_fit_once_it_is_done(part: int) -> None:
     kinds = set()
-    for number in range(part, 240, 4):
+    for number in (*range(part, 240, 4), *SEEDS_THAT_FAILED):
         source = random.Random(number)
         objects, names = the_objects(a_scenario(source), source)
         pod = a_pod_on(node_selector={"zone": "a"} if source.random() < 0.3 else {})

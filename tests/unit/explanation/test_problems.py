@@ -16,7 +16,7 @@ from draco.resources.claims import (
     ResourceClaim,
     ResourceClaimSpec,
 )
-from draco.resources.slices import Device
+from draco.resources.slices import Device, DeviceAttribute
 from tests.builders import a_claim, a_node, a_slice
 from tests.unit.explanation.clusters import A100, ATTRIBUTES, CAPACITY, GPU, H100, a_class, a_fleet, asking, selectors
 
@@ -94,6 +94,16 @@ def test_where_devices_of_one_driver_differ_the_guard_asks_for_the_attribute() -
     fleet.put_slice(a_slice("n3", [Device(name="bare")]))
     problem = the_problem(asking(f"{ATTRIBUTES}.index < 9 || false"), fleet)
     assert problem.remedy == f"write has({ATTRIBUTES}.index) && ({ATTRIBUTES}.index < 9 || false)"
+
+
+def test_a_guard_that_leaves_devices_on_which_the_selector_fails_is_not_told() -> None:
+    fleet = a_fleet()
+    counted = Device(name="counted", attributes={"index": DeviceAttribute(int_=1)})
+    fleet.put_slice(a_slice("n3", [Device(name="bare-0"), Device(name="bare-1"), counted]))
+    problem = the_problem(asking(f"({ATTRIBUTES}.index > 0) == {ATTRIBUTES}.ecc"), fleet)
+    assert problem.remedy == (
+        f"write has({ATTRIBUTES}.ecc) && has({ATTRIBUTES}.index) && ({ATTRIBUTES}.index > 0) == {ATTRIBUTES}.ecc"
+    )
 
 
 def test_a_failure_on_devices_in_use_harms_nobody_yet() -> None:
