@@ -12,11 +12,10 @@ from typing import Final
 import msgspec
 
 from draco.allocation.capacity import Arithmetic
-from draco.allocation.fleet import HELD, Fleet
+from draco.allocation.fleet import Fleet
 from draco.allocation.node_rows import SHARED
 from draco.allocation.requests import MAX_RESULTS, Claim, Request, expand, matcher
-from draco.allocation.rowwise import BYTES, combine, either, places, select
-from draco.allocation.selectors import FAILS, YES
+from draco.allocation.rowwise import BYTES, combine, packed, places, unpacked
 from draco.cel.errors import CompileError
 from draco.resources.claims import ExactDeviceRequest, ResourceClaim
 from draco.resources.core import Node
@@ -25,16 +24,8 @@ MANY: Final = 512
 """With more devices than this to choose from, nodes are looked at one by one, as one of the first will do."""
 
 
-def _equals(*values: int) -> bytes:
-    return bytes(value in values for value in range(BYTES))
-
-
-_NOT_HELD: Final = bytes(value != HELD for value in range(BYTES))
-_ZERO: Final = _equals(0)
-_YES: Final = _equals(YES)
-_FAILS: Final = _equals(FAILS)
-_NEGATIVE: Final = _equals(Arithmetic.NEGATIVE)
-_ANY_TROUBLE: Final = _equals(Arithmetic.NEGATIVE, Arithmetic.STEPS)
+_NEGATIVE: Final = bytes(value == Arithmetic.NEGATIVE for value in range(BYTES))
+_ANY_TROUBLE: Final = bytes(value != Arithmetic.SAFE for value in range(BYTES))
 
 
 class Wanted(msgspec.Struct, frozen=True, eq=False):
@@ -130,42 +121,30 @@ def _most(claim: Claim) -> int:
 
 
 def _look(fleet: Fleet, claims: Sequence[Claim]) -> tuple[list[Wanted], bytes | None]:
-    """What each request needs, and the devices that a search may fail on."""
-    columns = fleet.inventory.columns
-    free = select([columns.live, fleet.held.translate(_NOT_HELD)])
-    enough = select([free, fleet.short.translate(_ZERO)])
+    """What each request needs, and the devices that a search may fail on. Raises CompileError."""
+    rows = fleet.inventory.columns.rows
     requests = [alternatives for claim in claims for alternatives in claim.requests]
     asks_amounts = any(_amounts(request) for alternatives in requests for request in alternatives)
     trouble = fleet.arithmetic.translate(_ANY_TROUBLE if asks_amounts else _NEGATIVE)
-    risky = [select([free, trouble])] if 1 in trouble else []
+    risky = fleet.free & packed(trouble) if 1 in trouble else 0
     wanted = []
     for alternatives in requests:
-        usable = []
+        usable = 0
         for request in alternatives:
-            selected, failing = _selected(fleet, request, free)
-            risky += failing
-            usable.append(select([selected, enough, *_tolerated(fleet, request)]))
-        fewest = min(request.count for request in alternatives)
-        wanted.append(Wanted(either(usable), fewest))
-    return wanted, either(risky) if risky else None
+            selected = fleet.free
+            for _, _, selector in request.selectors:
+                scan = fleet.inventory.selectors.scan(selector.cel.expression if selector.cel is not None else "")
+                risky |= selected & scan.failing
+                selected &= scan.selected
+            usable |= selected & fleet.enough & _tolerated(fleet, request)
+        wanted.append(Wanted(unpacked(usable, rows), min(request.count for request in alternatives)))
+    return wanted, unpacked(risky, rows) if risky else None
 
 
-def _selected(fleet: Fleet, request: Request, free: bytes) -> tuple[bytes, list[bytes]]:
-    """The free devices that a request selects, and those on which its selectors fail. Raises CompileError."""
-    passed, failing = [free], []
-    for _, _, selector in request.selectors:
-        expression = selector.cel.expression if selector.cel is not None else ""
-        outcomes = fleet.inventory.selectors.scan(expression).outcomes
-        if FAILS in outcomes:
-            failing.append(select([*passed, outcomes.translate(_FAILS)]))
-        passed.append(outcomes.translate(_YES))
-    return select(passed), failing
-
-
-def _tolerated(fleet: Fleet, request: Request) -> list[bytes]:
-    """The devices whose taints a request tolerates; nothing if no device has any."""
+def _tolerated(fleet: Fleet, request: Request) -> int:
+    """The devices whose taints a request tolerates, packed; as if all, if no device has any."""
     if fleet.inventory.taints.empty:
-        return []
+        return -1
     combined = combine([fleet.inventory.columns.live, fleet.inventory.taints.numbered()])
     live = fleet.inventory.columns.live
     tolerated = [
@@ -175,7 +154,7 @@ def _tolerated(fleet: Fleet, request: Request) -> list[bytes]:
         )
         for row in combined.rows
     ]
-    return [combined.paint(tolerated)]
+    return packed(combined.paint(tolerated))
 
 
 def _has(names: Sequence[str], name: str) -> bool:

@@ -63,6 +63,7 @@ class Column:
         self._known: dict[Hashable, _Known] = {}
         self._codes_given = 0
         self._free_slots = list(range(MAX_SLOTS, 0, -1))
+        self._numbered: Combined | None = None
 
     def put(self, row: int, key: Hashable, value: Value) -> Value:
         """Give an empty cell a value; the value that is kept for this key, which may be an older equal one."""
@@ -72,6 +73,7 @@ class Column:
             known = self._known[key] = _Known(value, self._codes_given, self._new_slot(), 0)
         known.uses += 1
         self.codes[row] = known.code
+        self._numbered = None
         if self.slots is not None:
             self.slots[row] = known.slot
         return cast("Value", known.value)
@@ -79,6 +81,7 @@ class Column:
     def clear(self, row: int, key: Hashable) -> None:
         """Empty a cell that holds the value of this key."""
         self.codes[row] = 0
+        self._numbered = None
         known = self._known[key]
         known.uses -= 1
         if self.slots is not None:
@@ -90,6 +93,7 @@ class Column:
     def grow(self, rows: int) -> None:
         """Add empty cells."""
         self.codes.frombytes(bytes(4 * rows))
+        self._numbered = None
         if self.slots is not None:
             self.slots.extend(bytes(rows))
 
@@ -97,7 +101,9 @@ class Column:
         """The values of all rows as they are now, to be combined with those of other columns."""
         if self.slots is None:
             return self.codes
-        return number(self.slots, [0, *(known.slot for known in self._known.values())])
+        if self._numbered is None:
+            self._numbered = number(self.slots, [0, *(known.slot for known in self._known.values())])
+        return self._numbered
 
     def _new_slot(self) -> int:
         if not self._free_slots:
@@ -133,7 +139,8 @@ class Columns:
         """The names of the slices that publish them, likewise."""
         self.version = 0
         """Changes whenever a row does, so that what was found out about all rows can be kept until then."""
-        self._columns: dict[Path, Column] = {DRIVER: Column(0), SHAREABLE: Column(0)}
+        self.driver = Column(0)
+        self._columns: dict[Path, Column] = {DRIVER: self.driver, SHAREABLE: Column(0)}
         self._left_out: Counter[Path] = Counter()
         self._free: list[int] = []
         self._rows = 0
@@ -216,7 +223,7 @@ class Columns:
                 else:
                     kept = column.put(row, amount.value, amount)
             capacity[name] = kept if kept == amount else amount  # what may be asked of it is no part of its value
-        self._columns[DRIVER].put(row, driver, None)
+        self.driver.put(row, driver, None)
         self._columns[SHAREABLE].put(row, bool(device.allow_multiple_allocations), None)
         if not attributes and not capacity:
             return device
@@ -232,7 +239,7 @@ class Columns:
             path = _path("capacity", driver, name)
             if not _is_shadowed(path, name, device.capacity):
                 self._clear(path, row, amount.value)
-        self._columns[DRIVER].clear(row, driver)
+        self.driver.clear(row, driver)
         self._columns[SHAREABLE].clear(row, bool(device.allow_multiple_allocations))
         self.irregular.discard(row)
         self.devices[row] = None

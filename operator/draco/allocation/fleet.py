@@ -7,11 +7,12 @@ are now. A Fleet that followed any number of changes answers as one that was bui
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Self
+from typing import Final, Self
 
 from draco.allocation.capacity import arithmetic
 from draco.allocation.counters import Counters
 from draco.allocation.inventory import Inventory
+from draco.allocation.rowwise import BYTES, packed
 from draco.allocation.state import AllocatedState
 from draco.resources.claims import ResourceClaim
 from draco.resources.classes import DeviceClass
@@ -23,6 +24,8 @@ from draco.resources.taints import DeviceTaintRule
 
 FREE, HELD, SHARED = 0, 1, 2
 """What claims have of a device: nothing, all of it, or shares."""
+_NOT_HELD: Final = bytes(mark != HELD for mark in range(BYTES))
+_ZERO: Final = bytes(mark == 0 for mark in range(BYTES))
 
 
 class Fleet:
@@ -47,6 +50,9 @@ class Fleet:
         self.limited = self.inventory.columns.new_marks()
         """By row: 1 where a capacity says how much of it may be asked for."""
         self._short = self.inventory.columns.new_marks()
+        self._uses = 0
+        """How often what is in use has changed."""
+        self._known_unused: tuple[tuple[int, int], tuple[int, int]] | None = None
         self._recount: set[PoolKey] = set()
         """Pools whose counters changed since `short` was worked out."""
 
@@ -86,9 +92,29 @@ class Fleet:
         Brought up to date when asked for. Always 0 in pools that several nodes share, where it may depend on the node.
         """
         for key in self._recount:
+            self._uses += 1
             self._count_again(key)
         self._recount.clear()
         return bytes(self._short)
+
+    @property
+    def free(self) -> int:
+        """The rows of devices that no claim has to itself, packed (see `rowwise.packed`)."""
+        return self._unused[0]
+
+    @property
+    def enough(self) -> int:
+        """Those of them for which the counters suffice."""
+        return self._unused[1]
+
+    @property
+    def _unused(self) -> tuple[int, int]:
+        short = self.short
+        now = (self.inventory.columns.version, self._uses)
+        if self._known_unused is None or self._known_unused[0] != now:
+            free = packed(self.inventory.columns.live) & packed(self.held.translate(_NOT_HELD))
+            self._known_unused = (now, (free, free & packed(short.translate(_ZERO))))
+        return self._known_unused[1]
 
     def holders(self, device: DeviceKey) -> Sequence[ObjectKey]:
         """The claims that hold the device or a share of it, sorted. Administrative access holds nothing."""
@@ -170,6 +196,7 @@ class Fleet:
 
     def _mark(self, device: DeviceKey) -> None:
         mark = HELD if self.state.holds(device) else SHARED if self.state.shares(device) else FREE
+        self._uses += 1
         for row in self.inventory.rows(device):
             self.held[row] = mark
 

@@ -81,14 +81,22 @@ def combine(columns: "Iterable[Column | Combined]") -> Combined:
 
 def select(columns: Sequence[Narrow]) -> bytes:
     """1 for each row that has 1 in all columns of zeros and ones."""
-    size = len(columns[0])
-    return reduce(int.__and__, (_number(column) for column in columns)).to_bytes(size, "little")
+    return unpacked(reduce(int.__and__, map(packed, columns)), len(columns[0]))
 
 
 def either(columns: Sequence[Narrow]) -> bytes:
     """1 for each row that has 1 in any column of zeros and ones."""
-    size = len(columns[0])
-    return reduce(int.__or__, (_number(column) for column in columns)).to_bytes(size, "little")
+    return unpacked(reduce(int.__or__, map(packed, columns)), len(columns[0]))
+
+
+def packed(column: Narrow) -> int:
+    """A column as one number. Of columns of zeros and ones, `&` and `|` of such numbers are "all" and "any", row by row."""
+    return int.from_bytes(column, "little")
+
+
+def unpacked(number: int, rows: int) -> bytes:
+    """The column that was packed."""
+    return number.to_bytes(rows, "little")
 
 
 def places(column: Narrow, value: int) -> list[int]:
@@ -108,9 +116,9 @@ def _add(parts: Sequence[Combined], combinations: int) -> Combined:
         if isinstance(part.codes, array):
             raise TypeError("only columns of bytes can be added")
         spread = part.codes if step == 1 else part.codes.translate(bytes(code * step % BYTES for code in range(BYTES)))
-        total += _number(spread)
+        total += packed(spread)
         step *= len(part)
-    return number(total.to_bytes(len(parts[0].codes), "little"), range(combinations))
+    return number(unpacked(total, len(parts[0].codes)), range(combinations))
 
 
 def _zip(columns: Sequence[Column]) -> Combined:
@@ -120,7 +128,3 @@ def _zip(columns: Sequence[Column]) -> Combined:
     for row in range(len(codes) - 1, -1, -1):
         rows[codes[row]] = row
     return Combined(codes, rows)
-
-
-def _number(column: Narrow) -> int:
-    return int.from_bytes(column, "little")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from draco.allocation.columns import Column, Columns, Path
-from draco.allocation.rowwise import Combined, combine, number, places
+from draco.allocation.columns import DRIVER, Column, Columns, Path
+from draco.allocation.rowwise import BYTES, Combined, combine, number, packed, places
 from draco.cel.errors import CompileError, EvaluationError
 from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
 
@@ -18,6 +18,8 @@ MAX_REMEMBERED: Final = 2**18
 """Outcomes remembered of all selectors; one that reads a serial number has as many as there are devices."""
 NO, YES, FAILS = 0, 1, 2
 """Outcomes in a scan."""
+_YES: Final = bytes(outcome == YES for outcome in range(BYTES))
+_FAILS: Final = bytes(outcome == FAILS for outcome in range(BYTES))
 _ALONE: Final = 2
 
 
@@ -91,6 +93,16 @@ class Scan:
         self._alone = alone
 
     @cached_property
+    def selected(self) -> int:
+        """The rows with YES, packed (see `rowwise.packed`)."""
+        return packed(self.outcomes.translate(_YES))
+
+    @cached_property
+    def failing(self) -> int:
+        """The rows with FAILS, packed; 0 if there are none."""
+        return packed(self.outcomes.translate(_FAILS)) if FAILS in self.outcomes else 0
+
+    @cached_property
     def cases(self) -> Sequence[Case]:
         """Every combination of the values it reads, in the order of rows. Together they are all devices."""
         counts = self._combined.counts()
@@ -148,7 +160,9 @@ class Selectors:
         live = bytearray(columns.live)
         for row in alone:
             live[row] = _ALONE
-        combined = combine([number(live, range(_ALONE + 1)), *(column.numbered() for _, column in entry.read or ())])
+        read = [(path, column) for path, column in entry.read or () if alone or path != DRIVER]
+        used = number(live, range(_ALONE + 1)) if alone else columns.driver.numbered()  # which every device has
+        combined = combine([used, *(column.numbered() for _, column in read)])
         said = [self._say(entry, row) if live[row] == 1 else None for row in combined.rows]
         outcomes = combined.paint([NO if each is None else _outcome(each) for each in said])
         if not alone:

@@ -81,7 +81,7 @@ def test_asking_few_nodes_answers_what_asking_every_node_does(tally: Counter[str
             tally[expected[0]] += 1
             if expected[0] != "given up":
                 assert asking_few(fleet, pod, given_nodes) == expected
-            if expected[0] in {"fits", "nowhere"} and (worth := candidates(fleet, pod)) is not None:
+            if expected[0] in {"fits", "nowhere"} and nodes and (worth := candidates(fleet, pod)) is not None:
                 tally["nodes that need not be asked"] += sum(node.metadata.name not in worth for node in nodes)
         for raw in source.sample(objects, min(3, len(objects))):  # and once more after some changes
             source.choice([put, remove])(fleet, raw)

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.allocation.rowwise import Column, combine, number, places, select
+from draco.allocation.rowwise import Column, combine, number, packed, places, select, unpacked
 
 few = st.integers(0, 3)
 any_byte = st.integers(0, 255)
@@ -49,5 +49,6 @@ def test_a_column_can_be_numbered_by_the_values_that_there_may_be() -> None:
 def test_rows_are_selected_and_found() -> None:
     assert select([bytes([1, 1, 0, 1]), bytearray([1, 0, 0, 1])]) == bytes([1, 0, 0, 1])
     assert select([bytes([0, 1])]) == bytes([0, 1])
+    assert unpacked(packed(bytes([1, 0, 1])) | packed(bytes([0, 0, 1])), 3) == bytes([1, 0, 1])
     assert places(bytes([0, 2, 1, 2]), 2) == [1, 3]
     assert places(b"", 2) == []
