@@ -1,15 +1,18 @@
 """Cases of pods that wait for devices: a file each in `pending/`, with what the scheduler says and what Draco explains.
 
 Owns how a case is read and brought about. A file's first document says what is expected; the others are manifests that can be
-applied as they are. The cases run side by side in one cluster: each has a namespace, and in it `gpu.example.com` is called
-after the case, so that no case meets the devices of another. What is said of a case is translated back before anyone reads it.
+applied as they are. The cases run side by side in one cluster: each has a number, a namespace `case-07`, and a driver and class
+`c07.example.com` in place of `gpu.example.com`, so that no case meets the devices of another. The names are as long as those they
+stand for, so that nothing is cut elsewhere, and what is said of a case is translated back before anyone reads it.
 
-First document: `scheduler` is what the message of the pod's condition PodScheduled contains ([]: there is no such condition);
-`event`, what another part of Kubernetes says in an Event on the pod; `reason` and `says`, Draco's reason and parts of its
-explanation; `status`, statuses of claims that a driver or another scheduler would have written; `before`, kubectl commands
-before the pod that waits is there, and `after`, those that undo them; `alone`, that it would disturb others; `fix`, what lets
-the pod run: kubectl commands, or a `change` of the text of its claims and pod; `refused`, what the API server says to the claim
-instead of storing it.
+The first document of a file says what is expected, all of it optional:
+- `scheduler`: what the message of the pod's condition PodScheduled contains; without it there is no such condition.
+- `event`: what another Event of Kubernetes on the pod contains. `refused`: what the API server says instead of storing the claim.
+- `reason`, `says`, `nearest`: Draco's reason, parts of its explanation, part of a change that it names. `silent`: it tells only
+  who asks, there is no Event.
+- `before`, `after`: kubectl commands before the pod that waits is there, and what undoes them. `alone`: the case would disturb
+  others. `status`: statuses of claims, as a driver or another scheduler writes them.
+- `fix`: what lets the pod run, kubectl commands or a `change` of the text of its claims and pod.
 """
 
 import json
@@ -25,6 +28,7 @@ from tests.e2e.kubectl import Kubectl, eventually
 FOLDER = Path(__file__).parent / "pending"
 POD = "train"
 """What the waiting pod is called in every case."""
+_DOMAINS = ("example.com", "exmaple.com")
 _NAMESPACED = frozenset({"Pod", "ResourceClaim", "ResourceClaimTemplate"})
 
 Manifest = dict[str, Any]
@@ -35,6 +39,7 @@ class Case:
     """One case. Its manifests and expectations carry the names that it has in the cluster."""
 
     name: str
+    number: int
     given: tuple[Manifest, ...]
     """What is there before: devices, classes, rules, claims and pods that hold devices."""
     waiting: tuple[Manifest, ...]
@@ -46,6 +51,8 @@ class Case:
     refused: str = ""
     reason: str = ""
     says: tuple[str, ...] = ()
+    nearest: str = ""
+    silent: bool = False
     alone: bool = False
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -55,7 +62,7 @@ class Case:
     @property
     def namespace(self) -> str:
         """Where its pods and claims are."""
-        return f"pending-{self.name}"
+        return _namespace_of(self.number)
 
     @property
     def claims(self) -> list[str]:
@@ -70,17 +77,22 @@ class Case:
 
     def translated(self, text: str) -> str:
         """What was said of the case, with the names that its file has."""
-        for domain in ("example.com", "exmaple.com"):
-            text = text.replace(f"{self.name}.{domain}", f"gpu.{domain}")
-        return text.replace(f"{self.namespace}/", "default/").replace(self.namespace, "default")
+        for domain in _DOMAINS:
+            text = text.replace(f"c{self.number:02}.{domain}", f"gpu.{domain}")
+        return text.replace(self.namespace, "default")
 
 
-def load(path: Path) -> Case:
-    """Read one case."""
+def load_all() -> list[Case]:
+    """Every case, by name."""
+    return [_load(path, number) for number, path in enumerate(sorted(FOLDER.glob("*.yaml")))]
+
+
+def _load(path: Path, number: int) -> Case:
     text = path.read_text(encoding="utf-8")
-    for domain in ("example.com", "exmaple.com"):
-        text = text.replace(f"gpu.{domain}", f"{path.stem}.{domain}")
-    head, given, waiting = _parse(text, namespace=f"pending-{path.stem}")
+    for domain in _DOMAINS:
+        text = text.replace(f"gpu.{domain}", f"c{number:02}.{domain}")
+    namespace = _namespace_of(number)
+    head, given, waiting = _parse(text, namespace=namespace)
     fix = head.pop("fix", {})
     changed: list[Manifest] = []
     if change := fix.get("change", {}):
@@ -88,19 +100,24 @@ def load(path: Path) -> Case:
             before, separator, after = text.partition("\n---\n")
             assert old in after, f"{path.name}: nothing to change, there is no {old!r}"
             text = before + separator + after.replace(old, new)
-        changed = _parse(text, namespace=f"pending-{path.stem}")[2]
+        changed = _parse(text, namespace=namespace)[2]
     for key in ("scheduler", "says", "before", "after"):
         said = head.get(key, [])
         head[key] = (said,) if isinstance(said, str) else tuple(said)
     head["status"] = tuple(head.get("status", {}).items())
     return Case(
         name=path.stem,
+        number=number,
         given=tuple(given),
         waiting=tuple(waiting),
         changed=tuple(changed),
         fix_commands=tuple(fix.get("kubectl", ())),
         **head,
     )
+
+
+def _namespace_of(number: int) -> str:
+    return f"case-{number:02}"
 
 
 def _parse(text: str, *, namespace: str) -> tuple[dict[str, Any], list[Manifest], list[Manifest]]:
@@ -113,11 +130,6 @@ def _parse(text: str, *, namespace: str) -> tuple[dict[str, Any], list[Manifest]
     new = _claims_of(pod) - held
     waiting = [each for each in manifests if each is pod or (_is_claim(each) and each["metadata"]["name"] in new)]
     return head, [each for each in manifests if each not in waiting], waiting
-
-
-def load_all() -> list[Case]:
-    """Every case, by name."""
-    return [load(path) for path in sorted(FOLDER.glob("*.yaml"))]
 
 
 def _claims_of(pod: Manifest) -> set[str]:

@@ -1,10 +1,16 @@
-"""Every cause for which a pod waits for devices: kube-scheduler refuses the pod, and Draco says the reason and what helps."""
+"""Every cause for which a pod waits for devices: kube-scheduler refuses the pod, Draco says the reason and what would help.
 
+What the how-to shows is compared with what happens here; DRACO_WRITE_HOWTO=1 writes it anew.
+"""
+
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.e2e import pending_cases
+from tests.e2e import howto, pending_cases
+from tests.e2e.conftest import draco
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.pending_cases import POD, Case
 
@@ -12,15 +18,36 @@ CASES = pending_cases.load_all()
 TOGETHER = [case for case in CASES if not case.alone and not case.refused]
 ALONE = [case for case in CASES if case.alone]
 REFUSED = [case for case in CASES if case.refused]
+DRACO = "draco-operator"
+SEEN: dict[str, str] = {}
+"""What the page is to show, by the name of the block."""
 
 
-@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
+def by_name(case: Case) -> str:
+    return case.name
+
+
+@pytest.mark.parametrize("case", ALONE, ids=by_name)
+def test_what_others_must_not_meet_is_refused_and_explained(cluster: Kubectl, case: Case) -> None:
+    try:
+        pending_cases.bring_about(cluster, [case])
+        refused(cluster, case)
+        told(cluster, case, asked(cluster, case))
+        if case.fixable:
+            fixed(cluster, case)
+    finally:
+        pending_cases.take_back(cluster, [case])
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=by_name)
 def test_the_api_server_refuses_the_claim(cluster: Kubectl, case: Case) -> None:
     try:
         pending_cases.bring_about(cluster, [case])
-        assert case.refused in pending_cases.refuse(cluster, case)
+        said = pending_cases.refuse(cluster, case)
     finally:
         pending_cases.take_back(cluster, [case])
+    assert case.refused in said
+    SEEN[case.name] = howto.printed_block("kubectl apply -f claim.yaml", said)
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +60,51 @@ def side_by_side(cluster: Kubectl) -> Iterator[Kubectl]:
         pending_cases.take_back(cluster, TOGETHER)
 
 
-@pytest.mark.parametrize("case", TOGETHER, ids=lambda case: case.name)
+@pytest.fixture(scope="module")
+def explained(side_by_side: Kubectl) -> dict[str, dict[str, Any]]:
+    """What the command says of all pods that wait, by namespace, once the scheduler has refused them all."""
+    for case in TOGETHER:
+        refused(side_by_side, case)
+    done = draco("explain", "pods", "-o", "json", kubeconfig=side_by_side.kubeconfig)
+    assert done.returncode == 0, done.stderr
+    return {each["pod"].partition("/")[0]: each for each in json.loads(done.stdout)["explanations"]}
+
+
+@pytest.mark.parametrize("case", TOGETHER, ids=by_name)
 def test_the_scheduler_refuses_the_pod(side_by_side: Kubectl, case: Case) -> None:
     refused(side_by_side, case)
 
 
-@pytest.mark.parametrize("case", [case for case in TOGETHER if case.fixable], ids=lambda case: case.name)
-def test_the_pod_runs_after_the_change(side_by_side: Kubectl, case: Case) -> None:
+@pytest.mark.parametrize("case", TOGETHER, ids=by_name)
+def test_draco_says_why(side_by_side: Kubectl, explained: dict[str, dict[str, Any]], case: Case) -> None:
+    said = explained.get(case.namespace) or asked(side_by_side, case)
+    told(side_by_side, case, json.loads(case.translated(json.dumps(said))))
+
+
+def test_the_command_prints_it_all(side_by_side: Kubectl) -> None:
+    (case,) = (case for case in TOGETHER if case.name == "in-use")
+    refused(side_by_side, case)
+    printed = draco("explain", "pod", POD, "-n", case.namespace, kubeconfig=side_by_side.kubeconfig)
+    assert printed.returncode == 0, printed.stderr
+    SEEN[f"explain:{case.name}"] = howto.printed_block(f"draco explain pod {POD}", case.translated(printed.stdout))
+
+
+@pytest.mark.parametrize("case", [case for case in TOGETHER if case.fixable], ids=by_name)
+def test_the_pod_is_scheduled_after_the_change(side_by_side: Kubectl, case: Case) -> None:
     fixed(side_by_side, case)
 
 
-@pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
-def test_the_scheduler_refuses_the_pod_for_what_would_disturb_others(cluster: Kubectl, case: Case) -> None:
-    try:
-        pending_cases.bring_about(cluster, [case])
-        refused(cluster, case)
-        if case.fixable:
-            fixed(cluster, case)
-    finally:
-        pending_cases.take_back(cluster, [case])
+def test_the_how_to_shows_what_happened() -> None:
+    page = howto.PAGE.read_text(encoding="utf-8")
+    if howto.WRITE:
+        howto.PAGE.write_text(howto.with_blocks(page, SEEN), encoding="utf-8")
+    shown = howto.blocks(howto.PAGE.read_text(encoding="utf-8"))
+    assert {name: shown[name] for name in shown if name in SEEN} == {name: SEEN[name] for name in shown if name in SEEN}
+
+
+def test_the_how_to_shows_no_case_that_is_not_tried() -> None:
+    shown = howto.blocks(howto.PAGE.read_text(encoding="utf-8"))
+    assert {name.removeprefix("explain:") for name in shown} <= {case.name for case in CASES}
 
 
 def refused(kube: Kubectl, case: Case) -> None:
@@ -79,10 +132,65 @@ def _event_says(kube: Kubectl, case: Case) -> bool:
     return True
 
 
+def asked(kube: Kubectl, case: Case) -> dict[str, Any]:
+    """What `draco explain` says of one pod, as JSON; of a pod whose claim is missing, as an error."""
+    done = draco("explain", "pod", POD, "-n", case.namespace, "-o", "json", kubeconfig=kube.kubeconfig)
+    if done.returncode:
+        return {"reason": "", "summary": case.translated(done.stderr), "nearest": []}
+    said: dict[str, Any] = json.loads(case.translated(done.stdout))
+    return said
+
+
+def told(kube: Kubectl, case: Case, said: dict[str, Any]) -> None:
+    """Check what the command said, and wait until the Events on the pod and on its claims say the same."""
+    assert said["reason"] == case.reason, said["summary"]
+    missing = [part for part in case.says if part not in said["summary"]]
+    assert not missing, f"not said: {missing}; said: {said['summary']}"
+    assert case.nearest in "; ".join(miss["text"] for miss in said["nearest"]), said["nearest"]
+    if case.silent:
+        SEEN[case.name] = howto.printed_block(f"draco explain pod {POD}", said["summary"])
+        return
+    subjects = [("Pod", POD), *(("ResourceClaim", claim) for claim in case.claims)]
+    for kind, name in subjects:
+        eventually(
+            lambda kind=kind, name=name: _note(kube, case, kind, name) == said["summary"],
+            what=f"the Event on {kind} {name} says: {said['summary']}",
+            within_s=10,
+        )
+    SEEN[case.name] = howto.events_block(
+        [*_kubernetes_events(kube, case), ("Warning", "ClaimPending", DRACO, said["summary"])]
+    )
+
+
+def _note(kube: Kubectl, case: Case, kind: str, name: str) -> str:
+    notes = [
+        event["note"]
+        for event in pending_cases.events(kube, case)
+        if event.get("reportingController") == DRACO
+        and event["regarding"] | {"kind": kind, "name": name} == event["regarding"]
+    ]
+    assert len(notes) <= 1, notes
+    return notes[0] if notes else ""
+
+
+def _kubernetes_events(kube: Kubectl, case: Case) -> list[tuple[str, str, str, str]]:
+    """The newest Event of Kubernetes that says what the case expects."""
+    found = [
+        event
+        for event in pending_cases.events(kube, case)
+        if event.get("reportingController") != DRACO and event["regarding"]["name"] == POD
+    ]
+    said = [(event["type"], event["reason"], event["reportingController"], event["note"]) for event in found]
+    expected = [each for each in said if case.event and case.event in each[3]]
+    expected += [each for each in said if case.scheduler and all(part in each[3] for part in case.scheduler)]
+    return [(*each[:3], howto.without_preemption(each[3])) for each in expected[-1:]]
+
+
 def fixed(kube: Kubectl, case: Case) -> None:
-    """Do what the case says, and see the pod run."""
+    """Do what the case says, and see the pod scheduled and the Events taken back."""
     pending_cases.fix(kube, case)
     eventually(
         lambda: pending_cases.scheduled_condition(kube, case).get("status") == "True",
         what=f"pod {POD} of {case.name} is scheduled",
     )
+    eventually(lambda: not _note(kube, case, "Pod", POD), what="the Event on the pod is taken back", within_s=10)
