@@ -13,6 +13,7 @@ import yaml
 from draco.cli.explain_subjects import Subject, pending, subject_of
 from draco.cli.sources import Sources, read_world, with_sources
 from draco.cli.world import World
+from draco.explanation.devices import device_verdicts
 from draco.explanation.explain import explain
 from draco.explanation.model import Explanation
 from draco.explanation.report import report
@@ -28,10 +29,11 @@ _KINDS = {
 @click.command()
 @click.argument("what", nargs=-1, metavar="[claim|pod NAME]")
 @with_sources
+@click.option("--devices", is_flag=True, help="Show each device with what stands in its way, one by one.")
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True, help="Form."
 )
-def command(*, what: Sequence[str], sources: Sources, output: str) -> None:
+def command(*, what: Sequence[str], sources: Sources, devices: bool, output: str) -> None:
     """Say why a claim or a pod waits for devices.
 
     Every device is accounted for, and what single change would do is tried out. A claim is looked at together with the other
@@ -49,6 +51,8 @@ def command(*, what: Sequence[str], sources: Sources, output: str) -> None:
         _print_list(_explained(made, pending(made, sources.namespace, wanted)), made, output)
         return
     explained = list(_explained(made, [subject_of(made, kind, name, namespace) for kind, name in asked]))
+    if devices:
+        explained = [(subject, _with_devices(made, subject, told)) for subject, told in explained]
     _print(explained, _surprises(made, sources), output)
 
 
@@ -72,7 +76,14 @@ def _asked(what: Sequence[str]) -> list[tuple[str, str]]:
 
 def _explained(made: World, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Explanation]]:
     for subject in subjects:
-        yield subject, explain(made.fleet, subject.claims, pod=subject.pod, scheduler=subject.scheduler)
+        told = explain(
+            made.fleet, subject.claims, pod=subject.pod, scheduler=subject.scheduler, minor=made.kubernetes_minor
+        )
+        yield subject, told
+
+
+def _with_devices(made: World, subject: Subject, told: Explanation) -> Explanation:
+    return msgspec.structs.replace(told, devices=device_verdicts(made.fleet, subject.claims, pod=subject.pod))
 
 
 def _surprises(made: World, sources: Sources) -> list[str]:

@@ -4,11 +4,11 @@ Owns the finding, and what is said where there is nothing to be found. Reads not
 """
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
-from draco.cli.pod_claims import MissingClaimError, claims_of
+from draco.cli.pod_claims import claims_of, known_claims_of, using
 from draco.cli.world import World, nearest
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Pod
@@ -51,18 +51,15 @@ def subject_of(world: World, kind: str, name: str, namespace: str) -> Subject:
 def pending(world: World, namespace: str, kind: str) -> list[Subject]:
     """All that waits, pods first; of one namespace or one kind where they are given."""
     claims = _claims(world)
+    pods = [pod for _, pod in sorted(_pods(world).items()) if pod.waits and pod.spec.resource_claims]
     found: list[Subject] = []
     taken: set[ObjectKey] = set()
-    for key, pod in sorted(_pods(world).items()):
-        if not pod.waits or not pod.spec.resource_claims or kind == "claim":
-            continue
-        try:
-            subject = _of_pod(world, pod)
-        except MissingClaimError:
-            continue
-        if any(claim.status.allocation is None for claim in subject.claims):
+    for pod in pods if kind != "claim" else ():
+        subject = _of_pod(world, pod)
+        entries = len(pod.spec.resource_claims)
+        if len(subject.claims) < entries or any(claim.status.allocation is None for claim in subject.claims):
             taken.update(claim.metadata.key for claim in subject.claims)
-            if namespace in {"", key.namespace}:
+            if namespace in {"", pod.metadata.namespace}:
                 found.append(subject)
     for key in sorted(claims) if kind != "pod" else ():
         claim = claims[key]
@@ -83,12 +80,13 @@ def _claims(world: World) -> Mapping[ObjectKey, ResourceClaim]:
 
 
 def _of_pod(world: World, pod: Pod) -> Subject:
-    claims = claims_of(pod, _claims(world), world.templates)
-    if not claims:
+    key = pod.metadata.key
+    if not pod.spec.resource_claims and not pod.claims:
         said = _scheduler(pod)
         also = f"; kube-scheduler says: {said}" if said else ""
-        raise ExplainError(f"the pod {pod.metadata.key} uses no claims, so it waits for no devices{also}")
-    return Subject(kind="pod", key=pod.metadata.key, claims=claims, pod=pod, scheduler=_scheduler(pod))
+        raise ExplainError(f"the pod {key} uses no claims, so it waits for no devices{also}")
+    pod, claims = _with_claims(world, pod)
+    return Subject(kind="pod", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
 
 
 def _of_claim(world: World, claim: ResourceClaim) -> Subject:
@@ -96,12 +94,22 @@ def _of_claim(world: World, claim: ResourceClaim) -> Subject:
     key = claim.metadata.key
     for _, pod in sorted(_pods(world).items()):
         if pod.waits and key in pod.claims:
-            try:
-                together: Sequence[ResourceClaim] = claims_of(pod, _claims(world), world.templates)
-            except MissingClaimError:
-                continue
-            return Subject(kind="claim", key=key, claims=list(together), pod=pod, scheduler=_scheduler(pod))
+            pod, claims = _with_claims(world, pod)  # noqa: PLW2901 - the pod as it is with them
+            return Subject(kind="claim", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
     return Subject(kind="claim", key=key, claims=[claim])
+
+
+def _with_claims(world: World, pod: Pod) -> tuple[Pod, list[ResourceClaim]]:
+    """The claims of a pod, and the pod that uses them.
+
+    What is in the cluster is what it is: a claim that is not made yet is a reason to wait. Of a pod in a file the claims are
+    imagined as they would be made; one that could not be raises MissingClaimError.
+    """
+    known = _claims(world)
+    if not any(pod is item for item in world.wanted):
+        return pod, known_claims_of(pod, known)
+    claims = claims_of(pod, known, world.templates)
+    return using(pod, claims), claims
 
 
 def _scheduler(pod: Pod) -> str:

@@ -3,8 +3,10 @@
 Owns the looking up, and what is said of one that is not there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+
+import msgspec
 
 from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
 from draco.resources.core import Pod, PodResourceClaim
@@ -28,6 +30,20 @@ def claims_of(
         if key in claims:
             found.append(claims[key])
     return found
+
+
+def known_claims_of(pod: Pod, claims: Mapping[ObjectKey, ResourceClaim]) -> list[ResourceClaim]:
+    """Those of a pod's claims that are there: what is missing is yet to be made, or to be said."""
+    return [claims[key] for key in pod.claims if key in claims]
+
+
+def using(pod: Pod, claims: Sequence[ResourceClaim]) -> Pod:
+    """The pod as if each entry named the claim that `claims_of` has for it, whatever that is called now."""
+    entries = [
+        PodResourceClaim(name=entry.name, resource_claim_name=claim.metadata.name)
+        for entry, claim in zip(pod.spec.resource_claims, claims, strict=False)
+    ]
+    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, resource_claims=entries))
 
 
 def _claim(

@@ -14,7 +14,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fitting import first_fitting
 from draco.allocation.fleet import Fleet
 from draco.allocation.node_selection import selects
-from draco.cli.pod_claims import MissingClaimError, claims_of, made_from
+from draco.cli.pod_claims import MissingClaimError, claims_of, made_from, using
 from draco.cli.share_ids import share_ids
 from draco.cli.world import World
 from draco.explanation.explain import explain
@@ -23,6 +23,7 @@ from draco.explanation.placement import PodRules
 from draco.resources.claims import (
     AllocationResult,
     ResourceClaim,
+    ResourceClaimConsumerReference,
     ResourceClaimStatus,
     ResourceClaimTemplate,
 )
@@ -32,6 +33,10 @@ from draco.resources.names import PoolKey
 
 _KUBERNETES_OWN: Final = "node.kubernetes.io/"
 """Prefix of the taints that say that a node is not to be used now."""
+
+
+_NOBODY: Final = "simulated"
+"""Who uses a claim that is tried by itself: it is not there to be given up for others."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +155,7 @@ def _attempt(trial: Trial, copy: "_Copy", placing: "_Placing") -> Attempt:
     if trial.missing:
         return Attempt(name=pod, pod=pod, copy=copy.number, error=trial.missing)
     claims = [copy.taken(claim) for claim in trial.claims]
-    placed = placing.place(trial.pod, claims)
+    placed = placing.place(None if trial.pod is None else using(trial.pod, claims), claims)
     return Attempt(
         name=pod or names[0],
         pod=pod,
@@ -197,7 +202,12 @@ class _Placing:
         node, results = found
         given = dict(zip((claim.metadata.key for claim in waiting), results, strict=True))
         for claim in waiting:
-            status = msgspec.structs.replace(claim.status, allocation=given[claim.metadata.key])
+            user = pod.metadata.name if pod is not None else _NOBODY
+            status = msgspec.structs.replace(
+                claim.status,
+                allocation=given[claim.metadata.key],
+                reserved_for=[ResourceClaimConsumerReference(resource="pods", name=user, uid="")],
+            )
             self._fleet.put_claim(msgspec.structs.replace(claim, status=status))
         return _Placed(
             node=node.metadata.name,
@@ -206,14 +216,14 @@ class _Placing:
 
     def _gives_up(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> str:
         """What makes kube-scheduler give the pod up although the claims would fit on some node. Asked once of like ones."""
-        like = msgspec.json.encode(([claim.spec for claim in claims], pod and pod.spec))
+        like = msgspec.json.encode([claim.spec for claim in claims]) + _rules(pod)
         if like not in self._errors:
             self._errors[like] = explain(self._fleet, claims, pod=pod or self._anyone).error if claims else ""
         return self._errors[like]
 
     def _nodes(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> list[Node]:
         """The nodes, by name, to which a pod with these claims may go."""
-        like = msgspec.json.encode(pod and pod.spec)
+        like = _rules(pod)
         if like not in self._open:
             rules = PodRules(pod or self._anyone)
             nodes = [self._fleet.nodes[name] for name in self._fleet.node_names]
@@ -227,6 +237,11 @@ class _Placing:
         if not bound:
             return nodes
         return [node for node in nodes if all(selects(selector, node) for selector in bound)]
+
+
+def _rules(pod: Pod | None) -> bytes:
+    """What the pod asks of nodes, whatever its claims are called."""
+    return b"" if pod is None else msgspec.json.encode(msgspec.structs.replace(pod.spec, resource_claims=[]))
 
 
 class _Copy:

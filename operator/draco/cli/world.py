@@ -41,6 +41,7 @@ class World(msgspec.Struct, kw_only=True):
     """What it is made of, and what may surprise, a sentence each."""
     server: str = ""
     """The live cluster it is made from; "" for files alone."""
+    kubernetes_minor: int | None = None
 
 
 def of_files(objects: Sequence[tuple[Object, str]]) -> World:
@@ -64,6 +65,7 @@ def of_cluster(live: LiveCluster, objects: Sequence[tuple[Object, str]]) -> Worl
         wanted=[],
         notes=list(live.unread),
         server=live.server,
+        kubernetes_minor=live.kubernetes_minor,
     )
     _add(world, objects)
     return world

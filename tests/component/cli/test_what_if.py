@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from draco import cli
 from draco.cli.explain import command as explain_command
+from draco.cli.live import read_fleet
 from draco.cli.simulate import command as simulate_command
 from draco.cluster.controlplane import ControlPlane
 from draco.resources.limits import refusal
@@ -98,6 +99,22 @@ def test_all_that_waits_is_listed_by_namespace(api_server: ControlPlane, namespa
     result = run(explain_command, api_server, "-n", namespace)
     assert result.exit_code == 0, result.output
     assert [line.split(":")[0] for line in result.stdout.splitlines()] == [f"pod {namespace}/train"]
+
+
+def test_a_claim_that_is_not_made_yet_is_what_a_pod_waits_for(api_server: ControlPlane, namespace: str) -> None:
+    call(api_server, "POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "default"}})
+    entry = {"name": "gpu", "resourceClaimTemplateName": "none"}
+    spec = {"containers": [{"name": "c", "image": "none"}], "resourceClaims": [entry]}
+    call(api_server, "POST", f"/api/v1/namespaces/{namespace}/pods", {"metadata": {"name": "early"}, "spec": spec})
+    assert document(explain_command, api_server, "pod/early", "-n", namespace)["reason"] == "ClaimMissing"
+    [told] = document(explain_command, api_server, "-n", namespace)["explanations"]
+    assert (told["pod"], told["reason"]) == (f"{namespace}/early", "ClaimMissing")
+
+
+async def test_the_release_of_the_cluster_is_known(api_server: ControlPlane) -> None:
+    live = await read_fleet(api_server.kubeconfig)
+    version = call(api_server, "GET", "/version")
+    assert live.kubernetes_minor == int(version["minor"])
 
 
 def test_copies_count_what_is_left_in_the_cluster(api_server: ControlPlane, node: str, namespace: str) -> None:

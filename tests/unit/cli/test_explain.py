@@ -84,6 +84,14 @@ def test_several_can_be_asked_about(files: str) -> None:
     assert "\n\nclaim default/one:\n" in text
 
 
+def test_each_device_is_shown_where_it_is_asked_for(files: str) -> None:
+    assert document(files, "claim/big")["devices"] == []
+    told = document(files, "claim/big", "--devices")["devices"]
+    causes = [(verdict["device"].removeprefix("gpu.example.com/"), verdict["cause"]) for verdict in told]
+    assert sorted(causes) == [("node-0/gpu-0", "InUse"), ("node-0/gpu-1", "Free"), ("node-1/gpu-0", "Free")]
+    assert "node-0/gpu-1" in explain(files, "claim/big", "--devices").stdout
+
+
 def test_json_and_yaml_say_the_same(files: str) -> None:
     assert yaml.safe_load(explain(files, "claim/big", "-o", "yaml").stdout) == document(files, "claim/big")
 

@@ -199,6 +199,18 @@ def test_copies_count_how_many_more_fit(tmp_path: Path) -> None:
     assert "default/one: 3 of 10 copies fit\n  node-0: 2\n  node-1: 1\n" in text
 
 
+def test_what_was_just_placed_is_not_told_to_be_idle(tmp_path: Path) -> None:
+    pod = a_pod("p", {"name": "a", "resourceClaimTemplateName": "three"})
+    told = document(tmp_path, [*CLUSTER, a_template("three", 2), pod, a_claim("one"), a_claim("two")])
+    [entry] = [each for each in told["claims"] if each["claim"] == "default/two"]
+    holders = [holder for cause in entry["explanation"]["requests"][0]["causes"] for holder in cause["holders"]]
+    assert sorted((holder["claim"], holder["idle"]) for holder in holders) == [
+        ("default/one", False),
+        ("default/p-a", False),
+    ]
+    assert "used by nobody" not in str(entry["explanation"]["nearest"])
+
+
 def test_one_node_alone_can_be_asked_about(tmp_path: Path) -> None:
     told = document(tmp_path, [*CLUSTER, a_claim("one"), a_claim("two", 2)], "--node", "node-1")
     assert placed(told) == [("default/one", ["node-1/gpu-0"]), ("default/two", None)]
