@@ -13,7 +13,7 @@ import structlog
 from draco.allocation.fleet import Fleet
 from draco.kube.informer import Informer
 from draco.kube.store import ApiObject, Change
-from draco.resources.claims import AllocationResult, ResourceClaim
+from draco.resources.claims import ResourceClaim
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node
 from draco.resources.errors import DracoError
@@ -27,7 +27,7 @@ T = TypeVar("T", bound=ApiObject)
 
 
 class FollowedFleet:
-    """A fleet that follows informers. `version` grows with every change that can alter what a claim is allocated."""
+    """A fleet that follows informers. `version` grows with every change that can alter what a claim is allocated, or why not."""
 
     def __init__(self) -> None:
         self.fleet = Fleet()
@@ -99,6 +99,7 @@ def _of_node(node: Node) -> tuple[object, ...]:
     return (node.metadata.labels, node.spec, [(each.type, each.status) for each in node.status.conditions])
 
 
-def _of_claim(claim: ResourceClaim) -> AllocationResult | None:
-    # To all other claims. What a new claim asks for concerns nobody else before it is allocated.
-    return claim.status.allocation
+def _of_claim(claim: ResourceClaim) -> tuple[object, ...] | None:
+    # To all other claims: what it holds, and whether anyone uses that. What a new claim asks for concerns nobody else yet.
+    status = claim.status
+    return (status.allocation, status.reserved_for) if status.allocation is not None else None

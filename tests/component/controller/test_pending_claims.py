@@ -206,6 +206,13 @@ async def a_claim_gone(lab: Lab) -> None:
     await lab.client.delete(CLAIMS, ObjectKey(lab.namespace, "job-0"))
 
 
+async def an_idle_claim_taken_up(lab: Lab) -> None:
+    consumer = {"resource": "pods", "name": "user", "uid": "some-uid"}
+    for number in range(2):
+        key = ObjectKey(lab.namespace, f"job-{number}")
+        await lab.client.patch(CLAIMS, key, {"status": {"reservedFor": [consumer]}}, subresource="status")
+
+
 async def a_word_of_the_scheduler(lab: Lab) -> None:
     await lab.refuse(ObjectKey(lab.namespace, "train"), message="0/1 nodes are available: something else")
 
@@ -219,6 +226,7 @@ async def a_word_of_the_scheduler(lab: Lab) -> None:
         (2, a_cordoned_node),
         (2, another_selector_in_the_class),
         (2, a_claim_gone),
+        (2, an_idle_claim_taken_up),
         (2, a_word_of_the_scheduler),
     ],
 )
@@ -354,6 +362,34 @@ async def test_a_pod_behind_scheduling_gates_does_not_wait_for_devices(served: C
         await lab.said(gated)
 
 
+async def test_a_pod_whose_claim_does_not_exist_is_told_until_it_does(served: ControlPlane, lab: Lab) -> None:
+    pod = await lab.pod("train", "missing")
+    await lab.refuse(pod, message='resourceclaim "missing" not found')
+    async with an_operator(served) as (operator, _):
+        before = await lab.said(pod, "missing")
+        missing = await lab.claim("missing")
+        after = await lab.said(pod, but=before.message, within_s=WITHIN_S)
+        assert (await lab.said(missing)).message == after.message
+        assert operator.metrics.registry.get_sample_value("draco_claim_pending", {"reason": "Fits"}) == 1
+
+
+async def test_a_pod_that_cannot_go_where_its_allocated_claim_is_gets_an_event_and_the_claim_none(
+    served: ControlPlane, lab: Lab
+) -> None:
+    claim = await lab.claim("held")
+    fields = [{"key": "metadata.name", "operator": "In", "values": [lab.node]}]
+    allocation = as_json(a_claim(on=[f"{lab.driver}/{lab.node}/gpu-0"]).status)["allocation"]
+    allocation["nodeSelector"] = {"nodeSelectorTerms": [{"matchFields": fields}]}
+    await lab.client.patch(CLAIMS, claim, {"status": {"allocation": allocation}}, subresource="status")
+    pod = await lab.pod("train", "held", nodeSelector={"zone": "elsewhere"})
+    await lab.refuse(pod)
+    async with an_operator(served):
+        await lab.said(pod)
+        assert await lab.events(claim) == []
+        await lab.client.patch(NODES, ObjectKey("", lab.node), {"metadata": {"labels": {"zone": "elsewhere"}}})
+        await lab.silence(pod)
+
+
 async def test_of_several_pods_that_wait_for_one_claim_each_is_told_and_the_claim_once(
     served: ControlPlane, lab: Lab
 ) -> None:
@@ -381,6 +417,8 @@ async def test_metrics_count_claims_devices_and_causes(served: ControlPlane, lab
         claims = await lab.client.list(CLAIMS)
         pending = sum(claim.status.allocation is None for claim in claims)
         assert sample("draco_claims", {"state": "Pending"}) == pending
-        assert sample("draco_claims", {"state": "Allocated"}) == len(claims) - pending
+        assert (
+            sum(sample("draco_claims", {"state": s}) or 0 for s in ("Allocated", "Reserved")) == len(claims) - pending
+        )
         assert sample("draco_claim_pending", {"reason": "InUse"}) == 1
         assert sample("draco_leader") == 1

@@ -118,7 +118,7 @@ def test_an_object_that_cannot_be_read_is_left_out_and_said_once(view: ClusterVi
     assert sorted(view.fleet.state.devices()) == [a_device_key("node-0/gpu-0"), a_device_key("node-0/gpu-1")]
 
 
-def test_only_changes_that_can_alter_an_allocation_count(view: ClusterView) -> None:
+def test_only_changes_that_can_alter_an_explanation_count(view: ClusterView) -> None:
     woken: list[int] = []
     view.followed.subscribe(lambda: woken.append(view.followed.version))
 
@@ -140,7 +140,8 @@ def test_only_changes_that_can_alter_an_allocation_count(view: ClusterView) -> N
     claim = a_claim("train")
     assert not counts(view.claims, claim), "what it asks for concerns nobody else"
     assert counts(view.claims, a_claim("train", on=["node-0/gpu-0"]))
-    assert not counts(view.claims, a_claim("train", on=["node-0/gpu-0"], reserved_for=["pod"]))
+    assert counts(view.claims, a_claim("train", on=["node-0/gpu-0"], reserved_for=["pod"])), "it is not idle any more"
+    assert not counts(view.claims, a_claim("train", on=["node-0/gpu-0"], reserved_for=["pod"], deleting=True))
     assert counts(view.slices, a_slice())
     meta = msgspec.structs.replace(a_slice().metadata, creation_timestamp=MOMENT)
     assert not counts(view.slices, msgspec.structs.replace(a_slice(), metadata=meta))
