@@ -53,6 +53,7 @@ def of_files(objects: Sequence[tuple[Object, str]]) -> World:
         world.fleet.put_node(Node(metadata=ObjectMeta(name=name)))
     if not world.fleet.nodes:
         world.fleet.put_node(Node(metadata=ObjectMeta(name=ANY_NODE)))
+        world.notes.append(f"The files name no node: one without labels, {ANY_NODE}, stands for all.")
     return world
 
 

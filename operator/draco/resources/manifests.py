@@ -44,8 +44,6 @@ _WORKLOADS: Final[Mapping[tuple[str, str], Sequence[str]]] = {
 }
 """Where a workload has the template of its pods."""
 _NAMESPACED: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "Pod"})
-KINDS: Final = (*sorted({**_DRA, **_CORE}), *sorted(kind for _, kind in _WORKLOADS))
-"""Every kind that can be read, lists of them aside."""
 
 
 class ManifestError(DracoError):
@@ -257,9 +255,7 @@ def _unknown(kind: str, api_version: str, source: str) -> ManifestError:
     near = difflib.get_close_matches(kind[:100], places, n=1, cutoff=0.8)
     if near:
         return ManifestError(f"{source}: there is no kind {_shown(kind)} that Draco knows; did you mean {near[0]}?")
-    return UnknownKindError(
-        f"{source}: {_shown(kind)} of {_shown(api_version)} has no part in device allocation; Draco reads {', '.join(KINDS)}."
-    )
+    return UnknownKindError(f"{source}: {_shown(kind)} of {_shown(api_version)} has no part in device allocation.")
 
 
 def _shown(text: str) -> str:

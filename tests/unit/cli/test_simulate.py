@@ -296,3 +296,15 @@ def test_an_object_that_stands_twice_is_told_with_both_places(tmp_path: Path) ->
 def test_a_node_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> None:
     result = simulate(tmp_path, [*CLUSTER, a_claim("one")], "--without-node", "node-7")
     assert str(result.exception) == 'there is no node "node-7" in the files; did you mean node-1?'
+
+
+def test_the_how_to_shows_what_is_printed(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "what-if.md").read_text(encoding="utf-8")
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text.split("```yaml\n")[1].split("```")[0])
+    shown = [block.split("```")[0] for block in text.split("```console\n$ draco simulate -f cluster.yaml")[1:]]
+    assert len(shown) == 2
+    for block in shown:
+        options, _, output = block.partition("\n")
+        result = CliRunner().invoke(command, ["-f", str(file), *options.split()])
+        assert result.stdout.startswith(output.removesuffix("…\n"))
