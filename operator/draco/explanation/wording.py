@@ -3,6 +3,7 @@
 Owns the wording, the order of what is said in one paragraph, and what is left out when there is too much. Decides nothing.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -14,6 +15,7 @@ from draco.explanation.model import (
     NodeCause,
     NodeReason,
     Problem,
+    ProblemKind,
     Reason,
     RequestExplanation,
     SeenValue,
@@ -25,6 +27,8 @@ MAX_SUMMARY: Final = 1000
 _NAMED: Final = 3
 _QUOTED: Final = 100
 _SCHEDULER_TEXT: Final = 200
+_PREEMPTION: Final = re.compile(r"(?: [^.]*,)? preemption: .*", re.DOTALL)
+"""What the scheduler says of preemption, which does nothing for devices."""
 _PLAIN: Final = {
     Cause.POOL_OBSOLETE: "in slices of an older generation than their pool's newest",
     Cause.NO_NODE: "published for no node that exists",
@@ -130,14 +134,25 @@ def _holder(holder: Holder) -> str:
 
 
 def request_text(request: RequestExplanation) -> str:
-    """The devices of one request, by what stands in their way."""
+    """The devices of one request, by what stands in their way. Those that its class does not mean are left out."""
     if not request.devices:
         return "no devices are published: check that a driver runs on the nodes"
-    if len(request.causes) == 1:
-        text = request.causes[0].text
-        return f"the only device is {text}" if request.devices == 1 else f"all {request.devices} devices are {text}"
-    counts = [f"{count.devices} {'is' if count.devices == 1 else 'are'} {count.text}" for count in request.causes]
-    return f"of {request.devices} devices, {'; '.join(counts)}"
+    causes = [count for count in request.causes if not _is_of_no_concern(count)]
+    of_class = f" of class {request.device_class}" if causes and len(causes) < len(request.causes) else ""
+    causes = causes or request.causes
+    devices = sum(count.devices for count in causes)
+    if len(causes) == 1:
+        text = causes[0].text + ", but not as is wanted" * (causes[0].cause is Cause.FREE)
+        return f"the only device{of_class} is {text}" if devices == 1 else f"all {devices} devices{of_class} are {text}"
+    counts = [f"{count.devices} {'is' if count.devices == 1 else 'are'} {count.text}" for count in causes]
+    return f"of {devices} devices{of_class}, {'; '.join(counts)}"
+
+
+def _is_of_no_concern(count: CauseCount) -> bool:
+    """Whether the class tells these devices apart from those that it means, as by their driver."""
+    return (
+        count.cause is Cause.NOT_SELECTED and count.selector is not None and count.selector.source.startswith("class ")
+    )
 
 
 def node_text(cause: NodeCause) -> str:
@@ -181,8 +196,9 @@ def _sentences(told: Explanation) -> Iterator[str]:
         yield from _fits(told)
     else:
         yield from _unfit(told)
-    if told.scheduler:
-        yield f"The scheduler says: {_stopped(shortened(told.scheduler, _SCHEDULER_TEXT))}"
+    if told.scheduler and not told.error:
+        words = _PREEMPTION.sub("", told.scheduler)
+        yield f"The scheduler says: {_stopped(shortened(words, _SCHEDULER_TEXT))}"
     yield from (f"Kubernetes of this version has a bug that may matter: {bug}" for bug in told.upstream_bugs[:1])
 
 
@@ -195,6 +211,7 @@ def _fits(told: Explanation) -> Iterator[str]:
 
 
 def _unfit(told: Explanation) -> Iterator[str]:
+    failing = 0
     if told.error:
         yield f"Cannot be allocated; the scheduler gives up on every node: {_stopped(told.error)}"
         failing = sum(
@@ -204,7 +221,7 @@ def _unfit(told: Explanation) -> Iterator[str]:
             if count.cause is Cause.SELECTOR_FAILED
         )
         if failing:
-            yield f"{counted(failing, 'device')} of {told.devices_total} would make it fail so."
+            yield f"{counted(failing, 'device')} would make it fail so."
         if told.fits_on:
             yield f"But for that, the claims could be allocated on {some(told.fits_on, told.fits_on_total)}."
     else:
@@ -212,8 +229,14 @@ def _unfit(told: Explanation) -> Iterator[str]:
         tellable = [each for each in told.nodes if each.reason is not NodeReason.NO_DEVICES]
         if tellable:
             yield _stopped(_capital("; ".join(node_text(each) for each in tellable[:_NAMED])))
+    remedies = set()
     for problem in sorted(told.problems, key=lambda each: not each.fatal)[:2]:
-        yield problem_text(problem)
+        if failing and problem.kind is ProblemKind.SELECTOR_ERRORS:  # that it fails has been said
+            if problem.remedy and problem.remedy not in remedies:
+                yield _stopped(_capital(problem.remedy))
+        else:
+            yield problem_text(problem)
+        remedies.add(problem.remedy)
 
 
 def _requests(requests: Sequence[RequestExplanation]) -> str:
