@@ -12,6 +12,7 @@ from draco.cel.code import Code, Run, Slots
 from draco.cel.device import DeviceView
 from draco.cel.dispatch import Function
 from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.cel.logic import outcome
 from draco.cel.values import (
     MAPS,
     NONE,
@@ -85,7 +86,25 @@ class Free:
 
     optional_part = part
 
-    def call(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:  # noqa: ARG002 - one shape for all
+    def call(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:
+        """The call alone; of two arguments both are evaluated, because the second may stop the evaluation as a whole."""
+        if len(arguments) != 2:
+            return self.call_in_order(name, overload, function, arguments)
+        first, second = arguments
+
+        def run(device: DeviceView, slots: Slots) -> Value:
+            try:
+                one = first(device, slots)
+            except EvaluationAborted:
+                raise
+            except EvaluationError as error:
+                outcome(second, device, slots)
+                raise error from None
+            return function(one, second(device, slots))
+
+        return run
+
+    def call_in_order(self, name: str, overload: str | None, function: Function, arguments: tuple[Run, ...]) -> Run:  # noqa: ARG002 - one shape for all
         """The call alone."""
         if not arguments:
             return lambda _device, _slots: function()
@@ -103,8 +122,6 @@ class Free:
             return function(*[argument(device, slots) for argument in arguments])
 
         return run
-
-    call_in_order = call
 
 
 class Metered:
