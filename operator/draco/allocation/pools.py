@@ -85,6 +85,7 @@ class Pool:
         self._named: frozenset[str] = frozenset()
         self._kept = True
         self._index: dict[str, list[int]] | None = None
+        self._plain: tuple[Entry | None] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -153,9 +154,30 @@ class Pool:
         named = {entry.spec.node_name for entry in self._entries.values()}
         return named.pop() if len(named) == 1 else None
 
+    @property
+    def plain(self) -> Entry | None:
+        """Its one slice, if that is all there is to the pool: complete, valid, of one node and without counters."""
+        if self._plain is None:
+            self._plain = (self._find_plain(),)
+        return self._plain[0]
+
+    def _find_plain(self) -> Entry | None:
+        [entry, *more] = self._entries.values()
+        spec = entry.spec
+        is_plain = (
+            not more
+            and bool(spec.node_name)
+            and spec.pool.resource_slice_count == 1
+            and not spec.shared_counters
+            and not spec.per_device_node_selection
+            and not self._is_invalid([entry])
+        )
+        return entry if is_plain else None
+
     def _changed(self) -> None:
         self._views.clear()
         self._index = None
+        self._plain = None
         specs = [entry.spec for entry in self._entries.values()]
         self._kept = not any(_depends_on_labels(spec) for spec in specs)
         self._named = frozenset(

@@ -10,7 +10,7 @@ import msgspec
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet import Fleet
-from draco.allocation.pools import Candidate, Entry, Pool, PoolView, Standing, is_device_for
+from draco.allocation.pools import Candidate, Entry, Pool, PoolView, is_device_for
 from draco.allocation.rowwise import Column
 from draco.resources.core import Node
 from draco.resources.meta import NodeSelector
@@ -39,17 +39,16 @@ NOTHING = Sight()
 class Ground:
     """The pools of a fleet, by who sees them.
 
-    A pool is plain that is valid, consists of one slice of one node and has no counters. `others` are the pools that are not,
-    `lost` the slices of plain pools whose node does not exist.
+    `others` are the pools that are not plain (see `Pool.plain`), `lost` the slices of plain pools whose node does not exist.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self.others: list[Pool] = []
         self.lost: list[Entry] = []
-        nodes, standing = fleet.nodes, fleet.inventory.standing
+        nodes = fleet.nodes
         for pool in fleet.inventory.pools:
-            entry = _plain(pool, standing)
+            entry = pool.plain
             if entry is None:
                 self.others.append(pool)
             elif entry.spec.node_name not in nodes:
@@ -122,23 +121,6 @@ class _Likeness:
         name = node.metadata.name
         has = node.metadata.labels.get
         return (name if name in self._names else None, *[has(key) for key in self._labels])
-
-
-def _plain(pool: Pool, standing: bytes) -> Entry | None:
-    """The only slice of a pool that is plain."""
-    entries = list(pool.entries)
-    entry = entries[0]
-    spec = entry.spec
-    if (
-        len(entries) > 1
-        or not spec.node_name
-        or bool(spec.shared_counters)
-        or bool(spec.per_device_node_selection)
-        or not entry.rows
-        or standing[entry.rows[0]] != Standing.CURRENT
-    ):
-        return None
-    return entry
 
 
 def _named(pool: Pool) -> Iterable[str]:

@@ -12,7 +12,7 @@ import msgspec
 from draco.allocation.columns import SHAREABLE, Path
 from draco.allocation.fleet import Fleet
 from draco.allocation.pools import Candidate
-from draco.allocation.rowwise import combine, number
+from draco.allocation.rowwise import Wide, combine, number
 from draco.allocation.selectors import FAILS, YES
 from draco.cel.errors import CompileError
 from draco.explanation.verdicts import Ask
@@ -71,7 +71,7 @@ class Rows:
             state.shares(candidate.key),
         )
 
-    def _column(self, attribute: str) -> Sequence[int] | None:
+    def _column(self, attribute: str) -> Wide | None:
         domain, slash, name = attribute.partition("/")
         column = self._fleet.inventory.columns.read(Path("attributes", domain, name)) if slash else None
         return None if column is None else column.codes

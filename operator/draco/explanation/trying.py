@@ -93,14 +93,11 @@ class Trying:
         """What constraints compare of a node's devices: the values, or which of them are equal."""
         if not self._rows.compared or not matter:
             return None
-        rows = self._ground.rows(name)
         told = []
         for column in self._rows.compared:
-            values = [column[rows[place]] for place in matter]
-            if by_place:
-                numbers: dict[int, int] = {0: 0}
-                values = [numbers.setdefault(value, len(numbers)) for value in values]
-            told.append(tuple(values))
+            read = self._ground.read(name, column)
+            values = read if len(matter) == len(read) else tuple([read[place] for place in matter])
+            told.append(_renumbered(values) if by_place else values)
         return tuple(told)
 
     def _ask(self, name: str) -> tuple[Verdict, str]:
@@ -122,6 +119,15 @@ class Trying:
         except AllocationError as error:
             return Verdict.ERROR, str(error)
         return (Verdict.NONE if results is None else Verdict.FITS), ""
+
+
+def _renumbered(values: tuple[int, ...]) -> tuple[int, ...]:
+    """Numbers that are equal where the values are, in the order of their first places; 0 stays."""
+    different = len(set(values))
+    if different == len(values) and 0 not in values:
+        return tuple(range(1, different + 1))
+    numbers = {0: 0}
+    return tuple([numbers.setdefault(value, len(numbers)) for value in values])
 
 
 def _fails(finding: Finding) -> bool:
