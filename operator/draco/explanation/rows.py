@@ -4,6 +4,7 @@ Owns what goes into a code: what selectors say, whether the device is in use, it
 compare. Devices of which more than this matters are odd, and told apart by `oddity`. Counters are not looked at.
 """
 
+from array import array
 from collections.abc import Hashable, Sequence
 from typing import Final
 
@@ -12,7 +13,7 @@ import msgspec
 from draco.allocation.columns import SHAREABLE, Path
 from draco.allocation.fleet import Fleet
 from draco.allocation.pools import Candidate
-from draco.allocation.rowwise import Wide, combine, number
+from draco.allocation.rowwise import combine, number
 from draco.allocation.selectors import FAILS, YES
 from draco.cel.errors import CompileError
 from draco.explanation.verdicts import Ask
@@ -71,7 +72,7 @@ class Rows:
             state.shares(candidate.key),
         )
 
-    def _column(self, attribute: str) -> Wide | None:
+    def _column(self, attribute: str) -> "array[int] | None":
         domain, slash, name = attribute.partition("/")
         column = self._fleet.inventory.columns.read(Path("attributes", domain, name)) if slash else None
         return None if column is None else column.codes
