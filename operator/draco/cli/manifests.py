@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 import click
+import msgspec
 
 from draco.cli.yaml_documents import documents
+from draco.resources.core import Pod
 from draco.resources.limits import refusal
-from draco.resources.manifests import ManifestError, Object, UnknownKindError, decode, expand
+from draco.resources.manifests import ManifestError, Object, UnknownKindError, copies, decode, expand
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Manifest = Mapping[str, Any]
 
 SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
+MAX_COPIES: Final = 100_000
 STANDARD_INPUT: Final = "standard input"
 MAX_JSON_BYTES: Final = 512 << 20
 MAX_YAML_BYTES: Final = 64 << 20
@@ -62,8 +65,21 @@ def decode_all(manifests: Iterable[tuple[Manifest, str]], namespace: str) -> lis
         if refused := refusal(item):
             kind = type(item).__name__
             raise ManifestError(f"{source}: {kind} {item.metadata.key}: {refused}.")
-        objects.append((item, source))
+        objects += [(each, source) for each in _copies(item, manifest, source)]
     return objects
+
+
+def _copies(item: Object, manifest: Manifest, source: str) -> list[Object]:
+    """The object itself, or the pods of a workload that wants several, numbered."""
+    count = copies(manifest) if isinstance(item, Pod) else 1
+    if count == 1:
+        return [item]
+    if not 0 <= count <= MAX_COPIES:
+        raise ManifestError(
+            f"{source}: {manifest['kind']} {item.metadata.key} wants {count} pods; 0 to {MAX_COPIES} can be tried."
+        )
+    names = [f"{item.metadata.name}-{number}" for number in range(1, count + 1)]
+    return [msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, name=name)) for name in names]
 
 
 def read_documents(filenames: Sequence[str]) -> Iterator[tuple[object, str]]:

@@ -43,6 +43,11 @@ _WORKLOADS: Final[Mapping[tuple[str, str], Sequence[str]]] = {
     ("v1", "ReplicationController"): ("spec", "template"),
 }
 """Where a workload has the template of its pods."""
+_COPIES: Final[Mapping[str, Sequence[str]]] = {
+    **dict.fromkeys(("Deployment", "ReplicaSet", "ReplicationController", "StatefulSet"), ("spec", "replicas")),
+    "CronJob": ("spec", "jobTemplate", "spec", "parallelism"),
+    "Job": ("spec", "parallelism"),
+}
 _NAMESPACED: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "Pod"})
 
 
@@ -75,6 +80,15 @@ def decode(document: object, *, source: str, namespace: str = "default") -> Obje
     if api_version == "v1" and kind in _CORE:
         return _convert(_CORE[kind], kind, manifest, source, namespace)
     raise _unknown(kind, api_version, source)
+
+
+def copies(manifest: Json) -> int:
+    """How many pods a workload wants at a time, where it says so; one for all else."""
+    path = _COPIES.get(str(manifest.get("kind")), ())
+    value: Any = manifest
+    for step in path:
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else 1
 
 
 def expand(document: object, *, source: str) -> Iterator[tuple[Json, str]]:

@@ -162,6 +162,21 @@ def test_the_claims_of_a_pod_are_allocated_together_on_one_node(tmp_path: Path) 
     assert {entry["pod"] for entry in told["claims"]} == {"default/train"}
 
 
+def test_a_workload_stands_for_as_many_pods_as_it_wants(tmp_path: Path) -> None:
+    pod = a_pod("train", {"name": "a", "resourceClaimTemplateName": "one"})
+    job: Json = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "train"},
+        "spec": {"parallelism": 4, "template": {"spec": pod["spec"]}},
+    }
+    told = document(tmp_path, [*CLUSTER, a_template("one"), job])
+    assert [entry["pod"] for entry in told["claims"]] == [f"default/train-{number}" for number in range(1, 5)]
+    assert [entry["node"] for entry in told["claims"]] == ["node-0", "node-0", "node-1", None]
+    job["spec"]["parallelism"] = 10**9
+    assert "wants 1000000000 pods" in str(simulate(tmp_path, [*CLUSTER, a_template("one"), job]).exception)
+
+
 def test_a_template_that_no_pod_uses_stands_for_one_claim(tmp_path: Path) -> None:
     assert placed(document(tmp_path, [*CLUSTER, a_template("two", 2)])) == [
         ("default/two", ["node-0/gpu-0", "node-0/gpu-1"])
