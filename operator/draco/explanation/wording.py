@@ -199,7 +199,8 @@ def _sentences(told: Explanation) -> Iterator[str]:
     if told.scheduler and not told.error:
         words = _PREEMPTION.sub("", told.scheduler)
         yield f"The scheduler says: {_stopped(shortened(words, _SCHEDULER_TEXT))}"
-    yield from (f"Kubernetes of this version has a bug that may matter: {bug}" for bug in told.upstream_bugs[:1])
+    if told.fits:  # otherwise the scheduler is right
+        yield from (f"Kubernetes of this version has a bug that may matter: {bug}" for bug in told.upstream_bugs[:1])
 
 
 def _fits(told: Explanation) -> Iterator[str]:

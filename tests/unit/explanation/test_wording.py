@@ -1,6 +1,7 @@
 """What one paragraph says, and what it leaves out."""
 
 from draco.explanation.explain import explain
+from draco.resources.claims import DeviceConstraint
 from tests.builders import a_claim
 from tests.unit.explanation.clusters import ATTRIBUTES, GPU, a_fleet, asking
 
@@ -43,3 +44,13 @@ def test_an_error_that_has_been_told_is_not_told_again() -> None:
     )
     assert told.count("no such key") == 1
     assert "productName" in told
+
+
+def test_bugs_of_the_scheduler_are_told_only_where_it_may_be_wrong() -> None:
+    pair = DeviceConstraint(requests=["gpu"], match_attribute=f"{GPU}/productName")
+    fits = explain(a_fleet(), [asking(count=2, constraints=[pair])], minor=36)
+    short = explain(a_fleet(), [asking(count=3, constraints=[pair])], minor=36)
+    assert fits.upstream_bugs
+    assert "has a bug that may matter" in str(fits)
+    assert short.upstream_bugs
+    assert "bug" not in str(short)
