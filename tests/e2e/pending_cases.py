@@ -8,8 +8,8 @@ stand for, so that nothing is cut elsewhere, and what is said of a case is trans
 The first document of a file says what is expected, all of it optional:
 - `scheduler`: what the message of the pod's condition PodScheduled contains; without it there is no such condition.
 - `event`: what another Event of Kubernetes on the pod contains. `refused`: what the API server says instead of storing the claim.
-- `reason`, `says`, `nearest`: Draco's reason, parts of its explanation, part of a change that it names. `silent`: it tells only
-  who asks, there is no Event.
+- `reason`, `says`, `nearest`: Draco's reason, parts of its explanation, part of a change it names. `pod_only`: its claims are
+  allocated or not there, and get no Event. `passing`: what is said changes all the time, as the scheduler tries again.
 - `before`, `after`: kubectl commands before the pod that waits is there, and what undoes them. `alone`: the case would disturb
   others. `status`: statuses of claims, as a driver or another scheduler writes them.
 - `fix`: what lets the pod run, kubectl commands or a `change` of the text of its claims and pod.
@@ -28,6 +28,8 @@ from tests.e2e.kubectl import Kubectl, eventually
 FOLDER = Path(__file__).parent / "pending"
 POD = "train"
 """What the waiting pod is called in every case."""
+_SAID = ("scheduler", "event", "refused", "says", "nearest")
+"""What is compared with what was said of a case, in the names that its file has."""
 _DOMAINS = ("example.com", "exmaple.com")
 _NAMESPACED = frozenset({"Pod", "ResourceClaim", "ResourceClaimTemplate"})
 
@@ -36,7 +38,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One case. Its manifests and expectations carry the names that it has in the cluster."""
+    """One case. Its manifests carry the names that it has in the cluster, what is expected to be said those of its file."""
 
     name: str
     number: int
@@ -52,7 +54,8 @@ class Case:
     reason: str = ""
     says: tuple[str, ...] = ()
     nearest: str = ""
-    silent: bool = False
+    pod_only: bool = False
+    passing: bool = False
     alone: bool = False
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -88,11 +91,13 @@ def load_all() -> list[Case]:
 
 
 def _load(path: Path, number: int) -> Case:
-    text = path.read_text(encoding="utf-8")
+    original = text = path.read_text(encoding="utf-8")
     for domain in _DOMAINS:
         text = text.replace(f"gpu.{domain}", f"c{number:02}.{domain}")
     namespace = _namespace_of(number)
     head, given, waiting = _parse(text, namespace=namespace)
+    expected = next(yaml.safe_load_all(original))
+    head |= {key: expected[key] for key in _SAID if key in expected}
     fix = head.pop("fix", {})
     changed: list[Manifest] = []
     if change := fix.get("change", {}):
@@ -206,7 +211,7 @@ def set_status(kube: Kubectl, case: Case, claim: str, status: Manifest) -> None:
 
 def scheduled_condition(kube: Kubectl, case: Case) -> dict[str, Any]:
     """The condition PodScheduled of the waiting pod; empty while no scheduler has said anything."""
-    pod = json.loads(kube.run("get", "pod", POD, "-n", case.namespace, "-o", "json").stdout)
+    pod = json.loads(case.translated(kube.run("get", "pod", POD, "-n", case.namespace, "-o", "json").stdout))
     conditions = pod["status"].get("conditions", [])
     return next((each for each in conditions if each["type"] == "PodScheduled"), {})
 
