@@ -141,7 +141,7 @@ def _out_of_reach(may_go: Mapping[str, Node], reach: Mapping[str, Node]) -> list
     names = sorted(may_go.keys() - reach.keys())
     if not names:
         return []
-    text = "from which the devices that are allocated already cannot be reached"
+    text = "out of reach of the devices that are allocated already"
     return [NodeCause(reason=NodeReason.ALLOCATION, text=text, nodes=len(names), names=names[:MAX_NODES])]
 
 

@@ -226,7 +226,7 @@ class NodeCause(Told, frozen=True, kw_only=True):
 
     reason: NodeReason
     text: str
-    """In words, to follow "3 nodes " or "node a ": "have the taint …"; grammar that suits any number."""
+    """In words, to follow "3 nodes are" or "node a is": "without the label …"."""
     nodes: int
     names: list[str] = []
     """Bounded; the nearest to fitting, or the first by name."""

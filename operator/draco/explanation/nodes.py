@@ -52,9 +52,9 @@ def device_causes(
         few = lacking(group, found, requests)
         request, free, wanted = "", 0, 0
         if group.verdict in _GAVE_UP:
-            reason, text = NodeReason.ERROR, "on which the scheduler gives up"
+            reason, text = NodeReason.ERROR, "given up by the scheduler"
         elif group.verdict is Verdict.BROKEN and few is None:
-            reason, text = NodeReason.POOL_BROKEN, "with an invalid pool, whose devices do not count"
+            reason, text = NodeReason.POOL_BROKEN, "out, as a pool there is invalid and its devices do not count"
         elif few is not None:
             request, free, wanted = requests[few].request, group.free[few], requests[few].wanted
             reason, text = _too_few(free, wanted)
@@ -62,7 +62,7 @@ def device_causes(
             asked += 1
             reason, text = why_not(fleet, claims, group.names[0])
         else:
-            reason, text = NodeReason.NOT_TOGETHER, "with devices enough, which do not go together"
+            reason, text = NodeReason.NOT_TOGETHER, "out, as the devices there do not go together"
         key = (reason, text, request)
         names = sorted([*group.names, *(told[key].names if key in told else ())])[:MAX_NODES]
         count = len(group.names) + (told[key].nodes if key in told else 0)
@@ -75,8 +75,8 @@ def device_causes(
 def _too_few(free: int, wanted: int) -> tuple[NodeReason, str]:
     if not free:
         return NodeReason.NO_DEVICES, "without a device that is selected and free"
-    are = "device that is" if free == 1 else "devices that are"
-    return NodeReason.NOT_ENOUGH, f"with {free} {are} selected and free, of {wanted} wanted"
+    are = "is" if free == 1 else "are"
+    return NodeReason.NOT_ENOUGH, f"short of devices: {free} {are} selected and free, {wanted} wanted"
 
 
 def lacking(group: Group, found: Survey, requests: Sequence[RequestExplanation]) -> int | None:

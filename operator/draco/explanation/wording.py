@@ -161,7 +161,7 @@ def node_text(cause: NodeCause) -> str:
         who = f"node {cause.names[0]}" if cause.nodes == 1 else f"nodes {', '.join(cause.names[: cause.nodes])}"
     else:
         who = f"{cause.nodes} nodes ({some(cause.names, cause.nodes)})"
-    return f"{who} {cause.text}"
+    return f"{who} {'is' if cause.nodes == 1 else 'are'} {cause.text}"
 
 
 def problem_text(problem: Problem) -> str:
@@ -214,7 +214,7 @@ def _fits(told: Explanation) -> Iterator[str]:
 def _unfit(told: Explanation) -> Iterator[str]:
     failing = 0
     if told.error:
-        yield f"Cannot be allocated; the scheduler gives up on every node: {_stopped(told.error)}"
+        yield f"Cannot be allocated; the scheduler gives up on every node: {_stopped(_core(told.error))}"
         failing = sum(
             count.devices
             for request in told.requests[:1]
@@ -226,10 +226,13 @@ def _unfit(told: Explanation) -> Iterator[str]:
         if told.fits_on:
             yield f"But for that, the claims could be allocated on {some(told.fits_on, told.fits_on_total)}."
     else:
-        yield f"Cannot be allocated: {_stopped(_requests(told.requests))}"
+        yield f"Cannot be allocated{_stopped(_requests(told.requests))}"
         tellable = [each for each in told.nodes if each.reason is not NodeReason.NO_DEVICES]
         if tellable:
             yield _stopped(_capital("; ".join(node_text(each) for each in tellable[:_NAMED])))
+        elif told.reason is Reason.NOT_TOGETHER:
+            best = [f"{_named(each, told.requests)} on {each.best_node}" for each in told.requests if each.best_node]
+            yield f"No node has all of it, only a part each: {', '.join(best)}."
     remedies = set()
     for problem in sorted(told.problems, key=lambda each: not each.fatal)[:2]:
         if failing and problem.kind is ProblemKind.SELECTOR_ERRORS:  # that it fails has been said
@@ -241,15 +244,25 @@ def _unfit(told: Explanation) -> Iterator[str]:
 
 
 def _requests(requests: Sequence[RequestExplanation]) -> str:
-    """Every request, those with the same text together."""
+    """Every request, those with the same text together; to follow "Cannot be allocated"."""
     said: dict[str, list[str]] = {}
     for request in requests:
-        said.setdefault(request_text(request), []).append(request.request)
+        said.setdefault(request_text(request), []).append(_named(request, requests))
     if len(said) == 1:
-        return next(iter(said))
-    return ". ".join(
-        f"{'Request' if len(names) == 1 else 'Requests'} {' and '.join(names)}: {text}" for text, names in said.items()
-    )
+        return f": {next(iter(said))}"
+    told = [_capital(f"{' and '.join(names)}: {text}") for text, names in said.items()]
+    return f". {'. '.join(told)}"
+
+
+def _named(request: RequestExplanation, among: Sequence[RequestExplanation]) -> str:
+    """How a request is called among these: with its claim, if there are several."""
+    of_claim = f" of claim {request.claim.partition('/')[2]}" if len({each.claim for each in among}) > 1 else ""
+    return f"request {request.request}{of_claim}"
+
+
+def _core(error: str) -> str:
+    """An error without the advice and the picture that come with it, which what is said next makes up for."""
+    return " ".join(error.partition(". consider using")[0].partition("\n |")[0].split())
 
 
 def _allocated(told: Explanation) -> Iterator[str]:

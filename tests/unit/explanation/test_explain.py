@@ -1,9 +1,54 @@
-"""The verdict and its counts, small cluster by small cluster."""
+"""The verdict, its one reason and its counts, small cluster by small cluster."""
+
+import msgspec
+import pytest
 
 from draco.allocation.fleet import Fleet
 from draco.explanation.explain import explain
-from draco.explanation.model import Cause, Reason
-from tests.builders import a_claim, a_device_class, a_node, a_rule, a_slice
+from draco.explanation.model import Cause, CauseCount, Explanation, NodeReason, Reason, TaintSeen
+from draco.explanation.report import report
+from draco.resources.claims import (
+    AllocatedDeviceStatus,
+    AllocationResult,
+    CapacityRequirements,
+    DeviceAllocationResult,
+    DeviceConstraint,
+    DeviceRequestAllocationResult,
+    DeviceSubRequest,
+    ResourceClaim,
+    ResourceClaimStatus,
+)
+from draco.resources.core import NodeSpec, NodeTaint, Pod
+from draco.resources.meta import Condition, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectMeta
+from draco.resources.slices import (
+    Counter,
+    CounterSet,
+    Device,
+    DeviceAttribute,
+    DeviceCapacity,
+    DeviceCounterConsumption,
+    ResourcePool,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
+from tests.builders import a_claim, a_device_class, a_node, a_pod, a_rule, a_slice
+from tests.unit.explanation.clusters import A100, ATTRIBUTES, GPU, H100, a_fleet, asking
+
+
+def held(*devices: str, by: str = "job", pods: tuple[str, ...] = ("worker",)) -> ResourceClaim:
+    return a_claim(by, on=[f"{GPU}/{device}" for device in devices], reserved_for=pods)
+
+
+def named(claim: ResourceClaim, name: str) -> ResourceClaim:
+    return msgspec.structs.replace(claim, metadata=ObjectMeta(name=name, namespace="default"))
+
+
+def count_of(told: Explanation, cause: Cause, request: int = 0) -> CauseCount:
+    [count] = [each for each in told.requests[request].causes if each.cause is cause]
+    return count
+
+
+ALL_HELD = ("n1/gpu-0", "n1/gpu-1", "n2/gpu-0", "n2/gpu-1")
 
 
 def test_every_device_is_counted_once_by_what_stands_in_its_way() -> None:
@@ -12,7 +57,7 @@ def test_every_device_is_counted_once_by_what_stands_in_its_way() -> None:
         nodes=[a_node("node-0")],
         classes=[a_device_class()],
         claims=[a_claim("train", on=["node-0/gpu-0", "node-0/gpu-1"])],
-        rules=[a_rule(driver="gpu.nvidia.com", pool="node-0", device="gpu-2")],
+        rules=[a_rule(driver=GPU, pool="node-0", device="gpu-2")],
     )
 
     told = explain(fleet, [a_claim("wait")])
@@ -23,3 +68,285 @@ def test_every_device_is_counted_once_by_what_stands_in_its_way() -> None:
         (Cause.IN_USE, 2),
         (Cause.TAINTED, 1),
     ]
+    assert count_of(told, Cause.TAINTED).taints == [TaintSeen(taint="example.com/broken:NoSchedule", rule="rule")]
+
+
+def test_a_claim_that_fits_is_said_to_fit_and_where() -> None:
+    told = explain(a_fleet(), [asking()])
+    assert told.fits
+    assert told.reason is Reason.FITS
+    assert told.fits_on == ["n1", "n2"]
+    assert told.nodes == []
+    assert "The scheduler has not said anything yet" in str(told)
+
+
+def test_holders_are_named_with_their_pods_and_those_that_nobody_uses_first() -> None:
+    fleet = a_fleet(held("n1/gpu-0", "n1/gpu-1", "n2/gpu-0"), held("n2/gpu-1", by="idle", pods=()))
+    in_use = count_of(explain(fleet, [asking()]), Cause.IN_USE)
+    assert in_use.devices == 4
+    assert [(holder.claim, holder.idle, holder.consumers, holder.devices) for holder in in_use.holders] == [
+        ("default/idle", True, [], 1),
+        ("default/job", False, ["pod worker"], 3),
+    ]
+    assert in_use.holders_total == 2
+
+
+def test_a_selector_that_says_no_is_told_with_the_values_it_saw() -> None:
+    told = explain(a_fleet(), [asking(f'{ATTRIBUTES}.productName == "NVIDIA B200"')])
+    assert told.reason is Reason.NOTHING_SELECTED
+    [own] = [each for each in told.requests[0].causes if each.selector and each.selector.source == "claim default/c"]
+    assert own.selector is not None
+    assert own.selector.index == 0
+    assert {(seen.value, seen.devices) for seen in own.values} == {(H100, 2), (A100, 2)}
+
+
+def test_one_device_on_which_a_selector_fails_fails_the_claim_on_every_node() -> None:
+    odd = a_slice("n3", [Device(name="gpu-0")])
+    fleet = a_fleet()
+    fleet.put_slice(odd)
+    fleet.put_node(a_node("n3"))
+    told = explain(fleet, [asking(f'{ATTRIBUTES}.productName == "{H100}"', count=2)])
+    assert not told.fits
+    assert told.reason is Reason.SELECTOR_ERROR
+    assert told.fits_on == ["n1"]
+    assert "CEL runtime error: no such key: productName" in told.error
+    assert count_of(told, Cause.SELECTOR_FAILED).example == f"{GPU}/n3/gpu-0"
+
+
+def test_too_few_on_each_node_is_told_node_by_node() -> None:
+    told = explain(a_fleet(held("n2/gpu-0")), [asking(count=3)])
+    assert told.reason is Reason.NOT_ENOUGH_ON_ONE_NODE
+    assert [(cause.reason, cause.names, cause.free, cause.wanted) for cause in told.nodes] == [
+        (NodeReason.NOT_ENOUGH, ["n1"], 2, 3),
+        (NodeReason.NOT_ENOUGH, ["n2"], 1, 3),
+    ]
+    assert told.requests[0].most_free_on_one_node == 2
+
+
+def test_a_constraint_that_keeps_free_devices_apart_is_named() -> None:
+    constraint = DeviceConstraint(match_attribute=f"{GPU}/index")
+    told = explain(a_fleet(), [asking(count=2, constraints=[constraint])])
+    assert told.reason is Reason.CONSTRAINT
+    assert [(cause.reason, cause.nodes) for cause in told.nodes] == [(NodeReason.CONSTRAINT, 2)]
+    assert f"no 2 agree in {GPU}/index" in str(told)
+
+
+def test_claims_that_each_fit_alone_but_not_together_are_said_to_compete() -> None:
+    claims = [named(asking(count=2), "left"), named(asking(f'{ATTRIBUTES}.productName == "{H100}"'), "right")]
+    fleet = a_fleet(held("n2/gpu-0"))
+    told = explain(fleet, claims)
+    assert told.reason is Reason.NOT_TOGETHER
+    assert [request.fits_alone for request in told.requests] == [True, True]
+    assert "claims left and right each fit alone, but compete" in str(told)
+
+
+def test_claims_whose_devices_are_on_different_nodes_are_told_so() -> None:
+    claims = [named(asking(f'{ATTRIBUTES}.productName == "{each}"'), each[7:11]) for each in (H100, A100)]
+    told = explain(a_fleet(), claims)
+    assert told.reason is Reason.NOT_TOGETHER
+    assert "request gpu of claim H100 on n1, request gpu of claim A100 on n2" in str(told)
+
+
+def test_each_alternative_is_explained_by_itself() -> None:
+    wanted = asking().spec.devices.requests[0]
+    alternatives = [
+        DeviceSubRequest(name="big", device_class_name=GPU, count=9),
+        DeviceSubRequest(name="mig", device_class_name="mig"),
+    ]
+    request = msgspec.structs.replace(wanted, exactly=None, first_available=alternatives)
+    claim = asking()
+    devices = msgspec.structs.replace(claim.spec.devices, requests=[request])
+    told = explain(
+        a_fleet(), [msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))]
+    )
+    assert [(each.request, each.wanted, each.free) for each in told.requests] == [("gpu/big", 9, 4), ("gpu/mig", 1, 0)]
+    assert "Request gpu/big" in str(told)
+
+
+def test_all_mode_is_spoilt_by_one_device_in_use() -> None:
+    told = explain(a_fleet(held("n1/gpu-0"), held("n2/gpu-0", by="other")), [asking(allocation_mode="All")])
+    assert told.reason is Reason.IN_USE
+    assert [cause.reason for cause in told.nodes] == [NodeReason.ALL_MODE]
+
+
+def test_administrative_access_does_not_mind_use() -> None:
+    told = explain(a_fleet(held(*ALL_HELD)), [asking(admin_access=True)])
+    assert told.fits
+    assert told.requests[0].admin_access
+
+
+def test_a_counter_that_is_short_is_told_with_who_takes_of_it() -> None:
+    def part(name: str, size: str) -> Device:
+        taken = DeviceCounterConsumption(counter_set="card", counters={"memory": Counter(value=size)})
+        return Device(name=name, consumes_counters=[taken], attributes={"size": DeviceAttribute(string=size)})
+
+    fleet = a_fleet(held("cut/half", by="notebook"))
+    fleet.put_node(a_node("n3"))
+    total = CounterSet(name="card", counters={"memory": Counter(value="40Gi")})
+    fleet.put_slice(a_slice("n3", [part("half", "20Gi"), part("whole", "40Gi")], pool="cut", of=2, name="a"))
+    spec = ResourceSliceSpec(
+        driver=GPU,
+        pool=ResourcePool(name="cut", generation=1, resource_slice_count=2),
+        node_name="n3",
+        shared_counters=[total],
+    )
+    fleet.put_slice(ResourceSlice(metadata=ObjectMeta(name="b"), spec=spec))
+
+    told = explain(fleet, [asking(f'{ATTRIBUTES}.?size.orValue("") == "40Gi"')])
+
+    assert told.reason is Reason.COUNTERS_SHORT
+    short = count_of(told, Cause.COUNTERS_SHORT).shortage
+    assert short is not None
+    assert (short.name, short.needed, short.left, short.total) == ("card/memory", "40Gi", "20Gi", "40Gi")
+    assert short.takers == ["half (default/notebook)"]
+
+
+def test_a_capacity_that_is_short_is_told_with_what_is_left() -> None:
+    shared = Device(name="gpu-0", capacity={"memory": DeviceCapacity(value="40Gi")}, allow_multiple_allocations=True)
+    result = DeviceRequestAllocationResult(
+        request="gpu", driver=GPU, pool="n3", device="gpu-0", share_id="s", consumed_capacity={"memory": "30Gi"}
+    )
+    holder = ResourceClaim(
+        metadata=ObjectMeta(name="job", namespace="default"),
+        status=ResourceClaimStatus(allocation=AllocationResult(devices=DeviceAllocationResult(results=[result]))),
+    )
+    fleet = Fleet.of(
+        slices=[a_slice("n3", [shared])], nodes=[a_node("n3")], classes=[a_device_class()], claims=[holder]
+    )
+    told = explain(fleet, [asking(capacity=CapacityRequirements(requests={"memory": "20Gi"}))])
+    assert told.reason is Reason.CAPACITY_SHORT
+    short = count_of(told, Cause.CAPACITY_SHORT).shortage
+    assert short is not None
+    assert (short.needed, short.left, short.takers) == ("20Gi", "10Gi", ["default/job"])
+
+
+def test_devices_on_nodes_where_the_pod_may_not_go_are_told_apart() -> None:
+    fleet = a_fleet()
+    tainted = NodeSpec(taints=[NodeTaint(key="team", value="a", effect="NoSchedule")])
+    fleet.put_node(msgspec.structs.replace(a_node("n1"), spec=tainted))
+    told = explain(fleet, [asking(f'{ATTRIBUTES}.productName == "{H100}"')], pod=a_pod(claims=["c"]))
+    assert told.reason is Reason.NODE_RULES
+    assert count_of(told, Cause.NODE_RULES).devices == 2
+    assert {cause.reason for cause in told.nodes} == {NodeReason.NO_DEVICES, NodeReason.TAINTED}
+
+
+@pytest.mark.parametrize(
+    ("published", "cause"),
+    [
+        ([a_slice("n3", of=2)], Cause.POOL_INCOMPLETE),
+        ([a_slice("n3", ["gpu-0", "gpu-0"])], Cause.POOL_INVALID),
+        ([a_slice("n3", generation=1), a_slice("n3", [], generation=2)], Cause.POOL_OBSOLETE),
+    ],
+)
+def test_devices_of_pools_that_do_not_count_are_counted_still(published: list[ResourceSlice], cause: Cause) -> None:
+    fleet = Fleet.of(slices=published, nodes=[a_node("n3")], classes=[a_device_class()])
+    told = explain(fleet, [asking()])
+    assert told.reason is Reason.POOL_BROKEN
+    assert count_of(told, cause).devices == 2
+
+
+def test_devices_of_a_node_that_is_gone_are_counted_still() -> None:
+    told = explain(Fleet.of(slices=[a_slice("gone")], classes=[a_device_class()]), [asking()])
+    assert told.reason is Reason.NO_NODE
+    assert count_of(told, Cause.NO_NODE).devices == 2
+
+
+def test_a_class_that_is_missing_and_a_cluster_without_devices_are_told() -> None:
+    assert explain(a_fleet(), [asking(device_class="gpu.nvidia.co")]).reason is Reason.CLASS_MISSING
+    empty = Fleet.of(nodes=[a_node("n1")], classes=[a_device_class()])
+    assert explain(empty, [asking()]).reason is Reason.NO_DEVICES
+
+
+def test_a_claim_that_is_missing_or_going_is_told_before_all_else() -> None:
+    pod = a_pod(claims=["c", "d"])
+    told = explain(a_fleet(), [asking()], pod=pod)
+    assert told.reason is Reason.CLAIM_MISSING
+    assert "default/d does not exist" in str(told)
+    going = explain(a_fleet(), [a_claim("c", deleting=True)])
+    assert going.reason is Reason.CLAIM_DELETING
+
+
+def waiting_pod(**selector: str) -> Pod:
+    pod = a_pod(claims=["job"])
+    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_selector=selector))
+
+
+def on_node(claim: ResourceClaim, node: str) -> ResourceClaim:
+    allocation = claim.status.allocation
+    assert allocation is not None
+    only = NodeSelectorRequirement(key="metadata.name", operator="In", values=[node])
+    bound = msgspec.structs.replace(
+        allocation, node_selector=NodeSelector(node_selector_terms=[NodeSelectorTerm(match_fields=[only])])
+    )
+    return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=bound))
+
+
+def test_an_allocated_claim_whose_nodes_the_pod_cannot_go_to_is_told() -> None:
+    claim = on_node(held("n1/gpu-0"), "n1")
+    told = explain(a_fleet(claim), [claim], pod=waiting_pod(rack="7"))
+    assert told.reason is Reason.BOUND_ELSEWHERE
+    assert told.allocated[0].nodes == "metadata.name=n1"
+    assert explain(a_fleet(claim), [claim], pod=waiting_pod()).reason is Reason.ALLOCATED
+
+
+def test_a_claim_is_looked_at_only_where_the_pods_allocated_claims_can_be_reached() -> None:
+    bound = on_node(held("n1/gpu-0"), "n1")
+    fleet = a_fleet(bound, held("n1/gpu-1", by="other"))
+    told = explain(fleet, [bound, asking()])
+    assert not told.fits
+    assert NodeReason.ALLOCATION in {cause.reason for cause in told.nodes}
+    assert count_of(told, Cause.NODE_RULES).devices == 2
+
+
+def test_a_claim_whose_devices_are_not_ready_is_told_with_what_it_waits_for() -> None:
+    claim = held("n1/gpu-0")
+    allocation = claim.status.allocation
+    assert allocation is not None
+    [result] = allocation.devices.results
+    binding = msgspec.structs.replace(result, binding_conditions=["attached"], binding_failure_conditions=["broken"])
+    devices = msgspec.structs.replace(allocation.devices, results=[binding])
+    status = msgspec.structs.replace(claim.status, allocation=msgspec.structs.replace(allocation, devices=devices))
+    waiting = msgspec.structs.replace(claim, status=status)
+    told = explain(a_fleet(), [waiting])
+    assert told.reason is Reason.WAITING_FOR_BINDING
+    assert told.allocated[0].waiting_for == ["gpu-0: attached"]
+
+    reported = AllocatedDeviceStatus(
+        driver=GPU, pool="n1", device="gpu-0", conditions=[Condition(type="broken", status="True")]
+    )
+    failed = msgspec.structs.replace(waiting, status=msgspec.structs.replace(status, devices=[reported]))
+    assert "could not be made ready" in str(explain(a_fleet(), [failed]))
+
+
+def test_a_claim_that_as_many_use_as_may_is_told() -> None:
+    claim = held("n1/gpu-0", pods=tuple(f"pod-{number}" for number in range(256)))
+    told = explain(a_fleet(claim), [claim], pod=waiting_pod())
+    assert told.reason is Reason.RESERVED_BY_OTHERS
+
+
+def test_bugs_of_an_older_scheduler_are_named_if_they_concern_the_claim() -> None:
+    constraint = DeviceConstraint(match_attribute=f"{GPU}/productName")
+    claim = asking(count=2, constraints=[constraint])
+    assert explain(a_fleet(), [claim], minor=36).upstream_bugs
+    assert not explain(a_fleet(), [claim], minor=37).upstream_bugs
+    assert not explain(a_fleet(), [asking()], minor=37).upstream_bugs
+
+
+def test_a_paragraph_is_bounded_and_ends_with_the_nearest_miss() -> None:
+    fleet = a_fleet(
+        *(held(device, by=f"a-claim-with-a-long-name-{number}" * 4) for number, device in enumerate(ALL_HELD))
+    )
+    long = " && ".join(f'{ATTRIBUTES}.productName != "{number:040}"' for number in range(40))
+    told = explain(fleet, [asking(long)], scheduler="x " * 3000)
+    assert len(str(told)) <= 1000
+    assert told.nearest
+    assert str(told).endswith(f"It would fit if {told.nearest[0].text}.")
+
+
+def test_the_report_tells_every_count_node_cause_and_nearest_miss() -> None:
+    told = explain(a_fleet(held("n2/gpu-0")), [asking(count=3)])
+    text = "\n".join(report(told))
+    for count in told.requests[0].causes:
+        assert f"{count.devices} {count.text}" in text
+    assert all(cause.text in text for cause in told.nodes)
+    assert all(miss.text in text for miss in told.nearest)

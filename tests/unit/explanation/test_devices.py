@@ -1,0 +1,28 @@
+"""Each device by itself, where somebody asks for it."""
+
+from collections import Counter
+
+from draco.explanation.devices import device_verdicts
+from draco.explanation.explain import explain
+from draco.explanation.model import Cause
+from tests.builders import a_claim
+from tests.unit.explanation.clusters import A100, ATTRIBUTES, GPU, H100, a_fleet, asking
+
+
+def test_each_device_has_its_own_verdict_with_what_was_seen_of_it() -> None:
+    fleet = a_fleet(a_claim("job", on=[f"{GPU}/n1/gpu-0"], reserved_for=["worker"]))
+    verdicts = {each.device: each for each in device_verdicts(fleet, [asking(f'{ATTRIBUTES}.productName == "{H100}"')])}
+    in_use, free, other = (verdicts[f"{GPU}/{device}"] for device in ("n1/gpu-0", "n1/gpu-1", "n2/gpu-0"))
+    assert (in_use.cause, in_use.holders[0].claim, in_use.node) == (Cause.IN_USE, "default/job", "n1")
+    assert free.cause is Cause.FREE
+    assert (other.cause, [seen.value for seen in other.values]) == (Cause.NOT_SELECTED, [A100])
+
+
+def test_the_verdicts_add_up_to_the_counts() -> None:
+    fleet = a_fleet(a_claim("job", on=[f"{GPU}/n1/gpu-0"]))
+    claim = asking(f'{ATTRIBUTES}.productName == "{H100}"', count=2)
+    [request] = explain(fleet, [claim]).requests
+    counts: Counter[Cause] = Counter()
+    for count in request.causes:
+        counts[count.cause] += count.devices
+    assert Counter(each.cause for each in device_verdicts(fleet, [claim])) == counts
