@@ -79,7 +79,7 @@ def test_partitions_of_one_gpu_are_found_by_simulation() -> None:
     assert done.returncode == 0, done.stderr
     taken = re.findall(r'"device": "(gpu-[01]-mig-[^"]+)"', done.stdout)
     assert sorted(taken) == [
-        "gpu-0-mig-1g10gb-19-4", "gpu-0-mig-3g40gb-9-0", "gpu-1-mig-3g40gb-9-0", "gpu-1-mig-3g40gb-9-4",
+        "gpu-0-mig-1g10gb-19-4", "gpu-0-mig-3g40gb-9-0", "gpu-1-mig-1g10gb-19-4", "gpu-1-mig-3g40gb-9-0",
     ]  # fmt: skip
 
 

@@ -57,6 +57,10 @@ class Forbidden(ApiError):
     """403: these credentials may not do this."""
 
 
+class NamespaceTerminating(Forbidden):
+    """403 on create: the namespace is on its way out, and nothing new comes into it."""
+
+
 class Unauthorized(ApiError):
     """401: the server does not know these credentials, or no longer."""
 
@@ -76,7 +80,12 @@ class Unreachable(ApiError):
         super().__init__(0, "Unreachable", message)
 
 
+class _Cause(msgspec.Struct):
+    reason: str = ""
+
+
 class _StatusDetails(msgspec.Struct):
+    causes: list[_Cause] = []
     retry_after_seconds: float = msgspec.field(default=0, name="retryAfterSeconds")
 
 
@@ -108,6 +117,8 @@ def from_status(status: Status, *, retry_after_s: float | None = None) -> ApiErr
         retry_after_s = status.details.retry_after_seconds
     if status.code == 409 and status.reason == "AlreadyExists":
         kind: type[ApiError] = AlreadyExists
+    elif status.code == 403 and status.details and _Cause("NamespaceTerminating") in status.details.causes:
+        kind = NamespaceTerminating
     elif status.code in _BY_CODE:
         kind = _BY_CODE[status.code]
     else:

@@ -26,7 +26,7 @@ import structlog
 
 from draco.kube.client import Client
 from draco.kube.clock import Clock, wait_for
-from draco.kube.errors import ApiError, NotFound
+from draco.kube.errors import ApiError, NamespaceTerminating, NotFound
 from draco.kube.retry import TRANSIENT, Backoff
 from draco.resources.events import Event, EventSeries, ObjectReference
 from draco.resources.kinds import EVENTS
@@ -182,9 +182,9 @@ class EventRecorder:
                 await self._clock.sleep(pause_s)
             except ApiError as error:
                 self.dropped += 1
-                log.warning(
-                    "events.refused", regarding=str(subject.regarding.name), reason=subject.reason, error=str(error)
-                )
+                # A namespace on its way out is nobody's mistake.
+                say = log.debug if isinstance(error, NamespaceTerminating) else log.warning
+                say("events.refused", regarding=str(subject.regarding.name), reason=subject.reason, error=str(error))
             else:
                 backoff.reset()
 

@@ -17,7 +17,7 @@ import structlog
 
 from draco.kube.client import Client
 from draco.kube.clock import Clock
-from draco.kube.errors import Forbidden, Invalid, NotFound
+from draco.kube.errors import Forbidden, Invalid, NamespaceTerminating, NotFound
 from draco.kube.events import EventSubject, EventWriter, Happening, cut, event_name
 from draco.resources.events import Event, ObjectReference
 from draco.resources.kinds import EVENTS
@@ -96,8 +96,9 @@ class Notes:
         try:
             await self._writer.write(self._subject(regarding), self._name(regarding), said)
         except (Forbidden, NotFound, Invalid) as error:
-            # Most often the namespace is on its way out. Whatever it is, saying it again at once will not help.
-            log.warning("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
+            # A namespace on its way out is nobody's mistake. Whatever it is, saying it again at once will not help.
+            say = log.debug if isinstance(error, NamespaceTerminating) else log.warning
+            say("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
             self._refused[regarding.uid] = self._clock.monotonic() + _REFUSED_S
             return _REFUSED_S
         budget = before.budget_at(now_s) if before else float(_BURST)

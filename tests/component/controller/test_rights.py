@@ -98,7 +98,8 @@ async def test_everything_the_operator_does_it_may_do(
         await client.patch(DEVICE_MAINTENANCES, request, {"spec": {"finished": True}})
         await until(lambda: phase_is(MaintenancePhase.COMPLETED), what="Completed")
         assert await operator.end() == 0
-        refused = [event for event in operator.events() if "forbidden" in str(event).lower()]
+        said = [str(event).lower() for event in operator.events() if event["level"] != "debug"]
+        refused = [line for line in said if "forbidden" in line]
         assert refused == []
     finally:
         await operator.kill()

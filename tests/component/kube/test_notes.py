@@ -1,5 +1,7 @@
 """Notes on a real API server: one Event per object, kept true, found again by the next process, and withdrawn."""
 
+from typing import Any
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -8,9 +10,13 @@ from draco.kube.clock import Clock, SystemClock
 from draco.kube.errors import Unreachable
 from draco.kube.notes import Notes
 from draco.resources.events import Event, ObjectReference
-from draco.resources.kinds import EVENTS
+from draco.resources.kinds import EVENTS, Kind
+from draco.resources.meta import ObjectKey
+from tests.component.kube.support import CONFIG_MAPS
 from tests.doubles.clock import ManualClock
 from tests.doubles.faultproxy import FaultProxy, writes
+
+NAMESPACES: Kind[Any] = Kind("", "v1", "namespaces", "Namespace", False, dict)
 
 
 @pytest.fixture
@@ -121,3 +127,15 @@ async def test_an_event_that_the_server_refuses_is_said_in_the_log_and_does_not_
     (said,) = logs
     assert (said["event"], said["log_level"]) == ("events.refused", "warning")
     await notes.withdraw(nowhere)
+
+
+async def test_nobody_is_alarmed_by_a_namespace_that_takes_no_events_any_more(client: Client, namespace: str) -> None:
+    keeps = {"metadata": {"name": "kept", "namespace": namespace, "finalizers": ["draco.example.com/kept"]}}
+    await client.create(CONFIG_MAPS, keeps)
+    await client.delete(NAMESPACES, ObjectKey("", namespace))
+    pod = ObjectReference(api_version="v1", kind="Pod", name="any", namespace=namespace, uid="some-uid")
+    with capture_logs() as logs:
+        assert await some_notes(client, ManualClock()).say(pod, "anything") == 300.0
+    await client.patch(CONFIG_MAPS, ObjectKey(namespace, "kept"), {"metadata": {"finalizers": None}})
+    (said,) = logs
+    assert (said["event"], said["log_level"]) == ("events.refused", "debug")

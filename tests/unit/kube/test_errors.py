@@ -38,6 +38,12 @@ def test_each_answer_has_its_error(code: int, reason: str, expected: type[ApiErr
     assert (error.status, error.reason, str(error)) == (code, reason, "what went wrong")
 
 
+def test_a_namespace_on_its_way_out_is_told_from_missing_rights() -> None:
+    causes = [{"reason": "NamespaceTerminating", "message": "namespace train is being terminated"}]
+    assert type(from_response(403, {}, a_status(403, "Forbidden", causes=causes))) is errors.NamespaceTerminating
+    assert type(from_response(403, {}, a_status(403, "Forbidden", causes=[]))) is errors.Forbidden
+
+
 def test_the_wait_comes_from_the_header_or_from_the_status() -> None:
     assert from_response(429, {"Retry-After": "3"}, a_status(429)).retry_after_s == 3
     assert from_response(429, {}, a_status(429, retryAfterSeconds=5)).retry_after_s == 5
