@@ -148,6 +148,7 @@ def told(kube: Kubectl, case: Case, said: dict[str, Any]) -> None:
     assert said["reason"] == case.reason, said["summary"]
     if case.passing:
         text = eventually(lambda: _passing(kube, case), what=f"an Event says {case.says}", within_s=30)
+        text = text.partition(" The scheduler says")[0]  # it changes its mind
     else:
         text = said["summary"]
         _says(case, text)
