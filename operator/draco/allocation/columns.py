@@ -64,6 +64,8 @@ class Column:
         self._codes_given = 0
         self._free_slots = list(range(MAX_SLOTS, 0, -1))
         self._numbered: Combined | None = None
+        self._present: bytes | None = None
+        self._no_strings = 0
 
     def put(self, row: int, key: Hashable, value: Value) -> Value:
         """Give an empty cell a value; the value that is kept for this key, which may be an older equal one."""
@@ -71,9 +73,10 @@ class Column:
         if known is None:
             self._codes_given += 1
             known = self._known[key] = _Known(value, self._codes_given, self._new_slot(), 0)
+            self._no_strings += not isinstance(key, str)
         known.uses += 1
         self.codes[row] = known.code
-        self._numbered = None
+        self._numbered = self._present = None
         if self.slots is not None:
             self.slots[row] = known.slot
         return cast("Value", known.value)
@@ -81,19 +84,20 @@ class Column:
     def clear(self, row: int, key: Hashable) -> None:
         """Empty a cell that holds the value of this key."""
         self.codes[row] = 0
-        self._numbered = None
+        self._numbered = self._present = None
         known = self._known[key]
         known.uses -= 1
         if self.slots is not None:
             self.slots[row] = 0
         if not known.uses:
             del self._known[key]
+            self._no_strings -= not isinstance(key, str)
             self._free_slots.append(known.slot)
 
     def grow(self, rows: int) -> None:
         """Add empty cells."""
         self.codes.frombytes(bytes(4 * rows))
-        self._numbered = None
+        self._numbered = self._present = None
         if self.slots is not None:
             self.slots.extend(bytes(rows))
 
@@ -104,6 +108,24 @@ class Column:
         if self._numbered is None:
             self._numbered = number(self.slots, [0, *(known.slot for known in self._known.values())])
         return self._numbered
+
+    def told_apart(self, strings: Collection[str]) -> "Combined | array[int]":
+        """The same, for whoever cannot tell apart values that are none of these strings: fast however many there are."""
+        if self.slots is not None or self._no_strings or len(strings) > MAX_SLOTS - 2:
+            return self.numbered()
+        if self._present is None:
+            self._present = bytes(map(bool, self.codes))
+        told = bytearray(self._present)
+        values = range(2 + len(strings))
+        for value, string in enumerate(strings, start=2):
+            known = self._known.get(string)
+            if known is None:
+                continue
+            row = -1
+            for _ in range(known.uses):
+                row = self.codes.index(known.code, row + 1)
+                told[row] = value
+        return number(told, values)
 
     def _new_slot(self) -> int:
         if not self._free_slots:

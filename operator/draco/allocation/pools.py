@@ -123,6 +123,9 @@ class Pool:
         """How each slice stands, whatever the node."""
         if not self._entries:
             return
+        if self.plain is not None:
+            yield self.plain, Standing.CURRENT
+            return
         newest = max(entry.spec.pool.generation for entry in self._entries.values())
         current = [entry for entry in self._entries.values() if entry.spec.pool.generation == newest]
         standing = Standing.CURRENT
@@ -138,7 +141,8 @@ class Pool:
             index, _ = _check(current, [])
             for entry in _with_devices(current):
                 for device in entry.spec.devices:
-                    _charges(device, index)
+                    if device.consumes_counters:
+                        _charges(device, index)
         except _InvalidPool:
             return True
         return False
@@ -277,12 +281,10 @@ _CounterIndex = dict[str, dict[str, int]]
 
 def _check(here: Sequence[Entry], rest: Sequence[Entry]) -> tuple[_CounterIndex, list[int]]:
     """Where each counter of the pool stands, and all counters in billionths. Raises _InvalidPool."""
-    names: set[str] = set()
-    for entry in _with_devices(here):
-        for device in entry.spec.devices:
-            if device.name in names:
-                raise _InvalidPool(f"duplicate device name {device.name}")
-            names.add(device.name)
+    names = [device.name for entry in _with_devices(here) for device in entry.spec.devices]
+    if len(set(names)) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise _InvalidPool(f"duplicate device name {twice}")
     index: _CounterIndex = {}
     counters: list[int] = []
     for entry in (*here, *rest):

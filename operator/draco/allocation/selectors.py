@@ -4,7 +4,8 @@ Owns what is remembered of selectors for the devices of one inventory. How an ex
 device is passed in.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -53,6 +54,11 @@ class Selector(Protocol):
     @property
     def reads_everything(self) -> bool:
         """Whether `paths` does not say everything."""
+        ...
+
+    @property
+    def compared(self) -> Mapping[Any, Collection[str]]:
+        """Those of the paths where values that are none of these strings are the same to it, as long as all are strings."""
         ...
 
     def matches(self, device: Any, /) -> bool:
@@ -121,8 +127,14 @@ class _Entry:
         self.selector = selector
         self.read = read
         self.codes = None if read is None else tuple(column.codes for _, column in read)
+        self._compared = {Path(*path): strings for path, strings in selector.compared.items()}
         self.outcomes: dict[tuple[int, ...], _Said] = {}
         self.scan: tuple[int, Scan] | None = None
+
+    def numbered(self, path: Path, column: Column) -> "Combined | array[int]":
+        """What it reads there, as far as it matters to it."""
+        strings = self._compared.get(path)
+        return column.numbered() if strings is None else column.told_apart(strings)
 
 
 class Selectors:
@@ -162,7 +174,7 @@ class Selectors:
             live[row] = _ALONE
         read = [(path, column) for path, column in entry.read or () if alone or path != DRIVER]
         used = number(live, range(_ALONE + 1)) if alone else columns.driver.numbered()  # which every device has
-        combined = combine([used, *(column.numbered() for _, column in read)])
+        combined = combine([used, *(entry.numbered(path, column) for path, column in read)])
         said = [self._say(entry, row) if live[row] == 1 else None for row in combined.rows]
         outcomes = combined.paint([NO if each is None else _outcome(each) for each in said])
         if not alone:

@@ -4,13 +4,14 @@ Owns the static analysis, which errs on the safe side: two devices that agree in
 result, or the same error. Evaluates nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 from typing import Literal as OneOf
 
 import msgspec
 
-from draco.cel.ast import Call, Comprehension, Expr, Identifier, Literal, Select, children
+from draco.cel.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, Select, children
 
 Kind: TypeAlias = OneOf["attributes", "capacity", "driver", "allowMultipleAllocations"]
 
@@ -28,10 +29,15 @@ class AttributePath(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """All that an expression reads; with `everything` it also looks at attributes or capacities as a whole."""
+    """All that an expression reads; with `everything` it also looks at attributes or capacities as a whole.
+
+    `compared` has those attributes of which it asks no more than whether they are there and whether they equal some strings:
+    two strings that are none of these are the same to it.
+    """
 
     paths: frozenset[AttributePath]
     everything: bool
+    compared: Mapping[AttributePath, frozenset[str]] = MappingProxyType({})
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -42,13 +48,17 @@ class _Place(msgspec.Struct, frozen=True):
 
 _Scope: TypeAlias = dict[str, _Place | None]
 """What the variables around a part stand for; None for anything that is no place in a device."""
-_DEEPEST: Final = 3
+_VALUE: Final = 3
+"""How many steps lead to a value."""
+_DEEPEST: Final = _VALUE + 1
+"""Steps that are kept: enough to know a value from what is taken out of one."""
 _DEVICE: Final = _Place()
 
 
 def reads(root: Expr) -> Reads:
     """What the expression reads."""
     paths: set[AttributePath] = set()
+    compared: dict[AttributePath, frozenset[str]] = {}
     everything = False
     waiting: list[tuple[Expr, _Scope]] = [(root, {})]
     while waiting:
@@ -61,11 +71,20 @@ def reads(root: Expr) -> Reads:
                 paths.add(path)
             continue
         asked = _asked(node, scope)
-        if asked is not None:
-            paths.add(asked)
+        if asked is not None and (path := _presence(asked)) is not None:
+            if _is_attribute(asked):
+                compared[path] = compared.get(path, frozenset())
+            else:
+                paths.add(path)
+            continue
+        equated = _equated(node, scope)
+        if equated is not None:
+            path, strings = equated
+            compared[path] = compared.get(path, frozenset()) | strings
             continue
         waiting.extend(_inside(node, scope))
-    return Reads(frozenset(paths), everything)
+    only_compared = {path: strings for path, strings in compared.items() if path not in paths}
+    return Reads(frozenset(paths | compared.keys()), everything, only_compared)
 
 
 def path_of(node: Expr) -> AttributePath | None:
@@ -132,15 +151,15 @@ def _path(place: _Place) -> AttributePath | None:
             return AttributePath("driver")
         case ("allowMultipleAllocations",):
             return AttributePath("allowMultipleAllocations")
-        case ("attributes", domain, name):
+        case ("attributes", domain, name, *_):
             return AttributePath("attributes", domain, name)
-        case ("capacity", domain, name):
+        case ("capacity", domain, name, *_):
             return AttributePath("capacity", domain, name)
     return None
 
 
-def _asked(node: Expr, scope: _Scope) -> AttributePath | None:
-    """What a question for mere presence reads: `has(a.b)`, `"b" in a`, `a.?b.hasValue()`."""
+def _asked(node: Expr, scope: _Scope) -> _Place | None:
+    """The place that a question for mere presence is about: `has(a.b)`, `"b" in a`, `a.?b.hasValue()`."""
     match node:
         case Select(is_test=True):
             place, name = _place(node.operand, scope), node.field
@@ -153,8 +172,42 @@ def _asked(node: Expr, scope: _Scope) -> AttributePath | None:
             place, name = _Place(inner.steps[:-1]), inner.steps[-1]
         case _:
             return None
-    if place is None or not place.steps:
-        return None
-    if len(place.steps) == 1 and place.steps[0] in {"attributes", "capacity"}:
-        return AttributePath("attributes" if place.steps[0] == "attributes" else "capacity", name)
-    return _path(_Place((*place.steps, name)[:_DEEPEST]))
+    return None if place is None or not place.steps else _Place((*place.steps, name)[:_DEEPEST])
+
+
+def _presence(place: _Place) -> AttributePath | None:
+    """What asking whether a place is there reads."""
+    match place.steps:
+        case ("attributes", domain):
+            return AttributePath("attributes", domain)
+        case ("capacity", domain):
+            return AttributePath("capacity", domain)
+    return _path(place)
+
+
+def _is_attribute(place: _Place) -> bool:
+    return len(place.steps) == _VALUE and place.steps[0] == "attributes"
+
+
+def _equated(node: Expr, scope: _Scope) -> tuple[AttributePath, frozenset[str]] | None:
+    """An attribute of which a part of the expression only asks whether it is one of some strings, and these."""
+    match node:
+        case (
+            Call(function="_==_" | "_!=_", arguments=(operand, Literal(kind="string", value=str(text))))
+            | Call(function="_==_" | "_!=_", arguments=(Literal(kind="string", value=str(text)), operand))
+        ):
+            strings = frozenset({text})
+        case Call(function="@in", arguments=(operand, ListExpr(elements=elements, optional=optional))) if not optional:
+            strings = frozenset(
+                each.value for each in elements if isinstance(each, Literal) and isinstance(each.value, str)
+            )
+            if not all(isinstance(each, Literal) and each.kind == "string" for each in elements):
+                return None
+        case _:
+            return None
+    match operand:
+        case Call(function="orValue", target=Select() | Call() | Identifier() as held, arguments=(Literal(),)):
+            operand = held
+    place = _place(operand, scope)
+    path = None if place is None or not _is_attribute(place) else _path(place)
+    return None if path is None else (path, strings)

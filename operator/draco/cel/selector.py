@@ -3,6 +3,7 @@
 Owns the way from text to answer: parse, check, compile, and what is known of the expression beforehand.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from draco.cel.charges import Free, Meter, Metered
@@ -25,12 +26,14 @@ class Selector:
     """A compiled expression. It does not change; any number of threads may use one.
 
     `paths` is what it reads of a device, complete unless `reads_everything`: two devices that agree there get the same answer.
+    So they do if they differ in an attribute of `compared` (see `Reads`), but both have a string there that is none of these.
     """
 
-    __slots__ = ("_checked", "_environment", "_run", "_slots", "expression", "paths", "reads_everything")
+    __slots__ = ("_checked", "_environment", "_run", "_slots", "compared", "expression", "paths", "reads_everything")
 
     def __init__(self, checked: Checked, environment: Environment) -> None:
-        meter: Meter = Free() if is_surely_cheap(checked.ast) else Metered()
+        is_cheap = is_surely_cheap(checked.ast)
+        meter: Meter = Free() if is_cheap else Metered()
         self.expression: Final = checked.ast.expression
         self._checked = checked
         self._environment = environment
@@ -40,6 +43,8 @@ class Selector:
         read = reads(checked.ast.root)
         self.paths: Final[frozenset[AttributePath]] = read.paths
         self.reads_everything: Final[bool] = read.everything
+        self.compared: Final[Mapping[AttributePath, frozenset[str]]] = read.compared if is_cheap else {}
+        """None if the length of a string can decide whether the evaluation becomes too costly."""
 
     def matches(self, device: DeviceView) -> bool:
         """Whether the device is selected. Raises EvaluationError with Kubernetes' words."""

@@ -47,8 +47,9 @@ class Published:
     def is_version(self, path: AttributePath) -> bool:
         """Whether devices have a version there, and nothing else."""
         column = self._columns.get(Path(path.kind, path.domain or "", path.id or ""))
-        values = [] if column is None else [value for _, value, _ in column.values()]
-        return bool(values) and all(isinstance(each, DeviceAttribute) and each.version is not None for each in values)
+        if column is None or column.empty:
+            return False
+        return all(isinstance(each, DeviceAttribute) and each.version is not None for _, each, _ in column.values())
 
     def smallest(self, path: AttributePath) -> Quantity | None:
         """The smallest amount of a capacity."""

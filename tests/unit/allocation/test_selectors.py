@@ -98,6 +98,53 @@ def test_a_scan_says_what_asking_of_each_device_says(changes: list[Any], express
             assert (case.error is not None) == (case.outcome == FAILS)
 
 
+COMPARISONS = [
+    f"{OF_D}.serial == '7'",
+    f"{OF_D}.serial != '7' && {OF_D}.model == 'A'",
+    f"{OF_D}.?serial.orValue('7') in ['7', '8', 'none']",
+    f"has({OF_D}.serial)",
+    f"has({OF_D}.serial) ? '7' == {OF_D}.serial : {OF_D}.model != 'A'",
+    f"{OF_D}.serial == '7' || {OF_D}.serial.endsWith('1')",
+    f"{OF_D}.serial > '7' || {OF_D}.serial == '1'",
+]
+serials = st.one_of(
+    st.none(),
+    st.sampled_from(["7", "8", "9", "17", "new"]).map(lambda text: DeviceAttribute(string=text)),
+    st.sampled_from([7, 8]).map(lambda number: DeviceAttribute(int_=number)),
+    st.sampled_from(["7.0.0", "7"]).map(lambda text: DeviceAttribute(version=text)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(serials, st.sampled_from("AB")), max_size=4), st.sampled_from(COMPARISONS))
+def test_a_comparison_of_serial_numbers_says_what_asking_of_each_device_says(
+    changes: list[Any], expression: str
+) -> None:
+    inventory = Inventory()
+    inventory.put_slice(a_slice(devices=[a_gpu(f"gpu-{n}", serial=str(n), model="AB"[n % 2]) for n in range(300)]))
+    assert list(inventory.selectors.scan(expression).outcomes) == asked_of_each(expression, inventory.columns)
+    for serial, model in changes:
+        attributes = {"model": DeviceAttribute(string=model)} | ({} if serial is None else {"serial": serial})
+        inventory.put_slice(a_slice("node-1", [Device(name="gpu-0", attributes=attributes)]))
+        assert list(inventory.selectors.scan(expression).outcomes) == asked_of_each(expression, inventory.columns)
+
+
+def test_devices_are_not_told_apart_by_serial_numbers_that_a_selector_does_not_name() -> None:
+    seen: list[str] = []
+
+    def view(driver: str, device: Device) -> Any:
+        seen.append(device.name)
+        return device_view(driver, device)
+
+    inventory = Inventory(view=view)
+    inventory.put_slice(a_slice(devices=[a_gpu(f"gpu-{n}", serial=str(n)) for n in range(1000)]))
+    assert sum(scanned(inventory, f"{OF_D}.serial == '7'")) == 1
+    assert len(seen) == 2
+    inventory.put_slice(a_slice("node-1", [a_gpu("gpu-0", serial="7")]))
+    assert sum(scanned(inventory, f"{OF_D}.serial == '7'")) == 2
+    assert len(seen) == 2
+
+
 def scanned(inventory: Inventory, expression: str) -> list[int]:
     """Outcomes of all devices, in the order of their rows."""
     scan = inventory.selectors.scan(expression)

@@ -37,7 +37,47 @@ A = AttributePath
     ],
 )
 def test_paths_are_found_through_every_way_of_spelling_them(expression: str, paths: list[AttributePath]) -> None:
-    assert reads(parse(expression).root) == (frozenset(paths), False)
+    found = reads(parse(expression).root)
+    assert (found.paths, found.everything) == (frozenset(paths), False)
+
+
+@pytest.mark.parametrize(
+    ("expression", "strings"),
+    [
+        ("device.attributes.a.c == 'x'", {"x"}),
+        ("'x' != device.attributes['a'].c || device.attributes.a['c'] == 'y'", {"x", "y"}),
+        ("device.attributes.a.c in ['x', 'y'] && has(device.attributes.a.c)", {"x", "y"}),
+        ("device.attributes.a.?c.orValue('z') == 'x'", {"x"}),
+        ("cel.bind(c, device.attributes.a.c, c == 'x')", {"x"}),
+        ("'c' in device.attributes.a", set()),
+        ("device.attributes[?'a'].?c.hasValue()", set()),
+    ],
+)
+def test_attributes_are_told_that_are_only_compared_with_strings(expression: str, strings: set[str]) -> None:
+    assert reads(parse(expression).root).compared == {A("attributes", "a", "c"): strings}
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "device.attributes.a.c == 1",
+        "device.attributes.a.c == device.driver",
+        "device.attributes.a.c > 'x'",
+        "device.attributes.a.c == 'x' && device.attributes.a.c.startsWith('x')",
+        "['x'].exists(x, x == device.attributes.a.c)",
+        "device.attributes.a.c.d == 'x'",
+        "has(device.attributes.a.c.d)",
+        "device.attributes.a.?c.?d.hasValue()",
+        "device.attributes.a.c in ['x', device.driver]",
+        "device.attributes.a.c in [?optional.of('x')]",
+        "device.attributes.a.?c.orValue(device.driver) == 'x'",
+        "cel.bind(c, device.attributes.a.c, c)",
+        "device.capacity.a.c == 'x'",
+        "device.driver == 'x'",
+    ],
+)
+def test_an_attribute_of_which_more_is_asked_is_not_only_compared(expression: str) -> None:
+    assert not reads(parse(expression).root).compared
 
 
 @pytest.mark.parametrize(
