@@ -111,10 +111,13 @@ class Admission:
             return None
         try:
             claim = _claim(request)
-            return self._of_claim(claim) if claim is not None else None
+            problems = self._of_claim(claim) if claim is not None else None
         except (msgspec.DecodeError, DracoError) as error:
             log.warning("admission.unreadable", kind=request.kind.kind, namespace=request.namespace, error=str(error))
             return None
+        if problems and request.kind.kind == CLAIM_TEMPLATES.kind:
+            return [_of_template(problem) for problem in problems]
+        return problems
 
     def _of_claim(self, claim: ResourceClaim) -> Sequence[Problem] | None:
         question = msgspec.json.encode((claim.metadata.key, claim.spec))
@@ -171,6 +174,12 @@ def _is_deniable(problem: Problem) -> bool:
     # The selector of a class is not for the author of the claim to put right.
     mine = problem.selector is not None and problem.selector.source.startswith("claim ")
     return mine and problem.kind is ProblemKind.SELECTOR_ERRORS
+
+
+def _of_template(problem: Problem) -> Problem:
+    """As told to the author of a template: there is no claim of that name."""
+    text = problem.text.replace(f"claim {problem.claim}", f"claim template {problem.claim}")
+    return msgspec.structs.replace(problem, text=text)
 
 
 def _sentence(problem: Problem) -> str:

@@ -35,6 +35,14 @@ def missing(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> l
     return gone
 
 
+def bypassing(node: str) -> str:
+    """What is said of a pod that names its node itself."""
+    return (
+        f"the pod names its node (spec.nodeName: {node}), so it never comes to kube-scheduler, which alone allocates claims; "
+        f"write nodeSelector: {{kubernetes.io/hostname: {node}}} instead of nodeName"
+    )
+
+
 def told_of(claim: ResourceClaim) -> AllocatedClaim:
     """What is told of a claim that is allocated."""
     allocation = claim.status.allocation

@@ -13,6 +13,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.pools import Pool, PoolView
 from draco.allocation.rowwise import select
 from draco.explanation.changes import Change, told
+from draco.explanation.details import taint_seen, taint_text
 from draco.explanation.model import ChangeKind, NodeReason
 from draco.explanation.placement import Obstacle
 from draco.explanation.selection import first_rows
@@ -62,13 +63,18 @@ def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[Change]:
         taken = {
             DeviceKey(each.driver, each.pool, each.device) for result in results for each in result.devices.results
         }
-        tainted = sorted(
-            candidate.key
+        tainted = {
+            candidate.key: candidate
             for view in trials.fleet.inventory.views(node)
             for candidate in view.candidates
             if candidate.key in taken and any(_is(each, taint) for each in candidate.taints)
+        }
+        named = (taint.key, taint.value, taint.effect)
+        rules = {taint_seen(trials.fleet, candidate, named).rule for candidate in tainted.values()} - {""}
+        by = f" (rule {_some(sorted(rules))})" if rules else ""
+        text = (
+            f"the taint {taint_text(*named)}{by} were lifted from {_some(sorted(tainted))}, or the request tolerated it"
         )
-        text = f"the taint {_taint_text(taint)} were lifted from {_some(tainted)}, or the request tolerated it"
         yield Change(told=told(ChangeKind.LIFT_TAINT, text, node, results), taint=taint)
         return
 
@@ -221,10 +227,6 @@ def _without_taint(view: PoolView, taint: DeviceTaint) -> PoolView:
 
 def _is(one: DeviceTaint, other: DeviceTaint) -> bool:
     return (one.key, one.value, one.effect) == (other.key, other.value, other.effect)
-
-
-def _taint_text(taint: DeviceTaint) -> str:
-    return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
 
 
 def _some(names: Sequence[object]) -> str:

@@ -13,7 +13,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet import Fleet
 from draco.allocation.requests import expand, matcher
 from draco.allocation.upstream_bugs import Area, bugs_of
-from draco.explanation.allocated import is_full, missing, reaching, reason_of, told_of
+from draco.explanation.allocated import bypassing, is_full, missing, reaching, reason_of, told_of
 from draco.explanation.folding import folded
 from draco.explanation.model import Explanation, NodeCause, NodeReason, Problem, Reason, RequestExplanation
 from draco.explanation.nearest import nearest_misses
@@ -60,13 +60,9 @@ def explain(
 
 def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> Explanation:
     allocated = [told_of(claim) for claim in claims if claim.status.allocation is not None]
-    gone = missing(fleet, claims, pod)
-    if gone:
-        return Explanation(reason=Reason.CLAIM_MISSING, summary="", error="; ".join(gone), allocated=allocated)
-    deleted = [str(claim.metadata.key) for claim in claims if claim.metadata.deletion_timestamp is not None]
-    if deleted:
-        error = f"claim {' and '.join(deleted)} is being deleted"
-        return Explanation(reason=Reason.CLAIM_DELETING, summary="", error=error, allocated=allocated)
+    hopeless = _hopeless(fleet, claims, pod)
+    if hopeless is not None:
+        return _with(hopeless, allocated=allocated)
     closed = node_causes(fleet, pod)
     may_go = {name: fleet.nodes[name] for name in fleet.node_names if name not in closed}
     reach = reaching(claims, may_go)
@@ -89,6 +85,20 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
         nodes=[*told.nodes, *out_of_reach, *_different(closed)],
         nearest=nearest_misses(fleet, claims, pod),
     )
+
+
+def _hopeless(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> Explanation | None:
+    """What keeps the scheduler from looking for devices at all; None if nothing does."""
+    gone = missing(fleet, claims, pod)
+    if gone:
+        return Explanation(reason=Reason.CLAIM_MISSING, summary="", error="; ".join(gone))
+    deleted = [str(claim.metadata.key) for claim in claims if claim.metadata.deletion_timestamp is not None]
+    if deleted:
+        error = f"claim {' and '.join(deleted)} is being deleted"
+        return Explanation(reason=Reason.CLAIM_DELETING, summary="", error=error)
+    if pod is not None and pod.spec.node_name and any(claim.status.allocation is None for claim in claims):
+        return Explanation(reason=Reason.BYPASSES_SCHEDULER, summary="", error=bypassing(pod.spec.node_name))
+    return None
 
 
 def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Explanation:

@@ -95,6 +95,8 @@ class Reason(StrEnum):
     """Every claim is allocated, and nothing is known to be in the pod's way."""
     CLAIM_MISSING = "ClaimMissing"
     """A claim does not exist, or has not been made from its template yet."""
+    BYPASSES_SCHEDULER = "BypassesScheduler"
+    """The pod names its node itself, so that it never comes to the scheduler, and nobody else allocates claims."""
     CLAIM_DELETING = "ClaimDeleting"
     """A claim is being deleted; it is not allocated any more."""
 

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from draco.allocation.fleet import HELD, Fleet
 from draco.allocation.requests import MAX_RESULTS
 from draco.allocation.rowwise import select
@@ -41,6 +43,7 @@ def problems_of(fleet: Fleet, claims: Sequence[ResourceClaim]) -> list[Problem]:
     """Everything that is wrong with the claims, what forbids every node first."""
     published = Published(fleet.inventory.columns)
     found = [problem for claim in claims for problem in _of_claim(fleet, published, claim)]
+    found = [_to_whom(problem) for problem in found]
     told: dict[tuple[str, str, str], Problem] = {}
     for problem in found:  # several requests may share a class
         told.setdefault((problem.kind, problem.text, problem.claim), problem)
@@ -328,6 +331,16 @@ def _comparable(published: Published, path: AttributePath) -> str:
     name = f"{meant.domain}/{meant.id}"
     return (
         f"write {name}" if meant.kind == "attributes" else f"{name} is a capacity; constraints compare attributes only"
+    )
+
+
+def _to_whom(problem: Problem) -> Problem:
+    """With a remedy that says so where it is not the claim that has to change."""
+    kind, _, name = problem.selector.source.partition(" ") if problem.selector is not None else ("", "", "")
+    if kind != "class" or not problem.remedy:
+        return problem
+    return msgspec.structs.replace(
+        problem, remedy=f"the DeviceClass {name} has to change, not the claim: {problem.remedy}"
     )
 
 

@@ -192,6 +192,8 @@ def _sentences(told: Explanation) -> Iterator[str]:
         yield from allocated(told)
     elif told.reason in {Reason.CLAIM_MISSING, Reason.CLAIM_DELETING}:
         yield f"Cannot be scheduled: {_stopped(told.error)}"
+    elif told.reason is Reason.BYPASSES_SCHEDULER:
+        yield f"Will not be allocated: {_stopped(told.error)}"
     elif told.fits:
         yield from _fits(told)
     else:
@@ -207,8 +209,10 @@ def _fits(told: Explanation) -> Iterator[str]:
     where = f"on {some(told.fits_on, told.fits_on_total)}"
     if told.scheduler:
         yield f"The devices are there: all claims can be allocated {where}. Something else keeps the pod waiting."
-    else:
+    elif told.pod:
         yield f"The devices are there: all claims can be allocated {where}. The scheduler has not said anything yet."
+    else:
+        yield f"The devices are there: all claims can be allocated {where}. A claim is allocated only when a pod uses it."
 
 
 def _unfit(told: Explanation) -> Iterator[str]:

@@ -127,6 +127,16 @@ def test_a_template_is_reviewed_as_the_claim_that_it_makes(monkeypatch: pytest.M
     assert [claim.spec for claim in lab.looks] == [a_claim("any").spec]
 
 
+def test_advice_about_a_template_names_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = msgspec.structs.replace(a_problem(), text="selector #0 of claim default/new fails", claim="default/new")
+    lab = Lab(monkeypatch, [problem])
+    template = {"metadata": {"name": "new"}, "spec": {"spec": a_claim("new").spec}}
+    of_template, _ = lab.review(kind={"kind": "ResourceClaimTemplate"}, object=template)
+    assert "selector #0 of claim template default/new fails" in of_template["warnings"][0]
+    of_claim, _ = lab.review()
+    assert "selector #0 of claim default/new fails" in of_claim["warnings"][0]
+
+
 @pytest.mark.parametrize(
     ("ready", "request_"),
     [

@@ -77,7 +77,22 @@ def test_a_claim_that_fits_is_said_to_fit_and_where() -> None:
     assert told.reason is Reason.FITS
     assert told.fits_on == ["n1", "n2"]
     assert told.nodes == []
+    assert "A claim is allocated only when a pod uses it" in str(told)
+
+
+def test_a_pod_of_which_the_scheduler_has_said_nothing_is_told_so() -> None:
+    told = explain(a_fleet(), [asking()], pod=a_pod())
+    assert told.fits
     assert "The scheduler has not said anything yet" in str(told)
+
+
+def test_a_pod_that_names_its_node_is_never_allocated_anything() -> None:
+    told = explain(a_fleet(), [asking()], pod=a_pod(node="n1"))
+    assert (told.reason, told.fits, told.nearest) == (Reason.BYPASSES_SCHEDULER, False, [])
+    assert "spec.nodeName: n1" in str(told)
+    assert "nodeSelector: {kubernetes.io/hostname: n1}" in str(told)
+    held_already = explain(a_fleet(), [a_claim("job", on=[f"{GPU}/n1/gpu-0"])], pod=a_pod(node="n1"))
+    assert held_already.reason is Reason.ALLOCATED
 
 
 def test_holders_are_named_with_their_pods_and_those_that_nobody_uses_first() -> None:

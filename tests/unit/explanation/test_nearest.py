@@ -172,7 +172,7 @@ def test_a_taint_is_lifted_from_the_devices_that_would_be_taken() -> None:
     [first, *_] = nearest_misses(fleet, [asking(BIG)])
     assert first.kind is ChangeKind.LIFT_TAINT
     assert first.text == (
-        f"the taint example.com/broken:NoSchedule were lifted from {GPU}/n1/gpu-0, or the request tolerated it"
+        f"the taint example.com/broken:NoSchedule (rule rule) were lifted from {GPU}/n1/gpu-0, or the request tolerated it"
     )
 
 

@@ -48,6 +48,13 @@ def test_a_class_that_selects_nothing_is_told_with_the_reason() -> None:
     assert told[1].text == "class mig selects none of the 5 devices that are published"
 
 
+def test_it_is_said_where_the_class_has_to_change_and_not_the_claim() -> None:
+    fleet = a_fleet()
+    fleet.put_class(a_class("typo", 'device.driver == "gpu.nvida.com"'))
+    told = the_problems(asking(device_class="typo"), fleet)
+    assert told[0].remedy == f'the DeviceClass typo has to change, not the claim: write device.driver == "{GPU}"'
+
+
 def test_a_selector_that_does_not_compile_is_told_in_the_words_of_kubernetes() -> None:
     problem = the_problem(asking("device.drivers == 1"))
     assert (problem.kind, problem.fatal) == (ProblemKind.SELECTOR_INVALID, True)
