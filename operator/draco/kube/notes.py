@@ -17,7 +17,7 @@ import structlog
 
 from draco.kube.client import Client
 from draco.kube.clock import Clock
-from draco.kube.errors import Forbidden, Invalid, NamespaceTerminating, NotFound
+from draco.kube.errors import ApiError, Forbidden, Invalid, NamespaceTerminating, NotFound
 from draco.kube.events import EventSubject, EventWriter, Happening, cut, event_name
 from draco.resources.events import Event, ObjectReference
 from draco.resources.kinds import EVENTS
@@ -40,6 +40,8 @@ class _Note(msgspec.Struct, frozen=True):
     said: Happening
     at_s: float
     budget: float
+    is_known: bool = True
+    """Whether the Event says just this, as far as this process knows."""
 
     def budget_at(self, now_s: float) -> float:
         """How many changes may be written now."""
@@ -101,15 +103,21 @@ class Notes:
             say("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
             self._refused[regarding.uid] = self._clock.monotonic() + _REFUSED_S
             return _REFUSED_S
+        except ApiError:
+            # It may be there all the same, its answer lost: whatever is to be said next is written.
+            if before:
+                self._said[regarding.uid] = msgspec.structs.replace(before, is_known=False)
+            raise
         budget = before.budget_at(now_s) if before else float(_BURST)
         self._said[regarding.uid] = _Note(said, self._clock.monotonic(), max(0.0, budget - 1))
         return _KEEP_ALIVE_S
 
     async def withdraw(self, regarding: ObjectReference) -> None:
         """Delete what was said of the object: it is no longer so."""
-        await self._writer.delete(self._subject(regarding), self._name(regarding))
+        # Forgotten first: should only the answer be lost, the same text must be written again when it is so again.
         self._said.pop(regarding.uid, None)
         self._refused.pop(regarding.uid, None)
+        await self._writer.delete(self._subject(regarding), self._name(regarding))
 
     def _subject(self, regarding: ObjectReference) -> EventSubject:
         return EventSubject(regarding, self._reason, self._action, "Warning")
@@ -129,7 +137,7 @@ def _wait_s(before: _Note | None, note: str, now_s: float) -> float:
     """In how many seconds `note` may, or has to, be written."""
     if before is None:
         return 0.0
-    if note == before.said.note:
+    if note == before.said.note and before.is_known:
         return before.at_s + _KEEP_ALIVE_S - now_s
     return (1 - before.budget_at(now_s)) * _REFILL_S
 

@@ -87,6 +87,32 @@ async def test_a_note_whose_answer_was_lost_is_withdrawn_all_the_same(
     assert await texts(client, namespace) == []
 
 
+async def test_a_text_that_was_so_before_one_whose_answer_was_lost_is_written_again(
+    client: Client, through: Client, proxy: FaultProxy, regarding: ObjectReference, namespace: str
+) -> None:
+    notes = some_notes(through)
+    await notes.say(regarding, "it waits for one")
+    proxy.fault(writes, proxy.lose_the_answer)
+    with pytest.raises(Unreachable):
+        await notes.say(regarding, "it waits for two")
+    assert await texts(client, namespace) == ["it waits for two"]
+    await notes.say(regarding, "it waits for one")
+    assert await texts(client, namespace) == ["it waits for one"]
+
+
+async def test_what_is_so_again_after_a_withdrawal_whose_answer_was_lost_is_written_again(
+    client: Client, through: Client, proxy: FaultProxy, regarding: ObjectReference, namespace: str
+) -> None:
+    notes = some_notes(through)
+    await notes.say(regarding, "it waits")
+    proxy.fault(writes, proxy.lose_the_answer, times=2)  # what is idempotent is sent again at once
+    with pytest.raises(Unreachable):
+        await notes.withdraw(regarding)
+    assert await texts(client, namespace) == []
+    await notes.say(regarding, "it waits")
+    assert await texts(client, namespace) == ["it waits"]
+
+
 async def test_a_note_that_stays_is_written_again_before_the_server_forgets_it(
     client: Client, regarding: ObjectReference, namespace: str
 ) -> None:
