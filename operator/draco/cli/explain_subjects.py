@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from draco.cli.pod_claims import claims_of, known_claims_of, using
+from draco.cli.pod_claims import claims_of, known_claims_of, uses_devices, using
 from draco.cli.world import World, nearest
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Pod
@@ -51,7 +51,7 @@ def subject_of(world: World, kind: str, name: str, namespace: str) -> Subject:
 def pending(world: World, namespace: str, kind: str) -> list[Subject]:
     """All that waits, pods first; of one namespace or one kind where they are given."""
     claims = _claims(world)
-    pods = [pod for _, pod in sorted(_pods(world).items()) if pod.waits and pod.spec.resource_claims]
+    pods = [pod for _, pod in sorted(_pods(world).items()) if _may_wait(pod) and uses_devices(pod, world.fleet.classes)]
     found: list[Subject] = []
     taken: set[ObjectKey] = set()
     for pod in pods if kind != "claim" else ():
@@ -69,6 +69,12 @@ def pending(world: World, namespace: str, kind: str) -> list[Subject]:
     return found
 
 
+def _may_wait(pod: Pod) -> bool:
+    """Whether it waits, or would if it did not name its node itself."""
+    unbound = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=""))
+    return unbound.waits
+
+
 def _pods(world: World) -> Mapping[ObjectKey, Pod]:
     """Pods of files stand for the cluster's of the same name."""
     return ChainMap({pod.metadata.key: pod for pod in world.wanted if isinstance(pod, Pod)}, world.pods)
@@ -81,19 +87,25 @@ def _claims(world: World) -> Mapping[ObjectKey, ResourceClaim]:
 
 def _of_pod(world: World, pod: Pod) -> Subject:
     key = pod.metadata.key
-    if not pod.spec.resource_claims and not pod.claims:
+    if not uses_devices(pod, world.fleet.classes):
         said = _scheduler(pod)
         also = f"; kube-scheduler says: {said}" if said else ""
         raise ExplainError(f"the pod {key} uses no claims, so it waits for no devices{also}")
+    if pod.waits:
+        world.note_extended_resources(pod)
     pod, claims = _with_claims(world, pod)
     return Subject(kind="pod", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
 
 
 def _of_claim(world: World, claim: ResourceClaim) -> Subject:
-    """With all claims of the first pod that waits for it, as they are allocated together."""
+    """With all claims of the first pod that waits for it, as they are allocated together.
+
+    If none does, with those of one that waits in vain, because it came to its node without the scheduler.
+    """
     key = claim.metadata.key
-    for _, pod in sorted(_pods(world).items()):
-        if pod.waits and key in pod.claims:
+    users = [pod for _, pod in sorted(_pods(world).items()) if _may_wait(pod)]
+    for pod in sorted(users, key=lambda pod: not pod.waits):
+        if key in pod.claims and (pod.waits or claim.status.allocation is None):
             pod, claims = _with_claims(world, pod)  # noqa: PLW2901 - the pod as it is with them
             return Subject(kind="claim", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
     return Subject(kind="claim", key=key, claims=[claim])
@@ -107,8 +119,8 @@ def _with_claims(world: World, pod: Pod) -> tuple[Pod, list[ResourceClaim]]:
     """
     known = _claims(world)
     if not any(pod is item for item in world.wanted):
-        return pod, known_claims_of(pod, known)
-    claims = claims_of(pod, known, world.templates)
+        return pod, known_claims_of(pod, known, world.fleet.classes)
+    claims = claims_of(pod, known, world.templates, world.fleet.classes)
     return using(pod, claims), claims
 
 

@@ -1,6 +1,6 @@
 """The claims of a pod: those it names, and those that are, or would be, made for it from templates.
 
-Owns the looking up, and what is said of one that is not there.
+Owns the looking up, and what is said of one that is not there. Claims for extended resources are `extended_resources`'.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,10 @@ from difflib import get_close_matches
 
 import msgspec
 
+from draco.cli.extended_resources import claim_for
 from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
-from draco.resources.core import Pod, PodResourceClaim
+from draco.resources.classes import DeviceClass
+from draco.resources.core import Pod, PodExtendedResourceClaimStatus, PodResourceClaim
 from draco.resources.errors import DracoError
 from draco.resources.meta import ObjectKey, ObjectMeta
 
@@ -19,22 +21,45 @@ class MissingClaimError(DracoError):
 
 
 def claims_of(
-    pod: Pod, claims: Mapping[ObjectKey, ResourceClaim], templates: Mapping[ObjectKey, ResourceClaimTemplate]
+    pod: Pod,
+    claims: Mapping[ObjectKey, ResourceClaim],
+    templates: Mapping[ObjectKey, ResourceClaimTemplate],
+    classes: Mapping[str, DeviceClass],
 ) -> list[ResourceClaim]:
-    """The claims of a pod in the pod's order. Raises MissingClaimError."""
+    """The claims of a pod in the pod's order, that for extended resources last. Raises MissingClaimError."""
     made = {status.name: status.resource_claim_name for status in pod.status.resource_claim_statuses}
     found = [_claim(pod, entry, made.get(entry.name), claims, templates) for entry in pod.spec.resource_claims]
-    extended = pod.status.extended_resource_claim_status
-    if extended is not None and extended.resource_claim_name:
-        key = ObjectKey(pod.metadata.namespace, extended.resource_claim_name)
-        if key in claims:
-            found.append(claims[key])
-    return found
+    return found + _for_extended_resources(pod, claims, classes)
 
 
-def known_claims_of(pod: Pod, claims: Mapping[ObjectKey, ResourceClaim]) -> list[ResourceClaim]:
-    """Those of a pod's claims that are there: what is missing is yet to be made, or to be said."""
-    return [claims[key] for key in pod.claims if key in claims]
+def known_claims_of(
+    pod: Pod, claims: Mapping[ObjectKey, ResourceClaim], classes: Mapping[str, DeviceClass]
+) -> list[ResourceClaim]:
+    """Those of a pod's claims that are there: what is missing is yet to be made, or to be said.
+
+    That for extended resources is made only when the pod gets a node. It is there as it would be made.
+    """
+    named = msgspec.structs.replace(
+        pod, status=msgspec.structs.replace(pod.status, extended_resource_claim_status=None)
+    )
+    found = [claims[key] for key in named.claims if key in claims]
+    return found + _for_extended_resources(pod, claims, classes)
+
+
+def _for_extended_resources(
+    pod: Pod, claims: Mapping[ObjectKey, ResourceClaim], classes: Mapping[str, DeviceClass]
+) -> list[ResourceClaim]:
+    status = pod.status.extended_resource_claim_status
+    if status is not None and status.resource_claim_name:
+        key = ObjectKey(pod.metadata.namespace, status.resource_claim_name)
+        return [claims[key]] if key in claims else []
+    claim = claim_for(pod, classes) if pod.waits else None
+    return [] if claim is None else [claim]
+
+
+def uses_devices(pod: Pod, classes: Mapping[str, DeviceClass]) -> bool:
+    """Whether the pod uses claims, or asks for extended resources that classes stand for."""
+    return bool(pod.spec.resource_claims or pod.claims or (pod.waits and claim_for(pod, classes)))
 
 
 def using(pod: Pod, claims: Sequence[ResourceClaim]) -> Pod:
@@ -43,7 +68,12 @@ def using(pod: Pod, claims: Sequence[ResourceClaim]) -> Pod:
         PodResourceClaim(name=entry.name, resource_claim_name=claim.metadata.name)
         for entry, claim in zip(pod.spec.resource_claims, claims, strict=False)
     ]
-    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, resource_claims=entries))
+    status = pod.status
+    if len(claims) > len(entries):
+        extended = PodExtendedResourceClaimStatus(resource_claim_name=claims[-1].metadata.name)
+        status = msgspec.structs.replace(status, extended_resource_claim_status=extended)
+    spec = msgspec.structs.replace(pod.spec, resource_claims=entries)
+    return msgspec.structs.replace(pod, spec=spec, status=status)
 
 
 def _claim(

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from draco.cli.simulate_trials import Attempt, Run
+from draco.explanation.model import Reason
 from draco.explanation.report import report
 from draco.resources.claims import AllocationResult
 from draco.resources.written import written
@@ -71,7 +72,9 @@ def lines(run: Run, notes: Sequence[str]) -> Iterator[str]:
 
 def _attempt(attempt: Attempt) -> Iterator[str]:
     if not attempt.fits:
-        yield f"{attempt.name}: does not fit"
+        told = attempt.explanation
+        bypasses = told is not None and told.reason is Reason.BYPASSES_SCHEDULER
+        yield f"{attempt.name}: {'bypasses the scheduler' if bypasses else 'does not fit'}"
         yield from _why(attempt)
         return
     yield f"{attempt.name}: fits on {attempt.node}"
@@ -90,10 +93,11 @@ def _devices(name: str, allocation: AllocationResult | None) -> Iterator[str]:
 
 
 def _why(attempt: Attempt) -> Iterator[str]:
-    if attempt.error:
+    told = attempt.explanation
+    if attempt.error and (told is None or told.error != attempt.error):  # otherwise the explanation begins with it
         yield f"  {attempt.error[:1].upper()}{attempt.error[1:]}{'' if attempt.error.endswith(('.', '?')) else '.'}"
-    if attempt.explanation is not None:
-        for line in report(attempt.explanation):
+    if told is not None:
+        for line in report(told):
             yield f"  {line}".rstrip()
 
 

@@ -14,7 +14,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fitting import first_fitting
 from draco.allocation.fleet import Fleet
 from draco.allocation.node_selection import selects
-from draco.cli.pod_claims import MissingClaimError, claims_of, made_from, using
+from draco.cli.pod_claims import MissingClaimError, claims_of, made_from, uses_devices, using
 from draco.cli.share_ids import share_ids
 from draco.cli.world import World
 from draco.explanation.explain import explain
@@ -109,7 +109,7 @@ def trials_of_cluster(world: World, gone: set[PoolKey]) -> list[Trial]:
     keys = {claim.metadata.key for claim in displaced}
     pods = sorted(world.pods.values(), key=lambda pod: pod.metadata.key)
     moving = [_without_node(pod) for pod in pods if not keys.isdisjoint(pod.claims)]
-    waiting = [pod for pod in pods if pod.waits and pod.spec.resource_claims and keys.isdisjoint(pod.claims)]
+    waiting = [pod for pod in pods if pod.waits and uses_devices(pod, fleet.classes) and keys.isdisjoint(pod.claims)]
     trials = [_trial(world, pod, {}) for pod in (*moving, *waiting)]
     used = {key for pod in (*moving, *waiting) for key in pod.claims}
     alone = [fleet.claims[key] for key in sorted(fleet.claims) if key not in used]
@@ -122,8 +122,10 @@ def _without_node(pod: Pod) -> Pod:
 
 
 def _trial(world: World, pod: Pod, asked: Mapping[ObjectKey, ResourceClaim]) -> Trial:
+    claims = ChainMap({**asked}, {**world.fleet.claims})
+    world.note_extended_resources(pod)
     try:
-        return Trial(claims=claims_of(pod, ChainMap({**asked}, {**world.fleet.claims}), world.templates), pod=pod)
+        return Trial(claims=claims_of(pod, claims, world.templates, world.fleet.classes), pod=pod)
     except MissingClaimError as missing:
         return Trial(claims=[], pod=pod, missing=str(missing))
 

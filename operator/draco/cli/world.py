@@ -10,6 +10,8 @@ from typing import Final
 import msgspec
 
 from draco.allocation.fleet import Fleet
+from draco.cli.extended_resources import classes_asked
+from draco.cli.extended_resources import note as extended_note
 from draco.cli.live import LiveCluster
 from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
 from draco.resources.classes import DeviceClass
@@ -42,6 +44,13 @@ class World(msgspec.Struct, kw_only=True):
     server: str = ""
     """The live cluster it is made from; "" for files alone."""
     kubernetes_minor: int | None = None
+
+    def note_extended_resources(self, pod: Pod) -> None:
+        """Say whose claim it is that a pod has which names none."""
+        for resource, device_class in classes_asked(pod, self.fleet.classes).items():
+            text = extended_note(resource, device_class, self.kubernetes_minor)
+            if text not in self.notes:
+                self.notes.append(text)
 
 
 def of_files(objects: Sequence[tuple[Object, str]]) -> World:

@@ -37,6 +37,8 @@ class Container(ApiStruct, frozen=True, kw_only=True):
 
     name: str
     resources: ResourceRequirements = ResourceRequirements()
+    restart_policy: str = ""
+    """Always makes a sidecar of an init container."""
 
 
 class PreferredSchedulingTerm(ApiStruct, frozen=True, kw_only=True):

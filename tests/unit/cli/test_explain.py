@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from draco import cli
 from draco.cli.explain import command
-from tests.unit.cli.test_simulate import CLUSTER, a_claim, a_pod, a_template
+from tests.unit.cli.test_simulate import CLUSTER, a_claim, a_class, a_pod, a_template
 
 Json = dict[str, Any]
 
@@ -117,3 +117,25 @@ def test_what_is_neither_claim_nor_pod_is_refused(files: str, arguments: list[st
     result = explain(files, *arguments)
     assert result.exit_code == 2
     assert "NAME" in result.output
+
+
+def test_a_pod_that_asks_for_an_extended_resource_is_explained_with_the_claim_it_would_get(tmp_path: Path) -> None:
+    served = a_class()
+    served["spec"]["extendedResourceName"] = "example.com/gpu"
+    container = {"name": "main", "resources": {"limits": {"example.com/gpu": 3}}}
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([served, *CLUSTER[1:], a_pod("train", containers=[container])]))
+    told = document(str(file), "pod", "train")
+    assert (told["claims"], told["reason"]) == (["default/train-extended-resources"], "NotEnoughOnOneNode")
+    result = explain(str(file), "pod", "train")
+    assert "For example.com/gpu, kube-scheduler makes a claim of DeviceClass gpu" in result.stderr
+    assert explain(str(file)).stdout.startswith("pod default/train: NotEnoughOnOneNode:")
+
+
+@pytest.mark.parametrize("arguments", [("pod", "bound"), ("claim", "mine")])
+def test_a_pod_that_names_its_node_waits_in_vain(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    bound = a_pod("bound", {"name": "a", "resourceClaimName": "mine"}, nodeName="node-0")
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([*CLUSTER, a_claim("mine"), bound]))
+    assert document(str(file), *arguments)["reason"] == "BypassesScheduler"
+    assert explain(str(file)).stdout.startswith("pod default/bound: BypassesScheduler:")

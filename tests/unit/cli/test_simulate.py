@@ -323,3 +323,31 @@ def test_the_how_to_shows_what_is_printed(tmp_path: Path) -> None:
         options, _, output = block.partition("\n")
         result = CliRunner().invoke(command, ["-f", str(file), *options.split()])
         assert result.stdout.startswith(output.removesuffix("…\n"))
+
+
+def an_asking_pod(name: str, count: int = 1) -> Json:
+    container = {"name": "main", "resources": {"limits": {"example.com/gpu": count}}}
+    return a_pod(name, containers=[container])
+
+
+def test_a_pod_that_asks_for_an_extended_resource_gets_the_claim_of_the_scheduler(tmp_path: Path) -> None:
+    served = a_class()
+    served["spec"]["extendedResourceName"] = "example.com/gpu"
+    objects = [served, *CLUSTER[1:], an_asking_pod("train", 2), an_asking_pod("more")]
+    told = document(tmp_path, objects)
+    assert placed(told) == [
+        ("default/train-extended-resources", ["node-0/gpu-0", "node-0/gpu-1"]),
+        ("default/more-extended-resources", ["node-1/gpu-0"]),
+    ]
+    said = [note for note in told["notes"] if "example.com/gpu" in note]
+    assert said == ["For example.com/gpu, kube-scheduler makes a claim of DeviceClass gpu, which stands for it."]
+    assert document(tmp_path, objects, "--copies", "3")["copies"]["each"] == {"default/train": 1, "default/more": 1}
+
+
+def test_a_pod_that_names_its_node_is_not_placed_and_told_why(tmp_path: Path) -> None:
+    objects = [*CLUSTER, a_template("one"), a_pod("train", {"name": "a", "resourceClaimTemplateName": "one"})]
+    bound = a_pod("bound", {"name": "a", "resourceClaimTemplateName": "one"}, nodeName="node-0")
+    text = simulate(tmp_path, [*objects, bound]).stdout
+    assert "default/train: fits on node-0" in text
+    assert "default/bound: bypasses the scheduler" in text
+    assert text.count("spec.nodeName: node-0") == 1
