@@ -136,6 +136,8 @@ def _freed_busy(trials: Trials) -> Iterator[Change]:
 
 def opened_nodes(trials: Trials) -> Iterator[Change]:
     """A node to which the pod may not go for one reason alone."""
+    if not trials.is_any_closed:
+        return
 
     def is_closed(node: Node) -> bool:
         return len(trials.rules.obstacles(node)) == 1 and trials.reaches(node)

@@ -6,7 +6,7 @@ the same order. The verdict on a kind of node is what the allocator says of one 
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -99,6 +99,10 @@ def judged_devices(
     return _Surveyor(fleet, claims, asks, open_nodes).devices()
 
 
+_Like: TypeAlias = tuple[bool, int, tuple[int, ...]]
+"""Whether nodes are open, which sight they have, and the codes of their devices."""
+
+
 class _Kind(msgspec.Struct, frozen=True):
     """Nodes with like devices in their plain pools, which see the same other pools."""
 
@@ -148,18 +152,17 @@ class _Surveyor:
             yield seen.view, seen.candidate, seen.findings
 
     def _kinds(self) -> Iterable[_Kind]:
-        kinds: dict[Hashable, _Kind] = {}
-        codes, read, sight_of = self._rows.codes, self._ground.read, self._ground.sight
-        sight, in_any_order = NOTHING, not self._rows.order_matters
+        as_read: dict[_Like, _Kind] = {}
+        codes, read, sight_of, sight = self._rows.codes, self._ground.read, self._ground.sight, NOTHING
         for name in self._fleet.node_names:
             if self._ground.others:
                 sight = sight_of(self._fleet.nodes[name])
-            profile = read(name, codes)
-            key = (name in self._open, id(sight), tuple(sorted(profile)) if in_any_order else profile)
-            kind = kinds.get(key)
+            key = (name in self._open, id(sight), read(name, codes))
+            kind = as_read.get(key)
             if kind is None:
-                kind = kinds[key] = _Kind(key[0], sight, [])
+                kind = as_read[key] = _Kind(key[0], sight, [])
             kind.names.append(name)
+        kinds = as_read if self._rows.order_matters else _in_any_order(as_read)
         return [each for kind in kinds.values() for each in self._split(kind)]
 
     def _split(self, kind: _Kind) -> Iterable[_Kind]:
@@ -268,6 +271,18 @@ class _Surveyor:
     def _count(self, seen: Seen) -> None:
         for tallies, finding in zip(self._tallies, seen.findings, strict=True):
             tallies.setdefault(finding, Tally()).add(seen.view, seen.candidate)
+
+
+def _in_any_order(as_read: Mapping[_Like, _Kind]) -> dict[_Like, _Kind]:
+    """The kinds whose nodes are told apart by the order of their devices alone, made one."""
+    kinds: dict[_Like, _Kind] = {}
+    for (is_open, sight, profile), kind in as_read.items():
+        same = kinds.setdefault((is_open, sight, tuple(sorted(profile))), kind)
+        if same is not kind:
+            same.names.extend(kind.names)
+    for kind in kinds.values():
+        kind.names.sort()
+    return kinds
 
 
 def _better(seen: Seen, known: Seen | None) -> Seen:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice, repeat
+from operator import add
 from typing import Final, TypeAlias
 
 import msgspec
@@ -133,6 +134,11 @@ class Trials:
         names = [name for name, node in nodes if not obstacles(node)]
         return frozenset(filter(lambda name: self.reaches(self.fleet.nodes[name]), names) if self._bound else names)
 
+    @property
+    def is_any_closed(self) -> bool:
+        """Whether there is a node to which the pod may not go, or from which it does not reach what it has."""
+        return len(self._open) < len(self.fleet.nodes)
+
     def may_go(self, node: Node) -> bool:
         """Whether the pod may go to the node, and reaches there the devices that it has already."""
         return node.metadata.name in self._open
@@ -165,11 +171,10 @@ class Trials:
         for request in dict.fromkeys(request for request, _, _ in asked):
             of_request: dict[str, int] = {}
             for _, wanted, rows in (each for each in asked if each[0] == request):
-                for name, there in self._by_node(rows).items():
-                    of_request[name] = max(of_request.get(name, 0), min(there, wanted))
-            totals = {name: totals.get(name, 0) + worth for name, worth in of_request.items()} | {
-                name: worth for name, worth in totals.items() if name not in of_request
-            }
+                there = self._by_node(rows).items()
+                worths = {name: min(wanted, number) for name, number in there}
+                of_request = _merged(of_request, worths, max)
+            totals = _merged(totals, of_request, add)
         shares = totals.pop("", None) is not None
         by_worth: dict[int, list[str]] = {}
         for name, worth in totals.items():
@@ -245,3 +250,10 @@ class Trials:
         keys += [key for view in views for key, _ in view.others]
         holders = {holder for key in keys for holder in self.fleet.state.holders(key)}
         return AllocatedState.of(self.fleet.claims[holder] for holder in sorted(holders - {without}))
+
+
+def _merged(one: dict[str, int], other: dict[str, int], both: Callable[[int, int], int]) -> dict[str, int]:
+    """Two tables as one; `both` says what stands for a name that is in each."""
+    if not one or not other:
+        return one or other
+    return one | {name: both(one[name], number) if name in one else number for name, number in other.items()}
