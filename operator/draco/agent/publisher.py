@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from draco.agent import slices
+from draco.agent.slices import Content
 from draco.kube.client import Client
 from draco.kube.clock import Clock
 from draco.kube.errors import NotFound
@@ -20,7 +21,7 @@ from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.store import Change
 from draco.resources.kinds import NODES, SLICES
 from draco.resources.meta import ObjectKey
-from draco.resources.slices import Device, ResourceSlice
+from draco.resources.slices import CounterSet, Device, ResourceSlice
 
 log = structlog.get_logger()
 
@@ -66,17 +67,15 @@ class SlicePublisher:
             random=random,
         )
         self._queue: WorkQueue[str] = WorkQueue(clock=clock, random=random, cap_s=60.0)
-        self._wanted: list[Device] | None = None
+        self._wanted: tuple[list[Device], list[CounterSet]] | None = None
         self._generation = 0
         self._unseen: dict[ObjectKey, int] = {}  # resource versions of our writes that the watch has not brought yet
         self._unseen_until = 0.0
-        self._kept: dict[
-            ObjectKey, tuple[list[Device], list[Device]]
-        ] = {}  # what was asked, what the server made of it
+        self._kept: dict[ObjectKey, tuple[Content, Content]] = {}  # what was asked, what the server made of it
 
-    def want(self, devices: Sequence[Device]) -> None:
-        """Publish these devices from now on. Until the first call nothing is touched."""
-        wanted = list(devices)
+    def want(self, devices: Sequence[Device], counters: Sequence[CounterSet] = ()) -> None:
+        """Publish these devices, and the counters they draw from, from now on. Until the first call nothing is touched."""
+        wanted = (list(devices), list(counters))
         if wanted != self._wanted:
             self._wanted = wanted
             self._queue.add(self._node)
@@ -108,19 +107,20 @@ class SlicePublisher:
         except NotFound:
             self._tell(None, f"Node {self._node} does not exist, so its devices are not published.")
             return NODE_MISSING_S
+        devices, counters = self._wanted
         plan = slices.plan(
-            self._wanted,
+            devices,
             self._informer.store.values(),
+            counters=counters,
             by=slices.Publisher(node=self._node, uid=node.metadata.uid, driver=self._driver),
             last_generation=self._generation,
             same=self._same,
         )
-        wanted = len(self._wanted)
         if not plan.empty:
             await self._write(plan)
-            log.info("slices.published", plan=str(plan), devices=wanted)
+            log.info("slices.published", plan=str(plan), devices=len(devices))
         self._generation = plan.generation
-        self._tell(Published(plan.generation, wanted), "")
+        self._tell(Published(plan.generation, len(devices)), "")
         return RECHECK_S
 
     async def _write(self, plan: slices.SlicePlan) -> None:
@@ -138,18 +138,18 @@ class SlicePublisher:
     def _wrote(self, asked: ResourceSlice, answer: ResourceSlice) -> None:
         key = answer.metadata.key
         self._unseen[key] = int(answer.metadata.resource_version)
-        if slices.same_devices(answer, asked.spec.devices):
+        if slices.same_content(answer, slices.content(asked)):
             self._kept.pop(key, None)
         else:
             # A feature gate that is off drops fields. Asking again would not help; what the server keeps has to do.
             log.warning("slices.fields_dropped", slice=key.name)
-            self._kept[key] = (asked.spec.devices, answer.spec.devices)
+            self._kept[key] = (slices.content(asked), slices.content(answer))
 
-    def _same(self, observed: ResourceSlice, wanted: Sequence[Device]) -> bool:
-        if slices.same_devices(observed, wanted):
+    def _same(self, observed: ResourceSlice, wanted: Content) -> bool:
+        if slices.same_content(observed, wanted):
             return True
-        asked, kept = self._kept.get(observed.metadata.key, ([], []))
-        return asked == list(wanted) and slices.same_devices(observed, kept) and bool(asked)
+        asked, kept = self._kept.get(observed.metadata.key, (None, wanted))
+        return asked == wanted and slices.same_content(observed, kept)
 
     def _tell(self, published: Published | None, problem: str) -> None:
         if (published, problem) == (self.published, self.problem):

@@ -6,6 +6,7 @@ Pure: reads nothing, writes nothing.
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -15,6 +16,7 @@ from draco.resources.names import STANDARD_NUMA_NODE, STANDARD_PCI_BUS_ID, STAND
 from draco.resources.quantity import Format, Quantity
 from draco.resources.semver import SemVer, SemVerError
 from draco.resources.slices import (
+    CounterSet,
     Device,
     DeviceAttribute,
     DeviceCapacity,
@@ -23,9 +25,12 @@ from draco.resources.slices import (
     ResourceSliceSpec,
 )
 
+T = TypeVar("T")
+
 DEVICES_PER_SLICE = 128
 TAINTED_DEVICES_PER_SLICE = 64
 """Limits of the API: the lower one holds for a slice in which any device has taints, counters or list attributes."""
+COUNTER_SETS_PER_SLICE = 8
 STRING_LIMIT = 64
 NAME_LIMIT = 253
 
@@ -87,10 +92,23 @@ def devices(gpus: Sequence[Located], driver: DriverInfo) -> list[Device]:
     return [device(located, driver) for located in sorted(gpus, key=lambda located: located.gpu.minor)]
 
 
-def split(published: Sequence[Device]) -> list[list[Device]]:
-    """Devices in as few slices as the limits allow, in order. No device still means one slice, an empty one."""
+class Content(msgspec.Struct, frozen=True):
+    """What one slice of the pool holds: devices, or the counters that devices of other slices draw from."""
+
+    devices: list[Device] = []
+    shared_counters: list[CounterSet] = []
+
+
+def split(published: Sequence[Device], counters: Sequence[CounterSet] = ()) -> list[Content]:
+    """Counters, then devices, in as few slices as the limits allow, in order. Nothing still means one slice, an empty one."""
     limit = TAINTED_DEVICES_PER_SLICE if any(_counts_double(one) for one in published) else DEVICES_PER_SLICE
-    return [list(published[start : start + limit]) for start in range(0, len(published), limit)] or [[]]
+    contents = [Content(shared_counters=chunk) for chunk in _chunks(counters, COUNTER_SETS_PER_SLICE)]
+    contents += [Content(devices=chunk) for chunk in _chunks(published, limit)]
+    return contents or [Content()]
+
+
+def _chunks(items: Sequence[T], size: int) -> list[list[T]]:
+    return [list(items[start : start + size]) for start in range(0, len(items), size)]
 
 
 def _counts_double(one: Device) -> bool:
@@ -144,12 +162,19 @@ class SlicePlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-SameDevices = Callable[[ResourceSlice, Sequence[Device]], bool]
+SameContent = Callable[[ResourceSlice, Content], bool]
 
 
-def same_devices(observed: ResourceSlice, wanted: Sequence[Device]) -> bool:
+def content(one: ResourceSlice) -> Content:
+    """What a slice holds."""
+    return Content(one.spec.devices, one.spec.shared_counters)
+
+
+def same_content(observed: ResourceSlice, wanted: Content) -> bool:
     """Whether a slice says what we want, whenever its taints were added."""
-    return [_without_times(one) for one in observed.spec.devices] == [_without_times(one) for one in wanted]
+    return observed.spec.shared_counters == wanted.shared_counters and [
+        _without_times(one) for one in observed.spec.devices
+    ] == [_without_times(one) for one in wanted.devices]
 
 
 def _without_times(one: Device) -> Device:
@@ -165,16 +190,19 @@ def plan(
     observed: Sequence[ResourceSlice],
     *,
     by: Publisher,
+    counters: Sequence[CounterSet] = (),
     last_generation: int = 0,
-    same: SameDevices = same_devices,
+    same: SameContent = same_content,
 ) -> SlicePlan:
-    """What to write so that the pool is `wanted`. `observed` are the driver's slices of this node, whoever wrote them.
+    """What to write so that the pool has the devices `wanted` and the counters that they draw from.
+
+    `observed` are the driver's slices of this node, whoever wrote them.
 
     The generation grows when the devices, or their distribution over slices, differ from the newest observed ones; it stays
     when slices are merely missing or their owner is an earlier Node of the same name. Slices under other names, left by another
     installation of the driver, are superseded by a higher generation and deleted.
     """
-    chunks = split(wanted)
+    chunks = split(wanted, counters)
     names = [slice_name(by.node, by.driver, index) for index in range(len(chunks))]
     pool = [one for one in observed if one.spec.pool.name == by.node]
     by_name = {one.metadata.name: one for one in pool}
@@ -203,7 +231,7 @@ def plan(
     return SlicePlan(generation=generation, replace=replace, create=create, delete=delete)
 
 
-def _is_part(one: ResourceSlice, wanted: dict[str, list[Device]], same: SameDevices) -> bool:
+def _is_part(one: ResourceSlice, wanted: dict[str, Content], same: SameContent) -> bool:
     chunk = wanted.get(one.metadata.name)
     return chunk is not None and one.spec.pool.resource_slice_count == len(wanted) and same(one, chunk)
 
@@ -212,13 +240,14 @@ def _owned(one: ResourceSlice, by: Publisher) -> bool:
     return [owner.uid for owner in one.metadata.owner_references] == [by.uid]
 
 
-def _slice(name: str, chunk: list[Device], by: Publisher, generation: int, count: int) -> ResourceSlice:
+def _slice(name: str, chunk: Content, by: Publisher, generation: int, count: int) -> ResourceSlice:
     return ResourceSlice(
         metadata=ObjectMeta(name=name, owner_references=[by.owner]),
         spec=ResourceSliceSpec(
             driver=by.driver,
             pool=ResourcePool(name=by.node, generation=generation, resource_slice_count=count),
             node_name=by.node,
-            devices=chunk,
+            devices=chunk.devices,
+            shared_counters=chunk.shared_counters,
         ),
     )

@@ -87,9 +87,9 @@ def test_devices_stand_in_the_order_of_their_minor_numbers() -> None:
 
 def test_a_slice_holds_128_devices_and_64_when_any_has_a_taint() -> None:
     devices = some_devices(130)
-    assert [len(chunk) for chunk in slices.split(devices)] == [128, 2]
+    assert [len(part.devices) for part in slices.split(devices)] == [128, 2]
     devices[5] = msgspec.structs.replace(devices[5], taints=[DeviceTaint(key="example.com/x", effect="NoSchedule")])
-    assert [len(chunk) for chunk in slices.split(devices)] == [64, 64, 2]
+    assert [len(part.devices) for part in slices.split(devices)] == [64, 64, 2]
 
 
 def test_no_gpus_is_one_empty_slice() -> None:
