@@ -42,6 +42,7 @@ class Inventory:
         self._unstanding: set[PoolKey] = set()
         """Pools that changed since their standing was worked out."""
         self._invalid_selectors: set[str] = set()
+        self._with_counters: set[str] = set()
         self._pools: dict[PoolKey, Pool] = {}
         self._slices: dict[str, PoolKey] = {}
         self._pools_of_node: dict[str, Counter[PoolKey]] = {}
@@ -76,6 +77,11 @@ class Inventory:
     def has_invalid_node_selectors(self) -> bool:
         """Whether looking at a node may end with an AllocationError for what is published."""
         return bool(self._invalid_selectors)
+
+    @property
+    def has_shared_counters(self) -> bool:
+        """Whether any slice has counters for devices to draw from."""
+        return bool(self._with_counters)
 
     def key(self, row: int) -> DeviceKey:
         """The full name of a row's device."""
@@ -169,6 +175,8 @@ class Inventory:
         self._unstanding.add(self._slices[entry.name])
         if _has_invalid_selector(entry.spec):
             self._invalid_selectors.add(entry.name)
+        if entry.spec.shared_counters:
+            self._with_counters.add(entry.name)
 
     def _let_go(self, entry: Entry) -> None:
         for row, taints in zip(entry.rows, entry.taints, strict=True):
@@ -176,6 +184,7 @@ class Inventory:
                 self.taints.clear(row, _meaning(taints))
         self.nodes.remove(entry)
         self._invalid_selectors.discard(entry.name)
+        self._with_counters.discard(entry.name)
 
     def put_rule(self, rule: DeviceTaintRule) -> None:
         """Take a taint rule as it now is, by its name."""

@@ -4,6 +4,7 @@ Owns the one table of its known bugs, each with the release that fixed it. Draco
 does; an explanation quotes this table where the scheduler of an older cluster may decide otherwise.
 """
 
+from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from typing import Final
 
@@ -11,9 +12,8 @@ import msgspec
 
 
 class Area(StrEnum):
-    """What a claim or a slice must use for a bug to matter."""
+    """What a claim or a slice uses."""
 
-    ANY = "Any"
     ALL_MODE = "AllMode"
     CONSTRAINTS = "Constraints"
     CONSUMABLE_CAPACITY = "ConsumableCapacity"
@@ -28,9 +28,12 @@ class UpstreamBug(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[int, ...]
     """The pull requests that fixed it; for an open one, the issues or pull requests that describe it."""
     issues: tuple[int, ...] = ()
-    areas: tuple[Area, ...]
+    areas: tuple[frozenset[Area], ...]
+    """What must be in use for it to matter: all of one of these sets. An empty one: nothing special."""
     what: str
     """One sentence, of what the affected scheduler does."""
+    refuses: bool
+    """Whether it can refuse a pod whose claims fit; otherwise it only gives out what it must not."""
     fixed_in: int | None
     """The first minor release of Kubernetes 1 with the fix; None while it is open."""
     backported_to: tuple[int, ...] = ()
@@ -40,83 +43,102 @@ class UpstreamBug(msgspec.Struct, frozen=True, kw_only=True):
         """Whether some patch release of Kubernetes 1.`minor` has it."""
         return self.fixed_in is None or minor < self.fixed_in
 
+    def concerns(self, used: AbstractSet[Area]) -> bool:
+        """Whether it matters where these are in use."""
+        return any(each <= used for each in self.areas)
+
+
+def _with(*areas: Area) -> frozenset[Area]:
+    return frozenset(areas)
+
 
 UPSTREAM_BUGS: Final = (
     UpstreamBug(
         changes=(136269,),
         issues=(133602,),
-        areas=(Area.ANY,),
+        areas=(_with(),),
         what="The scheduler gives one device to two claims when pods are scheduled in quick succession.",
+        refuses=False,
         fixed_in=36,
         backported_to=(32, 33, 34, 35),
     ),
     UpstreamBug(
         changes=(137347,),
-        areas=(Area.ALL_MODE,),
+        areas=(_with(Area.ALL_MODE),),
         what="The scheduler mistakes which devices a firstAvailable alternative with allocationMode All asks for.",
+        refuses=True,
         fixed_in=36,
     ),
     UpstreamBug(
         changes=(138885,),
-        areas=(Area.ALL_MODE, Area.SHARED_COUNTERS),
+        areas=(_with(Area.ALL_MODE, Area.SHARED_COUNTERS),),
         what="The scheduler panics when a request with allocationMode All meets devices that draw from shared counters.",
+        refuses=True,
         fixed_in=37,
     ),
     UpstreamBug(
         changes=(139040,),
         issues=(139034,),
-        areas=(Area.CONSUMABLE_CAPACITY, Area.SHARED_COUNTERS),
+        areas=(_with(Area.CONSUMABLE_CAPACITY, Area.SHARED_COUNTERS),),
         what="The scheduler overlooks what shared devices already in use draw from counters, and gives it out twice.",
+        refuses=False,
         fixed_in=37,
     ),
     UpstreamBug(
         changes=(140435, 140504),
         issues=(140434,),
-        areas=(Area.SHARED_COUNTERS,),
+        areas=(_with(Area.SHARED_COUNTERS),),
         what="The scheduler confuses the counters of two drivers whose pools have the same name, such as the node's.",
+        refuses=True,
         fixed_in=37,
         backported_to=(36,),
     ),
     UpstreamBug(
         changes=(140431,),
         issues=(140436,),
-        areas=(Area.SHARED_COUNTERS, Area.CONSTRAINTS),
+        areas=(_with(Area.SHARED_COUNTERS), _with(Area.CONSTRAINTS)),
         what="The scheduler keeps counters and constraint values of devices it tried and dropped, and then finds no fit.",
+        refuses=True,
         fixed_in=37,
     ),
     UpstreamBug(
         changes=(140600,),
         issues=(140438,),
-        areas=(Area.CONSTRAINTS,),
+        areas=(_with(Area.CONSTRAINTS),),
         what="The scheduler compares distinctAttribute only with the device before when one request wants three or more.",
+        refuses=False,
         fixed_in=37,
     ),
     UpstreamBug(
         changes=(140325,),
         issues=(140300,),
-        areas=(Area.CONSTRAINTS, Area.LIST_ATTRIBUTES),
+        areas=(_with(Area.CONSTRAINTS, Area.LIST_ATTRIBUTES),),
         what="The scheduler does not restore the common values of a list matchAttribute after dropping a device.",
+        refuses=True,
         fixed_in=37,
     ),
     UpstreamBug(
         changes=(140437, 140442, 140518, 140702, 140769, 140666, 139698),
-        areas=(Area.CONSUMABLE_CAPACITY, Area.SHARED_COUNTERS),
+        areas=(_with(Area.CONSUMABLE_CAPACITY), _with(Area.SHARED_COUNTERS)),
         what=(
             "The scheduler miscalculates amounts of counters and shared capacities: overflows, a division by zero, changed "
             "objects in its cache, and partial results of allocationMode All."
         ),
+        refuses=True,
         fixed_in=37,
     ),
     UpstreamBug(
         changes=(140729,),
-        areas=(Area.ADMIN_ACCESS, Area.SHARED_COUNTERS),
+        areas=(_with(Area.ADMIN_ACCESS, Area.SHARED_COUNTERS),),
         what="The scheduler charges administrative access to shared counters, so that it can be refused for lack of them.",
+        refuses=True,
         fixed_in=None,
     ),
     UpstreamBug(
         changes=(140806,),
-        areas=(Area.SHARED_COUNTERS,),
+        areas=(_with(Area.SHARED_COUNTERS),),
         what="The scheduler frees the counters of a device in use when its driver stops publishing it, and gives them out again.",
+        refuses=False,
         fixed_in=None,
     ),
 )

@@ -4,7 +4,6 @@ Owns the reading and what is said of what could not be read. Decides nothing, wr
 """
 
 import asyncio
-import re
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -14,9 +13,10 @@ import msgspec
 from draco.allocation.fleet import Fleet
 from draco.kube.client import Client
 from draco.kube.clock import SystemClock
-from draco.kube.errors import ApiError, Forbidden, NotFound
+from draco.kube.errors import Forbidden, NotFound
 from draco.kube.kubeconfig import connect
 from draco.kube.retry import retry
+from draco.kube.version import kubernetes_minor
 from draco.resources.claims import ResourceClaimTemplate
 from draco.resources.core import Pod
 from draco.resources.errors import DracoError
@@ -78,7 +78,7 @@ async def read_cluster(client: Client) -> LiveCluster:
             reader.all_if_allowed(CLAIM_TEMPLATES, "claims that are still to be made from templates are not known")
         )
         rules = tasks.create_task(reader.rules())
-        minor = tasks.create_task(_minor(client))
+        minor = tasks.create_task(kubernetes_minor(client))
     fleet = Fleet.of(
         slices=slices, rules=rules.result(), nodes=nodes.result(), classes=classes.result(), claims=claims.result()
     )
@@ -90,21 +90,6 @@ async def read_cluster(client: Client) -> LiveCluster:
         templates={template.metadata.key: template for template in templates.result()},
         unread=sorted(reader.unread),
     )
-
-
-async def _minor(client: Client) -> int | None:
-    """The server's minor version: it says which bugs its scheduler has, and nothing else depends on it."""
-    try:
-        told = msgspec.json.decode(await client.connection.request("GET", "/version"), type=_Version)
-    except (ApiError, msgspec.DecodeError):
-        return None
-    digits = re.match(r"[0-9]+", told.minor)  # some providers write 36+
-    return int(digits[0]) if digits and told.major == "1" else None
-
-
-class _Version(msgspec.Struct):
-    major: str = ""
-    minor: str = ""
 
 
 class _Reader:

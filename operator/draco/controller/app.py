@@ -31,6 +31,7 @@ from draco.kube.discovery import Features, discover
 from draco.kube.election import LeaderElection, LeaseTerms
 from draco.kube.notes import Notes
 from draco.kube.retry import retry
+from draco.kube.version import kubernetes_minor
 from draco.resources.errors import DracoError
 from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR
@@ -66,12 +67,13 @@ async def run_operator(
         if not features.dra:
             (without,) = features.missing
             raise NoDynamicResourceAllocation(f"{without.consequence} {without.remedy}")
-        operator = Operator(settings, client, features, connect=connect, clock=clock, random=random)
+        minor = await kubernetes_minor(client)
+        operator = Operator(settings, client, features, minor=minor, connect=connect, clock=clock, random=random)
         await operator.run(stop)
 
 
 class Operator:
-    """The parts of one replica, made but not started."""
+    """The parts of one replica, made but not started. `minor` is that of Kubernetes 1, None where it is not known."""
 
     def __init__(
         self,
@@ -79,6 +81,7 @@ class Operator:
         client: Client,
         features: Features,
         *,
+        minor: int | None,
         connect: Connect,
         clock: Clock,
         random: Random,
@@ -100,7 +103,7 @@ class Operator:
         )
         maintenance = MaintenanceReconciler(client, self.view, clock=clock, settle_s=settings.settle_s)
         self._pending_claims = PendingClaims(
-            self.view, notes, clock=clock, random=random, pending_after_s=settings.pending_after_s
+            self.view, notes, clock=clock, random=random, pending_after_s=settings.pending_after_s, minor=minor
         )
 
         def working(name: str, reconciler: Any) -> Reconciling[Any]:

@@ -40,7 +40,9 @@ _BACKLOG_PAUSE_S = 0.05
 class Explain(Protocol):
     """`draco.explanation.explain`."""
 
-    def __call__(self, fleet: Fleet, claims: Sequence[ResourceClaim], *, pod: Pod, scheduler: str) -> Explanation:
+    def __call__(
+        self, fleet: Fleet, claims: Sequence[ResourceClaim], *, pod: Pod, scheduler: str, minor: int | None
+    ) -> Explanation:
         """Why the claims are not allocated."""
         ...
 
@@ -64,12 +66,15 @@ Asks = tuple[Pod, Sequence[ResourceClaim]]
 
 
 class Explanations:
-    """One explanation for each pod that waits."""
+    """One explanation for each pod that waits, by a scheduler of Kubernetes 1.`minor` (None: unknown)."""
 
-    def __init__(self, followed: FollowedFleet, *, clock: Clock, explain: Explain = explain) -> None:
+    def __init__(
+        self, followed: FollowedFleet, *, clock: Clock, minor: int | None = None, explain: Explain = explain
+    ) -> None:
         self._followed = followed
         self._explain_claims = explain
         self._clock = clock
+        self._minor = minor
         self._explained: OrderedDict[ObjectKey, _Explained] = OrderedDict()  # the longest unexplained first
         self._shared: dict[bytes, Told] = {}  # of `_shared_version`
         self._shared_version = -1
@@ -150,7 +155,9 @@ class Explanations:
 
     def _make(self, pod: Pod, claims: Sequence[ResourceClaim]) -> Told:
         try:
-            explanation = self._explain_claims(self._followed.fleet, claims, pod=pod, scheduler=scheduler_says(pod))
+            explanation = self._explain_claims(
+                self._followed.fleet, claims, pod=pod, scheduler=scheduler_says(pod), minor=self._minor
+            )
         except DracoError as error:
             # Something published cannot be read. Whoever waits is told so, and all others are still explained.
             return Told(f"Cannot be explained: {error}", "Unknown")

@@ -50,14 +50,21 @@ class PendingClaims:
     """One Event at a time."""
 
     def __init__(
-        self, view: ClusterView, notes: Notes, *, clock: Clock, random: Random, pending_after_s: float
+        self,
+        view: ClusterView,
+        notes: Notes,
+        *,
+        clock: Clock,
+        random: Random,
+        pending_after_s: float,
+        minor: int | None,
     ) -> None:
         self._view = view
         self._notes = notes
         self._clock = clock
         self._random = random
         self._pending_after_s = pending_after_s
-        self._explanations = Explanations(view.followed, clock=clock)
+        self._explanations = Explanations(view.followed, clock=clock, minor=minor)
         self._adopted = asyncio.Event()
         self._noted: dict[Subject, ObjectReference] = {}
         self._reasons: dict[ObjectKey, str] = {}

@@ -51,7 +51,7 @@ def explain(
         claims=[str(claim.metadata.key) for claim in claims],
         pod="" if pod is None else str(pod.metadata.key),
         scheduler=scheduler,
-        upstream_bugs=_bugs(claims, minor) if minor is not None else [],
+        upstream_bugs=_bugs(fleet, claims, minor) if minor is not None else [],
         nodes_total=len(fleet.nodes),
         devices_total=len(fleet.inventory),
     )
@@ -167,9 +167,18 @@ def _lacks_class(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
     return any(name not in fleet.classes for name in asked)
 
 
-def _bugs(claims: Sequence[ResourceClaim], minor: int) -> list[str]:
-    """What the scheduler of that release is known to decide otherwise for such claims."""
+def _bugs(fleet: Fleet, claims: Sequence[ResourceClaim], minor: int) -> list[str]:
+    """For what the scheduler of that release is known to refuse such claims on such devices though they fit."""
+    used = _areas(fleet, claims)
+    return [bug.what for bug in bugs_of(minor) if bug.refuses and bug.concerns(used)]
+
+
+def _areas(fleet: Fleet, claims: Sequence[ResourceClaim]) -> set[Area]:
     areas = set()
+    if fleet.inventory.has_shared_counters:
+        areas.add(Area.SHARED_COUNTERS)
+    if fleet.inventory.columns.irregular:  # but for lists, hardly any device is
+        areas.add(Area.LIST_ATTRIBUTES)
     for claim in claims:
         devices = claim.spec.devices
         asked = [each for request in devices.requests for each in (request.exactly, *request.first_available) if each]
@@ -181,7 +190,7 @@ def _bugs(claims: Sequence[ResourceClaim], minor: int) -> list[str]:
             areas.add(Area.CONSUMABLE_CAPACITY)
         if any(request.exactly is not None and request.exactly.admin_access for request in devices.requests):
             areas.add(Area.ADMIN_ACCESS)
-    return [bug.what for bug in bugs_of(minor) if areas.intersection(bug.areas)]
+    return areas
 
 
 def _with(told: Explanation, **fields: Any) -> Explanation:

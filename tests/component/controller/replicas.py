@@ -24,6 +24,7 @@ from draco.kube.connection import Connection
 from draco.kube.discovery import discover
 from draco.kube.errors import Unreachable
 from draco.kube.kubeconfig import connect
+from draco.kube.version import kubernetes_minor
 
 R = TypeVar("R")
 
@@ -90,7 +91,13 @@ async def an_operator(
             return await connect(served.kubeconfig)
 
         operator = Operator(
-            settings or settings_for_test(), client, features, connect=connected, clock=clock, random=random
+            settings or settings_for_test(),
+            client,
+            features,
+            minor=await kubernetes_minor(client),
+            connect=connected,
+            clock=clock,
+            random=random,
         )
         task = asyncio.create_task(operator.run(stop))
         try:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from draco.allocation.upstream_bugs import UPSTREAM_BUGS, UpstreamBug, bugs_of
+from draco.allocation.upstream_bugs import UPSTREAM_BUGS, Area, UpstreamBug, bugs_of
 
 
 @pytest.mark.parametrize("bug", UPSTREAM_BUGS, ids=lambda bug: str(bug.changes[0]))
@@ -13,6 +13,7 @@ def test_a_bug_has_a_sentence_an_area_and_where_to_read_on(bug: UpstreamBug) -> 
     assert all(number > 100_000 for number in (*bug.changes, *bug.issues))
     assert bug.areas
     assert len(set(bug.areas)) == len(bug.areas)
+    assert not any(one < other for one in bug.areas for other in bug.areas), "the larger set says nothing more"
 
 
 @pytest.mark.parametrize("bug", UPSTREAM_BUGS, ids=lambda bug: str(bug.changes[0]))
@@ -21,6 +22,18 @@ def test_a_fix_is_backported_only_to_releases_before_it(bug: UpstreamBug) -> Non
         assert not bug.backported_to
     else:
         assert all(32 <= minor < bug.fixed_in for minor in bug.backported_to)
+
+
+def test_a_bug_concerns_only_who_uses_all_that_it_takes() -> None:
+    by_change = {bug.changes[0]: bug for bug in UPSTREAM_BUGS}
+    with_constraints, with_amounts = {Area.CONSTRAINTS}, {Area.CONSUMABLE_CAPACITY}
+    assert by_change[140431].concerns(with_constraints)
+    assert by_change[140431].concerns({Area.SHARED_COUNTERS})
+    assert by_change[140437].concerns(with_amounts)
+    assert not by_change[138885].concerns({Area.ALL_MODE})
+    assert by_change[138885].concerns({Area.ALL_MODE, Area.SHARED_COUNTERS})
+    assert not by_change[140325].concerns(with_constraints)
+    assert by_change[136269].concerns(set())
 
 
 def test_no_change_is_listed_twice() -> None:

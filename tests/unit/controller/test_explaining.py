@@ -19,6 +19,8 @@ from draco.resources.meta import ObjectKey
 from tests.builders import a_claim, a_pod
 from tests.doubles.clock import ManualClock
 
+MINOR = 36
+
 
 class Lab:
     """Explanations of pods, of which each takes `takes_s` and says how often the cluster has changed."""
@@ -26,7 +28,7 @@ class Lab:
     def __init__(self, takes_s: float = 0.0) -> None:
         self.clock = ManualClock()
         self.followed = FollowedFleet()
-        self.explanations = Explanations(self.followed, clock=self.clock, explain=self.explain)
+        self.explanations = Explanations(self.followed, clock=self.clock, minor=MINOR, explain=self.explain)
         self.takes_s = takes_s
         self.pods: dict[ObjectKey, Asks] = {}
         self.made: Counter[str] = Counter()
@@ -34,8 +36,11 @@ class Lab:
         self.backlog = 0
         self.text: Callable[[Pod], str] = lambda _: f"changed {self.followed.version} times"
 
-    def explain(self, fleet: Fleet, claims: Sequence[ResourceClaim], *, pod: Pod, scheduler: str) -> Explanation:
+    def explain(
+        self, fleet: Fleet, claims: Sequence[ResourceClaim], *, pod: Pod, scheduler: str, minor: int | None
+    ) -> Explanation:
         assert fleet is self.followed.fleet
+        assert minor == MINOR
         self.clock._elapsed += self.takes_s
         self.made[pod.metadata.name] += 1
         return Explanation(reason=Reason.IN_USE, summary=self.text(pod))

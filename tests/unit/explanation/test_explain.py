@@ -344,7 +344,20 @@ def test_bugs_of_an_older_scheduler_are_named_if_they_concern_the_claim() -> Non
     claim = asking(count=2, constraints=[constraint])
     assert explain(a_fleet(), [claim], minor=36).upstream_bugs
     assert not explain(a_fleet(), [claim], minor=37).upstream_bugs
-    assert not explain(a_fleet(), [asking()], minor=37).upstream_bugs
+    assert not explain(a_fleet(), [asking()], minor=36).upstream_bugs
+
+
+def test_bugs_with_shared_counters_are_named_only_while_there_are_any() -> None:
+    claim, fleet = asking(allocation_mode="All"), a_fleet()
+    without = explain(fleet, [claim], minor=36).upstream_bugs
+    counters = CounterSet(name="units", counters={"memory": Counter(value="80Gi")})
+    published = a_slice("n3", [], shared_counters=[counters])
+    fleet.put_slice(published)
+    more = [bug for bug in explain(fleet, [claim], minor=36).upstream_bugs if bug not in without]
+    assert any("panics" in bug for bug in more)
+    assert not any("gives them out again" in bug for bug in more), "that lets nobody wait"
+    fleet.remove_slice(published.metadata.name)
+    assert explain(fleet, [claim], minor=36).upstream_bugs == without
 
 
 def test_a_paragraph_is_bounded_and_ends_with_the_nearest_miss() -> None:
