@@ -21,6 +21,8 @@ _COMPARISONS: Final = _ORDER | {"==", "!="}
 _METHODS: Final = frozenset({"compareTo", "isGreaterThan", "isLessThan"})
 _BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE])(i?)[bB]?")
 _MOST: Final = 64
+_LEAST_MEMORY: Final = 1 << 20
+"""Bytes. A device with less memory has yet to be made."""
 _EXACTLY: Final = (
     "`==` asks for exactly this quantity, which devices hardly ever have (a GPU of 80 GB publishes some 81559Mi): compare with "
     "compareTo(…) >= 0, or choose by productName"
@@ -258,6 +260,26 @@ def _literals(expression: str, found: list[Token], _driver: str | None) -> Itera
         )
 
 
+def _bytes_of_memory(_expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
+    """A quantity without a suffix is a number of bytes, and hardly anybody means 40 of them."""
+    for access in accesses(found):
+        if access.name is None or access.kind.text != "capacity" or "memory" not in access.name.name.lower():
+            continue
+        after, before = found[access.end : access.end + 8], found[max(access.start - 7, 0) : access.start]
+        written = ""
+        if [token.text for token in after[2:5]] == ["(", "quantity", "("] and after[1].text in _METHODS:
+            written = quoted(after[5]) or ""
+        elif [token.text for token in before[:2]] == ["quantity", "("] and before[-2].text in _METHODS:
+            written = quoted(before[2]) or ""
+        if written.isascii() and written.isdigit() and 0 < int(written[:20]) < _LEAST_MEMORY:
+            yield Complaint(
+                "memory-in-bytes",
+                "warning",
+                f'quantity("{written}") is {written} bytes of memory: write quantity("{written}Gi") if GiB are meant',
+                None,
+            )
+
+
 def _quantity(text: str) -> str | None:
     """The quantity that is written, or was meant: 40GB is 40G to Kubernetes."""
     try:
@@ -296,4 +318,5 @@ _RULES: Final[tuple[Rule, ...]] = (
     _comparisons,
     _methods,
     _literals,
+    _bytes_of_memory,
 )

@@ -130,3 +130,35 @@ def test_an_equality_of_quantities_is_questioned() -> None:
 def test_no_text_is_too_odd(hostile: str) -> None:
     complaints, _ = corrected(hostile, DRIVER)
     assert len(complaints) <= 64
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        f"{MEMORY} > 40",
+        f'{MEMORY} >= "40"',
+        f'{MEMORY}.compareTo(quantity("40")) >= 0',
+        f'quantity("40").compareTo({MEMORY}) < 0',
+        f'{MEMORY}.isGreaterThan(quantity("40"))',
+        'device.capacity["gpu.example.com"].usableMemory.compareTo(quantity("40")) >= 0',
+    ],
+)
+def test_a_plain_number_of_memory_is_said_to_be_bytes(written: str) -> None:
+    complaints, meant = corrected(written, DRIVER)
+    assert 'quantity("40")' in meant  # only the author knows what is meant
+    assert [each.message for each in complaints if each.rule == "memory-in-bytes"] == [
+        'quantity("40") is 40 bytes of memory: write quantity("40Gi") if GiB are meant'
+    ]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        f'{MEMORY}.compareTo(quantity("40Gi")) >= 0',
+        f'{MEMORY}.compareTo(quantity("42949672960")) >= 0',
+        f'{MEMORY}.compareTo(quantity("0")) > 0',
+        'device.capacity["gpu.nvidia.com"].multiprocessors.compareTo(quantity("40")) >= 0',
+    ],
+)
+def test_bytes_that_may_be_meant_are_left_alone(written: str) -> None:
+    assert corrected(written, DRIVER) == ([], written)
