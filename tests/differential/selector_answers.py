@@ -28,6 +28,14 @@ BREAKDOWN = "internal error: interface conversion"
 """Go's evaluator panics over some errors, such as that of a list to be sorted, and then has no answer to compare with."""
 
 
+ENVIRONMENTS: list[Json] = [
+    {},
+    {"environment": "new"},
+    {"environment": "new", "gates": {"noConsumableCapacity": True}},
+    {"environment": "new", "gates": {"listTypeAttributes": True}},
+    {"environment": "new", "gates": {"noConsumableCapacity": True, "listTypeAttributes": True}},
+]
+"""What a case may be asked in."""
 KINDS = ("match", "compileError", "error", "cost", "estimatedCost")
 MINOR = 37
 """The oracle's version of Kubernetes."""
@@ -64,24 +72,37 @@ def draco_says(case: Json) -> Json:
 
 def kubernetes_says(go: Oracle, *cases: Json) -> list[Json]:
     """Kubernetes' answers, in the order of the cases."""
-    said = go.ask(*cases)
-    for answer in said:
-        if "compileError" in answer:
-            answer["compileError"] = same_words(answer["compileError"])
-        if "match" not in answer:
-            answer.pop("cost", None)
-    return [{kind: answer[kind] for kind in KINDS if kind in answer} for answer in said]
+    return [comparable(answer) for answer in go.ask(*cases)]
+
+
+def comparable(answer: Json) -> Json:
+    """The oracle's answer to a selector on a device, less what Draco does not say."""
+    kept = {kind: answer[kind] for kind in KINDS if kind in answer}
+    if "compileError" in kept:
+        kept["compileError"] = same_words(kept["compileError"])
+    if "match" not in kept:
+        kept.pop("cost", None)
+    return kept
 
 
 def without_luck(case: Json, answer: Json) -> Json:
     """An answer less what Go draws anew each time: where a loop over a map ends early, what it cost until then."""
-    if "cost" not in answer:
+    if "cost" not in answer or not is_parsed(case):
         return answer
     checked = check(parse(case["expression"]), environment_of(case))
     loops = [node for node in walk(checked.ast.root) if isinstance(node, Comprehension) and node.macro != "bind"]
     if all(checked.types[loop.range].kind == "list" for loop in loops):
         return answer
     return {kind: said for kind, said in answer.items() if kind != "cost"}
+
+
+def is_parsed(case: Json) -> bool:
+    """Whether Draco can read the expression at all."""
+    try:
+        check(parse(case["expression"]), environment_of(case))
+    except CompileError:
+        return False
+    return True
 
 
 def same_words(compile_error: str) -> str:

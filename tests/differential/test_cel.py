@@ -16,6 +16,7 @@ from tests.differential.cel_cases import a_device, an_expression
 from tests.differential.runs import SEED, Tally, kept, size
 from tests.differential.selector_answers import (
     BREAKDOWN,
+    ENVIRONMENTS,
     Json,
     draco_says,
     environment_of,
@@ -25,13 +26,6 @@ from tests.differential.selector_answers import (
 from tests.oracle.programs import Oracle, oracle
 
 DEVICES_EACH = 3
-ENVIRONMENTS: list[Json] = [
-    {},
-    {"environment": "new"},
-    {"environment": "new", "gates": {"noConsumableCapacity": True}},
-    {"environment": "new", "gates": {"listTypeAttributes": True}},
-    {"environment": "new", "gates": {"noConsumableCapacity": True, "listTypeAttributes": True}},
-]
 NOT_CALLABLE = frozenset({"__not_strictly_false__", "_in_", "in"})
 """What Kubernetes keeps for expressions that were parsed long ago; nothing can be compiled that calls these."""
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from draco.cel.bounds import too_costly
 from draco.cel.code import Code, Run, Slots
 from draco.cel.device import DeviceView
 from draco.cel.dispatch import Function
@@ -240,7 +241,7 @@ def spend(slots: Slots, cost: int) -> None:
     """Add to what the evaluation has cost. Raises EvaluationAborted beyond the limit."""
     slots[0] += cost
     if slots[0] > COST_LIMIT:
-        raise EvaluationAborted("operation cancelled: actual cost limit exceeded")
+        raise too_costly()
 
 
 def _charge_of(name: str, overload: str | None) -> Charge:

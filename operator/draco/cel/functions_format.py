@@ -9,14 +9,19 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from draco.cel.bounds import check_text
 from draco.cel.dispatch import LIST, FunctionTable, overload
 from draco.cel.errors import EvaluationAborted, EvaluationError
 from draco.cel.texts import double_text, duration_text, quoted, timestamp_text
-from draco.cel.values import MAPS, Duration, Timestamp, TypeValue, UInt, Value, type_name, value_of_key
+from draco.cel.values import MAPS, MAX_INT, Duration, Timestamp, TypeValue, UInt, Value, type_name, value_of_key
 
 _PRECISION: Final = 6
 _MAX_PRECISION: Final = 10_000
 """Kubernetes has no limit here; a text that long would only serve to exhaust memory."""
+_PRECISE: Final = frozenset("fe")
+"""Clauses that use the precision; for the others any number may stand there."""
+INT64_DIGITS: Final = 19
+"""More than these are beyond int64."""
 _DIGITS: Final = re.compile(r"[0-9]*")
 _SUPERSCRIPT: Final = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 _DOUBLE_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -27,7 +32,7 @@ Clause = Callable[[Value], str]
 def format_text(template: str, values: list[Value]) -> str:
     """Fill in the clauses of a template. Raises EvaluationError."""
     out: list[str] = []
-    position = used = 0
+    position = used = length = 0
     while True:
         percent = template.find("%", position)
         if percent < 0:
@@ -44,6 +49,8 @@ def format_text(template: str, values: list[Value]) -> str:
         position, clause = _read_clause(template, percent + 1)
         try:
             out.append(clause(values[used]))
+            length += len(out[-1])
+            check_text(length)
         except EvaluationAborted:
             raise
         except EvaluationError as error:
@@ -62,6 +69,8 @@ def _read_clause(template: str, position: int) -> tuple[int, Clause]:
             raise _bad_clause("error while parsing precision: could not find end of precision specifier")
         precision = _precision(digits)
     letter = template[position]
+    if precision > _MAX_PRECISION and letter in _PRECISE:
+        raise EvaluationAborted(f"the precision of a format clause may not be larger than {_MAX_PRECISION}")
     make = _CLAUSES.get(letter)
     if make is None:
         raise _bad_clause(f'unrecognized formatting clause "{letter}"')
@@ -72,9 +81,14 @@ def _precision(digits: str) -> int:
     if not digits:
         reason = 'strconv.Atoi: parsing "": invalid syntax'
         raise _bad_clause(f"error while parsing precision: error while converting precision to integer: {reason}")
-    if len(digits) > 18 or int(digits) > _MAX_PRECISION:
-        raise EvaluationAborted(f"the precision of a format clause may not be larger than {_MAX_PRECISION}")
+    if len(digits.lstrip("0")) > INT64_DIGITS or int(digits) > MAX_INT:
+        raise _bad_clause(f"error while parsing precision: {too_precise(digits)}")
     return int(digits)
+
+
+def too_precise(digits: str) -> str:
+    """What Kubernetes says of a precision that is no int64."""
+    return f'error while converting precision to integer: strconv.Atoi: parsing "{digits}": value out of range'
 
 
 def _bad_clause(reason: str) -> EvaluationError:

@@ -5,6 +5,7 @@ Owns everything with a text as target except `format`. Positions count character
 
 from typing import Final
 
+from draco.cel.bounds import MAX_TEXT, check_text, too_costly
 from draco.cel.dispatch import FunctionTable, ListOf, overload
 from draco.cel.errors import EvaluationError
 from draco.cel.regex import compile_pattern, every_match, found
@@ -82,6 +83,9 @@ def _split(text: str, separator: str, limit: int = -1) -> list[str]:
 
 
 def _replace(text: str, old: str, new: str, limit: int = -1) -> str:
+    if len(new) > len(old):
+        found = text.count(old)
+        check_text(len(text) + (min(found, limit) if limit >= 0 else found) * (len(new) - len(old)))
     return text.replace(old, new, max(limit, -1))
 
 
@@ -89,6 +93,8 @@ def _join(parts: list[Value], separator: str = "") -> str:
     for part in parts:
         if type(part) is not str:
             raise EvaluationError(f"join: invalid input: {shown(part)}")
+    if sum(map(len, parts)) + len(separator) * (len(parts) - 1) > MAX_TEXT:
+        raise too_costly()
     return separator.join(parts)
 
 

@@ -29,7 +29,7 @@ from draco.cel.ast import (
 from draco.cel.errors import CompileError
 from draco.cel.grammar import grammar
 from draco.cel.issues import Issue, refusal
-from draco.cel.measure import depth, nesting, size
+from draco.cel.measure import depth, nesting, size, visits
 
 MAX_LENGTH: Final = 10 * 1024
 """Bytes of UTF-8 in an expression, as in Kubernetes' API."""
@@ -61,6 +61,7 @@ _RESERVED: Final = frozenset(
         "while",
     ]
 )
+_TOO_NESTED: Final = f"expression recursion limit exceeded: {MAX_NESTING}"
 _UNARY: Final = {"!": "!_", "-": "-_"}
 _CLOSING: Final = {"RPAR": ")", "RSQB": "]", "RBRACE": "}", "COLON": ":"}
 _OPERANDS: Final = (
@@ -78,17 +79,30 @@ def parse(expression: str) -> Ast:
     try:
         root: Expr = _parser().parse(expression)  # type: ignore[assignment] # lark knows only trees
         if len(expression) > MAX_NESTING and nesting(_parser().lex(expression)) > MAX_NESTING:
-            raise refusal(expression, [Issue(None, f"expression recursion limit exceeded: {MAX_NESTING}")])
+            raise refusal(expression, [Issue(None, _TOO_NESTED)])
     except _Refused as problem:
         raise refusal(expression, [problem.issue]) from None
     except UnexpectedInput as problem:
+        if _opened(expression, problem) > MAX_NESTING:
+            raise refusal(expression, [Issue(None, _TOO_NESTED)]) from None
         raise refusal(expression, [_syntax_error(expression, problem)]) from None
     if size(root, most=MAX_SIZE) > MAX_SIZE:
         raise refusal(expression, [Issue(None, f"expression is too large: more than {MAX_SIZE} nodes after macros")])
+    if len(expression) > MAX_NESTING and visits(root) > MAX_NESTING:
+        raise refusal(expression, [Issue(None, "max recursion depth exceeded")])
     levels = depth(root)
     if levels > MAX_DEPTH:
         raise refusal(expression, [Issue(None, f"expression is nested too deeply: more than {MAX_DEPTH} levels")])
     return Ast(expression, root, levels)
+
+
+def _opened(expression: str, problem: UnexpectedInput) -> int:
+    """The most rules that are open at once before the place of a syntax error: Kubernetes' parser gives up there already."""
+    end = problem.pos_in_stream if isinstance(problem, UnexpectedCharacters) else None
+    if isinstance(problem, UnexpectedToken) and problem.token.type != "$END":
+        end = _at(problem.token)
+    before = expression if end is None else expression[:end]
+    return nesting(_parser().lex(before)) if len(before) > MAX_NESTING else 0
 
 
 def tokens(expression: str) -> Iterator[Token]:

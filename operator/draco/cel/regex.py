@@ -4,6 +4,7 @@ Owns compiling a pattern with RE2 and the sentence for a pattern that is not one
 pattern often keeps the compiled one.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final, Protocol
@@ -22,6 +23,10 @@ _GO_REASONS: Final = {
     "invalid perl operator": "invalid or unsupported Perl syntax",
     "invalid named capture group": "invalid named capture",
 }
+_MAX_NESTING: Final = 1000
+"""Levels of a pattern's tree, of which a group is one, as in Go."""
+_BRACKETS: Final = re.compile(r"\\.|\[\^?\]?[^\]]*\]", re.DOTALL)
+"""What may hold a bracket that opens no group."""
 _KEPT_TEXTS: Final = 1024
 _LONGEST_KEPT: Final = 512
 
@@ -48,6 +53,8 @@ class Pattern(Protocol):
 
 def compile_pattern(pattern: str) -> Pattern:
     """Compile a pattern. Raises EvaluationError with Go's sentence."""
+    if pattern.count("(") >= _MAX_NESTING and _groups(pattern) >= _MAX_NESTING:
+        raise EvaluationError(f"error parsing regexp: expression nests too deeply: `{pattern}`")
     options = re2.Options()
     options.log_errors = False
     try:
@@ -55,6 +62,15 @@ def compile_pattern(pattern: str) -> Pattern:
     except re2.error as error:
         raise EvaluationError(go_sentence(error)) from None
     return compiled
+
+
+def _groups(pattern: str) -> int:
+    """How many groups stand one in the other."""
+    opened = most = 0
+    for sign in _BRACKETS.sub("", pattern):
+        opened += (sign == "(") - (sign == ")")
+        most = max(most, opened)
+    return most
 
 
 def go_sentence(error: Exception) -> str:

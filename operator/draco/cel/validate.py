@@ -12,10 +12,12 @@ from draco.cel import types
 from draco.cel.ast import Call, Expr, Identifier, ListExpr, Literal, MapExpr, Select, children, walk
 from draco.cel.check import Checked, runtime_name
 from draco.cel.errors import CompileError, EvaluationError
+from draco.cel.functions_format import INT64_DIGITS, too_precise
 from draco.cel.functions_standard import parse_duration, parse_timestamp
 from draco.cel.issues import Issue, refusal
 from draco.cel.regex import compile_pattern
 from draco.cel.types import Type, is_equivalent, unwrapped
+from draco.cel.values import MAX_INT
 
 _CONSTANTS: Final[dict[str, Callable[[str], Any]]] = {
     "duration": parse_duration,
@@ -143,6 +145,10 @@ def _format(node: Call, checked: Checked) -> Iterator[Issue]:
             yield Issue(node.position, f"index {used} out of range")
             return
         letter = clause["letter"]
+        digits = clause["precision"] or ""
+        if len(digits.lstrip("0")) > INT64_DIGITS or int(digits or 0) > MAX_INT:
+            yield Issue(node.position, f"{_UNPARSED}: error while parsing precision: {too_precise(digits)}")
+            return
         known = _CLAUSES.get(letter)
         if known is None:
             if clause.end() == len(text.value) and clause[0] == "%":

@@ -251,7 +251,8 @@ def _read_suffix(text: str, suffix: str) -> tuple[Format, int]:
     exponent = _EXPONENT.fullmatch(suffix)
     if exponent is None:
         raise QuantityError(text, f'unknown suffix "{suffix[:20]}"', _WRONG_SUFFIX)
-    _check_length(text, len(exponent[1]))
+    if len(exponent[1]) > _MAX_DIGITS or not _is_int64(int(exponent[1])):
+        raise QuantityError(text, f"it has more than {_MAX_DIGITS} digits", _WRONG_SUFFIX)
     return Format.DECIMAL_EXPONENT, int(exponent[1])
 
 

@@ -1,0 +1,65 @@
+"""Draco answers as Kubernetes does where Kubernetes tests itself, in every environment, and where somebody means harm."""
+
+import random
+import time
+
+import pytest
+
+from tests.differential.cel_hostile import BOUNDED, UNSURVIVED, hostile, leaf_of
+from tests.differential.cel_situations import situations
+from tests.differential.runs import SEED
+from tests.differential.selector_answers import ENVIRONMENTS, Json, comparable, draco_says, without_luck
+from tests.oracle.programs import answers
+
+LONGEST_S = 2.0
+TOWERS = 150
+
+
+def kubernetes_says(*cases: Json) -> list[Json]:
+    """Kubernetes' answers, of a program of its own: hostile cases make one that others still need large and slow."""
+    return [comparable(answer) for answer in answers("cel", cases)]
+
+
+@pytest.fixture(scope="module")
+def wanted() -> dict[str, Json]:
+    """What Kubernetes answers to each hostile case, where it answers."""
+    cases = {name: case for name, case in hostile() if name not in UNSURVIVED}
+    return dict(zip(cases, kubernetes_says(*cases.values()), strict=True))
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=str)
+def test_every_situation_has_the_answer_of_kubernetes(environment: Json) -> None:
+    cases = {name: case | environment for name, case in situations()}
+    differ = []
+    for (name, asked), answer in zip(cases.items(), kubernetes_says(*cases.values()), strict=True):
+        said = draco_says(asked)
+        if without_luck(asked, said) != without_luck(asked, answer):
+            differ.append((name, answer, said))
+    assert not differ
+
+
+@pytest.mark.parametrize(("name", "case"), [pytest.param(name, case, id=name) for name, case in hostile()])
+def test_a_hostile_selector_is_answered_soon_and_as_kubernetes_answers(
+    wanted: dict[str, Json], name: str, case: Json
+) -> None:
+    started = time.process_time()
+    said = draco_says(case)
+    took_s = time.process_time() - started
+    if name in BOUNDED:
+        assert BOUNDED[name] in str(said)
+    else:
+        assert without_luck(case, said) == without_luck(case, wanted[name])
+    assert took_s < LONGEST_S
+
+
+def test_nesting_of_any_shape_and_depth_is_answered_as_kubernetes_answers() -> None:
+    source = random.Random(SEED)
+    cases = [leaf_of(source) for _ in range(TOWERS)]
+    bounded = 0
+    for case, answer in zip(cases, kubernetes_says(*cases), strict=True):
+        said = draco_says(case)
+        if any(bound in str(said) for bound in BOUNDED.values()):
+            bounded += 1
+        else:
+            assert said == answer, case["expression"]
+    assert bounded < TOWERS / 10
