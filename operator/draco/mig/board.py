@@ -1,0 +1,86 @@
+"""What a board can be divided into: profiles, and where instances of them may start, in the units NVML counts in.
+
+Owns the tables as values, made from what NVML reports. Must not hold numbers of any known board: a board nobody has met before
+is planned from its own report like every other.
+"""
+
+from functools import cached_property
+
+import msgspec
+
+_ENGINES = ("decoders", "encoders", "jpeg_engines", "ofa_engines")
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """One GPU instance profile of a board."""
+
+    id: int
+    """What NVML wants for creating one; not the number of NVML's enumeration."""
+    name: str
+    """As NVIDIA writes it, without "MIG ": `1g.10gb`, `1g.10gb+me`."""
+    slices: int
+    """Compute slices."""
+    size: int
+    """Memory units it takes, all in a row."""
+    starts: tuple[int, ...]
+    """Memory units at which it may start."""
+    max_instances: int
+    memory_mib: int = 0
+    multiprocessors: int = 0
+    copy_engines: int = 0
+    decoders: int = 0
+    encoders: int = 0
+    jpeg_engines: int = 0
+    ofa_engines: int = 0
+
+
+class Placement(msgspec.Struct, frozen=True, cache_hash=True):
+    """A profile at one of its starts."""
+
+    profile: Profile
+    start: int
+
+    @property
+    def mask(self) -> int:
+        """The units it takes, one bit each."""
+        return ((1 << self.profile.size) - 1) << self.start
+
+    @property
+    def units(self) -> range:
+        """The units it takes."""
+        return range(self.start, self.start + self.profile.size)
+
+    def __str__(self) -> str:
+        return f"{self.profile.name}@{self.start}"
+
+
+class Board(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
+    """All profiles of a board. Two GPUs with equal tables have equal boards, whatever they are called."""
+
+    profiles: tuple[Profile, ...]
+
+    @cached_property
+    def units(self) -> int:
+        """How many memory units there are."""
+        return max((start + profile.size for profile in self.profiles for start in profile.starts), default=0)
+
+    @cached_property
+    def placements(self) -> tuple[Placement, ...]:
+        """Every legal placement, profiles in the board's order and starts ascending."""
+        return tuple(Placement(profile, start) for profile in self.profiles for start in sorted(profile.starts))
+
+    @cached_property
+    def whole(self) -> Profile:
+        """The profile that takes most of the board; of several, the plain one with all engines."""
+        return max(
+            self.profiles,
+            key=lambda each: (each.size, sum(getattr(each, engine) for engine in _ENGINES), -len(each.name)),
+        )
+
+    def profile(self, name: str) -> Profile | None:
+        """The profile of that name, if the board has it."""
+        return next((profile for profile in self.profiles if profile.name == name), None)
+
+    def by_id(self, profile_id: int) -> Profile | None:
+        """The profile NVML knows by that id, if the board has it."""
+        return next((profile for profile in self.profiles if profile.id == profile_id), None)

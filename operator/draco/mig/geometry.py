@@ -1,0 +1,224 @@
+"""What still fits beside what is there, and how much each further instance costs.
+
+Owns the states of one GPU, worked out once for each table and shared by all GPUs that have it. Knows nothing of claims, nodes or
+NVML calls.
+
+A state is the units in use plus the scarce shared engines in use. Units alone decide nearly everything: only engines of which a
+layout with enough units could want too many are counted (on the common boards the optical flow accelerator of `+me`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from draco.mig.board import Board, Placement, Profile
+
+_ENGINES = ("ofa_engines", "decoders", "jpeg_engines", "encoders", "copy_engines", "multiprocessors")
+
+
+class State(NamedTuple):
+    """What of a GPU is in use. Equal states are interchangeable for every decision."""
+
+    mask: int
+    """Memory units, one bit each."""
+    tokens: tuple[int, ...]
+    """Of each scarce thing the geometry counts, how many."""
+
+
+class Token(NamedTuple):
+    """Something shared that runs out before the units do."""
+
+    name: str
+    total: int
+    uses: Mapping[Profile, int]
+
+
+class Ranked(NamedTuple):
+    """How good a placement is; smaller is better."""
+
+    loss: int
+    units_left: int
+    minus_start: int
+    placement: Placement
+
+
+class Geometry:
+    """All that follows from one board's table. Get it by `geometry(board)`.
+
+    Answers are kept for each state met: there are few (192 masks on the 8-unit boards).
+    """
+
+    def __init__(self, board: Board, wanted: frozenset[str]) -> None:
+        self.board = board
+        self.wanted = tuple(each for each in board.profiles if not wanted or each.name in wanted)
+        """The profiles worth keeping room for: all, unless some policy allows only these."""
+        self.tokens = scarce(board)
+        self.empty = State(0, (0,) * len(self.tokens))
+        self._uses = {each: tuple(token.uses[each] for token in self.tokens) for each in board.profiles}
+        self._masks = {
+            each: tuple((s, Placement(each, s).mask) for s in sorted(each.starts)) for each in board.profiles
+        }
+        self._fits: dict[State, tuple[Placement, ...]] = {}
+        self._room: dict[tuple[State, Profile], int] = {}
+        self._capability: dict[State, int] = {}
+        self._best: dict[tuple[State, Profile], Ranked | None] = {}
+
+    def add(self, state: State, placement: Placement) -> State:
+        """The state with one more instance."""
+        uses = self._uses[placement.profile]
+        return State(state.mask | placement.mask, tuple(map(int.__add__, state.tokens, uses)))
+
+    def remove(self, state: State, placement: Placement) -> State:
+        """The state with one instance less."""
+        uses = self._uses[placement.profile]
+        return State(state.mask & ~placement.mask, tuple(map(int.__sub__, state.tokens, uses)))
+
+    def state_of(self, placements: Iterable[Placement]) -> State:
+        """The state of a GPU with these instances."""
+        state = self.empty
+        for placement in placements:
+            state = self.add(state, placement)
+        return state
+
+    def fits(self, state: State) -> tuple[Placement, ...]:
+        """Every placement that could be made now."""
+        if (known := self._fits.get(state)) is None:
+            known = tuple(
+                Placement(profile, start)
+                for profile in self.board.profiles
+                if self._has_tokens(state, profile)
+                for start, mask in self._masks[profile]
+                if not state.mask & mask
+            )
+            self._fits[state] = known
+        return known
+
+    def fits_at(self, state: State, placement: Placement) -> bool:
+        """Whether that placement could be made now."""
+        return (
+            placement.start in placement.profile.starts
+            and not state.mask & placement.mask
+            and self._has_tokens(state, placement.profile)
+        )
+
+    def room(self, state: State, profile: Profile) -> int:
+        """How many instances of one profile still fit, if nothing else comes."""
+        if (known := self._room.get((state, profile))) is None:
+            known, end = 0, 0
+            for start, mask in self._masks[profile]:
+                if start >= end and not state.mask & mask:
+                    known, end = known + 1, start + profile.size
+            for token, used, use in zip(self.tokens, state.tokens, self._uses[profile], strict=True):
+                if use:
+                    known = min(known, max(0, token.total - used) // use)
+            self._room[state, profile] = known
+        return known
+
+    def capability(self, state: State) -> int:
+        """Compute slices of everything that still fits, profile by profile, each as if it came alone.
+
+        It measures options kept open, not capacity.
+        """
+        if (known := self._capability.get(state)) is None:
+            known = sum(profile.slices * self.room(state, profile) for profile in self.wanted)
+            self._capability[state] = known
+        return known
+
+    def loss(self, state: State, placement: Placement) -> int:
+        """What of the capability one placement costs."""
+        return self.capability(state) - self.capability(self.add(state, placement))
+
+    def rank(self, state: State, placement: Placement) -> Ranked:
+        """The rule by which placements are compared: least loss, then fewest units left, then the highest start."""
+        after = self.add(state, placement)
+        left = self.board.units - after.mask.bit_count()
+        return Ranked(self.capability(state) - self.capability(after), left, -placement.start, placement)
+
+    def best(self, state: State, profile: Profile) -> Ranked | None:
+        """The best start for a profile on a GPU in this state; None where it does not fit."""
+        key = (state, profile)
+        if key not in self._best:
+            ranked = [self.rank(state, each) for each in self.fits(state) if each.profile == profile]
+            self._best[key] = min(ranked, key=lambda each: each[:3], default=None)
+        return self._best[key]
+
+    def reachable(self) -> frozenset[State]:
+        """Every state a GPU can get into."""
+        met, left = {self.empty}, [self.empty]
+        while left:
+            state = left.pop()
+            for placement in self.fits(state):
+                after = self.add(state, placement)
+                if after not in met:
+                    met.add(after)
+                    left.append(after)
+        return frozenset(met)
+
+    def _has_tokens(self, state: State, profile: Profile) -> bool:
+        uses = self._uses[profile]
+        return all(
+            not use or used + use <= token.total
+            for token, used, use in zip(self.tokens, state.tokens, uses, strict=True)
+        )
+
+
+@lru_cache(maxsize=256)
+def geometry(board: Board, wanted: frozenset[str] = frozenset()) -> Geometry:
+    """The geometry of a board: the same object for equal tables.
+
+    `wanted` names the profiles to keep room for; empty means all. Others may still be there or be placed.
+    """
+    return Geometry(board, wanted)
+
+
+def scarce(board: Board, profiles: Sequence[Profile] = ()) -> tuple[Token, ...]:
+    """The shared things that can run out before the units do, when only these profiles (by default all) are made.
+
+    Numbers that contradict the number of instances NVML promises for a profile are not used: some listings have such, and
+    the promise is what was seen to hold.
+    """
+    profiles = profiles or board.profiles
+    kept = [token for token in (*_engines(board), *_instance_limits(board)) if _most(profiles, token) > token.total]
+    for token in reversed(kept.copy()):
+        others = [each for each in kept if each is not token]
+        if _most(profiles, token, others) <= token.total:
+            kept = others
+    return tuple(kept)
+
+
+def _engines(board: Board) -> Iterable[Token]:
+    if not board.profiles or board.whole.size < board.units:
+        return  # no profile has all of them, so their number is not known
+    for engine in _ENGINES:
+        total = getattr(board.whole, engine)
+        uses = {profile: getattr(profile, engine) for profile in board.profiles}
+        if all(use * profile.max_instances <= total for profile, use in uses.items()):
+            yield Token(engine, total, uses)
+
+
+def _instance_limits(board: Board) -> Iterable[Token]:
+    for profile in board.profiles:
+        uses = {each: int(each == profile) for each in board.profiles}
+        yield Token(f"instances of {profile.name}", profile.max_instances, uses)
+
+
+def _most(profiles: Sequence[Profile], token: Token, kept: Sequence[Token] = ()) -> int:
+    """The most of a token that instances side by side could use while they keep to the other limits."""
+    starting: dict[int, list[Profile]] = {}
+    for profile in profiles:
+        for start in profile.starts:
+            starting.setdefault(start, []).append(profile)
+    free_from: dict[int, dict[tuple[int, ...], int]] = {0: {(0,) * len(kept): 0}}  # unit -> uses of the others -> most
+    for unit in range(max(starting, default=-1) + 1):
+        for uses, most in free_from.pop(unit, {}).items():
+            _raise(free_from, unit + 1, uses, most)
+            for profile in starting.get(unit, ()):
+                after = tuple(used + other.uses[profile] for used, other in zip(uses, kept, strict=True))
+                if all(used <= other.total for used, other in zip(after, kept, strict=True)):
+                    _raise(free_from, unit + profile.size, after, most + token.uses[profile])
+    return max(most for found in free_from.values() for most in found.values())
+
+
+def _raise(found: dict[int, dict[tuple[int, ...], int]], unit: int, uses: tuple[int, ...], most: int) -> None:
+    here = found.setdefault(unit, {})
+    here[uses] = max(here.get(uses, 0), most)
