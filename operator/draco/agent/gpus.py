@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
+from draco.agent.instances import Instance
+from draco.mig.board import Board
 from draco.resources.names import GpuUuid
 
 
@@ -37,7 +39,10 @@ class DriverInfo(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole GPU, with what is published about it."""
+    """One whole GPU, with what is published about it.
+
+    `board` is what it can be divided into, None where it cannot be; `instances` are those that it had when it was read.
+    """
 
     uuid: GpuUuid
     index: int
@@ -52,6 +57,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     numa_node: int | None = None
     mig_capable: bool = False
     mig_enabled: bool = False
+    board: Board | None = None
+    instances: tuple[Instance, ...] = ()
     addressing_mode: str | None = None  # None: the driver does not say; "None": it says that there is none
     health: GpuHealth = HEALTHY
 

@@ -1,0 +1,128 @@
+"""GPU instances as the agent speaks of them: what NVML shows, who holds it, and the names partitions are published under.
+
+Owns the shapes only, and the reading of a partition's name. `nvml_instances` fills in what is observed, `holdings` decides whose
+it is; everything else reads.
+"""
+
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from draco.mig.board import Board
+from draco.resources.names import GpuUuid
+
+
+class PlacementKey(NamedTuple):
+    """A place on a GPU, and what would stand there. Two instances never have the same one at one time."""
+
+    gpu: GpuUuid
+    profile_id: int
+    start: int
+
+    def __str__(self) -> str:
+        return f"profile {self.profile_id} at {self.start} of {self.gpu}"
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU instance that exists now, with the compute instance in it.
+
+    `ci` and `uuid` are None when it has no compute instance: then it is no MIG device and no tool lists it, but it takes its
+    units. `parts` counts its compute instances; ours have one that spans them.
+    """
+
+    gpu: GpuUuid
+    gi: int
+    profile_id: int
+    start: int
+    size: int
+    ci: int | None = None
+    uuid: str | None = None
+    parts: int = 0
+
+    @property
+    def key(self) -> PlacementKey:
+        """Where it stands."""
+        return PlacementKey(self.gpu, self.profile_id, self.start)
+
+    @property
+    def mask(self) -> int:
+        """The memory units it takes, one bit each."""
+        return unit_mask(self.start, self.size)
+
+
+def unit_mask(start: int, size: int) -> int:
+    """Memory units as bits."""
+    return ((1 << size) - 1) << start
+
+
+class Use(StrEnum):
+    """Whose an instance is. Every instance that exists is exactly one of these, or a step of a change that is under way."""
+
+    CLAIM = "Claim"
+    WARM = "Warm"  # ours, idle, kept or about to go
+    LAYOUT = "Layout"  # ours, idle, wanted by the node's layout
+    CHANGING = "Changing"  # ours, being made or destroyed
+    FOREIGN = "Foreign"  # made by somebody else: reported, never touched
+    ORPHAN = "Orphan"  # as Foreign, and without a compute instance
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance and whose it is. `claims` are "namespace/name"; `holder` says who keeps it from being destroyed."""
+
+    instance: Instance
+    use: Use
+    claims: tuple[str, ...] = ()
+    holder: str = ""
+
+
+class MigState(StrEnum):
+    """How a GPU's division stands. Only a GPU that is Ready may get new claims on its free units."""
+
+    READY = "Ready"
+    CHANGING = "Changing"
+    DIRTY = "Dirty"
+    NEEDS_RESET = "NeedsReset"
+
+
+class GpuMig(msgspec.Struct, frozen=True, kw_only=True):
+    """How one GPU is divided. `message` says why it is not Ready, or why what is wanted is not done."""
+
+    gpu: GpuUuid
+    enabled: bool = False
+    pending: bool = False
+    board: Board | None = None
+    state: MigState = MigState.READY
+    message: str = ""
+    held: tuple[Held, ...] = ()
+
+    @property
+    def foreign(self) -> tuple[Held, ...]:
+        """Instances that somebody else made; what overlaps them cannot be had."""
+        return tuple(one for one in self.held if one.use in (Use.FOREIGN, Use.ORPHAN))
+
+    @property
+    def dirty(self) -> bool:
+        """Whether nothing new may be placed here until it has been looked at again."""
+        return self.state is MigState.DIRTY
+
+
+class PartitionName(NamedTuple):
+    """The name of a partition, taken apart. `parent` is the name of its whole GPU."""
+
+    parent: str
+    profile_id: int
+    start: int
+
+
+_PARTITION = re.compile(r"(gpu-[0-9]+)-mig-[a-z0-9.+-]+-([0-9]+)-([0-9]+)")
+
+
+def partition_name(device: str) -> PartitionName | None:
+    """What a device's name says of a partition: gpu-0-mig-1g10gb-19-4. None for a whole GPU, or any other name.
+
+    The profile is named by NVML's id; its text is for people and differs between drivers.
+    """
+    found = _PARTITION.fullmatch(device)
+    return PartitionName(found[1], int(found[2]), int(found[3])) if found else None
