@@ -5,7 +5,7 @@ touches: a slice its own devices, a rule the pools it names. What claims hold is
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -41,6 +41,9 @@ class Inventory:
         self._standing = self.columns.new_marks()
         self._unstanding: set[PoolKey] = set()
         """Pools that changed since their standing was worked out."""
+        self._others: dict[PoolKey, Pool] = {}
+        self._unsorted: set[PoolKey] = set()
+        """Pools that changed since it was looked whether they are plain."""
         self._invalid_selectors: set[str] = set()
         self._with_counters: set[str] = set()
         self._pools: dict[PoolKey, Pool] = {}
@@ -61,6 +64,18 @@ class Inventory:
     def pools(self) -> Iterable[Pool]:
         """All pools, in no particular order."""
         return self._pools.values()
+
+    @property
+    def others(self) -> Mapping[PoolKey, Pool]:
+        """The pools that are not plain (see `Pool.plain`). Brought up to date when asked for."""
+        for key in self._unsorted:
+            pool = self._pools.get(key)
+            if pool is None or pool.plain is not None:
+                self._others.pop(key, None)
+            else:
+                self._others[key] = pool
+        self._unsorted.clear()
+        return self._others
 
     @property
     def standing(self) -> bytes:
@@ -163,6 +178,7 @@ class Inventory:
             del self._pools[key]
         self._count(entry, key, -1)
         self._unstanding.add(key)
+        self._unsorted.add(key)
         for row, device in zip(entry.rows, entry.spec.devices, strict=True):
             self.columns.remove(row, entry.spec.driver, device)
 
@@ -173,6 +189,7 @@ class Inventory:
                 self.taints.put(row, _meaning(taints), None)
         self.nodes.put(entry)
         self._unstanding.add(self._slices[entry.name])
+        self._unsorted.add(self._slices[entry.name])
         if _has_invalid_selector(entry.spec):
             self._invalid_selectors.add(entry.name)
         if entry.spec.shared_counters:

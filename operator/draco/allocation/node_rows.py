@@ -4,7 +4,7 @@ Owns that grouping, slice by slice, and the reading of a column node by node. De
 those that a node selector finds) are of no node; their rows stand under the name "".
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
 from operator import itemgetter
 
 from draco.allocation.pools import Entry
@@ -14,7 +14,7 @@ from draco.resources.slices import Device, ResourceSliceSpec
 SHARED = ""
 """Instead of a node's name: devices of no one node."""
 Profile = tuple[int, ...]
-"""What a column has for the devices of one node, in ascending order."""
+"""What a column has for the devices of one node."""
 
 
 class NodeRows:
@@ -23,12 +23,14 @@ class NodeRows:
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, Sequence[int]]] = {}
         self._readers: dict[str, Callable[[Column], Profile]] = {}
+        self._spans: dict[str, tuple[int, int]] = {}
+        """Of nodes that were read and whose rows follow one another: the first row, and the one after the last."""
 
     def put(self, entry: Entry) -> None:
         """Take the rows of a slice."""
         for node, rows in _split(entry).items():
             self._rows.setdefault(node, {})[entry.name] = rows
-            self._readers.pop(node, None)
+            self._changed(node)
 
     def remove(self, entry: Entry) -> None:
         """Forget the rows of a slice, which must be as it was when put."""
@@ -37,7 +39,12 @@ class NodeRows:
             del slices[entry.name]
             if not slices:
                 del self._rows[node]
-            self._readers.pop(node, None)
+            self._changed(node)
+
+    @property
+    def names(self) -> KeysView[str]:
+        """All nodes for which something is published, and SHARED if something is for several."""
+        return self._rows.keys()
 
     def __getitem__(self, node: str) -> list[int]:
         """The rows of a node; none, if nothing is published for it alone."""
@@ -45,28 +52,47 @@ class NodeRows:
 
     def read(self, node: str, column: Column) -> Profile:
         """What a column has for the devices of one node, in no particular order."""
-        reader = self._readers.get(node)
-        if reader is None:
-            reader = self._readers[node] = _reader(self[node])
+        reader = self._readers.get(node) or self._reader_of(node)
         return reader(column)
 
-    def profiles(self, column: Column, nodes: Iterable[str]) -> Mapping[Profile, list[str]]:
+    def profiles(self, column: Column, nodes: Iterable[str]) -> dict[Profile, list[str]]:
         """The nodes by what a column has for their devices: milliseconds for ten thousand nodes.
 
         Few nodes differ in what matters, so what takes long needs to be done once for each profile.
         """
-        as_read: dict[Profile, list[str]] = {}
+        found: dict[Profile, list[str]] = {}
+        readers = self._readers
         for node in nodes:
-            profile = self.read(node, column)
-            known = as_read.get(profile)
+            reader = readers.get(node) or self._reader_of(node)
+            profile = reader(column)
+            known = found.get(profile)
             if known is None:
-                as_read[profile] = [node]
+                found[profile] = [node]
             else:
                 known.append(node)
-        found: dict[Profile, list[str]] = {}
-        for profile, alike in as_read.items():
-            found.setdefault(tuple(sorted(profile)), []).extend(alike)
         return found
+
+    def counts(self, marks: bytes, nodes: Iterable[str]) -> dict[str, int]:
+        """How many of the marked rows each node has; nodes that have none are left out."""
+        found = {}
+        spans, count = self._spans, marks.count
+        for node in nodes:
+            span = spans.get(node)
+            there = count(1, *span) if span is not None else sum(self.read(node, marks))
+            if there:
+                found[node] = there
+        return found
+
+    def _reader_of(self, node: str) -> Callable[[Column], Profile]:
+        rows = self[node]
+        if rows and rows == list(range(rows[0], rows[0] + len(rows))):
+            self._spans[node] = (rows[0], rows[0] + len(rows))
+        reader = self._readers[node] = _reader(rows)
+        return reader
+
+    def _changed(self, node: str) -> None:
+        self._readers.pop(node, None)
+        self._spans.pop(node, None)
 
 
 def node_of(spec: ResourceSliceSpec, device: Device) -> str:

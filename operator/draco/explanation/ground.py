@@ -4,12 +4,13 @@ Owns the telling apart of pools that are plainly one node's own (nearly all of t
 those that need a view for each kind of node. Judges nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet import Fleet
+from draco.allocation.node_rows import SHARED
 from draco.allocation.pools import Candidate, Entry, Pool, PoolView, is_device_for
 from draco.allocation.rowwise import Column
 from draco.resources.core import Node
@@ -44,19 +45,22 @@ class Ground:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self.others: list[Pool] = []
-        self.lost: list[Entry] = []
-        nodes = fleet.nodes
-        for pool in fleet.inventory.pools:
-            entry = pool.plain
-            if entry is None:
-                self.others.append(pool)
-            elif entry.spec.node_name not in nodes:
-                self.lost.append(entry)
-        self._other_keys = {pool.key for pool in self.others}
+        self._other_keys = set(fleet.inventory.others)
+        self.others: list[Pool] = list(fleet.inventory.others.values())
+        self.lost: list[Entry] = list(self._of_no_node())
         self._mixed = {name for pool in self.others for name in _named(pool)}
         self._likeness = _Likeness(self.others)
         self._sights: dict[tuple[str | None, ...], Sight] = {}
+
+    def _of_no_node(self) -> Iterator[Entry]:
+        inventory = self._fleet.inventory
+        for name in sorted(inventory.nodes.names - self._fleet.nodes.keys() - {SHARED}):
+            entries = {entry.name: entry for entry in map(inventory.entry, inventory.nodes[name])}
+            yield from (entry for entry in entries.values() if pool_key(entry) not in self._other_keys)
+
+    def profiles(self, nodes: Iterable[str], column: Column) -> Mapping[tuple[int, ...], list[str]]:
+        """The nodes by what a column has for these devices; to be asked where all pools are plain."""
+        return self._fleet.inventory.nodes.profiles(column, nodes)
 
     def rows(self, node: str) -> Sequence[int]:
         """The rows of the devices in a node's plain pools."""

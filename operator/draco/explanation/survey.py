@@ -152,18 +152,33 @@ class _Surveyor:
             yield seen.view, seen.candidate, seen.findings
 
     def _kinds(self) -> Iterable[_Kind]:
+        as_read = self._as_read() if self._ground.others else self._plainly_read()
+        kinds = as_read if self._rows.order_matters else _in_any_order(as_read)
+        return [each for kind in kinds.values() for each in self._split(kind)]
+
+    def _plainly_read(self) -> dict[_Like, _Kind]:
+        """The nodes by the codes of their devices, in order, where that is all there is to tell."""
+        names = self._fleet.node_names
+        shut = [] if len(self._open) == len(names) else [name for name in names if name not in self._open]
+        there = [name for name in names if name in self._open] if shut else names
+        return {
+            (is_open, 0, profile): _Kind(is_open, NOTHING, alike)
+            for is_open, asked in ((True, there), (False, shut))
+            for profile, alike in self._ground.profiles(asked, self._rows.codes).items()
+        }
+
+    def _as_read(self) -> dict[_Like, _Kind]:
+        """The same where nodes also see pools that are not plain."""
         as_read: dict[_Like, _Kind] = {}
-        codes, read, sight_of, sight = self._rows.codes, self._ground.read, self._ground.sight, NOTHING
+        codes, read, sight_of = self._rows.codes, self._ground.read, self._ground.sight
         for name in self._fleet.node_names:
-            if self._ground.others:
-                sight = sight_of(self._fleet.nodes[name])
+            sight = sight_of(self._fleet.nodes[name])
             key = (name in self._open, id(sight), read(name, codes))
             kind = as_read.get(key)
             if kind is None:
                 kind = as_read[key] = _Kind(key[0], sight, [])
             kind.names.append(name)
-        kinds = as_read if self._rows.order_matters else _in_any_order(as_read)
-        return [each for kind in kinds.values() for each in self._split(kind)]
+        return as_read
 
     def _split(self, kind: _Kind) -> Iterable[_Kind]:
         """A kind of nodes with odd devices, told apart by them."""

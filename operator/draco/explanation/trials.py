@@ -194,8 +194,7 @@ class Trials:
         inventory = self.fleet.inventory
         if count(marks) <= _ROWS:
             return Counter(map(inventory.node_of, first_rows(marks, _ROWS)))
-        read = inventory.nodes.read
-        return {name: there for name in ("", *self.fleet.node_names) if (there := sum(read(name, marks)))}
+        return inventory.nodes.counts(marks, ("", *self.fleet.node_names))
 
     def fits(
         self,

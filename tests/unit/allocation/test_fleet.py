@@ -257,8 +257,47 @@ def test_nodes_are_told_apart_by_what_a_column_has_for_their_devices() -> None:
     names = ["node-3", "node-2", "node-1", "node-0", "unknown"]
     assert fleet.inventory.nodes.profiles(fleet.held, names) == {
         (0, 1, 1): ["node-3"],
-        (0, 0, 1): ["node-2", "node-1"],
+        (0, 0, 1): ["node-2"],
+        (1, 0, 0): ["node-1"],
         (0, 0, 0): ["node-0"],
         (): ["unknown"],
     }
     assert len(fleet.inventory.nodes[""]) == 1
+
+
+def test_marked_devices_are_counted_node_by_node_while_slices_come_and_go() -> None:
+    fleet = Fleet()
+    for n in (0, 1, 0, 2, 1):
+        for part in range(2):
+            devices = [f"gpu-{part}-{n}-{i}" for i in range(2 + n)]
+            fleet.put_slice(a_slice(f"node-{n}", devices, name=f"{n}-{part}", of=2))
+        fleet.put_slice(a_slice("", [f"x-{i}" for i in range(n + 1)], pool="network", all_nodes=True))
+        inventory = fleet.inventory
+        marks = bytes(row % 3 != 1 for row in range(inventory.columns.rows))
+        names = ["", "node-0", "node-1", "node-2", "unknown"]
+        each = {name: sum(marks[row] for row in inventory.nodes[name]) for name in names}
+        assert inventory.nodes.counts(marks, names) == {name: count for name, count in each.items() if count}
+    fleet.remove_slice("0-1")
+    assert fleet.inventory.nodes.counts(bytes([1]) * inventory.columns.rows, ["node-0"]) == {"node-0": 2}
+
+
+def test_the_pools_that_are_not_plain_are_known_after_each_change() -> None:
+    fleet = Fleet()
+    others = fleet.inventory.others
+
+    def known() -> set[str]:
+        assert fleet.inventory.others == {pool.key: pool for pool in fleet.inventory.pools if pool.plain is None}
+        return {key.pool for key in fleet.inventory.others}
+
+    fleet.put_slice(a_slice("node-0", ["gpu-0"]))
+    assert known() == set()
+    fleet.put_slice(a_slice("", ["x"], pool="network", all_nodes=True))
+    assert known() == {"network"}
+    fleet.put_slice(a_slice("node-0", ["gpu-0"], of=2))
+    assert known() == {"network", "node-0"}
+    fleet.put_slice(a_slice("node-0", ["gpu-0"]))
+    fleet.remove_slice("unknown")
+    assert known() == {"network"}
+    fleet.remove_slice(a_slice("", ["x"], pool="network", all_nodes=True).metadata.name)
+    assert known() == set()
+    assert not others
