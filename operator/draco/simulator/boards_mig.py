@@ -128,6 +128,12 @@ def ci_profiles(profile: GiProfile) -> tuple[CiProfile, ...]:
     )
 
 
+def ci_starts(profile: CiProfile, around: GiProfile) -> tuple[int, ...]:
+    """Where a compute instance may start, in compute slices. Estimated: on the grid of the GPU instances of that size."""
+    step = 4 if profile.slices == 3 else profile.slices
+    return tuple(range(0, around.slices - profile.slices + 1, step))
+
+
 def _share(profile: GiProfile, slices: int) -> int:
     return profile.multiprocessors * slices // profile.slices // 2 * 2
 

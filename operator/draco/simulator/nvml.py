@@ -16,12 +16,18 @@ import pynvml
 from draco.simulator.nvml_events import Events
 from draco.simulator.nvml_health import Health
 from draco.simulator.nvml_identity import Identity
+from draco.simulator.nvml_instances import Instances
 from draco.simulator.nvml_links import Links
 from draco.simulator.nvml_mig import Mig
 from draco.simulator.nvml_session import Session
 from draco.simulator.nvml_system import System
 
 _WITHOUT_INIT = frozenset({"nvmlInit", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"})
+Step = Callable[[str], None]
+
+
+def _no_step(_point: str) -> None:
+    """Go on: nobody looks."""
 
 
 class SimulatedNvml:
@@ -29,11 +35,15 @@ class SimulatedNvml:
 
     A function that pynvml has and the simulator does not raises NVMLError_FunctionNotFound, as pynvml does when the
     driver's library is too old. StateError when the state file is missing or damaged. `sleep` takes injected latency.
+
+    `step` is called with "before nvmlX" and "after nvmlX" around every function, also one that fails; what it raises goes
+    to the caller, as if the process had ended there: before, nothing has happened yet; after, everything has.
     """
 
-    def __init__(self, state_file: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, state_file: Path, *, sleep: Callable[[float], None] = time.sleep, step: Step = _no_step) -> None:
         session = Session(state_file, sleep=sleep)
         self._session = session
+        self._step = step
         self._functions = {
             name: self._guarded(name, getattr(area, name))
             for area in (
@@ -42,6 +52,7 @@ class SimulatedNvml:
                 Links(session),
                 Health(session),
                 Mig(session),
+                Instances(session),
                 Events(session),
             )
             for name in dir(area)
@@ -66,12 +77,26 @@ class SimulatedNvml:
         return sorted({*super().__dir__(), *self._functions})
 
     def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        if name in _WITHOUT_INIT:
-            return function
-
         @functools.wraps(function)
         def guarded(*args: Any, **options: Any) -> Any:
-            self._session.enter(name)
-            return function(*args, **options)
+            self._step(f"before {name}")
+            try:
+                answer = self._answer(name, function, args, options)
+            except pynvml.NVMLError:
+                self._step(f"after {name}")
+                raise
+            self._step(f"after {name}")
+            return answer
 
         return guarded
+
+    def _answer(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if name in _WITHOUT_INIT:
+            return function(*args, **options)
+        handle = next(iter((*args, *options.values())), None)
+        failure = self._session.enter(name, handle)
+        if failure is None:
+            return function(*args, **options)
+        if failure.effect == "done":
+            function(*args, **options)
+        raise pynvml.NVMLError(failure.error)

@@ -8,7 +8,8 @@ from typing import Any
 import pynvml
 
 from draco.simulator.boards import Architecture
-from draco.simulator.nvml_session import Session, board_of, invalid_argument, not_supported, pointed
+from draco.simulator.nvml_handles import pointed
+from draco.simulator.nvml_session import Session, board_of, invalid_argument, not_supported
 from draco.simulator.state import GpuState
 
 _IDLE_SHARE = 0.15  # of the power limit; what an idle GPU draws varies, nothing may depend on it

@@ -6,7 +6,8 @@ from typing import Any
 
 import pynvml
 
-from draco.simulator.nvml_session import Session, board_of, check, invalid_argument, not_supported, pointed
+from draco.simulator.nvml_handles import pointed
+from draco.simulator.nvml_session import Session, board_of, check, invalid_argument, not_supported
 from draco.simulator.state import GpuState
 
 _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.0)?", re.IGNORECASE)

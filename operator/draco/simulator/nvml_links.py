@@ -6,7 +6,8 @@ from typing import Any
 import pynvml
 
 from draco.simulator.boards import Architecture, Board
-from draco.simulator.nvml_session import Session, board_of, invalid_argument, not_supported, pointed
+from draco.simulator.nvml_handles import pointed
+from draco.simulator.nvml_session import Session, board_of, invalid_argument, not_supported
 from draco.simulator.state import GpuState
 
 # No degraded bandwidth, no route recovery, no unhealthy route, no access timeout, no wrong configuration.

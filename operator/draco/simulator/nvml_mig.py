@@ -1,16 +1,18 @@
-"""Simulated NVML: MIG mode, profiles and what exists of them.
+"""Simulated NVML: MIG mode, GPU instance profiles, and MIG devices.
 
-Making and destroying instances is not simulated: those functions are absent, so pynvml's FunctionNotFound comes back.
+Making and destroying instances is in `nvml_instances`.
 """
 # ruff: noqa: N802, N803 - the names are pynvml's
 
+from collections.abc import Sequence
 from typing import Any
 
 import pynvml
 
 from draco.simulator.boards import Architecture
-from draco.simulator.boards_mig import GiProfile, MigTable, Placed
-from draco.simulator.nvml_session import Session, board_of, invalid_argument, not_supported, pointed
+from draco.simulator.boards_mig import GiProfile, MigTable, Placed, ci_profiles
+from draco.simulator.nvml_handles import pointed
+from draco.simulator.nvml_session import Session, board_of, invalid_argument, not_supported
 from draco.simulator.state import GpuState, NodeState
 
 
@@ -23,7 +25,7 @@ class Mig:
     def nvmlDeviceGetMigMode(self, device: Any) -> list[int]:
         """Current and pending mode."""
         gpu = self._session.gpu(device)
-        _table(gpu)
+        table_of(gpu)
         return [gpu.mig_current, gpu.mig_pending]
 
     def nvmlDeviceSetMigMode(self, device: Any, mode: int) -> int:
@@ -33,7 +35,7 @@ class Mig:
         processes answers IN_USE and changes nothing.
         """
         index, gpu = self._session.indexed(device)
-        _table(gpu)
+        table_of(gpu)
         if mode not in (pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE):
             raise invalid_argument()
         outcome: list[int] = []
@@ -55,7 +57,7 @@ class Mig:
 
     def nvmlDeviceGetGpuInstanceProfileInfo(self, device: Any, profile: int, version: int = 2) -> Any:
         """A profile by NVML's enumeration: NOT_SUPPORTED for one the board lacks, INVALID_ARGUMENT past the end."""
-        table = _table(self._session.gpu(device))
+        table = table_of(self._session.gpu(device))
         if version not in (1, 2):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         if not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
@@ -72,7 +74,7 @@ class Mig:
 
     def nvmlDeviceGetGpuInstanceProfileInfoById(self, device: Any, profileId: int) -> Any:
         """A profile by its id."""
-        found = _profile(self._session.gpu(device), profileId)
+        found = profile_of(self._session.gpu(device), profileId)
         return _filled(pynvml.c_nvmlGpuInstanceProfileInfo_v2_t(), found)
 
     def nvmlDeviceGetGpuInstanceProfileInfoByIdV(self, device: Any, profileId: int) -> Any:
@@ -83,38 +85,15 @@ class Mig:
         self, device: Any, profileId: int, placementsRef: Any, countRef: Any
     ) -> int:
         """All legal placements of a profile, free or not, into the caller's array; None asks for their number only."""
-        profile = _profile(self._session.gpu(device), profileId)
-        count = pointed(countRef)
-        if placementsRef is not None:
-            if count.value < len(profile.starts):
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
-            array = _array(placementsRef)
-            for position, start in enumerate(profile.starts):
-                array[position].start, array[position].size = start, profile.size
-        count.value = len(profile.starts)
-        return int(pynvml.NVML_SUCCESS)
+        profile = profile_of(self._session.gpu(device), profileId)
+        return filled_placements(profile.starts, profile.size, placementsRef, countRef)
 
     def nvmlDeviceGetGpuInstanceRemainingCapacity(self, device: Any, profileId: int) -> int:
         """How many more instances of a profile fit beside those that exist."""
         gpu = self._session.gpu(device)
-        profile = _profile(gpu, profileId)
-        _enabled(gpu)
-        return _table(gpu).room_for(profile, _placed(gpu))
-
-    def nvmlDeviceGetGpuInstances(self, device: Any, profileId: int, gpuInstancesRef: Any, countRef: Any) -> int:
-        """Instances of a profile. None can be made yet, so the answer is always an empty list."""
-        gpu = self._session.gpu(device)
-        _profile(gpu, profileId)
-        _enabled(gpu)
-        del gpuInstancesRef
-        pointed(countRef).value = 0
-        return int(pynvml.NVML_SUCCESS)
-
-    def nvmlDeviceGetGpuInstanceById(self, device: Any, gpuInstanceId: int) -> Any:
-        """NOT_FOUND: there are no instances yet."""
-        _enabled(self._session.gpu(device))
-        del gpuInstanceId
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        profile = profile_of(gpu, profileId)
+        mig_enabled(gpu)
+        return table_of(gpu).room_for(profile, placed(gpu))
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
         """How many MIG devices the board can have; 0 where it cannot have any or MIG is off."""
@@ -125,56 +104,91 @@ class Mig:
         return max(profile.max_instances for profile in table.profiles)
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any:
-        """NOT_FOUND: the slot is empty."""
+        """The MIG device in a slot; NOT_FOUND where the slot is empty, with others perhaps behind it."""
         gpu = self._session.gpu(device)
         if index < 0 or index >= self.nvmlDeviceGetMaxMigDeviceCount(device):
-            _enabled(gpu)
+            mig_enabled(gpu)
             raise invalid_argument()
+        for instance in gpu.instances:
+            for compute in instance.compute:
+                if compute.slot == index:
+                    return self._session.handle_of_mig_device(compute)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceIsMigDeviceHandle(self, device: Any) -> Any:
         """A c_uint, not an int, as pynvml returns it."""
-        self._session.gpu(device)
-        return pynvml.c_uint(0)
+        return pynvml.c_uint(self._session.device(device).compute is not None)
 
     def nvmlDeviceGetGpuInstanceId(self, device: Any) -> int:
-        """NOT_SUPPORTED for a whole GPU."""
-        self._session.gpu(device)
-        raise not_supported()
+        """Of a MIG device; NOT_SUPPORTED for a whole GPU."""
+        instance = self._session.device(device).instance
+        if instance is None:
+            raise not_supported()
+        return instance.id
 
     def nvmlDeviceGetComputeInstanceId(self, device: Any) -> int:
-        """NOT_SUPPORTED for a whole GPU."""
-        self._session.gpu(device)
-        raise not_supported()
+        """Of a MIG device; NOT_SUPPORTED for a whole GPU."""
+        compute = self._session.device(device).compute
+        if compute is None:
+            raise not_supported()
+        return compute.id
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: Any) -> Any:
-        """INVALID_ARGUMENT for a whole GPU."""
-        self._session.gpu(migDevice)
-        raise invalid_argument()
+        """The GPU that a MIG device is part of; INVALID_ARGUMENT for a whole GPU."""
+        found = self._session.device(migDevice)
+        if found.compute is None:
+            raise invalid_argument()
+        return self._session.handle(found.index)
+
+    def nvmlDeviceGetAttributes(self, device: Any) -> Any:
+        """The same as version 2."""
+        return self.nvmlDeviceGetAttributes_v2(device)
+
+    def nvmlDeviceGetAttributes_v2(self, device: Any) -> Any:
+        """Size and engines of a MIG device; NOT_SUPPORTED for a whole GPU."""
+        found = self._session.device(device)
+        if found.instance is None or found.compute is None:
+            raise not_supported()
+        profile = profile_of(found.gpu, found.instance.profile_id)
+        attributes = pynvml.c_nvmlDeviceAttributes()
+        attributes.multiprocessorCount = next(
+            each.multiprocessors for each in ci_profiles(profile) if each.id == found.compute.profile_id
+        )
+        attributes.sharedCopyEngineCount = profile.copy_engines
+        attributes.sharedDecoderCount, attributes.sharedEncoderCount = profile.decoders, profile.encoders
+        attributes.sharedJpegCount, attributes.sharedOfaCount = profile.jpegs, profile.ofas
+        attributes.gpuInstanceSliceCount = profile.slices
+        attributes.computeInstanceSliceCount = found.compute.slices
+        attributes.memorySizeMB = profile.memory_mib
+        return attributes
 
 
-def _table(gpu: GpuState) -> MigTable:
+def table_of(gpu: GpuState) -> MigTable:
+    """The board's profiles; NOT_SUPPORTED for a board without MIG."""
     table = board_of(gpu).mig
     if table is None:
         raise not_supported()
     return table
 
 
-def _enabled(gpu: GpuState) -> None:
-    _table(gpu)
+def mig_enabled(gpu: GpuState) -> None:
+    """NOT_SUPPORTED unless MIG is on."""
+    table_of(gpu)
     if not gpu.mig_current:
         raise not_supported()
 
 
-def _profile(gpu: GpuState, profile_id: int) -> GiProfile:
-    found = _table(gpu).by_id(profile_id)
+def profile_of(gpu: GpuState, profile_id: int) -> GiProfile:
+    """A profile by its id; INVALID_ARGUMENT for one that the board does not have."""
+    found = table_of(gpu).by_id(profile_id)
     if found is None:
         raise invalid_argument()
     return found
 
 
-def _placed(gpu: GpuState) -> list[Placed]:
-    return [Placed(_profile(gpu, instance.profile_id), instance.start) for instance in gpu.instances]
+def placed(gpu: GpuState) -> list[Placed]:
+    """The instances that exist, as the board's table counts them."""
+    return [Placed(profile_of(gpu, instance.profile_id), instance.start) for instance in gpu.instances]
 
 
 def _filled(info: Any, profile: GiProfile) -> Any:
@@ -193,6 +207,14 @@ def _filled(info: Any, profile: GiProfile) -> Any:
     return info
 
 
-def _array(reference: Any) -> Any:
-    """A C array, whether passed itself (it decays to a pointer) or by reference."""
-    return pointed(reference) if hasattr(reference, "_obj") else reference
+def filled_placements(starts: Sequence[int], size: int, array_ref: Any, count_ref: Any) -> int:
+    """Write placements into the caller's array, of which `count_ref` says the length; None asks for their number only."""
+    count = pointed(count_ref)
+    if array_ref is not None:
+        if count.value < len(starts):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        array = pointed(array_ref)
+        for position, start in enumerate(starts):
+            array[position].start, array[position].size = start, size
+    count.value = len(starts)
+    return int(pynvml.NVML_SUCCESS)

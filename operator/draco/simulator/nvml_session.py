@@ -4,7 +4,6 @@ Owns initialisation, handles and cached reads. Handles are pointers as pynvml's 
 structs; they carry the session and the driver's generation, and are void when either is over.
 """
 
-import ctypes
 import os
 import threading
 import time
@@ -12,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pynvml
 
 from draco.simulator.boards import BOARDS, Board
-from draco.simulator.state import GpuState, NodeState, StateError, decode, mutate
-
-_MARK = 0x5D << 40  # what no heap address of a real process looks like
+from draco.simulator.nvml_handles import Handle, Kind, handle_of, pointer, same_session
+from draco.simulator.state import ComputeInstance, Failure, GpuInstance, GpuState, NodeState, StateError, decode, mutate
 
 
 class Session:
@@ -63,12 +62,38 @@ class Session:
         for function in self._stopped:
             function()
 
-    def enter(self, function: str) -> None:
-        """What happens before every function: injected latency, and the checks of a live session."""
+    def enter(self, function: str, handle: Any) -> Failure | None:
+        """What happens before every function: the checks of a live session, injected latency and chosen failures."""
         state = self.live_state()
         delay = state.latency_s.get(function, state.latency_s.get("*", 0.0))
         if delay > 0:
             self._sleep(delay)
+        if not state.failures:
+            return None
+        return self._take_failure(function, handle_of(handle))
+
+    def _take_failure(self, function: str, handle: Handle | None) -> Failure | None:
+        """The first failure chosen for such a call, one time less to come."""
+        state = self.state()
+        position = _failure_of(state, function, handle)
+        if position is None or state.failures[position].times is None:
+            return None if position is None else state.failures[position]
+        taken: list[Failure] = []
+
+        def count(changed: NodeState) -> None:
+            # Looked up anew: between then and now another process may have taken the last one.
+            place = _failure_of(changed, function, handle)
+            if place is None:
+                return
+            failure = changed.failures[place]
+            taken.append(failure)
+            if failure.times is not None:
+                failure.times -= 1
+                if failure.times <= 0:
+                    del changed.failures[place]
+
+        self.change(count)
+        return taken[0] if taken else None
 
     def live_state(self) -> NodeState:
         """The current state; raises unless initialised, with the driver still the one it was initialised with."""
@@ -89,38 +114,106 @@ class Session:
             return self._cached.state
 
     def change(self, function: Callable[[NodeState], None]) -> None:
-        """Change the state file under its lock."""
+        """Change the state file under its lock; nothing is changed if the function raises."""
         with mutate(self.state_file) as state:
             function(state)
 
     def handle(self, index: int) -> Any:
         """A device handle for the GPU at `index`, as pynvml's c_nvmlDevice_t."""
-        token = _MARK | (self._sessions & 0xFFFF) << 16 | (index + 1)
-        return ctypes.cast(ctypes.c_void_p(token), pynvml.c_nvmlDevice_t)
+        return pointer(Kind.GPU, self._sessions, index)
+
+    def handle_of_instance(self, instance: GpuInstance) -> Any:
+        """A handle of a GPU instance, as pynvml's c_nvmlGpuInstance_t."""
+        return pointer(Kind.GPU_INSTANCE, self._sessions, instance.serial)
+
+    def handle_of_compute(self, compute: ComputeInstance) -> Any:
+        """A handle of a compute instance, as pynvml's c_nvmlComputeInstance_t."""
+        return pointer(Kind.COMPUTE_INSTANCE, self._sessions, compute.serial)
+
+    def handle_of_mig_device(self, compute: ComputeInstance) -> Any:
+        """A handle of the MIG device that a compute instance is, as pynvml's c_nvmlDevice_t."""
+        return pointer(Kind.MIG_DEVICE, self._sessions, compute.serial)
 
     def gpu(self, handle: Any) -> GpuState:
-        """The GPU behind a handle; raises what a faulty GPU answers to everything."""
+        """The whole GPU behind a handle; raises what a faulty GPU answers to everything."""
         return self.indexed(handle)[1]
 
     def indexed(self, handle: Any) -> tuple[int, GpuState]:
-        """Index and state of the GPU behind a handle."""
-        state = self.state()
-        index = self.index_of(handle)
-        if index >= len(state.gpus):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        gpu = state.gpus[index]
-        check(gpu)
-        return index, gpu
+        """Index and state of the GPU behind a handle; NOT_SUPPORTED for a MIG device, which few functions take."""
+        found = self.device(handle)
+        if found.compute is not None:
+            raise not_supported()
+        return found.index, found.gpu
 
     def index_of(self, handle: Any) -> int:
-        """Index that a handle names, whatever the state of that GPU."""
-        try:
-            token = ctypes.cast(handle, ctypes.c_void_p).value or 0
-        except (ctypes.ArgumentError, TypeError):
-            token = 0
-        if token >> 16 != (_MARK >> 16 | self._sessions & 0xFFFF) or not token & 0xFFFF:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return (token & 0xFFFF) - 1
+        """Index that a handle of a GPU names, whatever the state of that GPU."""
+        return self._checked(handle, Kind.GPU).number
+
+    def device(self, handle: Any, state: NodeState | None = None) -> "Located":
+        """A GPU or a MIG device; raises what a faulty GPU answers to everything."""
+        return self._located(self._checked(handle, Kind.GPU, Kind.MIG_DEVICE), state)
+
+    def instance(self, handle: Any, state: NodeState | None = None) -> "Located":
+        """A GPU instance: NOT_FOUND when it was destroyed."""
+        return self._located(self._checked(handle, Kind.GPU_INSTANCE), state)
+
+    def compute(self, handle: Any, state: NodeState | None = None) -> "Located":
+        """A compute instance: NOT_FOUND when it was destroyed."""
+        return self._located(self._checked(handle, Kind.COMPUTE_INSTANCE), state)
+
+    def _checked(self, given: Any, *kinds: Kind) -> Handle:
+        handle = handle_of(given)
+        if handle is None or handle.kind not in kinds or not same_session(handle, self._sessions):
+            raise invalid_argument()
+        return handle
+
+    def _located(self, handle: Handle, state: NodeState | None) -> "Located":
+        found = located(handle, self.state() if state is None else state)
+        check(found.gpu)
+        return found
+
+
+class Located(msgspec.Struct, frozen=True):
+    """What a handle leads to. A MIG device and a compute instance have all of it, a GPU instance all but `compute`."""
+
+    index: int
+    gpu: GpuState
+    instance: GpuInstance | None = None
+    compute: ComputeInstance | None = None
+
+
+def located(handle: Handle, state: NodeState) -> Located:
+    """What a handle leads to, whatever is wrong with the GPU. INVALID_ARGUMENT without it, NOT_FOUND after its end."""
+    if handle.kind == Kind.GPU:
+        if handle.number >= len(state.gpus):
+            raise invalid_argument()
+        return Located(handle.number, state.gpus[handle.number])
+    for index, gpu in enumerate(state.gpus):
+        for instance in gpu.instances:
+            if handle.kind == Kind.GPU_INSTANCE and instance.serial == handle.number:
+                return Located(index, gpu, instance)
+            for compute in instance.compute:
+                if handle.kind != Kind.GPU_INSTANCE and compute.serial == handle.number:
+                    return Located(index, gpu, instance, compute)
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+
+def _failure_of(state: NodeState, function: str, handle: Handle | None) -> int | None:
+    """Position of the first failure chosen for a call. One chosen for a GPU fails no call that names none."""
+    try:
+        target = None if handle is None else located(handle, state)
+    except pynvml.NVMLError:
+        target = None
+    for position, failure in enumerate(state.failures):
+        if failure.function not in ("", function):
+            continue
+        if failure.gpu_uuid and (target is None or target.gpu.uuid != failure.gpu_uuid):
+            continue
+        instance = None if target is None or target.instance is None else target.instance.id
+        compute = None if target is None or target.compute is None else target.compute.id
+        if failure.gpu_instance in (None, instance) and failure.compute_instance in (None, compute):
+            return position
+    return None
 
 
 class _Snapshot:
@@ -171,12 +264,3 @@ def invalid_argument() -> Exception:
     """NVML's answer for a value that no board knows."""
     error: Exception = pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return error
-
-
-def pointed(reference: Any) -> Any:
-    """The object behind ctypes' byref() or pointer(); INVALID_ARGUMENT where C would crash."""
-    if hasattr(reference, "_obj"):
-        return reference._obj
-    if hasattr(reference, "contents"):
-        return reference.contents
-    raise invalid_argument()

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -19,7 +20,8 @@ from draco.simulator.boards import Board, BoardError, board_named
 from draco.simulator.doorbell import ring
 
 _NAMESPACE = uuid.UUID("6f0e3d0c-6f3a-5d0b-9a53-3c1d6b0f7a11")  # any constant: it makes UUIDs repeatable
-_FORMAT = 1
+_FORMAT = 2
+_READABLE = frozenset({1, _FORMAT})  # 1: before instances could be made; what it lacks has a default
 EVENTS_KEPT = 256  # NVML's own queue is bounded too
 
 
@@ -56,6 +58,18 @@ class RemappedRows(msgspec.Struct):
     failed: bool = False
 
 
+class ComputeInstance(msgspec.Struct):
+    """One compute instance, in compute slices of its GPU instance; it is what a program sees as a MIG device."""
+
+    id: int
+    profile_id: int
+    slices: int
+    start: int
+    uuid: str  # MIG-<uuid>, new at every creation
+    slot: int = 0  # index of its MIG device; kept while it lives, so others leave holes
+    serial: int = 0  # never used again on this node: handles carry it
+
+
 class GpuInstance(msgspec.Struct):
     """One GPU instance that exists on the board, in memory units."""
 
@@ -63,14 +77,34 @@ class GpuInstance(msgspec.Struct):
     profile_id: int
     start: int
     size: int
+    compute: list[ComputeInstance] = []
+    serial: int = 0
 
 
 class Process(msgspec.Struct):
-    """A process that holds the GPU, or one of its instances."""
+    """A process that holds the GPU, a GPU instance (no compute instance given), or a compute instance.
+
+    One that is not `listed` keeps a handle without running anything, as monitoring programs do: NVML names it nowhere.
+    """
 
     pid: int
     memory_mib: int = 0
     gpu_instance: int | None = None
+    compute_instance: int | None = None
+    listed: bool = True
+    name: str = ""
+
+
+class Failure(msgspec.Struct):
+    """Calls that fail: of one function, on one GPU and instance, so many times. Empty and None mean any, or always."""
+
+    error: int  # what the call raises
+    function: str = ""
+    gpu_uuid: str = ""
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+    times: int | None = None
+    effect: Literal["none", "done"] = "none"  # done: the call does its work, and fails nevertheless
 
 
 class GpuState(msgspec.Struct, kw_only=True):
@@ -122,12 +156,19 @@ class NodeState(msgspec.Struct, kw_only=True):
     events: list[Event] = []
     next_event: int = 1
     latency_s: dict[str, float] = {}  # by NVML function name; "*" is every function
+    failures: list[Failure] = []  # the first that matches a call fails it
+    next_serial: int = 1
 
     def add_event(self, gpu_uuid: str, kind: int, data: int, *, gi: int = 0xFFFFFFFF, ci: int = 0xFFFFFFFF) -> None:
         """Queue an event; the oldest one falls out when the queue is full."""
         self.events.append(Event(self.next_event, gpu_uuid, kind, data, gi, ci))
         self.next_event += 1
         del self.events[:-EVENTS_KEPT]
+
+    def new_serial(self) -> int:
+        """A number for a new instance that no other on this node has had."""
+        self.next_serial += 1
+        return self.next_serial - 1
 
 
 def new_node(*, board: str = "H100-80GB", gpus: int = 8, node_name: str) -> NodeState:
@@ -184,11 +225,12 @@ def decode(content: bytes, path: Path) -> NodeState:
         raise StateError(
             f"The simulated GPU state {path} is damaged ({error}); delete it and create the simulated node again."
         ) from error
-    if state.format != _FORMAT:
+    if state.format not in _READABLE:
         raise StateError(
             f"The simulated GPU state {path} has format {state.format}, this version reads {_FORMAT}; "
             "delete it and create the simulated node again."
         )
+    state.format = _FORMAT
     return state
 
 

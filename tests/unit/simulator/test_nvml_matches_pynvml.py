@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from draco.simulator.nvml import SimulatedNvml
-from draco.simulator.state import create
+from draco.simulator.state import create, mutate
 
 
 def _simulated_names() -> list[str]:
@@ -37,7 +37,14 @@ nvmlDeviceGetNvLinkCapability nvmlDeviceGetNvLinkVersion nvmlDeviceGetTopologyCo
 nvmlDeviceGetGpuFabricInfo nvmlDeviceGetGpuFabricInfoV nvmlDeviceGetMigMode nvmlDeviceSetMigMode
 nvmlDeviceGetGpuInstanceProfileInfo nvmlDeviceGetGpuInstanceProfileInfoById nvmlDeviceGetGpuInstancePossiblePlacements
 nvmlDeviceGetGpuInstanceRemainingCapacity nvmlDeviceGetGpuInstances nvmlDeviceGetMaxMigDeviceCount
-nvmlDeviceGetMigDeviceHandleByIndex nvmlDeviceIsMigDeviceHandle nvmlEventSetCreate nvmlDeviceRegisterEvents
+nvmlDeviceGetMigDeviceHandleByIndex nvmlDeviceIsMigDeviceHandle nvmlDeviceGetGpuInstanceId nvmlDeviceGetComputeInstanceId
+nvmlDeviceGetDeviceHandleFromMigDeviceHandle nvmlDeviceGetAttributes_v2 nvmlDeviceCreateGpuInstance
+nvmlDeviceCreateGpuInstanceWithPlacement nvmlDeviceGetGpuInstanceById nvmlGpuInstanceGetInfo nvmlGpuInstanceDestroy
+nvmlGpuInstanceGetComputeInstanceProfileInfo nvmlGpuInstanceGetComputeInstanceRemainingCapacity
+nvmlGpuInstanceGetComputeInstancePossiblePlacements nvmlGpuInstanceCreateComputeInstance
+nvmlGpuInstanceCreateComputeInstanceWithPlacement nvmlGpuInstanceGetComputeInstances
+nvmlGpuInstanceGetComputeInstanceById nvmlComputeInstanceGetInfo nvmlComputeInstanceGetInfo_v2
+nvmlComputeInstanceDestroy nvmlDeviceGetComputeRunningProcesses_v3 nvmlEventSetCreate nvmlDeviceRegisterEvents
 nvmlEventSetWait_v2 nvmlEventSetFree
 """,
 )
@@ -59,7 +66,7 @@ def test_a_simulated_function_has_pynvmls_signature(name: str) -> None:
 
 def test_what_pynvml_has_and_the_simulator_has_not_is_missing_from_the_library() -> None:
     library = SimulatedNvml(Path("unused"))
-    for name in ("nvmlDeviceCreateGpuInstance", "nvmlGpuInstanceDestroy", "nvmlDeviceGetFanSpeed"):
+    for name in ("nvmlDeviceSetFanSpeed_v2", "nvmlVgpuInstanceGetGpuInstanceId", "nvmlDeviceGetFanSpeed"):
         with pytest.raises(pynvml.NVMLError_FunctionNotFound):
             getattr(library, name)(None, None)
 
@@ -106,8 +113,37 @@ def _arguments(library: SimulatedNvml, name: str) -> dict[str, Any]:
             pynvml.c_nvmlGpuFabricInfo_v2_t() if name.endswith("V") else pynvml.c_nvmlGpuFabricInfo_t()
         ),
     }  # fmt: skip
+    by_name |= _of_instances(library, handle, name)
     parameters = inspect.signature(getattr(pynvml, name)).parameters.values()
     return {p.name: by_name[p.name] for p in parameters if p.default is p.empty}
+
+
+def _of_instances(library: SimulatedNvml, handle: Any, name: str) -> dict[str, Any]:
+    """What the functions of instances take, if MIG is on: an instance that is there, and room for another one."""
+    if not library.nvmlDeviceGetMaxMigDeviceCount(handle):
+        return dict.fromkeys(("gpuInstance", "computeInstance", "placement", "engProfile", "computeInstanceId"), 0) | {
+            "placement": None, "computeInstancesRef": None
+        }  # fmt: skip
+    instance = library.nvmlDeviceCreateGpuInstance(handle, 9)
+    compute = library.nvmlGpuInstanceCreateComputeInstance(instance, 0)
+    info = library.nvmlGpuInstanceGetInfo(instance)
+    inside: dict[str, Any] = {
+        "gpuInstance": instance, "computeInstance": compute, "engProfile": 0, "computeInstanceId": 0, "gpuInstanceId": info.id,
+        "gpuInstancesRef": (pynvml.c_nvmlGpuInstance_t * 7)(), "computeInstancesRef": (pynvml.c_nvmlComputeInstance_t * 7)(),
+        "migDevice": library.nvmlComputeInstanceGetInfo(compute).device,
+        "placement": ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(0, 1)),
+    }  # fmt: skip
+    if name.startswith("nvmlGpuInstance"):
+        inside |= {
+            "device": instance,
+            "profileId": 0,
+            "placement": ctypes.byref(pynvml.c_nvmlComputeInstancePlacement_t(1, 1)),
+        }
+    if name == "nvmlGpuInstanceDestroy":
+        library.nvmlComputeInstanceDestroy(compute)
+    if name in ("nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2"):
+        inside["device"] = inside["migDevice"]
+    return inside
 
 
 def _versioned(kind: type, version: int) -> Any:
@@ -125,10 +161,14 @@ def _shape(value: object) -> object:
     return type(value)
 
 
-@pytest.mark.parametrize("board", ["H100-80GB", "T4"])
+@pytest.mark.parametrize(("board", "mig"), [("H100-80GB", 0), ("H100-80GB", 1), ("T4", 0)])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_answer_has_the_type_that_pynvml_returns(name: str, board: str, tmp_path: Path, answering: None) -> None:
+def test_an_answer_has_the_type_that_pynvml_returns(
+    name: str, board: str, mig: int, tmp_path: Path, answering: None
+) -> None:
     create(tmp_path / "state.json", board=board, gpus=2, node_name="n")
+    with mutate(tmp_path / "state.json") as state:
+        state.gpus[0].mig_current = state.gpus[0].mig_pending = mig
     library = SimulatedNvml(tmp_path / "state.json")
     library.nvmlInit()
     arguments = _arguments(library, name).values()

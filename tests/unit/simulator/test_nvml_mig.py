@@ -1,4 +1,4 @@
-"""MIG through simulated NVML: mode, profiles, placements, and what is there (nothing yet)."""
+"""MIG through simulated NVML: mode, profiles, placements, and an empty GPU."""
 
 import ctypes
 from pathlib import Path
@@ -161,11 +161,11 @@ def test_remaining_capacity_counts_what_is_taken(nvml: SimulatedNvml, path: Path
     assert left == {19: 3, 20: 1, 15: 2, 14: 1, 9: 1, 5: 0, 0: 0}
 
 
-def test_there_are_no_instances_and_the_walk_says_so(nvml: SimulatedNvml) -> None:
+def test_where_no_instances_are_the_walk_says_so(nvml: SimulatedNvml) -> None:
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
     nvml.nvmlDeviceSetMigMode(handle, ENABLE)
     count = ctypes.c_uint(7)
-    nvml.nvmlDeviceGetGpuInstances(handle, 19, None, ctypes.byref(count))
+    nvml.nvmlDeviceGetGpuInstances(handle, 19, (pynvml.c_nvmlGpuInstance_t * 7)(), ctypes.byref(count))
     assert count.value == 0
     for slot in range(7):
         with pytest.raises(pynvml.NVMLError_NotFound):

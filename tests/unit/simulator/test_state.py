@@ -84,8 +84,8 @@ def test_a_file_cut_anywhere_is_one_sentence_that_names_it(path: Path) -> None:
 
 def test_a_file_of_another_format_is_refused(path: Path) -> None:
     create(path, gpus=1, node_name="n")
-    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
-    with pytest.raises(StateError, match=r"has format 99, this version reads 1"):
+    path.write_text(path.read_text().replace('"format": 2', '"format": 99'))
+    with pytest.raises(StateError, match=r"has format 99, this version reads 2"):
         load(path)
 
 
