@@ -31,13 +31,19 @@ _KINDS = {
 @with_sources
 @click.option("--devices", is_flag=True, help="Show each device with what stands in its way, one by one.")
 @click.option(
-    "-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True, help="Form."
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json", "yaml"]),
+    default="text",
+    show_default=True,
+    help="Output format.",
 )
 def command(*, what: Sequence[str], sources: Sources, devices: bool, output: str) -> None:
     """Say why a claim or a pod waits for devices.
 
     Every device is accounted for, and what single change would do is tried out. A claim is looked at together with the other
-    claims of the pod that waits for it. Without a name, all that waits is listed with its reason.
+    claims of the pod that waits for it. Without a name, all that waits is listed with its reason. The status is 0 whether it
+    waits or not.
 
     \b
     draco explain                        what waits, a line each
@@ -48,7 +54,7 @@ def command(*, what: Sequence[str], sources: Sources, devices: bool, output: str
     made, namespace = read_world(sources)
     if not asked or asked[0][1] == "":
         wanted = asked[0][0] if asked else ""
-        _print_list(_explained(made, pending(made, sources.namespace, wanted)), made, output)
+        _print_list(_explained(made, pending(made, sources.namespace, wanted)), made, output, wanted)
         return
     explained = list(_explained(made, [subject_of(made, kind, name, namespace) for kind, name in asked]))
     if devices:
@@ -105,7 +111,7 @@ def _print(explained: Sequence[tuple[Subject, Explanation]], notes: Sequence[str
             click.echo(line.rstrip())
 
 
-def _print_list(explained: Iterator[tuple[Subject, Explanation]], made: World, output: str) -> None:
+def _print_list(explained: Iterator[tuple[Subject, Explanation]], made: World, output: str, kind: str) -> None:
     if output != "text":
         _print_document(_document(list(explained)), output)
         return
@@ -116,7 +122,7 @@ def _print_list(explained: Iterator[tuple[Subject, Explanation]], made: World, o
         waits = True
         click.echo(f"{subject}: {told.reason}: {told.summary}")
     if not waits:
-        click.echo(f"Nothing waits for devices in {made.server or 'the files'}.")
+        click.echo(f"{f'No {kind}' if kind else 'Nothing'} waits for devices in {made.server or 'the files'}.")
 
 
 def _document(explained: Sequence[tuple[Subject, Explanation]]) -> dict[str, object]:

@@ -246,7 +246,9 @@ def _texts(filenames: Sequence[str]) -> Iterator[tuple[str, str]]:
         if path.is_dir():
             paths = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file())
             if not paths:
-                raise click.ClickException(f"{path} holds no {', '.join(sorted(SUFFIXES))} file.")
+                raise click.ClickException(
+                    f"the folder {path} has no files that end in .yaml, .yml or .json, nor has any below it."
+                )
         for each in paths:
             yield str(each), _decoded(str(each), each.read_bytes())
 
@@ -278,7 +280,9 @@ def _diff(checked: Checked, changed: Sequence[str]) -> Iterator[str]:
 def _text(checked: Checked, changed: Sequence[str], *, is_written: bool) -> Iterator[str]:
     yield from map(str, checked.findings)
     left = sum(not told.corrected for told in checked.findings)
-    if not checked.findings:
+    if not any(text.strip() for text in checked.before.values()):
+        yield "There is nothing to check."
+    elif not checked.findings:
         yield "Nothing to correct."
     elif is_written:
         yield f"Corrected {len(checked.findings) - left} of {len(checked.findings)}; {left} left to you."

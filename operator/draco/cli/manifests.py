@@ -101,7 +101,9 @@ def _texts(filename: str) -> Iterator[tuple[str, str]]:
     if path.is_dir():
         paths = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES and each.is_file())
         if not paths:
-            raise ManifestError(f"{path} has no files that end in .yaml, .yml or .json; give the files themselves.")
+            raise ManifestError(
+                f"the folder {path} has no files that end in .yaml, .yml or .json; give the files themselves."
+            )
     for each in paths:
         with each.open("rb") as stream:
             yield str(each), _text(str(each), stream)

@@ -42,7 +42,12 @@ from draco.resources.taints import DeviceTaintRule
     "are named. Repeatable.",
 )
 @click.option(
-    "-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True, help="Form."
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json", "yaml"]),
+    default="text",
+    show_default=True,
+    help="Output format.",
 )
 @click.option(
     "--scenarios",
@@ -67,7 +72,8 @@ def command(
 
     Files may hold Nodes, ResourceSlices, DeviceClasses, DeviceTaintRules, ResourceClaims, ResourceClaimTemplates, Pods and
     workloads. Claims that are allocated count as in use. Others are tried one after another, those of a pod together; a template
-    stands for one claim. Without files, what waits in the cluster is tried.
+    stands for one claim. Without files, what waits in the cluster is tried. The status is 0 whether all fits or not: -o json
+    says so in "fits".
 
     \b
     draco simulate -f pod.yaml --copies 100        how many more of these fit?

@@ -17,6 +17,7 @@ from draco.cli.live import read_fleet
 from draco.cli.manifests import decode_all, files_option, read_manifests
 from draco.cli.world import World
 from draco.kube.kubeconfig import current_namespace
+from draco.resources.manifests import ManifestError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -65,7 +66,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         type=click.Path(path_type=Path, dir_okay=False),
         help="Kubeconfig file [default: as kubectl finds it].",
     ),
-    click.option("--context", help="Context of the kubeconfig [default: its current one]."),
+    click.option("--context", metavar="NAME", help="Context of the kubeconfig [default: its current one]."),
 )
 
 
@@ -75,6 +76,8 @@ def read_world(sources: Sources) -> tuple[World, str]:
     Raises ManifestError, KubeError, KubeconfigError or ClusterError.
     """
     manifests = read_manifests(sources.filenames)
+    if sources.filenames and not manifests:
+        raise ManifestError("the files hold no objects: give manifests as for `kubectl apply`, or leave out -f.")
     alone = any(manifest.get("kind") == "ResourceSlice" for manifest, _ in manifests)
     if sources.cluster is False or (sources.cluster is None and alone):
         if not manifests:

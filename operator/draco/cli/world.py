@@ -145,10 +145,10 @@ def without(world: World, names: Sequence[str]) -> set[PoolKey]:
 
 
 def _ensure(world: World, name: str) -> None:
-    """Files need not describe a node to name it; a cluster knows its nodes."""
+    """Files that name no node mean any; those that name some, and clusters, know their nodes."""
     if name in world.fleet.nodes:
         return
-    if world.server:
+    if world.server or world.fleet.nodes.keys() - {ANY_NODE}:
         raise WorldError(_no_node(world, name))
     world.fleet.put_node(Node(metadata=ObjectMeta(name=name)))
 

@@ -139,3 +139,10 @@ def test_a_pod_that_names_its_node_waits_in_vain(tmp_path: Path, arguments: tupl
     file.write_text(yaml.safe_dump_all([*CLUSTER, a_claim("mine"), bound]))
     assert document(str(file), *arguments)["reason"] == "BypassesScheduler"
     assert explain(str(file)).stdout.startswith("pod default/bound: BypassesScheduler:")
+
+
+def test_where_nothing_waits_of_a_kind_only_that_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([*CLUSTER, a_claim("mine")]))
+    assert explain(str(file), "pods").stdout == "No pod waits for devices in the files.\n"
+    assert explain(str(file), "claims").stdout.startswith("claim default/mine: Fits:")

@@ -125,7 +125,7 @@ def test_a_folder_is_checked_as_one_application(capsys: pytest.CaptureFixture[st
 
 
 def test_an_empty_folder_and_a_missing_file_are_told_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "holds no .json, .yaml, .yml file" in shown(capsys, "-f", str(tmp_path), status=1)
+    assert "has no files that end in .yaml, .yml or .json" in shown(capsys, "-f", str(tmp_path), status=1)
     assert "no such file" in shown(capsys, "-f", str(tmp_path / "nosuch"), status=1)
 
 
@@ -256,3 +256,8 @@ def places_in(tree: Any) -> Iterator[tuple[Any, Any]]:
     for key, value in items:
         yield tree, key
         yield from places_in(value)
+
+
+def test_files_without_anything_in_them_are_told_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("\n")
+    assert shown(capsys, "-f", str(tmp_path), status=0) == "There is nothing to check.\n"

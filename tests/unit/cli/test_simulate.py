@@ -351,3 +351,21 @@ def test_a_pod_that_names_its_node_is_not_placed_and_told_why(tmp_path: Path) ->
     assert "default/train: fits on node-0" in text
     assert "default/bound: bypasses the scheduler" in text
     assert text.count("spec.nodeName: node-0") == 1
+
+
+def test_files_without_objects_are_told_so_and_no_cluster_is_asked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "empty.yaml"
+    file.write_text("# nothing yet\n")
+    assert cli.run(["simulate", "-f", str(file)]) == 1
+    assert capsys.readouterr().err.startswith("Error: The files hold no objects:")
+
+
+def test_a_node_that_files_do_not_name_is_told_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([*CLUSTER, a_claim("one")]))
+    assert cli.run(["simulate", "-f", str(file), "--node", "nod-1"]) == 1
+    assert 'There is no node "nod-1" in the files; did you mean node-1?' in capsys.readouterr().err
