@@ -65,8 +65,9 @@ class Identity:
         return self._session.indexed(handle)[0]
 
     def nvmlDeviceGetUUID(self, handle: Any) -> str:
-        """The identity that stays with the board."""
-        return self._session.gpu(handle).uuid
+        """The identity that stays with the board; a MIG device has its own, new whenever it is made."""
+        found = self._session.device(handle)
+        return found.gpu.uuid if found.compute is None else found.compute.uuid
 
     def nvmlDeviceGetMinorNumber(self, handle: Any) -> int:
         """The number in /dev/nvidia<minor>."""
