@@ -1,11 +1,13 @@
 """NVML as the agent sees it: typed reads of the node's GPUs, and one sentence for everything that can go wrong.
 
-Owns every call of pynvml. Decides nothing: what a fault means for a claim is not its business. All calls block. One thread
-makes them; a second one may wait for events meanwhile, and must have stopped before the session is closed.
+Owns the session and every call about whole GPUs; those about instances are `nvml_instances`'. Decides nothing: what a fault
+means for a claim is not its business. All calls block. Whoever makes several that belong together holds `lock` meanwhile; a
+thread may wait for events without it, and must have stopped before the session is closed.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -27,13 +29,11 @@ from draco.agent.nvml_errors import (
     DriverMissing,
     DriverReloaded,
     GpuLost,
-    GpuUnknown,
     NoEvent,
     NotSupported,
     NvmlError,
-    PermissionMissing,
     ResetRequired,
-    Unreadable,
+    translated,
 )
 from draco.resources.names import GpuUuid
 
@@ -56,8 +56,9 @@ class Nvml:
     """A session with NVML. `library` is the module pynvml, or any object with its functions."""
 
     def __init__(self, library: Any = pynvml) -> None:
+        self.lock = threading.RLock()
+        self.sessions = 0
         self._library = library
-        self._sessions = 0
         self._open = False
         self._seen: dict[int, Gpu] = {}
         self._unidentified: tuple[UnidentifiedGpu, ...] = ()
@@ -68,9 +69,9 @@ class Nvml:
         """Start the session; DriverMissing when the node has no working driver."""
         if self._open:
             return
-        self._call("nvmlInit")
+        self.call("nvmlInit")
         self._open = True
-        self._sessions += 1
+        self.sessions += 1
         self._seen, self._handles, self._unidentified = {}, {}, ()
 
     def close(self) -> None:
@@ -85,11 +86,11 @@ class Nvml:
 
     def driver(self) -> DriverInfo:
         """Versions of the driver."""
-        cuda = self._call("nvmlSystemGetCudaDriverVersion_v2")
+        cuda = self.call("nvmlSystemGetCudaDriverVersion_v2")
         return DriverInfo(
-            driver_version=str(self._call("nvmlSystemGetDriverVersion")),
+            driver_version=str(self.call("nvmlSystemGetDriverVersion")),
             cuda_driver_version=f"{cuda // 1000}.{cuda % 1000 // 10}",
-            nvml_version=str(self._call("nvmlSystemGetNVMLVersion")),
+            nvml_version=str(self.call("nvmlSystemGetNVMLVersion")),
         )
 
     def gpus(self) -> list[Gpu]:
@@ -99,7 +100,7 @@ class Nvml:
         this session is in `unidentified`. DriverError when no GPU can be read at all.
         """
         unidentified = []
-        for index in range(self._call("nvmlDeviceGetCount")):
+        for index in range(self.call("nvmlDeviceGetCount")):
             try:
                 self._seen[index] = self._read(index)
             except DriverError:
@@ -120,7 +121,7 @@ class Nvml:
     def health(self, uuid: GpuUuid) -> GpuHealth:
         """How a GPU is now, from what NVML says it needs. DriverError when the driver is the trouble."""
         try:
-            return self._health(self._handle(uuid))
+            return self._health(self.handle(uuid))
         except DriverError:
             raise
         except NvmlError as error:
@@ -135,7 +136,7 @@ class Nvml:
         self._watch_all(events)
         while True:
             try:
-                data = self._call("nvmlEventSetWait_v2", events.handle, timeout_ms)
+                data = self.call("nvmlEventSetWait_v2", events.handle, timeout_ms)
             except NoEvent:
                 return
             except GpuLost:
@@ -147,71 +148,71 @@ class Nvml:
             timeout_ms = 0
 
     def _read(self, index: int) -> Gpu:
-        handle = self._call("nvmlDeviceGetHandleByIndex", index)
-        uuid = GpuUuid(self._call("nvmlDeviceGetUUID", handle))
-        major, minor = self._call("nvmlDeviceGetCudaComputeCapability", handle)
-        pci = self._call("nvmlDeviceGetPciInfo", handle)
-        mode = self._optional("nvmlDeviceGetMigMode", handle)
+        handle = self.call("nvmlDeviceGetHandleByIndex", index)
+        uuid = GpuUuid(self.call("nvmlDeviceGetUUID", handle))
+        major, minor = self.call("nvmlDeviceGetCudaComputeCapability", handle)
+        pci = self.call("nvmlDeviceGetPciInfo", handle)
+        mode = self.optional("nvmlDeviceGetMigMode", handle)
         self._handles[uuid] = handle
         return Gpu(
             uuid=uuid,
             index=index,
-            minor=int(self._call("nvmlDeviceGetMinorNumber", handle)),
-            product_name=str(self._call("nvmlDeviceGetName", handle)),
-            brand=BRANDS.get(self._call("nvmlDeviceGetBrand", handle), "Unknown"),
-            architecture=ARCHITECTURES.get(self._call("nvmlDeviceGetArchitecture", handle), "Unknown"),
+            minor=int(self.call("nvmlDeviceGetMinorNumber", handle)),
+            product_name=str(self.call("nvmlDeviceGetName", handle)),
+            brand=BRANDS.get(self.call("nvmlDeviceGetBrand", handle), "Unknown"),
+            architecture=ARCHITECTURES.get(self.call("nvmlDeviceGetArchitecture", handle), "Unknown"),
             compute_major=int(major),
             compute_minor=int(minor),
-            memory_bytes=int(self._call("nvmlDeviceGetMemoryInfo", handle).total),
+            memory_bytes=int(self.call("nvmlDeviceGetMemoryInfo", handle).total),
             pci_bus_id=f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0",
             numa_node=self._numa_node(handle),
             mig_capable=mode is not None,
             mig_enabled=mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
-            addressing_mode=ADDRESSING_MODES.get(self._optional("nvmlDeviceGetAddressingMode", handle)),
+            addressing_mode=ADDRESSING_MODES.get(self.optional("nvmlDeviceGetAddressingMode", handle)),
             health=self._health(handle),
         )
 
     def _numa_node(self, handle: Any) -> int | None:
         """The nearest NUMA node; nvmlDeviceGetNumaNodeId is for GPUs that are such nodes themselves."""
-        words = self._optional("nvmlDeviceGetMemoryAffinity", handle, 16, pynvml.NVML_AFFINITY_SCOPE_NODE)
+        words = self.optional("nvmlDeviceGetMemoryAffinity", handle, 16, pynvml.NVML_AFFINITY_SCOPE_NODE)
         for number, word in enumerate(map(int, words or ())):
             if word:
                 return number * 64 + ((word & -word).bit_length() - 1)
         return None
 
-    def _handle(self, uuid: GpuUuid) -> Any:
+    def handle(self, uuid: GpuUuid) -> Any:
         """Handles are kept: looking one up by UUID can take NVML seconds."""
         if uuid not in self._handles:
-            self._handles[uuid] = self._call("nvmlDeviceGetHandleByUUID", uuid)
+            self._handles[uuid] = self.call("nvmlDeviceGetHandleByUUID", uuid)
         return self._handles[uuid]
 
     def _health(self, handle: Any) -> GpuHealth:
         wanted = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-        values = self._optional("nvmlDeviceGetFieldValues", handle, [wanted])
+        values = self.optional("nvmlDeviceGetFieldValues", handle, [wanted])
         if values is not None and values[0].nvmlReturn == pynvml.NVML_SUCCESS:
             action = int(values[0].value.uiVal)
             if action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
                 sentence = RECOVERY_ACTIONS.get(action, f"The GPU asks for recovery action {action}.")
                 return GpuHealth(HealthState.UNHEALTHY, sentence)
-        rows = self._optional("nvmlDeviceGetRemappedRows", handle)
+        rows = self.optional("nvmlDeviceGetRemappedRows", handle)
         if rows is not None and rows[3]:
             return GpuHealth(HealthState.UNHEALTHY, "A broken memory row could not be remapped; replace the GPU.")
         return HEALTHY
 
     def _subscription(self) -> "_Subscription":
-        if self._events is None or self._events.session != self._sessions:
-            self._events = _Subscription(self._call("nvmlEventSetCreate"), self._sessions)
+        if self._events is None or self._events.session != self.sessions:
+            self._events = _Subscription(self.call("nvmlEventSetCreate"), self.sessions)
         return self._events
 
     def _watch_all(self, events: "_Subscription") -> None:
-        for index in range(self._call("nvmlDeviceGetCount")):
+        for index in range(self.call("nvmlDeviceGetCount")):
             if index in events.watched:
                 continue
             try:
-                handle = self._call("nvmlDeviceGetHandleByIndex", index)
-                uuid = GpuUuid(self._call("nvmlDeviceGetUUID", handle))
-                types = self._call("nvmlDeviceGetSupportedEventTypes", handle) & WATCHED
-                self._call("nvmlDeviceRegisterEvents", handle, types, events.handle)
+                handle = self.call("nvmlDeviceGetHandleByIndex", index)
+                uuid = GpuUuid(self.call("nvmlDeviceGetUUID", handle))
+                types = self.call("nvmlDeviceGetSupportedEventTypes", handle) & WATCHED
+                self.call("nvmlDeviceRegisterEvents", handle, types, events.handle)
             except DriverError:
                 raise
             except NvmlError:
@@ -235,10 +236,10 @@ class Nvml:
     def _drop_lost(self, events: "_Subscription") -> Iterator[GpuEvent]:
         """A lost GPU would end every further wait at once: go on with a new set that leaves it out."""
         self._events = None
-        self._optional("nvmlEventSetFree", events.handle)
+        self.optional("nvmlEventSetFree", events.handle)
         for index, uuid in sorted(events.watched.items()):
             try:
-                self._call("nvmlDeviceGetHandleByIndex", index)
+                self.call("nvmlDeviceGetHandleByIndex", index)
             except GpuLost:
                 yield GpuEvent(EventKind.LOST, uuid)
             except DriverError:
@@ -246,18 +247,19 @@ class Nvml:
             except NvmlError:
                 continue
 
-    def _optional(self, function: str, *args: Any) -> Any:
+    def optional(self, function: str, *args: Any) -> Any:
         """The answer, or None where the board or the driver does not have this."""
         try:
-            return self._call(function, *args)
+            return self.call(function, *args)
         except NotSupported:
             return None
 
-    def _call(self, function: str, *args: Any) -> Any:
+    def call(self, function: str, *args: Any, **options: Any) -> Any:
+        """What the function answers; an NvmlError with one sentence when it refuses."""
         try:
-            return getattr(self._library, function)(*args)
+            return getattr(self._library, function)(*args, **options)
         except pynvml.NVMLError as error:
-            raise _translated(error, function) from error
+            raise translated(error, function) from error
 
 
 class _Subscription:
@@ -281,14 +283,6 @@ def _instance(number: int) -> int | None:
 def _health_of(error: NvmlError) -> GpuHealth:
     unhealthy = isinstance(error, GpuLost | ResetRequired)
     return GpuHealth(HealthState.UNHEALTHY if unhealthy else HealthState.UNKNOWN, str(error))
-
-
-def _translated(error: Any, function: str) -> NvmlError:
-    code = int(error.value)
-    kind, sentence = _ERRORS.get(
-        code, (Unreadable, "NVML's {function} answered {error} (code {code}); look for NVRM in the kernel log.")
-    )
-    return kind(sentence.format(function=function, error=error, code=code), code)
 
 
 # Spelled as NVIDIA's DRA driver spells them in its attributes.
@@ -358,46 +352,5 @@ RECOVERY_ACTIONS: Mapping[int, str] = MappingProxyType(
         pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: "The GPU needs its IMEX domain to be recovered.",
         pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: "The GPU needs a reset of its PCI bus.",
         pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: "The GPU needs a reboot of the whole system.",
-    }
-)
-
-_INSTALL = "install the NVIDIA driver, or have the container toolkit pass it into this container"
-_ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProxyType(
-    {
-        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
-            DriverMissing,
-            f"NVML is not available on this node: libnvidia-ml.so.1 was not found; {_INSTALL}.",
-        ),
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
-            DriverMissing,
-            "NVML is not available on this node: the kernel module is not loaded; load it with `modprobe nvidia`.",
-        ),
-        pynvml.NVML_ERROR_UNINITIALIZED: (
-            DriverReloaded,
-            "The NVIDIA driver was reloaded, or NVML was never opened; open it again.",
-        ),
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-            DriverReloaded,
-            "NVML's library and the loaded NVIDIA driver have different versions; reload the driver or reboot the node.",
-        ),
-        pynvml.NVML_ERROR_GPU_IS_LOST: (
-            GpuLost,
-            "The GPU is lost: it has fallen off the PCI bus; drain and reboot the node.",
-        ),
-        pynvml.NVML_ERROR_RESET_REQUIRED: (
-            ResetRequired,
-            "The GPU needs a reset before it can be used; drain it and run `nvidia-smi --gpu-reset`.",
-        ),
-        pynvml.NVML_ERROR_NO_PERMISSION: (
-            PermissionMissing,
-            "NVML's {function} needs more rights; run the agent as root with access to the NVIDIA device nodes.",
-        ),
-        pynvml.NVML_ERROR_NOT_SUPPORTED: (NotSupported, "This GPU does not support NVML's {function}."),
-        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (
-            NotSupported,
-            "The installed NVIDIA driver is too old for NVML's {function}; upgrade the driver.",
-        ),
-        pynvml.NVML_ERROR_NOT_FOUND: (GpuUnknown, "NVML's {function} knows no such GPU; it may have been removed."),
-        pynvml.NVML_ERROR_TIMEOUT: (NoEvent, "Nothing happened in the time given to NVML's {function}."),
     }
 )

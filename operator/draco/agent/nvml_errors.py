@@ -1,7 +1,13 @@
 """What can go wrong with NVML, as sentences a person can act on.
 
-Owns the hierarchy only; `nvml` knows which return code is which error.
+Owns the hierarchy, and which return code is which error. What an error means for a claim is decided elsewhere.
 """
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pynvml
 
 from draco.resources.errors import DracoError
 
@@ -43,7 +49,19 @@ class NotSupported(NvmlError):
 
 
 class GpuUnknown(NvmlError):
-    """No GPU of this node has that UUID."""
+    """There is no such GPU, or no such instance any more."""
+
+
+class InUse(NvmlError):
+    """Somebody uses the instance, or an instance in it: to be tried again, and the holder to be found."""
+
+
+class NoRoom(NvmlError):
+    """The units are taken, or an engine is used up: what is there has to be read again; asking again does not help."""
+
+
+class InvalidArgument(NvmlError):
+    """A number that the board does not know; also how NVML ends an enumeration."""
 
 
 class NoEvent(NvmlError):
@@ -52,3 +70,60 @@ class NoEvent(NvmlError):
 
 class Unreadable(NvmlError):
     """NVML's answer says nothing about the GPU's state."""
+
+
+def translated(error: Any, function: str) -> NvmlError:
+    """NVML's refusal of a function as one of these errors."""
+    code = int(error.value)
+    kind, sentence = _ERRORS.get(
+        code, (Unreadable, "NVML's {function} answered {error} (code {code}); look for NVRM in the kernel log.")
+    )
+    return kind(sentence.format(function=function, error=error, code=code), code)
+
+
+_INSTALL = "install the NVIDIA driver, or have the container toolkit pass it into this container"
+_ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProxyType(
+    {
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
+            DriverMissing,
+            f"NVML is not available on this node: libnvidia-ml.so.1 was not found; {_INSTALL}.",
+        ),
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
+            DriverMissing,
+            "NVML is not available on this node: the kernel module is not loaded; load it with `modprobe nvidia`.",
+        ),
+        pynvml.NVML_ERROR_UNINITIALIZED: (
+            DriverReloaded,
+            "The NVIDIA driver was reloaded, or NVML was never opened; open it again.",
+        ),
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+            DriverReloaded,
+            "NVML's library and the loaded NVIDIA driver have different versions; reload the driver or reboot the node.",
+        ),
+        pynvml.NVML_ERROR_GPU_IS_LOST: (
+            GpuLost,
+            "The GPU is lost: it has fallen off the PCI bus; drain and reboot the node.",
+        ),
+        pynvml.NVML_ERROR_RESET_REQUIRED: (
+            ResetRequired,
+            "The GPU needs a reset before it can be used; drain it and run `nvidia-smi --gpu-reset`.",
+        ),
+        pynvml.NVML_ERROR_NO_PERMISSION: (
+            PermissionMissing,
+            "NVML's {function} needs more rights; run the agent as root with access to the NVIDIA device nodes.",
+        ),
+        pynvml.NVML_ERROR_NOT_SUPPORTED: (NotSupported, "This GPU does not support NVML's {function}."),
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (
+            NotSupported,
+            "The installed NVIDIA driver is too old for NVML's {function}; upgrade the driver.",
+        ),
+        pynvml.NVML_ERROR_NOT_FOUND: (GpuUnknown, "NVML's {function} knows no such GPU; it may have been removed."),
+        pynvml.NVML_ERROR_TIMEOUT: (NoEvent, "Nothing happened in the time given to NVML's {function}."),
+        pynvml.NVML_ERROR_IN_USE: (InUse, "NVML's {function} was refused: somebody still uses what it is about."),
+        pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (
+            NoRoom,
+            "NVML's {function} was refused: the GPU has no room there.",
+        ),
+        pynvml.NVML_ERROR_INVALID_ARGUMENT: (InvalidArgument, "NVML's {function} does not know what it was given."),
+    }
+)

@@ -1,0 +1,246 @@
+"""What is published of a GPU that can be divided: the whole, its partitions, and the counters that they draw from.
+
+Owns NVIDIA's names for partitions, their capacities and counters, the order in which the scheduler meets them, and when that
+order has become wrong enough to be published anew. Pure: reads nothing, writes nothing.
+
+The scheduler takes the first device that fits, in the order of the slices and of the devices in them. So the order is the plan:
+each profile's placements come in the order in which they cost least of what still fits.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from draco.agent import slices
+from draco.agent.gpus import DriverInfo
+from draco.agent.instances import GpuMig, MigState, Use
+from draco.agent.slices import Located
+from draco.mig.board import Board, Placement, Profile
+from draco.mig.geometry import Geometry, State, geometry
+from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
+from draco.resources.quantity import Format, Quantity
+from draco.resources.slices import (
+    Counter,
+    CounterSet,
+    Device,
+    DeviceAttribute,
+    DeviceCapacity,
+    DeviceCounterConsumption,
+)
+from draco.resources.taints import DeviceTaint
+
+_ENGINES = (
+    ("multiprocessors", "multiprocessors"),
+    ("copyEngines", "copy_engines"),
+    ("decoders", "decoders"),
+    ("encoders", "encoders"),
+    ("jpegEngines", "jpeg_engines"),
+    ("ofaEngines", "ofa_engines"),
+)
+"""Capacities of a partition, and the profile's fields they come from."""
+_COUNTERS = {
+    "multiprocessors": "multiprocessors",
+    "copyEngines": "copy-engines",
+    "decoders": "decoders",
+    "encoders": "encoders",
+    "jpegEngines": "jpeg-engines",
+    "ofaEngines": "ofa-engines",
+    "memory": "memory",
+}
+_UNSETTLED = frozenset({MigState.DIRTY, MigState.NEEDS_RESET})
+_PARENTS_ONLY = frozenset({"uuid", "addressingMode"})
+"""Attributes of a whole GPU that its partitions do not have."""
+
+
+class Divisible(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU whose partitions are published, before they exist.
+
+    `profiles` are the names of those that may be had, empty for all. `layout` are the only placements there will be; None means
+    that every one can be asked for. `whole` says whether the GPU can be had undivided as well.
+    """
+
+    located: Located
+    mig: GpuMig
+    board: Board
+    profiles: frozenset[str] = frozenset()
+    layout: tuple[Placement, ...] | None = None
+    whole: bool = True
+
+    @property
+    def uuid(self) -> GpuUuid:
+        """The GPU's."""
+        return self.located.gpu.uuid
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Those that can be asked for."""
+        if self.layout is not None:
+            return self.layout
+        return tuple(each for each in self.board.placements if not self.profiles or each.profile.name in self.profiles)
+
+    @property
+    def state(self) -> State:
+        """What of it cannot be had: all that is held, but for idle instances that would give way."""
+        return geometry(self.board).state_of(
+            Placement(profile, held.instance.start)
+            for held in self.mig.held
+            if held.use is not Use.WARM and (profile := self.board.by_id(held.instance.profile_id))
+        )
+
+    @property
+    def warm(self) -> frozenset[Placement]:
+        """Idle instances that are there already."""
+        return frozenset(
+            Placement(profile, held.instance.start)
+            for held in self.mig.held
+            if held.use is Use.WARM and (profile := self.board.by_id(held.instance.profile_id))
+        )
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One partition of one GPU."""
+
+    gpu: GpuUuid
+    placement: Placement
+
+
+def partition_name(parent: str, placement: Placement) -> str:
+    """The name of a partition: gpu-0-mig-1g10gb-19-4. NVML's profile id tells apart what is alike without its signs."""
+    profile = placement.profile.name.replace(".", "").replace("+", "-")
+    return f"{parent}-mig-{profile}-{placement.profile.id}-{placement.start}"
+
+
+def devices(gpus: Sequence[Divisible], driver: DriverInfo, order: Sequence[Place]) -> list[Device]:
+    """The GPUs as devices: those to be had whole first, then the partitions in the given order."""
+    ascending = sorted(gpus, key=lambda each: each.located.gpu.minor)
+    by_uuid = {each.uuid: _Maker(each, driver) for each in ascending}
+    whole = [by_uuid[each.uuid].whole() for each in ascending if each.whole]
+    return whole + [by_uuid[place.gpu].partition(place.placement) for place in order if place.gpu in by_uuid]
+
+
+def counters(gpus: Sequence[Divisible]) -> list[CounterSet]:
+    """One set per GPU, in the order of their minor numbers."""
+    return [
+        CounterSet(name=_counter_set(each), counters=_counted(_most(each), range(each.board.units)))
+        for each in sorted(gpus, key=lambda each: each.located.gpu.minor)
+    ]
+
+
+def order(gpus: Sequence[Divisible]) -> list[Place]:
+    """Every partition, small profiles before large ones, each profile's best placement first.
+
+    What fits comes before what does not. Among equals an idle instance that is there already comes before one to be made.
+    """
+    ranked: list[tuple[tuple[int, ...], Place]] = []
+    for each in gpus:
+        space, state, warm = geometry(each.board), each.state, each.warm
+        for placement in each.placements:
+            key = (placement.profile.size, placement.profile.id, *_cost(space, state, placement))
+            tie = (placement not in warm, -placement.start, each.located.gpu.minor)
+            ranked.append(((*key, *tie), Place(each.uuid, placement)))
+    return [place for _, place in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def matters(published: Sequence[Place], gpus: Sequence[Divisible]) -> bool:
+    """Whether a first-fit scheduler would now, for some profile, choose worse by the published order than by a new one.
+
+    An order of other partitions always matters. A stale one is legal: it only spends more of what still fits.
+    """
+    fresh = order(gpus)
+    if set(published) != set(fresh):
+        return True
+    costs = {
+        Place(each.uuid, placement): _cost(geometry(each.board), each.state, placement)
+        for each in gpus
+        for placement in each.placements
+    }
+    now, then = _first_fitting(published, costs), _first_fitting(fresh, costs)
+    return any(costs[now[profile]] > costs[best] for profile, best in then.items())
+
+
+def _cost(space: Geometry, state: State, placement: Placement) -> tuple[int, ...]:
+    """Smaller is better: whether it does not fit, what it costs of what still fits, and how much it would leave unused."""
+    if not space.fits_at(state, placement):
+        return (1, 0, 0)
+    ranked = space.rank(state, placement)
+    return (0, ranked.loss, ranked.units_left)
+
+
+def _first_fitting(places: Sequence[Place], costs: Mapping[Place, tuple[int, ...]]) -> dict[Profile, Place]:
+    first: dict[Profile, Place] = {}
+    for place in places:
+        if not costs[place][0]:
+            first.setdefault(place.placement.profile, place)
+    return first
+
+
+class _Maker:
+    """Makes the devices of one GPU."""
+
+    def __init__(self, gpu: Divisible, driver: DriverInfo) -> None:
+        self._gpu = gpu
+        self._plain = slices.device(gpu.located, driver)
+        self._inherited = {name: value for name, value in self._plain.attributes.items() if name not in _PARENTS_ONLY}
+        self._set = _counter_set(gpu)
+        self._foreign = 0
+        for held in gpu.mig.foreign:
+            self._foreign |= held.instance.mask
+
+    def whole(self) -> Device:
+        most = _most(self._gpu)
+        everything = _counted(most, range(self._gpu.board.units))
+        capacity = {name: DeviceCapacity(value=value) for name, value in most.items()}
+        return msgspec.structs.replace(
+            self._plain,
+            capacity=capacity | self._plain.capacity,
+            consumes_counters=[DeviceCounterConsumption(counter_set=self._set, counters=everything)],
+            taints=self._taints(-1),
+        )
+
+    def partition(self, placement: Placement) -> Device:
+        profile = placement.profile
+        amounts = _amounts(profile)
+        own = {"type": "mig", "profile": profile.name, "parentUUID": self._gpu.uuid}
+        attributes = self._inherited | {name: DeviceAttribute(string=value) for name, value in own.items()}
+        drawn = DeviceCounterConsumption(counter_set=self._set, counters=_counted(amounts, placement.units))
+        return Device(
+            name=partition_name(slices.device_name(self._gpu.located.gpu), placement),
+            attributes=attributes,
+            capacity={name: DeviceCapacity(value=value) for name, value in amounts.items()},
+            consumes_counters=[drawn],
+            taints=self._taints(placement.mask),
+        )
+
+    def _taints(self, mask: int) -> list[DeviceTaint]:
+        taints = []
+        if self._foreign & mask:
+            taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
+        if self._gpu.mig.state in _UNSETTLED:
+            taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=self._gpu.mig.state.value, effect="NoSchedule"))
+        return taints
+
+
+def _amounts(profile: Profile) -> dict[str, str]:
+    """A partition's capacities, as quantities."""
+    engines = {name: str(getattr(profile, field)) for name, field in _ENGINES}
+    return engines | {"memory": _memory(profile)}
+
+
+def _most(gpu: Divisible) -> dict[str, str]:
+    """What the whole has of each: the most that any of its profiles has."""
+    profiles = gpu.board.profiles
+    engines = {name: str(max(getattr(each, field) for each in profiles)) for name, field in _ENGINES}
+    return engines | {"memory": _memory(max(profiles, key=lambda each: each.memory_mib))}
+
+
+def _memory(profile: Profile) -> str:
+    return str(Quantity.of(profile.memory_mib << 20, Format.BINARY_SI))
+
+
+def _counter_set(gpu: Divisible) -> str:
+    return f"{slices.device_name(gpu.located.gpu)}-counter-set"
+
+
+def _counted(amounts: Mapping[str, str], units: Iterable[int]) -> dict[str, Counter]:
+    counted = {_COUNTERS[name]: Counter(value=value) for name, value in amounts.items()}
+    return counted | {f"memory-slice-{unit}": Counter(value="1") for unit in units}
