@@ -9,8 +9,90 @@ from enum import StrEnum
 import msgspec
 
 from draco.resources.base import ApiStruct
-from draco.resources.meta import Condition, ObjectMeta
+from draco.resources.claims import DeviceSelector
+from draco.resources.meta import Condition, LabelSelector, ObjectMeta
 from draco.resources.names import TAINT_MAINTENANCE, DeviceKey
+
+
+class MigMode(StrEnum):
+    """Who lays a GPU out: nobody (MIG is off), a person, or what claims ask for."""
+
+    DISABLED = "Disabled"
+    STATIC = "Static"
+    DYNAMIC = "Dynamic"
+
+
+class MigState(StrEnum):
+    """How a GPU's partitions stand. Dirty: not known or not as journaled, so nothing is made until a clean look."""
+
+    READY = "Ready"
+    CHANGING = "Changing"
+    DIRTY = "Dirty"
+    NEEDS_RESET = "NeedsReset"
+
+
+class InstanceUse(StrEnum):
+    """What an instance is there for. Foreign: made by others. Orphan: Draco's own or half made, and waiting to be destroyed."""
+
+    CLAIM = "Claim"
+    WARM = "Warm"
+    LAYOUT = "Layout"
+    FOREIGN = "Foreign"
+    ORPHAN = "Orphan"
+
+
+class MigInstance(ApiStruct, frozen=True, kw_only=True):
+    """One GPU instance as NVML lists it; `start` and `size` in memory units.
+
+    `uuid` and `device` are empty where it has no compute instance or is not published, `claim` ("namespace/name") where none
+    holds it. `holder` is who keeps it from being destroyed.
+    """
+
+    profile: str
+    start: int
+    size: int
+    uuid: str = ""
+    device: str = ""
+    use: InstanceUse = InstanceUse.FOREIGN
+    claim: str = ""
+    holder: str = ""
+
+
+class GpuMig(ApiStruct, frozen=True, kw_only=True):
+    """MIG on one GPU. `pending`: a change of the mode waits for a reset. `board` names a table of the node's boards."""
+
+    capable: bool = False
+    enabled: bool = False
+    pending: bool = False
+    board: str = ""
+    state: MigState = MigState.READY
+    message: str = ""
+    instances: list[MigInstance] = []
+
+
+class MigProfile(ApiStruct, frozen=True, kw_only=True):
+    """One row of a board's table. `slices` are compute slices, `size` and `starts` memory units, `memory` a quantity."""
+
+    id: int
+    name: str
+    slices: int
+    size: int
+    starts: list[int]
+    max_instances: int = 0
+    memory: str = ""
+    multiprocessors: int = 0
+    copy_engines: int = 0
+    decoders: int = 0
+    encoders: int = 0
+    jpeg_engines: int = 0
+    ofa_engines: int = 0
+
+
+class BoardTable(ApiStruct, frozen=True, kw_only=True):
+    """What NVML says can be made on a board, once for all GPUs of a node that say the same."""
+
+    name: str
+    profiles: list[MigProfile] = []
 
 
 class GpuStatus(ApiStruct, frozen=True, kw_only=True):
@@ -26,10 +108,44 @@ class GpuStatus(ApiStruct, frozen=True, kw_only=True):
     numa_node: int | None = None
     health: str = "Unknown"
     message: str = ""
+    mig: GpuMig | None = None
+
+
+class WantedInstance(ApiStruct, frozen=True, kw_only=True):
+    """One instance of a static layout: a profile at a memory unit."""
+
+    profile: str
+    start: int
+
+
+class ProfileCount(ApiStruct, frozen=True, kw_only=True):
+    """So many instances of a profile, on each GPU."""
+
+    profile: str
+    count: int = 1
+
+
+class WantedGpu(ApiStruct, frozen=True, kw_only=True):
+    """What the operator wants of one GPU, and by which policy.
+
+    `profiles` limits what Dynamic may make (empty: all), `layout` is for Static. `release` names idle instances by UUID that the
+    agent is to destroy if they are idle still; `reset_permitted` allows what needs a reset of the GPU.
+    """
+
+    uuid: str
+    policy: str
+    mode: MigMode
+    profiles: list[str] = []
+    layout: list[WantedInstance] = []
+    warm: list[ProfileCount] = []
+    release: list[str] = []
+    reset_permitted: bool = False
 
 
 class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
-    """What the operator wants of the node. Layouts come with the MIG work; empty until then."""
+    """What the operator wants of the node. A GPU that is not listed belongs to no policy: its partitions are left alone."""
+
+    gpus: list[WantedGpu] = []
 
 
 class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):
@@ -44,6 +160,7 @@ class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):
     prepared_claims: int | None = None
     gpu_count: int | None = None
     gpus: list[GpuStatus] = []
+    boards: list[BoardTable] = []
     conditions: list[Condition] = []
 
 
@@ -124,3 +241,115 @@ class DeviceMaintenance(ApiStruct, frozen=True, kw_only=True):
     spec: DeviceMaintenanceSpec
     metadata: ObjectMeta = ObjectMeta()
     status: DeviceMaintenanceStatus = DeviceMaintenanceStatus()
+
+
+class LayoutInstances(ApiStruct, frozen=True, kw_only=True):
+    """Instances of one profile in a layout. Without `start` they go where the layout has room."""
+
+    profile: str
+    count: int = 1
+    start: int | None = None
+
+
+class MigLayout(ApiStruct, frozen=True, kw_only=True):
+    """A layout of one GPU, by name."""
+
+    name: str
+    instances: list[LayoutInstances]
+
+
+class MigRepair(ApiStruct, frozen=True, kw_only=True):
+    """How many idle instances may go to unblock a pending claim."""
+
+    max_moves: int = 2
+
+
+class ResetPermit(StrEnum):
+    """When a GPU may be reset."""
+
+    NEVER = "Never"
+    IN_WINDOWS = "InWindows"
+    ALWAYS = "Always"
+
+
+class Weekday(StrEnum):
+    """Days of the week, in their order."""
+
+    MON = "Mon"
+    TUE = "Tue"
+    WED = "Wed"
+    THU = "Thu"
+    FRI = "Fri"
+    SAT = "Sat"
+    SUN = "Sun"
+
+
+class ResetWindow(ApiStruct, frozen=True, kw_only=True):
+    """A time of the week: from `start` ("22:00") of each day (all when none is named) for `duration` ("2h30m")."""
+
+    start: str
+    duration: str
+    days: list[Weekday] = []
+    time_zone: str = "UTC"
+
+
+class MigReset(ApiStruct, frozen=True, kw_only=True):
+    """Whether and when what needs a reset of the GPU may be done."""
+
+    permit: ResetPermit = ResetPermit.NEVER
+    windows: list[ResetWindow] = []
+
+
+class MigPolicySpec(ApiStruct, frozen=True, kw_only=True):
+    """Which GPUs, and how they are to be partitioned."""
+
+    mode: MigMode
+    node_selector: LabelSelector | None = None
+    device_selectors: list[DeviceSelector] = []
+    exclude: list[str] = []
+    layouts: list[MigLayout] = []
+    layout: str = ""
+    profiles: list[str] = []
+    warm: list[ProfileCount] = []
+    repair: MigRepair = MigRepair()
+    reset: MigReset = MigReset()
+
+
+class MigPolicyNode(ApiStruct, frozen=True, kw_only=True):
+    """How a policy stands on one node."""
+
+    name: str
+    gpus: int | None = None
+    applied: int | None = None
+    changing: int | None = None
+    failed: int | None = None
+    message: str = ""
+
+
+class MigPolicyConflict(ApiStruct, frozen=True, kw_only=True):
+    """An older policy that has GPUs which this one selects too."""
+
+    policy: str
+    gpus: int
+
+
+class MigPolicyStatus(ApiStruct, frozen=True, kw_only=True):
+    """Written by the operator. `conflicts` are the older policies that keep GPUs from this one."""
+
+    observed_generation: int = 0
+    gpus: int | None = None
+    applied: int | None = None
+    changing: int | None = None
+    failed: int | None = None
+    message: str = ""
+    conflicts: list[MigPolicyConflict] = []
+    nodes: list[MigPolicyNode] = []
+    conditions: list[Condition] = []
+
+
+class MigPolicy(ApiStruct, frozen=True, kw_only=True):
+    """How some GPUs are to be partitioned."""
+
+    spec: MigPolicySpec
+    metadata: ObjectMeta = ObjectMeta()
+    status: MigPolicyStatus = MigPolicyStatus()

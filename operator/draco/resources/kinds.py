@@ -10,7 +10,7 @@ import msgspec
 from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node, Pod
-from draco.resources.draco import DeviceMaintenance, GpuNode
+from draco.resources.draco import DeviceMaintenance, GpuNode, MigPolicy
 from draco.resources.events import Event
 from draco.resources.leases import Lease
 from draco.resources.meta import ObjectKey
@@ -67,3 +67,4 @@ TAINT_RULES = tuple(
 """Preferred version first."""
 GPU_NODES = Kind("draco.dev", "v1alpha1", "gpunodes", "GpuNode", False, GpuNode)
 DEVICE_MAINTENANCES = Kind("draco.dev", "v1alpha1", "devicemaintenances", "DeviceMaintenance", False, DeviceMaintenance)
+MIG_POLICIES = Kind("draco.dev", "v1alpha1", "migpolicies", "MigPolicy", False, MigPolicy)

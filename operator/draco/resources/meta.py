@@ -87,3 +87,10 @@ class NodeSelector(ApiStruct, frozen=True, kw_only=True):
     """Terms of which one must hold."""
 
     node_selector_terms: list[NodeSelectorTerm] = []
+
+
+class LabelSelector(ApiStruct, frozen=True, kw_only=True):
+    """Labels that must all agree. An empty one selects everything. Operators: In, NotIn, Exists, DoesNotExist."""
+
+    match_labels: dict[str, str] = {}
+    match_expressions: list[NodeSelectorRequirement] = []

@@ -50,7 +50,7 @@ def release(plane: ControlPlane) -> Iterator[ControlPlane]:
     yield plane
     done = subprocess.run([*helm, "uninstall", "draco"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for kind in ("gpunodes", "devicemaintenances"):
+    for kind in ("gpunodes", "devicemaintenances", "migpolicies"):
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind}.draco.dev"
         assert call(plane, "GET", path)["metadata"]["name"] == f"{kind}.draco.dev"
 

@@ -10,10 +10,15 @@ import pytest
 import yaml
 
 from draco.maintenance.plan import LISTED_DEVICES
-from draco.resources.draco import DeviceMaintenance, GpuNode, MaintenancePhase, MaintenanceTaint
-from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, Kind
+from draco.resources.draco import DeviceMaintenance, GpuNode, MaintenancePhase, MaintenanceTaint, MigPolicy
+from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, MIG_POLICIES, Kind
 
 CRDS = Path(__file__).parents[3] / "crds"
+KINDS: list[tuple[Kind[Any], type[msgspec.Struct]]] = [
+    (GPU_NODES, GpuNode),
+    (DEVICE_MAINTENANCES, DeviceMaintenance),
+    (MIG_POLICIES, MigPolicy),
+]
 
 
 def definition(kind: Kind[Any]) -> dict[str, Any]:
@@ -39,10 +44,12 @@ def differences(struct: type[msgspec.Struct], properties: dict[str, Any], where:
 
 def type_differences(hint: Any, declared: dict[str, Any], where: str) -> list[str]:
     arguments = [argument for argument in getattr(hint, "__args__", ()) if argument is not type(None)]
-    if getattr(hint, "__origin__", None) is list:
-        if declared["type"] != "array":
-            return [f"{where}: {declared['type']} is not a list"]
-        return type_differences(arguments[0], declared["items"], f"{where}[]")
+    inside = {list: ("array", "items"), dict: ("object", "additionalProperties")}.get(getattr(hint, "__origin__", None))
+    if inside is not None:
+        kind, key = inside
+        if declared["type"] != kind or key not in declared:
+            return [f"{where}: {declared['type']} is not {hint}"]
+        return type_differences(arguments[-1], declared[key], f"{where}[]")
     if arguments:
         (hint,) = arguments
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
@@ -61,7 +68,7 @@ def type_differences(hint: Any, declared: dict[str, Any], where: str) -> list[st
     return []
 
 
-@pytest.mark.parametrize(("kind", "struct"), [(GPU_NODES, GpuNode), (DEVICE_MAINTENANCES, DeviceMaintenance)])
+@pytest.mark.parametrize(("kind", "struct"), KINDS)
 def test_struct_and_schema_have_the_same_fields(kind: Kind[Any], struct: type[msgspec.Struct]) -> None:
     properties = dict(schema(kind)["properties"])
     hints = get_type_hints(struct)
@@ -70,7 +77,7 @@ def test_struct_and_schema_have_the_same_fields(kind: Kind[Any], struct: type[ms
     assert found == []
 
 
-@pytest.mark.parametrize("kind", [GPU_NODES, DEVICE_MAINTENANCES])
+@pytest.mark.parametrize("kind", [kind for kind, _ in KINDS])
 def test_the_definition_serves_the_kind_where_the_table_says(kind: Kind[Any]) -> None:
     spec = definition(kind)["spec"]
     assert definition(kind)["metadata"]["name"] == f"{kind.plural}.{kind.group}"
@@ -84,7 +91,7 @@ def test_the_definition_serves_the_kind_where_the_table_says(kind: Kind[Any]) ->
 
 def test_required_fields_are_those_without_a_default() -> None:
     """What a struct always writes and never does without must be required; what it leaves out must not be."""
-    for kind, struct in ((GPU_NODES, GpuNode), (DEVICE_MAINTENANCES, DeviceMaintenance)):
+    for kind, struct in KINDS:
         for where, hint in get_type_hints(struct).items():
             if where in {"spec", "status"}:
                 declared = schema(kind)["properties"][where]
