@@ -190,6 +190,25 @@ class Columns:
             column.pinned = True
         return column
 
+    def peek(self, path: Path) -> "array[int] | None":
+        """The codes of a path as they are now, all 0 where no device has it; None if the path has none (too many paths)."""
+        column = self._columns.get(path)
+        if column is not None:
+            return column.codes
+        return None if path in self._left_out else array(_CODE, bytes(4 * self._rows))
+
+    @property
+    def unpublished(self) -> int:
+        """How many columns are there only because somebody reads them."""
+        return sum(column.pinned and column.empty for column in self._columns.values())
+
+    def let_go(self) -> None:
+        """Nobody reads any column any more: drop those that no device needs."""
+        for path, column in list(self._columns.items()):
+            column.pinned = False
+            if column.empty and path not in {DRIVER, SHAREABLE}:
+                del self._columns[path]
+
     @property
     def rows(self) -> int:
         """How many rows there are, in use or not."""

@@ -5,6 +5,7 @@ device is passed in.
 """
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
@@ -15,6 +16,10 @@ from draco.cel.errors import CompileError, EvaluationError
 from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
 
 MAX_SELECTORS: Final = 4096
+MAX_SCANS: Final = 64
+"""A scan of 100,000 devices takes some 400 kB."""
+MAX_UNPUBLISHED: Final = 64
+"""Columns of what nobody publishes, some 500 kB each; whoever may write claims can name any number of such attributes."""
 MAX_REMEMBERED: Final = 2**18
 """Outcomes remembered of all selectors; one that reads a serial number has as many as there are devices."""
 NO, YES, FAILS = 0, 1, 2
@@ -145,6 +150,7 @@ class Selectors:
         self._compile = compile_selector
         self._view = view
         self._entries: dict[str, _Entry | CompileError] = {}
+        self._scanned: OrderedDict[str, _Entry] = OrderedDict()  # the longest not asked for first
         self._remembered = 0
 
     def matches(self, expression: str, driver: str, device: Device, row: int) -> bool:
@@ -164,6 +170,11 @@ class Selectors:
         version = self._columns.version
         if entry.scan is None or entry.scan[0] != version:
             entry.scan = (version, self._scan(entry))
+        self._scanned[expression] = entry
+        self._scanned.move_to_end(expression)
+        if len(self._scanned) > MAX_SCANS:
+            _, oldest = self._scanned.popitem(last=False)
+            oldest.scan = None
         return entry.scan[1]
 
     def _scan(self, entry: _Entry) -> Scan:
@@ -225,9 +236,11 @@ class Selectors:
             return error
 
     def _add(self, expression: str) -> _Entry | CompileError:
-        if len(self._entries) >= MAX_SELECTORS:
+        if len(self._entries) >= MAX_SELECTORS or self._columns.unpublished > MAX_UNPUBLISHED:
             self._entries.clear()
+            self._scanned.clear()
             self._remembered = 0
+            self._columns.let_go()
         try:
             selector = self._compile(expression)
         except CompileError as error:

@@ -74,8 +74,7 @@ class Rows:
 
     def _column(self, attribute: str) -> "array[int] | None":
         domain, slash, name = attribute.partition("/")
-        column = self._fleet.inventory.columns.read(Path("attributes", domain, name)) if slash else None
-        return None if column is None else column.codes
+        return self._fleet.inventory.columns.peek(Path("attributes", domain, name)) if slash else None
 
 
 def _limited_or_shareable(fleet: Fleet) -> bytes:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from draco.allocation.columns import MAX_COLUMNS, Columns, Path
 from draco.allocation.inventory import Inventory
-from draco.allocation.selectors import FAILS, NO, YES
+from draco.allocation.selectors import FAILS, MAX_SCANS, NO, YES
 from draco.cel import compile_selector, device_view
 from draco.cel.errors import CompileError, EvaluationError
 from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
@@ -209,6 +209,33 @@ def test_what_has_no_column_is_evaluated_on_each_device() -> None:
     last = f"name-{MAX_COLUMNS}"
     assert inventory.columns.read(Path("attributes", D, last)) is None
     assert scanned(inventory, f"device.attributes['{D}'][?'{last}'].orValue(0) == {MAX_COLUMNS}") == [YES, NO]
+
+
+def test_what_is_kept_of_selectors_is_bounded_however_many_there_are() -> None:
+    inventory = Inventory()
+    inventory.put_slice(a_slice(devices=[a_gpu("gpu-0", model="A")]))
+    kept = [inventory.selectors.scan(f"{OF_D}.model != 'N{number}'") for number in range(MAX_SCANS)]
+    assert inventory.selectors.scan(f"{OF_D}.model != 'N0'") is kept[0]
+    inventory.selectors.scan("true")
+    assert inventory.selectors.scan(f"{OF_D}.model != 'N0'") is kept[0]
+    assert inventory.selectors.scan(f"{OF_D}.model != 'N1'") is not kept[1], "the longest not asked for is forgotten"
+
+
+def test_attributes_that_nobody_publishes_take_no_memory_without_bound_and_no_place_from_those_that_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("draco.allocation.columns.MAX_COLUMNS", 20)
+    monkeypatch.setattr("draco.allocation.selectors.MAX_UNPUBLISHED", 8)
+    inventory = Inventory()
+    inventory.put_slice(a_slice(devices=[a_gpu("gpu-0", model="A")]))
+    for number in range(30):
+        assert scanned(inventory, f"{OF_D}[?'name-{number}'].orValue('') == 'x'") == [NO]
+        assert inventory.columns.unpublished <= 9
+    late = {f"name-{number}": DeviceAttribute(string="x") for number in (0, 29)}
+    inventory.put_slice(a_slice(devices=[Device(name="gpu-0", attributes=late)]))
+    for number in (0, 29):
+        assert inventory.columns.get(Path("attributes", D, f"name-{number}")) is not None
+        assert scanned(inventory, f"{OF_D}[?'name-{number}'].orValue('') == 'x'") == [YES]
 
 
 def test_marks_follow_rows_and_are_wiped_with_them() -> None:
