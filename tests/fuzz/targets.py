@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from draco.cel import CompileError, EvaluationError, compile_selector, device_view
+from draco.cli.lint import check
 from draco.cli.selector_cases import evaluated
 from draco.cli.simulate_scenarios import answers
 from draco.cli.yaml_documents import documents
@@ -94,6 +95,18 @@ def manifest(text: str) -> str:
     return refused
 
 
+def linted(text: str) -> str:
+    """What is said to be corrected is corrected: the corrected text has nothing more to correct, and is left as it is."""
+    checked = check({"file.yaml": text}, kubernetes=36)
+    after = checked.after["file.yaml"]
+    again = check({"file.yaml": after}, kubernetes=36)
+    left = [str(told) for told in again.findings if told.corrected]
+    assert not left, left
+    assert again.after["file.yaml"] == after
+    assert after == text or any(told.corrected for told in checked.findings)
+    return " ".join(sorted({f"{told.rule} {told.corrected}" for told in checked.findings}))
+
+
 def scenario(text: str) -> str:
     """A line has one line for an answer, with results or an error."""
     (line,) = answers([text.encode(errors="surrogatepass")])
@@ -120,6 +133,10 @@ def _sentence(error: Exception) -> str:
 
 def _manifests() -> list[str]:
     return [path.read_text() for path in sorted((ROOT / "manifests" / "examples").rglob("*.yaml"))]
+
+
+def _articles() -> list[str]:
+    return [path.read_text() for path in sorted((ROOT / "tests/unit/linting/articles").rglob("*.yaml"))]
 
 
 def _scenarios() -> list[str]:
@@ -166,6 +183,7 @@ TARGETS = (
     Target("quantity", quantity, QUANTITIES, ["e", "E", "Ki", "m", "n", ".", "+", "-", "0" * 400, "e-999999999"]),
     Target("version", version, VERSIONS, ["-", "+", ".", "0", "v", "rc"]),
     Target("manifest", manifest, _manifests(), [*YAML_TOKENS, *KINDS, *JSON_TOKENS]),
+    Target("lint", linted, [*_articles(), *_manifests()], [*YAML_TOKENS, *KINDS, *CEL_TOKENS]),
     Target("scenario", scenario, _scenarios(), [*JSON_TOKENS, *KINDS]),
     Target("case", case, _cases(), JSON_TOKENS),
 )

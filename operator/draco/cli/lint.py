@@ -4,6 +4,7 @@ Owns options, files, the rounds of correcting, and how findings are shown. Rules
 """
 
 import difflib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
@@ -19,6 +20,8 @@ from draco.linting import Drop, Edit, Finding, Manifest, Move, Path, Put, Severi
 RELEASES: Final = ("1.34", "1.35", "1.36", "1.37")
 SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
 _CRLF: Final = "\r\n"
+_BREAK: Final = re.compile(r"\r\n|\r|\n")
+"""What ends a line of YAML."""
 STANDARD_INPUT: Final = "standard input"
 _STRONGEST: Final[tuple[Outcome, ...]] = ("changed", "there")
 _ROUNDS: Final = 10
@@ -73,8 +76,10 @@ def check(texts: dict[str, str], *, kubernetes: int) -> Checked:
     """Check files that are applied together, by name and text."""
     told: list[Told] = []
     parts: list[_Part] = []
+    changed: dict[str, bool] = {}
     for file, text in texts.items():
-        sound, remarks = lint_text.repaired(text.replace(_CRLF, "\n"))
+        sound, remarks = lint_text.repaired(_BREAK.sub("\n", text))
+        changed[file] = any(remark.is_repaired for remark in remarks)
         told += [
             Told(file, remark.line, "error", remark.rule, remark.message, remark.is_repaired) for remark in remarks
         ]
@@ -94,8 +99,11 @@ def check(texts: dict[str, str], *, kubernetes: int) -> Checked:
     for part in parts:
         text = lint_text.dump(part.tree, part.document) if part.is_changed else part.document.text
         after[part.file] += part.document.separator + text
+        changed[part.file] |= part.is_changed
     for file, text in texts.items():
-        if _CRLF in text:
+        if not changed[file]:
+            after[file] = text  # with its line breaks, whatever they are
+        elif set(_BREAK.findall(text)) == {_CRLF}:
             after[file] = after[file].replace("\n", _CRLF)
     order = {file: number for number, file in enumerate(texts)}
     told.sort(key=lambda one: (order[one.file], one.line))

@@ -261,3 +261,22 @@ def places_in(tree: Any) -> Iterator[tuple[Any, Any]]:
 def test_files_without_anything_in_them_are_told_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("\n")
     assert shown(capsys, "-f", str(tmp_path), status=0) == "There is nothing to check.\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "kept"), [("\r\n", "\r\n"), ("\n", "\n"), ("\r", "\n")], ids=["windows", "unix", "old-mac"]
+)
+def test_line_breaks_are_kept_where_they_are_of_one_kind(ending: str, kept: str) -> None:
+    claim = "apiVersion: resource.k8s.io/v1beta2\nkind: ResourceClaim\nmetadata:\n  name: a\n"
+    text = claim.replace("\n", ending)
+    corrected = check({"a.yaml": text}, kubernetes=36).after["a.yaml"]
+    assert corrected == claim.replace("v1beta2", "v1").replace("\n", kept)
+    mixed = text + "# more\n# and more\r\n"
+    corrected = check({"a.yaml": mixed}, kubernetes=36).after["a.yaml"]
+    assert "\r" not in corrected
+    assert check({"a.yaml": corrected}, kubernetes=36).after["a.yaml"] == corrected
+
+
+def test_a_file_in_which_nothing_is_corrected_stays_as_it_is_to_the_byte() -> None:
+    mixed = "apiVersion: v1\nkind: Service\r\nmetadata:\r  name: a\r\n"
+    assert check({"a.yaml": mixed}, kubernetes=36).after["a.yaml"] == mixed
