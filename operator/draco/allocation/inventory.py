@@ -14,14 +14,14 @@ from draco.allocation.columns import Columns
 from draco.allocation.errors import AllocationError
 from draco.allocation.node_rows import SHARED, NodeRows, node_of
 from draco.allocation.node_selection import selects
-from draco.allocation.pools import BLOCKING_EFFECTS, Entry, Pool, PoolView
+from draco.allocation.pools import Entry, Pool, PoolView
 from draco.allocation.selectors import Compile, Selectors, View
 from draco.allocation.state import amount
 from draco.cel import compile_selector, device_view
 from draco.resources.core import Node
 from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.slices import Device, ResourceSlice, ResourceSliceSpec
-from draco.resources.taints import DeviceTaint, DeviceTaintRule
+from draco.resources.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule
 
 _ANY_NODE: Final = Node()
 
@@ -255,7 +255,7 @@ class Inventory:
         return [device for _, device in taken], [row for row, _ in taken]
 
     def _taints(self, key: PoolKey, devices: list[Device]) -> list[tuple[DeviceTaint, ...]]:
-        rules = [rule for _, rule in sorted(self._rules.items()) if _names(rule, key)]
+        rules = [self._rules[name] for name in sorted(name for name, rule in self._rules.items() if _names(rule, key))]
         return [
             (
                 *(taint for taint in device.taints if taint.effect in BLOCKING_EFFECTS),

@@ -16,8 +16,6 @@ from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.slices import Device, ResourceSliceSpec
 from draco.resources.taints import DeviceTaint
 
-BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
-
 Charges = tuple[tuple[int, int], ...]
 """What a device takes of its pool's counters: index of the counter, and billionths."""
 

@@ -149,3 +149,21 @@ def test_a_selector_that_does_not_compile_is_an_error_where_a_device_is_free() -
 
 def test_no_node_is_looked_for_where_there_are_none() -> None:
     assert where(Fleet(), asking(deviceClassName="unknown")) is None
+
+
+def test_where_a_node_selector_is_not_valid_every_node_is_asked() -> None:
+    fleet = a_fleet({}, {}, held=["node-0", "node-1"])
+    assert candidates(fleet, [asking()]) is not None
+    terms = [{"matchExpressions": [{"key": "-not a key-", "operator": "Exists"}]}]
+    spec = {"driver": "d", "pool": {"name": "odd", "generation": 1, "resourceSliceCount": 1}, "devices": []}
+    odd = {
+        "kind": "ResourceSlice",
+        "metadata": {"name": "odd"},
+        "spec": {**spec, "nodeSelector": {"nodeSelectorTerms": terms}},
+    }
+    put(fleet, odd)
+    assert candidates(fleet, [asking()]) is None
+    with pytest.raises(AllocationError, match="not a key"):
+        where(fleet, asking())
+    fleet.remove_slice("odd")
+    assert where(fleet, asking()) is None

@@ -12,7 +12,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.inventory import Inventory
 from draco.allocation.node_selection import selects
 from draco.resources.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
-from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
 from draco.resources.slices import (
     Counter,
     CounterSet,
@@ -278,6 +278,25 @@ def test_every_kind_of_node_selection_reaches_its_nodes() -> None:
     assert names(inventory, "node-2") == ["everywhere"]
 
 
+def test_a_device_whose_slice_leaves_its_node_to_it_is_of_that_node() -> None:
+    inventory = Inventory()
+    devices = [a_device("mine", node_name="node-0"), a_device("anywhere", all_nodes=True)]
+    inventory.put_slice(a_slice("", devices, pool="each", per_device_node_selection=True))
+    [[mine], [anywhere]] = [inventory.rows(DeviceKey(NVIDIA_DRIVER, "each", each.name)) for each in devices]
+    assert [inventory.node_of(row) for row in (mine, anywhere)] == ["node-0", ""]
+    assert (inventory.nodes["node-0"], inventory.nodes[""]) == ([mine], [anywhere])
+
+
+def test_nothing_is_left_of_a_pool_without_slices() -> None:
+    inventory = Inventory()
+    published = a_slice()
+    inventory.put_slice(published)
+    inventory.remove_slice(published.metadata.name)
+    assert not len(inventory)
+    assert not list(inventory.pools)
+    assert inventory.pool(PoolKey(NVIDIA_DRIVER, "node-0")) is None
+
+
 @pytest.mark.parametrize(
     ("operator", "values", "holds"),
     [
@@ -293,11 +312,19 @@ def test_a_label_is_compared(operator: str, values: list[str], holds: bool) -> N
     assert selects(selector, node) is holds
 
 
+def test_a_label_key_may_have_a_domain() -> None:
+    node = a_node()
+    node.metadata.labels["topology.example.com/zone"] = "a"
+    expression = NodeSelectorRequirement(key="topology.example.com/zone", operator="In", values=["a"])
+    assert selects(NodeSelector(node_selector_terms=[NodeSelectorTerm(match_expressions=[expression])]), node)
+
+
 @pytest.mark.parametrize(
     ("key", "operator", "values"),
     [
         ("zone", "In", []), ("zone", "Exists", ["a"]), ("zone", "Gt", ["one"]), ("zone", "Gt", ["1", "2"]),
         ("zone", "Near", ["a"]), ("-zone", "Exists", []), ("zone", "In", ["-a"]),
+        ("-a.example.com/zone", "Exists", []), ("/zone", "Exists", []), ("a/b/zone", "Exists", []),
     ],
 )  # fmt: skip
 def test_a_node_selector_that_is_not_valid_is_an_error(key: str, operator: str, values: list[str]) -> None:

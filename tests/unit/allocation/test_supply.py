@@ -53,6 +53,14 @@ def test_a_rule_without_a_selector_hits_nothing_and_an_empty_one_everything() ->
     assert states([a_slice()], rules=(a_rule(),)) == {DeviceState.TAINTED: 2}
 
 
+def test_a_rule_for_a_whole_pool_taints_that_pool_alone() -> None:
+    rule = a_rule(driver=NVIDIA_DRIVER, pool="node-0")
+    assert states([a_slice("node-0"), a_slice("node-1")], rules=(rule,)) == {
+        DeviceState.TAINTED: 2,
+        DeviceState.FREE: 2,
+    }
+
+
 @pytest.mark.parametrize(
     ("node", "state"),
     [
