@@ -61,6 +61,10 @@ class CiProfile(msgspec.Struct, frozen=True):
     max_instances: int
     multiprocessors: int
 
+    def name(self, around: GiProfile) -> str:
+        """As NVML writes it: `MIG 3g.40gb` when it takes the whole GPU instance, else `MIG 1c.3g.40gb`."""
+        return f"MIG {around.name}" if self.slices == around.slices else f"MIG {self.slices}c.{around.name}"
+
 
 _ENGINES = ("multiprocessors", "copy_engines", "decoders", "encoders", "jpegs", "ofas")
 
@@ -126,6 +130,11 @@ def ci_profiles(profile: GiProfile) -> tuple[CiProfile, ...]:
         for slices, kind in _CI_KINDS.items()
         if slices <= profile.slices
     )
+
+
+def compute_profile_of(profile: GiProfile, profile_id: int) -> CiProfile:
+    """The compute instance profile of an id; KeyError for one that does not fit into the GPU instance."""
+    return {each.id: each for each in ci_profiles(profile)}[profile_id]
 
 
 def ci_starts(profile: CiProfile, around: GiProfile) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from draco.simulator.nvml_identity import Identity
 from draco.simulator.nvml_instances import Instances
 from draco.simulator.nvml_links import Links
 from draco.simulator.nvml_mig import Mig
+from draco.simulator.nvml_processes import Processes
 from draco.simulator.nvml_session import Session
 from draco.simulator.nvml_system import System
 
@@ -51,6 +52,7 @@ class SimulatedNvml:
                 Identity(session),
                 Links(session),
                 Health(session),
+                Processes(session),
                 Mig(session),
                 Instances(session),
                 Events(session),

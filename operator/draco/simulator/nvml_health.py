@@ -189,25 +189,6 @@ class Health:
         self._session.gpu(handle)
         return int(pynvml.NVML_COMPUTEMODE_DEFAULT)
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
-        """Processes that hold the GPU, as pynvml's friendly objects."""
-        whole = pynvml.NVML_GPU_INSTANCE_ID_ANY
-        return [
-            pynvml.nvmlFriendlyObject(
-                {
-                    "pid": process.pid,
-                    "usedGpuMemory": process.memory_mib << 20,
-                    "gpuInstanceId": whole if process.gpu_instance is None else process.gpu_instance,
-                    "computeInstanceId": whole if process.gpu_instance is None else 0,
-                }
-            )
-            for process in self._session.gpu(handle).processes
-        ]
-
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any) -> list[Any]:
-        """The same."""
-        return self.nvmlDeviceGetComputeRunningProcesses(handle)
-
     def nvmlDeviceGetFieldValues(self, handle: Any, fieldIds: list[Any]) -> Any:
         """Several values in one call; each carries its own return code."""
         gpu = self._session.gpu(handle)

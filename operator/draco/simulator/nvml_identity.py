@@ -6,7 +6,9 @@ from typing import Any
 
 import pynvml
 
+from draco.simulator.boards_mig import compute_profile_of
 from draco.simulator.nvml_handles import pointed
+from draco.simulator.nvml_mig import profile_of
 from draco.simulator.nvml_session import Session, board_of, check, invalid_argument, not_supported
 from draco.simulator.state import GpuState
 
@@ -32,11 +34,15 @@ class Identity:
         return self._opened(index, gpus[index])
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str | bytes) -> Any:
-        """Handle by `GPU-...`."""
+        """Handle by `GPU-...`, or of a MIG device by `MIG-...`."""
         text = _text(uuid)
         for index, gpu in enumerate(self._session.state().gpus):
             if gpu.uuid == text:
                 return self._opened(index, gpu)
+            for compute in (each for instance in gpu.instances for each in instance.compute):
+                if compute.uuid == text:
+                    check(gpu)
+                    return self._session.handle_of_mig_device(compute)
         raise pynvml.NVMLError(
             pynvml.NVML_ERROR_NOT_FOUND if text.startswith(("GPU-", "MIG-")) else pynvml.NVML_ERROR_INVALID_ARGUMENT
         )
@@ -61,8 +67,9 @@ class Identity:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetIndex(self, handle: Any) -> int:
-        """Position in PCI order."""
-        return self._session.indexed(handle)[0]
+        """Position in PCI order; of a MIG device, its slot on its GPU."""
+        found = self._session.device(handle)
+        return found.index if found.compute is None else found.compute.slot
 
     def nvmlDeviceGetUUID(self, handle: Any) -> str:
         """The identity that stays with the board; a MIG device has its own, new whenever it is made."""
@@ -74,20 +81,25 @@ class Identity:
         return self._session.gpu(handle).minor
 
     def nvmlDeviceGetName(self, handle: Any) -> str:
-        """Product name."""
-        return board_of(self._session.gpu(handle)).product_name
+        """Product name; of a MIG device with its profile, `NVIDIA H100 80GB HBM3 MIG 3g.40gb`."""
+        found = self._session.device(handle)
+        product = board_of(found.gpu).product_name
+        if found.instance is None or found.compute is None:
+            return product
+        profile = profile_of(found.gpu, found.instance.profile_id)
+        return f"{product} {compute_profile_of(profile, found.compute.profile_id).name(profile)}"
 
     def nvmlDeviceGetBrand(self, handle: Any) -> int:
         """nvmlBrandType_t."""
-        return int(board_of(self._session.gpu(handle)).brand)
+        return int(board_of(self._session.device(handle).gpu).brand)
 
     def nvmlDeviceGetArchitecture(self, device: Any) -> int:
         """nvmlDeviceArchitecture_t."""
-        return int(board_of(self._session.gpu(device)).architecture)
+        return int(board_of(self._session.device(device).gpu).architecture)
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> tuple[int, int]:
         """Major and minor."""
-        return board_of(self._session.gpu(handle)).compute_capability
+        return board_of(self._session.device(handle).gpu).compute_capability
 
     def nvmlDeviceGetSerial(self, handle: Any) -> str:
         """Serial number of the board."""
@@ -112,18 +124,28 @@ class Identity:
         return self._session.gpu(handle1).uuid == self._session.gpu(handle2).uuid
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int | None = None) -> Any:
-        """Frame buffer in bytes: version 1 counts the driver's reserve as used, version 2 names it."""
-        board = board_of(self._session.gpu(handle))
-        total, reserved = board.memory_mib << 20, board.reserved_mib << 20
+        """Frame buffer in bytes: version 1 counts the driver's reserve as used, version 2 names it.
+
+        Of a MIG device it is the memory of its GPU instance, of which the driver keeps nothing for itself here.
+        """
+        found = self._session.device(handle)
+        if found.instance is None:
+            board = board_of(found.gpu)
+            total, reserved = board.memory_mib << 20, board.reserved_mib << 20
+            users = found.gpu.processes
+        else:
+            total, reserved = profile_of(found.gpu, found.instance.profile_id).memory_mib << 20, 0
+            users = [each for each in found.gpu.processes if each.gpu_instance == found.instance.id]
+        used = sum(each.memory_mib for each in users) << 20
         if not version:
             memory = pynvml.c_nvmlMemory_t()
-            memory.used = reserved
+            memory.used = reserved + used
         elif version == pynvml.nvmlMemory_v2:
             memory = pynvml.c_nvmlMemory_v2_t()
-            memory.version, memory.reserved = version, reserved
+            memory.version, memory.reserved, memory.used = version, reserved, used
         else:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
-        memory.total, memory.free = total, total - reserved
+        memory.total, memory.free = total, max(0, total - reserved - used)
         return memory
 
     def nvmlDeviceGetBAR1MemoryInfo(self, handle: Any) -> Any:

@@ -13,7 +13,7 @@ import pynvml
 
 from draco.simulator.boards_mig import CiProfile, GiProfile, Placed, ci_profiles, ci_starts
 from draco.simulator.nvml_handles import pointed
-from draco.simulator.nvml_mig import filled_placements, mig_enabled, placed, profile_of, table_of
+from draco.simulator.nvml_mig import announce, filled_placements, mig_enabled, placed, profile_of, table_of
 from draco.simulator.nvml_session import Session, invalid_argument, not_supported
 from draco.simulator.state import ComputeInstance, GpuInstance, GpuState, NodeState
 
@@ -117,7 +117,7 @@ class Instances:
         if version == 1:
             return _filled(pynvml.c_nvmlComputeInstanceProfileInfo_t(), found, around)
         info = _filled(pynvml.c_nvmlComputeInstanceProfileInfo_v2_t(), found, around)
-        info.name = compute_name(found, around).encode()
+        info.name = found.name(around).encode()
         return info
 
     def nvmlGpuInstanceGetComputeInstanceRemainingCapacity(self, gpuInstance: Any, profileId: int) -> int:
@@ -256,16 +256,6 @@ def driver_choice(gpu: GpuState, profile: GiProfile) -> int:
         for start in free
     }
     return max(free, key=lambda start: (beside[start], start))
-
-
-def compute_name(profile: CiProfile, around: GiProfile) -> str:
-    """`MIG 3g.40gb` when it takes the whole GPU instance, else `MIG 1c.3g.40gb`."""
-    return f"MIG {around.name}" if profile.slices == around.slices else f"MIG {profile.slices}c.{around.name}"
-
-
-def announce(state: NodeState, index: int) -> None:
-    """Send the event of a changed MIG configuration; NVML names no instance in it."""
-    state.add_event(state.gpus[index].uuid, pynvml.nvmlEventMigConfigChange, 0)
 
 
 def _enabled_profile(gpu: GpuState, profile_id: int) -> GiProfile:

@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 
 from draco.simulator.boards import Architecture
-from draco.simulator.boards_mig import GiProfile, MigTable, Placed, ci_profiles
+from draco.simulator.boards_mig import GiProfile, MigTable, Placed, compute_profile_of
 from draco.simulator.nvml_handles import pointed
 from draco.simulator.nvml_session import Session, board_of, invalid_argument, not_supported
 from draco.simulator.state import GpuState, NodeState
@@ -31,26 +31,32 @@ class Mig:
     def nvmlDeviceSetMigMode(self, device: Any, mode: int) -> int:
         """Ask for a mode. Returns the activation status instead of raising it, as pynvml does.
 
-        Hopper and newer switch at once when the GPU is idle; Ampere waits for a reset. A GPU with instances or
-        processes answers IN_USE and changes nothing.
+        Hopper and newer switch at once when the GPU is idle, and answer IN_USE otherwise, changing nothing. Ampere waits
+        for a reset: RESET_REQUIRED, or IN_USE while programs hold the GPU, which have to end before it. No board leaves
+        MIG mode while it has instances.
         """
-        index, gpu = self._session.indexed(device)
-        table_of(gpu)
+        index = self._session.index_of(device)
+        table_of(self._session.gpu(device))
         if mode not in (pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE):
             raise invalid_argument()
         outcome: list[int] = []
 
         def switch(state: NodeState) -> None:
-            target = state.gpus[index]
-            if mode != target.mig_current and (target.instances or target.processes):
+            gpu = self._session.device(device, state).gpu
+            waits_for_reset = board_of(gpu).architecture < Architecture.HOPPER
+            held = bool(gpu.processes)
+            if mode == gpu.mig_current:
+                gpu.mig_pending = mode
+                outcome.append(pynvml.NVML_SUCCESS)
+            elif gpu.instances or (held and not waits_for_reset):
                 outcome.append(pynvml.NVML_ERROR_IN_USE)
-                return
-            target.mig_pending = mode
-            if mode != target.mig_current and board_of(target).architecture < Architecture.HOPPER:
-                outcome.append(pynvml.NVML_ERROR_RESET_REQUIRED)
-                return
-            target.mig_current = mode
-            outcome.append(pynvml.NVML_SUCCESS)
+            elif waits_for_reset:
+                gpu.mig_pending = mode
+                outcome.append(pynvml.NVML_ERROR_IN_USE if held else pynvml.NVML_ERROR_RESET_REQUIRED)
+            else:
+                gpu.mig_current = gpu.mig_pending = mode
+                announce(state, index)
+                outcome.append(pynvml.NVML_SUCCESS)
 
         self._session.change(switch)
         return outcome[0]
@@ -151,9 +157,7 @@ class Mig:
             raise not_supported()
         profile = profile_of(found.gpu, found.instance.profile_id)
         attributes = pynvml.c_nvmlDeviceAttributes()
-        attributes.multiprocessorCount = next(
-            each.multiprocessors for each in ci_profiles(profile) if each.id == found.compute.profile_id
-        )
+        attributes.multiprocessorCount = compute_profile_of(profile, found.compute.profile_id).multiprocessors
         attributes.sharedCopyEngineCount = profile.copy_engines
         attributes.sharedDecoderCount, attributes.sharedEncoderCount = profile.decoders, profile.encoders
         attributes.sharedJpegCount, attributes.sharedOfaCount = profile.jpegs, profile.ofas
@@ -218,3 +222,8 @@ def filled_placements(starts: Sequence[int], size: int, array_ref: Any, count_re
             array[position].start, array[position].size = start, size
     count.value = len(starts)
     return int(pynvml.NVML_SUCCESS)
+
+
+def announce(state: NodeState, index: int) -> None:
+    """Send the event of a changed MIG configuration; NVML names no instance in it."""
+    state.add_event(state.gpus[index].uuid, pynvml.nvmlEventMigConfigChange, 0)

@@ -114,8 +114,13 @@ class Session:
             return self._cached.state
 
     def change(self, function: Callable[[NodeState], None]) -> None:
-        """Change the state file under its lock; nothing is changed if the function raises."""
+        """Change the state file under its lock; nothing is changed if the function raises.
+
+        UNINITIALIZED when the driver was reloaded since the call began.
+        """
         with mutate(self.state_file) as state:
+            if state.driver.generation != self._generation:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
             function(state)
 
     def handle(self, index: int) -> Any:
