@@ -1,7 +1,10 @@
-"""The record of claims on this node: what was promised to kubelet, durable before it is done.
+"""The record of this node: claims promised to kubelet, and GPU instances that are ours; durable before it is done.
 
-Owns the file: its shape, its checksum, and that it always tells the last state that was written whole. Knows nothing of CDI or
-kubelet. A claim is first recorded as `preparing`, an intent, and as `prepared` when everything it needs is in place.
+Owns the file: its shape, its checksum, and that it always tells the last state that was written whole. Knows nothing of CDI,
+kubelet or NVML. A claim is first recorded as `preparing`, an intent, and as `prepared` when everything it needs is in place; one
+whose instances have to be destroyed is `releasing` meanwhile. An instance is on record before it is made and until it is gone.
+
+Version 2 of the format adds instances; version 1 is read as a record without any.
 """
 
 import hashlib
@@ -14,9 +17,11 @@ import msgspec
 
 from draco.agent.errors import CheckpointDamaged
 from draco.agent.files import Files
+from draco.agent.instances import PlacementKey, unit_mask
 from draco.resources.names import ClaimUid, GpuUuid
 
-VERSION = 1
+VERSION = 2
+READABLE = frozenset({1, VERSION})
 
 
 class ClaimState(StrEnum):
@@ -24,10 +29,66 @@ class ClaimState(StrEnum):
 
     PREPARING = "preparing"
     PREPARED = "prepared"
+    RELEASING = "releasing"  # kubelet gave it up; its instances are still being destroyed
+
+
+class InstanceState(StrEnum):
+    """How far an instance of ours has come."""
+
+    CREATING = "creating"
+    MADE = "made"
+    DESTROYING = "destroying"
+
+
+class OwnedInstance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A GPU instance of ours: where it stands, and how to recognise it. `boot_id` is the boot in which it was made.
+
+    `gi` is on record as soon as the GPU instance exists and before its compute instance is made, so an instance that has one
+    and whose `gi` is not on record is not ours.
+    """
+
+    gpu: GpuUuid
+    profile_id: int
+    start: int
+    size: int
+    state: InstanceState
+    boot_id: str
+    gi: int | None = None
+    ci: int | None = None
+    uuid: str = ""
+
+    @property
+    def key(self) -> PlacementKey:
+        """Where it stands."""
+        return PlacementKey(self.gpu, self.profile_id, self.start)
+
+    @property
+    def mask(self) -> int:
+        """The memory units it takes, one bit each."""
+        return unit_mask(self.start, self.size)
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The part of a GPU that a device is. `uuid`, `gi` and `ci` are those of the instance, once it is made."""
+
+    profile_id: int
+    start: int
+    size: int
+    gi: int = -1
+    ci: int = -1
+    uuid: str = ""
+
+    @property
+    def mask(self) -> int:
+        """The memory units it takes, one bit each."""
+        return unit_mask(self.start, self.size)
 
 
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One device of a claim. `gpu` says which hardware it is; `device` is only the name it had when it was allocated."""
+    """One device of a claim. `gpu` says which hardware it is; `device` is only the name it had when it was allocated.
+
+    `partition` is the part of that GPU, None for all of it.
+    """
 
     request: str
     pool: str
@@ -36,6 +97,13 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     minor: int
     admin: bool = False
     share_id: str = ""
+    partition: Partition | None = None
+
+    @property
+    def key(self) -> PlacementKey | None:
+        """Where its instance stands; None for a whole GPU."""
+        part = self.partition
+        return None if part is None else PlacementKey(self.gpu, part.profile_id, part.start)
 
 
 class PreparedClaim(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +122,7 @@ class PreparedClaim(msgspec.Struct, frozen=True, kw_only=True):
 class _Record(msgspec.Struct, kw_only=True):
     boot_id: str
     claims: list[PreparedClaim] = []
+    instances: list[OwnedInstance] = []
 
 
 class _Envelope(msgspec.Struct, kw_only=True):
@@ -63,7 +132,7 @@ class _Envelope(msgspec.Struct, kw_only=True):
 
 
 class Checkpoint:
-    """The claims of one node, in memory and on disk. Written by one thread; `claims` may be read by others.
+    """Claims and instances of one node, in memory and on disk. Written by one thread at a time; others may read.
 
     `boot_id` is the boot in which the minor numbers on record were right; "" when nothing was ever recorded.
     """
@@ -73,10 +142,12 @@ class Checkpoint:
         self._files = files
         self.boot_id = boot_id
         self._claims = {claim.uid: claim for claim in claims}
+        self._instances: dict[PlacementKey, OwnedInstance] = {}
 
     def restore(self, loaded: "Loaded") -> None:
         """Take up what was on disk."""
         self._claims = {claim.uid: claim for claim in loaded.claims}
+        self._instances = {one.key: one for one in loaded.instances}
         self.boot_id = loaded.boot_id
 
     @property
@@ -84,30 +155,63 @@ class Checkpoint:
         """By uid. What is returned never changes."""
         return MappingProxyType(self._claims)
 
+    @property
+    def instances(self) -> Mapping[PlacementKey, OwnedInstance]:
+        """Our instances by where they stand, oldest first. What is returned never changes."""
+        return MappingProxyType(self._instances)
+
+    def change(
+        self,
+        *,
+        put: Iterable[PreparedClaim] = (),
+        drop: Iterable[ClaimUid] = (),
+        own: Iterable[OwnedInstance] = (),
+        disown: Iterable[PlacementKey] = (),
+    ) -> None:
+        """Record and forget, all in one write; raises OSError and changes nothing when the disk refuses."""
+        claims = {**self._claims, **{claim.uid: claim for claim in put}}
+        instances = {**self._instances, **{one.key: one for one in own}}
+        for uid in drop:
+            claims.pop(uid, None)
+        for key in disown:
+            instances.pop(key, None)
+        self._write(claims, instances, self.boot_id)
+
     def put(self, claim: PreparedClaim) -> None:
         """Record a claim; raises OSError and changes nothing when the disk refuses."""
-        self._write({**self._claims, claim.uid: claim}, self.boot_id)
+        self.change(put=[claim])
 
     def drop(self, uid: ClaimUid) -> None:
         """Forget a claim; raises OSError and changes nothing when the disk refuses."""
-        self._write({other: claim for other, claim in self._claims.items() if other != uid}, self.boot_id)
+        self.change(drop=[uid])
 
-    def replace(self, claims: Iterable[PreparedClaim], *, boot_id: str) -> None:
-        """Record exactly these claims, right in that boot."""
-        self._write({claim.uid: claim for claim in claims}, boot_id)
+    def replace(
+        self,
+        claims: Iterable[PreparedClaim],
+        *,
+        boot_id: str,
+        instances: Iterable[OwnedInstance] | None = None,
+    ) -> None:
+        """Record exactly these claims, right in that boot; and exactly these instances, unless None are given."""
+        kept = self._instances if instances is None else {one.key: one for one in instances}
+        self._write({claim.uid: claim for claim in claims}, kept, boot_id)
 
-    def _write(self, claims: dict[ClaimUid, PreparedClaim], boot_id: str) -> None:
-        record = msgspec.json.encode(_Record(boot_id=boot_id, claims=list(claims.values())))
+    def _write(
+        self, claims: dict[ClaimUid, PreparedClaim], instances: dict[PlacementKey, OwnedInstance], boot_id: str
+    ) -> None:
+        content = _Record(boot_id=boot_id, claims=list(claims.values()), instances=list(instances.values()))
+        record = msgspec.json.encode(content)
         envelope = _Envelope(version=VERSION, checksum=_checksum(record), record=msgspec.Raw(record))
         self._files.write(self._path, msgspec.json.encode(envelope))
-        self._claims, self.boot_id = claims, boot_id
+        self._claims, self._instances, self.boot_id = claims, instances, boot_id
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What the file said: the claims, and the boot in which they were recorded ("" when there was no file)."""
+    """What the file said, and the boot in which it was recorded ("" when there was no file)."""
 
     boot_id: str
     claims: list[PreparedClaim]
+    instances: list[OwnedInstance] = []
 
 
 def load(path: Path, files: Files) -> Loaded:
@@ -120,7 +224,7 @@ def load(path: Path, files: Files) -> Loaded:
         raise CheckpointDamaged(f"The record of prepared claims {path} cannot be read: {error.strerror}.") from error
     try:
         envelope = msgspec.json.decode(content, type=_Envelope)
-        if envelope.version != VERSION:
+        if envelope.version not in READABLE:
             raise CheckpointDamaged(
                 f"The record of prepared claims {path} has version {envelope.version}; this agent knows {VERSION}."
             )
@@ -129,7 +233,7 @@ def load(path: Path, files: Files) -> Loaded:
         record = msgspec.json.decode(envelope.record, type=_Record)
     except msgspec.DecodeError as error:
         raise CheckpointDamaged(f"The record of prepared claims {path} is not whole: {error}.") from error
-    return Loaded(record.boot_id, record.claims)
+    return Loaded(record.boot_id, record.claims, record.instances)
 
 
 def set_aside(path: Path, files: Files) -> Path:

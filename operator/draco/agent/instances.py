@@ -5,13 +5,26 @@ it is; everything else reads.
 """
 
 import re
-from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
 from draco.mig.board import Board
+from draco.resources.draco import InstanceUse as Use
+from draco.resources.draco import MigState
 from draco.resources.names import GpuUuid
+
+__all__ = [
+    "GpuMig",
+    "Held",
+    "Instance",
+    "MigState",
+    "PartitionName",
+    "PlacementKey",
+    "Use",
+    "partition_name",
+    "unit_mask",
+]
 
 
 class PlacementKey(NamedTuple):
@@ -57,17 +70,6 @@ def unit_mask(start: int, size: int) -> int:
     return ((1 << size) - 1) << start
 
 
-class Use(StrEnum):
-    """Whose an instance is. Every instance that exists is exactly one of these, or a step of a change that is under way."""
-
-    CLAIM = "Claim"
-    WARM = "Warm"  # ours, idle, kept or about to go
-    LAYOUT = "Layout"  # ours, idle, wanted by the node's layout
-    CHANGING = "Changing"  # ours, being made or destroyed
-    FOREIGN = "Foreign"  # made by somebody else: reported, never touched
-    ORPHAN = "Orphan"  # as Foreign, and without a compute instance
-
-
 class Held(msgspec.Struct, frozen=True, kw_only=True):
     """An instance and whose it is. `claims` are "namespace/name"; `holder` says who keeps it from being destroyed."""
 
@@ -77,34 +79,35 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     holder: str = ""
 
 
-class MigState(StrEnum):
-    """How a GPU's division stands. Only a GPU that is Ready may get new claims on its free units."""
-
-    READY = "Ready"
-    CHANGING = "Changing"
-    DIRTY = "Dirty"
-    NEEDS_RESET = "NeedsReset"
-
-
 class GpuMig(msgspec.Struct, frozen=True, kw_only=True):
-    """How one GPU is divided. `message` says why it is not Ready, or why what is wanted is not done."""
+    """How one GPU is divided, and whose each part is. `message` says why it is not Ready, or what is still to be done.
+
+    `missing` are places whose instance a prepared claim needs and that do not have it.
+    """
 
     gpu: GpuUuid
+    capable: bool = False
     enabled: bool = False
     pending: bool = False
     board: Board | None = None
     state: MigState = MigState.READY
     message: str = ""
     held: tuple[Held, ...] = ()
+    missing: tuple[PlacementKey, ...] = ()
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """Everything that exists."""
+        return tuple(one.instance for one in self.held)
 
     @property
     def foreign(self) -> tuple[Held, ...]:
-        """Instances that somebody else made; what overlaps them cannot be had."""
-        return tuple(one for one in self.held if one.use in (Use.FOREIGN, Use.ORPHAN))
+        """What somebody else made: it is never touched, and what overlaps it cannot be had."""
+        return tuple(one for one in self.held if one.use is Use.FOREIGN)
 
     @property
     def dirty(self) -> bool:
-        """Whether nothing new may be placed here until it has been looked at again."""
+        """Whether nothing new may be placed here until a clean look."""
         return self.state is MigState.DIRTY
 
 

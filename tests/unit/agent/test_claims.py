@@ -361,7 +361,7 @@ def test_the_record_survives_a_restart(tmp_path: Path) -> None:
     [
         lambda content: content[: len(content) // 2],
         lambda content: content.replace(b"gpu-0", b"gpu-1"),
-        lambda content: content.replace(b'"version":1', b'"version":99'),
+        lambda content: content.replace(b'"version":2', b'"version":99'),
         lambda _: b"",
         lambda _: b"\0" * 100,
     ],
