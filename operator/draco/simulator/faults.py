@@ -1,17 +1,18 @@
 """Faults: break a simulated GPU or its driver on purpose, from any process.
 
 Owns the translation of a fault into state: which answers change and which NVML events are sent. A GPU is named by its
-index or its UUID.
+index or its UUID. What a person does to MIG without breaking anything is in `by_hand`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import pynvml
 
 from draco.simulator.boards import Architecture
 from draco.simulator.nvml_session import board_of
-from draco.simulator.state import EccCounts, GpuState, NodeState, RemappedRows, StateError, mutate
+from draco.simulator.state import EccCounts, Failure, GpuState, NodeState, Process, RemappedRows, StateError, mutate
 
 WHOLE_GPU = 0xFFFFFFFF  # NVML's instance id for "not one instance"
 XID_FALLEN_OFF_THE_BUS = 79
@@ -82,41 +83,133 @@ def make_unreadable(path: Path, gpu: int | str, code: int = pynvml.NVML_ERROR_UN
 def reset(path: Path, gpu: int | str) -> None:
     """Reset the GPU: its instances are gone, the pending MIG mode and row remaps take effect, faults end.
 
-    A lost GPU stays lost: only a reboot of the node brings it back. StateError while processes hold the GPU.
+    A lost GPU stays lost: only a reboot of the node brings it back. StateError while anybody holds the GPU, and for one
+    that is passed through to a virtual machine, where a guest cannot reset it.
     """
     with mutate(path) as state:
         target = _gpu(state, gpu)
+        if target.passthrough:
+            raise StateError(f"GPU {target.uuid} cannot be reset: it is passed through to this virtual machine.")
         if target.processes:
-            raise StateError(f"GPU {target.uuid} cannot be reset: process {target.processes[0].pid} holds it.")
+            pids = ", ".join(str(process.pid) for process in target.processes)
+            held = f"process {pids} holds" if len(target.processes) == 1 else f"processes {pids} hold"
+            raise StateError(f"GPU {target.uuid} cannot be reset: {held} it.")
         if target.error != pynvml.NVML_ERROR_GPU_IS_LOST:
+            if target.instances or target.mig_current != target.mig_pending:
+                state.add_event(target.uuid, pynvml.nvmlEventMigConfigChange, 0)
             _fresh(target)
 
 
 def reload_driver(path: Path, *, version: str | None = None) -> None:
-    """Unload and load the driver: every session is UNINITIALIZED until it starts again, and all instances are gone."""
+    """Unload and load the driver: every session is UNINITIALIZED until it starts again.
+
+    All instances are gone, and every process that held a GPU, without which the driver could not have been unloaded. MIG
+    mode is kept on Ampere, where it is stored on the board; on newer boards it ends with the driver.
+    """
     with mutate(path) as state:
-        state.driver.generation += 1
-        state.driver.error = 0
-        state.events.clear()
-        if version is not None:
-            state.driver.version = version
-        for gpu in state.gpus:
-            if gpu.error != pynvml.NVML_ERROR_GPU_IS_LOST:
-                _fresh(gpu)
+        _start_driver(state, version)
 
 
-def reboot(path: Path) -> None:
-    """Reboot the node: as a reload of the driver; lost GPUs are back, and processes are gone.
+def reboot(path: Path, *, minors: Sequence[int] | None = None) -> None:
+    """Reboot the node: as a reload of the driver; lost GPUs are back too.
 
-    MIG mode survives on Ampere, where it is stored on the board; on newer boards it ends.
+    `minors` are the GPUs' new minor numbers, which no boot promises to keep.
     """
     with mutate(path) as state:
         for gpu in state.gpus:
             gpu.error = 0
-            gpu.processes.clear()
-            if _forgets_mig_mode(gpu):
+        if minors is not None:
+            if len(set(minors)) != len(state.gpus):
+                raise StateError(f"Node {state.node_name} needs {len(state.gpus)} different minor numbers.")
+            for gpu, minor in zip(state.gpus, minors, strict=True):
+                gpu.minor = minor
+        state.boot += 1
+        _start_driver(state, None)
+
+
+def _start_driver(state: NodeState, version: str | None) -> None:
+    state.driver.generation += 1
+    state.driver.error = 0
+    state.driver.version = version or state.driver.version
+    state.events.clear()
+    for gpu in state.gpus:
+        gpu.processes.clear()
+        if gpu.error != pynvml.NVML_ERROR_GPU_IS_LOST:
+            _fresh(gpu)
+            if board_of(gpu).architecture >= Architecture.HOPPER:
                 gpu.mig_current = gpu.mig_pending = 0
-    reload_driver(path)
+
+
+def hold(
+    path: Path,
+    gpu: int | str,
+    *,
+    pid: int,
+    gpu_instance: int | None = None,
+    compute_instance: int | None = None,
+    memory_mib: int = 0,
+    name: str = "",
+    listed: bool = True,
+) -> None:
+    """Let a process hold a GPU, a GPU instance, or a compute instance: what it holds cannot be destroyed.
+
+    A `listed` one computes, which takes a compute instance; one that is not only keeps a handle, and no list of NVML's
+    names it. StateError for an instance that is not there.
+    """
+    with mutate(path) as state:
+        target = _gpu(state, gpu)
+        if gpu_instance is not None:
+            _check_instance(target, gpu_instance, compute_instance)
+        target.processes.append(Process(pid, memory_mib, gpu_instance, compute_instance, listed=listed, name=name))
+
+
+def release(path: Path, pid: int) -> None:
+    """End a process on every GPU; StateError when it holds none."""
+    with mutate(path) as state:
+        held = [gpu for gpu in state.gpus if any(process.pid == pid for process in gpu.processes)]
+        if not held:
+            raise StateError(f"No process {pid} holds a GPU of node {state.node_name}.")
+        for gpu in held:
+            gpu.processes[:] = [process for process in gpu.processes if process.pid != pid]
+
+
+def fail(
+    path: Path,
+    function: str,
+    error: int,
+    *,
+    gpu: int | str | None = None,
+    gpu_instance: int | None = None,
+    compute_instance: int | None = None,
+    times: int | None = None,
+    effect: Literal["none", "done"] = "none",
+) -> None:
+    """Let calls of an NVML function ("" is any) fail with `error`: for one GPU, GPU instance or compute instance, or for all.
+
+    Instances are told by the handle that the call is given. After so many `times` it works again; None is never. With
+    effect "done" the call does its work, and fails nevertheless, as when its answer is lost.
+    """
+    if function and not hasattr(pynvml, function):
+        raise StateError(f"NVML has no function {function}.")
+    with mutate(path) as state:
+        uuid = "" if gpu is None else _gpu(state, gpu).uuid
+        state.failures.append(
+            Failure(
+                error,
+                function=function,
+                gpu_uuid=uuid,
+                gpu_instance=gpu_instance,
+                compute_instance=compute_instance,
+                times=times,
+                effect=effect,
+            )
+        )
+
+
+def stop_failing(path: Path, function: str = "") -> None:
+    """End the chosen failures of a function, or all of them."""
+    with mutate(path) as state:
+        state.failures[:] = [failure for failure in state.failures if function and failure.function != function]
 
 
 def break_driver(path: Path, code: int = pynvml.NVML_ERROR_DRIVER_NOT_LOADED) -> None:
@@ -138,6 +231,7 @@ def heal(path: Path, gpu: int | str) -> None:
     """End every fault of the GPU, also what a reset would not; events already sent stay sent."""
     with mutate(path) as state:
         target = _gpu(state, gpu)
+        state.failures[:] = [failure for failure in state.failures if failure.gpu_uuid != target.uuid]
         target.error = 0
         target.recovery_action = 0
         target.temperature_c = 32
@@ -161,8 +255,14 @@ def _fresh(gpu: GpuState) -> None:
     gpu.remapped.pending = False
 
 
-def _forgets_mig_mode(gpu: GpuState) -> bool:
-    return board_of(gpu).architecture >= Architecture.HOPPER
+def _check_instance(gpu: GpuState, gpu_instance: int, compute_instance: int | None) -> None:
+    found = next((instance for instance in gpu.instances if instance.id == gpu_instance), None)
+    if found is None:
+        there = ", ".join(str(instance.id) for instance in gpu.instances) or "none"
+        raise StateError(f"GPU {gpu.uuid} has no GPU instance {gpu_instance}; there are: {there}.")
+    if compute_instance is not None and all(compute.id != compute_instance for compute in found.compute):
+        there = ", ".join(str(compute.id) for compute in found.compute) or "none"
+        raise StateError(f"GPU instance {gpu_instance} has no compute instance {compute_instance}; there are: {there}.")
 
 
 def _gpu(state: NodeState, gpu: int | str) -> GpuState:

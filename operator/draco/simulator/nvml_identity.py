@@ -198,9 +198,11 @@ class Identity:
         return int(pynvml.NVML_DEVICE_ADDRESSING_MODE_NONE)
 
     def nvmlDeviceGetVirtualizationMode(self, handle: Any) -> int:
-        """Bare metal."""
-        self._session.gpu(handle)
-        return int(pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE)
+        """Bare metal, or passed through to a virtual machine."""
+        through = self._session.gpu(handle).passthrough
+        return int(
+            pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH if through else pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
+        )
 
     def _opened(self, index: int, gpu: GpuState) -> Any:
         check(gpu)  # a GPU that is lost cannot be opened either

@@ -127,6 +127,7 @@ class GpuState(msgspec.Struct, kw_only=True):
     remapped: RemappedRows = msgspec.field(default_factory=RemappedRows)
     temperature_c: int = 32
     recovery_action: int = 0
+    passthrough: bool = False  # belongs to a virtual machine, which cannot reset it
     error: int = 0  # what every function answers for this GPU, e.g. 15 when it is lost, 999 when it is unreadable
 
     @property
@@ -158,6 +159,12 @@ class NodeState(msgspec.Struct, kw_only=True):
     latency_s: dict[str, float] = {}  # by NVML function name; "*" is every function
     failures: list[Failure] = []  # the first that matches a call fails it
     next_serial: int = 1
+    boot: int = 1  # grows when the node is booted
+
+    @property
+    def boot_id(self) -> str:
+        """As the kernel writes it: another one after every boot."""
+        return str(uuid.uuid5(_NAMESPACE, f"{self.node_name} boot {self.boot}"))
 
     def add_event(self, gpu_uuid: str, kind: int, data: int, *, gi: int = 0xFFFFFFFF, ci: int = 0xFFFFFFFF) -> None:
         """Queue an event; the oldest one falls out when the queue is full."""
