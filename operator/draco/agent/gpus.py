@@ -11,6 +11,9 @@ from draco.agent.instances import Instance
 from draco.mig.board import Board
 from draco.resources.names import GpuUuid
 
+_HOPPER = 9
+"""Compute capability, first number."""
+
 
 class HealthState(StrEnum):
     """The three answers of a health check; what cannot be read is Unknown, never Healthy."""
@@ -66,6 +69,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     def memory_mib(self) -> int:
         """Frame buffer in MiB, rounded down."""
         return self.memory_bytes >> 20
+
+    @property
+    def mig_needs_reset(self) -> bool:
+        """Whether MIG mode changes only by a reset of the GPU: so it is before Hopper. Source: NVIDIA's MIG user guide."""
+        return self.compute_major < _HOPPER
 
     @property
     def cuda_compute_capability(self) -> str:

@@ -56,7 +56,8 @@ class Divisible(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU whose partitions are published, before they exist.
 
     `profiles` are the names of those that may be had, empty for all. `layout` are the only placements there will be; None means
-    that every one can be asked for. `whole` says whether the GPU can be had undivided as well.
+    that every one can be asked for. `beside` stay published whatever the other two say: claims hold them. `whole` says whether
+    the GPU can be had undivided as well.
     """
 
     located: Located
@@ -64,6 +65,7 @@ class Divisible(msgspec.Struct, frozen=True, kw_only=True):
     board: Board
     profiles: frozenset[str] = frozenset()
     layout: tuple[Placement, ...] | None = None
+    beside: tuple[Placement, ...] = ()
     whole: bool = True
 
     @property
@@ -72,16 +74,23 @@ class Divisible(msgspec.Struct, frozen=True, kw_only=True):
         return self.located.gpu.uuid
 
     @property
+    def space(self) -> Geometry:
+        """What of the board is worth keeping room for."""
+        return geometry(self.board, self.profiles)
+
+    @property
     def placements(self) -> tuple[Placement, ...]:
-        """Those that can be asked for."""
-        if self.layout is not None:
-            return self.layout
-        return tuple(each for each in self.board.placements if not self.profiles or each.profile.name in self.profiles)
+        """Those that are published."""
+        offered = self.layout
+        if offered is None:
+            allowed = self.profiles
+            offered = tuple(one for one in self.board.placements if not allowed or one.profile.name in allowed)
+        return offered + tuple(one for one in self.beside if one not in offered)
 
     @property
     def state(self) -> State:
         """What of it cannot be had: all that is held, but for idle instances that would give way."""
-        return geometry(self.board).state_of(
+        return self.space.state_of(
             Placement(profile, held.instance.start)
             for held in self.mig.held
             if held.use is not Use.WARM and (profile := self.board.by_id(held.instance.profile_id))
@@ -133,7 +142,7 @@ def order(gpus: Sequence[Divisible]) -> list[Place]:
     """
     ranked: list[tuple[tuple[int, ...], Place]] = []
     for each in gpus:
-        space, state, warm = geometry(each.board), each.state, each.warm
+        space, state, warm = each.space, each.state, each.warm
         for placement in each.placements:
             key = (placement.profile.size, placement.profile.id, *_cost(space, state, placement))
             tie = (placement not in warm, -placement.start, each.located.gpu.minor)
@@ -150,7 +159,7 @@ def matters(published: Sequence[Place], gpus: Sequence[Divisible]) -> bool:
     if set(published) != set(fresh):
         return True
     costs = {
-        Place(each.uuid, placement): _cost(geometry(each.board), each.state, placement)
+        Place(each.uuid, placement): _cost(each.space, each.state, placement)
         for each in gpus
         for placement in each.placements
     }

@@ -1,0 +1,123 @@
+"""Which devices this node offers: whole GPUs, partitions, or both, and when their order is published anew.
+
+Owns what a GPU's mode means for what is published, and the pace of publishing. Holds the order that is out and nothing else;
+reads nothing, writes nothing.
+
+What a claim holds stays published whatever is wanted now: the scheduler counts what is taken by the devices it finds in the
+slices, so a device dropped too early would free its counters.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from draco.agent import partitions, slices
+from draco.agent.gpus import DriverInfo
+from draco.agent.instances import GpuMig, Use
+from draco.agent.partitions import Divisible, Place
+from draco.agent.slices import Located
+from draco.mig.board import Board, Placement
+from draco.resources.draco import MigMode, WantedGpu
+from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
+from draco.resources.slices import CounterSet, Device
+from draco.resources.taints import DeviceTaint
+
+PACE_S = 2.0
+"""At least so long between two publications that differ in their order only. A stale order is legal, it is only worse."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What to publish. `again_in_s`: a better order waits that long for its turn; None when nothing waits."""
+
+    devices: list[Device]
+    counters: list[CounterSet]
+    again_in_s: float | None = None
+
+
+class Offering:
+    """Decides what one node publishes. `partitionable` says whether the cluster keeps the counters of partitions."""
+
+    def __init__(self, *, partitionable: bool = True, pace_s: float = PACE_S) -> None:
+        self._partitionable = partitionable
+        self._pace_s = pace_s
+        self._order: list[Place] = []
+        self._ordered_at_s = float("-inf")
+
+    def offer(
+        self,
+        gpus: Sequence[Located],
+        driver: DriverInfo,
+        *,
+        migs: Mapping[GpuUuid, GpuMig],
+        wanted: Mapping[GpuUuid, WantedGpu],
+        now_s: float,
+    ) -> Offer:
+        """What to publish now. `migs` and `wanted` by UUID; a GPU without either is offered whole. `now_s` is monotonic."""
+        plain: list[Device] = []
+        divisible: list[Divisible] = []
+        for located in sorted(gpus, key=lambda each: each.gpu.minor):
+            mig = migs.get(located.gpu.uuid) or GpuMig(gpu=located.gpu.uuid)
+            made = self._divisible(located, mig, wanted.get(located.gpu.uuid))
+            if made is None:
+                plain.append(_whole(located, mig, driver))
+            else:
+                divisible.append(made)
+        again_in_s = self._reorder(divisible, now_s)
+        devices = plain + partitions.devices(divisible, driver, self._order)
+        if not self._partitionable:
+            return Offer([msgspec.structs.replace(one, consumes_counters=[]) for one in devices], [], again_in_s)
+        return Offer(devices, partitions.counters(divisible), again_in_s)
+
+    def _reorder(self, gpus: Sequence[Divisible], now_s: float) -> float | None:
+        """Take up the best order, if it is another one in a way that counts and its time has come."""
+        if not partitions.matters(self._order, gpus):
+            return None
+        fresh = partitions.order(gpus)
+        wait_s = self._ordered_at_s + self._pace_s - now_s
+        if wait_s > 0 and set(fresh) == set(self._order):
+            return wait_s
+        self._order, self._ordered_at_s = fresh, now_s
+        return None
+
+    def _divisible(self, located: Located, mig: GpuMig, wanted: WantedGpu | None) -> Divisible | None:
+        """The GPU as one whose partitions are offered; None where it is offered whole, as if there were no MIG."""
+        board = mig.board
+        if board is None:
+            return None
+        beside = _claimed(mig, board)
+        switchable = not located.gpu.mig_needs_reset
+        common: dict[str, Any] = {"located": located, "mig": mig, "board": board, "beside": beside}
+        if wanted is not None and (mig.enabled or switchable):
+            if wanted.mode is MigMode.DYNAMIC and self._partitionable:
+                whole = switchable or not mig.enabled
+                return Divisible(**common, profiles=frozenset(wanted.profiles), whole=whole)
+            if wanted.mode is MigMode.STATIC:
+                return Divisible(**common, layout=_layout(wanted, board), whole=False)
+        return Divisible(**common, layout=()) if beside else None
+
+
+def _layout(wanted: WantedGpu, board: Board) -> tuple[Placement, ...]:
+    """What a static layout names, as far as the board has it."""
+    return tuple(
+        Placement(profile, one.start) for one in wanted.layout if (profile := board.profile(one.profile)) is not None
+    )
+
+
+def _claimed(mig: GpuMig, board: Board) -> tuple[Placement, ...]:
+    """Where instances stand that claims hold."""
+    return tuple(
+        Placement(profile, held.instance.start)
+        for held in mig.held
+        if held.use is Use.CLAIM and (profile := board.by_id(held.instance.profile_id)) is not None
+    )
+
+
+def _whole(located: Located, mig: GpuMig, driver: DriverInfo) -> Device:
+    """A GPU that is offered undivided, tainted where it cannot be had so now."""
+    taints = []
+    if mig.foreign:
+        taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
+    if mig.enabled and located.gpu.mig_needs_reset:
+        taints.append(DeviceTaint(key=TAINT_UNSETTLED, value="MigMode", effect="NoSchedule"))
+    return msgspec.structs.replace(slices.device(located, driver), taints=taints)

@@ -1,0 +1,123 @@
+"""Which devices a node offers in each mode, and when their order is published anew."""
+
+from typing import Any
+
+import msgspec
+
+from draco.agent.gpus import DriverInfo
+from draco.agent.instances import GpuMig, Held, Instance, Use
+from draco.agent.offering import Offer, Offering
+from draco.agent.slices import Located
+from draco.resources.draco import MigMode, WantedGpu, WantedInstance
+from draco.simulator.planner_boards import BOARDS
+from tests.builders import a_gpu
+
+DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")
+H100 = BOARDS["H100-80GB"]
+LAYOUT = [WantedInstance(profile="3g.40gb", start=4), WantedInstance(profile="4g.40gb", start=0)]
+
+
+def ampere(minor: int) -> Located:
+    return Located(msgspec.structs.replace(a_gpu(minor), architecture="Ampere", compute_major=8))
+
+
+def a_mig(located: Located, *there: tuple[str, int, Use], enabled: bool = False) -> GpuMig:
+    uuid = located.gpu.uuid
+    held = []
+    for name, start, use in there:
+        profile = H100.profile(name)
+        assert profile is not None
+        instance = Instance(gpu=uuid, gi=1 + start, profile_id=profile.id, start=start, size=profile.size)
+        held.append(Held(instance=instance, use=use))
+    return GpuMig(gpu=uuid, board=H100, enabled=enabled or bool(there), held=tuple(held))
+
+
+def offer(
+    located: Located, mig: GpuMig | None, mode: MigMode | None = None, *, partitionable: bool = True, **fields: Any
+) -> Offer:
+    uuid = located.gpu.uuid
+    wanted = {uuid: WantedGpu(uuid=uuid, policy="p", mode=mode, **fields)} if mode else {}
+    migs = {uuid: mig} if mig else {}
+    offering = Offering(partitionable=partitionable)
+    return offering.offer([located], DRIVER, migs=migs, wanted=wanted, now_s=0.0)
+
+
+def names(offered: Offer) -> list[str]:
+    return [one.name for one in offered.devices]
+
+
+def taints(offered: Offer) -> set[tuple[str, str]]:
+    return {(taint.key, taint.value) for one in offered.devices for taint in one.taints}
+
+
+def test_without_a_policy_a_gpu_is_offered_whole_as_if_there_were_no_mig() -> None:
+    located = Located(a_gpu(0))
+    for mig, mode in ((None, None), (a_mig(located), None), (a_mig(located), MigMode.DISABLED)):
+        offered = offer(located, mig, mode)
+        assert names(offered) == ["gpu-0"]
+        assert (offered.counters, taints(offered), offered.devices[0].consumes_counters) == ([], set(), [])
+
+
+def test_dynamic_offers_the_whole_and_every_partition() -> None:
+    offered = offer(Located(a_gpu(0)), a_mig(Located(a_gpu(0))), MigMode.DYNAMIC)
+    assert len(offered.devices) == 1 + len(H100.placements)
+    assert [one.name for one in offered.counters] == ["gpu-0-counter-set"]
+
+
+def test_before_hopper_a_gpu_is_offered_as_the_mode_it_is_in() -> None:
+    off, on = a_mig(ampere(0)), a_mig(ampere(0), enabled=True)
+    assert names(offer(ampere(0), off, MigMode.DYNAMIC)) == ["gpu-0"]
+    assert offer(ampere(0), off, MigMode.DYNAMIC).counters == []
+    assert len(names(offer(ampere(0), on, MigMode.DYNAMIC))) == len(H100.placements)
+    assert names(offer(ampere(0), off, MigMode.STATIC, layout=LAYOUT)) == ["gpu-0"]
+    assert taints(offer(ampere(0), on)) == {("draco.dev/unsettled", "MigMode")}
+
+
+def test_static_offers_the_layout_and_nothing_else() -> None:
+    offered = offer(Located(a_gpu(0)), a_mig(Located(a_gpu(0))), MigMode.STATIC, layout=LAYOUT)
+    assert sorted(names(offered)) == ["gpu-0-mig-3g40gb-9-4", "gpu-0-mig-4g40gb-5-0"]
+
+
+def test_what_a_claim_holds_stays_published_when_the_policy_changes() -> None:
+    located = Located(a_gpu(0))
+    mig = a_mig(located, ("1g.10gb", 2, Use.CLAIM))
+    beside = "gpu-0-mig-1g10gb-19-2"
+    assert names(offer(located, mig)) == ["gpu-0", beside]
+    assert names(offer(located, mig, MigMode.DISABLED)) == ["gpu-0", beside]
+    assert beside in names(offer(located, mig, MigMode.STATIC, layout=LAYOUT))
+    assert beside in names(offer(located, mig, MigMode.DYNAMIC, profiles=["7g.80gb"]))
+    assert len(offer(located, mig).counters) == 1
+
+
+def test_a_gpu_with_a_foreign_instance_is_not_to_be_had_whole() -> None:
+    located = Located(a_gpu(0))
+    assert taints(offer(located, a_mig(located, ("1g.10gb", 2, Use.FOREIGN)))) == {("draco.dev/foreign-instance", "")}
+
+
+def test_without_counters_nothing_is_offered_that_excludes_another() -> None:
+    located = Located(a_gpu(0))
+    assert names(offer(located, a_mig(located), MigMode.DYNAMIC, partitionable=False)) == ["gpu-0"]
+    static = offer(located, a_mig(located), MigMode.STATIC, partitionable=False, layout=LAYOUT)
+    assert len(static.devices) == 2
+    assert (static.counters, [one.consumes_counters for one in static.devices]) == ([], [[], []])
+
+
+def test_a_better_order_waits_for_its_turn_and_other_devices_do_not() -> None:
+    first, second = Located(a_gpu(0)), Located(a_gpu(1))
+    gpus = [first, second]
+    wanted = {one.gpu.uuid: WantedGpu(uuid=one.gpu.uuid, policy="p", mode=MigMode.DYNAMIC) for one in gpus}
+    idle = {one.gpu.uuid: a_mig(one) for one in gpus}
+    begun = idle | {second.gpu.uuid: a_mig(second, ("1g.10gb", 6, Use.CLAIM))}
+    offering = Offering(pace_s=2.0)
+
+    def at(now_s: float, migs: dict[Any, GpuMig], count: int = 2) -> Offer:
+        return offering.offer(gpus[:count], DRIVER, migs=migs, wanted=wanted, now_s=now_s)
+
+    before = at(10.0, idle)
+    waiting = at(11.5, begun)
+    assert (names(waiting), waiting.again_in_s) == (names(before), 0.5)
+    after = at(12.0, begun)
+    assert names(after) != names(before)
+    assert after.again_in_s is None
+    assert next(name for name in names(after) if "-19-" in name) == "gpu-1-mig-1g10gb-19-5"
+    assert len(at(12.1, idle, count=1).devices) == len(before.devices) / 2
