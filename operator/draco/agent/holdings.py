@@ -1,0 +1,124 @@
+"""Whose is each GPU instance that exists: ours by the record, or somebody else's.
+
+Owns the recognition of our own instances, and the verdict on each. Pure: it compares what was observed with what is on record.
+Decides nothing about what happens to an instance.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from draco.agent.checkpoint import ClaimState, InstanceState, OwnedInstance, PreparedClaim
+from draco.agent.instances import Held, Instance, PlacementKey, Use
+from draco.mig.board import Board
+from draco.resources.draco import MigMode, WantedGpu
+from draco.resources.names import GpuUuid
+
+
+def recognised(own: OwnedInstance, found: Instance | None, *, boot_id: str) -> bool:
+    """Whether what stands at an instance's place is that instance.
+
+    Somebody else may have destroyed ours and made another there, with the same numbers. A MIG UUID is new at every creation, so
+    it decides where both are known. Without one: nothing of an earlier boot exists any more; an instance on record whose
+    numbers are known must have them; and one that has a compute instance we never recorded a number for is not ours, since the
+    number is recorded in between.
+    """
+    if found is None or found.key != own.key:
+        return False
+    if own.uuid and found.uuid is not None:
+        return own.uuid == found.uuid
+    if own.boot_id != boot_id:
+        return False
+    if own.gi is not None:
+        return found.gi == own.gi
+    return found.ci is None
+
+
+def references(claims: Iterable[PreparedClaim]) -> Mapping[PlacementKey, tuple[PreparedClaim, ...]]:
+    """Which prepared claims need which instance."""
+    found: dict[PlacementKey, tuple[PreparedClaim, ...]] = {}
+    for claim in claims:
+        if claim.state is not ClaimState.PREPARED:
+            continue
+        for key in {device.key for device in claim.devices if device.key is not None}:
+            found[key] = (*found.get(key, ()), claim)
+    return found
+
+
+def held(
+    observed: Sequence[Instance],
+    owned: Mapping[PlacementKey, OwnedInstance],
+    needed: Mapping[PlacementKey, tuple[PreparedClaim, ...]],
+    *,
+    layout: Collection[PlacementKey] = (),
+    holders: Mapping[PlacementKey, str],
+    boot_id: str,
+) -> tuple[Held, ...]:
+    """Every observed instance of a GPU with its one use."""
+    return tuple(
+        Held(
+            instance=one,
+            use=_use(one, owned.get(one.key), needed, layout, boot_id),
+            claims=tuple(str(claim) for claim in needed.get(one.key, ())),
+            holder=holders.get(one.key, ""),
+        )
+        for one in observed
+    )
+
+
+def _use(
+    one: Instance,
+    own: OwnedInstance | None,
+    needed: Mapping[PlacementKey, tuple[PreparedClaim, ...]],
+    layout: Collection[PlacementKey],
+    boot_id: str,
+) -> Use:
+    if own is None or not recognised(own, one, boot_id=boot_id):
+        return Use.FOREIGN
+    if own.state is not InstanceState.MADE or one.ci is None:
+        return Use.ORPHAN
+    if one.key in needed:
+        return Use.CLAIM
+    return Use.LAYOUT if one.key in layout else Use.WARM
+
+
+class Keeping(msgspec.Struct, frozen=True, kw_only=True):
+    """Which idle instances of a GPU are to stay: all of `places`, and so many of each profile in `counts`."""
+
+    places: frozenset[PlacementKey] = frozenset()
+    counts: Mapping[int, int] = {}
+
+
+def keeping(wanted: WantedGpu | None, board: Board | None) -> Keeping:
+    """What a policy keeps without a claim. Profiles that the board lacks keep nothing."""
+    if wanted is None or board is None or wanted.mode is MigMode.DISABLED:
+        return Keeping()
+    places = layout_places(wanted, board) if wanted.mode is MigMode.STATIC else frozenset()
+    counts: dict[int, int] = {}
+    for one in wanted.warm:
+        profile = board.profile(one.profile)
+        if profile is not None and wanted.mode is MigMode.DYNAMIC:
+            counts[profile.id] = counts.get(profile.id, 0) + one.count
+    return Keeping(places=places, counts=counts)
+
+
+def layout_places(wanted: WantedGpu, board: Board) -> frozenset[PlacementKey]:
+    """The places of a static layout; those that the board does not have are left out."""
+    return frozenset(
+        PlacementKey(GpuUuid(wanted.uuid), profile.id, one.start)
+        for one in wanted.layout
+        if (profile := board.profile(one.profile)) is not None and one.start in profile.starts
+    )
+
+
+def kept(idle: Sequence[PlacementKey], keeping: Keeping) -> frozenset[PlacementKey]:
+    """Which of the idle instances stay. Warm ones are those that nobody has yet."""
+    left = dict(keeping.counts)
+    stay = set()
+    for key in idle:
+        if key in keeping.places:
+            stay.add(key)
+        elif left.get(key.profile_id, 0) > 0:
+            left[key.profile_id] -= 1
+            stay.add(key)
+    return frozenset(stay)
