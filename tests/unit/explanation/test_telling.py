@@ -1,0 +1,155 @@
+"""What is told of a cause to the letter: numbers, names, amounts and what is left out."""
+
+from typing import Any
+
+import pytest
+
+from draco.allocation.fleet import Fleet
+from draco.cel.paths import AttributePath
+from draco.explanation.explain import explain
+from draco.explanation.expressions import with_path
+from draco.explanation.model import AllocatedClaim, Cause, CauseCount, Explanation, Holder, Reason
+from draco.explanation.placement import selector_text, tolerates
+from draco.explanation.problems import problems_of
+from draco.explanation.published import closest_value
+from draco.explanation.report import report
+from draco.explanation.wording import cause_text, counted, some
+from draco.resources.claims import CapacityRequirements, DeviceConstraint
+from draco.resources.core import NodeTaint, Toleration
+from draco.resources.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
+from draco.resources.quantity import Quantity
+from draco.resources.semver import SemVer
+from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
+from draco.resources.taints import DeviceTaint, DeviceToleration
+from tests.builders import a_device_class, a_node, a_slice
+from tests.unit.explanation.clusters import ATTRIBUTES, GPU, a_fleet, asking
+
+
+def a_cluster(*devices: Device, **published: Any) -> Fleet:
+    """One node with these devices."""
+    slices = [a_slice("n1", devices, **published)]
+    return Fleet.of(slices=slices, nodes=[a_node("n1")], classes=[a_device_class()])
+
+
+def causes(told: Explanation) -> dict[Cause, CauseCount]:
+    return {count.cause: count for count in told.requests[0].causes}
+
+
+def test_numbers_agree_with_what_is_counted() -> None:
+    assert (counted(1, "device"), counted(2, "device")) == ("1 device", "2 devices")
+    assert some(["a", "b"]) == "a, b"
+    assert some(["a", "b", "c", "d", "e"], 9) == "a, b, c and 6 more"
+
+
+def test_holders_are_told_as_far_as_they_are_known() -> None:
+    in_use = CauseCount(cause=Cause.IN_USE, devices=2, nodes=1, text="")
+    assert cause_text(in_use) == "in use by other claims"
+    holder = Holder(claim="default/job", consumers=["pod worker"])
+    known = CauseCount(cause=Cause.IN_USE, devices=2, nodes=1, text="", holders=[holder], holders_total=1)
+    assert "default/job" in cause_text(known)
+    assert "such as" not in cause_text(known)
+
+
+def test_of_several_taints_only_those_that_are_not_tolerated_are_told() -> None:
+    taints = [DeviceTaint(key="known", effect="NoSchedule"), DeviceTaint(key="new", effect="NoSchedule")]
+    tolerated = asking(tolerations=[DeviceToleration(key="known", operator="Exists")])
+    told = explain(a_cluster(Device(name="gpu-0", taints=taints)), [tolerated])
+    assert [each.taint for each in causes(told)[Cause.TAINTED].taints] == ["new:NoSchedule"]
+
+
+def test_of_several_capacities_the_one_that_is_short_is_told() -> None:
+    capacity = {"slots": DeviceCapacity(value="8"), "memory": DeviceCapacity(value="40Gi")}
+    fleet = a_cluster(Device(name="gpu-0", capacity=capacity, allow_multiple_allocations=True))
+    wanted = CapacityRequirements(requests={"slots": "1", "memory": "80Gi"})
+    short = causes(explain(fleet, [asking(capacity=wanted)]))[Cause.CAPACITY_SHORT].shortage
+    assert short is not None
+    assert (short.name, short.needed, short.left) == ("memory", "80Gi", "40Gi")
+
+
+def test_a_capacity_that_the_devices_lack_is_not_said_to_be_short() -> None:
+    told = explain(a_cluster(Device(name="gpu-0")), [asking(capacity=CapacityRequirements(requests={"memory": "1Gi"}))])
+    assert causes(told)[Cause.CAPACITY_SHORT].text == "without capacity memory, of which 1Gi is asked for"
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [DeviceConstraint(match_attribute="example.com/rack"), DeviceConstraint(distinct_attribute="example.com/rack")],
+)
+def test_the_attribute_that_a_constraint_misses_is_named(constraint: DeviceConstraint) -> None:
+    told = explain(a_fleet(), [asking(count=2, constraints=[constraint])])
+    assert causes(told)[Cause.CONSTRAINT].text == "without example.com/rack, which a constraint of the claim compares"
+
+
+def test_the_reason_of_an_error_says_whether_pools_selectors_or_the_claim_are_at_fault() -> None:
+    every = asking(allocation_mode="All")
+    assert explain(a_cluster(Device(name="gpu-0"), of=2), [every]).reason is Reason.POOL_BROKEN
+    negative = DeviceCapacity(value="-1Gi")
+    assert explain(a_cluster(Device(name="gpu-0", capacity={"memory": negative})), [asking()]).reason is Reason.INVALID
+
+
+def test_a_search_that_was_too_long_is_told_as_such() -> None:
+    devices = [Device(name=f"gpu-{n}", attributes={"half": DeviceAttribute(int_=n % 2)}) for n in range(40)]
+    pair = DeviceConstraint(match_attribute=f"{GPU}/half")
+    told = explain(a_cluster(*devices), [asking(count=21, constraints=[pair])])
+    assert told.reason is Reason.SEARCH_TOO_LONG
+    assert not told.nearest, "nothing is known of what would do"
+
+
+def test_demands_that_leave_values_between_them_are_no_contradiction() -> None:
+    [problem] = problems_of(a_fleet(), [asking(f"{ATTRIBUTES}.index > 5 && {ATTRIBUTES}.index < 9")])
+    assert "can never both be true" not in problem.text
+    [problem] = problems_of(a_fleet(), [asking(f"{ATTRIBUTES}.index >= 5 && {ATTRIBUTES}.index <= 5")])
+    assert "can never both be true" not in problem.text
+
+
+def test_of_many_published_values_some_are_told_and_how_many_more_there_are() -> None:
+    devices = [Device(name=f"gpu-{n}", attributes={"rack": DeviceAttribute(string=f"rack-{n}")}) for n in range(6)]
+    [problem] = problems_of(a_cluster(*devices), [asking(f'{ATTRIBUTES}.rack == "zzz"')])
+    assert problem.text.endswith('there is "rack-0", "rack-1", "rack-2", "rack-3" and 2 other values')
+
+
+def test_the_closest_value_is_of_the_same_kind_and_of_versions_the_next_one() -> None:
+    sizes = [Quantity.parse(text) for text in ("10Gi", "40Gi", "80Gi")]
+    assert closest_value(Quantity.parse("48Gi"), sizes) == Quantity.parse("40Gi")
+    assert closest_value(48, [*sizes, 10, 50]) == 50
+    versions = [SemVer.parse(text) for text in ("1.0.0", "2.0.0", "3.0.0")]
+    assert closest_value(SemVer.parse("1.5.0"), versions) == versions[1]
+    assert closest_value(SemVer.parse("9.0.0"), versions) == versions[2]
+    assert closest_value(True, [1, 2]) is None
+
+
+def test_a_name_in_quotes_stays_in_quotes_and_a_plain_one_takes_no_name_that_needs_them() -> None:
+    old, new = AttributePath("attributes", GPU, "modle"), AttributePath("attributes", GPU, "model-name")
+    assert with_path(f'{ATTRIBUTES}["modle"] == "A"', old, new) == f'{ATTRIBUTES}["model-name"] == "A"'
+    assert with_path(f'{ATTRIBUTES}.modle == "A"', old, new) is None
+
+
+def test_a_requirement_of_one_value_reads_as_an_equation() -> None:
+    def text(operator: str, *values: str) -> str:
+        wanted = NodeSelectorRequirement(key="zone", operator=operator, values=list(values))
+        return selector_text(NodeSelector(node_selector_terms=[NodeSelectorTerm(match_expressions=[wanted])]))
+
+    assert (text("In", "a"), text("In", "a", "b")) == ("zone=a", "zone in (a, b)")
+    assert (text("NotIn", "a"), text("NotIn", "a", "b")) == ("zone!=a", "zone not in (a, b)")
+
+
+def test_a_toleration_that_compares_numbers_is_exact_at_its_bound() -> None:
+    taint = NodeTaint(key="load", value="5", effect="NoSchedule")
+    covered = [
+        (operator, value)
+        for operator in ("Gt", "Lt")
+        for value in ("4", "5", "6")
+        if tolerates(Toleration(key="load", operator=operator, value=value), taint)
+    ]
+    assert covered == [("Gt", "4"), ("Lt", "6")]
+
+
+def test_the_report_of_an_allocated_claim_tells_conditions_only_where_there_are_any() -> None:
+    def lines(**told: Any) -> str:
+        claim = AllocatedClaim(claim="default/c", devices=["d/p/x"], **told)
+        return "\n".join(report(Explanation(reason=Reason.ALLOCATED, summary="", allocated=[claim])))
+
+    assert "failed" not in lines()
+    assert "waits for" not in lines()
+    assert "failed: x: broken" in lines(failed=["x: broken"])
+    assert "waits for: x: attached" in lines(waiting_for=["x: attached"])
