@@ -142,7 +142,7 @@ def request_text(request: RequestExplanation) -> str:
     causes = causes or request.causes
     devices = sum(count.devices for count in causes)
     if len(causes) == 1:
-        text = causes[0].text + ", but not as is wanted" * (causes[0].cause is Cause.FREE)
+        text = causes[0].text + ", but no node can give all that is asked for" * (causes[0].cause is Cause.FREE)
         return f"the only device{of_class} is {text}" if devices == 1 else f"all {devices} devices{of_class} are {text}"
     counts = [f"{count.devices} {'is' if count.devices == 1 else 'are'} {count.text}" for count in causes]
     return f"of {devices} devices{of_class}, {'; '.join(counts)}"

@@ -29,7 +29,7 @@ def test_they_are_told_where_the_class_means_none_at_all() -> None:
 
 def test_free_devices_that_will_not_do_are_not_said_to_be_free_and_no_more() -> None:
     told = str(explain(a_fleet(), [asking(count=3)]))
-    assert f"all 4 devices of class {GPU} are free, but not as is wanted" in told
+    assert f"all 4 devices of class {GPU} are free, but no node can give all that is asked for" in told
 
 
 def test_what_the_scheduler_says_of_preemption_is_left_out() -> None:
