@@ -128,8 +128,8 @@ class ProfileCount(ApiStruct, frozen=True, kw_only=True):
 class WantedGpu(ApiStruct, frozen=True, kw_only=True):
     """What the operator wants of one GPU, and by which policy.
 
-    `profiles` limits what Dynamic may make (empty: all), `layout` is for Static. `release` names idle instances by UUID that the
-    agent is to destroy if they are idle still; `reset_permitted` allows what needs a reset of the GPU.
+    `profiles` limits what Dynamic may make (empty: all), `layout` is for Static. `reset_permitted` allows what needs a reset
+    of the GPU.
     """
 
     uuid: str
@@ -138,7 +138,6 @@ class WantedGpu(ApiStruct, frozen=True, kw_only=True):
     profiles: list[str] = []
     layout: list[WantedInstance] = []
     warm: list[ProfileCount] = []
-    release: list[str] = []
     reset_permitted: bool = False
 
 

@@ -44,7 +44,8 @@ def differences(struct: type[msgspec.Struct], properties: dict[str, Any], where:
 
 def type_differences(hint: Any, declared: dict[str, Any], where: str) -> list[str]:
     arguments = [argument for argument in getattr(hint, "__args__", ()) if argument is not type(None)]
-    inside = {list: ("array", "items"), dict: ("object", "additionalProperties")}.get(getattr(hint, "__origin__", None))
+    containers: dict[object, tuple[str, str]] = {list: ("array", "items"), dict: ("object", "additionalProperties")}
+    inside = containers.get(getattr(hint, "__origin__", None))
     if inside is not None:
         kind, key = inside
         if declared["type"] != kind or key not in declared:
