@@ -1,0 +1,160 @@
+"""Geometry: what fits on one GPU, against everything that can be made on the simulator's boards."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from draco.mig.board import Board, Placement, Profile
+from draco.mig.geometry import Geometry, State, geometry, scarce
+from draco.simulator.planner_boards import BOARDS
+from tests.unit.mig.enumerated import Layout, layouts, maximal, maximal_layouts, multiset, plain, table_of
+
+ALL = sorted(BOARDS)
+
+
+def the_grid() -> tuple[Board, set[Layout]]:
+    board = plain("H100-80GB")
+    return board, layouts(board, table_of("H100-80GB"))
+
+
+def placed(board: Board, *written: str) -> list[Placement]:
+    """Placements from what they print as: `3g.40gb@4`."""
+    found = []
+    for each in written:
+        name, _, start = each.partition("@")
+        profile = board.profile(name)
+        assert profile is not None
+        found.append(Placement(profile, int(start)))
+    return found
+
+
+def test_the_grid_of_seven_slices_has_the_published_numbers_of_states_and_layouts() -> None:
+    board, found = the_grid()
+    assert len(found) == 723
+    assert len(maximal_layouts(found)) == 78
+    made = {multiset(board, layout) for layout in found}
+    assert (len(made), len(maximal(made))) == (78, 28)
+    reachable = geometry(board).reachable()
+    assert len(reachable) == 192
+    assert {state.mask for state in reachable} == {geometry(board).state_of(layout).mask for layout in found}
+
+
+def test_without_the_double_memory_profile_the_grid_has_nvidias_nineteen_layouts() -> None:
+    board, found = the_grid()
+    [double] = [profile for profile in board.profiles if profile.name == "1g.20gb"]
+    without = {layout for layout in found if all(each.profile != double for each in layout)}
+    assert len(maximal_layouts(without)) == 19
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_state_says_of_each_placement_whether_it_can_be_made(name: str) -> None:
+    board, made = BOARDS[name], geometry(BOARDS[name])
+    found = layouts(board, table_of(name))
+    for layout in found:
+        state = made.state_of(layout)
+        legal = {each for each in board.placements if layout | {each} in found and each not in layout}
+        assert set(made.fits(state)) == legal
+        assert {each for each in board.placements if made.fits_at(state, each)} == legal
+    assert {made.state_of(layout) for layout in found} == made.reachable()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_room_is_the_most_of_one_profile_that_fits_beside_what_is_there(name: str) -> None:
+    board, made = BOARDS[name], geometry(BOARDS[name])
+
+    def most(state: State, profile: Profile) -> int:
+        further = [each for each in made.fits(state) if each.profile == profile]
+        return max((1 + most(made.add(state, each), profile) for each in further), default=0)
+
+    for state in sorted(made.reachable())[::5]:
+        assert {p.name: made.room(state, p) for p in board.profiles} == {p.name: most(state, p) for p in board.profiles}
+
+
+@pytest.mark.parametrize(
+    ("name", "counted"),
+    [
+        *(("H100-80GB", ["ofa_engines"]), ("A100-40GB", ["ofa_engines"]), ("A30", ["ofa_engines"])),
+        ("RTX-PRO-6000", ["ofa_engines", "decoders"]),
+    ],
+)
+def test_only_engines_that_can_run_out_are_counted(name: str, counted: list[str]) -> None:
+    assert [token.name for token in scarce(BOARDS[name])] == counted
+
+
+def test_beside_all_media_engines_only_profiles_without_any_fit() -> None:
+    board = BOARDS["RTX-PRO-6000"]
+    made = geometry(board)
+    beside = made.fits(made.state_of(placed(board, "1g.24gb+me.all@0")))
+    assert {each.profile.name for each in beside} == {"1g.24gb-me", "2g.48gb-me"}
+
+
+def test_numbers_that_contradict_the_promised_instances_are_not_used() -> None:
+    """A listing of one board says that two 3g need six of five decoders, though two are promised and were seen."""
+    board = plain("A100-80GB")
+    odd = Board(
+        tuple(Profile(**(as_dict(p) | {"decoders": 3 if p.slices == 3 else p.decoders})) for p in board.profiles)
+    )
+    assert scarce(odd) == ()
+
+
+def test_promised_instances_limit_where_neither_units_nor_engines_do() -> None:
+    small = Profile(id=1, name="1g", slices=1, size=1, starts=(0, 1, 2, 3), max_instances=2)
+    board = Board((small, Profile(id=0, name="4g", slices=4, size=4, starts=(0,), max_instances=1)))
+    made = geometry(board)
+    assert made.room(made.empty, small) == 2
+    assert made.fits(made.state_of([Placement(small, 0), Placement(small, 1)])) == ()
+
+
+def test_capability_counts_each_profile_as_if_it_came_alone() -> None:
+    made = geometry(plain("H100-80GB"))
+    assert made.capability(made.empty) == 7 * 1 + 4 * 1 + 3 * 2 + 2 * 3 + 1 * 4 + 1 * 7
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "start"),
+    [
+        ([], "3g.40gb", 4),  # the half with a slice less
+        ([], "1g.10gb", 6),  # beside the unit nothing else can use
+        ([], "1g.20gb", 6),
+        ([], "2g.20gb", 4),
+        (["1g.10gb@6"], "1g.10gb", 5),  # whole halves are kept
+        (["3g.40gb@4"], "1g.10gb", 3),
+    ],
+)
+def test_a_placement_takes_least_of_what_could_still_come(there: list[str], wanted: str, start: int) -> None:
+    board = plain("H100-80GB")
+    made = geometry(board)
+    [profile] = [each for each in board.profiles if each.name == wanted]
+    best = made.best(made.state_of(placed(board, *there)), profile)
+    assert best is not None
+    assert best.placement.start == start
+
+
+def test_room_is_kept_only_for_the_profiles_that_are_wanted() -> None:
+    board = plain("H100-80GB")
+    two = board.profile("2g.20gb")
+    made = geometry(board, frozenset({"2g.20gb"}))
+    assert two is not None
+    assert made.capability(made.empty) == 6
+    assert made.loss(made.empty, *placed(board, "1g.10gb@6")) == 0
+    assert made.loss(made.empty, *placed(board, "1g.10gb@5")) == 2
+
+
+def test_equal_tables_share_one_geometry() -> None:
+    again = Board(tuple(map(replace, BOARDS["A30"].profiles)))
+    assert again is not BOARDS["A30"]
+    assert geometry(again) is geometry(BOARDS["A30"])
+
+
+@given(st.data())
+def test_taking_an_instance_away_undoes_putting_it(data: st.DataObject) -> None:
+    made: Geometry = geometry(BOARDS[data.draw(st.sampled_from(ALL))])
+    path = [made.empty]
+    there: list[Placement] = []
+    while made.fits(path[-1]) and data.draw(st.booleans()):
+        there.append(data.draw(st.sampled_from(made.fits(path[-1]))))
+        path.append(made.add(path[-1], there[-1]))
+    while there:
+        state = made.remove(path.pop(), there.pop())
+        assert state == path[-1]
