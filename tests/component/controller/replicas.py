@@ -22,7 +22,7 @@ from draco.kube.client import Client
 from draco.kube.clock import SystemClock
 from draco.kube.connection import Connection
 from draco.kube.discovery import discover
-from draco.kube.errors import Unreachable
+from draco.kube.errors import Status, Unreachable, from_status
 from draco.kube.kubeconfig import connect
 from draco.kube.version import kubernetes_minor
 
@@ -68,12 +68,33 @@ class MortalConnection(Connection):
         return answer
 
 
+class FlakyConnection(Connection):
+    """A connection over which the next writes to Events are answered with these codes, which may be added to.
+
+    They come to nothing, but 0 stands for an answer that is lost: that write is made.
+    """
+
+    def __init__(self, real: Connection, codes: list[int]) -> None:
+        self.__dict__.update(real.__dict__)
+        self.left = codes
+
+    async def request(self, method: str, path: str, **rest: Any) -> bytes:
+        if method == "GET" or "/events/" not in path or not self.left:
+            return await super().request(method, path, **rest)
+        code = self.left.pop(0)
+        if not code:
+            await super().request(method, path, **rest)
+            raise Unreachable("the answer was lost")
+        raise from_status(Status(code=code, reason="Injected"))
+
+
 @asynccontextmanager
 async def an_operator(
     served: ControlPlane,
     settings: OperatorSettings | None = None,
     *,
     dies_after_writes: int = 0,
+    events_fail_with: list[int] | None = None,
     without_taint_rules: bool = False,
 ) -> AsyncIterator[tuple[Operator, "asyncio.Task[None]"]]:
     """A running operator and its task; stopped at the end, unless it died."""
@@ -81,6 +102,8 @@ async def an_operator(
     connection = await connect(served.kubeconfig)
     if dies_after_writes:
         connection = MortalConnection(connection, dies_after_writes)
+    if events_fail_with is not None:
+        connection = FlakyConnection(connection, events_fail_with)
     async with connection:
         client = Client(connection, manager="draco-operator")
         features = await discover(client)

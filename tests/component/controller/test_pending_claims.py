@@ -307,6 +307,22 @@ async def test_whichever_event_was_written_when_the_leader_died_the_next_one_wri
             await lab.said(about)
 
 
+@pytest.mark.parametrize("code", [0, 409, 429, 500, 503])
+async def test_events_are_written_and_withdrawn_in_the_end_whatever_the_api_server_answers_at_first(
+    served: ControlPlane, lab: Lab, code: int
+) -> None:
+    waiting = await lab.claim("waiting")
+    pod = await lab.pod("train", "waiting")
+    codes = [code] * 3
+    async with an_operator(served, events_fail_with=codes):
+        for about in (waiting, pod):
+            await lab.said(about)
+        codes += [code] * 3
+        await lab.allocate(waiting, "gpu-0")
+        for about in (waiting, pod):
+            await lab.silence(about)
+
+
 async def test_of_two_operators_one_speaks(served: ControlPlane, lab: Lab) -> None:
     waiting = await lab.claim("waiting")
     pod = await lab.pod("train", "waiting")
