@@ -25,6 +25,7 @@ from draco.kube.clock import SystemClock
 from draco.kube.errors import NotFound
 from draco.kube.kubeconfig import connect
 from draco.kube.retry import retry
+from draco.linting.expressions import corrected
 from draco.resources.kinds import SLICES
 from draco.resources.manifests import decode, expand
 from draco.resources.slices import ResourceSlice
@@ -65,13 +66,14 @@ def command() -> None:
 def check(expression: str | None, file: Path | None, cases: Path | None, output: str) -> None:
     """Compile an expression and say what it reads and costs.
 
-    Errors are Kubernetes' own, with a mark at their place. The status is 1 when Kubernetes would refuse the expression.
+    Errors are Kubernetes' own, with a mark at their place. EXPRESSION may be - for standard input. The status is 1 when
+    Kubernetes would refuse the expression.
     """
     _just_one(expression=expression, file=file, cases=cases)
     if cases is not None:
         _answer(cases, selector_cases.checked)
         return
-    text = _text(file) if file is not None else expression or ""
+    text = _text(file) if file is not None else _argument(expression)
     found = selector_cases.findings(text)
     refusals = {} if found.compile_error else {minor: _refusal(text, minor) for minor in RELEASES}
     if output == "json":
@@ -79,12 +81,24 @@ def check(expression: str | None, file: Path | None, cases: Path | None, output:
         shown = {**msgspec.to_builtins(found), "acceptedBy": accepted}
         click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
     elif found.compile_error:
-        click.echo(found.compile_error, err=True)
+        click.echo(f"{found.compile_error}{_hint(text)}", err=True)
     else:
         for line in _shown(text, found, refusals):
             click.echo(line)
     if found.compile_error or all(refusals.values()):
         raise click.exceptions.Exit(1)
+
+
+def _hint(expression: str) -> str:
+    """A line with the expression that was probably meant, if there is one that compiles."""
+    meant = corrected(expression, None)[1]
+    if meant == expression:
+        return ""
+    try:
+        compile_selector(meant)
+    except CompileError:
+        return ""
+    return f"\nProbably meant: {meant}"
 
 
 def _just_one(**given: object) -> None:
@@ -93,6 +107,11 @@ def _just_one(**given: object) -> None:
     if len(named) != 1:
         ways = ["as the argument", *(["with -f FILE"] if "file" in given else []), "or many with --cases FILE"]
         raise click.UsageError(f"Give one expression: {', '.join(ways)}.")
+
+
+def _argument(expression: str | None) -> str:
+    """The expression of the command line; - stands for standard input."""
+    return _text(Path("-")) if expression == "-" else expression or ""
 
 
 def _text(file: Path) -> str:
@@ -197,9 +216,10 @@ def evaluate(
     if cases is not None:
         _answer(cases, selector_cases.evaluated)
         return
-    selector = selector_cases.compiled(_text(Path("-")) if expression == "-" else expression or "")
+    text = _argument(expression)
+    selector = selector_cases.compiled(text)
     if isinstance(selector, str):
-        click.echo(selector, err=True)
+        click.echo(f"{selector}{_hint(text)}", err=True)
         raise click.exceptions.Exit(1)
     slices = _slices_of(filenames) if filenames else asyncio.run(_slices_there_are(kubeconfig, context))
     found = list(selector_devices.outcomes(selector, slices))

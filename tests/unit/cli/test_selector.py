@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from draco import cli
 from draco.cel import compile_selector
 from draco.cli import selector_cases, selector_devices
+from draco.cli.selector import command
 from draco.resources.slices import Device, DeviceAttribute
 from tests.builders import a_slice
 
@@ -50,9 +52,10 @@ def test_an_expression_that_reads_nothing_or_everything_is_said_to(capsys: pytes
 def test_a_compile_error_is_kubernetes_own_with_a_mark_at_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     memory = 'device.capacity["gpu.nvidia.com"].memory >= quantity("40Gi")'
     told = shown(capsys, "check", memory, status=1)
-    [_, source, mark] = told.splitlines()
+    [_, source, mark, meant] = told.splitlines()
     assert "found no matching overload for '_>=_' applied to '(kubernetes.Quantity, kubernetes.Quantity)'" in told
     assert source[mark.index("^") :].startswith(">=")
+    assert meant == 'Probably meant: device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("40Gi")) >= 0'
     assert "Error:" not in told
 
 
@@ -238,3 +241,10 @@ def test_a_selector_that_fails_on_a_device_ends_with_status_1(capsys: pytest.Cap
 def test_files_without_devices_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(Path(__file__).parents[3] / "manifests/examples/foreign-driver/pending-pod.yaml")
     assert "holds no ResourceSlice" in shown(capsys, "eval", "-f", file, "true", status=1)
+
+
+def test_an_expression_is_read_from_standard_input() -> None:
+    for arguments in (["check", "-"], ["check", "-f", "-"]):
+        result = CliRunner().invoke(command, arguments, input='device.driver == "x"\n')
+        assert result.exit_code == 0, result.output
+        assert "reads     driver" in result.stdout
