@@ -1,0 +1,111 @@
+"""Where an instance goes: which GPU, which start, and in which order placements are offered to a scheduler that takes the first.
+
+Owns the rule of capability loss over several GPUs of one board. Changes no GPU and knows no claims: callers tell what is there.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from draco.mig.board import Placement, Profile
+from draco.mig.geometry import Geometry, State
+
+
+class Choice(NamedTuple):
+    """A place for one instance; `gpu` is an index into what was given."""
+
+    gpu: int
+    placement: Placement
+
+    @property
+    def start(self) -> int:
+        """The first memory unit."""
+        return self.placement.start
+
+
+class Pool:
+    """GPUs of one board and what is on them, grouped by state: a choice looks at states, not at GPUs."""
+
+    def __init__(self, geometry: Geometry, states: Iterable[State]) -> None:
+        self.geometry = geometry
+        self.states = list(states)
+        self._alike: dict[State, set[int]] = {}
+        for gpu, state in enumerate(self.states):
+            self._alike.setdefault(state, set()).add(gpu)
+
+    def choose(self, profile: Profile) -> Choice | None:
+        """The place that costs least of what the GPUs could still host; the first GPU of several alike."""
+        ranked = [
+            (best[:3], best.placement, state) for state in self._alike if (best := self.geometry.best(state, profile))
+        ]
+        if not ranked:
+            return None
+        least = min(rank for rank, _, _ in ranked)
+        return min(
+            (Choice(min(self._alike[state]), placement) for rank, placement, state in ranked if rank == least),
+            key=lambda choice: choice.gpu,
+        )
+
+    def put(self, choice: Choice) -> None:
+        """An instance was made."""
+        self._change(choice.gpu, self.geometry.add(self.states[choice.gpu], choice.placement))
+
+    def take(self, choice: Choice) -> None:
+        """An instance is gone."""
+        self._change(choice.gpu, self.geometry.remove(self.states[choice.gpu], choice.placement))
+
+    def room(self, profile: Profile) -> int:
+        """How many more of one profile fit as things are."""
+        return sum(len(gpus) * self.geometry.room(state, profile) for state, gpus in self._alike.items())
+
+    def _change(self, gpu: int, state: State) -> None:
+        alike = self._alike[self.states[gpu]]
+        alike.discard(gpu)
+        if not alike:
+            del self._alike[self.states[gpu]]
+        self.states[gpu] = state
+        self._alike.setdefault(state, set()).add(gpu)
+
+
+def choose(geometry: Geometry, states: Sequence[State], profile: Profile) -> Choice | None:
+    """The place for one more instance on any of these GPUs; None if it fits nowhere."""
+    best: tuple[tuple[object, ...], int, Placement] | None = None
+    for gpu, state in enumerate(states):
+        ranked = geometry.best(state, profile)
+        if ranked is not None and (best is None or (ranked[:3], gpu) < (best[0], best[1])):
+            best = (ranked[:3], gpu, ranked.placement)
+    return None if best is None else Choice(best[1], best[2])
+
+
+def largest_first(profiles: Iterable[Profile]) -> list[Profile]:
+    """The order in which to place several at once: what is hardest to place comes first."""
+    return sorted(profiles, key=lambda each: (-each.size, len(each.starts), -each.slices))
+
+
+def publishing_order(geometry: Geometry, states: Sequence[State]) -> list[Choice]:
+    """Every placement of a node's GPUs, as a scheduler that takes the first that fits should meet them.
+
+    Profiles from small to large, so that a claim that names none takes no more than it needs. Within a profile the best place
+    comes first, then the one that would be best once that is taken, and so on: an order that has become stale is then still
+    what one would choose for several of the same. What could not be made now comes last, as it would be best on an empty GPU.
+    """
+    order: list[Choice] = []
+    for profile in sorted(
+        geometry.board.profiles, key=lambda each: (each.size, each.slices, len(each.name), each.name)
+    ):
+        pool, chosen = Pool(geometry, states), dict[Choice, None]()
+        while (choice := pool.choose(profile)) is not None:
+            pool.put(choice)
+            chosen[choice] = None
+        now = Pool(geometry, states)
+        rest = [Choice(gpu, Placement(profile, start)) for gpu in range(len(states)) for start in profile.starts]
+        order += chosen
+        order += sorted((each for each in rest if each not in chosen), key=lambda each: _later(now, each))
+    return order
+
+
+def _later(pool: Pool, choice: Choice) -> tuple[bool, int, int, int, int]:
+    """Rank of a placement that others of its profile precede: those that fit now before those that do not."""
+    geometry, state = pool.geometry, pool.states[choice.gpu]
+    fits = geometry.fits_at(state, choice.placement)
+    ranked = geometry.rank(state if fits else geometry.empty, choice.placement)
+    return (not fits, *ranked[:3], choice.gpu)
