@@ -2,8 +2,9 @@
 
 Each kind of claim is one that waits for another reason. What is measured is the first explanation, nearest misses and all, after
 a change: of a slice, of a node, of another claim, and of the claim itself, whose selector then is one that was never met. Every
-change is made several times and its fastest time counts; the figure is that of the slowest kind of change. The very first
-explanation of a fleet that was just built is shown beside it.
+change is made several times and its fastest time counts; the figure is that of the slowest kind of change. It is the time of one
+processor, which is what the clock says too where nobody else wants that processor; the clock is shown beside it, and so is the
+very first explanation of a fleet that was just built.
 """
 
 import sys
@@ -178,12 +179,12 @@ class Measured:
         self.is_there = self.other.metadata.key in self.fleet.claims
         self.nodes = nodes
 
-    def explained_ms(self) -> tuple[float, Explanation]:
-        """Milliseconds, and what came out."""
-        start = time.perf_counter()
+    def explained_ms(self) -> tuple[float, float, Explanation]:
+        """Milliseconds of the processor and by the clock, and what came out."""
+        start, start_clock = time.process_time(), time.perf_counter()
         told = explain(self.fleet, [self.claim])
         str(told)
-        return (time.perf_counter() - start) * 1000, told
+        return (time.process_time() - start) * 1000, (time.perf_counter() - start_clock) * 1000, told
 
     def slice_changed(self) -> None:
         """The GPUs of a node get another size."""
@@ -223,19 +224,22 @@ def main() -> int:
         told = None
         for nodes in SIZES:
             measured = Measured(nodes, in_use, waiting)
-            first, told = measured.explained_ms()
+            first, _, told = measured.explained_ms()
             of_change = {}
+            by_clock = 0.0
             for change in measured.changes:
                 times = []
                 for _ in range(TIMES):
                     change()
-                    times.append(measured.explained_ms()[0])
-                of_change[change.__name__.replace("_", " ")] = min(times)
+                    times.append(measured.explained_ms()[:2])
+                of_change[change.__name__.replace("_", " ")] = min(ms for ms, _ in times)
+                by_clock = max(by_clock, min(ms for _, ms in times))
             taken[nodes] = max(of_change.values())
             each = ", ".join(f"{name} {ms:.1f}" for name, ms in of_change.items())
-            print(f"{kind}, {nodes} nodes: {taken[nodes]:.1f} ms ({each}; first of all {first:.1f})", flush=True)
+            beside = f"by the clock {by_clock:.1f}; {each}; first of all {first:.1f}"
+            print(f"{kind}, {nodes} nodes: {taken[nodes]:.1f} ms ({beside})", flush=True)
         print(f"  {told.summary if told is not None else ''}\n", flush=True)
-        figures = ", ".join(f"{taken[nodes]:.1f} ms at {nodes}" for nodes in SIZES)
+        figures = ", ".join(f"{taken[nodes]:.0f} ms at {nodes}" for nodes in SIZES)
         rows.append(Row(f"explain: {kind}", figures, "-", f"<= {TARGET_MS:.0f} ms", taken[SIZES[-1]] <= TARGET_MS))
     tell(*rows)
     return 0 if all(row.met for row in rows) else 1
