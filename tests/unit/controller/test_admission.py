@@ -182,3 +182,14 @@ async def test_looks_take_half_of_one_processor_at_most_and_the_rest_is_let_pass
     assert len(lab.looks) * lab.takes_s <= elapsed_s / 2 + 0.6
     assert len(lab.looks) * lab.takes_s >= elapsed_s / 3
     assert set(outcomes) == {Outcome.WARNED, Outcome.UNSEEN}
+
+
+def test_no_more_answers_are_remembered_than_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "_REMEMBERED", 2)
+    lab = Lab(monkeypatch, [a_problem()])
+    for number in (0, 1, 2, 2, 1, 0):
+        lab.review(object=a_claim("new", device_class=f"class-{number}"))
+    asked = [claim.spec.devices.requests[0] for claim in lab.looks]
+    assert [each.exactly and each.exactly.device_class_name for each in asked] == [
+        f"class-{number}" for number in (0, 1, 2, 0)
+    ]

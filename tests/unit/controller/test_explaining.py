@@ -6,15 +6,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from structlog.testing import capture_logs
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet import Fleet
-from draco.controller.explaining import Asks, Explanations
+from draco.controller.explaining import Asks, Explanations, scheduler_says
 from draco.controller.following import FollowedFleet
 from draco.explanation.model import Explanation, Reason
 from draco.resources.claims import ResourceClaim
-from draco.resources.core import Pod
+from draco.resources.core import Pod, PodCondition
 from draco.resources.meta import ObjectKey
 from tests.builders import a_claim, a_pod
 from tests.doubles.clock import ManualClock
@@ -217,3 +218,14 @@ async def test_a_pod_of_which_something_else_is_known_is_explained_at_once() -> 
     assert lab.made["pod"] == 1
     await lab.explanations.of(pod, [a_claim(device_class="other")])
     assert lab.made["pod"] == 2
+
+
+def test_the_scheduler_speaks_in_one_condition_of_a_pod_and_in_no_other() -> None:
+    said = [
+        PodCondition(type="Ready", status="False", message="containers are not ready"),
+        PodCondition(type="PodScheduled", status="False", message="0/1 nodes are available"),
+    ]
+    pod = a_pod("train")
+    assert scheduler_says(pod) == ""
+    waiting = msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, conditions=said))
+    assert scheduler_says(waiting) == "0/1 nodes are available"
