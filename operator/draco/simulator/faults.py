@@ -149,18 +149,21 @@ def hold(
     compute_instance: int | None = None,
     memory_mib: int = 0,
     name: str = "",
+    cgroup: str = "/",
     listed: bool = True,
 ) -> None:
     """Let a process hold a GPU, a GPU instance, or a compute instance: what it holds cannot be destroyed.
 
     A `listed` one computes, which takes a compute instance; one that is not only keeps a handle, and no list of NVML's
-    names it. StateError for an instance that is not there.
+    names it. `cgroup` is what /proc says of it. StateError for an instance that is not there.
     """
     with mutate(path) as state:
         target = _gpu(state, gpu)
         if gpu_instance is not None:
             _check_instance(target, gpu_instance, compute_instance)
-        target.processes.append(Process(pid, memory_mib, gpu_instance, compute_instance, listed=listed, name=name))
+        target.processes.append(
+            Process(pid, memory_mib, gpu_instance, compute_instance, listed=listed, name=name, cgroup=cgroup)
+        )
 
 
 def release(path: Path, pid: int) -> None:

@@ -23,7 +23,8 @@ from draco.simulator.nvml_processes import Processes
 from draco.simulator.nvml_session import Session
 from draco.simulator.nvml_system import System
 
-_WITHOUT_INIT = frozenset({"nvmlInit", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"})
+_STARTS = frozenset({"nvmlInit", "nvmlInitWithFlags"})
+_WITHOUT_INIT = _STARTS | {"nvmlShutdown", "nvmlErrorString"}
 Step = Callable[[str], None]
 
 
@@ -93,10 +94,11 @@ class SimulatedNvml:
         return guarded
 
     def _answer(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if name in _WITHOUT_INIT:
+        if name not in _WITHOUT_INIT:
+            self._session.enter(name)
+        elif name not in _STARTS:
             return function(*args, **options)
-        handle = next(iter((*args, *options.values())), None)
-        failure = self._session.enter(name, handle)
+        failure = self._session.take_failure(name, next(iter((*args, *options.values())), None))
         if failure is None:
             return function(*args, **options)
         if failure.effect == "done":

@@ -62,38 +62,33 @@ class Session:
         for function in self._stopped:
             function()
 
-    def enter(self, function: str, handle: Any) -> Failure | None:
-        """What happens before every function: the checks of a live session, injected latency and chosen failures."""
+    def enter(self, function: str) -> None:
+        """What happens before every function: the checks of a live session, and injected latency."""
         state = self.live_state()
         delay = state.latency_s.get(function, state.latency_s.get("*", 0.0))
         if delay > 0:
             self._sleep(delay)
+
+    def take_failure(self, function: str, given: Any) -> Failure | None:
+        """The first failure chosen for such a call, one time less to come; `given` is the handle it is given, if any."""
+        state = self.state()
         if not state.failures:
             return None
-        return self._take_failure(function, handle_of(handle))
-
-    def _take_failure(self, function: str, handle: Handle | None) -> Failure | None:
-        """The first failure chosen for such a call, one time less to come."""
-        state = self.state()
+        handle = handle_of(given)
         position = _failure_of(state, function, handle)
         if position is None or state.failures[position].times is None:
             return None if position is None else state.failures[position]
-        taken: list[Failure] = []
-
-        def count(changed: NodeState) -> None:
+        with mutate(self.state_file) as changed:
             # Looked up anew: between then and now another process may have taken the last one.
-            place = _failure_of(changed, function, handle)
-            if place is None:
-                return
-            failure = changed.failures[place]
-            taken.append(failure)
+            position = _failure_of(changed, function, handle)
+            if position is None:
+                return None
+            failure = changed.failures[position]
             if failure.times is not None:
                 failure.times -= 1
                 if failure.times <= 0:
-                    del changed.failures[place]
-
-        self.change(count)
-        return taken[0] if taken else None
+                    del changed.failures[position]
+            return failure
 
     def live_state(self) -> NodeState:
         """The current state; raises unless initialised, with the driver still the one it was initialised with."""

@@ -11,171 +11,54 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from draco.resources.errors import DracoError
+from draco.simulator import procfs
 from draco.simulator.boards import Board, BoardError, board_named
 from draco.simulator.doorbell import ring
+from draco.simulator.gpu_state import (
+    EVENTS_KEPT,
+    FORMAT,
+    NAMESPACE,
+    ComputeInstance,
+    Driver,
+    EccCounts,
+    Event,
+    Failure,
+    GpuInstance,
+    GpuState,
+    NodeState,
+    Process,
+    RemappedRows,
+)
 
-_NAMESPACE = uuid.UUID("6f0e3d0c-6f3a-5d0b-9a53-3c1d6b0f7a11")  # any constant: it makes UUIDs repeatable
-_FORMAT = 2
-_READABLE = frozenset({1, _FORMAT})  # 1: before instances could be made; what it lacks has a default
-EVENTS_KEPT = 256  # NVML's own queue is bounded too
+__all__ = [
+    "EVENTS_KEPT",
+    "ComputeInstance",
+    "Driver",
+    "EccCounts",
+    "Event",
+    "Failure",
+    "GpuInstance",
+    "GpuState",
+    "NodeState",
+    "Process",
+    "RemappedRows",
+    "StateError",
+    "create",
+    "decode",
+    "load",
+    "mutate",
+    "new_node",
+]
+
+_READABLE = frozenset({1, FORMAT})  # 1: before instances could be made; what it lacks has a default
 
 
 class StateError(DracoError):
     """The state file cannot be used; the message says which file and what to do."""
-
-
-class Driver(msgspec.Struct, omit_defaults=False):
-    """The node's NVIDIA driver. `generation` grows when it is reloaded; `error` is what nvmlInit answers (0: fine)."""
-
-    version: str = "580.95.05"
-    nvml_version: str = "13.580.95.05"
-    cuda_version: int = 13000
-    generation: int = 1
-    error: int = 0
-
-
-class EccCounts(msgspec.Struct):
-    """ECC errors since the driver was loaded (volatile) and over the board's life (aggregate)."""
-
-    corrected_volatile: int = 0
-    uncorrected_volatile: int = 0
-    corrected_aggregate: int = 0
-    uncorrected_aggregate: int = 0
-    sram_threshold_exceeded: bool = False
-
-
-class RemappedRows(msgspec.Struct):
-    """Row remapping of HBM and GDDR boards from Ampere on."""
-
-    correctable: int = 0
-    uncorrectable: int = 0
-    pending: bool = False
-    failed: bool = False
-
-
-class ComputeInstance(msgspec.Struct):
-    """One compute instance, in compute slices of its GPU instance; it is what a program sees as a MIG device."""
-
-    id: int
-    profile_id: int
-    slices: int
-    start: int
-    uuid: str  # MIG-<uuid>, new at every creation
-    slot: int = 0  # index of its MIG device; kept while it lives, so others leave holes
-    serial: int = 0  # never used again on this node: handles carry it
-
-
-class GpuInstance(msgspec.Struct):
-    """One GPU instance that exists on the board, in memory units."""
-
-    id: int
-    profile_id: int
-    start: int
-    size: int
-    compute: list[ComputeInstance] = []
-    serial: int = 0
-
-
-class Process(msgspec.Struct):
-    """A process that holds the GPU, a GPU instance (no compute instance given), or a compute instance.
-
-    One that is not `listed` keeps a handle without running anything, as monitoring programs do: NVML names it nowhere.
-    """
-
-    pid: int
-    memory_mib: int = 0
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-    listed: bool = True
-    name: str = ""
-
-
-class Failure(msgspec.Struct):
-    """Calls that fail: of one function, on one GPU and instance, so many times. Empty and None mean any, or always."""
-
-    error: int  # what the call raises
-    function: str = ""
-    gpu_uuid: str = ""
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-    times: int | None = None
-    effect: Literal["none", "done"] = "none"  # done: the call does its work, and fails nevertheless
-
-
-class GpuState(msgspec.Struct, kw_only=True):
-    """One GPU: who it is, how it is doing, and which faults it shows."""
-
-    uuid: str
-    board: str
-    minor: int
-    serial: str
-    pci_domain: int = 0
-    pci_bus: int
-    pci_device: int = 0
-    pcie_root_bus: int
-    numa_node: int
-    mig_current: int = 0
-    mig_pending: int = 0
-    instances: list[GpuInstance] = []
-    processes: list[Process] = []
-    ecc: EccCounts = msgspec.field(default_factory=EccCounts)
-    remapped: RemappedRows = msgspec.field(default_factory=RemappedRows)
-    temperature_c: int = 32
-    recovery_action: int = 0
-    passthrough: bool = False  # belongs to a virtual machine, which cannot reset it
-    error: int = 0  # what every function answers for this GPU, e.g. 15 when it is lost, 999 when it is unreadable
-
-    @property
-    def bus_id(self) -> str:
-        """PCI address as sysfs writes it: `0000:1b:00.0`."""
-        return f"{self.pci_domain:04x}:{self.pci_bus:02x}:{self.pci_device:02x}.0"
-
-
-class Event(msgspec.Struct, frozen=True):
-    """One NVML event. `seq` orders all events of a node; instance ids are 0xFFFFFFFF for the whole GPU."""
-
-    seq: int
-    gpu_uuid: str
-    type: int
-    data: int
-    gpu_instance: int = 0xFFFFFFFF
-    compute_instance: int = 0xFFFFFFFF
-
-
-class NodeState(msgspec.Struct, kw_only=True):
-    """Everything simulated NVML knows of one node."""
-
-    format: int = _FORMAT
-    node_name: str
-    driver: Driver = msgspec.field(default_factory=Driver)
-    gpus: list[GpuState] = []
-    events: list[Event] = []
-    next_event: int = 1
-    latency_s: dict[str, float] = {}  # by NVML function name; "*" is every function
-    failures: list[Failure] = []  # the first that matches a call fails it
-    next_serial: int = 1
-    boot: int = 1  # grows when the node is booted
-
-    @property
-    def boot_id(self) -> str:
-        """As the kernel writes it: another one after every boot."""
-        return str(uuid.uuid5(_NAMESPACE, f"{self.node_name} boot {self.boot}"))
-
-    def add_event(self, gpu_uuid: str, kind: int, data: int, *, gi: int = 0xFFFFFFFF, ci: int = 0xFFFFFFFF) -> None:
-        """Queue an event; the oldest one falls out when the queue is full."""
-        self.events.append(Event(self.next_event, gpu_uuid, kind, data, gi, ci))
-        self.next_event += 1
-        del self.events[:-EVENTS_KEPT]
-
-    def new_serial(self) -> int:
-        """A number for a new instance that no other on this node has had."""
-        self.next_serial += 1
-        return self.next_serial - 1
 
 
 def new_node(*, board: str = "H100-80GB", gpus: int = 8, node_name: str) -> NodeState:
@@ -190,7 +73,7 @@ def new_node(*, board: str = "H100-80GB", gpus: int = 8, node_name: str) -> Node
 
 
 def _new_gpu(board: Board, node_name: str, index: int) -> GpuState:
-    identity = uuid.uuid5(_NAMESPACE, f"{node_name}/{index}")
+    identity = uuid.uuid5(NAMESPACE, f"{node_name}/{index}")
     slot = board.slots[index]
     return GpuState(
         uuid=f"GPU-{identity}",
@@ -234,10 +117,10 @@ def decode(content: bytes, path: Path) -> NodeState:
         ) from error
     if state.format not in _READABLE:
         raise StateError(
-            f"The simulated GPU state {path} has format {state.format}, this version reads {_FORMAT}; "
+            f"The simulated GPU state {path} has format {state.format}, this version reads {FORMAT}; "
             "delete it and create the simulated node again."
         )
-    state.format = _FORMAT
+    state.format = FORMAT
     return state
 
 
@@ -289,3 +172,4 @@ def _replace(path: Path, state: NodeState) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+    procfs.refresh(path, state)
