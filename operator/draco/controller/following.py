@@ -6,7 +6,7 @@ a scheduler that cannot read it would, and is said in the log once.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -62,7 +62,7 @@ class FollowedFleet:
         informer: Informer[T],
         put: Callable[[T], None],
         remove: Callable[[ObjectKey], None],
-        matters: Callable[[T], Any],
+        matters: Callable[[T], object],
     ) -> None:
         kind = informer.kind.kind
 

@@ -3,7 +3,7 @@
 Owns the changes that the author of the claims can make. Every changed selector is one that fails on no device.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -27,9 +27,10 @@ from draco.explanation.expressions import (
 from draco.explanation.guards import guard
 from draco.explanation.model import ChangeKind
 from draco.explanation.published import closest, closest_value
-from draco.explanation.selection import count, failing, met
+from draco.explanation.selection import alternatives, count, failing, met
 from draco.explanation.trials import Ask, Trials
-from draco.resources.claims import DeviceSubRequest, ExactDeviceRequest
+from draco.resources.claims import ResourceClaim
+from draco.resources.core import Node
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 
@@ -72,12 +73,24 @@ class _Rewriting:
         asked = with_selector(ask.asked, self._index, expression)
         claims = with_asked(trials.claims, ask.claim, ask.name, asked)
         marks = [(each, rows if each is ask else trials.usable(each)) for each in trials.asks]
-        for node in trials.nodes(marks):
-            results = trials.fits(node, claims)
-            if results is not None:
-                claim = str(ask.claim.metadata.key)
-                yield Change(told=told(kind, text, node, results, claim=claim), claims=claims)
-                return
+        yield from _tried(trials, trials.nodes(marks), kind, claims, text=text, claim=ask.claim)
+
+
+def _tried(
+    trials: Trials,
+    nodes: Iterable[Node],
+    kind: ChangeKind,
+    claims: Sequence[ResourceClaim],
+    *,
+    text: str,
+    claim: ResourceClaim,
+) -> Iterator[Change]:
+    """The change to these claims, if they fit on one of the nodes."""
+    for node in nodes:
+        results = trials.fits(node, claims)
+        if results is not None:
+            yield Change(told=told(kind, text, node, results, claim=str(claim.metadata.key)), claims=claims)
+            return
 
 
 def guarded_selectors(trials: Trials) -> Iterator[Change]:
@@ -223,11 +236,10 @@ def _lowered_capacity(trials: Trials, ask: Ask, name: str) -> Iterator[Change]:
             claims = with_asked(
                 trials.claims, ask.claim, ask.name, msgspec.structs.replace(ask.asked, capacity=lowered)
             )
-            results = trials.fits(node, claims)
-            if results is not None:
-                text = f"request {ask.name} asked for {amount} instead of {asked} of {name}"
-                claim = str(ask.claim.metadata.key)
-                yield Change(told=told(ChangeKind.LOWER_CAPACITY, text, node, results, claim=claim), claims=claims)
+            text = f"request {ask.name} asked for {amount} instead of {asked} of {name}"
+            changes = list(_tried(trials, [node], ChangeKind.LOWER_CAPACITY, claims, text=text, claim=ask.claim))
+            if changes:
+                yield from changes
                 return
 
 
@@ -245,39 +257,21 @@ def dropped_constraints(trials: Trials) -> Iterator[Change]:
         nodes = trials.nodes(marks)
         for index, constraint in enumerate(constraints):
             claims = with_constraints(trials.claims, claim, [*constraints[:index], *constraints[index + 1 :]])
-            for node in nodes:
-                results = trials.fits(node, claims)
-                if results is not None:
-                    kind = "matchAttribute" if constraint.match_attribute is not None else "distinctAttribute"
-                    attribute = constraint.match_attribute or constraint.distinct_attribute
-                    key = str(claim.metadata.key)
-                    text = f"claim {key} did not have the constraint {kind}: {attribute}"
-                    yield Change(told=told(ChangeKind.DROP_CONSTRAINT, text, node, results, claim=key), claims=claims)
-                    break
+            kind = "matchAttribute" if constraint.match_attribute is not None else "distinctAttribute"
+            attribute = constraint.match_attribute or constraint.distinct_attribute
+            text = f"claim {claim.metadata.key} did not have the constraint {kind}: {attribute}"
+            yield from _tried(trials, nodes, ChangeKind.DROP_CONSTRAINT, claims, text=text, claim=claim)
 
 
 def other_classes(trials: Trials) -> Iterator[Change]:
     """A class that exists, instead of one that does not."""
     classes = trials.fleet.classes
     for claim in trials.claims:
-        for request in claim.spec.devices.requests:
-            asked: list[tuple[str, ExactDeviceRequest | DeviceSubRequest]] = [
-                (f"{request.name}/{each.name}", each) for each in request.first_available
-            ]
-            if request.exactly is not None:
-                asked.append((request.name, request.exactly))
-            for name, each in asked:
-                if each.device_class_name in classes:
-                    continue
-                near = closest(each.device_class_name, classes)
-                if not near:
-                    continue
-                changed = with_asked(trials.claims, claim, name, msgspec.structs.replace(each, device_class_name=near))
-                marks = [(ask, trials.usable(ask)) for ask in trials.asks_of(changed)]
-                for node in trials.nodes(marks):
-                    results = trials.fits(node, changed)
-                    if results is not None:
-                        text = f"request {name} asked for the class {near} instead of {each.device_class_name}"
-                        key = str(claim.metadata.key)
-                        yield Change(told=told(ChangeKind.OTHER_CLASS, text, node, results, claim=key), claims=changed)
-                        break
+        for name, asked in (each for request in claim.spec.devices.requests for each in alternatives(request)):
+            near = "" if asked.device_class_name in classes else closest(asked.device_class_name, classes)
+            if not near:
+                continue
+            changed = with_asked(trials.claims, claim, name, msgspec.structs.replace(asked, device_class_name=near))
+            marks = [(ask, trials.usable(ask)) for ask in trials.asks_of(changed)]
+            text = f"request {name} asked for the class {near} instead of {asked.device_class_name}"
+            yield from _tried(trials, trials.nodes(marks), ChangeKind.OTHER_CLASS, changed, text=text, claim=claim)
