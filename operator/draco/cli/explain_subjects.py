@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from draco.cli.pod_claims import claims_of, known_claims_of, uses_devices, using
+from draco.cli.pod_claims import MissingClaimError, claims_of, known_claims_of, uses_devices, using
 from draco.cli.world import World, nearest
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Pod
@@ -55,7 +55,11 @@ def pending(world: World, namespace: str, kind: str) -> list[Subject]:
     found: list[Subject] = []
     taken: set[ObjectKey] = set()
     for pod in pods if kind != "claim" else ():
-        subject = _of_pod(world, pod)
+        try:
+            subject = _of_pod(world, pod)
+        except MissingClaimError:  # one of a list: that it is missing is its explanation
+            there = known_claims_of(pod, claims, world.fleet.classes)
+            subject = Subject(kind="pod", key=pod.metadata.key, claims=there, pod=pod, scheduler=_scheduler(pod))
         entries = len(pod.spec.resource_claims)
         if len(subject.claims) < entries or any(claim.status.allocation is None for claim in subject.claims):
             taken.update(claim.metadata.key for claim in subject.claims)

@@ -12,14 +12,18 @@ from typing import IO, Any, Final, TypeVar
 import click
 import msgspec
 
+from draco import linting
 from draco.cli.yaml_documents import documents
+from draco.linting.fields import check_fields
 from draco.resources.core import Pod
+from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS
 from draco.resources.limits import refusal
 from draco.resources.manifests import ManifestError, Object, UnknownKindError, copies, decode, expand
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Manifest = Mapping[str, Any]
 
+_ASKING: Final = frozenset({CLAIMS.kind, CLAIM_TEMPLATES.kind})
 SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
 MAX_COPIES: Final = 100_000
 STANDARD_INPUT: Final = "standard input"
@@ -62,11 +66,21 @@ def decode_all(manifests: Iterable[tuple[Manifest, str]], namespace: str) -> lis
         except UnknownKindError as error:
             click.echo(f"Left out: {error}", err=True)
             continue
+        for finding in _unknown_fields(manifest):
+            click.echo(f"Ignored: {source}: {finding}.", err=True)
         if refused := refusal(item):
             kind = type(item).__name__
             raise ManifestError(f"{source}: {kind} {item.metadata.key}: {refused}.")
         objects += [(each, source) for each in _copies(item, manifest, source)]
     return objects
+
+
+def _unknown_fields(manifest: Manifest) -> list[str]:
+    """Fields of a claim that do not exist: an API server warns of them, and does as if they were not there."""
+    if manifest.get("apiVersion") != CLAIMS.api_version or manifest.get("kind") not in _ASKING:
+        return []
+    found = check_fields([linting.Manifest(tree=dict(manifest))], 0)
+    return [finding.message for finding in found if finding.rule == "unknown-field"]
 
 
 def _copies(item: Object, manifest: Manifest, source: str) -> list[Object]:

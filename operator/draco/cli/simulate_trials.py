@@ -35,8 +35,8 @@ _KUBERNETES_OWN: Final = "node.kubernetes.io/"
 """Prefix of the taints that say that a node is not to be used now."""
 
 
-_NOBODY: Final = "simulated"
-"""Who uses a claim that is tried by itself: it is not there to be given up for others."""
+_NOBODY: Final = ResourceClaimConsumerReference(resource="what", name="was tried before", uid="")
+"""Who uses a claim that is tried by itself: it is not there to be given up for others. Said like "pod NAME"."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,11 +204,13 @@ class _Placing:
         node, results = found
         given = dict(zip((claim.metadata.key for claim in waiting), results, strict=True))
         for claim in waiting:
-            user = pod.metadata.name if pod is not None else _NOBODY
+            user = _NOBODY
+            if pod is not None:
+                user = ResourceClaimConsumerReference(resource="pods", name=pod.metadata.name, uid="")
             status = msgspec.structs.replace(
                 claim.status,
                 allocation=given[claim.metadata.key],
-                reserved_for=[ResourceClaimConsumerReference(resource="pods", name=user, uid="")],
+                reserved_for=[user],
             )
             self._fleet.put_claim(msgspec.structs.replace(claim, status=status))
         return _Placed(

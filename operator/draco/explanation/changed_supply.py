@@ -13,7 +13,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.pools import Pool, PoolView
 from draco.allocation.rowwise import select
 from draco.explanation.changes import Change, told
-from draco.explanation.details import taint_seen, taint_text
+from draco.explanation.details import consumers_of, taint_seen, taint_text
 from draco.explanation.model import ChangeKind, NodeReason
 from draco.explanation.placement import Obstacle
 from draco.explanation.selection import first_rows
@@ -129,8 +129,7 @@ def _freed_busy(trials: Trials) -> Iterator[Change]:
         for key in busy[:_BUSY]:
             results = trials.fits(node, without=key)
             if results is not None:
-                users = [each.name for each in fleet.claims[key].status.reserved_for]
-                text = f"claim {key} were released by pod {_some(users)}"
+                text = f"claim {key} were released by {_some(consumers_of(fleet.claims[key]))}"
                 yield Change(told=told(ChangeKind.FREE_CLAIM, text, node, results, claim=str(key)), gone=key)
 
 

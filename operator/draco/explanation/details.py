@@ -72,9 +72,14 @@ def most_frequent(counts: dict[tuple[str, str], int]) -> list[SeenValue]:
     return told
 
 
+def consumers_of(claim: ResourceClaim) -> list[str]:
+    """Who a claim is reserved for, each as "pod NAME"."""
+    return [f"{each.resource.removesuffix('s')} {each.name}" for each in claim.status.reserved_for]
+
+
 def holder(claim: ResourceClaim, devices: int = 1) -> Holder:
     """A claim that holds devices."""
-    consumers = [f"{each.resource.removesuffix('s')} {each.name}" for each in claim.status.reserved_for]
+    consumers = consumers_of(claim)
     return Holder(claim=str(claim.metadata.key), consumers=consumers[:MAX_LISTED], idle=not consumers, devices=devices)
 
 

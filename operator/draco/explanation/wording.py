@@ -271,6 +271,12 @@ def _core(error: str) -> str:
 
 def _allocated(told: Explanation) -> Iterator[str]:
     devices = [device for claim in told.allocated for device in claim.devices]
+    if not told.pod:
+        used = any(claim.consumers for claim in told.allocated)
+        yield f"The claim is allocated ({some(devices)})" + (
+            ". No pod waits for it." if used else ", but no pod uses it."
+        )
+        return
     yield f"All claims are allocated ({some(devices)}): what the pod still waits for is no matter of devices."
 
 

@@ -146,3 +146,20 @@ def test_where_nothing_waits_of_a_kind_only_that_is_said(tmp_path: Path) -> None
     file.write_text(yaml.safe_dump_all([*CLUSTER, a_claim("mine")]))
     assert explain(str(file), "pods").stdout == "No pod waits for devices in the files.\n"
     assert explain(str(file), "claims").stdout.startswith("claim default/mine: Fits:")
+
+
+def test_one_pod_whose_template_is_missing_does_not_hide_the_others(tmp_path: Path) -> None:
+    lost = a_pod("lost", {"name": "a", "resourceClaimTemplateName": "nowhere"})
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([*CLUSTER, lost, a_claim("mine", 7)]))
+    lines = explain(str(file)).stdout.splitlines()
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["pod default/lost", "ClaimMissing"],
+        ["claim default/mine", "NotEnoughOnOneNode"],
+    ]
+    assert "nowhere" in lines[0]
+
+
+def test_a_claim_that_is_allocated_for_nobody_is_said_to_be(files: str) -> None:
+    text = explain(files, "claim", "held").stdout
+    assert "The claim is allocated (gpu.example.com/node-0/gpu-0), but no pod uses it." in text

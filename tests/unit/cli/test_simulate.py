@@ -369,3 +369,18 @@ def test_a_node_that_files_do_not_name_is_told_with_the_nearest(
     file.write_text(yaml.safe_dump_all([*CLUSTER, a_claim("one")]))
     assert cli.run(["simulate", "-f", str(file), "--node", "nod-1"]) == 1
     assert 'There is no node "nod-1" in the files; did you mean node-1?' in capsys.readouterr().err
+
+
+def test_what_was_tried_before_is_not_said_to_be_a_pod(tmp_path: Path) -> None:
+    text = simulate(tmp_path, [*CLUSTER, a_claim("two", 2), a_claim("more", 2)]).stdout
+    assert "claim default/two were released by what was tried before" in text
+    assert "pod" not in text
+
+
+def test_fields_of_a_claim_that_do_not_exist_are_told(tmp_path: Path) -> None:
+    claim = a_claim("one")
+    claim["spec"]["devices"]["requests"][0]["exactly"]["cout"] = 2
+    result = simulate(tmp_path, [*CLUSTER, claim])
+    assert result.exit_code == 0
+    assert "there is no field cout of spec.devices.requests[0].exactly: the nearest is count." in result.stderr
+    assert not simulate(tmp_path, [*CLUSTER, a_claim("one"), a_claim("held", 1, "node-0/gpu-0")]).stderr
