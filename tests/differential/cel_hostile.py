@@ -4,7 +4,9 @@ Owns the list, and random towers of brackets.
 """
 
 import random
+import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from tests.differential.cel_situations import DRIVER, HERE
 from tests.differential.selector_answers import Json
@@ -45,6 +47,9 @@ _DEPTHS = (10, 60, 124, 126, 249, 250, 251, 600)
 _TOO_DEEP = "nested too deeply: more than 400 levels"
 _LARGE_TYPE = "a type that is too large: more than 100 levels"
 _LONG_TEXT = "a text of more than 5000000 characters"
+_LONG_LIST = "a list of more than 1000000 elements"
+_TOO_COSTLY = "actual cost limit exceeded"
+_TOIL = "goes through more than 20000000 characters and elements"
 BOUNDED = {
     **{f"lists {depth} deep": _LARGE_TYPE for depth in (124, 126, 249)},
     **{f"maps {depth} deep": _LARGE_TYPE for depth in (124, 126, 249)},
@@ -53,10 +58,33 @@ BOUNDED = {
     "a list formatted deep": _LARGE_TYPE,
     "texts replaced": _LONG_TEXT,
     "texts formatted": _LONG_TEXT,
+    "lists added, each time twice as long": _LONG_LIST,
+    "lists flattened, each time twice as long": _LONG_LIST,
+    "lists in lists, compared": "'match': True",
+    "maps in maps, compared": "'match': True",
+    "lists in lists, compared through optionals": "'match': True",
+    "lists in lists, found": "'match': True",
+    "lists in lists, formatted": _LONG_TEXT,
+    "lists in lists, searched": _LONG_LIST,
+    "lists in lists, in a message": "an error message of more than 100000 characters",
+    "a long list made distinct": _TOO_COSTLY,
+    "long lists as sets": _TOO_COSTLY,
+    "long lists as equal sets": _TOO_COSTLY,
+    "a long list added again and again": _TOIL,
+    "a long list made again and again": _TOO_COSTLY,
+    "a long list flattened again and again": _TOIL,
+    "optionals unwrapped again and again": _TOIL,
+    "long numbers formatted again and again": _TOIL,
+    "patterns computed again and again": _TOIL,
+    "parts found by computed patterns": _TOIL,
+    "long URLs read again and again": _TOIL,
+    "long maps compared again and again": _TOIL,
+    "errors absorbed again and again": "'match': True",
 }
-"""Cases that Draco refuses by a bound of its own, and its words. Kubernetes takes seconds over some, or dies of them."""
-UNSURVIVED = frozenset(BOUNDED)
-"""Cases that Kubernetes is not asked about: it exhausts its memory, breaks down, or answers what no person can have meant."""
+"""Cases that Kubernetes is not asked about, and what is in Draco's answer, mostly a refusal by a bound of its own.
+
+Kubernetes takes many seconds over most of them, some exhaust its memory, and some of the deep ones it answers.
+"""
 
 
 def hostile() -> Iterator[tuple[str, Json]]:
@@ -89,10 +117,26 @@ def _doubling(times: int, operation: str) -> str:
     return f'cel.bind(x{times}, "0123456789", {expression})'
 
 
+_Y = re.compile(r"\by\b")
+
+
+def _built(times: int, operation: str, first: str, asked: str) -> str:
+    """Values made of values made of values, in short text."""
+    names = [f"{letter}{digit}" for digit in "1234" for letter in "abcdefgh"][: times + 1]
+    expression = f"cel.bind({names[0]}, {first}, "
+    for before, name in pairwise(names):
+        expression += f"cel.bind({name},{re.sub(_Y, before, operation)},"
+    return expression + re.sub(_Y, names[-1], asked) + ")" * len(names)
+
+
 def _loops(levels: int, body: str) -> str:
     for name in "abcdefgh"[:levels]:
         body = f"{_TEN}.all({name}, {body})"
     return body
+
+
+def _long(asked: str) -> str:
+    return f"cel.bind(a, lists.range(90000), {asked})"
 
 
 _ODD = {
@@ -125,6 +169,42 @@ _ODD = {
     "texts formatted": _doubling(20, "'%s%s%s'.format([y, y, y])"),
     "texts split and joined": _doubling(20, 'y.split("").join(y)'),
     "texts quoted": _doubling(30, "strings.quote(y) + y"),
+    "texts doubled in short text": _built(31, "y+y", '"0123456789"', "y.size() > 0"),
+    "bytes doubled in short text": _built(31, "y+y", 'b"0123456789"', "y.size() > 0"),
+    "lists added, each time twice as long": _built(31, "y+y", "[1]", "y.size() > 0"),
+    "lists flattened, each time twice as long": _built(31, "[y,y].flatten()", "[1]", "y.size() > 0"),
+    "lists in lists, compared": _built(31, "[y,y]", "[1]", "y == y"),
+    "maps in maps, compared": _built(31, "{1:y,2:y}", "{1:1}", "y == y"),
+    "lists in lists, compared through optionals": _built(
+        31, "[optional.of(y),optional.of(y)]", "[optional.of(1)]", "y == y"
+    ),
+    "lists in lists, found": _built(31, "[y,y]", "[1]", "y in [y]"),
+    "lists in lists, formatted": _built(31, "[y,y]", "[1]", '"%s".format([y]) == ""'),
+    "lists in lists, searched": _built(31, "[y,y]", "[1]", "y.includes([1])"),
+    "lists in lists, in a message": _built(31, "[y,y]", "[1]", "[dyn('a'), dyn(y)].join() == ''"),
+    "a long list made distinct": "lists.range(90000).distinct().size() > 0",
+    "long lists as sets": "sets.contains(lists.range(90000), lists.range(90000).reverse())",
+    "long lists as equal sets": "sets.equivalent(lists.range(90000), lists.range(90000).reverse())",
+    "a long list compared again and again": _long("a.all(x, a == a)"),
+    "a long list added again and again": _long("a.all(x, (a + a).size() > 0)"),
+    "a long list flattened again and again": _long("a.all(x, [a].flatten().size() > 0)"),
+    "a long list sorted again and again": _long("a.all(x, a.sort()[0] == 0)"),
+    "a long list searched again and again": _long("a.all(x, !(-x - 1 in a))"),
+    "a long list made again and again": _long("a.all(x, a.map(y, y).size() > 0)"),
+    "optionals unwrapped again and again": "cel.bind(a, lists.range(30000).map(x, optional.of(x)), "
+    "a.all(x, a.unwrapOpt().size() > 0))",
+    "long numbers formatted again and again": "lists.range(90000).all(x, '%.9999f'.format([1.0]).size() > 0)",
+    "patterns computed again and again": "lists.range(20000).all(x, !'b'.matches('(a{1,500}){1,2}' + string(x)))",
+    "parts found by computed patterns": "lists.range(20000).all(x, 'b'.find('(a{1,500}){1,2}' + string(x)) == '')",
+    "long URLs read again and again": f"lists.range(8000).all(x, isURL('https://h/{'%41' * 1000}'))",
+    "long maps compared again and again": "cel.bind(a, lists.range(30000).transformMap(i, v, v), "
+    "lists.range(300).all(x, a == a))",
+    "errors absorbed again and again": "cel.bind(a, lists.range(10), lists.range(20000).exists(x, a[x + 20] == 1) || true)",
+    **{
+        f"a precision of {precision} in {clause} of {number}": f'{{"a": 1}}["%.{precision}{clause}".format([{number}])] == 1'
+        for precision in (255, 256, 300, 400, 32767, 32768, 65535, 65536, 65538, 1000001, 10000009, 10000010)
+        for clause, number in (("f", 0.1), ("f", -123456.789), ("f", 1e20), ("e", 1.5))
+    },
     "a pattern that backtracks": f'{HERE}.text.matches("^(a*)*(a*)*(a|a)*b$")',
     "a pattern of many repeats": f'{HERE}.text.matches("(a{{1,500}}){{1,2}}b")',
     "a pattern of too many repeats": f'{HERE}.text.matches("((a{{100}}){{100}}){{100}}")',

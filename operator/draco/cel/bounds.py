@@ -4,14 +4,86 @@ Owns the numbers and the sentences. Kubernetes would compute on until its memory
 near, and what costs by its size reaches Kubernetes' own limit first.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from draco.cel.errors import EvaluationAborted
+from draco.cel.values import MAPS, Value
 
 MAX_TEXT: Final = 5_000_000
 """Characters of a text. Joining that many costs the whole limit."""
+MAX_TOIL: Final = 20_000_000
+"""Characters and elements that functions go through without a charge, in texts and lists of more than a thousand."""
+MAX_MESSAGE: Final = 100_000
+"""Characters of a value inside an error message."""
 MAX_ITEMS: Final = 1_000_000
 """Elements of a list, as many as `lists.range` gives at most."""
+
+
+_LONG: Final = 1000
+_SIZED: Final = frozenset({str, bytes, list, *MAPS})
+_PER_PATTERN: Final = 5_000
+_PER_REPETITION: Final = 200_000
+_PER_FOUND: Final = 100
+_PER_URL_CHARACTER: Final = 5
+_PER_ENTRY: Final = 8
+
+
+def _sizes(values: Sequence[Value]) -> int:
+    return sum(_size(value) for value in values)
+
+
+def _size(value: Value) -> int:
+    if type(value) not in _SIZED or len(value) <= _LONG:
+        return 0
+    return len(value) * (_PER_ENTRY if type(value) in MAPS else 1)
+
+
+def _nested(values: Sequence[Value]) -> int:
+    items = values[0]
+    return _size(items) + (sum(map(_size, items)) if type(items) is list else 0)
+
+
+def _formatted(values: Sequence[Value]) -> int:
+    """A template is charged for, what it is filled with is not; a precision makes up to 32,767 digits."""
+    template, filling = values
+    digits = template.count("%.") * _LONG if type(template) is str else 0
+    return digits + (sum(map(_size, filling)) if type(filling) is list else 0)
+
+
+def _found(values: Sequence[Value]) -> int:
+    return len(values[0]) * _PER_FOUND if type(values[0]) is str else 0
+
+
+def _compiled(values: Sequence[Value]) -> int:
+    pattern = values[1]
+    repeats = pattern.count("{") if type(pattern) is str else 0
+    return _PER_PATTERN + repeats * _PER_REPETITION
+
+
+def _parsed_url(values: Sequence[Value]) -> int:
+    return len(values[0]) * _PER_URL_CHARACTER if type(values[0]) is str else 0
+
+
+TOIL: Final[Mapping[str, Callable[[Sequence[Value]], int]]] = {
+    **dict.fromkeys(("indexOf", "lastIndexOf", "_+_", "optional.unwrap", "unwrapOpt", "sort", "replace"), _sizes),
+    **dict.fromkeys(("charAt", "first", "last", "_==_", "_!=_"), _sizes),
+    "flatten": _nested,
+    "format": _formatted,
+    "@findAll": _found,
+    **dict.fromkeys(("matches", "find", "findAll"), _compiled),
+    "isURL": _parsed_url,
+}
+"""Functions that Kubernetes charges little for, and how many characters and elements their work amounts to.
+
+`@` stands before functions whose pattern need not be compiled for each call, as in `charges`.
+"""
+
+
+def check_toil(toil: int) -> None:
+    """Raise EvaluationAborted where an evaluation goes through more than any selector needs."""
+    if toil > MAX_TOIL:
+        raise EvaluationAborted(f"the expression goes through more than {MAX_TOIL} characters and elements")
 
 
 def check_text(length: int) -> None:
@@ -23,6 +95,12 @@ def check_text(length: int) -> None:
 def too_costly() -> EvaluationAborted:
     """What Kubernetes says of an evaluation that has reached its cost limit."""
     return EvaluationAborted("operation cancelled: actual cost limit exceeded")
+
+
+def check_message(length: int) -> None:
+    """Raise EvaluationAborted where an error message would be longer than anybody reads."""
+    if length > MAX_MESSAGE:
+        raise EvaluationAborted(f"the expression makes an error message of more than {MAX_MESSAGE} characters")
 
 
 def check_items(count: int) -> None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from draco.cel.bounds import too_costly
+from draco.cel.bounds import TOIL, check_items, check_toil, too_costly
 from draco.cel.code import Code, Run, Slots
 from draco.cel.device import DeviceView
 from draco.cel.dispatch import Function
@@ -33,6 +33,8 @@ COST_LIMIT: Final = 1_000_000
 READ: Final = 1
 LIST: Final = 10
 MAP: Final = 30
+KNOWN_PATTERN: Final = "@"
+"""Stands before the name of a function on regular expressions whose pattern need not be compiled for each call."""
 _PER_CHARACTER: Final = 0.1
 _PER_PATTERN_CHARACTER: Final = 0.25
 _FIXED_EQUALITY: Final = frozenset({Quantity, ComputedQuantity, Ip, Cidr, NamedFormat, Url, SemVer})
@@ -174,6 +176,7 @@ class Metered:
         if len(arguments) > 2:
             return self.call_in_order(name, overload, function, arguments)
         charge = _charge_of(name, overload)
+        checks_ahead, toil = name in _SQUARED, TOIL.get(name)
 
         def run(device: DeviceView, slots: Slots) -> Value:
             values: list[Value] = []
@@ -189,6 +192,10 @@ class Metered:
             if failure is not None:
                 spend(slots, charge(tuple(values), failure))
                 raise failure
+            if checks_ahead and slots[0] + charge(tuple(values), None) > COST_LIMIT:
+                raise too_costly()
+            if toil is not None:
+                spend_toil(slots, toil(values))
             return _called(function, values, charge, slots)
 
         return run
@@ -197,7 +204,8 @@ class Metered:
         """The call and its charge, which falls away where an argument before the last one fails."""
         if not arguments:
             return self.call(name, overload, function, arguments)
-        charge = _charge_of(name, overload)
+        charge, toil = _charge_of(name, overload), TOIL.get(name)
+        checks_ahead = name in _SQUARED
         *first, last = arguments
 
         def run(device: DeviceView, slots: Slots) -> Value:
@@ -209,6 +217,10 @@ class Metered:
             except EvaluationError as error:
                 spend(slots, charge((*values, error), error))
                 raise
+            if checks_ahead and slots[0] + charge(tuple(values), None) > COST_LIMIT:
+                raise too_costly()
+            if toil is not None:
+                spend_toil(slots, toil(values))
             return _called(function, values, charge, slots)
 
         return run
@@ -242,6 +254,12 @@ def spend(slots: Slots, cost: int) -> None:
     slots[0] += cost
     if slots[0] > COST_LIMIT:
         raise too_costly()
+
+
+def spend_toil(slots: Slots, toil: int) -> None:
+    """Add to the work that no cost tells. Raises EvaluationAborted beyond Draco's own bound."""
+    slots[1] += toil
+    check_toil(slots[1])
 
 
 def _charge_of(name: str, overload: str | None) -> Charge:
@@ -308,8 +326,12 @@ def _membership(arguments: tuple[Value, ...], _result: Value) -> int:
 
 def _traversal(arguments: tuple[Value, ...], _result: Value) -> int:
     """A walk over all of the first argument: a tenth of each text's bytes, rounded down, and 1 for everything else."""
-    cost, waiting = 0, [arguments[0]]
+    cost, steps, waiting = 0, 0, [arguments[0]]
     while waiting:
+        steps += 1
+        check_items(steps // 2)
+        if cost > COST_LIMIT:
+            raise too_costly()
         value = waiting.pop()
         if type(value) is str:
             cost += int(len(value.encode("utf-8", "surrogatepass")) * _PER_CHARACTER)
@@ -374,6 +396,8 @@ def _sets(factor: int) -> Charge:
     return lambda arguments, _: 1 + _size(arguments[0]) * _size(arguments[1]) * factor
 
 
+_SQUARED: Final = frozenset({"distinct", "sets.contains", "sets.intersects", "sets.equivalent"})
+"""What takes the time that it costs: where that is more than is left, it need not begin."""
 _SORTED: Final = (
     "int",
     "uint",
@@ -412,6 +436,7 @@ _BY_NAME: Final[dict[str, Charge]] = {
     "matches": _matching,
     "find": _matching,
     "findAll": _matching,
+    **{KNOWN_PATTERN + name: _matching for name in ("matches", "find", "findAll")},
     "strings.quote": _first(1),
     "format": _first(1),
     "join": _joining,

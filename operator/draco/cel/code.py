@@ -12,7 +12,8 @@ from draco.cel.errors import EvaluationError
 from draco.cel.values import Value
 
 Slots: TypeAlias = list[Value]
-"""The variables of one evaluation by number; number 0 counts what the evaluation has cost so far, where that is metered."""
+"""The variables of one evaluation by number; number 0 counts what the evaluation has cost so far, number 1 its toil (see
+`bounds`), where that is metered."""
 Run: TypeAlias = Callable[[DeviceView, Slots], Value]
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from draco.cel.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, Select
-from draco.cel.charges import LIST, MAP, READ, Free, Meter
+from draco.cel.charges import KNOWN_PATTERN, LIST, MAP, READ, Free, Meter
 from draco.cel.code import UNSET, Code, Request, Run, Scope, Slots, Step, Variable, constant, failing
 from draco.cel.device import DeviceView
 from draco.cel.dispatch import Function
@@ -30,7 +30,7 @@ from draco.cel.reads import (
     taken_optionally,
     with_checked_key,
 )
-from draco.cel.regex import compile_pattern, every_match, found, matcher
+from draco.cel.regex import compile_pattern, finder, found, matcher
 from draco.cel.texts import shown
 from draco.cel.values import NONE, Key, Optional, TypeValue, UInt, Value, go_type, key_of
 
@@ -51,7 +51,7 @@ class Compiler:
 
     def __init__(self, meter: Meter, overloads: Mapping[Call, str], guessed: Container[Expr]) -> None:
         self.meter = meter
-        self.slots = 1
+        self.slots = 2
         self._overloads = overloads
         self._guessed = guessed
 
@@ -278,7 +278,7 @@ class Compiler:
 
         return Code(choose, bare=choose)
 
-    def _function(self, node: Call, name: str, codes: list[Code], scope: Scope) -> Code:
+    def _function(self, node: Call, name: str, codes: list[Code], scope: Scope) -> Code:  # noqa: PLR0911 - one per form
         function = _function_of(name, len(codes))
         overload = self._overloads.get(node)
         if overload is not None and (
@@ -289,14 +289,14 @@ class Compiler:
         if name in CONVERSIONS and len(codes) == 1 and codes[0].is_constant:
             return _folded(partial(function, codes[0].value))
         if name == "_+_" and _is_appending(node, scope):
-            function = _append
+            return Code(self.meter.call("@append", None, _append, runs))
         if name in _PARSERS and isinstance(self.meter, Free) and all(code.is_constant for code in codes):
             return Code(_computed_once(partial(function, *(code.value for code in codes))))
         if overload == "in_list" and codes[1].is_constant:
             return self._membership(runs, codes[1].value)
         if len(codes) >= 2 and name in _PATTERN_FUNCTIONS and codes[1].is_constant and type(codes[1].value) is str:
             with_pattern = _with_pattern(name, codes[1].value)
-            return Code(self.meter.call_in_order(name, overload, with_pattern, runs))
+            return Code(self.meter.call_in_order(KNOWN_PATTERN + name, None, with_pattern, runs))
         if name in _COMPARISONS and isinstance(self.meter, Free) and codes[1].is_constant:
             return Code(_with_constant(name, runs[0], codes[1].value, function))
         stops = name == "format" or (overload is None and name[0].isalpha())
@@ -336,7 +336,7 @@ def _variable(variable: Variable) -> Code:
                     slots[slot] = error
                     raise
             if isinstance(value, EvaluationError):
-                raise value
+                raise value.with_traceback(None)
             return value
 
         return Code(lazy)
@@ -346,7 +346,7 @@ def _variable(variable: Variable) -> Code:
     def running(_device: DeviceView, slots: Slots) -> Value:
         value = slots[slot]
         if isinstance(value, EvaluationError):
-            raise value
+            raise value.with_traceback(None)  # else it would grow with each iteration
         return value
 
     return Code(running)
@@ -452,7 +452,7 @@ def _with_pattern(name: str, pattern: str) -> Callable[..., Value]:
     elif name == "find":
         run = partial(found, compiled)
     else:
-        run = partial(every_match, compiled)
+        run = finder(pattern)
 
     def call(text: Value, _pattern: Value, limit: Value = -1) -> Value:
         if type(text) is not str or type(limit) is not int:

@@ -6,7 +6,8 @@ come out as in American English: with thousands separators, `∞` and powers of 
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from decimal import Decimal
 from typing import Final
 
 from draco.cel.bounds import check_text
@@ -16,10 +17,10 @@ from draco.cel.texts import double_text, duration_text, quoted, timestamp_text
 from draco.cel.values import MAPS, MAX_INT, Duration, Timestamp, TypeValue, UInt, Value, type_name, value_of_key
 
 _PRECISION: Final = 6
-_MAX_PRECISION: Final = 10_000
-"""Kubernetes has no limit here; a text that long would only serve to exhaust memory."""
-_PRECISE: Final = frozenset("fe")
-"""Clauses that use the precision; for the others any number may stand there."""
+_MAX_UINT8: Final = 255
+_LARGEST_PRECISION: Final = 10_000_009
+_TOO_PRECISE: Final = "%!(NOVERB)"
+"""What Go gives beyond that: it stops reading a number once it exceeds a million."""
 INT64_DIGITS: Final = 19
 """More than these are beyond int64."""
 _DIGITS: Final = re.compile(r"[0-9]*")
@@ -69,8 +70,6 @@ def _read_clause(template: str, position: int) -> tuple[int, Clause]:
             raise _bad_clause("error while parsing precision: could not find end of precision specifier")
         precision = _precision(digits)
     letter = template[position]
-    if precision > _MAX_PRECISION and letter in _PRECISE:
-        raise EvaluationAborted(f"the precision of a format clause may not be larger than {_MAX_PRECISION}")
     make = _CLAUSES.get(letter)
     if make is None:
         raise _bad_clause(f'unrecognized formatting clause "{letter}"')
@@ -135,11 +134,17 @@ def _nested(value: Value) -> str:
     """A list or map with everything in it, as one could write it in an expression."""
     kind = type(value)
     if kind is list:
-        return "[" + ", ".join(map(_element, value)) + "]"
+        return f"[{_joined(map(_element, value))}]"
     entries = sorted(
         ((_key(value_of_key(key)), _element(item)) for key, item in value.items()), key=lambda entry: entry[0]
     )
-    return "{" + ", ".join(f"{key}:{item}" for key, item in entries) + "}"
+    return f"{{{_joined((f'{key}:{item}' for key, item in entries))}}}"
+
+
+def _joined(parts: Iterable[str]) -> str:
+    text = ", ".join(parts)
+    check_text(len(text))
+    return text
 
 
 def _element(value: Value) -> str:  # noqa: PLR0911 - one per type
@@ -194,7 +199,23 @@ def _double(value: Value, clause: str) -> float:
 
 def _fixed(value: Value, precision: int) -> str:
     number = _double(value, "fixed-point")
-    return _special(number) or f"{number:,.{precision}f}"
+    special = _special(number)
+    if special is not None:
+        return special
+    if precision > _LARGEST_PRECISION:
+        return _TOO_PRECISE
+    if precision <= _MAX_UINT8:
+        return f"{number:,.{precision}f}"
+    return _many_digits(number, precision)
+
+
+def _many_digits(number: float, precision: int) -> str:
+    """Go keeps the least number of digits in 8 bits and the largest in 16; where that is below 0 it has no limit."""
+    least, most = precision % (_MAX_UINT8 + 1), (precision + 2**15) % 2**16 - 2**15
+    text = f"{number:,.{most}f}" if most >= 0 else f"{Decimal(repr(number)):,f}"
+    whole, _, fraction = text.partition(".")
+    fraction = fraction.rstrip("0").ljust(least, "0")
+    return f"{whole}.{fraction}" if fraction else whole
 
 
 def _special(number: float) -> str | None:
@@ -213,7 +234,7 @@ def _scientific(value: Value, precision: int) -> str:
         digits, _, exponent = f"{number:.{_PRECISION}e}".partition("e")
         power = f"{int(exponent):+03d}".removeprefix("+").translate(_SUPERSCRIPT)
         text = f"{digits}\N{MULTIPLICATION SIGN}10{power}"
-    return text.rjust(precision)
+    return _TOO_PRECISE if precision > _LARGEST_PRECISION else text.rjust(precision % 2**16)
 
 
 def _binary(value: Value, _precision: int) -> str:

@@ -7,6 +7,7 @@ from functools import cmp_to_key
 from itertools import pairwise
 from typing import Final
 
+from draco.cel.bounds import check_items
 from draco.cel.dispatch import ANY, LIST, MAP, FunctionTable, ListOf, overload
 from draco.cel.errors import EvaluationError
 from draco.cel.operators import RECEIVERS, add, compare, is_comparable
@@ -52,6 +53,7 @@ def _flatten(items: Value, depth: Value = 1) -> list[Value]:
     for _ in range(depth):
         if not any(type(one) is list for one in flat):
             break
+        check_items(sum(len(one) if type(one) is list else 1 for one in flat))
         flat = [part for one in flat for part in (one if type(one) is list else (one,))]
     return list(flat)
 

@@ -34,12 +34,12 @@ def is_surely_cheap(ast: Ast) -> bool:
     """
     if len(ast.expression) > _LONGEST:
         return False
-    has_macros = has_sums = False
+    repeats = has_sums = False
     waiting: list[tuple[Expr, bool]] = [(ast.root, False)]
     while waiting:
         node, is_repeated = waiting.pop()
         if isinstance(node, Comprehension):
-            has_macros = True
+            repeats = True
             if node.macro == "bind":
                 waiting += [(node.init, is_repeated), (node.body, is_repeated)]
                 continue
@@ -54,4 +54,4 @@ def is_surely_cheap(ast: Ast) -> bool:
                 return False
             has_sums = has_sums or node.function == "_+_"
         waiting += [(child, is_repeated) for child in children(node)]
-    return not (has_macros and has_sums)  # a sum of what a macro gives again and again can double each time
+    return not (repeats and has_sums)  # a sum of what a macro gives again and again can double each time

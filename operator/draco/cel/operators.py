@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from draco.cel.bounds import check_items
 from draco.cel.dispatch import Function
 from draco.cel.errors import EvaluationError
 from draco.cel.texts import shown
@@ -58,7 +59,9 @@ def add(one: Value, other: Value) -> Value:
     if kind is type(other):
         if kind is int:
             return int_of(one + other)
-        if kind in {str, float, list, bytes}:
+        if kind in {str, float, bytes, list}:
+            if kind is list:
+                check_items(len(one) + len(other))
             return one + other
         if kind is UInt:
             return uint_of(int(one) + int(other))

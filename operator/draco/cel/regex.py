@@ -115,6 +115,20 @@ def every_match(compiled: Pattern, text: str, limit: int) -> list[str]:
     return matches
 
 
+def finder(pattern: str) -> Callable[[str, int], list[str]]:
+    """As `every_match`, for a pattern that is asked often: it remembers recent texts."""
+    compiled = compile_pattern(pattern)
+
+    @lru_cache(maxsize=_KEPT_TEXTS)
+    def remembered(text: str, limit: int) -> tuple[str, ...]:
+        return tuple(every_match(compiled, text, limit))
+
+    def find_all(text: str, limit: int) -> list[str]:
+        return list(remembered(text, limit)) if len(text) <= _LONGEST_KEPT else every_match(compiled, text, limit)
+
+    return find_all
+
+
 def _matches(compiled: Pattern, text: str) -> Iterator[str]:
     """Go's rule: an empty match right behind another match does not count."""
     position, last_end = 0, -1

@@ -8,7 +8,7 @@ from typing import Final
 
 from draco.cel.charges import Free, Meter, Metered
 from draco.cel.check import Checked, check, check_result
-from draco.cel.code import Slots
+from draco.cel.code import Run, Slots
 from draco.cel.compile import Compiler
 from draco.cel.cost import estimated_cost
 from draco.cel.device import DeviceView
@@ -67,15 +67,18 @@ class Selector:
         compiler = _compiler(Metered(), self._checked)
         run = compiler.compile(self._checked.ast.root)
         slots: Slots = [0] * compiler.slots
-        run(device, slots)
+        _evaluated(run, device, slots)
         return int(slots[0])
 
     def _evaluate(self, device: DeviceView) -> Value:
-        slots = self._slots
-        try:
-            return self._run(device, slots.copy())
-        except RecursionError:
-            raise EvaluationAborted("the expression is nested too deeply to be evaluated") from None
+        return _evaluated(self._run, device, self._slots.copy())
+
+
+def _evaluated(run: Run, device: DeviceView, slots: Slots) -> Value:
+    try:
+        return run(device, slots)
+    except RecursionError:
+        raise EvaluationAborted("the expression is nested too deeply to be evaluated") from None
 
 
 def _compiler(meter: Meter, checked: Checked) -> Compiler:

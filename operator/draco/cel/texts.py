@@ -4,9 +4,11 @@ Owns number formats, quoting and the spelling of moments and spans of time. Deci
 """
 
 import math
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Final
 
+from draco.cel.bounds import check_message
 from draco.cel.values import MAPS, Duration, Optional, Timestamp, TypeValue, Value, go_type, value_of_key
 
 _SECOND: Final = 10**9
@@ -113,9 +115,9 @@ def shown(value: Value) -> str:  # noqa: PLR0911 - one per type
     if value is None:
         return "NULL_VALUE"
     if kind is list:
-        return "[" + ", ".join(map(shown, value)) + "]"
+        return f"[{_joined(map(shown, value))}]"
     if kind in MAPS:
-        return "{" + ", ".join(f"{shown(value_of_key(key))}: {shown(item)}" for key, item in value.items()) + "}"
+        return f"{{{_joined(f'{shown(value_of_key(key))}: {shown(item)}' for key, item in value.items())}}}"
     if kind is Optional:
         return f"optional({shown(value.value)})" if value.present else "optional.none()"
     if kind is TypeValue:
@@ -127,6 +129,12 @@ def shown(value: Value) -> str:  # noqa: PLR0911 - one per type
     if kind is Timestamp:
         return timestamp_text(value)
     return f"{{{value}}}" if go_type(value).startswith("cel.") else str(value)
+
+
+def _joined(parts: Iterable[str]) -> str:
+    text = ", ".join(parts)
+    check_message(len(text))
+    return text
 
 
 _NATIVE_COMPLAINTS: Final = {

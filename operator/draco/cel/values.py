@@ -241,9 +241,9 @@ def equal(one: Value, other: Value) -> bool:  # noqa: PLR0911 - one per type
     if accepts is not None:
         return _strictly_equal(one, other, accepts)
     if kind is list:
-        return other_kind is list and len(one) == len(other) and all(map(_not_different, one, other))
+        return other_kind is list and len(one) == len(other) and _Containers().lists_equal(one, other)
     if kind in MAPS:
-        return other_kind in MAPS and _maps_equal(one, other)
+        return other_kind in MAPS and _Containers().maps_equal(one, other)
     if kind is Optional:
         return other_kind is Optional and _optionals_equal(one, other)
     if kind is Timestamp:
@@ -267,22 +267,56 @@ def _strictly_equal(one: Value, other: Value, accepts: tuple[type, ...]) -> bool
     return bool(one == other)
 
 
-def _not_different(one: Value, other: Value) -> bool:
-    """Whether two elements are not known to differ: inside lists and maps Kubernetes lets an error pass for equality."""
-    try:
-        return equal(one, other)
-    except EvaluationError:
+class _Containers:
+    """One comparison of lists or maps with all that lies in them.
+
+    A list may stand in another many times over, and that in a third, so that their parts have no number; each two of them are
+    compared once.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], bool] = {}
+
+    def lists_equal(self, one: list[Value], other: list[Value]) -> bool:
+        """Whether lists of the same length agree."""
+        return all(map(self._not_different, one, other))
+
+    def maps_equal(self, one: Value, other: Value) -> bool:
+        """Whether maps agree."""
+        if len(one) != len(other):
+            return False
+        for key, value in one.items():
+            found, match = find(other, value_of_key(key))
+            if not found or not self._not_different(value, match):
+                return False
         return True
 
+    def _not_different(self, one: Value, other: Value) -> bool:
+        """Whether two elements are not known to differ: inside lists and maps Kubernetes lets an error pass for equality."""
+        kind, other_kind = type(one), type(other)
+        if kind is other_kind and kind in _PLAIN:
+            return bool(one == other)
+        if (kind is list and other_kind is list) or (kind in MAPS and other_kind in MAPS):
+            pair = (id(one), id(other))
+            known = self._known.get(pair)
+            if known is None:
+                compare = self.lists_equal if kind is list else self.maps_equal
+                known = self._known[pair] = len(one) == len(other) and compare(one, other)
+            return known
+        if kind is Optional and other_kind is Optional and one.present and other.present:
+            held, other_held = type(one.value), type(other.value)
+            if held is other_held and held in _COMPOSED:
+                return self._not_different(one.value, other.value)
+        try:
+            return equal(one, other)
+        except EvaluationError:
+            return True
 
-def _maps_equal(one: Value, other: Value) -> bool:
-    if len(one) != len(other):
-        return False
-    for key, value in one.items():
-        found, match = find(other, value_of_key(key))
-        if not found or not _not_different(value, match):
-            return False
-    return True
+
+_PLAIN: Final = frozenset({str, int, bool, bytes, float})
+_COMPOSED: Final = frozenset({list, dict, Optional})
 
 
 def _optionals_equal(one: Optional, other: Optional) -> bool:
