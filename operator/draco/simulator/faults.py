@@ -140,30 +140,16 @@ def _start_driver(state: NodeState, version: str | None) -> None:
                 gpu.mig_current = gpu.mig_pending = 0
 
 
-def hold(
-    path: Path,
-    gpu: int | str,
-    *,
-    pid: int,
-    gpu_instance: int | None = None,
-    compute_instance: int | None = None,
-    memory_mib: int = 0,
-    name: str = "",
-    cgroup: str = "/",
-    listed: bool = True,
-) -> None:
+def hold(path: Path, gpu: int | str, process: Process) -> None:
     """Let a process hold a GPU, a GPU instance, or a compute instance: what it holds cannot be destroyed.
 
-    A `listed` one computes, which takes a compute instance; one that is not only keeps a handle, and no list of NVML's
-    names it. `cgroup` is what /proc says of it. StateError for an instance that is not there.
+    StateError for an instance that is not there.
     """
     with mutate(path) as state:
         target = _gpu(state, gpu)
-        if gpu_instance is not None:
-            _check_instance(target, gpu_instance, compute_instance)
-        target.processes.append(
-            Process(pid, memory_mib, gpu_instance, compute_instance, listed=listed, name=name, cgroup=cgroup)
-        )
+        if process.gpu_instance is not None:
+            _check_instance(target, process.gpu_instance, process.compute_instance)
+        target.processes.append(process)
 
 
 def release(path: Path, pid: int) -> None:

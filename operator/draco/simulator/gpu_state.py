@@ -78,6 +78,7 @@ class Process(msgspec.Struct):
     listed: bool = True
     name: str = ""
     cgroup: str = "/"  # as /proc shows it; says which pod and container it belongs to
+    hostname: str = ""  # of a process in a pod: the pod's name
 
 
 class Failure(msgspec.Struct):

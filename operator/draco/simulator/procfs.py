@@ -1,7 +1,8 @@
 """The part of a simulated node's /proc that tells of GPUs: a folder beside its state file, kept up with it.
 
 Owns the tree: the boot id, the driver's capability files, by which a container is given a GPU instance or a compute instance,
-and the open device files of processes that hold GPUs. Shapes and numbers are those of Linux and of NVIDIA's driver.
+and the open device files of processes that hold GPUs. Shapes and numbers are those of Linux and of NVIDIA's driver. There is no
+list of devices: the kernel below has none of these, so nobody can make their nodes.
 """
 
 import os
@@ -11,7 +12,6 @@ from pathlib import Path
 
 from draco.simulator.gpu_state import GpuState, NodeState, Process
 
-CAPABILITIES_MAJOR = 236
 _CONFIG, _MONITOR = 1, 2
 _FIRST = 3  # minor number of the first GPU's instance 0
 _INSTANCES, _COMPUTE = 15, 8  # what the driver sets numbers aside for, per GPU and per GPU instance
@@ -65,8 +65,6 @@ def capability(gpu: GpuState, gpu_instance: int, compute_instance: int | None = 
 def _entries(state: NodeState) -> Iterator[tuple[Path, str]]:
     """Every file of the tree with its content; of those in an fd folder, what they link to."""
     yield Path("sys/kernel/random/boot_id"), f"{state.boot_id}\n"
-    majors = ["  1 mem", "195 nvidia-frontend", f"{CAPABILITIES_MAJOR} nvidia-caps", "511 nvidia-uvm"]
-    yield Path("devices"), "\n".join(["Character devices:", *majors, "", "Block devices:", ""])
     yield Path("driver/nvidia-caps/mig-minors"), "".join(f"{line}\n" for line in _minors(state))
     capabilities = Path("driver/nvidia/capabilities")
     yield capabilities / "mig/config", _access(_CONFIG)
@@ -81,6 +79,7 @@ def _entries(state: NodeState) -> Iterator[tuple[Path, str]]:
         process = held[0][1]
         yield Path(str(pid), "comm"), f"{process.name[:15] or 'python3'}\n"
         yield Path(str(pid), "cgroup"), f"0::{process.cgroup}\n"
+        yield Path(str(pid), "environ"), f"HOSTNAME={process.hostname}\0" if process.hostname else ""
         files = [file for gpu, each in held for file in _open_files(gpu, each)]
         for number, file in enumerate(dict.fromkeys(["/dev/nvidiactl", *files]), start=3):
             yield Path(str(pid), "fd", str(number)), file
