@@ -1,0 +1,174 @@
+"""Wanted layouts: from profiles and counts to placements on one GPU of a board, or why that cannot be.
+
+Owns legality and the sentence about it, with the nearest layout that can exist. Which GPU wants which layout, and when it is
+applied, is decided elsewhere.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import msgspec
+
+from draco.mig.board import Board, Placement, Profile
+from draco.mig.geometry import Geometry, State, geometry
+from draco.mig.placement import largest_first
+from draco.resources.errors import DracoError
+
+
+class LayoutItem(msgspec.Struct, frozen=True):
+    """What a layout wants some of. With a start there is one, at that memory unit."""
+
+    profile: str
+    count: int = 1
+    start: int | None = None
+
+
+class LayoutError(DracoError):
+    """A layout that cannot exist on a board. `nearest` can, and is part of the sentence; it is empty if there is none."""
+
+    def __init__(self, reason: str, nearest: Sequence[Placement] = (), shown: str = "") -> None:
+        self.nearest = tuple(nearest)
+        super().__init__(f"{reason}; the nearest that can exist is {shown or written(nearest)}" if nearest else reason)
+
+
+class _Wanted(NamedTuple):
+    profile: Profile
+    start: int | None
+
+
+_TOKENS = MappingProxyType({"ofa_engines": "optical flow accelerators", "jpeg_engines": "JPEG engines"})
+Value = tuple[int, int, int, int]
+"""What makes one arrangement better than another: units wanted that it holds, instances that it holds, those where they were
+wanted or are already, and the capability it leaves."""
+
+
+def resolve(board: Board, items: Iterable[LayoutItem], present: Collection[Placement] = ()) -> tuple[Placement, ...]:
+    """Placements for a layout, by start; `LayoutError` if it cannot exist on one GPU of the board.
+
+    Where a start is free to choose, an instance that is `present` already is kept; else what is left of the GPU stays as useful
+    as it can.
+    """
+    wanted = _expanded(board, list(items))
+    made = geometry(board)
+    placed, missing = _arranged(made, wanted, frozenset(present))
+    off = [each for each in wanted if each.start is not None and Placement(each.profile, each.start) not in placed]
+    if not missing and not off:
+        return _by_start(placed)
+    nearest = _filled(made, placed, missing)
+    raise LayoutError(_reason(made, wanted), nearest, _with_starts(nearest) if off else "")
+
+
+def written(placements: Iterable[Placement]) -> str:
+    """A layout as a person writes it: `1 x 3g.40gb, 4 x 1g.10gb`, the largest first."""
+    counted = Counter(each.profile for each in placements)
+    return ", ".join(f"{counted[profile]} x {profile.name}" for profile in largest_first(counted))
+
+
+def _with_starts(placements: Iterable[Placement]) -> str:
+    return ", ".join(f"{each.profile.name} at {each.start}" for each in placements)
+
+
+def unknown_profile(board: Board, name: str) -> str:
+    """The sentence about a profile that a board does not have."""
+    return f"there is no profile {name} on this board: it has {', '.join(each.name for each in board.profiles)}"
+
+
+def _expanded(board: Board, items: Sequence[LayoutItem]) -> list[_Wanted]:
+    """Every wanted instance; of one profile no more than one over what a GPU holds, which is enough to see that it cannot be."""
+    wanted: list[_Wanted] = []
+    for item in items:
+        profile = board.profile(item.profile)
+        if profile is None:
+            raise LayoutError(unknown_profile(board, item.profile))
+        if item.count < 1:
+            raise LayoutError(f"count of {item.profile} is {item.count}: it must be at least 1")
+        if item.start is not None and item.count > 1:
+            raise LayoutError(
+                f"{item.count} x {item.profile} cannot all start at {item.start}: give each its own start"
+            )
+        if item.start is not None and item.start not in profile.starts:
+            starts = " or ".join(map(str, sorted(profile.starts)))
+            near = min(profile.starts, key=lambda start: (abs(start - (item.start or 0)), start))
+            raise LayoutError(f"{item.profile} cannot start at {item.start}: it starts at {starts}, {near} is nearest")
+        wanted += [_Wanted(profile, item.start)] * min(item.count, profile.max_instances + 1)
+    for profile in {each.profile for each in wanted}:
+        total = sum(item.count for item in items if item.profile == profile.name)
+        if total > (most := geometry(board).room(geometry(board).empty, profile)):
+            placed, missing = _arranged(geometry(board), wanted, frozenset())
+            reason = f"{total} x {profile.name} do not fit on a GPU, which holds at most {most}"
+            raise LayoutError(reason, _filled(geometry(board), placed, missing))
+    return wanted
+
+
+def _arranged(
+    made: Geometry, wanted: Sequence[_Wanted], present: frozenset[Placement]
+) -> tuple[list[Placement], list[Profile]]:
+    """The best arrangement of as much as fits, and what does not."""
+    ordered = sorted(wanted, key=lambda each: (-each.profile.size, each.start is None, each.profile.id))
+    known: dict[tuple[State, int], tuple[Value, tuple[Placement | None, ...]]] = {}
+
+    def best(state: State, index: int) -> tuple[Value, tuple[Placement | None, ...]]:
+        if index == len(ordered):
+            return (0, 0, 0, made.capability(state)), ()
+        if (state, index) not in known:
+            each = ordered[index]
+            value, rest = best(state, index + 1)
+            found: tuple[Value, tuple[Placement | None, ...]] = (value, (None, *rest))
+            for placement in made.fits(state):
+                if placement.profile != each.profile:
+                    continue
+                (units, number, well, left), rest = best(made.add(state, placement), index + 1)
+                well += placement.start == each.start if each.start is not None else placement in present
+                value = (units + each.profile.size, number + 1, well, left)
+                if value > found[0]:
+                    found = value, (placement, *rest)
+            known[state, index] = found
+        return known[state, index]
+
+    _, places = best(made.empty, 0)
+    missing = [each.profile for each, place in zip(ordered, places, strict=True) if place is None]
+    return [place for place in places if place is not None], missing
+
+
+def _filled(made: Geometry, placed: Sequence[Placement], missing: Sequence[Profile]) -> tuple[Placement, ...]:
+    """With something smaller in place of each instance that does not fit."""
+    filled = list(placed)
+    state = made.state_of(filled)
+    plain = [each for each in made.board.profiles if not set("+-") & set(each.name)]
+    for lacking in largest_first(missing):
+        smaller = [p for p in plain if p.size <= lacking.size and p.slices <= lacking.slices and p != lacking]
+        for profile in sorted(smaller, key=lambda each: (-each.size, -each.slices)):
+            if (ranked := made.best(state, profile)) is not None:
+                filled.append(ranked.placement)
+                state = made.add(state, ranked.placement)
+                break
+    return _by_start(filled)
+
+
+def _reason(made: Geometry, wanted: Sequence[_Wanted]) -> str:
+    text = _counted(wanted)
+    if (units := sum(each.profile.size for each in wanted)) > made.board.units:
+        return f"{text} together take {units} memory units, and a GPU has {made.board.units}"
+    for token in made.tokens:
+        if (uses := sum(token.uses[each.profile] for each in wanted)) > token.total:
+            name = _TOKENS.get(token.name, token.name)
+            return f"{text} together need {uses} {name}, and a GPU has {token.total}"
+    if any(each.start is not None for each in wanted):
+        _, missing = _arranged(made, [_Wanted(each.profile, None) for each in wanted], frozenset())
+        if not missing:
+            return f"{text} overlap where they are to start"
+    return f"{text} do not fit beside each other, wherever they start"
+
+
+def _counted(wanted: Sequence[_Wanted]) -> str:
+    counted = Counter(wanted)
+    return ", ".join(
+        f"{number} x {each.profile.name}" if each.start is None else f"{each.profile.name} at {each.start}"
+        for each, number in counted.items()
+    )
+
+
+def _by_start(placed: Iterable[Placement]) -> tuple[Placement, ...]:
+    return tuple(sorted(placed, key=lambda each: each.start))

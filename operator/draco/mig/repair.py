@@ -1,0 +1,208 @@
+"""The fewest moves of idle instances that make room for one that is blocked.
+
+Owns the plan, exact for two moves: if there is a way, one is found, and of those with fewest moves the one after which most can
+still be hosted. Nothing that runs is ever touched; carrying a plan out, and whether to, is decided elsewhere.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from itertools import combinations
+from typing import NamedTuple
+
+from draco.mig.board import Placement, Profile
+from draco.mig.geometry import Geometry, State
+from draco.mig.placement import Choice, Pool
+
+
+class Hold(StrEnum):
+    """What may be done with an instance that is there."""
+
+    FIXED = "fixed"
+    """It is in use, or not ours."""
+    MOVABLE = "movable"
+    """It is idle: it may be destroyed if it is made again elsewhere."""
+    SPARE = "spare"
+    """It is kept warm for nobody yet: made again elsewhere if there is room, else given up."""
+
+
+class Held(NamedTuple):
+    """An instance that is there."""
+
+    placement: Placement
+    hold: Hold
+
+
+class Move(NamedTuple):
+    """One instance destroyed and made again; `to` is None for a spare that is given up."""
+
+    source: Choice
+    to: Choice | None
+
+    def __str__(self) -> str:
+        to = "given up" if self.to is None else f"to GPU {self.to.gpu} start {self.to.start}"
+        return f"{self.source.placement} of GPU {self.source.gpu} {to}"
+
+
+class Moves(NamedTuple):
+    """A plan: destroy all sources, make them again where they go, then make what was wanted."""
+
+    moves: tuple[Move, ...]
+    wanted: Choice
+
+    def __str__(self) -> str:
+        first = "; ".join(map(str, self.moves)) or "no moves"
+        return f"{first}; then {self.wanted.placement} on GPU {self.wanted.gpu}"
+
+
+def plan_repair(
+    geometry: Geometry, gpus: Sequence[Sequence[Held]], wanted: Profile, max_moves: int = 2
+) -> Moves | None:
+    """How to make room for one more instance with at most `max_moves` (0 to 2) moves; None if that cannot be done.
+
+    `gpus` are all GPUs of the same board that may take part, with every instance on them.
+    """
+    if not 0 <= max_moves <= 2:
+        raise ValueError(f"repair is planned for 0 to 2 moves, not {max_moves}")
+    search = _Search(geometry, gpus)
+    if (choice := search.pool.choose(wanted)) is not None:
+        return Moves((), choice)
+    for moves in range(1, max_moves + 1):
+        if found := min(search.plans(wanted, moves), key=lambda plan: plan[:2], default=None):
+            return found.moves
+    return None
+
+
+class _Opened(NamedTuple):
+    """Room made on one GPU: what goes, and what comes in its place."""
+
+    out: tuple[Choice, ...]
+    into: Choice
+
+
+class _Plan(NamedTuple):
+    given_up: int
+    lost: int
+    moves: Moves
+
+
+class _Search:
+    """Tries plans on a copy of the fleet's states, and takes each back."""
+
+    def __init__(self, geometry: Geometry, gpus: Sequence[Sequence[Held]]) -> None:
+        self.geometry = geometry
+        self.pool = Pool(geometry, [geometry.state_of(held.placement for held in gpu) for gpu in gpus])
+        self.lost = 0
+        """Capability lost by what has been tried on so far."""
+        self._hold = {Choice(gpu, held.placement): held.hold for gpu, there in enumerate(gpus) for held in there}
+        self._movable = {
+            gpu: [Choice(gpu, held.placement) for held in gpus[gpu] if held.hold is not Hold.FIXED]
+            for gpu in _few_of_each(gpus)
+        }
+
+    def plans(self, wanted: Profile, moves: int) -> Iterator[_Plan]:
+        """Every way to make room with exactly that many moves."""
+        for opened in self._openings(wanted, moves, ()):
+            self._open(opened)
+            yield from self._finished(opened.into, [], opened.out)
+            self._close(opened)
+        if moves == 2:
+            yield from self._chains(wanted)
+
+    def _chains(self, wanted: Profile) -> Iterator[_Plan]:
+        """One goes for what is wanted, and another for that one."""
+        for first in self._openings(wanted, 1, ()):
+            self._open(first)
+            [moved] = first.out
+            for second in self._openings(moved.placement.profile, 1, first.out):
+                self._open(second)
+                yield from self._finished(first.into, [Move(moved, second.into)], second.out)
+                self._close(second)
+            self._close(first)
+
+    def _openings(self, profile: Profile, moves: int, gone: tuple[Choice, ...]) -> Iterator[_Opened]:
+        """Where a profile would fit if that many movable instances of one GPU went, and not if fewer did."""
+        for gpu, movable in self._movable.items():
+            state = self.pool.states[gpu]
+            for out in combinations([each for each in movable if each not in gone], moves):
+                opened = self._without(state, out)
+                if not self.geometry.room(opened, profile):
+                    continue
+                fewer = [self._without(state, part) for part in combinations(out, moves - 1)]
+                for placement in self.geometry.fits(opened):
+                    if placement.profile == profile and not any(self.geometry.fits_at(s, placement) for s in fewer):
+                        yield _Opened(out, Choice(gpu, placement))
+
+    def _finished(self, wanted: Choice, done: list[Move], out: Sequence[Choice]) -> Iterator[_Plan]:
+        """The plan that finds places for what went out last, if there is one."""
+        homeless = sorted(out, key=lambda each: (-each.placement.profile.size, each.gpu, each.start))
+        spares = sum(self._hold[each] is Hold.SPARE for each in homeless)
+        for given_up in range(spares + 1):
+            if (homed := self._homes(homeless, given_up)) is not None:
+                moves, lost = homed
+                yield _Plan(given_up, lost, Moves((*done, *moves), wanted))
+                return
+
+    def _homes(self, homeless: Sequence[Choice], given_up: int) -> tuple[list[Move], int] | None:
+        """Where each can go, and what is lost by all; exactly so many spares are given up."""
+        if not homeless:
+            return ([], self.lost) if given_up == 0 else None
+        first, *rest = homeless
+        for home in self._places(first.placement.profile, only_best=not rest):
+            self._put(home)
+            further = self._homes(rest, given_up)
+            self._take(home)
+            if further is not None:
+                return [Move(first, home), *further[0]], further[1]
+        if given_up and self._hold[first] is Hold.SPARE:
+            further = self._homes(rest, given_up - 1)
+            return None if further is None else ([Move(first, None), *further[0]], further[1])
+        return None
+
+    def _places(self, profile: Profile, *, only_best: bool) -> Iterator[Choice]:
+        """The best place, then one of each other kind: another may leave room for what comes next."""
+        if (best := self.pool.choose(profile)) is None:
+            return
+        yield best
+        if only_best:
+            return
+        met = {(self.pool.states[best.gpu], best.start)}
+        for gpu, state in enumerate(tuple(self.pool.states)):
+            for placement in self.geometry.fits(state):
+                if placement.profile == profile and (state, placement.start) not in met:
+                    met.add((state, placement.start))
+                    yield Choice(gpu, placement)
+
+    def _without(self, state: State, out: Sequence[Choice]) -> State:
+        for choice in out:
+            state = self.geometry.remove(state, choice.placement)
+        return state
+
+    def _open(self, opened: _Opened) -> None:
+        for choice in opened.out:
+            self._take(choice)
+        self._put(opened.into)
+
+    def _close(self, opened: _Opened) -> None:
+        self._take(opened.into)
+        for choice in opened.out:
+            self._put(choice)
+
+    def _put(self, choice: Choice) -> None:
+        before = self.geometry.capability(self.pool.states[choice.gpu])
+        self.pool.put(choice)
+        self.lost += before - self.geometry.capability(self.pool.states[choice.gpu])
+
+    def _take(self, choice: Choice) -> None:
+        before = self.geometry.capability(self.pool.states[choice.gpu])
+        self.pool.take(choice)
+        self.lost += before - self.geometry.capability(self.pool.states[choice.gpu])
+
+
+def _few_of_each(gpus: Sequence[Sequence[Held]]) -> Iterator[int]:
+    """Of GPUs with the same instances no plan opens more than two."""
+    seen: dict[tuple[Held, ...], int] = {}
+    for gpu, there in enumerate(gpus):
+        alike = tuple(sorted(there, key=lambda held: held.placement.start))
+        seen[alike] = seen.get(alike, 0) + 1
+        if seen[alike] <= 2:
+            yield gpu

@@ -1,0 +1,190 @@
+"""What would have happened: claims come and go on an imagined fleet, under one of the policies.
+
+Owns the bookkeeping of a replay: what was accepted, what was refused although everything together would have fitted, and how
+much was in use. Streams: it keeps only what is there, never what has been.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from draco.mig.board import Profile
+from draco.mig.packing import packable
+from draco.mig.placement import Choice
+from draco.mig.policies import Fleet, Rule
+from draco.mig.repair import Held, Hold, plan_repair
+
+
+class Outcome(StrEnum):
+    """What became of a claim."""
+
+    ACCEPTED = "accepted"
+    REPAIRED = "repaired"
+    """Accepted after idle instances were moved."""
+    AVOIDABLE = "avoidable"
+    """Refused, though it would have fitted if everything had been placed anew."""
+    FULL = "full"
+    """Refused, and no placement could have helped."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the claim got its instance."""
+        return self in {Outcome.ACCEPTED, Outcome.REPAIRED}
+
+
+class Tally(msgspec.Struct):
+    """What happened since counting began."""
+
+    outcomes: dict[tuple[Profile, Outcome], int] = msgspec.field(default_factory=dict)
+    moves: int = 0
+    given_up: int = 0
+    slice_time: float = 0.0
+    """Compute slices in use, integrated over time."""
+    time: float = 0.0
+    peak_slices: int = 0
+
+    def of(self, *outcomes: Outcome, profile: Profile | None = None) -> int:
+        """How many claims (of one profile) ended so."""
+        return sum(n for (p, o), n in self.outcomes.items() if o in outcomes and (profile is None or p == profile))
+
+    @property
+    def accepted(self) -> int:
+        """Claims that got their instance."""
+        return self.of(Outcome.ACCEPTED, Outcome.REPAIRED)
+
+    @property
+    def refused(self) -> int:
+        """Claims that did not."""
+        return self.of(Outcome.AVOIDABLE, Outcome.FULL)
+
+
+class Replay:
+    """One policy on one fleet. Without a rule nothing is placed: a claim is accepted if all together fit."""
+
+    def __init__(self, fleet: Fleet, rule: Rule | None, max_moves: int = 0) -> None:
+        self.fleet = fleet
+        self.board = fleet.geometry.board
+        self.gpus = len(fleet.pool.states)
+        self.slices = self.gpus * self.board.whole.slices
+        self.counts = dict.fromkeys(self.board.profiles, 0)
+        self.tally = Tally()
+        self.used_slices = 0
+        self.at = 0.0
+        self._rule = rule
+        self._max_moves = max_moves
+        self._active: dict[str, tuple[Profile, Hold]] = {}
+        self._places: dict[str, Choice] = {}
+        self._claims: dict[Choice, str] = {}
+
+    def start_counting(self) -> None:
+        """Forget what was counted, keep what is there."""
+        self.tally = Tally(peak_slices=self.used_slices)
+
+    def arrive(self, claim: str, profile: Profile, at: float, hold: Hold = Hold.FIXED) -> Outcome:
+        """A claim comes; what became of it. `hold` says what repair may do with its instance."""
+        self._advance(at)
+        outcome = self._decide(claim, profile)
+        key = (profile, outcome)
+        self.tally.outcomes[key] = self.tally.outcomes.get(key, 0) + 1
+        if outcome.accepted:
+            self._active[claim] = (profile, hold)
+            self.counts[profile] += 1
+            self.used_slices += profile.slices
+            self.tally.peak_slices = max(self.tally.peak_slices, self.used_slices)
+        return outcome
+
+    def depart(self, claim: str, at: float) -> None:
+        """A claim goes; nothing happens if it has no instance."""
+        self._advance(at)
+        if claim in self._active:
+            self._forget(claim)
+
+    def holds(self, claim: str) -> bool:
+        """Whether a claim has its instance."""
+        return claim in self._active
+
+    def finish(self, at: float) -> None:
+        """Count what is there until this moment."""
+        self._advance(at)
+
+    def headroom(self, profile: Profile) -> int:
+        """How many more of a profile fit as things are."""
+        return self.fleet.pool.room(profile) if self._rule is not None else self.headroom_repacked(profile)
+
+    def headroom_repacked(self, profile: Profile) -> int:
+        """How many more of a profile would fit if everything were placed anew."""
+        least, most = 0, self.gpus * len(profile.starts)
+        while least < most:
+            middle = (least + most + 1) // 2
+            fits = packable(self.board, self.counts | {profile: self.counts[profile] + middle}, self.gpus)
+            least, most = (middle, most) if fits else (least, middle - 1)
+        return least
+
+    def _decide(self, claim: str, profile: Profile) -> Outcome:
+        if self._rule is not None and (choice := self._rule(self.fleet, profile)) is not None:
+            self._place(claim, choice)
+            return Outcome.ACCEPTED
+        self.counts[profile] += 1
+        fits = packable(self.board, self.counts, self.gpus)
+        self.counts[profile] -= 1
+        if not fits:
+            return Outcome.FULL
+        if self._rule is None:
+            return Outcome.ACCEPTED
+        return Outcome.REPAIRED if self._max_moves and self._repair(claim, profile) else Outcome.AVOIDABLE
+
+    def _repair(self, claim: str, profile: Profile) -> bool:
+        plan = plan_repair(self.fleet.geometry, self._held(), profile, self._max_moves)
+        if plan is None:
+            return False
+        moved = [(self._claims[move.source], move) for move in plan.moves]
+        for name, move in moved:
+            self._remove(name)
+            if move.to is None:
+                self._forget(name)
+        for name, move in moved:
+            if move.to is not None:
+                self._place(name, move.to)
+        self._place(claim, plan.wanted)
+        self.tally.moves += sum(move.to is not None for move in plan.moves)
+        self.tally.given_up += sum(move.to is None for move in plan.moves)
+        return True
+
+    def _held(self) -> Sequence[Sequence[Held]]:
+        gpus: list[list[Held]] = [[] for _ in range(self.gpus)]
+        for claim, choice in self._places.items():
+            gpus[choice.gpu].append(Held(choice.placement, self._active[claim][1]))
+        return gpus
+
+    def _place(self, claim: str, choice: Choice) -> None:
+        self.fleet.put(choice)
+        self._places[claim] = choice
+        self._claims[choice] = claim
+
+    def _remove(self, claim: str) -> None:
+        choice = self._places.pop(claim)
+        del self._claims[choice]
+        self.fleet.take(choice)
+
+    def _forget(self, claim: str) -> None:
+        profile, _ = self._active.pop(claim)
+        self.counts[profile] -= 1
+        self.used_slices -= profile.slices
+        if claim in self._places:
+            self._remove(claim)
+
+    def _advance(self, at: float) -> None:
+        self.tally.slice_time += self.used_slices * (at - self.at)
+        self.tally.time += at - self.at
+        self.at = at
+
+
+def used_share(replay: Replay) -> float:
+    """The mean share of all compute slices that was in use."""
+    return replay.tally.slice_time / (replay.tally.time * replay.slices) if replay.tally.time else 0.0
+
+
+def profiles_met(tally: Tally) -> Iterator[Profile]:
+    """The profiles claims asked for, each once."""
+    yield from dict.fromkeys(profile for profile, _ in tally.outcomes)
