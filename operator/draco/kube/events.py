@@ -182,9 +182,13 @@ class EventRecorder:
                 await self._clock.sleep(pause_s)
             except ApiError as error:
                 self.dropped += 1
-                # A namespace on its way out is nobody's mistake.
-                say = log.debug if isinstance(error, NamespaceTerminating) else log.warning
-                say("events.refused", regarding=str(subject.regarding.name), reason=subject.reason, error=str(error))
+                if not isinstance(error, NamespaceTerminating):  # nobody's mistake
+                    log.warning(
+                        "events.refused",
+                        regarding=str(subject.regarding.name),
+                        reason=subject.reason,
+                        error=str(error),
+                    )
             else:
                 backoff.reset()
 

@@ -98,9 +98,9 @@ class Notes:
         try:
             await self._writer.write(self._subject(regarding), self._name(regarding), said)
         except (Forbidden, NotFound, Invalid) as error:
-            # A namespace on its way out is nobody's mistake. Whatever it is, saying it again at once will not help.
-            say = log.debug if isinstance(error, NamespaceTerminating) else log.warning
-            say("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
+            if not isinstance(error, NamespaceTerminating):  # nobody's mistake
+                log.warning("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
+            # Whatever it is, saying it again at once will not help.
             self._refused[regarding.uid] = self._clock.monotonic() + _REFUSED_S
             return _REFUSED_S
         except ApiError:

@@ -253,7 +253,7 @@ def _named(source: str, kind: str, manifest: Json) -> str:
 
 def _no_version(kind: str, api_version: str) -> str:
     known = ", ".join(sorted(conversion.VERSIONS[kind], key=lambda version: (len(version), version)))
-    return f"{kind} of {api_version} cannot be read (known versions: {known}); write {conversion.GROUP}/v1."
+    return f"{kind} of {api_version} cannot be read (known versions: {known}); write {conversion.GROUP}/v1, as `draco lint` shows."
 
 
 def _unknown(kind: str, api_version: str, source: str) -> ManifestError:
