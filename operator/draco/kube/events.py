@@ -182,13 +182,11 @@ class EventRecorder:
                 await self._clock.sleep(pause_s)
             except ApiError as error:
                 self.dropped += 1
-                if not isinstance(error, NamespaceTerminating):  # nobody's mistake
-                    log.warning(
-                        "events.refused",
-                        regarding=str(subject.regarding.name),
-                        reason=subject.reason,
-                        error=str(error),
-                    )
+                name = str(subject.regarding.name)
+                if isinstance(error, NamespaceTerminating):  # nobody's mistake
+                    log.debug("events.refused", regarding=name, reason=subject.reason, error=str(error))
+                else:
+                    log.warning("events.refused", regarding=name, reason=subject.reason, error=str(error))
             else:
                 backoff.reset()
 

@@ -98,7 +98,9 @@ class Notes:
         try:
             await self._writer.write(self._subject(regarding), self._name(regarding), said)
         except (Forbidden, NotFound, Invalid) as error:
-            if not isinstance(error, NamespaceTerminating):  # nobody's mistake
+            if isinstance(error, NamespaceTerminating):  # nobody's mistake
+                log.debug("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
+            else:
                 log.warning("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
             # Whatever it is, saying it again at once will not help.
             self._refused[regarding.uid] = self._clock.monotonic() + _REFUSED_S
