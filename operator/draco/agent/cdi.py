@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from draco.agent.capabilities import Capabilities, CapabilityUnknown
 from draco.agent.checkpoint import PreparedClaim, PreparedDevice
 from draco.agent.files import TEMPORARY, Files
 from draco.resources.names import ClaimUid
@@ -77,12 +78,13 @@ class NodeFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     `device_root` is "/" but where device nodes are kept elsewhere (tests, simulated nodes). `library_folder` holds the driver's
     user-space libraries on the host; None when images bring what they need or another runtime hook adds it. `library_view` is
-    the same folder as the agent sees it.
+    the same folder as the agent sees it. `proc` is where the agent sees the node's /proc.
     """
 
     device_root: Path = Path("/")
     library_folder: Path | None = None
     library_view: Path | None = None
+    proc: Path = Path("/proc")
 
     def node(self, path: str) -> DeviceNode:
         """The device node that containers see as `path`."""
@@ -127,8 +129,17 @@ def spec(claim: PreparedClaim, driver: str, node: NodeFiles) -> CdiSpec:
 
 
 def _device_edits(device: PreparedDevice, node: NodeFiles) -> ContainerEdits:
+    """For a partition also what opens its instance; without the nodes of others a container sees no more of the GPU."""
+    part = device.partition
+    paths = [f"/dev/nvidia{device.minor}"]
+    if part is not None:
+        capabilities = Capabilities(node.proc, node.device_root)
+        for path in capabilities.paths(device.minor, part.gi, part.ci):
+            capabilities.ensure(path)
+            paths.append(path)
     return ContainerEdits(
-        env=[f"{variable(device.device)}={device.gpu}"], device_nodes=[node.node(f"/dev/nvidia{device.minor}")]
+        env=[f"{variable(device.device)}={device.gpu if part is None else part.uuid}"],
+        device_nodes=[node.node(path) for path in paths],
     )
 
 
@@ -165,14 +176,14 @@ class CdiFolder:
         return self._folder / f"{self._prefix}{uid}.json"
 
     def write(self, claim: PreparedClaim) -> None:
-        """Write the claim's spec; OSError when the disk refuses, and then there is no new spec."""
+        """Write the claim's spec; OSError when the disk refuses, CapabilityUnknown when the driver does. Then there is none."""
         self._files.write(self.path(claim.uid), self._content(claim))
 
     def is_current(self, claim: PreparedClaim) -> bool:
         """Whether the claim's spec is there and says what it should."""
         try:
             return self._files.read(self.path(claim.uid)) == self._content(claim)
-        except OSError:
+        except (OSError, CapabilityUnknown):
             return False
 
     def remove(self, uid: ClaimUid) -> None:

@@ -7,6 +7,7 @@ followed as an address, which ends the process.
 
 import ctypes
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -45,7 +46,7 @@ class NvmlInstances:
         self._compute_profiles: dict[tuple[GpuUuid, int], dict[int, int]] = {}
 
     @property
-    def lock(self) -> Any:
+    def lock(self) -> AbstractContextManager[object]:
         """Held by whoever makes several calls that belong together."""
         return self._nvml.lock
 

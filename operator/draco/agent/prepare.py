@@ -1,20 +1,26 @@
 """Preparing claims and giving them up: from an allocated claim to a recorded one with its CDI spec, and back.
 
 Owns the order of the steps, and that no device is given to two claims. Reads no API server: a claim comes in as it was read.
-All methods block on the disk; one thread calls them, one call at a time.
+All methods block on the disk, and on NVML where instances are made; one thread calls them, one call at a time.
 
 The order makes every crash harmless. Preparing: intent on record, spec written, claim on record as prepared; an intent found at
 start is undone, since kubelet was never told. Giving up: spec removed, then the record; a claim found on record without its
-spec gets it back, since kubelet will ask again.
+spec gets it back, since kubelet will ask again. Where partitions are in a claim, their instances are made between intent and
+spec, and destroyed between spec and record, in steps that are on record too (`claim_instances`).
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import msgspec
+
 from draco.agent.cdi import CdiFolder
-from draco.agent.checkpoint import Checkpoint, ClaimState, PreparedClaim, PreparedDevice
+from draco.agent.checkpoint import Checkpoint, ClaimState, Partition, PreparedClaim, PreparedDevice
+from draco.agent.claim_instances import Acquired, ClaimInstances
 from draco.agent.errors import PrepareError
 from draco.agent.gpus import Gpu
+from draco.agent.instances import PartitionName, partition_name
 from draco.resources.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid
 
@@ -49,7 +55,8 @@ def _device(name: str, result: DeviceRequestAllocationResult, pool: str, gpus: M
             f"Claim {name} was allocated {result.device} of pool {result.pool}, but this node's pool is {pool}; "
             "the pod cannot run here."
         )
-    gpu = gpus.get(result.device)
+    part = partition_name(result.device)
+    gpu = gpus.get(result.device if part is None else part.parent)
     if gpu is None:
         present = ", ".join(sorted(gpus)) or "none"
         raise PrepareError(
@@ -64,7 +71,18 @@ def _device(name: str, result: DeviceRequestAllocationResult, pool: str, gpus: M
         minor=gpu.minor,
         admin=bool(result.admin_access),
         share_id=result.share_id or "",
+        partition=None if part is None else _partition(name, result.device, gpu, part),
     )
+
+
+def _partition(name: str, device: str, gpu: Gpu, part: PartitionName) -> Partition:
+    profile = gpu.board.by_id(part.profile_id) if gpu.board else None
+    if profile is None or part.start not in profile.starts:
+        raise PrepareError(
+            f"Claim {name} was allocated {device}, but GPU {part.parent} ({gpu.product_name}) cannot be divided so; delete "
+            "the pod so that the claim is allocated again."
+        )
+    return Partition(profile_id=profile.id, start=part.start, size=profile.size)
 
 
 def _check_parameters(name: str, parameters: Any) -> None:
@@ -83,24 +101,46 @@ def _check_parameters(name: str, parameters: Any) -> None:
 
 
 def conflict(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
-    """Who already holds a device of the claim, as a sentence; "" when nobody does. Administrative access never conflicts."""
-    wanted = {device.gpu: device.device for device in claim.devices if not device.admin}
+    """Who already holds what the claim was allocated, as a sentence; "" when nobody does.
+
+    A whole GPU and its partitions exclude each other, and so do partitions that share units. Administrative access never
+    conflicts, but a partition cannot be where another stands. An intent that was left over holds nothing.
+    """
     for other in others:
-        if other.uid == claim.uid:
+        if other.uid == claim.uid or other.state is ClaimState.PREPARING:
             continue
-        for device in other.devices:
-            if not device.admin and device.gpu in wanted:
+        for held in other.devices:
+            wanted = next((device for device in claim.devices if _excludes(device, held)), None)
+            if wanted is not None:
+                what = "which is" if held.device == wanted.device else f"but {held.device} is"
                 return (
-                    f"Claim {claim} was allocated {wanted[device.gpu]}, which is still prepared for claim {other} "
+                    f"Claim {claim} was allocated {wanted.device}, {what} still prepared for claim {other} "
                     f"(uid {other.uid}); it can be prepared when kubelet has given that one up."
                 )
     return ""
 
 
-class ClaimDesk:
-    """The claims of one node: prepares them and gives them up."""
+def _excludes(wanted: PreparedDevice, held: PreparedDevice) -> bool:
+    if wanted.gpu != held.gpu or wanted.partition is None or held.partition is None:
+        return wanted.gpu == held.gpu and not wanted.admin and not held.admin
+    if wanted.key == held.key:
+        return not wanted.admin and not held.admin
+    return bool(wanted.partition.mask & held.partition.mask)
 
-    def __init__(self, checkpoint: Checkpoint, cdi: CdiFolder, *, driver: str, pool: str) -> None:
+
+class ClaimDesk:
+    """The claims of one node: prepares them and gives them up. Without `instances` only claims of whole GPUs."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        cdi: CdiFolder,
+        *,
+        driver: str,
+        pool: str,
+        instances: ClaimInstances | None = None,
+    ) -> None:
+        self._instances = instances
         self._checkpoint = checkpoint
         self._cdi = cdi
         self._driver = driver
@@ -108,34 +148,53 @@ class ClaimDesk:
 
     def prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         """Prepare an allocated claim; a claim that is prepared already is returned as it is. Raises PrepareError."""
-        known = self._checkpoint.claims.get(ClaimUid(claim.metadata.uid))
-        if known is not None and known.state is ClaimState.PREPARED:
-            return self._again(known, claim)
-        intent = plan(claim, driver=self._driver, pool=self._pool, gpus=gpus)
-        taken = conflict(intent, self._checkpoint.claims.values())
-        if taken:
-            raise PrepareError(taken)
-        try:
-            self._checkpoint.put(intent)
-        except OSError as error:
-            raise PrepareError(_disk(intent, "recorded", error)) from error
-        return self._finish(intent)
+        with self._lock():
+            known = self._checkpoint.claims.get(ClaimUid(claim.metadata.uid))
+            if known is not None and known.state is ClaimState.PREPARED:
+                return self._again(known, claim)
+            if known is not None and known.state is ClaimState.RELEASING:
+                self.unprepare(known.uid)
+            intent = plan(claim, driver=self._driver, pool=self._pool, gpus=gpus)
+            taken = conflict(intent, self._checkpoint.claims.values())
+            if taken:
+                raise PrepareError(taken)
+            return self._finish(self._acquire(intent))
 
-    def _finish(self, intent: PreparedClaim) -> PreparedClaim:
-        prepared = PreparedClaim(
-            uid=intent.uid,
-            namespace=intent.namespace,
-            name=intent.name,
-            state=ClaimState.PREPARED,
-            devices=intent.devices,
-        )
+    def _acquire(self, intent: PreparedClaim) -> Acquired:
+        """The intent on record, and with it whatever has to be made or moved for it."""
+        if self._instances is not None and any(device.partition is not None for device in intent.devices):
+            acquired = self._instances.acquire(intent)
+        else:
+            try:
+                self._checkpoint.put(intent)
+            except OSError as error:
+                raise PrepareError(_disk(intent, "recorded", error)) from error
+            acquired = Acquired(intent, ())
+        if self._instances is not None:
+            try:
+                self._instances.whole(intent)
+            except PrepareError:
+                self._undo(acquired)
+                raise
+        return acquired
+
+    def _finish(self, acquired: Acquired) -> PreparedClaim:
+        prepared = msgspec.structs.replace(acquired.claim, state=ClaimState.PREPARED)
         try:
             self._cdi.write(prepared)
             self._checkpoint.put(prepared)
         except OSError as error:
-            self._undo(intent.uid)
-            raise PrepareError(_disk(intent, "prepared", error)) from error
+            self._undo(acquired)
+            raise PrepareError(_disk(prepared, "prepared", error)) from error
+        except PrepareError as error:
+            self._undo(acquired)
+            raise PrepareError(f"Claim {prepared} cannot be prepared: {error}") from error
+        if self._instances is not None:
+            self._instances.shown()
         return prepared
+
+    def _lock(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._instances is None else self._instances.lock
 
     def _again(self, known: PreparedClaim, claim: ResourceClaim) -> PreparedClaim:
         """Kubelet asks again, after a restart or a lost answer."""
@@ -156,26 +215,33 @@ class ClaimDesk:
                 raise PrepareError(_disk(known, "prepared", error)) from error
         return known
 
-    def _undo(self, uid: ClaimUid) -> None:
+    def _undo(self, acquired: Acquired) -> None:
         """Leave nothing of a failed prepare. What the disk does not even let us undo is undone at the next start."""
         try:
-            self._cdi.remove(uid)
-            self._checkpoint.drop(uid)
+            self._cdi.remove(acquired.claim.uid)
+            if not acquired.created:
+                self._checkpoint.drop(acquired.claim.uid)
         except OSError:
             return
+        finally:
+            if acquired.created and self._instances is not None:
+                self._instances.undo(acquired.claim, acquired.created)
 
     def unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
         """Give a claim up; returns what it was, None when it was not known, which is fine. Raises PrepareError."""
-        known = self._checkpoint.claims.get(uid)
-        try:
-            self._cdi.remove(uid)
-            if known is not None:
-                self._checkpoint.drop(uid)
-        except OSError as error:
-            raise PrepareError(
-                f"Claim {known or uid} cannot be given up: {error.strerror} ({error.filename}); kubelet tries again."
-            ) from error
-        return known
+        with self._lock():
+            known = self._checkpoint.claims.get(uid)
+            try:
+                self._cdi.remove(uid)
+                if known is not None and self._instances is not None and any(one.partition for one in known.devices):
+                    self._instances.release(known)
+                elif known is not None:
+                    self._checkpoint.drop(uid)
+            except OSError as error:
+                raise PrepareError(
+                    f"Claim {known or uid} cannot be given up: {error.strerror} ({error.filename}); kubelet tries again."
+                ) from error
+            return known
 
 
 def _disk(claim: PreparedClaim, what: str, error: OSError) -> str:

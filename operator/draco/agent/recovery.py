@@ -14,8 +14,10 @@ from pathlib import Path
 import msgspec
 
 from draco.agent import checkpoint as journal
+from draco.agent.capabilities import CapabilityUnknown
 from draco.agent.cdi import CdiFolder
 from draco.agent.checkpoint import Checkpoint, ClaimState, PreparedClaim
+from draco.agent.claim_instances import ClaimInstances
 from draco.agent.errors import CheckpointDamaged, PrepareError
 from draco.agent.files import Files
 from draco.agent.gpus import Gpu
@@ -32,11 +34,13 @@ class Damaged(msgspec.Struct, frozen=True):
 
 
 class Converged(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done at start, for the log."""
+    """What was done at start, for the log. `hindered` says, as sentences, what could not be made again or settled."""
 
     undone: list[ClaimUid] = []
     rewritten: list[ClaimUid] = []
     without_gpu: list[ClaimUid] = []
+    without_instance: list[ClaimUid] = []
+    hindered: list[str] = []
     swept: list[ClaimUid] = []
     rebooted: bool = False
 
@@ -87,8 +91,17 @@ def _reported_ready(claim: ResourceClaim, driver: str, pool: str) -> bool:
     )
 
 
-def converge(record: Checkpoint, cdi: CdiFolder, *, gpus: Sequence[Gpu] | None, boot_id: str) -> Converged:
-    """Make record and specs agree. To be run at start, and whenever GPUs have other minor numbers than before.
+def converge(
+    record: Checkpoint,
+    cdi: CdiFolder,
+    *,
+    gpus: Sequence[Gpu] | None,
+    boot_id: str,
+    instances: ClaimInstances | None = None,
+) -> Converged:
+    """Make record, GPU instances and specs agree.
+
+    To be run at start, when GPUs have other minor numbers than before, and when instances that prepared claims need are gone.
 
     `gpus` None: they cannot be read yet. Then minor numbers are taken as recorded, but not after a reboot: they may belong
     to other GPUs now, so no spec is written until the GPUs are known. Raises OSError when the disk refuses; running it again
@@ -96,7 +109,7 @@ def converge(record: Checkpoint, cdi: CdiFolder, *, gpus: Sequence[Gpu] | None, 
     """
     rebooted = bool(record.boot_id) and record.boot_id != boot_id
     undone = [uid for uid, claim in record.claims.items() if claim.state is ClaimState.PREPARING]
-    kept = [claim for claim in record.claims.values() if claim.state is ClaimState.PREPARED]
+    kept = [claim for claim in record.claims.values() if claim.state is not ClaimState.PREPARING]
     by_uuid = None if gpus is None else {gpu.uuid: gpu.minor for gpu in gpus}
     trusted = by_uuid is not None or not rebooted
     current = [_with_minors(claim, by_uuid) for claim in kept]
@@ -105,18 +118,36 @@ def converge(record: Checkpoint, cdi: CdiFolder, *, gpus: Sequence[Gpu] | None, 
         record.replace(current, boot_id=boot)
     if not trusted:
         return Converged(undone=undone, swept=cdi.sweep([]), rebooted=True)
+    hindered = [] if instances is None or gpus is None else instances.restore([gpu.uuid for gpu in gpus])
+    current = [claim for claim in record.claims.values() if claim.state is ClaimState.PREPARED]
     rewritten: list[ClaimUid] = []
     without_gpu: list[ClaimUid] = []
+    without_instance: list[ClaimUid] = []
     for claim in current:
         if by_uuid is not None and any(device.gpu not in by_uuid for device in claim.devices):
             without_gpu.append(claim.uid)
+        elif instances is not None and by_uuid is not None and instances.lacking(claim):
+            without_instance.append(claim.uid)
         elif not cdi.is_current(claim):
-            cdi.write(claim)
+            try:
+                cdi.write(claim)
+            except CapabilityUnknown:
+                without_instance.append(claim.uid)
+                continue
             rewritten.append(claim.uid)
     # In the boot in which it was written a spec of a lost GPU is still right; after a reboot its minor may be another GPU's.
-    unsafe = set(without_gpu) if rebooted else set()
+    # What opened an instance that is gone may open somebody else's at any time.
+    unsafe = set(without_instance) | (set(without_gpu) if rebooted else set())
     swept = cdi.sweep(claim.uid for claim in current if claim.uid not in unsafe)
-    return Converged(undone=undone, rewritten=rewritten, without_gpu=without_gpu, swept=swept, rebooted=rebooted)
+    return Converged(
+        undone=undone,
+        rewritten=rewritten,
+        without_gpu=without_gpu,
+        without_instance=without_instance,
+        hindered=hindered,
+        swept=swept,
+        rebooted=rebooted,
+    )
 
 
 def _with_minors(claim: PreparedClaim, by_uuid: Mapping[GpuUuid, int] | None) -> PreparedClaim:

@@ -1,0 +1,80 @@
+"""The device nodes that open one instance of a GPU: /dev/nvidia-caps/nvidia-cap<N>.
+
+Owns where N comes from, and that the node is there before a container is told of it. Beside the node of the GPU itself a
+container needs one for the GPU instance and one for the compute instance; with those of others missing it sees no more than its
+own. The driver tells the numbers below /proc/driver, and leaves making the nodes to somebody with the rights.
+"""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from draco.agent.errors import PrepareError
+
+TABLE = "driver/nvidia-caps/mig-minors"
+"""Lines such as `gpu0/gi1/ci0/access 13`; GPUs by their minor numbers."""
+ONE = "driver/nvidia/capabilities/gpu{minor}/mig/gi{gi}/{ci}access"
+"""The same, a file for each that exists now, with a line such as `DeviceFileMinor: 13`."""
+MODE = 0o444
+
+
+class CapabilityUnknown(PrepareError):
+    """The driver does not tell which node opens an instance, or the node cannot be made."""
+
+
+class Capabilities:
+    """Looks below `proc`, where the node's /proc is seen; makes missing nodes below `device_root`."""
+
+    def __init__(self, proc: Path = Path("/proc"), device_root: Path = Path("/")) -> None:
+        self._proc = proc
+        self._device_root = device_root
+
+    def paths(self, minor: int, gi: int, ci: int) -> tuple[str, str]:
+        """The nodes of a GPU instance and of a compute instance in it, as containers see them. CapabilityUnknown."""
+        return self._path(minor, gi, ""), self._path(minor, gi, f"ci{ci}/")
+
+    def ensure(self, path: str) -> None:
+        """Make a node that is missing. Where the kernel has no such devices (a simulated node) there is nothing to make."""
+        on_host = self._device_root / path.removeprefix("/")
+        major = self._major()
+        if major is None or on_host.exists():
+            return
+        number = int(path.rpartition("nvidia-cap")[2])
+        try:
+            on_host.parent.mkdir(parents=True, exist_ok=True)
+            os.mknod(on_host, MODE | stat.S_IFCHR, os.makedev(major, number))
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise CapabilityUnknown(
+                f"The device node {on_host} is missing and cannot be made: {error.strerror}; give the agent the right to make "
+                f"device nodes there, or run `nvidia-modprobe -f /proc/{TABLE}` on the node."
+            ) from error
+
+    def _path(self, minor: int, gi: int, ci: str) -> str:
+        return f"/dev/nvidia-caps/nvidia-cap{self._number(minor, gi, ci)}"
+
+    def _number(self, minor: int, gi: int, ci: str) -> int:
+        name = f"gpu{minor}/gi{gi}/{ci}access"
+        one = self._proc / ONE.format(minor=minor, gi=gi, ci=ci)
+        found = re.search(rf"^{name} ([0-9]+)$", _text(self._proc / TABLE), re.MULTILINE) or re.search(
+            r"^DeviceFileMinor: *([0-9]+)$", _text(one), re.MULTILINE
+        )
+        if found is None:
+            raise CapabilityUnknown(
+                f"The driver does not say which device node opens instance {gi} of GPU {minor}: neither {self._proc / TABLE} nor "
+                f"{one} names it; check that the agent sees the node's /proc (--proc-root)."
+            )
+        return int(found[1])
+
+    def _major(self) -> int | None:
+        found = re.search(r"^ *([0-9]+) nvidia-caps$", _text(self._proc / "devices"), re.MULTILINE)
+        return int(found[1]) if found else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,361 @@
+"""The GPU instances of claims: had when a claim is prepared, given up with it, and made again when they were lost.
+
+Owns which instances a claim needs, what has to give way to them, and what stays for the next one. How a change survives a crash
+is `mig_desk`'s. What is asked for comes in as an intent that conflicts with no prepared claim.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+
+import msgspec
+
+from draco.agent.checkpoint import Checkpoint, ClaimState, InstanceState, PreparedClaim, PreparedDevice
+from draco.agent.errors import PrepareError
+from draco.agent.holdings import Keeping, kept, references
+from draco.agent.instances import Instance, PlacementKey
+from draco.agent.mig_desk import MigDesk, NotVerified, Refused, Seen, StillHeld
+from draco.agent.nvml_errors import NvmlError
+from draco.mig.board import Placement
+from draco.resources.names import GpuUuid
+
+PATIENCE_S = 30.0
+"""So long kubelet is told to ask again while an instance of a claim is in use. Its units are published as tainted meanwhile.
+After that the claim is given up, and the instance destroyed when it can be."""
+
+KeepingOf = Callable[[GpuUuid], Keeping]
+"""What is to stay idle on a GPU."""
+
+
+class Acquired(msgspec.Struct, frozen=True):
+    """A claim with its instances, not yet on record as prepared; and those that were made for it."""
+
+    claim: PreparedClaim
+    created: tuple[PlacementKey, ...]
+
+
+class ClaimInstances:
+    """Instances for claims, over a `MigDesk`."""
+
+    def __init__(
+        self, record: Checkpoint, desk: MigDesk, *, keeping: KeepingOf, monotonic: Callable[[], float]
+    ) -> None:
+        self._record = record
+        self._desk = desk
+        self._keeping = keeping
+        self._monotonic = monotonic
+        self._asked_since_s: dict[str, float] = {}
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held while a claim is prepared or given up, so that nobody sees it half done."""
+        return self._desk.lock
+
+    def shown(self) -> None:
+        """What was done is on record now: let others see it."""
+        self._desk.show()
+
+    # Preparing
+
+    def acquire(self, intent: PreparedClaim) -> Acquired:
+        """Put the intent on record and have all its instances. PrepareError when that fails; then what was made is undone."""
+        wanted = {device.key: device for device in intent.devices if device.key is not None}
+        created: list[PlacementKey] = []
+        try:
+            seen = {uuid: self._ready(intent, uuid) for uuid in dict.fromkeys(key.gpu for key in wanted)}
+            clear, fresh = self._steps(intent, wanted, seen)
+            if clear:
+                self._desk.discard(clear, put=[intent])
+                for uuid in {key.gpu for key in clear}:
+                    self._clear_away(uuid, clear)
+            if not clear and not fresh:
+                self._record.put(intent)
+            for uuid, placements in fresh.items():
+                created += [PlacementKey(uuid, one.profile.id, one.start) for one in placements]
+                self._desk.make(uuid, placements, put=[intent])
+        except PrepareError:
+            raise
+        except (NvmlError, NotVerified, StillHeld) as error:
+            self.undo(intent, created)
+            raise PrepareError(
+                f"Claim {intent} cannot be prepared: {error} {self._what_is_there(wanted)}".strip()
+            ) from error
+        except OSError as error:
+            self.undo(intent, created)
+            raise PrepareError(
+                f"Claim {intent} cannot be prepared: {error.strerror} ({error.filename}); make room or fix the folder, "
+                "kubelet tries again."
+            ) from error
+        return Acquired(self.filled(intent), tuple(created))
+
+    def undo(self, intent: PreparedClaim, created: Iterable[PlacementKey]) -> None:
+        """Leave nothing of a failed attempt. What cannot be undone now stays on record, and its GPU dirty."""
+        created = list(created)
+        with suppress(OSError):  # what is on record then is the intent, which is undone at the next chance
+            self._desk.discard(created, drop=[intent.uid])
+        for uuid in {device.gpu for device in intent.devices if device.partition is not None}:
+            try:
+                self._desk.settle(uuid)
+            except (NvmlError, OSError):
+                continue
+
+    def whole(self, intent: PreparedClaim) -> None:
+        """Make the whole GPUs of an intent on record undivided. PrepareError says what is in the way."""
+        for device in intent.devices:
+            seen = self._desk.known(device.gpu)
+            if device.partition is not None or device.admin or seen is None or seen.mode is None:
+                continue
+            if not seen.mode.enabled:
+                continue
+            try:
+                self._undivide(intent, device, self._desk.settle(device.gpu))
+            except (NvmlError, StillHeld, OSError) as error:
+                raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {error}") from error
+
+    def _undivide(self, intent: PreparedClaim, device: PreparedDevice, seen: Seen) -> None:
+        if seen.mode is None or not seen.mode.enabled:
+            return
+        if seen.gpu.mig_needs_reset:
+            raise PrepareError(
+                f"Claim {intent} was allocated all of {device.device}, which is in MIG mode and leaves it only with a reset; "
+                "drain the GPU, turn the mode off and reset it, or delete the pod so that it is allocated again."
+            )
+        for one in seen.instances:
+            if self._desk.own(one) is None:
+                raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {_foreign(one)}")
+        idle = [one.key for one in seen.instances]
+        if idle:
+            self._desk.discard(idle)
+            self._clear_away(device.gpu, idle)
+        self._desk.disable(device.gpu)
+
+    def _ready(self, intent: PreparedClaim, uuid: GpuUuid) -> Seen:
+        """The GPU in MIG mode, with no step of a change left over."""
+        seen = self._desk.settle(uuid)
+        if seen.mode is None or seen.board is None:
+            raise PrepareError(f"Claim {intent} was allocated a part of GPU {uuid}, which cannot be divided.")
+        if not seen.mode.enabled:
+            if seen.gpu.mig_needs_reset:
+                raise PrepareError(
+                    f"Claim {intent} was allocated a part of GPU {uuid}, whose MIG mode is off and is turned on only with a "
+                    "reset; drain the GPU, turn the mode on and reset it, or delete the pod so that it is allocated again."
+                )
+            self._desk.enable(uuid)
+        return self._desk.known(uuid) or seen
+
+    def _steps(
+        self, intent: PreparedClaim, wanted: Mapping[PlacementKey, PreparedDevice], seen: Mapping[GpuUuid, Seen]
+    ) -> tuple[list[PlacementKey], dict[GpuUuid, list[Placement]]]:
+        """What has to go, and what has to be made. PrepareError when something that must stay is in the way."""
+        needed = references(self._record.claims.values())
+        clear: list[PlacementKey] = []
+        fresh: dict[GpuUuid, list[Placement]] = {}
+        for key, device in wanted.items():
+            there = seen[key.gpu].at(key)
+            if there is not None and self._usable(there):
+                if key not in needed:
+                    self._refuse_busy(intent, device, there)
+                continue
+            for one in seen[key.gpu].overlapping(device.partition.mask if device.partition else 0):
+                if self._desk.own(one) is None:
+                    raise PrepareError(f"Claim {intent} cannot have {device.device}: {_foreign(one)}")
+                if one.key in needed:
+                    raise PrepareError(
+                        f"Claim {intent} cannot have {device.device}: its units are those of claim {needed[one.key][0]}."
+                    )
+                clear.append(one.key)
+            fresh.setdefault(key.gpu, []).append(_placement(seen[key.gpu], key))
+        return list(dict.fromkeys(clear)), fresh
+
+    def _usable(self, one: Instance) -> bool:
+        own = self._desk.own(one)
+        return own is not None and own.state is InstanceState.MADE and one.ci is not None
+
+    def _refuse_busy(self, intent: PreparedClaim, device: PreparedDevice, one: Instance) -> None:
+        """An idle instance that somebody still computes on is not idle."""
+        pids = self._desk.processes(one)
+        if pids:
+            raise PrepareError(
+                f"Claim {intent} cannot have {device.device} yet: process {pids[0]} of an earlier user still computes on it; end "
+                "that process, kubelet tries again."
+            )
+
+    def _clear_away(self, uuid: GpuUuid, keys: Iterable[PlacementKey]) -> None:
+        """Destroy what was discarded. StillHeld when something stays."""
+        self._desk.settle(uuid)
+        for key in keys:
+            if key.gpu == uuid and key in self._record.instances:
+                refused = self._desk.refused.get(key)
+                raise StillHeld(f"The idle instance {key} is in the way and in use by {_by(refused)}.")
+
+    def _what_is_there(self, wanted: Mapping[PlacementKey, PreparedDevice]) -> str:
+        """What stands in the way, from a look after the failure; "" when nothing does."""
+        for key, device in wanted.items():
+            seen = self._desk.known(key.gpu)
+            part = device.partition
+            for one in seen.overlapping(part.mask) if seen and part else ():
+                if self._desk.own(one) is None:
+                    return _foreign(one)
+        return ""
+
+    # Giving up
+
+    def release(self, claim: PreparedClaim) -> None:
+        """Give up a claim's instances and forget the claim. PrepareError while one of them is in use.
+
+        OSError when the disk refuses.
+        """
+        others = references(one for one in self._record.claims.values() if one.uid != claim.uid)
+        mine = [device.key for device in claim.devices if device.key is not None and device.key not in others]
+        go = self._not_kept([key for key in mine if key in self._record.instances], others)
+        if not go:
+            self._record.drop(claim.uid)
+            self._desk.show()
+            return
+        self._desk.discard(go, put=[msgspec.structs.replace(claim, state=ClaimState.RELEASING)])
+        problem = self._try_settle({key.gpu for key in go})
+        left = [key for key in go if key in self._record.instances]
+        if not left:
+            self._asked_since_s.pop(claim.uid, None)
+            self._record.drop(claim.uid)
+            return
+        since_s = self._asked_since_s.setdefault(claim.uid, self._monotonic())
+        if self._monotonic() - since_s >= PATIENCE_S:
+            del self._asked_since_s[claim.uid]
+            self._record.drop(claim.uid)
+            return
+        refused = self._desk.refused.get(left[0])
+        why = problem or f"its instance {left[0]} is in use by {_by(refused)}."
+        raise PrepareError(f"Claim {claim} cannot be given up yet: {why} Kubelet tries again.")
+
+    def _not_kept(
+        self, mine: Sequence[PlacementKey], others: Mapping[PlacementKey, tuple[PreparedClaim, ...]]
+    ) -> list[PlacementKey]:
+        """Which of the instances that nobody needs any more have to go."""
+        go: list[PlacementKey] = []
+        for uuid in dict.fromkeys(key.gpu for key in mine):
+            idle = [
+                key
+                for key, own in self._record.instances.items()
+                if key.gpu == uuid and own.state is InstanceState.MADE and key not in others
+            ]
+            earlier_first = sorted(idle, key=lambda key: key in mine)
+            stay = kept(earlier_first, self._keeping(uuid))
+            go += [key for key in mine if key.gpu == uuid and key not in stay]
+        return go
+
+    def _try_settle(self, gpus: Iterable[GpuUuid]) -> str:
+        """Finish what was begun; why not, as a sentence."""
+        problem = ""
+        for uuid in gpus:
+            try:
+                self._desk.settle(uuid)
+            except NvmlError as error:
+                problem = str(error)
+        return problem
+
+    # Making again
+
+    def restore(self, gpus: Iterable[GpuUuid]) -> list[str]:
+        """Settle GPUs and make again what prepared claims need; what hinders, as sentences. OSError when the disk refuses."""
+        hindrances = []
+        for uuid in gpus:
+            with self._desk.lock:
+                try:
+                    hindrance = self.rebuild(uuid)
+                except (NvmlError, NotVerified) as error:
+                    hindrance = str(error)
+                self._desk.note(uuid, hindrance)
+            if hindrance:
+                hindrances.append(hindrance)
+        return hindrances
+
+    def lacking(self, claim: PreparedClaim) -> bool:
+        """Whether an instance of a prepared claim is not there, as far as is known."""
+        return any(
+            (own := self._record.instances.get(device.key)) is None or own.state is not InstanceState.MADE
+            for device in claim.devices
+            if device.key is not None
+        )
+
+    def rebuild(self, uuid: GpuUuid) -> str:
+        """Make the instances that prepared claims need and that are gone; what hinders, as a sentence, "" for nothing.
+
+        A reboot, a reset and a reload of the driver end all instances. Those made again have new UUIDs, which the claims get.
+        NvmlError, OSError and NotVerified when it cannot be done now.
+        """
+        seen = self._desk.settle(uuid)
+        devices = {
+            device.key: device
+            for claim in self._record.claims.values()
+            if claim.state is ClaimState.PREPARED
+            for device in claim.devices
+            if device.key is not None and device.gpu == uuid
+        }
+        missing = [key for key in devices if (there := seen.at(key)) is None or not self._usable(there)]
+        hindrance = ""
+        if missing and seen.mode is not None and not seen.mode.enabled:
+            if seen.gpu.mig_needs_reset:
+                return "Prepared claims need instances of this GPU, whose MIG mode is off and is turned on only with a reset."
+            self._desk.enable(uuid)
+        for key in missing:
+            hindrance = self._make_again(key, devices[key]) or hindrance
+        current = {claim.uid: self.filled(claim) for claim in self._record.claims.values()}
+        moved = [claim for claim in current.values() if claim != self._record.claims[claim.uid]]
+        if moved:
+            self._record.change(put=moved)
+            self._desk.show()
+        return hindrance
+
+    def _make_again(self, key: PlacementKey, device: PreparedDevice) -> str:
+        seen = self._desk.known(key.gpu)
+        if seen is None or seen.board is None or device.partition is None:
+            return f"The instance {key} is gone, and its GPU cannot be divided any more."
+        in_the_way = seen.overlapping(device.partition.mask)
+        needed = references(self._record.claims.values())
+        for one in in_the_way:
+            if self._desk.own(one) is None:
+                return f"The instance {key}, which a claim needs, is gone and cannot be made again: {_foreign(one)}"
+            if one.key in needed and one.key != key:
+                return f"The instance {key}, which a claim needs, is gone, and its units belong to another claim."
+        if in_the_way:
+            self._desk.discard([one.key for one in in_the_way])
+            try:
+                self._clear_away(key.gpu, [one.key for one in in_the_way])
+            except StillHeld as error:
+                return str(error)
+        self._desk.make(key.gpu, [_placement(seen, key)])
+        return ""
+
+    def filled(self, claim: PreparedClaim) -> PreparedClaim:
+        """The claim with the numbers and UUIDs that its instances have now."""
+        devices = [self._filled(device) for device in claim.devices]
+        return claim if devices == claim.devices else msgspec.structs.replace(claim, devices=devices)
+
+    def _filled(self, device: PreparedDevice) -> PreparedDevice:
+        own = None if device.key is None else self._record.instances.get(device.key)
+        if own is None or device.partition is None or own.state is not InstanceState.MADE:
+            return device
+        part = msgspec.structs.replace(
+            device.partition, gi=-1 if own.gi is None else own.gi, ci=-1 if own.ci is None else own.ci, uuid=own.uuid
+        )
+        return msgspec.structs.replace(device, partition=part)
+
+
+def _placement(seen: Seen, key: PlacementKey) -> Placement:
+    profile = seen.board.by_id(key.profile_id) if seen.board else None
+    if profile is None or key.start not in profile.starts:
+        raise PrepareError(f"GPU {key.gpu} has no place for profile {key.profile_id} at {key.start}.")
+    return Placement(profile, key.start)
+
+
+def _foreign(one: Instance) -> str:
+    bare = "" if one.ci is not None else ", without a compute instance"
+    return (
+        f"GPU instance {one.gi} (profile {one.profile_id}, units {one.start} to {one.start + one.size - 1}{bare}) was made by "
+        "somebody else; destroy it with nvidia-smi if nobody needs it."
+    )
+
+
+def _by(refused: Refused | None) -> str:
+    who = refused.holder if refused else ""
+    return who or "somebody who is in no list, such as a monitoring program that keeps it open"

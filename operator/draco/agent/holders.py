@@ -1,0 +1,96 @@
+"""Who keeps an instance from being destroyed: processes, and the containers and pods they run in.
+
+Owns looking below /proc. Ends nobody: the answer is for people.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+MOST = 3
+"""So many holders are named; the rest is counted."""
+
+_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
+_CONTAINER = re.compile(r"([0-9a-f]{64})(?:\.scope)?$")
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """A process that holds an instance. Empty: not known, or in none."""
+
+    pid: int
+    command: str = ""
+    container: str = ""
+    pod: str = ""
+    hostname: str = ""
+
+    def __str__(self) -> str:
+        what = f"process {self.pid}" + (f" ({self.command})" if self.command else "")
+        if self.container:
+            what += f" in container {self.container[:12]}"
+        if self.pod:
+            # A pod's name is its processes' host name, unless it uses the host's network.
+            what += f" of pod {self.hostname or 'with uid'} {f'({self.pod})' if self.hostname else self.pod}"
+        return what
+
+
+class Holders:
+    """Looks up processes below `proc`, where the node's /proc is seen. `own` is the agent itself, which never counts."""
+
+    def __init__(self, proc: Path = Path("/proc"), *, own: int = 0) -> None:
+        self._proc = proc
+        self._own = own
+
+    def named(self, pids: Iterable[int]) -> list[Holder]:
+        """Processes by their numbers."""
+        return [self._holder(pid) for pid in sorted(set(pids))]
+
+    def having_open(self, *paths: str) -> list[Holder]:
+        """The processes that have one of the device nodes open. Processes that we may not look into are left out."""
+        wanted = set(paths)
+        return [self._holder(pid) for pid in self._pids() if pid != self._own and wanted & set(self._open(pid))]
+
+    def _pids(self) -> list[int]:
+        try:
+            return sorted(int(one.name) for one in self._proc.iterdir() if one.name.isdigit())
+        except OSError:
+            return []
+
+    def _open(self, pid: int) -> Iterator[str]:
+        try:
+            for descriptor in (self._proc / str(pid) / "fd").iterdir():
+                try:
+                    yield str(descriptor.readlink())
+                except OSError:
+                    continue
+        except OSError:
+            return
+
+    def _holder(self, pid: int) -> Holder:
+        folder = self._proc / str(pid)
+        cgroup = _text(folder / "cgroup")
+        pod = _POD.search(cgroup)
+        container = next((found[1] for line in cgroup.splitlines() if (found := _CONTAINER.search(line))), "")
+        hostname = re.search(r"(?:^|\0)HOSTNAME=([a-z0-9.-]+)", _text(folder / "environ")) if pod else None
+        return Holder(
+            pid=pid,
+            command=_text(folder / "comm").strip(),
+            container=container,
+            pod=pod[1].replace("_", "-") if pod else "",
+            hostname=hostname[1] if hostname else "",
+        )
+
+
+def sentence(holders: Iterable[Holder]) -> str:
+    """The holders in one phrase; "" without any."""
+    found = list(holders)
+    named = ", ".join(map(str, found[:MOST]))
+    return f"{named} and {len(found) - MOST} more" if len(found) > MOST else named
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

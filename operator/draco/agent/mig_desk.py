@@ -1,0 +1,359 @@
+"""Making and destroying GPU instances so that a crash at any step leaves nothing unexplained.
+
+Owns the order of journal and hardware: a step is on record before it is taken and until its end has been seen in a fresh list.
+So at every moment each GPU instance is one of: needed by a prepared claim, kept idle, a step on record that `settle` finishes or
+undoes, or somebody else's. The last are reported and never touched. Decides neither which claims get what nor what is kept idle;
+a GPU whose steps cannot be finished, or that cannot be listed, is dirty until it has been listed with nothing left over.
+
+All methods block on NVML and the disk. Each holds the lock of the NVML session from its first look to its last step, so nobody
+sees a change half done.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MappingProxyType
+
+import msgspec
+
+from draco.agent.checkpoint import Checkpoint, ClaimState, InstanceState, OwnedInstance, PreparedClaim
+from draco.agent.errors import AgentError
+from draco.agent.gpus import Gpu
+from draco.agent.holdings import held, recognised, references
+from draco.agent.instances import GpuMig, Instance, MigState, PlacementKey
+from draco.agent.nvml_errors import (
+    DriverError,
+    InUse,
+    InvalidArgument,
+    NoRoom,
+    NotSupported,
+    NvmlError,
+    PermissionMissing,
+)
+from draco.agent.nvml_instances import Mode, NvmlInstances
+from draco.mig.board import Board, Placement
+from draco.resources.names import ClaimUid, GpuUuid
+
+
+class NotVerified(AgentError):
+    """NVML said yes, and its list says something else."""
+
+
+class StillHeld(AgentError):
+    """An instance that has to go is in use."""
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at a GPU."""
+
+    gpu: Gpu
+    mode: Mode | None
+    board: Board | None
+    instances: tuple[Instance, ...]
+
+    def at(self, key: PlacementKey) -> Instance | None:
+        """What stands at that place."""
+        return next((one for one in self.instances if one.key == key), None)
+
+    def overlapping(self, mask: int) -> list[Instance]:
+        """What takes any of those units."""
+        return [one for one in self.instances if one.mask & mask]
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A destroy that was refused as in use: by whom, and since when (monotonic)."""
+
+    holder: str
+    since_s: float
+
+
+FindHolder = Callable[[Instance, Gpu], str]
+"""Who holds an instance, as a phrase; "" when nobody is found."""
+
+
+class MigDesk:
+    """The GPU instances of one node. `divisions` is what everybody else may know of them, as of the last finished change."""
+
+    def __init__(
+        self,
+        record: Checkpoint,
+        mig: NvmlInstances,
+        *,
+        boot_id: str,
+        holder: FindHolder,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.divisions: Mapping[GpuUuid, GpuMig] = MappingProxyType({})
+        self.refused: Mapping[PlacementKey, Refused] = MappingProxyType({})
+        self._record = record
+        self._mig = mig
+        self._boot_id = boot_id
+        self._holder = holder
+        self._monotonic = monotonic
+        self._seen: dict[GpuUuid, Seen] = {}
+        self._trouble: dict[GpuUuid, str] = {}
+        self._notes: dict[GpuUuid, str] = {}
+        self._layouts: dict[GpuUuid, frozenset[PlacementKey]] = {}
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """The lock of the NVML session; whoever takes several steps that belong together holds it meanwhile."""
+        return self._mig.lock
+
+    # Looking
+
+    def look(self, gpu: Gpu) -> Gpu:
+        """The GPU with its board and instances as they are now. A GPU that cannot be listed keeps what was seen last."""
+        with self._mig.lock:
+            known = self._seen.get(gpu.uuid)
+            self._seen[gpu.uuid] = (
+                Seen(gpu=gpu, mode=None, board=None, instances=())
+                if known is None
+                else msgspec.structs.replace(known, gpu=gpu)
+            )
+            try:
+                seen = self.observe(gpu.uuid)
+                if not self.open_steps(gpu.uuid):
+                    self._trouble.pop(gpu.uuid, None)
+            except DriverError:
+                raise
+            except NvmlError:
+                seen = self._seen[gpu.uuid]
+            self.show()
+            return msgspec.structs.replace(gpu, board=seen.board, instances=seen.instances)
+
+    def observe(self, uuid: GpuUuid) -> Seen:
+        """A fresh list of a GPU's instances. An NvmlError makes the GPU dirty."""
+        gpu = self._seen[uuid].gpu
+        try:
+            mode = self._mig.mode(uuid)
+            board = None if mode is None else self._mig.board(uuid)
+            listed = () if mode is None or not mode.enabled else tuple(self._mig.instances(uuid))
+        except NvmlError as error:
+            self._trouble[uuid] = str(error)
+            raise
+        self._seen[uuid] = Seen(gpu=gpu, mode=mode, board=board, instances=listed)
+        return self._seen[uuid]
+
+    def known(self, uuid: GpuUuid) -> Seen | None:
+        """The last look."""
+        return self._seen.get(uuid)
+
+    def own(self, one: Instance) -> OwnedInstance | None:
+        """The instance's record, if it is ours."""
+        own = self._record.instances.get(one.key)
+        return own if own is not None and recognised(own, one, boot_id=self._boot_id) else None
+
+    def open_steps(self, uuid: GpuUuid) -> list[OwnedInstance]:
+        """Steps on record that have not been seen to their end, latest first."""
+        steps = [
+            one for one in self._record.instances.values() if one.gpu == uuid and one.state is not InstanceState.MADE
+        ]
+        return steps[::-1]
+
+    # Changing
+
+    def settle(self, uuid: GpuUuid) -> Seen:
+        """Undo what was being made, finish what was being destroyed, and forget what is gone.
+
+        What is in use stays on record for the next time. NvmlError and OSError when it cannot be done now; the GPU is dirty
+        then.
+        """
+        with self._mig.lock:
+            seen = self.observe(uuid)
+            seen = self._mark_broken(seen)
+            steps = self.open_steps(uuid)
+            for own in steps:
+                found = seen.at(own.key)
+                if found is not None and recognised(own, found, boot_id=self._boot_id):
+                    self._destroy(own, found, seen.gpu)
+            if steps:
+                seen = self.observe(uuid)
+            gone = [
+                own.key
+                for own in self._record.instances.values()
+                if own.gpu == uuid and not recognised(own, seen.at(own.key), boot_id=self._boot_id)
+            ]
+            if gone:
+                self._forget(gone)
+            if not self.open_steps(uuid):
+                self._trouble.pop(uuid, None)
+            self.show()
+            return seen
+
+    def make(self, uuid: GpuUuid, placements: Iterable[Placement], *, put: Sequence[PreparedClaim] = ()) -> None:
+        """Make instances, largest first, and see them in the list. `put` goes on record together with the intent.
+
+        What fails leaves its steps on record, for `settle`: NvmlError, OSError, NotVerified.
+        """
+        with self._mig.lock:
+            wanted = sorted(placements, key=lambda one: (-one.profile.size, one.start))
+            fresh = {
+                PlacementKey(uuid, one.profile.id, one.start): OwnedInstance(
+                    gpu=uuid,
+                    profile_id=one.profile.id,
+                    start=one.start,
+                    size=one.profile.size,
+                    state=InstanceState.CREATING,
+                    boot_id=self._boot_id,
+                )
+                for one in wanted
+            }
+            self._record.change(put=put, own=fresh.values())
+            for placement, own in zip(wanted, fresh.values(), strict=True):
+                self._create(own, placement)
+            seen = self.observe(uuid)
+            for key in fresh:
+                found = seen.at(key)
+                if found is None or found.ci is None or self.own(found) is None:
+                    raise NotVerified(f"NVML made {key} and does not list it.")
+            self.show()
+
+    def _create(self, own: OwnedInstance, placement: Placement) -> None:
+        def on_gi(number: int) -> None:
+            self._record.change(own=[msgspec.structs.replace(own, gi=number)])
+
+        try:
+            made = self._mig.create(own.gpu, placement, on_gi)
+        except (NoRoom, NotSupported, InvalidArgument, PermissionMissing):
+            # Nothing was made. Whatever stands there now is not ours, so the step must not be taken for its maker.
+            if self._record.instances[own.key].gi is None:
+                self._record.change(disown=[own.key])
+            raise
+        fresh = msgspec.structs.replace(
+            own, state=InstanceState.MADE, gi=made.gi, ci=made.ci or 0, uuid=made.uuid or ""
+        )
+        self._record.change(own=[fresh])
+
+    def discard(
+        self, keys: Collection[PlacementKey], *, put: Sequence[PreparedClaim] = (), drop: Sequence[ClaimUid] = ()
+    ) -> None:
+        """Put on record that instances of ours are to go; `settle` destroys them."""
+        own = [
+            msgspec.structs.replace(self._record.instances[key], state=InstanceState.DESTROYING)
+            for key in keys
+            if key in self._record.instances
+        ]
+        self._record.change(put=put, drop=drop, own=own)
+
+    def _destroy(self, own: OwnedInstance, found: Instance, gpu: Gpu) -> None:
+        try:
+            self._mig.destroy(found)
+        except InUse:
+            self._refuse(own, found, gpu)
+        except NvmlError as error:
+            self._trouble[own.gpu] = str(error)
+            raise
+
+    def _refuse(self, own: OwnedInstance, found: Instance, gpu: Gpu) -> None:
+        """Remember that an instance is in use, and by whom."""
+        who = self._holder(found, gpu)
+        before = self.refused.get(own.key)
+        since_s = before.since_s if before else self._monotonic()
+        self.refused = MappingProxyType({**self.refused, own.key: Refused(who, since_s)})
+        by = who or "somebody who is in no list, such as a monitoring program that keeps it open"
+        self._trouble[own.gpu] = f"The instance {own.key} cannot be destroyed: it is in use by {by}."
+
+    def _mark_broken(self, seen: Seen) -> Seen:
+        """An instance of ours that lost its compute instance to somebody is of no use: it has to go."""
+        broken = [
+            one.key
+            for one in seen.instances
+            if (own := self.own(one)) is not None and own.state is InstanceState.MADE and one.ci is None
+        ]
+        if broken:
+            self.discard(broken)
+        return seen
+
+    def _forget(self, gone: Collection[PlacementKey]) -> None:
+        """Take instances off the record, and with them the claims that only waited for that."""
+        left = {
+            own.key
+            for own in self._record.instances.values()
+            if own.state is InstanceState.DESTROYING and own.key not in gone
+        }
+        done = [
+            claim.uid
+            for claim in self._record.claims.values()
+            if claim.state is ClaimState.RELEASING and not left & {device.key for device in claim.devices}
+        ]
+        self._record.change(drop=done, disown=gone)
+        self.refused = MappingProxyType({key: one for key, one in self.refused.items() if key not in gone})
+
+    def enable(self, uuid: GpuUuid) -> None:
+        """Turn MIG mode on."""
+        with self._mig.lock:
+            self._switch(uuid, self._mig.enable)
+
+    def disable(self, uuid: GpuUuid) -> None:
+        """Turn MIG mode off."""
+        with self._mig.lock:
+            self._switch(uuid, self._mig.disable)
+
+    def _switch(self, uuid: GpuUuid, switch: Callable[[GpuUuid], None]) -> None:
+        try:
+            switch(uuid)
+        finally:
+            self.observe(uuid)
+            self.show()
+
+    def processes(self, one: Instance) -> list[int]:
+        """Who computes on an instance, as far as NVML says."""
+        with self._mig.lock:
+            return [found.pid for found in self._mig.processes(one)]
+
+    # Telling
+
+    def note(self, uuid: GpuUuid, text: str) -> None:
+        """Say what is still to be done on a GPU; "" for nothing."""
+        if text:
+            self._notes[uuid] = text
+        else:
+            self._notes.pop(uuid, None)
+        self.show()
+
+    def lay_out(self, uuid: GpuUuid, places: frozenset[PlacementKey]) -> None:
+        """Which places a static layout wants, for telling idle instances apart."""
+        self._layouts[uuid] = places
+
+    def show(self) -> None:
+        """Make what is known now what others see."""
+        needed = references(self._record.claims.values())
+        self.divisions = MappingProxyType({uuid: self._division(uuid, needed) for uuid in self._seen})
+
+    def _division(self, uuid: GpuUuid, needed: Mapping[PlacementKey, tuple[PreparedClaim, ...]]) -> GpuMig:
+        seen = self._seen[uuid]
+        parts = held(
+            seen.instances,
+            self._record.instances,
+            needed,
+            layout=self._layouts.get(uuid, frozenset()),
+            holders={key: one.holder for key, one in self.refused.items()},
+            boot_id=self._boot_id,
+        )
+        state, message = self._standing(uuid, seen)
+        there = {one.instance.key for one in parts if one.claims}
+        return GpuMig(
+            gpu=uuid,
+            capable=seen.mode is not None,
+            enabled=seen.mode is not None and seen.mode.enabled,
+            pending=seen.mode is not None and seen.mode.pending != seen.mode.enabled,
+            board=seen.board,
+            state=state,
+            message=message,
+            held=parts,
+            missing=tuple(key for key in needed if key.gpu == uuid and key not in there),
+        )
+
+    def _standing(self, uuid: GpuUuid, seen: Seen) -> tuple[MigState, str]:
+        if self._trouble.get(uuid):
+            return MigState.DIRTY, self._trouble[uuid]
+        if self.open_steps(uuid):
+            return MigState.DIRTY, "A change of its instances was interrupted and is still to be finished or undone."
+        if seen.mode is not None and seen.mode.pending != seen.mode.enabled:
+            wanted = "on" if seen.mode.pending else "off"
+            return (
+                MigState.NEEDS_RESET,
+                f"MIG mode will be {wanted} after a reset; drain it and run `nvidia-smi --gpu-reset`.",
+            )
+        note = self._notes.get(uuid, "")
+        return (MigState.CHANGING, note) if note else (MigState.READY, "")

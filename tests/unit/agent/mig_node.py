@@ -1,0 +1,124 @@
+"""The part of an agent that keeps claims and instances, on simulated NVML and a folder. A new one there is a restart."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from draco.agent import recovery
+from draco.agent.cdi import CdiFolder, NodeFiles
+from draco.agent.checkpoint import Checkpoint, Loaded, PreparedClaim
+from draco.agent.claim_instances import ClaimInstances
+from draco.agent.files import Files, LocalFiles
+from draco.agent.gpus import Gpu
+from draco.agent.holdings import Keeping
+from draco.agent.instances import Use
+from draco.agent.mig_desk import MigDesk
+from draco.agent.nvml import Nvml
+from draco.agent.nvml_instances import NvmlInstances
+from draco.agent.prepare import ClaimDesk
+from draco.resources.claims import ResourceClaim
+from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
+from draco.simulator import procfs, state
+from draco.simulator.gpu_state import GpuState
+from draco.simulator.nvml import SimulatedNvml
+from tests.builders import a_claim
+
+BOOT = "this boot"
+NOTHING = Keeping()
+
+
+def build(folder: Path, *, board: str = "H100-80GB", gpus: int = 1, mig: bool = True) -> Path:
+    """A fresh node in a folder: its state file."""
+    path = folder / "gpus.json"
+    state.create(path, board=board, gpus=gpus, node_name="node-0")
+    with state.mutate(path) as node:
+        for gpu in node.gpus:
+            gpu.mig_current = gpu.mig_pending = int(mig)
+    live = procfs.build(path, state.load(path))
+    # A still copy: keeping the tree up with every change would make up most of a test's time.
+    live.rename(folder / "proc")
+    return path
+
+
+class MigNode:
+    """Starts as the agent does: reads the record, looks at the GPUs, settles, makes again, and makes the specs agree."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        step: Callable[[str], None] = lambda _point: None,
+        files: Files | None = None,
+        boot: str = BOOT,
+        keeping: Keeping = NOTHING,
+        holder: str = "",
+    ) -> None:
+        self.folder = folder
+        self.path = folder / "gpus.json"
+        self.now_s = 0.0
+        self.keep = keeping
+        self.files = files or LocalFiles()
+        self.boot = boot
+        self.nvml = Nvml(SimulatedNvml(self.path, step=step))
+        self.edge = NvmlInstances(self.nvml)
+        record = folder / "state" / "checkpoint.json"
+        self.record = Checkpoint(record, self.files, boot_id="")
+        self.mig = MigDesk(
+            self.record, self.edge, boot_id=boot, holder=lambda _one, _gpu: holder, monotonic=lambda: self.now_s
+        )
+        self.instances = ClaimInstances(
+            self.record, self.mig, keeping=lambda _uuid: self.keep, monotonic=lambda: self.now_s
+        )
+        self.cdi = CdiFolder(folder / "cdi", self.files, driver=NVIDIA_DRIVER, node=NodeFiles(proc=folder / "proc"))
+        self.desk = ClaimDesk(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=self.instances)
+        self.nvml.open()
+        found = recovery.read_record(record, self.files)
+        assert isinstance(found, Loaded), found
+        self.record.restore(found)
+        self.gpus = self.scan()
+        self.converged = recovery.converge(
+            self.record, self.cdi, gpus=self.gpus, boot_id=boot, instances=self.instances
+        )
+
+    def scan(self) -> list[Gpu]:
+        return [self.mig.look(gpu) for gpu in self.nvml.gpus()]
+
+    @property
+    def uuid(self) -> GpuUuid:
+        return self.gpus[0].uuid
+
+    @property
+    def named(self) -> dict[str, Gpu]:
+        return {f"gpu-{gpu.minor}": gpu for gpu in self.gpus}
+
+    def prepare(self, claim: ResourceClaim) -> PreparedClaim:
+        return self.desk.prepare(claim, self.named)
+
+    def unprepare(self, claim: ResourceClaim) -> None:
+        self.desk.unprepare(ClaimUid(claim.metadata.uid))
+
+    def uses(self, gpu: int = 0) -> list[tuple[int, int, Use]]:
+        """Profile, start and use of every instance."""
+        division = self.mig.divisions[self.gpus[gpu].uuid]
+        return [(one.instance.profile_id, one.instance.start, one.use) for one in division.held]
+
+    def hardware(self, gpu: int = 0) -> GpuState:
+        return state.load(self.path).gpus[gpu]
+
+    def real(self, gpu: int = 0) -> list[tuple[int, int, int]]:
+        """Profile, start and number of compute instances of what is on the board."""
+        return [(one.profile_id, one.start, len(one.compute)) for one in self.hardware(gpu).instances]
+
+    def specs(self) -> dict[str, Any]:
+        return {uid: self.cdi.path(uid).read_text() for uid in self.cdi.uids()}
+
+
+def a_mig_claim(name: str, *devices: str, admin_access: bool | None = None) -> ResourceClaim:
+    """A claim allocated partitions of node-0, such as "gpu-0-mig-1g10gb-19-4"."""
+    return a_claim(name, on=[f"node-0/{device}" for device in devices], admin_access=admin_access)
+
+
+def names(places: Iterable[tuple[int, int]], *, gpu: int = 0) -> list[str]:
+    """Device names of profile ids and starts on an H100."""
+    text = {19: "1g10gb", 14: "2g20gb", 9: "3g40gb", 5: "4g40gb", 0: "7g80gb", 15: "1g20gb", 20: "1g10gb-me"}
+    return [f"gpu-{gpu}-mig-{text[profile]}-{profile}-{start}" for profile, start in places]
