@@ -42,6 +42,8 @@ _BIRDS: dict[str, Json] = {
     "other.example.com/flies": {"bool": True},
 }
 _OF_BIRDS = [
+    "true",
+    "false",
     "?!",
     "1",
     "device.driver == ''",
@@ -67,6 +69,10 @@ _OF_BIRDS = [
     f'{HERE}.exists_one(x, x == "legs")',
     f'device.capacity.exists_one(x, x == "{DRIVER}")',
     f'{ROOM}.exists_one(x, x == "wings")',
+    f"{HERE}.filter(x, type({HERE}[x]) == int).map(x, {HERE}[x] * 3).exists(n, n == 6)",
+    f'{HERE}.beak.isGreaterThan(semver("1.0.0"))',
+    f'{HERE}["beak"]',
+    f'{HERE}.?beak.orValue("none") == "none" && !has({HERE}.beak)',
     f'{HERE}.eats.split(",").size() >= 2',
     f'{HERE}.eats.matches("[^x]?ish")',
     "device.allowMultipleAllocations",
