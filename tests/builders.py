@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from draco.agent.gpus import Gpu
+from draco.mig.board import Board
 from draco.resources.claims import (
     AllocationResult,
     CelSelector,
@@ -36,15 +39,26 @@ from draco.resources.core import (
     PodStatus,
 )
 from draco.resources.draco import (
+    BoardTable,
     DeviceMaintenance,
     DeviceMaintenanceSpec,
     DeviceMaintenanceStatus,
+    GpuMig,
     GpuNode,
+    GpuNodeSpec,
     GpuNodeStatus,
     GpuStatus,
+    LayoutInstances,
     MaintainedDevice,
     MaintenancePhase,
     MaintenanceSelector,
+    MigInstance,
+    MigLayout,
+    MigMode,
+    MigPolicy,
+    MigPolicySpec,
+    MigProfile,
+    WantedGpu,
 )
 from draco.resources.meta import ObjectMeta
 from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER, DeviceKey, GpuUuid
@@ -222,6 +236,88 @@ def a_gpu_node(name: str = "node-0", *, gpus: Mapping[str, str] | int = 2, drive
             ],
         ),
     )
+
+
+def a_board_table(board: Board, name: str = "H100-80") -> BoardTable:
+    """The board as an agent reports it."""
+    profiles = [
+        MigProfile(
+            memory=f"{each.memory_mib}Mi",
+            starts=list(each.starts),
+            **{
+                field: getattr(each, field) for field in each.__struct_fields__ if field not in {"memory_mib", "starts"}
+            },
+        )
+        for each in board.profiles
+    ]
+    return BoardTable(name=name, profiles=profiles)
+
+
+def a_mig_instance(text: str, *, size: int = 1, **fields: Any) -> MigInstance:
+    """From "1g.10gb@4"."""
+    profile, start = text.split("@")
+    return MigInstance(profile=profile, start=int(start), size=size, **fields)
+
+
+def a_mig_node(
+    name: str = "node-0",
+    *,
+    gpus: int | Iterable[GpuMig | None] = 2,
+    board: Board | None = None,
+    wanted: Iterable[WantedGpu] = (),
+    driver: str = NVIDIA_DRIVER,
+    **status: Any,
+) -> GpuNode:
+    """A node whose agent reports partitions: so many GPUs with MIG off, or these, all of one board."""
+    migs = [GpuMig(capable=True)] * gpus if isinstance(gpus, int) else list(gpus)
+    tables = [a_board_table(board)] if board else []
+    return GpuNode(
+        metadata=ObjectMeta(name=name, uid=a_uid("gpunode", name), resource_version="1"),
+        spec=GpuNodeSpec(gpus=list(wanted)),
+        status=GpuNodeStatus(
+            driver=driver,
+            boards=tables,
+            gpus=[
+                GpuStatus(
+                    device=f"gpu-{minor}",
+                    uuid=a_gpu_uuid(name, minor),
+                    minor=minor,
+                    mig=msgspec.structs.replace(mig, board=tables[0].name if tables else "") if mig else None,
+                )
+                for minor, mig in enumerate(migs)
+            ],
+            **status,
+        ),
+    )
+
+
+def a_gpu_uuid(node: str, minor: int) -> str:
+    return f"GPU-{a_uid(node, f'gpu-{minor}')}"
+
+
+def a_mig_policy(
+    name: str = "policy", *, mode: MigMode = MigMode.DYNAMIC, created: datetime = MOMENT, **spec: Any
+) -> MigPolicy:
+    """A policy for every GPU, unless its spec says otherwise."""
+    return MigPolicy(
+        metadata=ObjectMeta(name=name, uid=a_uid("migpolicy", name), generation=1, creation_timestamp=created),
+        spec=MigPolicySpec(mode=mode, **spec),
+    )
+
+
+def a_static_policy(name: str = "policy", *instances: str, created: datetime = MOMENT, **spec: Any) -> MigPolicy:
+    """A policy whose one layout consists of these: "3g.40gb", "3g.40gb@4", "7x1g.10gb"."""
+    items = [_layout_instances(text) for text in instances]
+    layout = MigLayout(name="layout", instances=items)
+    return a_mig_policy(name, mode=MigMode.STATIC, created=created, layouts=[layout], layout="layout", **spec)
+
+
+def _layout_instances(text: str) -> LayoutInstances:
+    profile, _, start = text.partition("@")
+    count, times, rest = profile.partition("x")
+    if times and count.isdigit():
+        return LayoutInstances(profile=rest, count=int(count))
+    return LayoutInstances(profile=profile, start=int(start) if start else None)
 
 
 def a_gpu(minor: int = 0, **fields: Any) -> Gpu:

@@ -18,6 +18,9 @@ from draco.controller.health import http_app, serving
 from draco.controller.kopf_thread import OwnKinds
 from draco.controller.maintenance import MaintenanceReconciler
 from draco.controller.metrics import Metrics, Reading, gauge, register_view
+from draco.controller.mig_decisions import MigDecisions
+from draco.controller.mig_layouts import MigLayoutReconciler
+from draco.controller.mig_policies import MigPolicyReconciler
 from draco.controller.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, Subject
 from draco.controller.reconciling import Reconciling, register_queues
 from draco.controller.settings import OperatorSettings
@@ -33,6 +36,7 @@ from draco.kube.notes import Notes
 from draco.kube.retry import retry
 from draco.kube.version import kubernetes_minor
 from draco.resources.errors import DracoError
+from draco.resources.kinds import DEVICE_MAINTENANCES, MIG_POLICIES
 from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR
 
@@ -102,6 +106,9 @@ class Operator:
             action=EVENT_ACTION,
         )
         maintenance = MaintenanceReconciler(client, self.view, clock=clock, settle_s=settings.settle_s)
+        decisions = MigDecisions(self.view, clock=clock)
+        layouts = MigLayoutReconciler(client, self.view, decisions)
+        policies = MigPolicyReconciler(client, self.view, decisions, clock=clock, advice=lambda _: "")
         self._pending_claims = PendingClaims(
             self.view, notes, clock=clock, random=random, pending_after_s=settings.pending_after_s, minor=minor
         )
@@ -113,8 +120,12 @@ class Operator:
 
         self.maintenance: Reconciling[str] = working("maintenance", maintenance)
         self.pending: Reconciling[Subject] = working("pending-claims", self._pending_claims)
-        self.reconcilers: list[Reconciling[Any]] = [self.maintenance, self.pending]
-        self.own_kinds = OwnKinds(connect, self.maintenance.wake)
+        self.layouts: Reconciling[str] = working("mig-layouts", layouts)
+        self.policies: Reconciling[str] = working("mig-policies", policies)
+        self.reconcilers: list[Reconciling[Any]] = [self.maintenance, self.pending, self.layouts, self.policies]
+        self.own_kinds = OwnKinds(
+            connect, {DEVICE_MAINTENANCES: self.maintenance.wake, MIG_POLICIES: self.policies.wake}
+        )
         self.election = LeaderElection(
             client,
             ObjectKey(settings.namespace, settings.lease_name),

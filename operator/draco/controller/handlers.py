@@ -4,13 +4,16 @@ Owns Kopf's registry and settings. The handlers are wake-ups: they hand a key ov
 neither annotations nor finalizers nor Events. Where Kopf runs is `kopf_thread`'s business, which alone imports this module.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import kopf
 
 from draco.kube.connection import Connection
-from draco.resources.kinds import DEVICE_MAINTENANCES
+from draco.resources.kinds import Kind
+
+Wakes = Mapping[Kind[Any], Callable[[str], None]]
+"""Who is to hear of each kind's objects that were seen or changed, by UID."""
 
 
 def kopf_settings() -> kopf.OperatorSettings:
@@ -26,19 +29,22 @@ def kopf_settings() -> kopf.OperatorSettings:
     return settings
 
 
-def kopf_registry(wake_maintenance: Callable[[str], None], connection: Connection) -> kopf.OperatorRegistry:
-    """The handlers. `wake_maintenance` gets the UID of each DeviceMaintenance that was seen or changed."""
+def kopf_registry(wakes: Wakes, connection: Connection) -> kopf.OperatorRegistry:
+    """The handlers: one for each kind that somebody is to hear of."""
     registry = kopf.OperatorRegistry()
-    kind = DEVICE_MAINTENANCES
-
-    # `on.event` only: every other kind of handler keeps its state in annotations of the object.
-    @kopf.on.event(kind.group, kind.version, kind.plural, id="devicemaintenance", registry=registry)
-    async def devicemaintenance_seen(uid: str | None, **_: Any) -> None:
-        if uid:
-            wake_maintenance(uid)
+    for kind, wake in wakes.items():
+        _watch(registry, kind, wake)
 
     @kopf.on.login(id="draco", registry=registry)
     async def login(**_: Any) -> kopf.AiohttpSession:
         return kopf.AiohttpSession(server=connection.server, aiohttp_session=connection.lend_session())
 
     return registry
+
+
+def _watch(registry: kopf.OperatorRegistry, kind: Kind[Any], wake: Callable[[str], None]) -> None:
+    # `on.event` only: every other kind of handler keeps its state in annotations of the object.
+    @kopf.on.event(kind.group, kind.version, kind.plural, id=kind.kind.lower(), registry=registry)
+    async def seen(uid: str | None, **_: Any) -> None:
+        if uid:
+            wake(uid)

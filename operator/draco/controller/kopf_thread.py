@@ -9,11 +9,14 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
 
 import structlog
 
 from draco.kube.connection import Connection
+from draco.resources.kinds import Kind
 
 log = structlog.get_logger(__name__)
 
@@ -23,18 +26,21 @@ _STOP_WITHIN_S = 1.0
 
 
 class OwnKinds:
-    """Runs Kopf until cancelled, again and again if need be."""
+    """Runs Kopf until cancelled, again and again if need be. `wakes` is who hears of each kind's objects, by UID."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Connection]], wake_maintenance: Callable[[str], None]) -> None:
+    def __init__(
+        self, connect: Callable[[], Awaitable[Connection]], wakes: Mapping[Kind[Any], Callable[[str], None]]
+    ) -> None:
         self._connect = connect
-        self._wake = wake_maintenance
+        self._wakes = wakes
         self.restarts = 0
 
     async def run(self) -> None:
         """Run Kopf in its thread; when cancelled, stop it, and leave it to the end of the process if it takes too long."""
         here = asyncio.get_running_loop()
         ended: asyncio.Future[None] = here.create_future()
-        thread = _KopfThread(self._connect, lambda uid: _from_thread(here, self._wake, uid), self._restarted)
+        wakes = {kind: partial(_from_thread, here, wake) for kind, wake in self._wakes.items()}
+        thread = _KopfThread(self._connect, wakes, self._restarted)
 
         def live() -> None:
             try:
@@ -61,11 +67,11 @@ class _KopfThread:
     def __init__(
         self,
         connect: Callable[[], Awaitable[Connection]],
-        wake: Callable[[str], None],
+        wakes: Mapping[Kind[Any], Callable[[str], None]],
         restarted: Callable[[], None],
     ) -> None:
         self._connect = connect
-        self._wake = wake
+        self._wakes = wakes
         self._restarted = restarted
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -89,7 +95,7 @@ class _KopfThread:
             try:
                 async with await self._connect() as connection:
                     await kopf.operator(
-                        registry=kopf_registry(self._wake, connection),
+                        registry=kopf_registry(self._wakes, connection),
                         settings=kopf_settings(),
                         standalone=True,
                         clusterwide=True,

@@ -20,12 +20,13 @@ from draco.maintenance import maintained_device, maintenance_uid
 from draco.resources.claims import ResourceClaim
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node, Pod
-from draco.resources.draco import DeviceMaintenance
+from draco.resources.draco import DeviceMaintenance, GpuNode, MigPolicy
 from draco.resources.kinds import (
     CLAIMS,
     DEVICE_CLASSES,
     DEVICE_MAINTENANCES,
     GPU_NODES,
+    MIG_POLICIES,
     NODES,
     PODS,
     SLICES,
@@ -64,8 +65,9 @@ class ClusterView:
         self.pods: Informer[Pod] = follow(PODS)
         self.nodes: Informer[Node] = follow(NODES)
         self.classes: Informer[DeviceClass] = follow(DEVICE_CLASSES)
-        self.gpu_nodes = follow(GPU_NODES)
+        self.gpu_nodes: Informer[GpuNode] = follow(GPU_NODES)
         self.maintenances: Informer[DeviceMaintenance] = follow(DEVICE_MAINTENANCES)
+        self.mig_policies: Informer[MigPolicy] = follow(MIG_POLICIES)
         self.rules: Informer[DeviceTaintRule] | None = follow(taint_rules) if taint_rules else None
         self._no_rules: Store[DeviceTaintRule] = Store()
         self.informers: dict[str, Informer[Any]] = {
@@ -78,6 +80,7 @@ class ClusterView:
                 (DEVICE_CLASSES, self.classes),
                 (GPU_NODES, self.gpu_nodes),
                 (DEVICE_MAINTENANCES, self.maintenances),
+                (MIG_POLICIES, self.mig_policies),
             )
         }
         if taint_rules and self.rules:
@@ -87,6 +90,7 @@ class ClusterView:
         self.slices.store.add_index(BY_POOL, lambda item: [item.pool])
         self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
         self.maintenances.store.add_index(BY_UID, lambda request: [request.metadata.uid])
+        self.mig_policies.store.add_index(BY_UID, lambda policy: [policy.metadata.uid])
         self.rule_store.add_index(BY_MAINTENANCE, _maintenance_of)
         self.rule_store.add_index(BY_DEVICE, _maintained_device_of)
 
@@ -101,8 +105,9 @@ class ClusterView:
         self._survey: Survey | None = None
         self._surveyed_at = float("-inf")
         self._outdated = True
+        unrelated = (self.pods, self.maintenances, self.mig_policies, self.gpu_nodes, self.classes)
         for informer in self.informers.values():
-            if informer not in (self.pods, self.maintenances, self.gpu_nodes, self.classes):
+            if informer not in unrelated:
                 informer.subscribe(self._outdate)
 
     @property

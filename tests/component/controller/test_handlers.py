@@ -77,7 +77,9 @@ async def test_its_handler_wakes_for_what_exists_and_what_comes_and_kopf_writes_
         return RecordingConnection(await connect(served.kubeconfig), methods)
 
     there, there_uid = await a_request(client)
-    own_kinds = OwnKinds(recorded, lambda uid: woken.append((uid, threading.current_thread().name)))
+    own_kinds = OwnKinds(
+        recorded, {DEVICE_MAINTENANCES: lambda uid: woken.append((uid, threading.current_thread().name))}
+    )
     async with running(own_kinds):
 
         async def has_woken(uid: str, times: int) -> bool:
@@ -111,7 +113,7 @@ async def test_kopf_is_started_again_when_it_ends(served: ControlPlane, client: 
         return await connect(served.kubeconfig)
 
     key, uid = await a_request(client)
-    own_kinds = OwnKinds(flaky, woken.append)
+    own_kinds = OwnKinds(flaky, {DEVICE_MAINTENANCES: woken.append})
     async with running(own_kinds) as task:
 
         async def has_woken() -> bool:
@@ -130,7 +132,7 @@ async def test_stopping_ends_kopfs_thread(served: ControlPlane, client: Client) 
     before = kopf_threads()
     woken: list[str] = []
     key, uid = await a_request(client)
-    async with running(OwnKinds(lambda: connect(served.kubeconfig), woken.append)):
+    async with running(OwnKinds(lambda: connect(served.kubeconfig), {DEVICE_MAINTENANCES: woken.append})):
 
         async def has_woken() -> bool:
             return uid in woken

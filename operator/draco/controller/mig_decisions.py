@@ -1,0 +1,109 @@
+"""What is decided of every node's GPUs, by what is known now.
+
+Owns the reading of the view for MIG policies and what is remembered of it: a node is decided anew when something that its
+decision rests on is another object than before. Writes nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from draco.controller.view import BY_POOL, ClusterView
+from draco.kube.clock import Clock
+from draco.kube.store import Change
+from draco.mig_policy import NodeDecision, Rules, SeenNode, decide, oldest_first, permit, rules_of
+from draco.mig_policy.matching import whole_gpus
+from draco.resources.draco import GpuNode, MigPolicy
+from draco.resources.meta import ObjectKey
+from draco.resources.names import PoolKey
+from draco.resources.slices import ResourceSlice, current_slices
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
+
+class MigDecisions:
+    """Decisions by node, made when asked for. Subscribed before anyone who asks because of a change."""
+
+    def __init__(self, view: ClusterView, *, clock: Clock) -> None:
+        self._view = view
+        self._clock = clock
+        self._rules: tuple[Rules, ...] | None = None
+        self._permits: dict[str, bool] = {}
+        self._permits_end: datetime = _NEVER
+        self._known: dict[str, tuple[tuple[object, ...], NodeDecision]] = {}
+        view.mig_policies.subscribe(self._forget_rules)
+        view.gpu_nodes.subscribe(self._forget_node)
+
+    @property
+    def rules(self) -> Sequence[Rules]:
+        """The policies made ready, oldest first. Their status may be an older one."""
+        if self._rules is None:
+            self._rules = tuple(rules_of(policy) for policy in oldest_first(self._view.mig_policies.store.values()))
+            self._permits_end = datetime.min.replace(tzinfo=UTC)
+        return self._rules
+
+    def of(self, node: str) -> NodeDecision | None:
+        """What is decided of a node; None if it has no GpuNode."""
+        gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
+        return self._decided(gpu_node) if gpu_node else None
+
+    def all(self) -> list[NodeDecision]:
+        """What is decided of every node that has a GpuNode, by name."""
+        nodes = self._view.gpu_nodes.store.values()
+        return [self._decided(each) for each in sorted(nodes, key=lambda each: each.metadata.name)]
+
+    def seconds_to_next_window(self) -> float | None:
+        """In how many seconds a window for resets opens or closes; None if there is none."""
+        self._permitted(self.rules)
+        if self._permits_end == _NEVER:
+            return None
+        return max(0.0, (self._permits_end - self._clock.now()).total_seconds())
+
+    def _decided(self, gpu_node: GpuNode) -> NodeDecision:
+        name = gpu_node.metadata.name
+        rules = self.rules
+        permits = self._permitted(rules)
+        node = self._view.nodes.store.get(ObjectKey("", name))
+        labels: Mapping[str, str] = node.metadata.labels if node else {}
+        slices = self._slices(gpu_node)
+        basis = (rules, permits, gpu_node, node, *slices)
+        known = self._known.get(name)
+        if known is not None and len(known[0]) == len(basis) and all(map(_is, known[0], basis)):
+            return known[1]
+        devices = [device for each in slices for device in each.spec.devices]
+        whole = whole_gpus(devices, gpu_node.status.gpus, driver=gpu_node.status.driver)
+        decision = decide(SeenNode(gpu_node=gpu_node, labels=labels, devices=whole), rules, permits)
+        self._known[name] = (basis, decision)
+        return decision
+
+    def _slices(self, gpu_node: GpuNode) -> list[ResourceSlice]:
+        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        found = current_slices(self._view.slices.store.by_index(BY_POOL, pool)).get(pool, [])
+        return sorted(found, key=lambda each: each.metadata.name)
+
+    def _permitted(self, rules: Sequence[Rules]) -> Mapping[str, bool]:
+        """Whether each policy may reset now; the same object as long as that is the same."""
+        now = self._clock.now()
+        if now >= self._permits_end:
+            permits = {each.name: permit(each.policy.spec.reset, now) for each in rules}
+            granted = {name: each.granted for name, each in permits.items()}
+            if granted != self._permits:
+                self._permits = granted
+            self._permits_end = min((each.until for each in permits.values() if each.until), default=_NEVER)
+        return self._permits
+
+    def _forget_rules(self, change: Change[MigPolicy]) -> None:
+        before, after = change.before, change.after
+        if before is None or after is None or _of_policy(before) != _of_policy(after):
+            self._rules = None
+
+    def _forget_node(self, change: Change[GpuNode]) -> None:
+        if change.after is None:
+            self._known.pop(change.key.name, None)
+
+
+def _of_policy(policy: MigPolicy) -> tuple[object, ...]:
+    return (policy.spec, policy.metadata.uid, policy.metadata.deletion_timestamp)
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other

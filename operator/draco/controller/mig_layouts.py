@@ -1,0 +1,96 @@
+"""Writes what MIG policies want of each node's GPUs into its GpuNode.
+
+Owns the spec of GpuNodes and nothing else: a node without GpuNode gets none, and nothing is written that is there already. Keys
+are names of nodes.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from draco.controller.mig_decisions import MigDecisions
+from draco.controller.view import ClusterView
+from draco.kube.client import Client
+from draco.kube.errors import NotFound
+from draco.kube.store import Change
+from draco.resources.core import Node
+from draco.resources.draco import MigPolicy
+from draco.resources.kinds import GPU_NODES
+from draco.resources.meta import ObjectKey
+from draco.resources.names import FIELD_MANAGER_OPERATOR
+from draco.resources.slices import ResourceSlice
+
+log = structlog.get_logger(__name__)
+
+
+class MigLayoutReconciler:
+    """One node at a time, from what is decided to what stands in its spec."""
+
+    def __init__(self, client: Client, view: ClusterView, decisions: MigDecisions) -> None:
+        self._client = client
+        self._view = view
+        self._decisions = decisions
+        self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the name of every node that a change may concern."""
+        self._view.gpu_nodes.subscribe(lambda change: wake(change.key.name))
+        self._view.nodes.subscribe(lambda change: _wake_for_node(change, wake))
+        self._view.slices.subscribe(lambda change: _wake_for_slice(change, wake))
+        self._view.mig_policies.subscribe(lambda change: self._wake_for_policy(change, wake))
+
+    def all_keys(self) -> set[str]:
+        """Every node that has a GpuNode."""
+        return {each.metadata.name for each in self._view.gpu_nodes.store.values()}
+
+    async def reconcile(self, node: str) -> float | None:
+        """Bring the node's spec to what is decided."""
+        gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
+        decision = self._decisions.of(node)
+        if gpu_node is None or decision is None or gpu_node.metadata.deletion_timestamp is not None:
+            return None
+        meta = gpu_node.metadata
+        if self._superseded.get(meta.uid) == meta.resource_version:
+            return None  # our own write is still on its way to us; its arrival wakes us
+        self._superseded.pop(meta.uid, None)
+        if decision.wanted != sorted(gpu_node.spec.gpus, key=lambda each: each.uuid):
+            log.info("mig.wanted", node=node, decision=str(decision))
+            try:
+                written = await self._client.apply(
+                    GPU_NODES,
+                    meta.key,
+                    {
+                        # Only on top of what was seen: a replica that lost the lease unknowingly must not win, and a node that
+                        # is gone must not come back.
+                        "metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version},
+                        "spec": {"gpus": decision.wanted},
+                    },
+                    manager=FIELD_MANAGER_OPERATOR,
+                )
+            except NotFound:
+                return None
+            if written.metadata.resource_version != meta.resource_version:
+                self._superseded[meta.uid] = meta.resource_version
+        return self._decisions.seconds_to_next_window() if decision.wanted else None
+
+    def _wake_for_policy(self, change: Change[MigPolicy], wake: Callable[[str], None]) -> None:
+        before, after = change.before, change.after
+        if before and after and before.spec == after.spec and not after.metadata.deletion_timestamp:
+            return
+        for node in self.all_keys():
+            wake(node)
+
+
+def _wake_for_node(change: Change[Node], wake: Callable[[str], None]) -> None:
+    before, after = change.before, change.after
+    if before is None or after is None or before.metadata.labels != after.metadata.labels:
+        wake(change.key.name)
+
+
+def _wake_for_slice(change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
+    before, after = change.before, change.after
+    if before and after and before.spec == after.spec:
+        return
+    for item in (before, after):
+        if item:
+            wake(item.spec.pool.name)

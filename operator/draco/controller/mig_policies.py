@@ -1,0 +1,116 @@
+"""Says where each MIG policy stands.
+
+Owns the status of MigPolicies and nothing else. Keys are their UIDs. A change anywhere in the fleet may concern every policy, so
+each is looked at only so often.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from draco.controller.mig_decisions import MigDecisions
+from draco.controller.view import BY_UID, ClusterView
+from draco.kube.client import Client
+from draco.kube.clock import Clock
+from draco.kube.errors import NotFound
+from draco.kube.store import Change
+from draco.mig_policy import Outlook, summary
+from draco.resources.core import Node
+from draco.resources.draco import MigPolicy
+from draco.resources.kinds import MIG_POLICIES
+from draco.resources.names import FIELD_MANAGER_OPERATOR
+
+log = structlog.get_logger(__name__)
+
+
+class MigPolicyReconciler:
+    """One policy at a time. `advice` is what is to be passed on in the status of the policy with a name."""
+
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        decisions: MigDecisions,
+        *,
+        clock: Clock,
+        advice: Callable[[str], str],
+        pace_s: float = 0.5,
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._decisions = decisions
+        self._clock = clock
+        self._advice = advice
+        self._pace_s = pace_s
+        self._looked_s: dict[str, float] = {}
+        self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the UID of every policy that a change may concern."""
+
+        def wake_all() -> None:
+            for uid in self.all_keys():
+                wake(uid)
+
+        def on_node(change: Change[Node]) -> None:
+            before, after = change.before, change.after
+            if before is None or after is None or before.metadata.labels != after.metadata.labels:
+                wake_all()
+
+        self._view.mig_policies.subscribe(lambda _: wake_all())
+        self._view.gpu_nodes.subscribe(lambda _: wake_all())
+        self._view.nodes.subscribe(on_node)
+        self._view.slices.subscribe(lambda _: wake_all())
+
+    def all_keys(self) -> set[str]:
+        """Every policy there is."""
+        return {policy.metadata.uid for policy in self._view.mig_policies.store.values()}
+
+    async def reconcile(self, uid: str) -> float | None:
+        """Bring the policy's status to what is so."""
+        policy = next(iter(self._view.mig_policies.store.by_index(BY_UID, uid)), None)
+        if policy is None or policy.metadata.deletion_timestamp is not None:
+            self._looked_s.pop(uid, None)
+            self._superseded.pop(uid, None)
+            return None
+        if self._superseded.get(uid) == policy.metadata.resource_version:
+            return None  # our own write is still on its way to us; its arrival wakes us
+        now_s = self._clock.monotonic()
+        wait_s = self._looked_s.get(uid, float("-inf")) + self._pace_s - now_s
+        if wait_s > 0 and policy.status.observed_generation == policy.metadata.generation:
+            return wait_s
+        self._looked_s[uid] = now_s
+        await self._write(policy)
+        return self._decisions.seconds_to_next_window()
+
+    async def _write(self, policy: MigPolicy) -> None:
+        rules = next((each for each in self._decisions.rules if each.policy.metadata.uid == policy.metadata.uid), None)
+        if rules is None:
+            return
+        # What is remembered of the rules may hold an older status.
+        rules = msgspec.structs.replace(rules, policy=policy)
+        outlook = Outlook(self._decisions.all(), self._clock.now(), self._advice(rules.name))
+        status = summary(rules, outlook)
+        if status == policy.status:
+            return
+        meta = policy.metadata
+        if status.message != policy.status.message:
+            log.info("mig.policy_stands", policy=meta.name, message=status.message)
+        try:
+            written = await self._client.apply(
+                MIG_POLICIES,
+                meta.key,
+                {
+                    # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
+                    "metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version},
+                    "status": status,
+                },
+                manager=FIELD_MANAGER_OPERATOR,
+                subresource="status",
+            )
+        except NotFound:
+            log.info("mig.policy_gone", policy=meta.name)
+        else:
+            if written.metadata.resource_version != meta.resource_version:
+                self._superseded[meta.uid] = meta.resource_version

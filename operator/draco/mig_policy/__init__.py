@@ -1,0 +1,29 @@
+"""MIG policies: which GPU belongs to which policy, what that means for it, and where each policy stands.
+
+Owns the way from what is seen of policies and nodes to what is wanted of each GPU, as values. Must not read a clock, write a log
+or talk to the API server: the controller carries out what is decided here.
+
+Rooms: `rules` (a policy made ready to be asked), `matching` (whether it selects a GPU, and why not), `boards` (tables of the API
+as boards), `wishes` (what a policy wants of one GPU), `standing` (how far that is so), `decide` (one node, all of it), `summary`
+(one policy's status), `windows` (when a GPU may be reset).
+"""
+
+from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide
+from draco.mig_policy.rules import Rules, oldest_first, rules_of
+from draco.mig_policy.summary import LISTED_NODES, Outlook, summary
+from draco.mig_policy.windows import Permit, permit
+
+__all__ = [
+    "LISTED_NODES",
+    "GpuDecision",
+    "NodeDecision",
+    "Outlook",
+    "Permit",
+    "Rules",
+    "SeenNode",
+    "decide",
+    "oldest_first",
+    "permit",
+    "rules_of",
+    "summary",
+]

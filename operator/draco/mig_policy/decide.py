@@ -1,0 +1,120 @@
+"""One node: which of its GPUs belong to which policy, and what is wanted of each.
+
+Owns the choice: the oldest policy that selects a GPU has it. A GPU that cannot be judged now, because its agent or its driver is
+down, or because a selector is broken, stays with the policy that has it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from draco.mig.board import Board
+from draco.mig_policy.boards import boards_of
+from draco.mig_policy.matching import Answer, Verdict, verdict
+from draco.mig_policy.rules import Rules
+from draco.mig_policy.standing import Standing, Stands, standing
+from draco.mig_policy.wishes import wish
+from draco.resources.draco import GpuNode, GpuStatus, WantedGpu
+from draco.resources.slices import Device
+
+
+class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a node with GPUs. `devices` are its whole GPUs by UUID, as published."""
+
+    gpu_node: GpuNode
+    labels: Mapping[str, str] = {}
+    devices: Mapping[str, Device] = {}
+
+
+class GpuDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU. `policy` has it ("" for none); `verdicts` is what each policy says to it."""
+
+    uuid: str
+    device: str
+    board: str = ""
+    policy: str = ""
+    wanted: WantedGpu | None = None
+    stands: Stands = Stands(Standing.APPLIED)
+    verdicts: Mapping[str, Verdict] = {}
+
+
+class NodeDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """All GPUs of a node."""
+
+    node: str
+    gpus: tuple[GpuDecision, ...]
+    boards: Mapping[str, Board] = {}
+
+    @property
+    def wanted(self) -> list[WantedGpu]:
+        """What is to stand in the node's spec, by UUID."""
+        return sorted((each.wanted for each in self.gpus if each.wanted), key=lambda each: each.uuid)
+
+    def __str__(self) -> str:
+        said = [
+            f"{each.device or each.uuid}: {f'{each.wanted.mode} by {each.policy}' if each.wanted else 'left alone'}"
+            for each in self.gpus
+        ]
+        return f"{self.node}: " + ("; ".join(said) or "no GPU")
+
+
+def decide(seen: SeenNode, rules: Sequence[Rules], permits: Mapping[str, bool]) -> NodeDecision:
+    """What is wanted of the node's GPUs. `rules` are the policies, oldest first; `permits` whether each may reset now."""
+    node = seen.gpu_node
+    boards = boards_of(node)
+    current = {each.uuid: each for each in node.spec.gpus}
+    gpus = [*node.status.gpus, *_unreported(node, current)]
+    decided = tuple(_gpu(seen, gpu, boards, rules, permits) for gpu in gpus)
+    return NodeDecision(node=node.metadata.name, gpus=decided, boards=boards)
+
+
+def _gpu(
+    seen: SeenNode,
+    gpu: GpuStatus,
+    boards: Mapping[str, Board],
+    rules: Sequence[Rules],
+    permits: Mapping[str, bool],
+) -> GpuDecision:
+    current = next((each for each in seen.gpu_node.spec.gpus if each.uuid == gpu.uuid), None)
+    driver = seen.gpu_node.status.driver
+    device = seen.devices.get(gpu.uuid)
+    verdicts = {each.name: verdict(each, seen.labels, gpu, device, driver=driver) for each in rules}
+    owner = next((each for each in rules if _takes(verdicts[each.name], each, gpu, current)), None)
+    plain = GpuDecision(uuid=gpu.uuid, device=gpu.device, board=gpu.mig.board if gpu.mig else "", verdicts=verdicts)
+    if owner is None:
+        return plain
+    kept = current if current is not None and current.policy == owner.name else None
+    if gpu.mig is None or verdicts[owner.name].answer is Answer.UNKNOWN:
+        wanted, hindered = kept, None
+        if kept is None:
+            hindered = Stands(Standing.CHANGING, "its agent has not reported its partitions")
+    else:
+        wished = wish(owner.policy, gpu.uuid, gpu.mig, boards.get(gpu.mig.board))
+        # What cannot be as it is wanted stays as it was, and Draco's.
+        wanted, hindered = wished.wanted or kept, wished.hindered
+    if wanted is not None:
+        wanted = msgspec.structs.replace(wanted, reset_permitted=permits.get(owner.name, False))
+    if hindered is None and wanted is not None:
+        hindered = standing(seen.gpu_node, gpu, wanted, owner.policy.spec.reset.permit)
+    return msgspec.structs.replace(
+        plain, policy=owner.name, wanted=wanted, stands=hindered or Stands(Standing.CHANGING)
+    )
+
+
+def _takes(said: Verdict, rules: Rules, gpu: GpuStatus, current: WantedGpu | None) -> bool:
+    has_it = current is not None and current.policy == rules.name
+    if said.answer is Answer.UNKNOWN:
+        return has_it
+    if said.answer is not Answer.SELECTED:
+        return False
+    # Without a word of its agent a GPU does not go from one policy to another.
+    return gpu.mig is not None or has_it or current is None
+
+
+def _unreported(node: GpuNode, current: Mapping[str, WantedGpu]) -> list[GpuStatus]:
+    """GPUs that are spoken for and not reported while the node's driver does not answer. Otherwise they are gone."""
+    readable = next((each for each in node.status.conditions if each.type == "Readable"), None)
+    if readable is None or readable.status == "True":
+        return []
+    reported = {each.uuid for each in node.status.gpus}
+    return [GpuStatus(device="", uuid=uuid) for uuid in current if uuid not in reported]

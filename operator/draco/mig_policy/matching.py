@@ -1,0 +1,126 @@
+"""Whether a policy selects a GPU, and why not.
+
+Owns the tests in their order: node, exclusion, whether the GPU can be divided at all, selectors. A test that has no answer leaves
+the GPU where it is: neither a broken selector nor an agent that is down moves a GPU from one policy to another.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+
+import msgspec
+
+from draco.cel import EvaluationError, device_view
+from draco.mig_policy.rules import Rules
+from draco.resources.draco import GpuStatus, MigMode
+from draco.resources.meta import LabelSelector
+from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
+
+_OF_PARTITIONS = frozenset({"type", "uuid", "parentUUID", "profile"})
+"""Attributes that a partition does not have from its GPU."""
+
+
+class Answer(Enum):
+    """What a policy says to a GPU."""
+
+    SELECTED = "selected"
+    OTHER_NODE = "other node"
+    EXCLUDED = "excluded"
+    INDIVISIBLE = "indivisible"
+    NOT_SELECTED = "not selected"
+    UNKNOWN = "unknown"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """An answer; `selector` is the index of the one that does not hold, `error` why there is no answer."""
+
+    answer: Answer
+    selector: int | None = None
+    error: str = ""
+
+
+_SELECTED = Verdict(Answer.SELECTED)
+_OTHER_NODE = Verdict(Answer.OTHER_NODE)
+_EXCLUDED = Verdict(Answer.EXCLUDED)
+_INDIVISIBLE = Verdict(Answer.INDIVISIBLE)
+
+
+def verdict(rules: Rules, labels: Mapping[str, str], gpu: GpuStatus, device: Device | None, *, driver: str) -> Verdict:
+    """What the policy says to a GPU of a node with these labels. `device` is the whole GPU as published, if it is known."""
+    spec = rules.policy.spec
+    if spec.node_selector is not None and not selects(spec.node_selector, labels):
+        return _OTHER_NODE
+    if gpu.uuid in spec.exclude:
+        return _EXCLUDED
+    if rules.problem:
+        return Verdict(Answer.UNKNOWN, error=rules.problem)
+    if gpu.mig is not None and not gpu.mig.capable and spec.mode is not MigMode.DISABLED:
+        return _INDIVISIBLE
+    return _by_selectors(rules, device, driver)
+
+
+def _by_selectors(rules: Rules, device: Device | None, driver: str) -> Verdict:
+    if not rules.selectors:
+        return _SELECTED
+    if device is None:
+        return Verdict(
+            Answer.UNKNOWN, error="The GPU is not published, so spec.deviceSelectors cannot be asked about it."
+        )
+    for index, selector in enumerate(rules.selectors):
+        try:
+            if not selector.matches(device_view(driver, device)):
+                return Verdict(Answer.NOT_SELECTED, selector=index)
+        except EvaluationError as error:
+            said = " ".join(str(error).split()).rstrip(".")
+            return Verdict(Answer.UNKNOWN, selector=index, error=f"spec.deviceSelectors[{index}] fails: {said}.")
+    return _SELECTED
+
+
+def selects(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
+    """Whether the labels are selected, as everywhere in Kubernetes."""
+    if any(labels.get(key) != value for key, value in selector.match_labels.items()):
+        return False
+    return all(_holds(each.operator, each.values, labels.get(each.key)) for each in selector.match_expressions)
+
+
+def _holds(operator: str, values: list[str], value: str | None) -> bool:
+    match operator:
+        case "In":
+            return value is not None and value in values
+        case "NotIn":
+            return value is None or value not in values
+        case "Exists":
+            return value is not None
+        case _:
+            return value is None
+
+
+def whole_gpus(devices: Iterable[Device], gpus: Iterable[GpuStatus], *, driver: str) -> dict[str, Device]:
+    """Each GPU by UUID as it is published, or would be if it could be had whole: then from any of its partitions."""
+    whole: dict[str, Device] = {}
+    partition: dict[str, Device] = {}
+    for device in devices:
+        if parent := _text(device, "parentUUID", driver):
+            partition.setdefault(parent, device)
+        elif uuid := _text(device, "uuid", driver):
+            whole.setdefault(uuid, device)
+    for gpu in gpus:
+        if gpu.uuid not in whole and gpu.uuid in partition:
+            whole[gpu.uuid] = _joined(partition[gpu.uuid], gpu, driver)
+    return whole
+
+
+def _joined(partition: Device, gpu: GpuStatus, driver: str) -> Device:
+    attributes = {
+        name: value
+        for name, value in partition.attributes.items()
+        if name.removeprefix(f"{driver}/") not in _OF_PARTITIONS
+    }
+    attributes["type"] = DeviceAttribute(string="gpu")
+    attributes["uuid"] = DeviceAttribute(string=gpu.uuid)
+    capacity = {"memory": DeviceCapacity(value=gpu.memory)} if gpu.memory else {}
+    return Device(name=gpu.device, attributes=attributes, capacity=capacity)
+
+
+def _text(device: Device, name: str, driver: str) -> str:
+    attribute = device.attributes.get(name) or device.attributes.get(f"{driver}/{name}")
+    return attribute.string or "" if attribute else ""

@@ -1,0 +1,107 @@
+"""How far a GPU is as its policy wants it.
+
+Owns the comparison of what is wanted with what the agent reports, and the words for what is still missing.
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+from draco.resources.draco import (
+    GpuMig,
+    GpuNode,
+    GpuStatus,
+    InstanceUse,
+    MigMode,
+    MigState,
+    ResetPermit,
+    WantedGpu,
+)
+
+
+class Standing(Enum):
+    """Whether a GPU is as wanted, will be, or cannot be."""
+
+    APPLIED = "applied"
+    CHANGING = "changing"
+    FAILED = "failed"
+
+
+class Stands(NamedTuple):
+    """How a GPU stands and, unless it is as wanted, why."""
+
+    standing: Standing
+    message: str = ""
+
+
+def standing(node: GpuNode, gpu: GpuStatus | None, wanted: WantedGpu, permit: ResetPermit) -> Stands:
+    """How the GPU stands. `permit` is what its policy says of resets at all."""
+    current = next((each for each in node.spec.gpus if each.uuid == wanted.uuid), None)
+    if gpu is None or gpu.mig is None:
+        return _changing("its agent has not reported its partitions")
+    if current != wanted or node.status.observed_generation < node.metadata.generation:
+        return _changing("its agent has not taken this up yet")
+    return _by_state(gpu.mig, wanted, permit)
+
+
+def _by_state(mig: GpuMig, wanted: WantedGpu, permit: ResetPermit) -> Stands:
+    if mig.state is MigState.DIRTY:
+        return _failed(mig.message or "its instances are not what they should be; nothing is made until they are")
+    if mig.state is MigState.NEEDS_RESET or mig.pending:
+        return _reset(wanted, permit)
+    if wanted.mode is MigMode.DISABLED:
+        return _disabled(mig)
+    if not mig.enabled:
+        return _changing(mig.message or "MIG is still off")
+    return _divided(mig, wanted)
+
+
+def _divided(mig: GpuMig, wanted: WantedGpu) -> Stands:
+    if wanted.mode is MigMode.STATIC:
+        return _static(mig, wanted)
+    if mig.state is MigState.CHANGING:
+        return _changing(mig.message or "its instances are being changed")
+    return Stands(Standing.APPLIED)
+
+
+def _static(mig: GpuMig, wanted: WantedGpu) -> Stands:
+    have = {(each.profile, each.start) for each in mig.instances}
+    want = {(each.profile, each.start) for each in wanted.layout}
+    if have == want and mig.state is MigState.READY:
+        return Stands(Standing.APPLIED)
+    surplus = [each for each in mig.instances if (each.profile, each.start) not in want]
+    for each in surplus:
+        if each.use is InstanceUse.FOREIGN:
+            return _failed(
+                f"{each.profile} at {each.start} was made by others; destroy it there, or put it into the layout"
+            )
+    for each in surplus:
+        if each.claim:
+            return _changing(f"{each.profile} at {each.start} is in use by claim {each.claim}")
+        if each.holder:
+            return _changing(f"{each.profile} at {each.start} is held by {each.holder}")
+    return _changing(mig.message or "its instances are being changed")
+
+
+def _reset(wanted: WantedGpu, permit: ResetPermit) -> Stands:
+    if wanted.reset_permitted:
+        return _changing("it is to be reset")
+    if permit is ResetPermit.NEVER:
+        return _failed("it needs a reset, and spec.reset.permit is Never; reset it by hand, or permit it")
+    return _changing("it needs a reset and waits for a window of spec.reset")
+
+
+def _disabled(mig: GpuMig) -> Stands:
+    if not mig.enabled:
+        return Stands(Standing.APPLIED)
+    for each in mig.instances:
+        if each.claim:
+            return _changing(f"{each.profile} at {each.start} is in use by claim {each.claim}")
+    return _changing(mig.message or "MIG is still on")
+
+
+def _changing(message: str) -> Stands:
+    return Stands(Standing.CHANGING, message.rstrip("."))
+
+
+def _failed(message: str) -> Stands:
+    return Stands(Standing.FAILED, message.rstrip("."))

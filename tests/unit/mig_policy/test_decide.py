@@ -1,0 +1,306 @@
+"""Which GPU belongs to which policy, and what is wanted of it."""
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from draco.mig_policy import NodeDecision, SeenNode, decide, oldest_first, rules_of
+from draco.mig_policy.matching import whole_gpus
+from draco.mig_policy.standing import Standing, Stands
+from draco.resources.claims import CelSelector, DeviceSelector
+from draco.resources.draco import (
+    GpuMig,
+    GpuNode,
+    InstanceUse,
+    MigMode,
+    MigPolicy,
+    MigReset,
+    MigState,
+    ProfileCount,
+    ResetPermit,
+    WantedGpu,
+    WantedInstance,
+)
+from draco.resources.meta import Condition, LabelSelector, NodeSelectorRequirement
+from draco.resources.slices import Device, DeviceAttribute
+from draco.simulator.planner_boards import BOARDS
+from tests.builders import (
+    MOMENT,
+    a_gpu_uuid,
+    a_mig_instance,
+    a_mig_node,
+    a_mig_policy,
+    a_static_policy,
+)
+
+H100 = BOARDS["H100-80GB"]
+A30 = BOARDS["A30"]
+DRIVER = "gpu.nvidia.com"
+LATER = MOMENT + timedelta(hours=1)
+FIRST, SECOND = a_gpu_uuid("node-0", 0), a_gpu_uuid("node-0", 1)
+
+
+def decided(node: GpuNode, *policies: MigPolicy, labels: dict[str, str] | None = None, **rest: Any) -> NodeDecision:
+    seen = SeenNode(gpu_node=node, labels=labels or {}, devices=rest.get("devices", {}))
+    return decide(seen, [rules_of(each) for each in oldest_first(policies)], rest.get("permits", {}))
+
+
+def owners(decision: NodeDecision) -> list[str]:
+    return [each.policy for each in decision.gpus]
+
+
+def published(uuid: str, **attributes: str) -> Device:
+    strings = {"type": "gpu", "uuid": uuid, **attributes}
+    return Device(name="gpu-x", attributes={name: DeviceAttribute(string=text) for name, text in strings.items()})
+
+
+def selecting(expression: str) -> list[DeviceSelector]:
+    return [DeviceSelector(cel=CelSelector(expression=expression))]
+
+
+HOPPERS = 'device.attributes["gpu.nvidia.com"].architecture == "Hopper"'
+
+
+def test_the_oldest_policy_that_selects_a_gpu_has_it() -> None:
+    young, old = a_mig_policy("a-young", created=LATER), a_mig_policy("z-old", exclude=[SECOND])
+    decision = decided(a_mig_node(board=H100), young, old)
+    assert owners(decision) == ["z-old", "a-young"]
+    assert [(each.uuid, each.policy) for each in decision.wanted] == sorted([(FIRST, "z-old"), (SECOND, "a-young")])
+
+
+def test_of_policies_made_at_the_same_moment_the_first_by_name_has_it() -> None:
+    assert set(owners(decided(a_mig_node(board=H100), a_mig_policy("b"), a_mig_policy("a")))) == {"a"}
+
+
+def test_a_policy_that_is_being_deleted_has_no_say() -> None:
+    gone = a_mig_policy("a")
+    gone = msgspec.structs.replace(gone, metadata=msgspec.structs.replace(gone.metadata, deletion_timestamp=LATER))
+    assert set(owners(decided(a_mig_node(board=H100), gone, a_mig_policy("b", created=LATER)))) == {"b"}
+
+
+def test_without_a_policy_nothing_is_wanted() -> None:
+    decision = decided(a_mig_node(board=H100, wanted=[WantedGpu(uuid=FIRST, policy="gone", mode=MigMode.DYNAMIC)]))
+    assert decision.wanted == []
+    assert owners(decision) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("selector", "selected"),
+    [
+        (LabelSelector(), True),
+        (LabelSelector(match_labels={"pool": "mig"}), True),
+        (LabelSelector(match_labels={"pool": "train"}), False),
+        (LabelSelector(match_expressions=[NodeSelectorRequirement(key="pool", operator="In", values=["mig"])]), True),
+        (LabelSelector(match_expressions=[NodeSelectorRequirement(key="zone", operator="In", values=["a"])]), False),
+        (LabelSelector(match_expressions=[NodeSelectorRequirement(key="zone", operator="NotIn", values=["a"])]), True),
+        (
+            LabelSelector(match_expressions=[NodeSelectorRequirement(key="pool", operator="NotIn", values=["mig"])]),
+            False,
+        ),
+        (LabelSelector(match_expressions=[NodeSelectorRequirement(key="pool", operator="Exists")]), True),
+        (LabelSelector(match_expressions=[NodeSelectorRequirement(key="zone", operator="Exists")]), False),
+        (LabelSelector(match_expressions=[NodeSelectorRequirement(key="zone", operator="DoesNotExist")]), True),
+        (LabelSelector(match_expressions=[NodeSelectorRequirement(key="pool", operator="DoesNotExist")]), False),
+    ],
+)
+def test_nodes_are_selected_by_their_labels(selector: LabelSelector, selected: bool) -> None:
+    policy = a_mig_policy(node_selector=selector)
+    decision = decided(a_mig_node(board=H100, gpus=1), policy, labels={"pool": "mig"})
+    assert owners(decision) == (["policy"] if selected else [""])
+
+
+def test_a_gpu_without_mig_belongs_to_no_policy_unless_mig_is_to_be_off() -> None:
+    node = a_mig_node(gpus=[GpuMig(capable=False)])
+    assert owners(decided(node, a_mig_policy())) == [""]
+    assert owners(decided(node, a_mig_policy(mode=MigMode.DISABLED))) == ["policy"]
+
+
+def test_selectors_see_the_published_gpu() -> None:
+    devices = {FIRST: published(FIRST, architecture="Hopper"), SECOND: published(SECOND, architecture="Ampere")}
+    policy = a_mig_policy(device_selectors=selecting(HOPPERS))
+    assert owners(decided(a_mig_node(board=H100), policy, devices=devices)) == ["policy", ""]
+
+
+def test_selectors_see_the_whole_gpu_also_when_only_partitions_are_published() -> None:
+    node = a_mig_node(board=H100)
+    partition = Device(
+        name="gpu-0-mig-1g10gb-19-0",
+        attributes={
+            "type": DeviceAttribute(string="mig"),
+            "profile": DeviceAttribute(string="1g.10gb"),
+            "parentUUID": DeviceAttribute(string=FIRST),
+            "architecture": DeviceAttribute(string="Hopper"),
+        },
+    )
+    whole = whole_gpus([partition], node.status.gpus, driver=DRIVER)
+    assert whole.keys() == {FIRST}
+    own = 'device.attributes["gpu.nvidia.com"]'
+    seen = f'{HOPPERS} && {own}.type == "gpu" && !("profile" in {own})'
+    assert owners(decided(node, a_mig_policy(device_selectors=selecting(seen)), devices=whole)) == ["policy", ""]
+
+
+@pytest.mark.parametrize("expression", [HOPPERS, "no such thing"])
+def test_a_gpu_that_cannot_be_judged_stays_with_the_policy_that_has_it(expression: str) -> None:
+    had = WantedGpu(uuid=FIRST, policy="had", mode=MigMode.DYNAMIC, profiles=["1g.10gb"])
+    node = a_mig_node(board=H100, wanted=[had])
+    policy = a_mig_policy("had", created=LATER, device_selectors=selecting(expression))
+    decision = decided(node, policy, devices={})
+    assert decision.wanted == [had]
+    assert owners(decision) == ["had", ""]
+
+
+def test_a_broken_selector_takes_no_further_gpu_and_leaves_them_to_others() -> None:
+    broken = a_mig_policy("broken", device_selectors=selecting('device.attributes["x"].missing == 1'))
+    devices = {FIRST: published(FIRST), SECOND: published(SECOND)}
+    decision = decided(a_mig_node(board=H100), broken, a_mig_policy("other", created=LATER), devices=devices)
+    assert owners(decision) == ["other", "other"]
+
+
+def test_what_is_wanted_of_a_gpu_stays_while_its_driver_does_not_answer() -> None:
+    had = WantedGpu(uuid=FIRST, policy="policy", mode=MigMode.DYNAMIC)
+    down = a_mig_node(board=H100, gpus=0, wanted=[had], conditions=[Condition(type="Readable", status="False")])
+    assert decided(down, a_mig_policy()).wanted == [had]
+    up = a_mig_node(board=H100, gpus=0, wanted=[had], conditions=[Condition(type="Readable", status="True")])
+    assert decided(up, a_mig_policy()).wanted == []
+
+
+def test_a_static_layout_gets_its_starts_from_the_board() -> None:
+    (wanted,) = decided(a_mig_node(board=H100, gpus=1), a_static_policy("p", "3g.40gb", "4g.40gb")).wanted
+    assert wanted.layout == [WantedInstance(profile="4g.40gb", start=0), WantedInstance(profile="3g.40gb", start=4)]
+    assert wanted.mode is MigMode.STATIC
+
+
+def test_an_instance_in_use_stays_where_it_is_when_the_new_layout_has_it_too() -> None:
+    busy = GpuMig(
+        capable=True, enabled=True, instances=[a_mig_instance("3g.40gb@0", size=4, use=InstanceUse.CLAIM, claim="a/b")]
+    )
+    (wanted,) = decided(a_mig_node(board=H100, gpus=[busy]), a_static_policy("p", "3g.40gb", "2x1g.10gb")).wanted
+    assert WantedInstance(profile="3g.40gb", start=0) in wanted.layout
+
+
+def test_a_layout_that_cannot_be_on_the_board_says_why_and_leaves_the_gpu_as_it_was() -> None:
+    before = WantedGpu(uuid=FIRST, policy="p", mode=MigMode.STATIC, layout=[WantedInstance(profile="7g.80gb", start=0)])
+    node = a_mig_node(board=H100, gpus=1, wanted=[before])
+    decision = decided(node, a_static_policy("p", "2x4g.40gb"))
+    assert decision.wanted == [before]
+    (gpu,) = decision.gpus
+    assert gpu.stands.standing is Standing.FAILED
+    assert gpu.stands.message.startswith("layout layout: 2 x 4g.40gb")
+    assert "nearest that can exist is 1 x 4g.40gb" in gpu.stands.message
+
+
+def test_a_new_policy_whose_layout_cannot_be_wants_nothing() -> None:
+    decision = decided(a_mig_node(board=A30, gpus=1), a_static_policy("p", "3g.40gb"))
+    assert decision.wanted == []
+    assert "there is no profile 3g.40gb on this board" in decision.gpus[0].stands.message
+
+
+def test_profiles_and_warm_instances_are_those_the_board_has() -> None:
+    policy = a_mig_policy(
+        profiles=["1g.10gb", "1g.6gb"], warm=[ProfileCount(profile="1g.10gb", count=2), ProfileCount(profile="1g.6gb")]
+    )
+    (wanted,) = decided(a_mig_node(board=H100, gpus=1), policy).wanted
+    assert (wanted.profiles, wanted.warm) == (["1g.10gb"], [ProfileCount(profile="1g.10gb", count=2)])
+
+
+def test_allowing_only_profiles_that_the_board_does_not_have_allows_none_rather_than_all() -> None:
+    decision = decided(a_mig_node(board=A30, gpus=1), a_mig_policy(profiles=["1g.10gb"]))
+    assert decision.wanted == []
+    assert decision.gpus[0].stands.standing is Standing.FAILED
+    assert "its board has none of spec.profiles; it has 1g.6gb" in decision.gpus[0].stands.message
+
+
+def test_on_a_board_that_is_told_only_with_mig_on_the_mode_comes_first() -> None:
+    off = a_mig_node(gpus=[GpuMig(capable=True)])
+    (wanted,) = decided(off, a_static_policy("p", "3g.40gb")).wanted
+    assert (wanted.mode, wanted.layout) == (MigMode.STATIC, [])
+    on = a_mig_node(gpus=[GpuMig(capable=True, enabled=True)], wanted=[wanted])
+    assert decided(on, a_static_policy("p", "3g.40gb")).wanted == [wanted]
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_resets_are_permitted_as_the_policy_says_now(granted: bool) -> None:
+    (wanted,) = decided(a_mig_node(board=H100, gpus=1), a_mig_policy(), permits={"policy": granted}).wanted
+    assert wanted.reset_permitted is granted
+
+
+def stands(mig: GpuMig | None, policy: MigPolicy, *, taken_up: bool = True) -> Stands:
+    """How a GPU stands once its spec says what is wanted."""
+    wanted = decided(a_mig_node(board=H100, gpus=[mig]), policy).wanted
+    node = a_mig_node(board=H100, gpus=[mig], wanted=wanted)
+    if not taken_up:
+        node = msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, generation=2))
+    return decided(node, policy).gpus[0].stands
+
+
+ON = GpuMig(capable=True, enabled=True)
+HALVES = a_static_policy("policy", "3g.40gb@0", "3g.40gb@4")
+BOTH = [a_mig_instance(f"3g.40gb@{start}", size=4, use=InstanceUse.LAYOUT) for start in (0, 4)]
+CLAIMED = a_mig_instance("1g.10gb@6", use=InstanceUse.CLAIM, claim="team/serve")
+FOREIGN = a_mig_instance("1g.10gb@6", use=InstanceUse.FOREIGN)
+
+
+def having(*instances: Any, **fields: Any) -> GpuMig:
+    return GpuMig(capable=True, enabled=fields.pop("enabled", True), instances=list(instances), **fields)
+
+
+@pytest.mark.parametrize(
+    ("mig", "policy", "standing", "message"),
+    [
+        (None, a_mig_policy(), Standing.CHANGING, "its agent has not reported its partitions"),
+        (ON, a_mig_policy(), Standing.APPLIED, ""),
+        (GpuMig(capable=True), a_mig_policy(), Standing.CHANGING, "MIG is still off"),
+        (GpuMig(capable=True), a_mig_policy(mode=MigMode.DISABLED), Standing.APPLIED, ""),
+        (ON, a_mig_policy(mode=MigMode.DISABLED), Standing.CHANGING, "MIG is still on"),
+        (
+            having(CLAIMED),
+            a_mig_policy(mode=MigMode.DISABLED),
+            Standing.CHANGING,
+            "1g.10gb at 6 is in use by claim team/serve",
+        ),
+        (having(*BOTH), HALVES, Standing.APPLIED, ""),
+        (having(BOTH[0]), HALVES, Standing.CHANGING, "its instances are being changed"),
+        (having(BOTH[0], CLAIMED), HALVES, Standing.CHANGING, "1g.10gb at 6 is in use by claim team/serve"),
+        (
+            having(BOTH[0], FOREIGN),
+            HALVES,
+            Standing.FAILED,
+            "1g.10gb at 6 was made by others; destroy it there, or put it into the layout",
+        ),
+        (
+            having(BOTH[0], a_mig_instance("1g.10gb@6", use=InstanceUse.ORPHAN, holder="dcgm (pid 7)")),
+            HALVES,
+            Standing.CHANGING,
+            "1g.10gb at 6 is held by dcgm (pid 7)",
+        ),
+        (having(*BOTH, state=MigState.CHANGING, message="Verifying."), HALVES, Standing.CHANGING, "Verifying"),
+        (having(state=MigState.DIRTY, message="GI 3 is stuck."), a_mig_policy(), Standing.FAILED, "GI 3 is stuck"),
+        (
+            having(state=MigState.NEEDS_RESET),
+            a_mig_policy(),
+            Standing.FAILED,
+            "it needs a reset, and spec.reset.permit is Never; reset it by hand, or permit it",
+        ),
+        (
+            having(pending=True, enabled=False),
+            a_mig_policy(reset=MigReset(permit=ResetPermit.IN_WINDOWS)),
+            Standing.CHANGING,
+            "it needs a reset and waits for a window of spec.reset",
+        ),
+    ],
+)
+def test_how_a_gpu_stands(mig: GpuMig | None, policy: MigPolicy, standing: Standing, message: str) -> None:
+    assert stands(mig, policy) == (standing, message)
+
+
+def test_nothing_counts_as_applied_before_the_agent_has_seen_it() -> None:
+    told = (Standing.CHANGING, "its agent has not taken this up yet")
+    assert stands(ON, a_mig_policy(), taken_up=False) == told
+    assert decided(a_mig_node(board=H100, gpus=[ON]), a_mig_policy()).gpus[0].stands == told
+
+
+def test_a_decision_can_be_read_aloud() -> None:
+    decision = decided(a_mig_node(board=H100), a_mig_policy(exclude=[SECOND]))
+    assert str(decision) == "node-0: gpu-0: Dynamic by policy; gpu-1: left alone"
