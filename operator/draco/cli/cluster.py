@@ -13,6 +13,7 @@ from typing import Any
 import click
 import msgspec
 
+from draco.cli import cluster_gpus
 from draco.cluster import attach, binaries, clusters, state
 from draco.cluster.errors import ClusterError
 from draco.cluster.progress import Lines
@@ -29,6 +30,9 @@ def command() -> None:
     Nothing is installed and no Docker is needed: Kubernetes' own programs are built once from pinned sources, kept in a
     cache, and run as plain processes. ~/.kube/config is not touched.
     """
+
+
+command.add_command(cluster_gpus.command)
 
 
 @command.command()

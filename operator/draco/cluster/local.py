@@ -22,7 +22,7 @@ from draco.cluster.realnode.nodes import RealNodes, RealNodeSettings
 from draco.cluster.state import Record, Wanted
 
 REAL_NODES_FOLDER = "real-nodes"
-_SOCKETS_LINK = "sockets"
+SOCKETS_LINK = "sockets"
 
 
 class LocalCluster:
@@ -164,14 +164,14 @@ def make_sockets_folder(record: Record) -> Path:
     """A folder with a short path, for Unix sockets; a link in the record's folder names it before it exists."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     folder = base / f"draco-{secrets.token_hex(4)}"
-    (record.folder / _SOCKETS_LINK).symlink_to(folder)
+    (record.folder / SOCKETS_LINK).symlink_to(folder)
     folder.mkdir(mode=0o700)
     return folder
 
 
 def remove_sockets_folder(record: Record) -> None:
     """Remove that folder, if it was made."""
-    link = record.folder / _SOCKETS_LINK
+    link = record.folder / SOCKETS_LINK
     if link.is_symlink():
         shutil.rmtree(link.readlink(), ignore_errors=True)
         link.unlink()

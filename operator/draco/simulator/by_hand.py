@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pynvml
@@ -32,20 +32,28 @@ def set_mode(path: Path, gpu: int | str, mode: int) -> str:
         status = nvml.nvmlDeviceSetMigMode(device, mode)
         current, pending = nvml.nvmlDeviceGetMigMode(device)
         if pending != mode:
-            raise StateError(f"MIG mode of GPU {target.uuid} was not changed: {pynvml.NVMLError(status)}.")
+            why = nvml.nvmlErrorString(status)
+            raise StateError(f"MIG mode of GPU {target.uuid} was not changed: {why[0].lower()}{why[1:]}.")
         told = "on" if mode else "off"
         return told if current == mode else f"{told} after a reset of the GPU"
 
 
 def create_instance(
-    path: Path, gpu: int | str, profile: str, *, start: int | None = None, compute: bool = True
+    path: Path,
+    gpu: int | str,
+    profile: str,
+    *,
+    start: int | None = None,
+    compute: Literal["none", "whole"] = "whole",
 ) -> Made:
-    """Make a GPU instance of a profile (`3g.40gb`), with a compute instance that takes all of it unless told otherwise."""
+    """Make a GPU instance of a profile (`3g.40gb`), with a compute instance that takes all of it, or none."""
     with _opened(path, gpu) as (nvml, device, target):
+        _check_mode(target)
         table = board_of(target).mig
-        found = None if table is None else next((each for each in table.profiles if each.name == profile), None)
-        if table is None or found is None:
-            known = ", ".join(each.name for each in table.profiles) if table else "none"
+        profiles = () if table is None else table.profiles
+        found = next((each for each in profiles if each.name == profile), None)
+        if found is None:
+            known = ", ".join(each.name for each in profiles)
             raise StateError(f"Board {target.board} has no MIG profile {profile!r}; it has: {known}.")
         if start is None:
             instance = nvml.nvmlDeviceCreateGpuInstance(device, found.id)
@@ -53,7 +61,7 @@ def create_instance(
             placement = pynvml.c_nvmlGpuInstancePlacement_t(start, found.size)
             instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, found.id, ctypes.byref(placement))
         info = nvml.nvmlGpuInstanceGetInfo(instance)
-        if not compute:
+        if compute == "none":
             return Made(info.id, info.placement.start, "")
         whole = next(each for each in ci_profiles(found) if each.slices == found.slices)
         made = nvml.nvmlGpuInstanceCreateComputeInstance(instance, whole.id)
@@ -64,10 +72,18 @@ def create_instance(
 def destroy_instance(path: Path, gpu: int | str, gpu_instance: int) -> None:
     """Destroy a GPU instance and what is in it."""
     with _opened(path, gpu) as (nvml, device, target):
+        _check_mode(target)
         instance = nvml.nvmlDeviceGetGpuInstanceById(device, gpu_instance)
         for inside in next(each for each in target.instances if each.id == gpu_instance).compute:
             nvml.nvmlComputeInstanceDestroy(nvml.nvmlGpuInstanceGetComputeInstanceById(instance, inside.id))
         nvml.nvmlGpuInstanceDestroy(instance)
+
+
+def _check_mode(gpu: GpuState) -> None:
+    if not board_of(gpu).mig_capable:
+        raise StateError(f"Board {gpu.board} of GPU {gpu.uuid} has no MIG.")
+    if not gpu.mig_current:
+        raise StateError(f"MIG mode of GPU {gpu.uuid} is off: switch it on first.")
 
 
 @contextmanager
@@ -86,4 +102,4 @@ def _opened(path: Path, gpu: int | str) -> Iterator[tuple[Any, Any, GpuState]]:
         finally:
             nvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        raise StateError(f"NVML refused for GPU {gpu}: {error}.") from error
+        raise StateError(f"NVML refuses that for GPU {gpu}: {nvml.nvmlErrorString(error.value)}.") from error

@@ -4,8 +4,9 @@ Owns the translation of a fault into state: which answers change and which NVML 
 index or its UUID. What a person does to MIG without breaking anything is in `by_hand`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import pynvml
@@ -17,6 +18,25 @@ from draco.simulator.state import EccCounts, Failure, GpuState, NodeState, Proce
 WHOLE_GPU = 0xFFFFFFFF  # NVML's instance id for "not one instance"
 XID_FALLEN_OFF_THE_BUS = 79
 XID_RECOVERY_ACTION_CHANGED = 154
+
+ERRORS: Mapping[str, int] = MappingProxyType(
+    {
+        name.removeprefix("NVML_ERROR_"): code
+        for name, code in vars(pynvml).items()
+        if name.startswith("NVML_ERROR_") and code
+    }
+)
+"""NVML's return codes by the names that people write: IN_USE, INSUFFICIENT_RESOURCES and so on."""
+RECOVERY_ACTIONS: Mapping[str, int] = MappingProxyType(
+    {
+        "none": pynvml.NVML_GPU_RECOVERY_ACTION_NONE,
+        "reset": pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET,
+        "reboot": pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT,
+        "drain-p2p": pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P,
+        "drain-and-reset": pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET,
+    }
+)
+"""NVML's recovery actions by the same."""
 
 
 def xid(path: Path, gpu: int | str, code: int, *, gi: int = WHOLE_GPU, ci: int = WHOLE_GPU) -> None:

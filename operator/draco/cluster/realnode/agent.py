@@ -9,12 +9,22 @@ from pathlib import Path
 
 from draco.cluster.realnode.config import AGENT_MOUNT, GPU_STATE_FILE
 from draco.cluster.realnode.init import Service
-from draco.simulator import state
+from draco.simulator import faults, state
+
+
+def gpu_state_file(disk: Path) -> Path:
+    """Where the state of a node's GPUs is, seen from outside the node."""
+    return disk / "fs" / GPU_STATE_FILE.lstrip("/")
+
+
+def boot_gpus(disk: Path) -> None:
+    """What a boot does to GPUs: instances and holders are gone, lost GPUs are back."""
+    faults.reboot(gpu_state_file(disk))
 
 
 def create_gpus(disk: Path, *, board: str, gpus: int, node: str) -> None:
     """Put GPUs into a node: their state lies on the node's disk and survives a power-off."""
-    path = disk / "fs" / GPU_STATE_FILE.lstrip("/")
+    path = gpu_state_file(disk)
     path.parent.mkdir(parents=True, exist_ok=True)
     state.create(path, board=board, gpus=gpus, node_name=node)
 

@@ -27,7 +27,7 @@ from draco.cluster.errors import ClusterError, ProcessFailed, StateDamaged
 from draco.cluster.files import write_atomically
 from draco.cluster.process import Processes
 from draco.cluster.realnode import cgroup, image, network
-from draco.cluster.realnode.agent import agent_service, create_gpus
+from draco.cluster.realnode.agent import agent_service, boot_gpus, create_gpus
 from draco.cluster.realnode.check import CNI_BIN, may_lower_oom_score, require
 from draco.cluster.realnode.config import AGENT_MOUNT, NodeFacts, plan_json, plan_node
 from draco.cluster.realnode.init import RUN_FOLDER
@@ -142,10 +142,14 @@ class RealNodes:
         return [node.name for node in added]
 
     def power_on(self, node: str) -> None:
-        """Boot a node that is off: its disk is as it was, its containers are gone. Nothing happens when it is on."""
+        """Boot a node that is off: its disk is as it was, its containers are gone. Nothing happens when it is on.
+
+        Its GPUs are booted with it: what was made of them is gone.
+        """
         self._known(node)
         if self._first_process(node):
             return
+        boot_gpus(self._disk(node))
         cgroup.create(cgroup.mounted(), self.names.cgroup, node)
         namespace = network.NETNS_FOLDER / self.names.node_namespace(node)
         separate = ("--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc")
@@ -303,7 +307,7 @@ class RealNodes:
         return self.folder / "images"
 
     def _disk(self, node: str) -> Path:
-        return self.folder / "disks" / node
+        return disk_of(self.folder, node)
 
     def _plan_file(self, node: str) -> Path:
         return self._disk(node) / "plan.json"
@@ -319,6 +323,11 @@ class RealNodes:
 
     def _write(self, record: _Record) -> None:
         write_atomically(self.folder / _RECORD, msgspec.json.encode(record))
+
+
+def disk_of(folder: Path, node: str) -> Path:
+    """A node's disk; `folder` is that of all real nodes."""
+    return folder / "disks" / node
 
 
 def _console(node: str) -> str:

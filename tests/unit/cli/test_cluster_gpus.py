@@ -1,0 +1,163 @@
+"""`draco cluster gpu`: what each command does to a node's GPUs, and what it says."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pynvml
+import pytest
+
+from draco import cli
+from draco.cluster.state import ClusterState, Record, Wanted
+from draco.simulator.nvml import SimulatedNvml
+from draco.simulator.state import Failure, NodeState, create, load, mutate
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state file of the only node of a cluster called draco, which has two H100."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    record = Record("draco")
+    record.write(
+        ClusterState(
+            name="draco", phase="ready", wanted=Wanted(nodes=1, gpus=2), created=datetime(2026, 1, 1, tzinfo=UTC)
+        )
+    )
+    file = record.folder / "sockets" / "gpu-node-0" / "gpus.json"
+    create(file, board="H100-80GB", gpus=2, node_name="gpu-node-0")
+    return file
+
+
+@pytest.fixture
+def run(path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `draco cluster gpu ...` and returns what it printed; `status` is the exit status to expect."""
+
+    def call(line: str, status: int = 0) -> str:
+        assert cli.run(["cluster", "gpu", *line.split()]) == status
+        printed = capsys.readouterr()
+        return printed.err if status else printed.out
+
+    return call
+
+
+def test_a_day_of_an_instance_made_by_hand(run: Run, path: Path) -> None:
+    assert run("mig gpu-node-0 0 on") == "MIG mode is on.\n"
+    assert run("create gpu-node-0 0 3g.40gb --start 4").startswith("Made GPU instance 2 at unit 4: MIG-")
+    assert (
+        run("create gpu-node-0 0 1g.10gb --start 0 --only-gi")
+        == "Made GPU instance 7 at unit 0: no compute instance.\n"
+    )
+    assert "holds compute instance 0 of GPU instance 2 of GPU 0" in run(
+        "hold gpu-node-0 0 --gi 2 --pid 77 --program python3"
+    )
+    assert run("hold gpu-node-0 0 --gi 7 --handle") == "Process 100000 holds GPU instance 7 of GPU 0.\n"
+    shown = run("show gpu-node-0")
+    uuid = load(path).gpus[0].instances[0].compute[0].uuid
+    assert (
+        f"GPU 0  {load(path).gpus[0].uuid}  H100-80GB  MIG on\n  GI 7  1g.10gb  unit 0  no compute instance\n" in shown
+    )
+    assert f"  GI 2  3g.40gb  units 4-7  CI 0 {uuid}\n" in shown
+    assert "  process 77 (python3) holds compute instance 0 of GPU instance 2 of GPU 0\n" in shown
+    assert "  process 100000 holds GPU instance 7 of GPU 0, listed nowhere\n" in shown
+    assert run("destroy gpu-node-0 0 2", 1) == "Error: NVML refuses that for GPU 0: In use by another client.\n"
+    run("release gpu-node-0 77")
+    run("destroy gpu-node-0 0 2")
+    assert [instance.id for instance in load(path).gpus[0].instances] == [7]
+    assert "MIG mode of GPU" in run("mig gpu-node-0 0 off", 1)
+    run("release gpu-node-0 100000")
+    run("reset gpu-node-0 0")
+    assert load(path).gpus[0].instances == []
+
+
+def test_faults_are_set_shown_and_healed(run: Run, path: Path) -> None:
+    uuid = load(path).gpus[1].uuid
+    run(f"unreadable gpu-node-0 {uuid}")
+    run("recovery gpu-node-0 0 drain-and-reset")
+    run("temperature gpu-node-0 0 90")
+    run("ecc gpu-node-0 0 --uncorrected 2")
+    run("xid gpu-node-0 0 48 --gi 2")
+    shown = run("show gpu-node-0")
+    assert "  everything answers UNKNOWN\n" in shown
+    assert "  needs drain-and-reset\n" in shown
+    state = load(path)
+    assert (state.gpus[0].temperature_c, state.gpus[0].ecc.uncorrected_volatile) == (90, 2)
+    assert (state.events[-1].data, state.events[-1].gpu_instance) == (48, 2)
+    run("lose gpu-node-0 1")
+    run("heal gpu-node-0 0")
+    run("reboot gpu-node-0 --minors 1,0")
+    state = load(path)
+    assert ([gpu.error for gpu in state.gpus], [gpu.minor for gpu in state.gpus]) == ([0, 0], [1, 0])
+    assert state.gpus[0].recovery_action == 0
+    run("reload-driver gpu-node-0 --version 590.48.01")
+    assert load(path).driver.version == "590.48.01"
+
+
+def test_failures_and_latency_are_set_shown_and_ended(run: Run, path: Path) -> None:
+    run("fail gpu-node-0 nvmlGpuInstanceDestroy in_use --gpu 0 --gi 2 --times 3")
+    run("fail gpu-node-0 nvmlInit UNKNOWN --afterwards")
+    run("latency gpu-node-0 1.5 --function nvmlGpuInstanceDestroy")
+    state = load(path)
+    assert state.failures == [
+        Failure(
+            pynvml.NVML_ERROR_IN_USE,
+            function="nvmlGpuInstanceDestroy",
+            gpu_uuid=state.gpus[0].uuid,
+            gpu_instance=2,
+            times=3,
+        ),
+        Failure(pynvml.NVML_ERROR_UNKNOWN, function="nvmlInit", effect="done"),
+    ]
+    shown = run("show gpu-node-0")
+    assert f"nvmlGpuInstanceDestroy fails with IN_USE on {state.gpus[0].uuid}, GPU instance 2, 3 times\n" in shown
+    assert "nvmlInit works and fails with UNKNOWN, always\n" in shown
+    assert "nvmlGpuInstanceDestroy takes 1.5 s longer\n" in shown
+    run("stop-failing gpu-node-0")
+    run("latency gpu-node-0 0 --function nvmlGpuInstanceDestroy")
+    assert (load(path).failures, load(path).latency_s) == ([], {})
+
+
+def test_what_is_shown_as_json_is_the_whole_state(run: Run, path: Path) -> None:
+    assert msgspec.json.decode(run("show gpu-node-0 -o json"), type=NodeState) == load(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ("show gpu-node-1", 1, "Cluster draco has no node gpu-node-1; it has: gpu-node-0. Did you mean gpu-node-0?"),
+        ("lose gpu-node-0 5", 1, "Node gpu-node-0 has no GPU 5; it has 0 to 1."),
+        ("mig gpu-node-0 7 on", 1, "Node gpu-node-0 has no GPU 7; it has 0 to 1."),
+        ("create gpu-node-0 1 3g.41gb", 1, "Board H100-80GB has no MIG profile '3g.41gb'; it has: 1g.10gb, "),
+        ("create gpu-node-0 1 3g.40gb --start 2", 1, "NVML refuses that for GPU 1: Invalid Argument."),
+        ("create gpu-node-0 0 3g.40gb", 1, "is off: switch it on first."),
+        ("destroy gpu-node-0 0 1", 1, "is off: switch it on first."),
+        ("destroy gpu-node-0 1 1", 1, "NVML refuses that for GPU 1: Not Found."),
+        ("hold gpu-node-0 0 --ci 1", 2, "--ci names a compute instance of a GPU instance: say which with --gi."),
+        ("hold gpu-node-0 0 --gi 1", 1, "has no GPU instance 1; there are: none."),
+        ("release gpu-node-0 5", 1, "No process 5 holds a GPU of node gpu-node-0."),
+        ("fail gpu-node-0 nvmlFly UNKNOWN", 1, "NVML has no function nvmlFly."),
+        ("fail gpu-node-0 nvmlInit BAD", 2, "'BAD' is not one of"),
+        ("ecc gpu-node-0 0", 2, "Say how many"),
+        ("reboot gpu-node-0 --minors a,b", 2, "'a,b' is not a list like 1,0,2."),
+        ("show gpu-node-0 --name other", 1, "There is no cluster called other"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence_and_changes_nothing(
+    run: Run, path: Path, line: str, status: int, said: str
+) -> None:
+    with mutate(path) as state:
+        state.gpus[1].mig_current = state.gpus[1].mig_pending = 1
+    before = path.read_bytes()
+    assert said in run(line, status)
+    assert path.read_bytes() == before
+
+
+def test_an_agent_sees_it_at_once(run: Run, path: Path) -> None:
+    nvml = SimulatedNvml(path)
+    nvml.nvmlInit()
+    events = nvml.nvmlEventSetCreate()
+    nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(0), pynvml.nvmlEventTypeAll, events)
+    run("xid gpu-node-0 0 79")
+    assert nvml.nvmlEventSetWait_v2(events, 0).eventData == 79
