@@ -87,6 +87,9 @@ def candidates(fleet: Fleet, claims: Sequence[ResourceClaim]) -> Candidates | No
     shared = fleet.inventory.nodes[SHARED]
     if risky is not None and any(risky[row] for row in shared):
         return None
+    # A selector is asked before the node, so such devices matter to nodes that they are not for.
+    if risky is not None and any(risky[row] for row in fleet.inventory.per_device_rows):
+        return None
     on_each = [Wanted(each.rows, each.count - sum(each.rows[row] for row in shared)) for each in wanted]
     scarce = [each for each in on_each if each.count > 0]
     return Candidates(fleet, scarce, risky) if scarce else None

@@ -46,6 +46,7 @@ class Inventory:
         """Pools that changed since it was looked whether they are plain."""
         self._invalid_selectors: set[str] = set()
         self._with_counters: set[str] = set()
+        self._per_device: set[str] = set()
         self._pools: dict[PoolKey, Pool] = {}
         self._slices: dict[str, PoolKey] = {}
         self._pools_of_node: dict[str, Counter[PoolKey]] = {}
@@ -97,6 +98,14 @@ class Inventory:
     def has_shared_counters(self) -> bool:
         """Whether any slice has counters for devices to draw from."""
         return bool(self._with_counters)
+
+    @property
+    def per_device_rows(self) -> Iterable[int]:
+        """The rows of slices that leave nodes to their devices: whoever reaches one of these meets all of its slice."""
+        for name in self._per_device:
+            entry = self.slice(name)
+            if entry is not None:
+                yield from entry.rows
 
     def key(self, row: int) -> DeviceKey:
         """The full name of a row's device."""
@@ -194,6 +203,8 @@ class Inventory:
             self._invalid_selectors.add(entry.name)
         if entry.spec.shared_counters:
             self._with_counters.add(entry.name)
+        if entry.spec.per_device_node_selection:
+            self._per_device.add(entry.name)
 
     def _let_go(self, entry: Entry) -> None:
         for row, taints in zip(entry.rows, entry.taints, strict=True):
@@ -202,6 +213,7 @@ class Inventory:
         self.nodes.remove(entry)
         self._invalid_selectors.discard(entry.name)
         self._with_counters.discard(entry.name)
+        self._per_device.discard(entry.name)
 
     def put_rule(self, rule: DeviceTaintRule) -> None:
         """Take a taint rule as it now is, by its name."""

@@ -16,6 +16,7 @@ from draco.allocation.pools import Candidate
 from draco.allocation.rowwise import combine, number
 from draco.allocation.selectors import FAILS, YES
 from draco.cel.errors import CompileError
+from draco.explanation.ground import Sight
 from draco.explanation.verdicts import Ask
 
 SELECTED: Final = 0
@@ -56,6 +57,18 @@ class Rows:
         fails = any(each[row] and each[row] % 2 == 0 for each in self.outcomes for row in combined.rows)
         self.order_matters = fails or bool(self.odd) or bool(compared)
         """Whether nodes can only be alike that have like devices in the same order."""
+
+    def fails_on(self, sight: Sight) -> bool:
+        """Whether a selector fails on a device of a slice that leaves nodes to its devices: also on one for another node.
+
+        The allocator asks selectors first, and only then whether the device is for the node.
+        """
+        return any(
+            candidate.spec.per_device_node_selection
+            and any(each[candidate.row] and each[candidate.row] % 2 == 0 for each in self.outcomes)
+            for view in sight.views
+            for candidate in view.candidates
+        )
 
     def oddity(self, candidate: Candidate) -> Hashable:
         """What else matters of a device, if it is odd."""

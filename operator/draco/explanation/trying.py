@@ -60,7 +60,11 @@ class Trying:
     ) -> Iterator[tuple[Sequence[str], Verdict, str]]:
         """The verdicts on nodes that have like devices, in groups."""
         devices = [*own, *shared]
-        may_fail = bool(sight.error) or any(_fails(finding) for seen in devices for finding in seen.findings)
+        may_fail = (
+            bool(sight.error)
+            or any(_fails(finding) for seen in devices for finding in seen.findings)
+            or self._rows.fails_on(sight)
+        )
         if self._counts_decide and not may_fail and self._is_short(devices):
             yield names, Verdict.BROKEN if any(view.invalid for view in sight.views) else Verdict.NONE, ""
             return

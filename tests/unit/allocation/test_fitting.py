@@ -167,3 +167,19 @@ def test_where_a_node_selector_is_not_valid_every_node_is_asked() -> None:
         where(fleet, asking())
     fleet.remove_slice("odd")
     assert where(fleet, asking()) is None
+
+
+def test_a_selector_that_fails_on_a_device_for_another_node_is_an_error_where_its_slice_is_seen() -> None:
+    model = {"model": {"string": "A"}}
+    devices = [
+        {"name": "x", "nodeName": "node-1", "attributes": model},
+        {"name": "y", "nodeName": "node-1"},
+        {"name": "z", "nodeName": "node-0", "attributes": {"model": {"string": "B"}}},
+    ]
+    pool = {"name": "each", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "d", "pool": pool, "perDeviceNodeSelection": True, "devices": devices}
+    fleet = Fleet.of(nodes=[a_node("node-0"), a_node("node-1")], classes=[DeviceClass(metadata=ObjectMeta(name="any"))])
+    put(fleet, {"kind": "ResourceSlice", "metadata": {"name": "each"}, "spec": spec})
+    claim = asking(selectors=[{"cel": {"expression": "device.attributes['d'].model == 'A'"}}])
+    with pytest.raises(AllocationError, match="no such key: model"):
+        where(fleet, claim)

@@ -87,6 +87,19 @@ def test_the_reason_of_an_error_says_whether_pools_selectors_or_the_claim_are_at
     assert explain(a_cluster(Device(name="gpu-0", capacity={"memory": negative})), [asking()]).reason is Reason.INVALID
 
 
+def test_a_selector_that_fails_on_a_device_for_another_node_is_an_error_as_the_scheduler_meets_it() -> None:
+    devices = [
+        Device(name="x", node_name="n0", attributes={"model": DeviceAttribute(string="A")}),
+        Device(name="y", node_name="n0"),
+        Device(name="z", node_name="n1", attributes={"model": DeviceAttribute(string="B")}),
+    ]
+    published = a_slice("", devices, pool="each", per_device_node_selection=True)
+    fleet = Fleet.of(slices=[published], nodes=[a_node("n0"), a_node("n1")], classes=[a_device_class()])
+    told = explain(fleet, [asking(f'{ATTRIBUTES}.model == "A"')])
+    assert not told.fits
+    assert "no such key: model" in told.error
+
+
 def test_a_search_that_was_too_long_is_told_as_such() -> None:
     devices = [Device(name=f"gpu-{n}", attributes={"half": DeviceAttribute(int_=n % 2)}) for n in range(40)]
     pair = DeviceConstraint(match_attribute=f"{GPU}/half")
