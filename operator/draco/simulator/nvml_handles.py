@@ -81,7 +81,9 @@ def pointed(reference: Any) -> Any:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     if hasattr(reference, "_obj"):
         return reference._obj
-    if hasattr(reference, "contents"):
+    if isinstance(reference, ctypes._Pointer):
+        if ctypes.cast(reference, ctypes.c_void_p).value is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return reference.contents
     if isinstance(reference, ctypes.Array):
         return reference

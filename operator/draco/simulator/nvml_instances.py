@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from draco.simulator.boards_mig import CiProfile, GiProfile, Placed, ci_profiles, ci_starts
-from draco.simulator.nvml_handles import pointed
+from draco.simulator.nvml_handles import ProcessKilled, pointed
 from draco.simulator.nvml_mig import announce, filled_placements, mig_enabled, placed, profile_of, table_of
 from draco.simulator.nvml_session import Session, invalid_argument, not_supported
 from draco.simulator.state import ComputeInstance, GpuInstance, GpuState, NodeState
@@ -286,6 +286,11 @@ def _lowest_free(numbers: Iterator[int]) -> int:
 def _listed(handles: Iterator[Any], array_ref: Any, count_ref: Any) -> int:
     array, count = pointed(array_ref), pointed(count_ref)
     found = list(handles)
+    if len(array) < len(found):
+        raise ProcessKilled(
+            f"An array of {len(array)} handles was passed for {len(found)}: the real library writes past its end and "
+            "crashes the process; make room for as many as the profile allows."
+        )
     for position, handle in enumerate(found):
         array[position] = handle
     count.value = len(found)

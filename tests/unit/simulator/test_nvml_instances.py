@@ -1,15 +1,19 @@
 """GPU instances and compute instances through simulated NVML: made, found and destroyed."""
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from draco.simulator import faults
 from draco.simulator.nvml_handles import ProcessKilled
 from draco.simulator.nvml_instances import instance_id
-from draco.simulator.state import GpuInstance, load
+from draco.simulator.state import GpuInstance, create, load
 from tests.unit.simulator.conftest import Mig, StateFile, opened
 
 ANY = pynvml.NVML_GPU_INSTANCE_ID_ANY
@@ -72,6 +76,26 @@ def test_a_placement_passed_by_value_kills_the_process_whatever_is_caught(mig: M
         )
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
         mig.nvml.nvmlDeviceCreateGpuInstanceWithPlacement(mig.device, 9, None)
+
+
+def test_pointers_of_every_kind_are_followed_and_null_is_an_invalid_argument(mig: Mig) -> None:
+    placement = pynvml.c_nvmlGpuInstancePlacement_t(0, 4)
+    pointer = ctypes.pointer(placement)
+    instance = mig.nvml.nvmlDeviceCreateGpuInstanceWithPlacement(mig.device, 9, pointer)
+    assert mig.nvml.nvmlGpuInstanceGetInfo(instance).placement.start == 0
+    for null in (None, type(pointer)()):
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            mig.nvml.nvmlDeviceCreateGpuInstanceWithPlacement(mig.device, 9, null)
+    with pytest.raises(ctypes.ArgumentError):
+        mig.nvml.nvmlDeviceCreateGpuInstanceWithPlacement(mig.device, 9, [0, 4])
+
+
+def test_an_array_without_room_for_all_instances_kills_the_process(mig: Mig) -> None:
+    for start in (0, 1):
+        mig.make(19, start)
+    count = ctypes.c_uint(1)
+    with pytest.raises(ProcessKilled, match="1 handles was passed for 2"):
+        mig.nvml.nvmlDeviceGetGpuInstances(mig.device, 19, (pynvml.c_nvmlGpuInstance_t * 1)(), ctypes.byref(count))
 
 
 def test_the_driver_chooses_as_seen_on_hardware(mig: Mig) -> None:
@@ -225,6 +249,61 @@ def test_each_board_can_be_filled_with_its_smallest_and_its_largest_profile(
         for handle in made:
             mig.nvml.nvmlComputeInstanceDestroy(mig.nvml.nvmlGpuInstanceCreateComputeInstance(handle, 0))
             mig.nvml.nvmlGpuInstanceDestroy(handle)
+
+
+def test_what_has_all_media_engines_leaves_room_only_for_what_has_none(a_state_file: StateFile) -> None:
+    mig = Mig(a_state_file("RTX-PRO-6000", gpus=1))
+    mig.nvml.nvmlDeviceCreateGpuInstance(mig.device, 65)  # 1g.24gb+me.all
+    for profile_id in (14, 21, 47, 5):
+        assert mig.nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(mig.device, profile_id) == 0
+        with pytest.raises(pynvml.NVMLError_InsufficientResources):
+            mig.nvml.nvmlDeviceCreateGpuInstance(mig.device, profile_id)
+    assert mig.nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(mig.device, 67) == 3
+    mig.nvml.nvmlDeviceCreateGpuInstance(mig.device, 67)
+
+
+def test_of_many_that_want_one_place_at_once_one_gets_it(mig: Mig, path: Path) -> None:
+    def take(_number: int) -> int:
+        nvml = opened(path)  # what another process would have
+        try:
+            instance = nvml.nvmlDeviceCreateGpuInstance(nvml.nvmlDeviceGetHandleByIndex(0), 19)
+        except pynvml.NVMLError_InsufficientResources:
+            return -1
+        return int(nvml.nvmlGpuInstanceGetInfo(instance).placement.start)
+
+    with ThreadPoolExecutor(12) as workers:
+        starts = list(workers.map(take, range(12)))
+    assert sorted(starts) == [-1] * 5 + list(range(7))
+    assert sorted(place[1] for place in mig.placements().values()) == list(range(7))
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from([19, 20, 15, 14, 9, 5, 0]), st.integers(0, 6)), max_size=25))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_made_and_destroyed_nothing_overlaps_and_refusals_are_right(
+    path: Path, steps: list[tuple[int, int]]
+) -> None:
+    sizes = {19: 1, 20: 1, 15: 2, 14: 2, 9: 4, 5: 4, 0: 8}
+    starts = {19: range(7), 20: range(7), 15: (0, 2, 4, 6), 14: (0, 2, 4), 9: (0, 4), 5: (0,), 0: (0,)}
+    optical_flow = {20, 0}  # these take the only accelerator
+    create(path, gpus=1, node_name="n")
+    mig, there = Mig(path), dict[tuple[int, int], Any]()
+    for profile_id, start in steps:
+        if (profile_id, start) in there:
+            mig.nvml.nvmlGpuInstanceDestroy(there.pop((profile_id, start)))
+            continue
+        taken = {unit for other, first in there for unit in range(first, first + sizes[other])}
+        free = taken.isdisjoint(range(start, start + sizes[profile_id]))
+        media = profile_id not in optical_flow or not any(other in optical_flow for other, _ in there)
+        if start not in starts[profile_id]:
+            with pytest.raises(pynvml.NVMLError_InvalidArgument):
+                mig.make(profile_id, start)
+        elif free and media:
+            there[profile_id, start] = mig.make(profile_id, start)
+        else:
+            with pytest.raises(pynvml.NVMLError_InsufficientResources):
+                mig.make(profile_id, start)
+    found = mig.placements()
+    assert sorted(found.values()) == sorted((profile, start, sizes[profile]) for profile, start in there)
 
 
 def test_making_and_destroying_are_announced_to_everybody_who_listens(mig: Mig, path: Path) -> None:
