@@ -11,9 +11,9 @@ import yaml
 from draco.cluster.controlplane import ControlPlane
 from draco.kube.client import Client
 from draco.resources.draco import MaintenancePhase
-from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, EVENTS, PODS, SLICES, Kind
+from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, EVENTS, GPU_NODES, MIG_POLICIES, PODS, SLICES, Kind
 from draco.resources.meta import ObjectKey
-from tests.builders import a_claim, a_slice
+from tests.builders import a_claim, a_mig_node, a_slice
 from tests.component.controller.replicas import Process, until
 
 pytestmark = pytest.mark.usefixtures("crds")
@@ -72,12 +72,21 @@ async def test_everything_the_operator_does_it_may_do(
     request = ObjectKey("", f"fan-{namespace}")
     selector = {"driver": "gpu.example.com", "pool": pool, "device": "gpu-0"}
     await client.create(DEVICE_MAINTENANCES, {"metadata": {"name": request.name}, "spec": {"deviceSelector": selector}})
+    policy, gpu_node = ObjectKey("", f"mig-{namespace}"), ObjectKey("", pool)
+    await client.create(GPU_NODES, {"metadata": {"name": gpu_node.name}})
+    seen = msgspec.json.decode(msgspec.json.encode(a_mig_node(pool, driver="gpu.example.com").status))
+    await client.patch(GPU_NODES, gpu_node, {"status": seen}, subresource="status")
+    await client.create(MIG_POLICIES, {"metadata": {"name": policy.name}, "spec": {"mode": "Disabled"}})
 
     async def events() -> list[str]:
         return [event.message for event in await client.list(EVENTS, namespace=namespace)]
 
     async def phase_is(phase: MaintenancePhase) -> bool:
         return (await client.get(DEVICE_MAINTENANCES, request)).status.phase == phase
+
+    async def policy_stands() -> bool:
+        wanted = (await client.get(GPU_NODES, gpu_node)).spec.gpus
+        return bool(wanted and (await client.get(MIG_POLICIES, policy)).status.message)
 
     operator = await Process.start(
         served,
@@ -89,6 +98,7 @@ async def test_everything_the_operator_does_it_may_do(
     try:
         await until(lambda: phase_is(MaintenancePhase.IN_MAINTENANCE), what="InMaintenance")
         await until(events, what="an Event")
+        await until(policy_stands, what="what the policy wants")
         await client.delete(PODS, ObjectKey(namespace, "train"), grace_period_s=0)
 
         async def withdrawn() -> bool:
@@ -105,3 +115,5 @@ async def test_everything_the_operator_does_it_may_do(
         await operator.kill()
         await client.delete(DEVICE_MAINTENANCES, request)
         await client.delete(SLICES, ObjectKey("", pool))
+        await client.delete(MIG_POLICIES, policy)
+        await client.delete(GPU_NODES, gpu_node)
