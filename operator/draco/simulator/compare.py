@@ -1,7 +1,7 @@
 """Hold the simulator's tables against real NVML: `python -m draco.simulator.compare`.
 
 Owns a read-only comparison of one node's GPUs with their boards. It changes nothing on the hardware; with MIG off, some
-drivers answer fewer questions, and what they do not answer is not compared.
+drivers answer fewer questions, and what they do not answer is not compared. Of instances it compares those that exist.
 """
 
 import ctypes
@@ -16,6 +16,7 @@ import msgspec
 import pynvml
 
 from draco.simulator.boards import BOARDS, Board
+from draco.simulator.compare_instances import copy_instances, instance_answers
 from draco.simulator.nvml import SimulatedNvml
 from draco.simulator.state import create
 
@@ -57,8 +58,10 @@ def compare(library: Any) -> Outcome:
             create(state_file, board=board.key, gpus=1, node_name="compare")
             simulated = SimulatedNvml(state_file)
             simulated.nvmlInit()
-            theirs = dict(_answers(library, handle))
-            ours = dict(_answers(simulated, simulated.nvmlDeviceGetHandleByIndex(0)))
+            twin = simulated.nvmlDeviceGetHandleByIndex(0)
+            copy_instances(library, handle, simulated, twin, state_file)
+            theirs = {**dict(_answers(library, handle)), **dict(instance_answers(library, handle))}
+            ours = {**dict(_answers(simulated, twin)), **dict(instance_answers(simulated, twin))}
             simulated.nvmlShutdown()
         differences += [
             Difference(index, what, theirs[what], ours.get(what, "no answer"))

@@ -8,7 +8,8 @@ import pytest
 
 from draco.simulator.compare import compare, main
 from draco.simulator.nvml import SimulatedNvml
-from tests.unit.simulator.conftest import StateFile, opened
+from draco.simulator.state import mutate
+from tests.unit.simulator.conftest import Mig, StateFile, opened
 
 
 class Hardware:
@@ -71,3 +72,34 @@ def test_no_nvml_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert main(type("Library", (), {"nvmlInit": staticmethod(without_library)})) == 2
     assert "no NVML to compare with on this machine: NVML Shared Library Not Found" in capsys.readouterr().err
+
+
+def test_instances_that_exist_are_compared_with_such_ones_made_in_simulation(a_state_file: StateFile) -> None:
+    path = a_state_file("H100-80GB", gpus=2)
+    mig = Mig(path, gpu=1)
+    mig.made(9, 4)
+    mig.make(14, 2)
+    mig.nvml.nvmlGpuInstanceCreateComputeInstance(mig.make(14, 0), 0)
+
+    def other_name(handle: Any) -> str:
+        name: str = mig.nvml.nvmlDeviceGetName(handle)
+        return name.replace("3g.40gb", "3g.39gb")
+
+    assert compare(opened(path)).differences == []
+    hardware = Hardware(path, nvmlDeviceGetName=other_name)
+    hardware.nvmlInit()
+    mig.nvml = hardware._simulated
+    told = [str(each) for each in compare(hardware).differences]
+    name = "NVIDIA H100 80GB HBM3 MIG 3g"
+    assert told == [f"GPU 1: instance 9@4:4 compute 2@0:3 name: hardware {name}.39gb, table {name}.40gb"]
+
+
+def test_an_instance_with_another_id_than_the_simulated_one_is_found(a_state_file: StateFile) -> None:
+    path = a_state_file("H100-80GB", gpus=1)
+    mig = Mig(path)
+    mig.make(9, 4)
+    with mutate(path) as state:
+        state.gpus[0].instances[0].id = 1
+    assert [str(each) for each in compare(opened(path)).differences] == [
+        "GPU 0: instance 9@4:4 id: hardware 1, table 2"
+    ]
