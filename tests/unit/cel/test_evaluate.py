@@ -211,3 +211,8 @@ def test_a_view_can_be_made_by_hand() -> None:
     view = DeviceView("d", {"d": {"a": 5}}, {})
     assert compile_selector('device.attributes["d"].a == 5').matches(view)
     assert not compile_selector("device.allowMultipleAllocations").matches(view)
+
+
+@pytest.mark.parametrize("expression", ['!has({"a": {"c": 1}}[?"b"].c)', 'has({"a": {"c": 1}}[?"a"].c)'])
+def test_nothing_has_no_field(expression: str) -> None:
+    assert compile_selector(expression).matches(a_device())
