@@ -1,7 +1,7 @@
 """`draco simulate`: what would happen, without touching the cluster.
 
 Owns the options, and what of the command each of them starts. Scenarios are `simulate_scenarios`; `world` is what is imagined,
-`simulate_trials` what is tried in it, `simulate_report` what is said of it.
+`simulate_trials` what is tried in it, `simulate_report` what is said of it. `draco simulate mig` is `simulate_mig`.
 """
 
 import sys
@@ -12,7 +12,7 @@ import click
 import msgspec
 import yaml
 
-from draco.cli import simulate_report, simulate_scenarios, simulate_trials, world
+from draco.cli import simulate_mig, simulate_report, simulate_scenarios, simulate_trials, world
 from draco.cli.simulate_taints import FORM, TaintOption
 from draco.cli.sources import Sources, read_world, with_sources
 from draco.cli.world import World, WorldError
@@ -20,7 +20,7 @@ from draco.resources.names import PoolKey
 from draco.resources.taints import DeviceTaintRule
 
 
-@click.command()
+@click.group(invoke_without_command=True, subcommand_metavar="[mig …]")
 @with_sources
 @click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only on this node. May be given several times.")
 @click.option(
@@ -80,6 +80,9 @@ def command(
     draco simulate --without-node gpu-node-3       where would its claims go?
     draco simulate -f claim.yaml --with-taint suspect:NoSchedule@gpu.nvidia.com/gpu-node-1/*
     """  # noqa: D301 - click keeps the lines below a backspace as they are
+    if ctx.invoked_subcommand is not None:
+        _refuse_before(ctx, ctx.invoked_subcommand)
+        return
     if scenarios is not None:
         _refuse_others(ctx, "scenarios")
         _answer(scenarios)
@@ -93,15 +96,28 @@ def command(
     _print(run, made.notes, output)
 
 
+command.add_command(simulate_mig.command)
+
+
 def _refuse_others(ctx: click.Context, alone: str) -> None:
-    given = [
+    if given := [option for option in _given(ctx) if option != f"--{alone}"]:
+        raise click.UsageError(f"--{alone} takes no {given[0]}: each scenario says everything itself.")
+
+
+def _refuse_before(ctx: click.Context, subcommand: str) -> None:
+    if given := _given(ctx):
+        raise click.UsageError(
+            f"{given[0]} stands before {subcommand}, which has options of its own: write them after it."
+        )
+
+
+def _given(ctx: click.Context) -> list[str]:
+    """The options on the command line."""
+    return [
         parameter.opts[-1]
         for parameter in ctx.command.params
-        if parameter.name not in {None, alone}
-        and ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
     ]
-    if given:
-        raise click.UsageError(f"--{alone} takes no {given[0]}: each scenario says everything itself.")
 
 
 def _answer(scenarios: Path) -> None:

@@ -81,6 +81,10 @@ class Replay:
         """Forget what was counted, keep what is there."""
         self.tally = Tally(peak_slices=self.used_slices)
 
+    def start_at(self, at: float) -> None:
+        """Time begins then; nothing may have happened before."""
+        self.at = at
+
     def arrive(self, claim: str, profile: Profile, at: float, hold: Hold = Hold.FIXED) -> Outcome:
         """A claim comes; what became of it. `hold` says what repair may do with its instance."""
         self._advance(at)

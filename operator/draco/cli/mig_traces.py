@@ -1,0 +1,106 @@
+"""Traces of MIG claims: JSON lines, one event each, in the order of time.
+
+Owns the form of a line and what makes a trace wrong. Reads as it goes; a trace of any length takes no more memory than the
+claims that are there at one moment.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+from draco.mig.board import Board, Profile
+from draco.mig.layouts import unknown_profile
+from draco.resources.errors import DracoError
+
+LONGEST_LINE: Final = 64 << 10
+
+
+class TraceError(DracoError):
+    """A trace that cannot be replayed."""
+
+
+class Arrive(NamedTuple):
+    """A claim comes."""
+
+    t: float
+    claim: str
+    profile: Profile
+    movable: bool
+
+
+class Depart(NamedTuple):
+    """A claim goes."""
+
+    t: float
+    claim: str
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    t: float
+    arrive: str | int | None = None
+    depart: str | int | None = None
+    profile: str | None = None
+    movable: bool | None = None
+
+
+def events(lines: Iterable[bytes], board: Board, name: str) -> Iterator[Arrive | Depart]:
+    """Each event of a trace; `TraceError` with the line where it stops making sense."""
+    decoder = msgspec.json.Decoder(_Line)
+    profiles = {profile.name: profile for profile in board.profiles}
+    present: set[str] = set()
+    before = -math.inf
+    for number, written in enumerate(lines, 1):
+        if not written.strip():
+            continue
+        where = f"{name}:{number}"
+        line = _decoded(decoder, written, where)
+        if line.t < before:
+            raise TraceError(f"{where}: time goes back from {before:g} to {line.t:g}: sort the trace by t")
+        before = line.t
+        event = _event(line, profiles, board, where)
+        if isinstance(event, Arrive):
+            if event.claim in present:
+                raise TraceError(
+                    f"{where}: claim {event.claim} arrives again before it has departed: give it another name"
+                )
+            present.add(event.claim)
+        elif event.claim not in present:
+            raise TraceError(f"{where}: claim {event.claim} departs, but has not arrived")
+        else:
+            present.remove(event.claim)
+        yield event
+
+
+def lines_of(stream: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """The lines, none of them longer than an event can be."""
+    for number, line in enumerate(stream, 1):
+        if len(line) > LONGEST_LINE:
+            raise TraceError(f"{name}:{number}: the line has {len(line)} bytes: an event is one line of JSON")
+        yield line
+
+
+def _decoded(decoder: msgspec.json.Decoder[_Line], written: bytes, where: str) -> _Line:
+    try:
+        return decoder.decode(written)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        form = '{"t": 0.5, "arrive": "a", "profile": "1g.10gb"} or {"t": 2, "depart": "a"}'
+        raise TraceError(f"{where}: {error}; an event reads {form}") from None
+
+
+def _event(line: _Line, profiles: dict[str, Profile], board: Board, where: str) -> Arrive | Depart:
+    if not math.isfinite(line.t):
+        raise TraceError(f"{where}: t is {line.t}: it must be a number")
+    if (line.arrive is None) == (line.depart is None):
+        raise TraceError(f'{where}: an event has either "arrive" or "depart", with the name of a claim')
+    if line.depart is not None:
+        if line.profile is not None or line.movable is not None:
+            raise TraceError(f'{where}: only a claim that arrives has "profile" and "movable"')
+        return Depart(line.t, str(line.depart))
+    if line.profile is None:
+        raise TraceError(f'{where}: claim {line.arrive} arrives without "profile"')
+    profile = profiles.get(line.profile.removeprefix("MIG "))
+    if profile is None:
+        raise TraceError(f"{where}: {unknown_profile(board, line.profile)}")
+    return Arrive(line.t, str(line.arrive), profile, bool(line.movable))
