@@ -19,6 +19,7 @@ from draco.agent.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v
 from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint, PreparedClaim
 from draco.agent.claim_status import ClaimReporter
+from draco.agent.dividing import Dividing
 from draco.agent.dra_service import DEADLINE_S, DraService
 from draco.agent.errors import AnotherPlugin, ClusterUnsuited
 from draco.agent.files import Files, LocalFiles
@@ -42,7 +43,7 @@ from draco.kube.events import EventRecorder
 from draco.kube.retry import Backoff, asked_to_wait_s
 from draco.resources.events import ObjectReference
 from draco.resources.kinds import CLAIMS
-from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER
+from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER, GpuUuid
 
 log = structlog.get_logger()
 
@@ -54,7 +55,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `kubelet_dir` has kubelet's `plugins` and `plugins_registry`; its path must be the same for kubelet and for the agent.
     `state_dir` (default: the driver's folder below `plugins`) must survive reboots; `cdi_dir` need not. `device_root`,
-    `library_folder` and `library_view` are described at `cdi.NodeFiles`. `sysfs_root` is where the kernel's /sys is seen.
+    `library_folder` and `library_view` are described at `cdi.NodeFiles`. `sysfs_root` and `proc_root` are where the node's /sys
+    and /proc are seen; without the node's processes in it nobody can say who holds an instance.
     `listen` is host and port of the HTTP endpoints, None for none. `event_wait_s` is how long NVML is asked for events at a
     time, and so how long stopping may take; 0 reads the GPUs at intervals only. `prepare_deadline_s` must be below kubelet's
     45; `health_timeout_s` is after how long without news kubelet calls a device Unknown.
@@ -69,6 +71,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     library_folder: Path | None = None
     library_view: Path | None = None
     sysfs_root: Path = Path("/sys")
+    proc_root: Path = Path("/proc")
     listen: tuple[str, int] | None = None
     rescan_s: float = 10.0
     nvml_retry_s: float = 5.0
@@ -118,7 +121,7 @@ class Agent:
         self._metrics = Metrics()
         self._claims_thread = ThreadPoolExecutor(1, thread_name_prefix="claims")
         self._checkpoint = Checkpoint(settings.state_folder / CHECKPOINT, files, boot_id="")
-        self._boot_id = checkpoint.boot_id()
+        self._boot_id = checkpoint.boot_id(settings.proc_root)
         self._cdi = CdiFolder(
             settings.cdi_dir,
             files,
@@ -127,7 +130,23 @@ class Agent:
                 device_root=settings.device_root,
                 library_folder=settings.library_folder,
                 library_view=settings.library_view,
+                proc=settings.proc_root,
             ),
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._dividing = Dividing(
+            client,
+            nvml,
+            self._checkpoint,
+            node=settings.node_name,
+            boot_id=self._boot_id,
+            proc=settings.proc_root,
+            device_root=settings.device_root,
+            in_thread=self._in_thread,
+            shown=self._divisions_shown,
+            changed=self._worked_on,
+            clock=clock,
+            random=random,
         )
         self._minors: dict[str, int] | None = None
         self._minors_moved = asyncio.Event()
@@ -138,6 +157,7 @@ class Agent:
         self._hardware = Hardware(
             nvml,
             SysfsPcieRoots(settings.sysfs_root),
+            divided=self._dividing.desk.look,
             clock=clock,
             rescan_s=settings.rescan_s,
             retry_s=settings.nvml_retry_s,
@@ -163,7 +183,13 @@ class Agent:
         self._node_reporter = NodeReporter(
             client, node=settings.node_name, standing=self._standing, clock=clock, random=random
         )
-        self._desk = ClaimDesk(self._checkpoint, self._cdi, driver=settings.driver, pool=settings.node_name)
+        self._desk = ClaimDesk(
+            self._checkpoint,
+            self._cdi,
+            driver=settings.driver,
+            pool=settings.node_name,
+            instances=self._dividing.instances,
+        )
         self._plugin = self._make_plugin()
 
     def _make_plugin(self) -> Plugin:
@@ -209,6 +235,7 @@ class Agent:
             self._claims_thread.shutdown(wait=False)
 
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._hardware.subscribe(self._hardware_read)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hardware.run(), name="hardware")
@@ -221,6 +248,7 @@ class Agent:
             await self._hardware.ready.wait()
             await self._recover()
             tasks.create_task(self._keep_converged(), name="minors")
+            tasks.create_task(self._dividing.keeper.run(), name="partitions")
             tasks.create_task(self._claim_reporter.run(), name="claim status")
             tasks.create_task(self._plugin.run(), name="plugin")
             tasks.create_task(self._leftovers().run(), name="leftovers")
@@ -300,12 +328,37 @@ class Agent:
         view = self._hardware.view
         gpus = None if view.driver is None else [located.gpu for located in view.gpus]
         done = await self._in_thread(
-            lambda: recovery.converge(self._checkpoint, self._cdi, gpus=gpus, boot_id=self._boot_id)
+            lambda: recovery.converge(
+                self._checkpoint, self._cdi, gpus=gpus, boot_id=self._boot_id, instances=self._dividing.instances
+            )
         )
         self._minors = None if gpus is None else {gpu.uuid: gpu.minor for gpu in gpus}
-        counts = {name: len(getattr(done, name)) for name in ("undone", "rewritten", "without_gpu", "swept")}
+        self._log_converged(done)
+
+    def _log_converged(self, done: recovery.Converged) -> None:
+        names = ("undone", "rewritten", "without_gpu", "without_instance", "swept")
+        counts = {name: len(getattr(done, name)) for name in names}
         if done.rebooted or any(counts.values()):
             self._log.info("claims.converged", rebooted=done.rebooted, **counts)
+
+    async def _worked_on(self, uuid: GpuUuid) -> None:
+        """Instances may have been made again, with other UUIDs and other nodes."""
+        if any(
+            device.gpu == uuid and device.partition
+            for one in self._checkpoint.claims.values()
+            for device in one.devices
+        ):
+            await self._persistently("recovery.disk", self._respec)
+
+    async def _respec(self) -> None:
+        here = {located.gpu.uuid for located in self._hardware.view.gpus}
+        done = await self._in_thread(
+            lambda: recovery.respec(self._checkpoint, self._cdi, self._dividing.instances, here=here)
+        )
+        self._log_converged(done)
+        for claim in self._checkpoint.claims.values():
+            if claim.uid in done.rewritten:
+                self._claim_reporter.touch(claim)
 
     async def _keep_converged(self) -> None:
         """Minor numbers can move when the driver is loaded late, or again."""
@@ -323,15 +376,32 @@ class Agent:
         before = self._health.reports
         self._health.update(view)
         self._metrics.hardware(view)
-        if view.driver is not None:
-            self._publisher.want(slices.devices(view.gpus, view.driver))
-            if self._minors != {one.gpu.uuid: one.gpu.minor for one in view.gpus}:
-                self._minors_moved.set()
+        self._offer()
+        self._dividing.keeper.seen(view)
+        if view.driver is not None and self._minors != {one.gpu.uuid: one.gpu.minor for one in view.gpus}:
+            self._minors_moved.set()
         if self._health.reports != before:
             self._claim_reporter.touch_all()
         self._standing_changed()
 
+    def _offer(self) -> None:
+        view = self._hardware.view
+        if view.driver is not None:
+            self._publisher.want(slices.devices(view.gpus, view.driver))
+
+    def _divisions_shown(self) -> None:
+        """In any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._divided_anew)
+
+    def _divided_anew(self) -> None:
+        self._dividing.tell(self._tell)
+        self._offer()
+        self._standing_changed()
+
     def _claim_changed(self, claim: PreparedClaim) -> None:
+        for uuid in {device.gpu for device in claim.devices}:
+            self._dividing.keeper.touch(uuid)
         self._claim_reporter.touch(claim)
         self._standing_changed()
 

@@ -30,9 +30,10 @@ class Capabilities:
         self._proc = proc
         self._device_root = device_root
 
-    def paths(self, minor: int, gi: int, ci: int) -> tuple[str, str]:
+    def paths(self, minor: int, gi: int, ci: int | None) -> tuple[str, ...]:
         """The nodes of a GPU instance and of a compute instance in it, as containers see them. CapabilityUnknown."""
-        return self._path(minor, gi, ""), self._path(minor, gi, f"ci{ci}/")
+        whole = self._path(minor, gi, "")
+        return (whole,) if ci is None else (whole, self._path(minor, gi, f"ci{ci}/"))
 
     def ensure(self, path: str) -> None:
         """Make a node that is missing. Where the kernel has no such devices (a simulated node) there is nothing to make."""

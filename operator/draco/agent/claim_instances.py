@@ -13,7 +13,7 @@ from draco.agent.checkpoint import Checkpoint, ClaimState, InstanceState, Prepar
 from draco.agent.errors import PrepareError
 from draco.agent.holdings import Keeping, kept, references
 from draco.agent.instances import Instance, PlacementKey
-from draco.agent.mig_desk import MigDesk, NotVerified, Refused, Seen, StillHeld
+from draco.agent.mig_desk import NOBODY_LISTED, MigDesk, NotVerified, Refused, Seen, StillHeld
 from draco.agent.nvml_errors import NvmlError
 from draco.mig.board import Placement
 from draco.resources.names import GpuUuid
@@ -357,5 +357,4 @@ def _foreign(one: Instance) -> str:
 
 
 def _by(refused: Refused | None) -> str:
-    who = refused.holder if refused else ""
-    return who or "somebody who is in no list, such as a monitoring program that keeps it open"
+    return (refused.holder if refused else "") or NOBODY_LISTED

@@ -1,7 +1,8 @@
 """The node's GPUs as they are now: one thread that reads NVML, and the latest view for everybody else.
 
 Owns the NVML session, its thread, and when it is read: at start, at intervals, and when NVML reports an event. Decides nothing:
-it tells its subscribers that the view is new.
+it tells its subscribers that the view is new. Claims change instances in a thread of their own; the session's lock keeps the two
+apart.
 """
 
 import asyncio
@@ -39,15 +40,27 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hardware:
-    """Reads the GPUs of one node. `view` is the latest; `ready` is set when there has been a first attempt."""
+    """Reads the GPUs of one node. `view` is the latest; `ready` is set when there has been a first attempt.
+
+    `divided` adds to a GPU what it can be divided into and what it is divided into.
+    """
 
     def __init__(
-        self, nvml: Nvml, pcie: PcieRoots, *, clock: Clock, rescan_s: float, retry_s: float, event_wait_s: float
+        self,
+        nvml: Nvml,
+        pcie: PcieRoots,
+        *,
+        divided: Callable[[Gpu], Gpu],
+        clock: Clock,
+        rescan_s: float,
+        retry_s: float,
+        event_wait_s: float,
     ) -> None:
         self.view = View(fault="The GPUs have not been read yet.")
         self.ready = asyncio.Event()
         self._nvml = nvml
         self._pcie = pcie
+        self._divided = divided
         self._clock = clock
         self._rescan_s = rescan_s
         self._retry_s = retry_s
@@ -68,20 +81,25 @@ class Hardware:
                     self._show(await loop.run_in_executor(self._thread, self._read))
                     await self._until_next()
                 except NvmlError as error:
-                    await loop.run_in_executor(self._thread, self._nvml.close)
+                    await loop.run_in_executor(self._thread, self._close)
                     if self.view.fault != str(error):
                         log.warning("nvml.unreadable", error=str(error), again_in_s=self._retry_s)
                     self._show(msgspec.structs.replace(self.view, fault=str(error)))
                     await self._clock.sleep(self._retry_s)
         finally:
-            await loop.run_in_executor(self._thread, self._nvml.close)
+            await loop.run_in_executor(self._thread, self._close)
             self._thread.shutdown(wait=False)
 
     def _read(self) -> View:
-        self._nvml.open()
-        driver = self._nvml.driver()
-        located = tuple(self._locate(gpu) for gpu in self._nvml.gpus())
-        return View(driver=driver, gpus=located, unidentified=self._nvml.unidentified(), read_at=self._clock.now())
+        with self._nvml.lock:
+            self._nvml.open()
+            driver = self._nvml.driver()
+            located = tuple(self._locate(self._divided(gpu)) for gpu in self._nvml.gpus())
+            return View(driver=driver, gpus=located, unidentified=self._nvml.unidentified(), read_at=self._clock.now())
+
+    def _close(self) -> None:
+        with self._nvml.lock:
+            self._nvml.close()
 
     def _locate(self, gpu: Gpu) -> Located:
         address = gpu.pci_bus_id

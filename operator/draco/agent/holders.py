@@ -4,10 +4,16 @@ Owns looking below /proc. Ends nobody: the answer is for people.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+
+from draco.agent.capabilities import Capabilities, CapabilityUnknown
+from draco.agent.gpus import Gpu
+from draco.agent.instances import Instance
+from draco.agent.nvml_errors import NvmlError
 
 MOST = 3
 """So many holders are named; the rest is counted."""
@@ -80,6 +86,28 @@ class Holders:
             pod=pod[1].replace("_", "-") if pod else "",
             hostname=hostname[1] if hostname else "",
         )
+
+
+class HolderSearch:
+    """Finds who uses an instance: first those that NVML lists (`listed`), else those that have its nodes open.
+
+    What keeps a GPU open as a whole, as monitoring programs do, is named only when nothing nearer is found.
+    """
+
+    def __init__(self, holders: Holders, capabilities: Capabilities, listed: Callable[[Instance], list[int]]) -> None:
+        self._holders = holders
+        self._capabilities = capabilities
+        self._listed = listed
+
+    def __call__(self, one: Instance | None, gpu: Gpu) -> str:
+        """The holders of an instance, or of the GPU, in one phrase; "" when nobody is found."""
+        found: list[Holder] = []
+        if one is not None:
+            with suppress(NvmlError):
+                found = self._holders.named(self._listed(one))
+            with suppress(CapabilityUnknown):
+                found = found or self._holders.having_open(*self._capabilities.paths(gpu.minor, one.gi, one.ci))
+        return sentence(found or self._holders.having_open(f"/dev/nvidia{gpu.minor}"))
 
 
 def sentence(holders: Iterable[Holder]) -> str:

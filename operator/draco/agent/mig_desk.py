@@ -66,12 +66,17 @@ class Refused(msgspec.Struct, frozen=True):
     since_s: float
 
 
-FindHolder = Callable[[Instance, Gpu], str]
-"""Who holds an instance, as a phrase; "" when nobody is found."""
+FindHolder = Callable[[Instance | None, Gpu], str]
+"""Who holds an instance of a GPU, or anything of the GPU, as a phrase; "" when nobody is found."""
+NOBODY_LISTED = "somebody who is in no list, such as a monitoring program that keeps it open"
 
 
 class MigDesk:
-    """The GPU instances of one node. `divisions` is what everybody else may know of them, as of the last finished change."""
+    """The GPU instances of one node.
+
+    `divisions` is what everybody else may know of them, as of the last finished change; `shown` is called, in the thread of that
+    change, when it differs. `refused` are the destroys that were refused.
+    """
 
     def __init__(
         self,
@@ -81,7 +86,9 @@ class MigDesk:
         boot_id: str,
         holder: FindHolder,
         monotonic: Callable[[], float],
+        shown: Callable[[], None] = lambda: None,
     ) -> None:
+        self._shown = shown
         self.divisions: Mapping[GpuUuid, GpuMig] = MappingProxyType({})
         self.refused: Mapping[PlacementKey, Refused] = MappingProxyType({})
         self._record = record
@@ -250,8 +257,8 @@ class MigDesk:
         before = self.refused.get(own.key)
         since_s = before.since_s if before else self._monotonic()
         self.refused = MappingProxyType({**self.refused, own.key: Refused(who, since_s)})
-        by = who or "somebody who is in no list, such as a monitoring program that keeps it open"
-        self._trouble[own.gpu] = f"The instance {own.key} cannot be destroyed: it is in use by {by}."
+        text = f"The instance {own.key} cannot be destroyed: it is in use by {who or NOBODY_LISTED}."
+        self._trouble[own.gpu] = text
 
     def _mark_broken(self, seen: Seen) -> Seen:
         """An instance of ours that lost its compute instance to somebody is of no use: it has to go."""
@@ -296,10 +303,14 @@ class MigDesk:
             self.observe(uuid)
             self.show()
 
+    def who(self, uuid: GpuUuid) -> str:
+        """Who uses a GPU."""
+        return self._holder(None, self._seen[uuid].gpu) or NOBODY_LISTED
+
     def processes(self, one: Instance) -> list[int]:
         """Who computes on an instance, as far as NVML says."""
         with self._mig.lock:
-            return [found.pid for found in self._mig.processes(one)]
+            return self._mig.processes(one)
 
     # Telling
 
@@ -318,7 +329,10 @@ class MigDesk:
     def show(self) -> None:
         """Make what is known now what others see."""
         needed = references(self._record.claims.values())
-        self.divisions = MappingProxyType({uuid: self._division(uuid, needed) for uuid in self._seen})
+        fresh = {uuid: self._division(uuid, needed) for uuid in self._seen}
+        if fresh != self.divisions:
+            self.divisions = MappingProxyType(fresh)
+            self._shown()
 
     def _division(self, uuid: GpuUuid, needed: Mapping[PlacementKey, tuple[PreparedClaim, ...]]) -> GpuMig:
         seen = self._seen[uuid]

@@ -15,7 +15,7 @@ import pynvml
 
 from draco.agent.instances import Instance
 from draco.agent.nvml import Nvml
-from draco.agent.nvml_errors import DriverError, GpuUnknown, InvalidArgument, NotSupported, NvmlError, translated
+from draco.agent.nvml_errors import DriverError, GpuUnknown, InvalidArgument, NotSupported, translated
 from draco.mig.board import Board, Placement, Profile
 from draco.resources.names import GpuUuid
 
@@ -28,12 +28,6 @@ class Mode(msgspec.Struct, frozen=True):
 
     enabled: bool
     pending: bool
-
-
-class MigProcess(msgspec.Struct, frozen=True):
-    """A process that computes on an instance."""
-
-    pid: int
 
 
 class NvmlInstances:
@@ -144,7 +138,7 @@ class NvmlInstances:
         except GpuUnknown:
             return
 
-    def processes(self, instance: Instance) -> list[MigProcess]:
+    def processes(self, instance: Instance) -> list[int]:
         """The processes that compute on an instance, as far as NVML lists them: monitoring programs it does not."""
         if instance.ci is None:
             return []
@@ -155,7 +149,7 @@ class NvmlInstances:
             running = self._nvml.optional("nvmlDeviceGetComputeRunningProcesses", within.device)
         except GpuUnknown:
             return []
-        return [MigProcess(int(one.pid)) for one in running or ()]
+        return [int(one.pid) for one in running or ()]
 
     def _fresh(self) -> None:
         """Another session may have another driver, and with it other tables."""
@@ -267,13 +261,4 @@ def _profile(info: Any, starts: list[Any]) -> Profile:
         encoders=int(info.encoderCount),
         jpeg_engines=int(info.jpegCount),
         ofa_engines=int(info.ofaCount),
-    )
-
-
-def unreadable(error: NvmlError) -> bool:
-    """Whether an error leaves open what was done: the GPU has to be looked at again before anything else."""
-    return type(error) is not DriverError and error.code in (
-        pynvml.NVML_ERROR_UNKNOWN,
-        pynvml.NVML_ERROR_INVALID_STATE,
-        pynvml.NVML_ERROR_TIMEOUT,
     )

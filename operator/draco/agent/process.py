@@ -67,6 +67,7 @@ OPTIONS = (
     ),
     _option("--library-view", type=_FOLDER, help="The same folder as the agent sees it, if that differs."),
     _option("--sysfs-root", type=_FOLDER, default=Path("/sys"), help="Where the host's /sys is seen."),
+    _option("--proc-root", type=_FOLDER, default=Path("/proc"), help="Where the host's /proc is seen."),
     _option("--listen", type=ListenAddress(), help="Address of /livez, /readyz and /metrics. Default: none."),
     _option(
         "--rescan",

@@ -8,7 +8,7 @@ asks to give up every claim it was ever told is prepared. Its CDI spec is writte
 /var/run) or names an old minor number. An intent is undone: kubelet was never told. Specs that no claim on record needs go.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -119,35 +119,40 @@ def converge(
     if not trusted:
         return Converged(undone=undone, swept=cdi.sweep([]), rebooted=True)
     hindered = [] if instances is None or gpus is None else instances.restore([gpu.uuid for gpu in gpus])
-    current = [claim for claim in record.claims.values() if claim.state is ClaimState.PREPARED]
+    done = respec(record, cdi, instances, here=by_uuid, rebooted=rebooted)
+    return msgspec.structs.replace(done, undone=undone, hindered=hindered, rebooted=rebooted)
+
+
+def respec(
+    record: Checkpoint,
+    cdi: CdiFolder,
+    instances: ClaimInstances | None,
+    *,
+    here: Collection[GpuUuid] | None,
+    rebooted: bool = False,
+) -> Converged:
+    """Make the specs those of the prepared claims, and no others. `here` are the GPUs that are there, None: not known."""
+    claims = [claim for claim in record.claims.values() if claim.state is ClaimState.PREPARED]
     rewritten: list[ClaimUid] = []
     without_gpu: list[ClaimUid] = []
     without_instance: list[ClaimUid] = []
-    for claim in current:
-        if by_uuid is not None and any(device.gpu not in by_uuid for device in claim.devices):
+    for claim in claims:
+        if here is not None and any(device.gpu not in here for device in claim.devices):
             without_gpu.append(claim.uid)
-        elif instances is not None and by_uuid is not None and instances.lacking(claim):
+        elif here is not None and instances is not None and instances.lacking(claim):
             without_instance.append(claim.uid)
         elif not cdi.is_current(claim):
             try:
                 cdi.write(claim)
             except CapabilityUnknown:
                 without_instance.append(claim.uid)
-                continue
-            rewritten.append(claim.uid)
+            else:
+                rewritten.append(claim.uid)
     # In the boot in which it was written a spec of a lost GPU is still right; after a reboot its minor may be another GPU's.
     # What opened an instance that is gone may open somebody else's at any time.
-    unsafe = set(without_instance) | (set(without_gpu) if rebooted else set())
-    swept = cdi.sweep(claim.uid for claim in current if claim.uid not in unsafe)
-    return Converged(
-        undone=undone,
-        rewritten=rewritten,
-        without_gpu=without_gpu,
-        without_instance=without_instance,
-        hindered=hindered,
-        swept=swept,
-        rebooted=rebooted,
-    )
+    unsafe = {*without_instance, *(without_gpu if rebooted else ())}
+    swept = cdi.sweep(claim.uid for claim in claims if claim.uid not in unsafe)
+    return Converged(rewritten=rewritten, without_gpu=without_gpu, without_instance=without_instance, swept=swept)
 
 
 def _with_minors(claim: PreparedClaim, by_uuid: Mapping[GpuUuid, int] | None) -> PreparedClaim:

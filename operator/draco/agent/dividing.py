@@ -1,0 +1,118 @@
+"""The parts of the agent that divide GPUs, put together.
+
+Owns their wiring, and which Events tell people of them. What they do is their own business: `mig_desk` changes instances,
+`claim_instances` those of claims, `mig_layout` those of policies, `mig_keeper` says when.
+"""
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from random import Random
+
+from draco.agent.capabilities import Capabilities
+from draco.agent.checkpoint import Checkpoint
+from draco.agent.claim_instances import ClaimInstances
+from draco.agent.holders import Holders, HolderSearch
+from draco.agent.holdings import Keeping, keeping
+from draco.agent.instances import GpuMig, Held, MigState
+from draco.agent.mig_desk import NOBODY_LISTED, MigDesk
+from draco.agent.mig_keeper import InThread, MigKeeper
+from draco.agent.mig_layout import LayoutDesk
+from draco.agent.nvml import Nvml
+from draco.agent.nvml_instances import NvmlInstances
+from draco.kube.client import Client
+from draco.kube.clock import Clock
+from draco.resources.draco import WantedGpu
+from draco.resources.names import GpuUuid
+
+Tell = Callable[[str, str, str], None]
+"""An Event on the node: reason, action, note."""
+
+
+class Dividing:
+    """How one node's GPUs are divided. `shown` is called, in any thread, when `divisions` changes."""
+
+    def __init__(
+        self,
+        client: Client,
+        nvml: Nvml,
+        record: Checkpoint,
+        *,
+        node: str,
+        boot_id: str,
+        proc: Path,
+        device_root: Path,
+        in_thread: InThread,
+        shown: Callable[[], None],
+        changed: Callable[[GpuUuid], Awaitable[None]],
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        edge = NvmlInstances(nvml)
+        holder = HolderSearch(Holders(proc, own=os.getpid()), Capabilities(proc, device_root), edge.processes)
+        self.desk = MigDesk(record, edge, boot_id=boot_id, holder=holder, monotonic=clock.monotonic, shown=shown)
+        self.instances = ClaimInstances(record, self.desk, keeping=self._keeping, monotonic=clock.monotonic)
+        self.keeper = MigKeeper(
+            client,
+            node=node,
+            layouts=LayoutDesk(record, self.desk, self.instances),
+            divisions=lambda: self.divisions,
+            in_thread=in_thread,
+            changed=changed,
+            clock=clock,
+            random=random,
+        )
+        self._told: Mapping[GpuUuid, GpuMig] = {}
+
+    @property
+    def divisions(self) -> Mapping[GpuUuid, GpuMig]:
+        """How each GPU is divided now, by UUID."""
+        return self.desk.divisions
+
+    @property
+    def wanted(self) -> Mapping[GpuUuid, WantedGpu]:
+        """What is wanted of each GPU that a policy has, as far as is known."""
+        return self.keeper.wanted or {}
+
+    def tell(self, tell: Tell) -> None:
+        """Tell of what people have to do something about, once."""
+        before, self._told = self._told, self.divisions
+        for uuid, division in self._told.items():
+            known = before.get(uuid) or GpuMig(gpu=uuid)
+            reported = {one.instance for one in known.foreign}
+            for one in division.foreign:
+                if one.instance not in reported:
+                    tell(
+                        "ForeignInstance",
+                        "Observe",
+                        f"GPU {uuid}: {_what(one)} was made by somebody else; it is left alone.",
+                    )
+            in_use = {one.instance.key: one.holder for one in known.held if known.dirty}
+            for one in division.held if division.dirty else ():
+                if self.desk.refused.get(one.instance.key) and in_use.get(one.instance.key) != one.holder:
+                    by = one.holder or NOBODY_LISTED
+                    tell(
+                        "InstanceInUse",
+                        "Destroy",
+                        f"GPU {uuid}: {_what(one)} cannot be destroyed, it is in use by {by}.",
+                    )
+            if division.state is MigState.DIRTY and known.state is not MigState.DIRTY and not self._refused(division):
+                tell(
+                    "PartitionsUnsettled",
+                    "Settle",
+                    f"GPU {uuid}: {division.message} Nothing new is placed on it until then.",
+                )
+
+    def _refused(self, division: GpuMig) -> bool:
+        return any(one.instance.key in self.desk.refused for one in division.held)
+
+    def _keeping(self, uuid: GpuUuid) -> Keeping:
+        division = self.divisions.get(uuid)
+        return keeping(self.wanted.get(uuid), division.board if division else None)
+
+
+def _what(one: Held) -> str:
+    instance = one.instance
+    bare = "" if instance.ci is not None else ", without a compute instance,"
+    end = instance.start + instance.size - 1
+    return f"GPU instance {instance.gi} (profile {instance.profile_id}, units {instance.start} to {end}){bare}"

@@ -1,0 +1,119 @@
+"""Keeps the node's GPUs divided as wanted: who wakes up the work on each of them, and when it is tried again.
+
+Owns following this node's GpuNode and the pace of retries. The work itself is `mig_layout`'s, done where claims are prepared, so
+that the two never meet halfway.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from random import Random
+
+import structlog
+
+from draco.agent.hardware import View
+from draco.agent.instances import GpuMig, MigState
+from draco.agent.mig_layout import LayoutDesk
+from draco.kube.client import Client
+from draco.kube.clock import Clock
+from draco.kube.informer import Informer
+from draco.kube.queue import WorkQueue, run_workers
+from draco.kube.retry import Backoff
+from draco.kube.store import Change
+from draco.resources.draco import GpuNode, WantedGpu
+from draco.resources.kinds import GPU_NODES
+from draco.resources.meta import ObjectKey
+from draco.resources.names import GpuUuid
+
+log = structlog.get_logger()
+
+InThread = Callable[[Callable[[], str]], Awaitable[str]]
+"""Runs work in the thread that prepares claims."""
+
+
+class MigKeeper:
+    """Works on one GPU after the other. `wanted` is None until the API server was read once.
+
+    `divisions` tells how the GPUs stand; `changed` is called after every work on one.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        node: str,
+        layouts: LayoutDesk,
+        divisions: Callable[[], Mapping[GpuUuid, GpuMig]],
+        in_thread: InThread,
+        changed: Callable[[GpuUuid], Awaitable[None]],
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self.wanted: Mapping[GpuUuid, WantedGpu] | None = None
+        self._node = node
+        self._layouts = layouts
+        self._divisions = divisions
+        self._in_thread = in_thread
+        self._changed = changed
+        self._random = random
+        self._informer = Informer(client, GPU_NODES, field_selector=f"metadata.name={node}", clock=clock, random=random)
+        self._queue: WorkQueue[GpuUuid] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=30.0)
+        self._backoffs: dict[GpuUuid, Backoff] = {}
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        self._informer.subscribe(self._spec)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._informer.run(), name="wanted")
+            tasks.create_task(self._first(), name="wanted first")
+            self.touch_all()
+            await run_workers(self._queue, self._reconcile, workers=1, log=log)
+
+    def seen(self, view: View) -> None:
+        """The GPUs were read. Work on those on which something is open."""
+        for located in view.gpus:
+            division = self._divisions().get(located.gpu.uuid)
+            if division is not None and (division.missing or division.state is MigState.DIRTY):
+                self._wake(located.gpu.uuid)
+
+    def touch(self, uuid: GpuUuid) -> None:
+        """Something that a GPU's layout may have waited for has happened."""
+        self._backoffs.pop(uuid, None)
+        self._queue.add(uuid)
+
+    def touch_all(self) -> None:
+        """Look at every GPU."""
+        for uuid in self._divisions():
+            self.touch(uuid)
+
+    async def _first(self) -> None:
+        """Nothing may be wanted: then there is no change that would tell."""
+        await self._informer.synced.wait()
+        self._spec(None)
+
+    def _spec(self, _change: Change[GpuNode] | None) -> None:
+        found = self._informer.store.get(ObjectKey("", self._node))
+        fresh = {GpuUuid(one.uuid): one for one in found.spec.gpus} if found else {}
+        before, self.wanted = self.wanted, fresh
+        for uuid in {*fresh, *(before or {}), *(() if before is not None else self._divisions())}:
+            if before is None or before.get(uuid) != fresh.get(uuid):
+                self.touch(uuid)
+
+    def _wake(self, uuid: GpuUuid) -> None:
+        if uuid not in self._backoffs:
+            self._queue.add(uuid)
+
+    async def _reconcile(self, uuid: GpuUuid) -> float | None:
+        if uuid not in self._divisions():
+            return None
+        if self.wanted is None:
+            note = await self._in_thread(lambda: self._layouts.keep(uuid))
+        else:
+            wanted = self.wanted.get(uuid)
+            note = await self._in_thread(lambda: self._layouts.apply(uuid, wanted))
+        await self._changed(uuid)
+        division = self._divisions()[uuid]
+        if not note and division.state is not MigState.DIRTY and not division.missing:
+            self._backoffs.pop(uuid, None)
+            return None
+        backoff = self._backoffs.setdefault(uuid, Backoff(self._random, base_s=1.0, cap_s=30.0))
+        return backoff.next()

@@ -1,0 +1,189 @@
+"""What a policy wants of a GPU, made so around whoever is busy there.
+
+Owns the steps from what is to what is wanted: MIG mode, idle instances that go, instances that are made without a claim. A busy
+neighbour is waited for, never touched. How a change survives a crash is `mig_desk`'s; which layout is wanted is the operator's.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from draco.agent.checkpoint import Checkpoint, ClaimState, InstanceState
+from draco.agent.claim_instances import ClaimInstances
+from draco.agent.holdings import Keeping, keeping, kept, references
+from draco.agent.instances import Instance, PlacementKey
+from draco.agent.mig_desk import MigDesk, NotVerified, Seen
+from draco.agent.nvml_errors import InUse, NvmlError, ResetRequired
+from draco.mig.board import Board, Placement
+from draco.mig.geometry import geometry
+from draco.resources.draco import MigMode, WantedGpu
+from draco.resources.names import GpuUuid
+
+
+class LayoutDesk:
+    """Applies what is wanted to GPUs, one at a time."""
+
+    def __init__(self, record: Checkpoint, desk: MigDesk, instances: ClaimInstances) -> None:
+        self._record = record
+        self._desk = desk
+        self._instances = instances
+
+    def keep(self, uuid: GpuUuid) -> str:
+        """Finish and undo open steps and make again what claims need, and nothing else: what is wanted is not known."""
+        return self._noted(uuid, lambda: self._instances.rebuild(uuid))
+
+    def apply(self, uuid: GpuUuid, wanted: WantedGpu | None) -> str:
+        """Make a GPU what is wanted of it, None for a GPU that no policy has; what is still to be done, "" for nothing.
+
+        OSError when the disk refuses.
+        """
+        return self._noted(uuid, lambda: self._apply(uuid, wanted))
+
+    def _noted(self, uuid: GpuUuid, work: Callable[[], str]) -> str:
+        with self._desk.lock:
+            try:
+                note = work()
+            except (NvmlError, NotVerified) as error:
+                note = str(error)
+                with suppress(NvmlError):  # the GPU is dirty then, and says why
+                    self._desk.settle(uuid)
+            self._desk.note(uuid, note)
+            return note
+
+    def _apply(self, uuid: GpuUuid, wanted: WantedGpu | None) -> str:
+        hindrance = self._instances.rebuild(uuid)
+        seen = self._desk.known(uuid)
+        if seen is None or seen.mode is None or seen.board is None:
+            if wanted is None or wanted.mode is MigMode.DISABLED:
+                return ""
+            return f"Policy {wanted.policy} divides this GPU, but it cannot be divided; exclude it from the policy."
+        keep = keeping(wanted, seen.board)
+        self._desk.lay_out(uuid, keep.places)
+        seen = self._thin_out(seen, keep)
+        return (self._reach(seen, seen.board or Board(()), wanted, keep) if wanted else "") or hindrance
+
+    def _reach(self, seen: Seen, board: Board, wanted: WantedGpu, keep: Keeping) -> str:
+        """Go from what is left to what is wanted, as far as that goes now."""
+        if wanted.mode is MigMode.DISABLED:
+            return self._off(seen, wanted)
+        waits = self._on(seen, wanted)
+        seen = self._desk.known(seen.gpu.uuid) or seen
+        if waits or seen.mode is None or not seen.mode.enabled:
+            return waits
+        return (
+            self._lay_out(seen, board, wanted)
+            if wanted.mode is MigMode.STATIC
+            else self._warm(seen, board, wanted, keep)
+        )
+
+    def _thin_out(self, seen: Seen, keep: Keeping) -> Seen:
+        """Destroy idle instances of ours that nobody wants."""
+        idle = self._idle(seen.gpu.uuid)
+        stay = kept(idle, keep)
+        go = [key for key in idle if key not in stay]
+        if not go:
+            return seen
+        self._desk.discard(go)
+        return self._desk.settle(seen.gpu.uuid)
+
+    def _idle(self, uuid: GpuUuid) -> list[PlacementKey]:
+        needed = references(self._record.claims.values())
+        return [
+            key
+            for key, own in self._record.instances.items()
+            if key.gpu == uuid and own.state is InstanceState.MADE and key not in needed
+        ]
+
+    def _lay_out(self, seen: Seen, board: Board, wanted: WantedGpu) -> str:
+        """Make what is missing of a static layout and has room now."""
+        waits, fresh = [], []
+        for one in wanted.layout:
+            profile = board.profile(one.profile)
+            if profile is None or one.start not in profile.starts:
+                has = ", ".join(f"{each.name} at {', '.join(map(str, each.starts))}" for each in board.profiles)
+                waits.append(f"the board has no {one.profile} at {one.start} (it has {has})")
+                continue
+            placement = Placement(profile, one.start)
+            there = seen.at(PlacementKey(seen.gpu.uuid, profile.id, one.start))
+            if there is not None and self._desk.own(there) is not None:
+                continue
+            blocking = seen.overlapping(placement.mask)
+            if blocking:
+                waits.append(f"{placement} waits for {self._blame(blocking)}")
+            else:
+                fresh.append(placement)
+        if fresh:
+            self._desk.make(seen.gpu.uuid, fresh)
+        return f"The layout of policy {wanted.policy} is not complete: {'; '.join(waits)}." if waits else ""
+
+    def _warm(self, seen: Seen, board: Board, wanted: WantedGpu, keep: Keeping) -> str:
+        """Make warm instances where they cost least; those that do not fit now are made when there is room."""
+        idle = self._idle(seen.gpu.uuid)
+        shape = geometry(board)
+        waits = []
+        for profile in sorted(board.profiles, key=lambda each: -each.size):
+            lacking = keep.counts.get(profile.id, 0) - sum(key.profile_id == profile.id for key in idle)
+            for _ in range(lacking):
+                seen = self._desk.known(seen.gpu.uuid) or seen
+                there = [Placement(each, one.start) for one in seen.instances if (each := board.by_id(one.profile_id))]
+                best = shape.best(shape.state_of(there), profile)
+                if best is None:
+                    waits.append(f"{profile.name} has no room")
+                    break
+                self._desk.make(seen.gpu.uuid, [best.placement])
+        return f"The warm instances of policy {wanted.policy} are not complete: {'; '.join(waits)}." if waits else ""
+
+    def _on(self, seen: Seen, wanted: WantedGpu) -> str:
+        """MIG mode on, if it can be; what it waits for otherwise."""
+        if seen.mode is None or seen.mode.enabled:
+            return ""
+        whole = [
+            str(claim)
+            for claim in self._record.claims.values()
+            if claim.state is ClaimState.PREPARED
+            and any(one.gpu == seen.gpu.uuid and one.partition is None and not one.admin for one in claim.devices)
+        ]
+        if whole:
+            # Where partitions are made on demand, a GPU that is in use as a whole is just that.
+            return (
+                ""
+                if wanted.mode is MigMode.DYNAMIC
+                else f"MIG mode waits for claim {whole[0]}, which has the whole GPU."
+            )
+        return self._switch(seen, wanted, on=True)
+
+    def _off(self, seen: Seen, wanted: WantedGpu) -> str:
+        """MIG mode off, once nothing is left."""
+        if seen.mode is None or not seen.mode.enabled:
+            return ""
+        if seen.instances:
+            return f"MIG mode stays on until {self._blame(seen.instances)} is gone."
+        return self._switch(seen, wanted, on=False)
+
+    def _switch(self, seen: Seen, wanted: WantedGpu, *, on: bool) -> str:
+        word = "on" if on else "off"
+        if seen.mode is not None and seen.mode.pending is on:
+            return ""  # asked for; it comes with the reset
+        if seen.gpu.mig_needs_reset and not wanted.reset_permitted:
+            return (
+                f"Turning MIG mode {word} needs a reset of this GPU, which policy {wanted.policy} does not permit now."
+            )
+        try:
+            (self._desk.enable if on else self._desk.disable)(seen.gpu.uuid)
+        except ResetRequired:
+            return ""  # the mode is pending, and the GPU says so
+        except InUse:
+            return f"MIG mode cannot be turned {word}: the GPU is in use by {self._desk.who(seen.gpu.uuid)}."
+        return ""
+
+    def _blame(self, blocking: Iterable[Instance]) -> str:
+        """Whose the instances in the way are."""
+        needed = references(self._record.claims.values())
+        for one in blocking:
+            if one.key in needed:
+                return f"claim {needed[one.key][0]}"
+            if self._desk.own(one) is None:
+                return f"GPU instance {one.gi}, which somebody else made"
+            refused = self._desk.refused.get(one.key)
+            if refused is not None and refused.holder:
+                return f"an instance that is going, in use by {refused.holder}"
+        return "an instance that is going"
