@@ -7,7 +7,7 @@ fit. A manifest is a plain mapping here: whoever reads files says where it stand
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from draco.resources import conversion
 from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node, Pod
+from draco.resources.draco import GpuNode, MigPolicy
 from draco.resources.errors import DracoError
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.slices import ResourceSlice
@@ -23,7 +24,11 @@ from draco.resources.taints import DeviceTaintRule
 Object = Node | ResourceSlice | DeviceClass | DeviceTaintRule | ResourceClaim | ResourceClaimTemplate | Pod
 """What a manifest can be read as."""
 
+OwnObject = GpuNode | MigPolicy
+"""What a manifest of Draco's own kinds can be read as."""
+
 Json = Mapping[str, Any]
+_T = TypeVar("_T", bound=Object | OwnObject)
 
 _DRA: Final[Mapping[str, type[Object]]] = {
     "DeviceClass": DeviceClass,
@@ -33,6 +38,8 @@ _DRA: Final[Mapping[str, type[Object]]] = {
     "ResourceSlice": ResourceSlice,
 }
 _CORE: Final[Mapping[str, type[Object]]] = {"Node": Node, "Pod": Pod}
+OWN_API_VERSION: Final = "draco.dev/v1alpha1"
+_OWN: Final[Mapping[str, type[OwnObject]]] = {"GpuNode": GpuNode, "MigPolicy": MigPolicy}
 _WORKLOADS: Final[Mapping[tuple[str, str], Sequence[str]]] = {
     ("apps/v1", "DaemonSet"): ("spec", "template"),
     ("apps/v1", "Deployment"): ("spec", "template"),
@@ -82,6 +89,19 @@ def decode(document: object, *, source: str, namespace: str = "default") -> Obje
     raise _unknown(kind, api_version, source)
 
 
+def decode_own(manifest: Json, *, source: str) -> OwnObject | None:
+    """One object of Draco's own kinds; None for any other kind. Raises ManifestError for what does not fit."""
+    kind = _text(manifest, "kind", source)
+    if kind not in _OWN:
+        return None
+    api_version = _text(manifest, "apiVersion", source)
+    if api_version != OWN_API_VERSION:
+        raise ManifestError(
+            f"{source}: {kind} of {_shown(api_version)} cannot be read; write `apiVersion: {OWN_API_VERSION}`."
+        )
+    return _convert(_OWN[kind], kind, manifest, source, "")
+
+
 def copies(manifest: Json) -> int:
     """How many pods a workload wants at a time, where it says so; one for all else."""
     path = _COPIES.get(str(manifest.get("kind")), ())
@@ -107,9 +127,9 @@ def expand(document: object, *, source: str) -> Iterator[tuple[Json, str]]:
         yield {**inherited, **_mapping(item, where)}, where
 
 
-def _convert(type_: type[Object], kind: str, manifest: Json, source: str, namespace: str) -> Object:
+def _convert(type_: type[_T], kind: str, manifest: Json, source: str, namespace: str) -> _T:
     try:
-        item: Object = msgspec.convert(_as_stored(kind, manifest, _named(source, kind, manifest), namespace), type_)
+        item = msgspec.convert(_as_stored(kind, manifest, _named(source, kind, manifest), namespace), type_)
     except msgspec.ValidationError as error:
         raise ManifestError(f"{_named(source, kind, manifest)}: {_sentence(str(error))}") from error
     if not item.metadata.name:
@@ -253,7 +273,8 @@ def _named(source: str, kind: str, manifest: Json) -> str:
 
 def _no_version(kind: str, api_version: str) -> str:
     known = ", ".join(sorted(conversion.VERSIONS[kind], key=lambda version: (len(version), version)))
-    return f"{kind} of {api_version} cannot be read (known versions: {known}); write {conversion.GROUP}/v1, as `draco lint` shows."
+    today = f"{conversion.GROUP}/v1"
+    return f"{kind} of {api_version} cannot be read (known versions: {known}); write {today}, as `draco lint` shows."
 
 
 def _unknown(kind: str, api_version: str, source: str) -> ManifestError:

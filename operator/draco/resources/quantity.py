@@ -51,9 +51,10 @@ _DECIMAL_OF: Final = {exponent: suffix for suffix, exponent in _DECIMAL.items()}
 _BINARY_OF: Final = {0: ""} | {power: suffix for suffix, power in _BINARY.items()}
 
 _SHAPE: Final = re.compile(
-    r"(?P<sign>[+-]?)0*(?P<whole>[0-9]*)(?:(?P<point>\.)(?P<fraction>[0-9]*))?"
-    r"(?P<suffix>[eEinumkKMGTP]*[+-]?[0-9]*)"
+    r"(?P<sign>[+-]?)0*+(?P<whole>[0-9]*+)(?:(?P<point>\.)(?P<fraction>[0-9]*+))?+"
+    r"(?P<suffix>[eEinumkKMGTP]*+[+-]?[0-9]*+)"
 )
+"""Possessive: what follows never matches with less, and trying would take the cube of the length."""
 _NUMBER_THEN_LETTERS: Final = re.compile(r"[+-]?[0-9.]*([A-Za-z]+)")
 _EXPONENT: Final = re.compile(r"[eE]([+-]?[0-9]+)")
 

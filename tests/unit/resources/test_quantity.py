@@ -211,3 +211,9 @@ def test_the_least_int_is_its_own_negative_where_it_is_taken_away() -> None:
     assert Quantity.parse("10Gi") - least < Quantity.parse("10Gi")
     assert (Quantity.parse("-10Gi") - least).compare(Quantity.of(2**63 - 10 * 2**30)) == 0
     assert (Quantity.of(0) - least).as_int64() == -(2**63)
+
+
+@pytest.mark.parametrize("text", ["0" * 100_000 + ":", "0." + "0" * 100_000 + "{", "e" * 100_000 + "!"])
+def test_a_long_text_that_is_no_quantity_is_refused_at_once(text: str) -> None:
+    with pytest.raises(QuantityError):  # digits that are read again and again would take days
+        Quantity.parse(text)
