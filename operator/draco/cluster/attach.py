@@ -1,4 +1,4 @@
-"""What Draco puts onto any cluster: its kinds, a DeviceClass, simulated nodes and the operator.
+"""What Draco puts onto any cluster: its kinds, DeviceClasses, simulated nodes and the operator.
 
 Owns these and waiting for them. Knows only a kubeconfig: the cluster may be local, kind's or someone else's.
 """
@@ -26,7 +26,13 @@ from draco.resources.claims import CelSelector, DeviceSelector
 from draco.resources.classes import DeviceClass, DeviceClassSpec
 from draco.resources.kinds import DEVICE_CLASSES, NODES, SLICES, Kind
 from draco.resources.meta import ObjectKey, ObjectMeta
-from draco.resources.names import LABEL_MANAGED_BY, NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER, NVIDIA_EXTENDED_RESOURCE
+from draco.resources.names import (
+    LABEL_MANAGED_BY,
+    NVIDIA_DEVICE_CLASS,
+    NVIDIA_DRIVER,
+    NVIDIA_EXTENDED_RESOURCE,
+    NVIDIA_MIG_DEVICE_CLASS,
+)
 
 MANAGER = "draco-cluster"
 NODES_PROCESS, OPERATOR_PROCESS = "simulated-nodes", "operator"
@@ -72,20 +78,23 @@ async def server_version(client: Client) -> str:
     return str(answer["gitVersion"]).removeprefix("v")
 
 
-def gpu_device_class() -> DeviceClass:
-    """NVIDIA's class of whole GPUs; pods that ask for `nvidia.com/gpu` get theirs through it."""
-    whole_gpus = f"device.driver == '{NVIDIA_DRIVER}' && device.attributes['{NVIDIA_DRIVER}'].type == 'gpu'"
+def device_classes() -> list[DeviceClass]:
+    """NVIDIA's classes: of whole GPUs, by which pods that ask for `nvidia.com/gpu` get theirs, and of MIG partitions."""
+    return [_class(NVIDIA_DEVICE_CLASS, "gpu", NVIDIA_EXTENDED_RESOURCE), _class(NVIDIA_MIG_DEVICE_CLASS, "mig")]
+
+
+def _class(name: str, type_: str, extended_resource: str | None = None) -> DeviceClass:
+    selector = f"device.driver == '{NVIDIA_DRIVER}' && device.attributes['{NVIDIA_DRIVER}'].type == '{type_}'"
     return DeviceClass(
-        metadata=ObjectMeta(name=NVIDIA_DEVICE_CLASS, labels={LABEL_MANAGED_BY: MANAGER}),
+        metadata=ObjectMeta(name=name, labels={LABEL_MANAGED_BY: MANAGER}),
         spec=DeviceClassSpec(
-            selectors=[DeviceSelector(cel=CelSelector(expression=whole_gpus))],
-            extended_resource_name=NVIDIA_EXTENDED_RESOURCE,
+            selectors=[DeviceSelector(cel=CelSelector(expression=selector))], extended_resource_name=extended_resource
         ),
     )
 
 
 async def install(client: Client) -> None:
-    """Apply Draco's kinds, its namespace and the GPU DeviceClass, and wait until the kinds are served."""
+    """Apply Draco's kinds, its namespace and the DeviceClasses, and wait until the kinds are served."""
     definitions = [
         document for file in sorted(data.crds().glob("*.yaml")) for document in yaml.safe_load_all(file.read_text())
     ]
@@ -93,7 +102,8 @@ async def install(client: Client) -> None:
         key = ObjectKey("", definition["metadata"]["name"])
         await client.apply(_DEFINITIONS, key, definition, manager=MANAGER)
     await client.apply(_NAMESPACES, ObjectKey("", SYSTEM_NAMESPACE), {}, manager=MANAGER)
-    await _install_device_class(client)
+    for each in device_classes():
+        await _install_device_class(client, each)
     deadline = time.monotonic() + _ESTABLISHED_WITHIN_S
     for definition in definitions:
         name = definition["metadata"]["name"]
@@ -105,15 +115,15 @@ async def install(client: Client) -> None:
             await asyncio.sleep(_POLL_S)
 
 
-async def _install_device_class(client: Client) -> None:
+async def _install_device_class(client: Client, wanted: DeviceClass) -> None:
     """Somebody else's class of this name stays as it is: the cluster's own driver may depend on it."""
-    key = ObjectKey("", NVIDIA_DEVICE_CLASS)
+    key = wanted.metadata.key
     try:
         found = await client.get(DEVICE_CLASSES, key)
     except NotFound:
         found = None
     if found is None or found.metadata.labels.get(LABEL_MANAGED_BY) == MANAGER:
-        await client.apply(DEVICE_CLASSES, key, gpu_device_class(), manager=MANAGER)
+        await client.apply(DEVICE_CLASSES, key, wanted, manager=MANAGER)
 
 
 def _established(definition: dict[str, Any]) -> bool:

@@ -21,13 +21,13 @@ from draco.cluster.state import Record, Wanted
 from draco.kube.errors import NotFound
 from draco.resources.kinds import DEVICE_CLASSES, NODES
 from draco.resources.meta import ObjectKey
-from draco.resources.names import LABEL_SIMULATED, NVIDIA_DEVICE_CLASS
+from draco.resources.names import LABEL_SIMULATED
 
 
 class _Attached(msgspec.Struct, frozen=True):
-    """Written before anything is put onto the cluster: `device_class` says that there was no GPU DeviceClass before."""
+    """Written before anything is put onto the cluster: `device_classes` are those that were not there before."""
 
-    device_class: bool
+    device_classes: list[str]
 
 
 class ExistingCluster:
@@ -62,7 +62,7 @@ class ExistingCluster:
 
     def attach(self, progress: Progress, *, wait_s: float) -> None:
         """Install what is missing and start our processes. From here on the nodes of our names are ours to delete."""
-        with progress.step("Installing Draco's kinds and the GPU DeviceClass"):
+        with progress.step("Installing Draco's kinds and DeviceClasses"):
             asyncio.run(self._install())
         if self._wanted.nodes:
             with progress.step(f"Starting {self._wanted.nodes} simulated nodes"):
@@ -85,7 +85,7 @@ class ExistingCluster:
             )
 
     def destroy(self, progress: Progress) -> None:
-        """Stop our processes, and delete our nodes and our DeviceClass from the cluster if it can be reached.
+        """Stop our processes, and delete our nodes and our DeviceClasses from the cluster if it can be reached.
 
         Draco's kinds stay: deleting them would delete every object of theirs, whoever made it.
         """
@@ -96,7 +96,8 @@ class ExistingCluster:
             asyncio.run(self._remove(msgspec.json.decode(self._attached.read_bytes(), type=_Attached)))
         except ClusterError as error:
             left = ", ".join([*self.nodes[:3], "..."][: len(self.nodes)])
-            progress.note(f"   Nodes {left} and DeviceClass {NVIDIA_DEVICE_CLASS} may be left in the cluster: {error}")
+            classes = ", ".join(each.metadata.name for each in attach.device_classes())
+            progress.note(f"   Nodes {left} and DeviceClasses {classes} may be left in the cluster: {error}")
 
     def detach(self) -> None:
         """Stop our processes and touch nothing in the cluster."""
@@ -140,7 +141,8 @@ class ExistingCluster:
     async def _install(self) -> None:
         async with attach.client_of(self.kubeconfig) as client:
             classes = {each.metadata.name for each in await client.list(DEVICE_CLASSES)}
-            attached = _Attached(device_class=NVIDIA_DEVICE_CLASS not in classes)
+            ours = [each.metadata.name for each in attach.device_classes()]
+            attached = _Attached(device_classes=[name for name in ours if name not in classes])
             write_atomically(self._attached, msgspec.json.encode(attached))
             await attach.install(client)
 
@@ -150,6 +152,6 @@ class ExistingCluster:
             for node in await client.list(NODES, label_selector=f"{LABEL_SIMULATED}=true"):
                 if node.metadata.name in ours:
                     await client.delete(NODES, node.metadata.key, uid=node.metadata.uid)
-            if attached.device_class:
+            for name in attached.device_classes:
                 with contextlib.suppress(NotFound):
-                    await client.delete(DEVICE_CLASSES, ObjectKey("", NVIDIA_DEVICE_CLASS))
+                    await client.delete(DEVICE_CLASSES, ObjectKey("", name))

@@ -27,6 +27,7 @@ TAINT_UNSETTLED = f"{DRACO_DOMAIN}/unsettled"
 
 NVIDIA_DRIVER = "gpu.nvidia.com"
 NVIDIA_DEVICE_CLASS = "gpu.nvidia.com"
+NVIDIA_MIG_DEVICE_CLASS = "mig.nvidia.com"
 NVIDIA_EXTENDED_RESOURCE = "nvidia.com/gpu"
 STANDARD_PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 STANDARD_PCI_BUS_ID = "resource.kubernetes.io/pciBusID"

@@ -67,8 +67,9 @@ def test_nodes_and_operator_join_someone_elses_cluster_and_leave_it(
         assert list(machine.runtime.iterdir()) == []
         assert "theirs" in node_names(control_plane)
         assert "joined-0" not in node_names(control_plane)
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            call(control_plane, "GET", f"{CLASSES}/gpu.nvidia.com")
+        for name in ("gpu.nvidia.com", "mig.nvidia.com"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                call(control_plane, "GET", f"{CLASSES}/{name}")
         assert machine.mentioned() == []
     finally:
         call(control_plane, "DELETE", "/api/v1/nodes/theirs")
@@ -82,6 +83,8 @@ def test_someone_elses_device_class_stays_as_it_is(machine: Machine, api_server:
         machine.must("down")
         spec = call(api_server, "GET", f"{CLASSES}/gpu.nvidia.com")["spec"]
         assert spec["extendedResourceName"] == "example.com/gpu"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            call(api_server, "GET", f"{CLASSES}/mig.nvidia.com")  # that one was ours
     finally:
         call(api_server, "DELETE", f"{CLASSES}/gpu.nvidia.com")
 
@@ -133,7 +136,8 @@ def test_down_goes_on_when_the_cluster_is_gone(machine: Machine, tmp_path: Path)
         plane.processes.stop(APISERVER, grace_s=0)
         down = machine.draco("down")
         assert down.returncode == 0, down.stderr
-        assert "Nodes gpu-node-0 and DeviceClass gpu.nvidia.com may be left in the cluster" in down.stderr
+        left = "Nodes gpu-node-0 and DeviceClasses gpu.nvidia.com, mig.nvidia.com may be left in the cluster"
+        assert left in down.stderr
     finally:
         plane.destroy()
     assert machine.mentioned() == []
