@@ -25,7 +25,7 @@ from draco.resources.kinds import CLAIMS, EVENTS, NODES, SLICES
 from draco.resources.meta import ObjectKey, ObjectMeta
 from draco.resources.names import NVIDIA_DRIVER
 from draco.resources.slices import ResourceSlice
-from draco.simulator import state, sysfs
+from draco.simulator import procfs, state, sysfs
 from draco.simulator.nvml import SimulatedNvml
 from tests.doubles.faultproxy import FaultProxy
 
@@ -57,6 +57,7 @@ class SimulatedNode:
         self.cdi = self.folder / "cdi"
         state.create(self.gpus, board=board, gpus=gpus, node_name=self.name)
         sysfs.build(self.folder / "sys", state.load(self.gpus))
+        procfs.build(self.gpus, state.load(self.gpus))
         self.library = SimulatedNvml(self.gpus)
         self.namespace = "default"
 
@@ -79,6 +80,7 @@ class SimulatedNode:
             "cdi_dir": self.cdi,
             "state_dir": self.folder / "agent",
             "sysfs_root": self.folder / "sys",
+            "proc_root": procfs.tree(self.gpus),
             "rescan_s": 0.2,
             "nvml_retry_s": 0.1,
             "event_wait_s": 0.1,
