@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from draco.controller import repair
 from draco.controller.admission import Admission
 from draco.controller.health import http_app, serving
 from draco.controller.kopf_thread import OwnKinds
@@ -23,6 +24,7 @@ from draco.controller.mig_layouts import MigLayoutReconciler
 from draco.controller.mig_policies import MigPolicyReconciler
 from draco.controller.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, Subject
 from draco.controller.reconciling import Reconciling, register_queues
+from draco.controller.repair import RepairReconciler
 from draco.controller.settings import OperatorSettings
 from draco.controller.taints import register_reach, warn_of_wide_rules
 from draco.controller.view import ClusterView
@@ -108,7 +110,16 @@ class Operator:
         maintenance = MaintenanceReconciler(client, self.view, clock=clock, settle_s=settings.settle_s)
         decisions = MigDecisions(self.view, clock=clock)
         layouts = MigLayoutReconciler(client, self.view, decisions)
-        policies = MigPolicyReconciler(client, self.view, decisions, clock=clock, advice=lambda _: "")
+        advice = Notes(
+            client,
+            controller=FIELD_MANAGER_OPERATOR,
+            instance=settings.identity,
+            clock=clock,
+            reason=repair.EVENT_REASON,
+            action=repair.EVENT_ACTION,
+        )
+        repairs = RepairReconciler(self.view, decisions, advice, clock=clock, random=random)
+        policies = MigPolicyReconciler(client, self.view, decisions, clock=clock, adviser=repairs)
         self._pending_claims = PendingClaims(
             self.view, notes, clock=clock, random=random, pending_after_s=settings.pending_after_s, minor=minor
         )
@@ -122,7 +133,14 @@ class Operator:
         self.pending: Reconciling[Subject] = working("pending-claims", self._pending_claims)
         self.layouts: Reconciling[str] = working("mig-layouts", layouts)
         self.policies: Reconciling[str] = working("mig-policies", policies)
-        self.reconcilers: list[Reconciling[Any]] = [self.maintenance, self.pending, self.layouts, self.policies]
+        self.repairs: Reconciling[str] = working("mig-repair", repairs)
+        self.reconcilers: list[Reconciling[Any]] = [
+            self.maintenance,
+            self.pending,
+            self.layouts,
+            self.policies,
+            self.repairs,
+        ]
         self.own_kinds = OwnKinds(
             connect, {DEVICE_MAINTENANCES: self.maintenance.wake, MIG_POLICIES: self.policies.wake}
         )

@@ -5,6 +5,7 @@ each is looked at only so often.
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -24,8 +25,20 @@ from draco.resources.names import FIELD_MANAGER_OPERATOR
 log = structlog.get_logger(__name__)
 
 
+class Adviser(Protocol):
+    """Who has something to say in the status of policies."""
+
+    def advice(self, policy: str) -> str:
+        """A sentence for the policy with this name, or ""."""
+        ...
+
+    def when_told(self, call: Callable[[], None]) -> None:
+        """Have `call` called when what is advised has changed."""
+        ...
+
+
 class MigPolicyReconciler:
-    """One policy at a time. `advice` is what is to be passed on in the status of the policy with a name."""
+    """One policy at a time."""
 
     def __init__(
         self,
@@ -34,14 +47,14 @@ class MigPolicyReconciler:
         decisions: MigDecisions,
         *,
         clock: Clock,
-        advice: Callable[[str], str],
+        adviser: Adviser,
         pace_s: float = 0.5,
     ) -> None:
         self._client = client
         self._view = view
         self._decisions = decisions
         self._clock = clock
-        self._advice = advice
+        self._adviser = adviser
         self._pace_s = pace_s
         self._looked_s: dict[str, float] = {}
         self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
@@ -58,6 +71,7 @@ class MigPolicyReconciler:
             if before is None or after is None or before.metadata.labels != after.metadata.labels:
                 wake_all()
 
+        self._adviser.when_told(wake_all)
         self._view.mig_policies.subscribe(lambda _: wake_all())
         self._view.gpu_nodes.subscribe(lambda _: wake_all())
         self._view.nodes.subscribe(on_node)
@@ -90,7 +104,7 @@ class MigPolicyReconciler:
             return
         # What is remembered of the rules may hold an older status.
         rules = msgspec.structs.replace(rules, policy=policy)
-        outlook = Outlook(self._decisions.all(), self._clock.now(), self._advice(rules.name))
+        outlook = Outlook(self._decisions.all(), self._clock.now(), self._adviser.advice(rules.name))
         status = summary(rules, outlook)
         if status == policy.status:
             return

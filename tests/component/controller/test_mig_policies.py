@@ -1,7 +1,7 @@
 """MigPolicy on a real API server, with a stand-in for the nodes' agents."""
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -29,6 +29,16 @@ pytestmark = pytest.mark.usefixtures("crds")
 OFF = GpuMig(capable=True)
 ON = GpuMig(capable=True, enabled=True)
 HALVES = {"name": "halves", "instances": [{"profile": "3g.40gb", "count": 2}]}
+
+
+class Silent:
+    """Advises nothing."""
+
+    def advice(self, policy: str) -> str:
+        return ""
+
+    def when_told(self, call: Callable[[], None]) -> None:
+        pass
 
 
 class Lab:
@@ -249,7 +259,7 @@ async def test_a_replica_that_sees_an_old_state_writes_nothing(served: ControlPl
     await client.patch(MIG_POLICIES, key, {"spec": {"mode": "Disabled"}})
     with pytest.raises(Conflict):
         await MigLayoutReconciler(client, view, decisions).reconcile(node)
-    reconciler = MigPolicyReconciler(client, view, decisions, clock=clock, advice=lambda _: "")
+    reconciler = MigPolicyReconciler(client, view, decisions, clock=clock, adviser=Silent())
     with pytest.raises(Conflict):
         await reconciler.reconcile(policy.metadata.uid)
     assert (await lab.gpu_node(node)).spec.gpus == []

@@ -1,0 +1,60 @@
+"""Pools of GPUs that can be divided, as an agent publishes them, and claims on their partitions."""
+
+import msgspec
+
+from draco.agent import partitions
+from draco.agent.gpus import DriverInfo
+from draco.agent.instances import GpuMig
+from draco.agent.partitions import Divisible
+from draco.agent.slices import Located
+from draco.resources.claims import CelSelector, DeviceSelector, ResourceClaim
+from draco.resources.names import GpuUuid
+from draco.resources.slices import ResourceSlice
+from draco.simulator.planner_boards import BOARDS
+from tests.builders import a_claim, a_device_class, a_gpu, a_gpu_uuid, a_slice
+
+H100 = BOARDS["H100-80GB"]
+MIG_CLASS = a_device_class("mig.nvidia.com", selector="device.attributes['gpu.nvidia.com'].type == 'mig'")
+IDS = {profile.name: profile.id for profile in H100.profiles}
+
+
+def a_mig_pool(node: str, gpus: int) -> list[ResourceSlice]:
+    """What an agent publishes of so many H100s that can be divided."""
+    divisible = [
+        Divisible(located=Located(gpu), mig=GpuMig(gpu=gpu.uuid, capable=True, enabled=True, board=H100), board=H100)
+        for gpu in (a_gpu(minor, uuid=GpuUuid(a_gpu_uuid(node, minor))) for minor in range(gpus))
+    ]
+    driver = DriverInfo(driver_version="580.65.06", cuda_driver_version="13.0", nvml_version="13")
+    devices = partitions.devices(divisible, driver, partitions.order(divisible))
+    contents = [devices[start : start + 64] for start in range(0, len(devices), 64)]
+    count = len(contents) + 1
+    counters = a_slice(node, [], name=f"{node}-0", of=count, shared_counters=partitions.counters(divisible))
+    return [counters, *(a_slice(node, chunk, name=f"{node}-{i + 1}", of=count) for i, chunk in enumerate(contents))]
+
+
+def a_partition(text: str, node: str = "node-0") -> str:
+    """From "0:3g.40gb@4" to the device's name."""
+    gpu, placement = text.split(":")
+    name, start = placement.split("@")
+    return f"{node}/gpu-{gpu}-mig-{name.replace('.', '').replace('+', '-')}-{IDS[name]}-{start}"
+
+
+def a_mig_claim(
+    name: str, profile: str, on: str = "", *, used: bool = False, node: str = "node-0", namespace: str = "default"
+) -> ResourceClaim:
+    """A claim for one partition; allocated if `on` says where, reserved for a pod if it is used."""
+    claim = a_claim(
+        name,
+        device_class="mig.nvidia.com",
+        namespace=namespace,
+        on=[a_partition(on, node)] if on else [],
+        reserved_for=["user"] if used else [],
+    )
+    (request,) = claim.spec.devices.requests
+    assert request.exactly is not None
+    expression = f'device.attributes["gpu.nvidia.com"].profile == "{profile}"'
+    exactly = msgspec.structs.replace(
+        request.exactly, selectors=[DeviceSelector(cel=CelSelector(expression=expression))]
+    )
+    devices = msgspec.structs.replace(claim.spec.devices, requests=[msgspec.structs.replace(request, exactly=exactly)])
+    return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
