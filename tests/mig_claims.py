@@ -45,8 +45,8 @@ def a_mig_claim(
     """A claim for one partition; allocated if `on` says where, reserved for a pod if it is used."""
     claim = a_claim(
         name,
-        device_class="mig.nvidia.com",
         namespace=namespace,
+        device_class="mig.nvidia.com",
         on=[a_partition(on, node)] if on else [],
         reserved_for=["user"] if used else [],
     )

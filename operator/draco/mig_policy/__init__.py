@@ -5,7 +5,8 @@ or talk to the API server: the controller carries out what is decided here.
 
 Rooms: `rules` (a policy made ready to be asked), `matching` (whether it selects a GPU, and why not), `boards` (tables of the API
 as boards), `wishes` (what a policy wants of one GPU), `standing` (how far that is so), `decide` (one node, all of it), `summary`
-(one policy's status), `windows` (when a GPU may be reset).
+(one policy's status), `windows` (when a GPU may be reset), `releases` (idle claims in the way of a
+waiting one).
 """
 
 from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide

@@ -41,7 +41,6 @@ class Lab:
     async def make(self, **policy: Any) -> None:
         client = self.client
         await client.create(NODES, {"metadata": {"name": self.node, "labels": {"lab": self.node}}})
-        await client.patch(NODES, ObjectKey("", self.node), {"spec": {"taints": None}, "status": {}})
         await client.apply(DEVICE_CLASSES, MIG_CLASS.metadata.key, {"spec": as_json(MIG_CLASS.spec)}, manager="tests")
         for item in a_mig_pool(self.node, 1):
             await client.create(SLICES, {"metadata": {"name": item.metadata.name}, "spec": as_json(item.spec)})
