@@ -1,6 +1,7 @@
 """An agent on simulated GPUs: `python -m draco.simulator.agent --state FILE`, otherwise with the options of `draco agent`.
 
-Owns putting simulated NVML under the agent; the product has no switch for it. The node's sysfs is written beside the state file.
+Owns putting simulated NVML under the agent; the product has no switch for it. The node's sysfs and its
+part of /proc are written beside the state file.
 """
 
 from pathlib import Path
@@ -13,7 +14,7 @@ from draco.kube import kubeconfig
 from draco.kube.connection import Connection
 from draco.kube.incluster import connect_in_cluster
 from draco.resources.errors import DracoError
-from draco.simulator import state, sysfs
+from draco.simulator import procfs, state, sysfs
 from draco.simulator.nvml import SimulatedNvml
 
 
@@ -36,9 +37,11 @@ async def connect(access: Access) -> Connection:
 def main(state_file: Path, **options: Any) -> None:
     """Serve simulated GPUs to Kubernetes with the real agent."""
     try:
+        gpus = state.load(state_file)
         tree = state_file.with_name(state_file.name + ".sysfs")
-        sysfs.build(tree, state.load(state_file))
-        run(connect, library=SimulatedNvml(state_file), **{**options, "sysfs_root": tree})
+        sysfs.build(tree, gpus)
+        roots = {"sysfs_root": tree, "proc_root": procfs.build(state_file, gpus)}
+        run(connect, library=SimulatedNvml(state_file), **{**options, **roots})
     except* DracoError as errors:
         raise click.ClickException("; ".join(dict.fromkeys(_sentences(errors)))) from errors
 

@@ -26,7 +26,7 @@ from draco.kube.kubeconfig import connect
 from draco.logs import LEVELS, configure_log
 from draco.resources.errors import DracoError
 from draco.resources.names import NVIDIA_DRIVER, NodeName
-from draco.simulator import boards, state, sysfs
+from draco.simulator import boards, procfs, state, sysfs
 from draco.simulator.kubelet import Kubelet, KubeletSettings
 from draco.simulator.node_object import NodeObject, NodeShape
 from draco.simulator.nvml import SimulatedNvml
@@ -152,6 +152,7 @@ class SimulatedNode:
         else:
             found = state.create(self.gpus, board=self._nodes.board, gpus=self._nodes.gpus, node_name=self.name)
         sysfs.build(self.root / "sys", found)
+        procfs.build(self.gpus, found)
 
     async def keep_agent(self) -> None:
         """Run the agent, and start it again when it ends, as a DaemonSet would."""
@@ -170,6 +171,7 @@ class SimulatedNode:
             kubelet_dir=self.root,
             cdi_dir=self.root / "cdi",
             sysfs_root=self.root / "sys",
+            proc_root=procfs.tree(self.gpus),
         )
         await run_agent(
             settings, library=SimulatedNvml(self.gpus), client=self._client, clock=self._clock, random=self._random

@@ -106,6 +106,15 @@ def test_a_failure_may_be_of_one_instance(mig: Mig, path: Path) -> None:
         mig.nvml.nvmlComputeInstanceDestroy(left[1])
 
 
+def test_a_failure_may_be_of_one_compute_instance(mig: Mig, path: Path) -> None:
+    instance = mig.make(9, 0)
+    first, second = (mig.nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0) for _ in range(2))
+    faults.fail(path, "nvmlComputeInstanceDestroy", UNKNOWN, gpu=0, gpu_instance=1, compute_instance=1)
+    mig.nvml.nvmlComputeInstanceDestroy(first)
+    with pytest.raises(pynvml.NVMLError_Unknown):
+        mig.nvml.nvmlComputeInstanceDestroy(second)
+
+
 def test_a_call_may_do_its_work_and_fail_nevertheless(mig: Mig, path: Path) -> None:
     faults.fail(path, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_TIMEOUT, times=1, effect="done")
     with pytest.raises(pynvml.NVMLError_Timeout):
@@ -137,6 +146,17 @@ def test_each_function_has_its_own_latency(path: Path) -> None:
         nvml.nvmlGpuInstanceDestroy(None)
     nvml.nvmlDeviceGetCount()
     assert slept == [1.0, 0.25]
+
+
+def test_a_driver_that_is_reloaded_during_a_call_ends_it_and_the_call_changes_nothing(mig: Mig, path: Path) -> None:
+    mig.make(9, 0)
+    nvml = SimulatedNvml(path, sleep=lambda _seconds: faults.reload_driver(path))
+    nvml.nvmlInit()
+    device = nvml.nvmlDeviceGetHandleByIndex(0)
+    faults.change(path, lambda state: state.latency_s.update(nvmlDeviceSetMigMode=1.0))
+    with pytest.raises(pynvml.NVMLError_Uninitialized):
+        nvml.nvmlDeviceSetMigMode(device, 1)
+    assert load(path).gpus[0].mig_current == 0
 
 
 class Killed(BaseException):
