@@ -41,6 +41,8 @@ RULES: dict[str, list[str]] = {
         "cel.bind(x, $int, x > 1 && x < $int)",
         "cel.bind(x, $own, has(x.model) && x.model == $string)",
         "cel.bind(x, $bool, x || !x)",
+        "cel.bind(x, $string, $bool || $string.matches(x) || int(x) > $int)",
+        "cel.bind(x, dyn($string), $bool && $own[x] == device.attributes[x])",
         "(($bool))",
     ],
     "own": [OWN, OWN, OTHER, 'device.attributes["nowhere"]', OWN, "device.attributes[device.driver]"],

@@ -38,9 +38,12 @@ def compile_loop(compiler: Compiler, node: Comprehension, scope: Scope) -> Step:
 
 
 def _bind(compiler: Compiler, node: Comprehension, scope: Scope) -> Step:
-    """`cel.bind`: the value is computed when it is first read, and not at all if it never is."""
+    """`cel.bind`: the value is computed when it is first read, and not at all if it never is.
+
+    A name is never a constant, even where its value is: `false && s.matches(name)` does not compile the pattern.
+    """
     init = yield Request(node.init, scope)
-    if isinstance(compiler.meter, Free) and (init.is_constant or init.path is not None):
+    if isinstance(compiler.meter, Free) and init.path is not None:
         return (yield Request(node.body, {**scope, node.accumulator: Variable(0, init, is_alias=True)}))
     slot = compiler.new_slot()
     body = yield Request(node.body, {**scope, node.accumulator: Variable(slot, init)})

@@ -216,3 +216,17 @@ def test_a_view_can_be_made_by_hand() -> None:
 @pytest.mark.parametrize("expression", ['!has({"a": {"c": 1}}[?"b"].c)', 'has({"a": {"c": 1}}[?"a"].c)'])
 def test_nothing_has_no_field(expression: str) -> None:
     assert compile_selector(expression).matches(a_device())
+
+
+@pytest.mark.parametrize(
+    ("expression", "form"),
+    [
+        ('dyn("a").flatten(dyn("b")) == [1]', "string.flatten(string)"),
+        ('[[1]].flatten(dyn("b")) == [1]', "list.flatten(string)"),
+        ("[[1]].flatten(dyn(1u)) == [1]", "list.flatten(uint)"),
+    ],
+)
+def test_a_depth_that_is_no_number_is_refused_where_kubernetes_breaks_down(expression: str, form: str) -> None:
+    with pytest.raises(EvaluationError) as failed:
+        compile_selector(expression).matches(a_device())
+    assert str(failed.value) == f"no such overload: {form}"
