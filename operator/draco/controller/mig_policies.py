@@ -1,7 +1,7 @@
 """Says where each MIG policy stands.
 
 Owns the status of MigPolicies and nothing else. Keys are their UIDs. A change anywhere in the fleet may concern every policy, so
-each is looked at only so often.
+each is looked at only so often, and less often the longer that takes.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,14 @@ from draco.kube.errors import NotFound
 from draco.kube.store import Change
 from draco.mig_policy import Outlook, summary
 from draco.resources.core import Node
-from draco.resources.draco import MigPolicy
+from draco.resources.draco import MigPolicy, MigPolicyStatus
 from draco.resources.kinds import MIG_POLICIES
 from draco.resources.names import FIELD_MANAGER_OPERATOR
 
 log = structlog.get_logger(__name__)
+
+_REST = 20.0
+"""How much longer than it takes to look at a policy it is then let be."""
 
 
 class Adviser(Protocol):
@@ -56,7 +59,7 @@ class MigPolicyReconciler:
         self._clock = clock
         self._adviser = adviser
         self._pace_s = pace_s
-        self._looked_s: dict[str, float] = {}
+        self._due_s: dict[str, float] = {}
         self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -85,29 +88,31 @@ class MigPolicyReconciler:
         """Bring the policy's status to what is so."""
         policy = next(iter(self._view.mig_policies.store.by_index(BY_UID, uid)), None)
         if policy is None or policy.metadata.deletion_timestamp is not None:
-            self._looked_s.pop(uid, None)
+            self._due_s.pop(uid, None)
             self._superseded.pop(uid, None)
             return None
         if self._superseded.get(uid) == policy.metadata.resource_version:
             return None  # our own write is still on its way to us; its arrival wakes us
         now_s = self._clock.monotonic()
-        wait_s = self._looked_s.get(uid, float("-inf")) + self._pace_s - now_s
+        wait_s = self._due_s.get(uid, now_s) - now_s
         if wait_s > 0 and policy.status.observed_generation == policy.metadata.generation:
             return wait_s
-        self._looked_s[uid] = now_s
-        await self._write(policy)
+        status = self._status(policy)
+        took_s = self._clock.monotonic() - now_s
+        self._due_s[uid] = now_s + max(self._pace_s, _REST * took_s)
+        if status is not None and status != policy.status:
+            await self._write(policy, status)
         return self._decisions.seconds_to_next_window()
 
-    async def _write(self, policy: MigPolicy) -> None:
+    def _status(self, policy: MigPolicy) -> MigPolicyStatus | None:
         rules = next((each for each in self._decisions.rules if each.policy.metadata.uid == policy.metadata.uid), None)
         if rules is None:
-            return
+            return None
         # What is remembered of the rules may hold an older status.
         rules = msgspec.structs.replace(rules, policy=policy)
-        outlook = Outlook(self._decisions.all(), self._clock.now(), self._adviser.advice(rules.name))
-        status = summary(rules, outlook)
-        if status == policy.status:
-            return
+        return summary(rules, Outlook(self._decisions.all(), self._clock.now(), self._adviser.advice(rules.name)))
+
+    async def _write(self, policy: MigPolicy, status: MigPolicyStatus) -> None:
         meta = policy.metadata
         if status.message != policy.status.message:
             log.info("mig.policy_stands", policy=meta.name, message=status.message)

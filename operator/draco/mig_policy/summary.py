@@ -26,6 +26,7 @@ CONDITION_CONFLICTING = "Conflicting"
 LISTED_NODES = 256
 _LISTED_CONFLICTS = 64
 _NAMED = 8
+_UNASKED = Verdict(Answer.UNKNOWN)
 
 
 class Outlook(NamedTuple):
@@ -39,6 +40,7 @@ class Outlook(NamedTuple):
 class _Gpu(NamedTuple):
     node: str
     gpu: GpuDecision
+    said: Verdict
 
     def __str__(self) -> str:
         return f"{self.gpu.device or self.gpu.uuid} of {self.node}"
@@ -47,12 +49,14 @@ class _Gpu(NamedTuple):
 def summary(rules: Rules, outlook: Outlook) -> MigPolicyStatus:
     """The policy's status, with the times of its conditions."""
     policy = rules.policy
-    everything = [_Gpu(each.node, gpu) for each in outlook.decisions for gpu in each.gpus]
+    everything = [
+        _Gpu(each.node, gpu, gpu.verdicts.get(rules.name, _UNASKED)) for each in outlook.decisions for gpu in each.gpus
+    ]
     mine = [each for each in everything if each.gpu.policy == rules.name]
     lost = Counter(
         each.gpu.policy
         for each in everything
-        if each.gpu.policy not in {"", rules.name} and _said(each, rules).answer is Answer.SELECTED
+        if each.gpu.policy not in {"", rules.name} and each.said.answer is Answer.SELECTED
     )
     counts = Counter(each.gpu.stands.standing for each in mine)
     valid = _valid(rules, everything, _unknown_profiles(policy, mine, outlook.decisions))
@@ -75,14 +79,12 @@ def summary(rules: Rules, outlook: Outlook) -> MigPolicyStatus:
 
 
 def _valid(rules: Rules, everything: Sequence[_Gpu], unknown: str) -> Condition:
-    failing = next(
-        (each for each in everything if _said(each, rules).selector is not None and _said(each, rules).error), None
-    )
+    failing = next((each for each in everything if each.said.selector is not None and each.said.error), None)
     if rules.problem:
         return _condition(CONDITION_VALID, "False", "NotUnderstood", rules.problem)
     if failing is not None:
         return _condition(
-            CONDITION_VALID, "False", "SelectorFails", f"{_said(failing, rules).error.rstrip('.')} (on {failing})."
+            CONDITION_VALID, "False", "SelectorFails", f"{failing.said.error.rstrip('.')} (on {failing})."
         )
     if unknown:
         return _condition(CONDITION_VALID, "False", "UnknownProfile", unknown)
@@ -153,14 +155,12 @@ def _nothing(rules: Rules, everything: Sequence[_Gpu], lost: Counter[str]) -> tu
         return "NothingMatches", "Matches nothing: no node has reported a GPU."
     if lost:
         return "OlderPolicy", f"Has no GPU: {_gpus(sum(lost.values()))} that it selects belong to {_older(lost)}."
-    here = [each for each in everything if _said(each, rules).answer is not Answer.OTHER_NODE]
+    here = [each for each in everything if each.said.answer is not Answer.OTHER_NODE]
     if not here:
         nodes = _count(len({each.node for each in everything}), "node")
         return "NothingMatches", f"Matches nothing: spec.nodeSelector selects none of {nodes} with GPUs."
-    said = Counter(_said(each, rules).answer for each in here)
-    selectors = Counter(
-        _said(each, rules).selector for each in here if _said(each, rules).answer is Answer.NOT_SELECTED
-    )
+    said = Counter(each.said.answer for each in here)
+    selectors = Counter(each.said.selector for each in here if each.said.answer is Answer.NOT_SELECTED)
     failing = selectors.most_common(1)[0][0] if selectors else 0
     reasons = {
         Answer.NOT_SELECTED: f"not selected by spec.deviceSelectors[{failing}]",
@@ -204,10 +204,6 @@ def _node(name: str, gpus: Sequence[GpuDecision]) -> MigPolicyNode:
         failed=counts[Standing.FAILED],
         message=f"{_listed(told, separator='; ')}." if told else "",
     )
-
-
-def _said(each: _Gpu, rules: Rules) -> Verdict:
-    return each.gpu.verdicts.get(rules.name, Verdict(Answer.UNKNOWN))
 
 
 def _timed(policy: MigPolicy, condition: Condition, now: datetime) -> Condition:
