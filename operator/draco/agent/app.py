@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from draco.agent import checkpoint, endpoints, node_status, recovery, slices
+from draco.agent import checkpoint, endpoints, node_status, recovery
 from draco.agent.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v1alpha1_pb2
 from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint, PreparedClaim
@@ -30,6 +30,7 @@ from draco.agent.leftovers import KUBELET_RECORD, Leftovers
 from draco.agent.metrics import Metrics
 from draco.agent.node_status import NodeReporter, Standing
 from draco.agent.nvml import Nvml
+from draco.agent.offers import Offers
 from draco.agent.pcie import SysfsPcieRoots
 from draco.agent.plugin import Plugin, Registration, sockets
 from draco.agent.prepare import ClaimDesk
@@ -37,12 +38,12 @@ from draco.agent.publisher import SlicePublisher
 from draco.agent.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
-from draco.kube.discovery import discover
+from draco.kube.discovery import discover, serves
 from draco.kube.errors import ApiError
 from draco.kube.events import EventRecorder
 from draco.kube.retry import Backoff, asked_to_wait_s
 from draco.resources.events import ObjectReference
-from draco.resources.kinds import CLAIMS
+from draco.resources.kinds import CLAIMS, GPU_NODES
 from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER, GpuUuid
 
 log = structlog.get_logger()
@@ -134,6 +135,7 @@ class Agent:
             ),
         )
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._recovered = asyncio.Event()
         self._dividing = Dividing(
             client,
             nvml,
@@ -170,6 +172,9 @@ class Agent:
             clock=clock,
             random=random,
             on_change=self._standing_changed,
+        )
+        self._offers = Offers(
+            self._publisher, self._dividing, view=lambda: self._hardware.view, clock=clock, random=random
         )
         self._claim_reporter = ClaimReporter(
             client,
@@ -262,9 +267,17 @@ class Agent:
         for missing in features.missing:
             if not features.dra:
                 raise ClusterUnsuited(f"{missing.consequence} {missing.remedy}")
-            if missing.name == "device status":
+            if missing.name in ("device status", "partitionable devices"):
                 self._log.warning("feature.missing", feature=missing.name, consequence=missing.consequence)
-        await self._publisher.run()
+        follows = await self._persistently("features.unknown", lambda: serves(self._client, GPU_NODES))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._publisher.run(), name="publisher")
+            offering = self._offers.run(
+                recovered=self._recovered,
+                follows=follows,
+                partitionable=features.partitionable_devices is not False,
+            )
+            tasks.create_task(offering, name="offers")
 
     def _leftovers(self) -> Leftovers:
         return Leftovers(
@@ -292,6 +305,8 @@ class Agent:
         else:
             self._checkpoint.restore(found)
         await self._persistently("recovery.disk", self._converge)
+        self._recovered.set()
+        self._divided_anew()
 
     async def _rebuild(self, damage: recovery.Damaged) -> None:
         self._log.error("checkpoint.damaged", error=damage.sentence, moved_to=str(damage.moved_to))
@@ -342,7 +357,8 @@ class Agent:
             self._log.info("claims.converged", rebooted=done.rebooted, **counts)
 
     async def _worked_on(self, uuid: GpuUuid) -> None:
-        """Instances may have been made again, with other UUIDs and other nodes."""
+        """Instances may have been made again, with other UUIDs and other nodes; and what is wanted may be new."""
+        self._offers.touch()
         if any(
             device.gpu == uuid and device.partition
             for one in self._checkpoint.claims.values()
@@ -376,7 +392,7 @@ class Agent:
         before = self._health.reports
         self._health.update(view)
         self._metrics.hardware(view)
-        self._offer()
+        self._offers.touch()
         self._dividing.keeper.seen(view)
         if view.driver is not None and self._minors != {one.gpu.uuid: one.gpu.minor for one in view.gpus}:
             self._minors_moved.set()
@@ -384,19 +400,16 @@ class Agent:
             self._claim_reporter.touch_all()
         self._standing_changed()
 
-    def _offer(self) -> None:
-        view = self._hardware.view
-        if view.driver is not None:
-            self._publisher.want(slices.devices(view.gpus, view.driver))
-
     def _divisions_shown(self) -> None:
         """In any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._divided_anew)
 
     def _divided_anew(self) -> None:
+        if not self._recovered.is_set():
+            return  # whose the instances are is on record, and that has not been read yet
         self._dividing.tell(self._tell)
-        self._offer()
+        self._offers.touch()
         self._standing_changed()
 
     def _claim_changed(self, claim: PreparedClaim) -> None:
@@ -421,6 +434,7 @@ class Agent:
             problem=self._publisher.problem,
             registration=self._plugin.registration,
             claims=node_status.prepared(self._checkpoint.claims),
+            divisions=self._dividing.divisions if self._recovered.is_set() else {},
         )
 
     def _lacking(self) -> list[str]:

@@ -10,10 +10,12 @@ import msgspec
 import structlog
 
 from draco import __version__
+from draco.agent import mig_report
 from draco.agent.checkpoint import PreparedClaim
 from draco.agent.conditions import merged
 from draco.agent.hardware import View
 from draco.agent.health_service import reports
+from draco.agent.instances import GpuMig
 from draco.agent.plugin import Registration
 from draco.agent.publisher import Published
 from draco.agent.slices import device_name, memory
@@ -24,7 +26,7 @@ from draco.kube.queue import WorkQueue, run_workers
 from draco.resources.draco import GpuNode, GpuNodeStatus, GpuStatus
 from draco.resources.kinds import GPU_NODES, NODES
 from draco.resources.meta import Condition, ObjectKey, ObjectMeta, OwnerReference
-from draco.resources.names import FIELD_MANAGER_AGENT, ClaimUid
+from draco.resources.names import FIELD_MANAGER_AGENT, ClaimUid, GpuUuid
 
 log = structlog.get_logger()
 
@@ -41,12 +43,15 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     registration: Registration
     claims: int
+    divisions: Mapping[GpuUuid, GpuMig] = {}
 
 
 def status(standing: Standing, *, generation: int) -> GpuNodeStatus:
     """The status to report, conditions without times."""
     view = standing.view
     health = {report.device: report for report in reports(view)}
+    in_order = sorted((one.gpu for one in view.gpus), key=lambda gpu: gpu.minor)
+    boards = mig_report.boards(in_order)
     gpus = [
         GpuStatus(
             device=device_name(one.gpu),
@@ -59,6 +64,7 @@ def status(standing: Standing, *, generation: int) -> GpuNodeStatus:
             numa_node=one.numa_node,
             health=health[device_name(one.gpu)].state.value,
             message=health[device_name(one.gpu)].message,
+            mig=mig_report.mig(one.gpu, standing.divisions, boards),
         )
         for one in sorted(view.gpus, key=lambda one: one.gpu.minor)
     ]
@@ -72,6 +78,7 @@ def status(standing: Standing, *, generation: int) -> GpuNodeStatus:
         prepared_claims=standing.claims,
         gpu_count=len(gpus),
         gpus=gpus,
+        boards=mig_report.tables(boards),
         conditions=[msgspec.structs.replace(one, observed_generation=generation) for one in _conditions(standing)],
     )
 
