@@ -29,6 +29,7 @@ COMMANDS: Final = MappingProxyType(
         "cluster": "Run a local Kubernetes with GPU nodes, real but for the GPUs.",
         "demo": "Show on a local cluster what Draco does, in about a minute.",
         "explain": "Say why a claim or a pod waits for devices.",
+        "layout": "Show how GPUs are divided by MIG, and what a policy would change.",
         "lint": "Check manifests before they reach a cluster, and correct them.",
         "operator": "Watch the whole cluster's GPUs and claims (runs in the cluster).",
         "selector": "Check device selectors, and try them on devices.",

@@ -61,7 +61,7 @@ async def read_fleet(kubeconfig: Path | None = None, context: str | None = None)
 
 async def read_cluster(client: Client) -> LiveCluster:
     """Read the cluster behind a client. Raises KubeError or ClusterError."""
-    reader = _Reader(client)
+    reader = Reader(client)
     try:
         slices = await reader.all(SLICES)
     except NotFound:
@@ -92,7 +92,7 @@ async def read_cluster(client: Client) -> LiveCluster:
     )
 
 
-class _Reader:
+class Reader:
     """Reads whole collections, and remembers in sentences what of them could not be read."""
 
     def __init__(self, client: Client) -> None:

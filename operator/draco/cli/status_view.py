@@ -58,7 +58,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> S
     claims = [claim for claim in snapshot.claims if not namespace or claim.metadata.namespace == namespace]
     waiting = _waiting(snapshot.pods)
     claim_list = sorted(
-        (_claim(claim, waiting) for claim in claims), key=lambda view: (view.namespace, _natural(view.name))
+        (_claim(claim, waiting) for claim in claims), key=lambda view: (view.namespace, natural(view.name))
     )
     return Status(
         server=server,
@@ -147,7 +147,7 @@ def _devices(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[ResourceSlice]
                         report=reports.get(key),
                     )
                 )
-    return sorted(views, key=lambda view: (_natural(view.node), view.driver, view.pool, _natural(view.device)))
+    return sorted(views, key=lambda view: (natural(view.node), view.driver, view.pool, natural(view.device)))
 
 
 def _device(
@@ -187,7 +187,7 @@ def _device(
     )
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural(name: str) -> list[tuple[int, str]]:
     """Sorts gpu-2 before gpu-10."""
     parts: list[tuple[int, str]] = []
     digits = text = ""
@@ -240,7 +240,7 @@ def _nodes(nodes: Iterable[Node], devices: Iterable[DeviceView]) -> list[NodeVie
         by_node[view.node].append(view)
     known = {node.metadata.name: node for node in nodes}
     views = []
-    for name in sorted({*known, *by_node}, key=_natural):
+    for name in sorted({*known, *by_node}, key=natural):
         node = known.get(name)
         views.append(
             NodeView(
@@ -274,7 +274,7 @@ def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> Clai
             consumer.name if consumer.resource == "pods" else f"{consumer.resource}/{consumer.name}"
             for consumer in claim.status.reserved_for
         ],
-        waiting=sorted(waiting.get(claim.metadata.key, []), key=_natural) if state is ClaimState.PENDING else [],
+        waiting=sorted(waiting.get(claim.metadata.key, []), key=natural) if state is ClaimState.PENDING else [],
     )
 
 

@@ -1,0 +1,174 @@
+"""How a layout looks on a terminal or in a file: a bar of memory units for each GPU, and a line for each of its parts.
+
+Owns bars, words and colours. Colour only repeats what the words say, so that nothing is lost without it. Computes nothing.
+"""
+
+import string
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from draco.cli.layout_schema import Division, FitView, GpuView, LayoutView, PartView, Use
+from draco.resources.draco import MigState
+
+STYLES = {
+    Use.CLAIM: "black on cyan",
+    Use.COMING: "black on bright_yellow",
+    Use.WARM: "black on green",
+    Use.LAYOUT: "black on bright_blue",
+    Use.FOREIGN: "black on magenta",
+    Use.ORPHAN: "black on red",
+}
+STATE_STYLES = {MigState.CHANGING: "yellow", MigState.DIRTY: "red", MigState.NEEDS_RESET: "red"}
+WORDS = {
+    Use.CLAIM: "",
+    Use.COMING: "not made yet",
+    Use.WARM: "idle, kept warm",
+    Use.LAYOUT: "idle, of the layout",
+    Use.FOREIGN: "foreign: made by others",
+    Use.ORPHAN: "orphan: is being destroyed",
+}
+LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
+_WIDEST_BAR = 36
+_WIDEST_UNIT = 4
+_NARROWEST = 40
+
+
+def show(view: LayoutView, console: Console, width: int) -> None:
+    """Print every node. `width` is where long lines break."""
+    if not view.nodes:
+        console.print("No node has reported GPUs. Is Draco's agent running on the GPU nodes?")
+    for number, node in enumerate(view.nodes):
+        if number:
+            console.print()
+        console.print(Text(node.name, "bold"))
+        column = max((len(gpu.device) for gpu in node.gpus), default=0)
+        if not node.gpus:
+            console.print("  Its agent has reported no GPU.")
+        for gpu in node.gpus:
+            for line in gpu_lines(gpu, column, max(width, _NARROWEST)):
+                console.print(line)
+    if view.notes:
+        console.print()
+    for note in view.notes:
+        console.print(Text(f"- {note}", "yellow"))
+
+
+def gpu_lines(gpu: GpuView, column: int, width: int) -> Iterator[Text]:
+    """The lines of one GPU; its name takes `column` characters."""
+    name = f"  {gpu.device:<{column}}  "
+    indent = " " * len(name)
+    if gpu.division is not Division.ON and not gpu.parts:
+        yield from _wrapped(one_line(gpu), name, indent, width)
+        yield from _about(gpu, indent, width)
+        return
+    state = Text(gpu.state, STATE_STYLES.get(MigState(gpu.state), "green"))
+    first = Text.assemble(name, bar(gpu), "  ", state)
+    policy = by_whom(gpu)
+    if len(first) + 2 + len(policy) <= width:
+        yield Text.assemble(first, f"  {policy}")
+    else:
+        yield first
+        yield from _wrapped(policy, indent, indent, width)
+    profiles = max((len(part.profile) for part in gpu.parts), default=0)
+    starts = max((len(str(part.start)) for part in gpu.parts), default=0)
+    for part, letter in zip(gpu.parts, LETTERS * (len(gpu.parts) // len(LETTERS) + 1), strict=False):
+        line = f"{letter} {part.profile:<{profiles}} at {part.start:<{starts}}  {told(part)}"
+        yield from _wrapped(line.rstrip(), indent, f"{indent}    ", width)
+    yield from _about(gpu, indent, width)
+
+
+def one_line(gpu: GpuView) -> str:
+    """All that is to be said of a GPU that is not divided."""
+    held = f"; in use whole by {_claims(gpu.claims)}" if gpu.claims else ""
+    match gpu.division:
+        case Division.UNREPORTED:
+            return f"its agent has not reported whether it is divided{held}"
+        case Division.INCAPABLE:
+            return f"cannot be divided: no MIG{held}"
+        case _:
+            wanted = f" ({by_whom(gpu)})" if gpu.policy else ""
+            return f"not divided: MIG is off{wanted}{held}"
+
+
+def by_whom(gpu: GpuView) -> str:
+    """Which policy has it."""
+    return f"{gpu.mode} by {gpu.policy}" if gpu.policy else "no policy"
+
+
+def told(part: PartView) -> str:
+    """Who has a part, or what it is there for."""
+    claims = _claims(part.claims) if part.claims else ""
+    holder = f"in use by {part.holder}" if part.holder else ""
+    said = [claims, WORDS[part.use], holder]
+    return "; ".join(filter(None, said))
+
+
+def _claims(names: Sequence[str]) -> str:
+    return f"{'claim' if len(names) == 1 else 'claims'} {', '.join(names)}"
+
+
+def fits_line(gpu: GpuView) -> str:
+    """What there is room for, as a sentence; "" where nothing can be said."""
+    if gpu.state in {MigState.DIRTY, MigState.NEEDS_RESET}:
+        return "nothing is made here until that is settled"
+    if gpu.division is not Division.ON and not gpu.fits:
+        return ""
+    said = f"{'has room for' if gpu.only_layout else 'fits'} {_counts(gpu.fits)}"
+    if gpu.only_layout:
+        return f"{said}; nothing but its layout is made" if gpu.fits else "full"
+    if gpu.fits_without_warm != gpu.fits:
+        said += f"; {_counts(gpu.fits_without_warm)} once warm instances give way"
+    return said if gpu.fits or gpu.fits_without_warm else "full"
+
+
+def _counts(fits: Sequence[FitView]) -> str:
+    return " or ".join(f"{each.count} x {each.profile}" for each in fits) or "nothing more"
+
+
+def _about(gpu: GpuView, indent: str, width: int) -> Iterator[Text]:
+    if gpu.message:
+        yield from _wrapped(gpu.message, indent, indent, width)
+    if fits := fits_line(gpu):
+        yield from _wrapped(fits, indent, f"{indent}  ", width)
+
+
+def bar(gpu: GpuView) -> Text:
+    """The memory units from left to right: a bracket for each instance, a dot for each free unit."""
+    unit = max(1, min(_WIDEST_UNIT, _WIDEST_BAR // max(gpu.units, 1)))
+    text, at = Text(), 0
+    for part, letter in zip(gpu.parts, LETTERS * (len(gpu.parts) // len(LETTERS) + 1), strict=False):
+        text.append(_free(part.start - at, unit), "dim")
+        text.append(_block(letter, part, unit * (part.start + part.size - max(at, part.start))), STYLES[part.use])
+        at = max(at, part.start + part.size)
+    text.append(_free(gpu.units - at, unit), "dim")
+    return text
+
+
+def _free(units: int, unit: int) -> str:
+    return ".".center(unit) * max(units, 0)
+
+
+def _block(letter: str, part: PartView, width: int) -> str:
+    if width < 3:
+        return letter * max(width, 0)
+    name = f"{letter} {part.profile}"
+    inside = name if len(name) <= width - 2 else letter
+    return f"[{inside:<{width - 2}}]"
+
+
+def _wrapped(text: str, first: str, rest: str, width: int) -> Iterator[Text]:
+    # Names are never broken: they can be searched and copied.
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    lines = textwrap.wrap(
+        printable,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in lines:
+        yield Text(line)
