@@ -52,6 +52,10 @@ class Geometry:
         self.board = board
         self.wanted = tuple(each for each in board.profiles if not wanted or each.name in wanted)
         """The profiles worth keeping room for: all, unless some policy allows only these."""
+        alike: dict[tuple[object, ...], list[Profile]] = {}
+        for each in self.wanted:
+            alike.setdefault((each.size, each.slices, frozenset(each.starts)), []).append(each)
+        self._families = tuple(alike.values())
         self.tokens = scarce(board)
         self.empty = State(0, (0,) * len(self.tokens))
         self._uses = {each: tuple(token.uses[each] for token in self.tokens) for each in board.profiles}
@@ -117,10 +121,11 @@ class Geometry:
     def capability(self, state: State) -> int:
         """Compute slices of everything that still fits, profile by profile, each as if it came alone.
 
-        It measures options kept open, not capacity.
+        It measures options kept open, not capacity. Variants that differ only in engines (`+me`) count as one profile: counted
+        by themselves they would reward free units scattered over many GPUs, and in replays that costs accepted claims.
         """
         if (known := self._capability.get(state)) is None:
-            known = sum(profile.slices * self.room(state, profile) for profile in self.wanted)
+            known = sum(kind[0].slices * max(self.room(state, each) for each in kind) for kind in self._families)
             self._capability[state] = known
         return known
 
