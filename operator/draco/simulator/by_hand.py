@@ -102,4 +102,8 @@ def _opened(path: Path, gpu: int | str) -> Iterator[tuple[Any, Any, GpuState]]:
         finally:
             nvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        raise StateError(f"NVML refuses that for GPU {gpu}: {nvml.nvmlErrorString(error.value)}.") from error
+        why = nvml.nvmlErrorString(error.value)
+        if error.value == pynvml.NVML_ERROR_IN_USE:
+            pids = ", ".join(str(process.pid) for process in load(path).gpus[index].processes)
+            why += f" (processes that hold something of this GPU: {pids})" if pids else ""
+        raise StateError(f"NVML refuses that for GPU {gpu}: {why}.") from error

@@ -62,7 +62,10 @@ def test_a_day_of_an_instance_made_by_hand(run: Run, path: Path) -> None:
     assert f"  GI 2  3g.40gb  units 4-7  CI 0 {uuid}\n" in shown
     assert "  process 77 (python3) holds compute instance 0 of GPU instance 2 of GPU 0\n" in shown
     assert "  process 100000 holds GPU instance 7 of GPU 0, listed nowhere\n" in shown
-    assert run("destroy gpu-node-0 0 2", 1) == "Error: NVML refuses that for GPU 0: In use by another client.\n"
+    assert run("destroy gpu-node-0 0 2", 1) == (
+        "Error: NVML refuses that for GPU 0: "
+        "In use by another client (processes that hold something of this GPU: 77, 100000).\n"
+    )
     run("release gpu-node-0 77")
     run("destroy gpu-node-0 0 2")
     assert [instance.id for instance in load(path).gpus[0].instances] == [7]
