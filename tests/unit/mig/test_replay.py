@@ -1,0 +1,149 @@
+"""Replays: what each policy makes of the same claims, and that they are counted right."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from draco.mig.board import Board, Profile
+from draco.mig.geometry import geometry
+from draco.mig.packing import packable
+from draco.mig.policies import Fleet, Policy, rule_of
+from draco.mig.repair import Hold
+from draco.mig.replay import Outcome, Replay, used_share
+from draco.simulator.planner_boards import BOARDS
+from tests.unit.mig.enumerated import plain
+
+GRID = plain("H100-80GB")
+
+
+def profile(name: str, board: Board = GRID) -> Profile:
+    [found] = [each for each in board.profiles if each.name == name]
+    return found
+
+
+def replay(policy: Policy, *, gpus: int = 16, per_node: int = 8, moves: int = 0, board: Board = GRID) -> Replay:
+    return Replay(Fleet(geometry(board), gpus, per_node), rule_of(policy, random.Random(1).randrange), moves)
+
+
+def arrivals(made: Replay, *names: str, hold: Hold = Hold.FIXED) -> list[Outcome]:
+    return [made.arrive(f"{name}-{index}", profile(name), 0.0, hold) for index, name in enumerate(names)]
+
+
+def churn(made: Replay, seed: int, number: int = 2_000) -> Iterator[Outcome]:
+    """Claims of all profiles that come and go."""
+    chance = random.Random(seed)
+    there: list[str] = []
+    for index in range(number):
+        at = float(index)
+        if there and chance.random() < 0.45:
+            made.depart(there.pop(chance.randrange(len(there))), at)
+        name = str(index)
+        hold = Hold.MOVABLE if chance.random() < 0.3 else Hold.FIXED
+        outcome = made.arrive(name, chance.choice(made.board.profiles), at, hold)
+        if outcome.accepted:
+            there.append(name)
+        yield outcome
+
+
+@pytest.mark.parametrize("board", [GRID, BOARDS["H100-80GB"], BOARDS["A30"]])
+@pytest.mark.parametrize(
+    ("policy", "moves"), [*((policy, 0) for policy in Policy), (Policy.OPERATOR, 2), (Policy.STEERED, 2)]
+)
+def test_what_is_there_always_fits_and_refusals_are_told_apart(board: Board, policy: Policy, moves: int) -> None:
+    made = replay(policy, gpus=4, per_node=2, moves=moves, board=board)
+    outcomes = set()
+    for outcome in churn(made, 5, 400):
+        outcomes.add(outcome)
+        assert packable(board, made.counts, 4)
+        if policy is not Policy.ORACLE:
+            used = sum(p.size * number for p, number in made.counts.items())
+            assert used == sum(state.mask.bit_count() for state in made.fleet.pool.states)
+    assert Outcome.FULL in outcomes
+    assert (Outcome.AVOIDABLE in outcomes) is (policy is not Policy.ORACLE)
+    assert (Outcome.REPAIRED in outcomes) is bool(moves)
+
+
+def test_each_policy_uses_more_than_the_one_before() -> None:
+    used = {}
+    for policy in Policy:
+        made = replay(policy)
+        for _ in churn(made, 3):
+            pass
+        used[policy] = used_share(made)
+    assert sorted(used, key=used.__getitem__) == list(Policy)
+
+
+def test_the_scheduler_of_1_36_takes_the_lowest_start_of_the_emptiest_node() -> None:
+    made = replay(Policy.SCHEDULER_1_36, gpus=4, per_node=2)
+    assert arrivals(made, "1g.10gb", "3g.40gb", "3g.40gb") == [Outcome.ACCEPTED] * 3
+    assert [made.fleet.pool.states[gpu].mask for gpu in range(4)] == [0b1111_0001, 0, 0b1111, 0]
+
+
+def test_steering_keeps_the_schedulers_choice_of_node_and_improves_that_within_it() -> None:
+    made = replay(Policy.STEERED, gpus=4, per_node=2)
+    arrivals(made, "1g.10gb", "3g.40gb", "3g.40gb", "4g.40gb")
+    assert [made.fleet.pool.states[gpu].mask for gpu in range(4)] == [0b0100_1111, 0, 0b1111_1111, 0]
+
+
+def test_a_refusal_is_avoidable_only_if_all_would_have_fitted() -> None:
+    made = replay(Policy.SCHEDULER_1_36, gpus=2, per_node=2)
+    arrivals(made, "3g.40gb", "3g.40gb", "1g.10gb")
+    made.depart("3g.40gb-0", 1.0)
+    assert made.arrive("big", profile("7g.80gb"), 2.0) is Outcome.AVOIDABLE
+    made.depart("1g.10gb-2", 2.0)
+    assert made.arrive("big", profile("7g.80gb"), 3.0) is Outcome.ACCEPTED
+    assert made.arrive("more", profile("7g.80gb"), 3.0) is Outcome.FULL
+    assert (made.tally.accepted, made.tally.refused, made.tally.of(Outcome.AVOIDABLE)) == (4, 2, 1)
+
+
+def test_repair_moves_idle_instances_for_a_claim_and_keeps_their_claims() -> None:
+    made = replay(Policy.SCHEDULER_1_36, gpus=2, per_node=1, moves=2)
+    assert arrivals(made, "1g.10gb", "1g.10gb", hold=Hold.MOVABLE) == [Outcome.ACCEPTED] * 2
+    assert made.arrive("big", profile("7g.80gb"), 0.0) is Outcome.REPAIRED
+    assert all(made.holds(claim) for claim in ("1g.10gb-0", "1g.10gb-1", "big"))
+    assert (made.tally.moves, made.used_slices) == (1, 9)
+    made.depart("1g.10gb-0", 1.0)
+    made.depart("1g.10gb-1", 1.0)
+    made.depart("big", 1.0)
+    assert [made.fleet.pool.states[gpu].mask for gpu in range(2)] == [0, 0]
+
+
+def test_a_spare_that_is_given_up_for_a_claim_is_gone() -> None:
+    made = replay(Policy.SCHEDULER_1_36, gpus=2, per_node=2, moves=1)
+    arrivals(made, "3g.40gb", "2g.20gb", "1g.10gb")
+    arrivals(made, "1g.10gb", hold=Hold.SPARE)  # alone on the second GPU, and too late for the first
+    assert not made.holds("spare")
+    assert made.arrive("big", profile("7g.80gb"), 1.0) is Outcome.REPAIRED
+    assert not made.holds("1g.10gb-0")
+    assert (made.tally.given_up, made.tally.moves, made.used_slices) == (1, 0, 3 + 2 + 1 + 7)
+
+
+def test_used_capacity_is_the_mean_over_time() -> None:
+    made = replay(Policy.OPERATOR, gpus=1, per_node=1)
+    made.start_at(10.0)
+    made.arrive("a", profile("7g.80gb"), 10.0)
+    made.depart("a", 11.0)
+    made.finish(14.0)
+    assert used_share(made) == pytest.approx(0.25)
+    made.start_counting()
+    made.finish(15.0)
+    assert used_share(made) == 0
+    assert made.tally.refused == 0
+
+
+def test_headroom_is_what_fits_now_and_what_would_if_all_were_placed_anew() -> None:
+    made = replay(Policy.SCHEDULER_1_36, gpus=2, per_node=1)
+    arrivals(made, "1g.10gb", "1g.10gb")
+    assert (made.headroom(profile("7g.80gb")), made.headroom_repacked(profile("7g.80gb"))) == (0, 1)
+    assert (made.headroom(profile("3g.40gb")), made.headroom_repacked(profile("3g.40gb"))) == (2, 3)
+    bound = replay(Policy.ORACLE, gpus=2, per_node=1)
+    arrivals(bound, "1g.10gb", "1g.10gb")
+    assert bound.headroom(profile("7g.80gb")) == 1
+
+
+def test_a_claim_without_an_instance_leaves_nothing_when_it_departs() -> None:
+    made = replay(Policy.OPERATOR, gpus=1, per_node=1)
+    arrivals(made, "7g.80gb", "7g.80gb")
+    made.depart("7g.80gb-1", 1.0)
+    assert made.used_slices == 7
