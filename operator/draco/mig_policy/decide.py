@@ -78,17 +78,17 @@ def _gpu(
     current = next((each for each in seen.gpu_node.spec.gpus if each.uuid == gpu.uuid), None)
     driver = seen.gpu_node.status.driver
     device = seen.devices.get(gpu.uuid)
-    verdicts = {each.name: verdict(each, seen.labels, gpu, device, driver=driver) for each in rules}
-    owner = next((each for each in rules if _takes(verdicts[each.name], each, gpu, current)), None)
+    has_it = current.policy if current is not None else ""
+    verdicts = {
+        each.name: verdict(each, seen.labels, gpu, device, driver=driver, has_it=each.name == has_it) for each in rules
+    }
+    owner = next((each for each in rules if _takes(verdicts[each.name], each.name == has_it)), None)
     plain = GpuDecision(uuid=gpu.uuid, device=gpu.device, board=gpu.mig.board if gpu.mig else "", verdicts=verdicts)
     if owner is None:
         return plain
-    kept = current if current is not None and current.policy == owner.name else None
-    if gpu.mig is None or verdicts[owner.name].answer is Answer.UNKNOWN:
-        wanted, hindered = kept, None
-        if kept is None:
-            hindered = Stands(Standing.CHANGING, "its agent has not reported its partitions")
-    else:
+    kept = current if has_it == owner.name else None
+    wanted, hindered = kept, None
+    if gpu.mig is not None and verdicts[owner.name].answer is Answer.SELECTED:
         wished = wish(owner.policy, gpu.uuid, gpu.mig, boards.get(gpu.mig.board))
         # What cannot be as it is wanted stays as it was, and Draco's.
         wanted, hindered = wished.wanted or kept, wished.hindered
@@ -101,14 +101,8 @@ def _gpu(
     )
 
 
-def _takes(said: Verdict, rules: Rules, gpu: GpuStatus, current: WantedGpu | None) -> bool:
-    has_it = current is not None and current.policy == rules.name
-    if said.answer is Answer.UNKNOWN:
-        return has_it
-    if said.answer is not Answer.SELECTED:
-        return False
-    # Without a word of its agent a GPU does not go from one policy to another.
-    return gpu.mig is not None or has_it or current is None
+def _takes(said: Verdict, has_it: bool) -> bool:
+    return said.answer is Answer.SELECTED or (said.answer is Answer.UNKNOWN and has_it)
 
 
 def _unreported(node: GpuNode, current: Mapping[str, WantedGpu]) -> list[GpuStatus]:

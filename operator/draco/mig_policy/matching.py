@@ -11,7 +11,7 @@ import msgspec
 
 from draco.cel import EvaluationError, device_view
 from draco.mig_policy.rules import Rules
-from draco.resources.draco import GpuStatus, MigMode
+from draco.resources.draco import GpuStatus
 from draco.resources.meta import LabelSelector
 from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
 
@@ -42,10 +42,17 @@ _SELECTED = Verdict(Answer.SELECTED)
 _OTHER_NODE = Verdict(Answer.OTHER_NODE)
 _EXCLUDED = Verdict(Answer.EXCLUDED)
 _INDIVISIBLE = Verdict(Answer.INDIVISIBLE)
+_UNREPORTED = Verdict(Answer.UNKNOWN, error="The agent does not report the GPU's partitions now.")
 
 
-def verdict(rules: Rules, labels: Mapping[str, str], gpu: GpuStatus, device: Device | None, *, driver: str) -> Verdict:
-    """What the policy says to a GPU of a node with these labels. `device` is the whole GPU as published, if it is known."""
+def verdict(
+    rules: Rules, labels: Mapping[str, str], gpu: GpuStatus, device: Device | None, *, driver: str, has_it: bool
+) -> Verdict:
+    """What the policy says to a GPU of a node with these labels, which it may have already.
+
+    `device` is the whole GPU as published, if it is known. A GPU whose partitions are not reported cannot be divided, or cannot
+    be read just now; it is the latter if the policy has it.
+    """
     spec = rules.policy.spec
     if spec.node_selector is not None and not selects(spec.node_selector, labels):
         return _OTHER_NODE
@@ -53,7 +60,9 @@ def verdict(rules: Rules, labels: Mapping[str, str], gpu: GpuStatus, device: Dev
         return _EXCLUDED
     if rules.problem:
         return Verdict(Answer.UNKNOWN, error=rules.problem)
-    if gpu.mig is not None and not gpu.mig.capable and spec.mode is not MigMode.DISABLED:
+    if gpu.mig is None:
+        return _UNREPORTED if has_it else _INDIVISIBLE
+    if not gpu.mig.capable:
         return _INDIVISIBLE
     return _by_selectors(rules, device, driver)
 

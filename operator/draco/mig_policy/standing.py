@@ -47,7 +47,7 @@ def _by_state(mig: GpuMig, wanted: WantedGpu, permit: ResetPermit) -> Stands:
     if mig.state is MigState.DIRTY:
         return _failed(mig.message or "its instances are not what they should be; nothing is made until they are")
     if mig.state is MigState.NEEDS_RESET or mig.pending:
-        return _reset(wanted, permit)
+        return _reset(mig, wanted, permit)
     if wanted.mode is MigMode.DISABLED:
         return _disabled(mig)
     if not mig.enabled:
@@ -64,30 +64,32 @@ def _divided(mig: GpuMig, wanted: WantedGpu) -> Stands:
 
 
 def _static(mig: GpuMig, wanted: WantedGpu) -> Stands:
-    have = {(each.profile, each.start) for each in mig.instances}
     want = {(each.profile, each.start) for each in wanted.layout}
-    if have == want and mig.state is MigState.READY:
+    ours = [each for each in mig.instances if each.use is not InstanceUse.FOREIGN]
+    missing = want - {(each.profile, each.start) for each in ours}
+    surplus = [each for each in ours if (each.profile, each.start) not in want]
+    if not missing and not surplus and mig.state is MigState.READY:
         return Stands(Standing.APPLIED)
-    surplus = [each for each in mig.instances if (each.profile, each.start) not in want]
-    for each in surplus:
-        if each.use is InstanceUse.FOREIGN:
-            return _failed(
-                f"{each.profile} at {each.start} was made by others; destroy it there, or put it into the layout"
-            )
     for each in surplus:
         if each.claim:
             return _changing(f"{each.profile} at {each.start} is in use by claim {each.claim}")
         if each.holder:
             return _changing(f"{each.profile} at {each.start} is held by {each.holder}")
+    foreign = [each for each in mig.instances if each.use is InstanceUse.FOREIGN]
+    if missing and foreign:
+        one = foreign[0]
+        return _failed(
+            mig.message or f"{one.profile} at {one.start} was made by others and is left alone; destroy it by hand"
+        )
     return _changing(mig.message or "its instances are being changed")
 
 
-def _reset(wanted: WantedGpu, permit: ResetPermit) -> Stands:
-    if wanted.reset_permitted:
-        return _changing("it is to be reset")
+def _reset(mig: GpuMig, wanted: WantedGpu, permit: ResetPermit) -> Stands:
     if permit is ResetPermit.NEVER:
-        return _failed("it needs a reset, and spec.reset.permit is Never; reset it by hand, or permit it")
-    return _changing("it needs a reset and waits for a window of spec.reset")
+        return _failed(mig.message or "it needs a reset, which spec.reset.permit does not allow")
+    if not wanted.reset_permitted:
+        return _changing("it needs a reset and waits for a window of spec.reset")
+    return _changing(mig.message or "it waits for a reset")
 
 
 def _disabled(mig: GpuMig) -> Stands:

@@ -111,10 +111,18 @@ def test_nodes_are_selected_by_their_labels(selector: LabelSelector, selected: b
     assert owners(decision) == (["policy"] if selected else [""])
 
 
-def test_a_gpu_without_mig_belongs_to_no_policy_unless_mig_is_to_be_off() -> None:
-    node = a_mig_node(gpus=[GpuMig(capable=False)])
-    assert owners(decided(node, a_mig_policy())) == [""]
-    assert owners(decided(node, a_mig_policy(mode=MigMode.DISABLED))) == ["policy"]
+@pytest.mark.parametrize("mig", [None, GpuMig(capable=False)])
+@pytest.mark.parametrize("mode", list(MigMode))
+def test_a_gpu_without_mig_belongs_to_no_policy(mig: GpuMig | None, mode: MigMode) -> None:
+    assert owners(decided(a_mig_node(gpus=[mig]), a_mig_policy(mode=mode))) == [""]
+
+
+def test_a_gpu_whose_partitions_are_not_reported_now_stays_with_its_policy() -> None:
+    had = WantedGpu(uuid=FIRST, policy="young", mode=MigMode.DYNAMIC)
+    node = a_mig_node(gpus=[None, None], wanted=[had])
+    decision = decided(node, a_mig_policy("old"), a_mig_policy("young", created=LATER))
+    assert decision.wanted == [had]
+    assert decision.gpus[0].stands == (Standing.CHANGING, "its agent has not reported its partitions")
 
 
 def test_selectors_see_the_published_gpu() -> None:
@@ -249,7 +257,6 @@ def having(*instances: Any, **fields: Any) -> GpuMig:
 @pytest.mark.parametrize(
     ("mig", "policy", "standing", "message"),
     [
-        (None, a_mig_policy(), Standing.CHANGING, "its agent has not reported its partitions"),
         (ON, a_mig_policy(), Standing.APPLIED, ""),
         (GpuMig(capable=True), a_mig_policy(), Standing.CHANGING, "MIG is still off"),
         (GpuMig(capable=True), a_mig_policy(mode=MigMode.DISABLED), Standing.APPLIED, ""),
@@ -267,8 +274,9 @@ def having(*instances: Any, **fields: Any) -> GpuMig:
             having(BOTH[0], FOREIGN),
             HALVES,
             Standing.FAILED,
-            "1g.10gb at 6 was made by others; destroy it there, or put it into the layout",
+            "1g.10gb at 6 was made by others and is left alone; destroy it by hand",
         ),
+        (having(BOTH[0], BOTH[1], FOREIGN), HALVES, Standing.APPLIED, ""),
         (
             having(BOTH[0], a_mig_instance("1g.10gb@6", use=InstanceUse.ORPHAN, holder="dcgm (pid 7)")),
             HALVES,
@@ -281,7 +289,7 @@ def having(*instances: Any, **fields: Any) -> GpuMig:
             having(state=MigState.NEEDS_RESET),
             a_mig_policy(),
             Standing.FAILED,
-            "it needs a reset, and spec.reset.permit is Never; reset it by hand, or permit it",
+            "it needs a reset, which spec.reset.permit does not allow",
         ),
         (
             having(pending=True, enabled=False),
