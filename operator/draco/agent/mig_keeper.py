@@ -31,7 +31,7 @@ InThread = Callable[[Callable[[], str]], Awaitable[str]]
 
 
 class MigKeeper:
-    """Works on one GPU after the other. `wanted` is None until the API server was read once.
+    """Works on one GPU after the other. `wanted` is None until the API server was read once, and `known` is set from then on.
 
     `divisions` tells how the GPUs stand; `changed` is called after every work on one.
     """
@@ -49,6 +49,7 @@ class MigKeeper:
         random: Random,
     ) -> None:
         self.wanted: Mapping[GpuUuid, WantedGpu] | None = None
+        self.known = asyncio.Event()
         self._node = node
         self._layouts = layouts
         self._divisions = divisions
@@ -97,6 +98,7 @@ class MigKeeper:
         for uuid in {*fresh, *(before or {}), *(() if before is not None else self._divisions())}:
             if before is None or before.get(uuid) != fresh.get(uuid):
                 self.touch(uuid)
+        self.known.set()
 
     def _wake(self, uuid: GpuUuid) -> None:
         if uuid not in self._backoffs:

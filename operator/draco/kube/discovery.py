@@ -143,6 +143,11 @@ async def discover(client: Client, *, node_name: str = "") -> Features:
     )
 
 
+async def serves(client: Client, kind: Kind[Any]) -> bool:
+    """Whether the cluster has this kind. Raises ApiError when it does not answer."""
+    return kind.plural in await _resources(client, kind)
+
+
 async def _resources(client: Client, kind: Kind[Any]) -> set[str]:
     """The plurals that are served at this kind's group and version."""
     try:
