@@ -13,6 +13,7 @@ from draco.agent.gpus import Gpu
 from draco.agent.holdings import Keeping
 from draco.agent.instances import Use
 from draco.agent.mig_desk import MigDesk
+from draco.agent.mig_layout import LayoutDesk
 from draco.agent.nvml import Nvml
 from draco.agent.nvml_instances import NvmlInstances
 from draco.agent.prepare import ClaimDesk
@@ -71,6 +72,7 @@ class MigNode:
         )
         self.cdi = CdiFolder(folder / "cdi", self.files, driver=NVIDIA_DRIVER, node=NodeFiles(proc=folder / "proc"))
         self.desk = ClaimDesk(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=self.instances)
+        self.layouts = LayoutDesk(self.record, self.mig, self.instances)
         self.nvml.open()
         found = recovery.read_record(record, self.files)
         assert isinstance(found, Loaded), found
