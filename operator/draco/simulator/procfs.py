@@ -8,6 +8,7 @@ list of devices: the kernel below has none of these, so nobody can make their no
 import os
 import shutil
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from draco.simulator.gpu_state import GpuState, NodeState, Process
@@ -56,25 +57,25 @@ def refresh(state_file: Path, state: NodeState) -> None:
             file.write_text(content)
 
 
-def capability(gpu: GpuState, gpu_instance: int, compute_instance: int | None = None) -> int:
+def capability(minor: int, gpu_instance: int, compute_instance: int | None = None) -> int:
     """Minor number of /dev/nvidia-caps/nvidia-cap<N> for an instance: it follows from who it is, made or not."""
-    first = _FIRST + (gpu.minor * _INSTANCES + gpu_instance) * (_COMPUTE + 1)
+    first = _FIRST + (minor * _INSTANCES + gpu_instance) * (_COMPUTE + 1)
     return first if compute_instance is None else first + 1 + compute_instance
 
 
 def _entries(state: NodeState) -> Iterator[tuple[Path, str]]:
     """Every file of the tree with its content; of those in an fd folder, what they link to."""
     yield Path("sys/kernel/random/boot_id"), f"{state.boot_id}\n"
-    yield Path("driver/nvidia-caps/mig-minors"), "".join(f"{line}\n" for line in _minors(state))
+    yield Path("driver/nvidia-caps/mig-minors"), _minors(tuple(sorted(gpu.minor for gpu in state.gpus)))
     capabilities = Path("driver/nvidia/capabilities")
     yield capabilities / "mig/config", _access(_CONFIG)
     yield capabilities / "mig/monitor", _access(_MONITOR)
     for gpu in state.gpus:
         for instance in gpu.instances:
             folder = capabilities / f"gpu{gpu.minor}" / "mig" / f"gi{instance.id}"
-            yield folder / "access", _access(capability(gpu, instance.id))
+            yield folder / "access", _access(capability(gpu.minor, instance.id))
             for compute in instance.compute:
-                yield folder / f"ci{compute.id}" / "access", _access(capability(gpu, instance.id, compute.id))
+                yield folder / f"ci{compute.id}" / "access", _access(capability(gpu.minor, instance.id, compute.id))
     for pid, held in _by_pid(state).items():
         process = held[0][1]
         yield Path(str(pid), "comm"), f"{process.name[:15] or 'python3'}\n"
@@ -96,20 +97,20 @@ def _by_pid(state: NodeState) -> dict[int, list[tuple[GpuState, Process]]]:
 def _open_files(gpu: GpuState, process: Process) -> Iterator[str]:
     yield f"/dev/nvidia{gpu.minor}"
     if process.gpu_instance is not None:
-        yield f"/dev/nvidia-caps/nvidia-cap{capability(gpu, process.gpu_instance)}"
+        yield f"/dev/nvidia-caps/nvidia-cap{capability(gpu.minor, process.gpu_instance)}"
         if process.compute_instance is not None:
-            yield f"/dev/nvidia-caps/nvidia-cap{capability(gpu, process.gpu_instance, process.compute_instance)}"
+            yield f"/dev/nvidia-caps/nvidia-cap{capability(gpu.minor, process.gpu_instance, process.compute_instance)}"
 
 
-def _minors(state: NodeState) -> Iterator[str]:
-    yield f"config {_CONFIG}"
-    yield f"monitor {_MONITOR}"
-    for gpu in sorted(state.gpus, key=lambda each: each.minor):
+@lru_cache(maxsize=64)
+def _minors(minors: tuple[int, ...]) -> str:
+    lines = [f"config {_CONFIG}", f"monitor {_MONITOR}"]
+    for minor in minors:
         for instance in range(_INSTANCES):
-            place = f"gpu{gpu.minor}/gi{instance}"
-            yield f"{place}/access {capability(gpu, instance)}"
-            for compute in range(_COMPUTE):
-                yield f"{place}/ci{compute}/access {capability(gpu, instance, compute)}"
+            place = f"gpu{minor}/gi{instance}"
+            lines.append(f"{place}/access {capability(minor, instance)}")
+            lines += [f"{place}/ci{each}/access {capability(minor, instance, each)}" for each in range(_COMPUTE)]
+    return "\n".join([*lines, ""])
 
 
 def _access(minor: int) -> str:

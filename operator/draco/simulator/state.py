@@ -160,16 +160,9 @@ def _replace(path: Path, state: NodeState) -> None:
     fresh = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            file.write(content)  # not forced to the disk: it has to outlive processes, not this machine
         fresh.replace(path)
     except OSError as error:
         fresh.unlink(missing_ok=True)
         raise StateError(f"The simulated GPU state {path} cannot be written: {error.strerror}.") from error
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
     procfs.refresh(path, state)

@@ -1,9 +1,9 @@
 """The state file: repeatable, shared between processes, whole or an error."""
 
-import errno
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from draco.simulator.state import EVENTS_KEPT, StateError, create, load, mutate,
 
 COUNT_UP = """
 import sys
+import tempfile
 from pathlib import Path
 from draco.simulator.state import mutate
 for _ in range(25):
@@ -105,10 +106,12 @@ def test_a_change_that_fails_half_way_leaves_the_old_state(path: Path) -> None:
 def test_a_full_disk_leaves_the_old_state_and_no_litter(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = create(path, gpus=2, node_name="n")
 
-    def full(_descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def on_a_full_disk(*, prefix: str, dir: Path) -> tuple[int, str]:  # noqa: A002 - the name is tempfile's
+        file = dir / f"{prefix}new"
+        file.touch()
+        return os.open("/dev/full", os.O_WRONLY), str(file)
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(tempfile, "mkstemp", on_a_full_disk)
     with pytest.raises(StateError, match=r"cannot be written: No space left on device"), mutate(path) as state:
         state.gpus.clear()
     assert load(path) == before
