@@ -17,6 +17,9 @@ from draco.resources.draco import (
     WantedGpu,
 )
 
+_SWITCHED_BY_RESET = frozenset({"Ampere"})
+"""Architectures with MIG whose mode changes by a reset only. Source: NVIDIA's MIG user guide."""
+
 
 class Standing(Enum):
     """Whether a GPU is as wanted, will be, or cannot be."""
@@ -40,7 +43,18 @@ def standing(node: GpuNode, gpu: GpuStatus | None, wanted: WantedGpu, permit: Re
         return _changing("its agent has not reported its partitions")
     if current != wanted or node.status.observed_generation < node.metadata.generation:
         return _changing("its agent has not taken this up yet")
+    mode_on = wanted.mode is not MigMode.DISABLED
+    switching = gpu.mig.enabled is not mode_on and not any(each.claim for each in gpu.mig.instances)
+    if switching and gpu.architecture in _SWITCHED_BY_RESET and not wanted.reset_permitted and not gpu.mig.pending:
+        return _unpermitted(permit, "on" if mode_on else "off")
     return _by_state(gpu.mig, wanted, permit)
+
+
+def _unpermitted(permit: ResetPermit, wanted: str) -> Stands:
+    needs = f"turning MIG {wanted} needs a reset of the GPU"
+    if permit is ResetPermit.NEVER:
+        return _failed(f"{needs}, which spec.reset.permit Never does not allow")
+    return _changing(f"{needs}, which waits for a window of spec.reset")
 
 
 def _by_state(mig: GpuMig, wanted: WantedGpu, permit: ResetPermit) -> Stands:

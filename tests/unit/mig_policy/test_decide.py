@@ -303,6 +303,40 @@ def test_how_a_gpu_stands(mig: GpuMig | None, policy: MigPolicy, standing: Stand
     assert stands(mig, policy) == (standing, message)
 
 
+@pytest.mark.parametrize(
+    ("permit", "granted", "standing", "message"),
+    [
+        (
+            ResetPermit.NEVER,
+            False,
+            Standing.FAILED,
+            "turning MIG on needs a reset of the GPU, which spec.reset.permit Never does not allow",
+        ),
+        (
+            ResetPermit.IN_WINDOWS,
+            False,
+            Standing.CHANGING,
+            "turning MIG on needs a reset of the GPU, which waits for a window of spec.reset",
+        ),
+        (ResetPermit.IN_WINDOWS, True, Standing.CHANGING, "MIG is still off"),
+        (ResetPermit.ALWAYS, True, Standing.CHANGING, "MIG is still off"),
+    ],
+)
+def test_where_the_mode_changes_by_a_reset_only_the_permit_is_named(
+    permit: ResetPermit, granted: bool, standing: Standing, message: str
+) -> None:
+    policy = a_mig_policy(reset=MigReset(permit=permit))
+    node = a_mig_node(board=H100, gpus=[GpuMig(capable=True)])
+    (gpu,) = node.status.gpus
+    ampere = msgspec.structs.replace(gpu, architecture="Ampere")
+    status = msgspec.structs.replace(node.status, gpus=[ampere])
+    for _ in range(2):
+        decision = decided(msgspec.structs.replace(node, status=status), policy, permits={"policy": granted})
+        spec = msgspec.structs.replace(node.spec, gpus=decision.wanted)
+        node = msgspec.structs.replace(node, spec=spec)
+    assert decision.gpus[0].stands == (standing, message)
+
+
 def test_nothing_counts_as_applied_before_the_agent_has_seen_it() -> None:
     told = (Standing.CHANGING, "its agent has not taken this up yet")
     assert stands(ON, a_mig_policy(), taken_up=False) == told
