@@ -6,7 +6,7 @@ claims that are there at one moment.
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 import msgspec
 
@@ -73,11 +73,15 @@ def events(lines: Iterable[bytes], board: Board, name: str) -> Iterator[Arrive |
         yield event
 
 
-def lines_of(stream: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """The lines, none of them longer than an event can be."""
-    for number, line in enumerate(stream, 1):
+def lines_of(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    """The lines as they come, none of them longer than an event can be."""
+    number = 0
+    while line := stream.readline(LONGEST_LINE + 1):
+        number += 1
         if len(line) > LONGEST_LINE:
-            raise TraceError(f"{name}:{number}: the line has {len(line)} bytes: an event is one line of JSON")
+            raise TraceError(
+                f"{name}:{number}: the line is longer than {LONGEST_LINE} bytes: an event is one line of JSON"
+            )
         yield line
 
 

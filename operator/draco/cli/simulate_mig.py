@@ -266,13 +266,13 @@ def _lines(document: Mapping[str, Any]) -> Iterable[str]:
     nodes = -(-document["gpus"] // document["gpusPerNode"])
     yield f"{document['gpus']} GPUs ({where}) in {_number(nodes, 'node')}: {trace['claims']} claims in {trace['events']} events"
     yield ""
-    yield f"{'POLICY':<16}{'ACCEPTED':>20}{'REFUSED':>10}{'AVOIDABLE':>12}{'USED':>9}{'AT MOST':>9}"
+    yield f"{'POLICY':<16}{'ACCEPTED':>20}{'REFUSED':>10}{'AVOIDABLE':>12}{'MEAN USE':>10}{'PEAK USE':>10}"
     for told in policies:
         accepted = f"{told['accepted']} ({_percent(told['accepted'] / max(1, told['claims']))})"
         used = told["usedCapacity"]
         yield (
             f"{told['policy']:<16}{accepted:>20}{told['refused']:>10}{told['avoidable']:>12}"
-            f"{_percent(used['mean']):>9}{_percent(used['peak']):>9}"
+            f"{_percent(used['mean']):>10}{_percent(used['peak']):>10}"
         )
     for told in policies:
         yield ""
