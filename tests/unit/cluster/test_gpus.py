@@ -1,0 +1,61 @@
+"""Finding the simulated GPUs of a cluster's nodes, and what a boot does to them."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from draco.cluster import gpus
+from draco.cluster.errors import ClusterError
+from draco.cluster.realnode.agent import boot_gpus, create_gpus, gpu_state_file
+from draco.cluster.state import ClusterState, Record, Wanted
+from draco.simulator import by_hand, faults
+from draco.simulator.state import create, load, mutate
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a cluster "mixed" with one simulated and one real node."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    record = Record("mixed")
+    wanted = Wanted(nodes=1, real_nodes=1, gpus=1)
+    record.write(ClusterState(name="mixed", phase="ready", wanted=wanted, created=datetime(2026, 1, 1, tzinfo=UTC)))
+    nodes = record.folder / "real-nodes" / "network.json"
+    nodes.parent.mkdir()
+    plan = {"nodes_cidr": "10.0.0.0/24", "pods_cidr": "10.1.0.0/16", "nodes": [{"name": "real-1", "index": 1}]}
+    nodes.write_text(json.dumps(plan))
+    return record.folder
+
+
+def test_a_simulated_nodes_gpus_are_in_its_folder(folder: Path) -> None:
+    with pytest.raises(ClusterError, match="Node gpu-node-0 has no GPUs yet: wait until `draco cluster status`"):
+        gpus.state_file("mixed", "gpu-node-0")
+    file = folder / "sockets" / "gpu-node-0" / "gpus.json"
+    create(file, gpus=1, node_name="gpu-node-0")
+    assert gpus.state_file("mixed", "gpu-node-0") == file
+
+
+def test_a_real_nodes_gpus_are_on_its_disk(folder: Path) -> None:
+    disk = folder / "real-nodes" / "disks" / "real-1"
+    create_gpus(disk, board="A100-40GB", gpus=2, node="real-1")
+    assert load(gpus.state_file("mixed", "real-1")).node_name == "real-1"
+
+
+def test_a_node_of_another_name_is_told_with_those_there_are(folder: Path) -> None:
+    with pytest.raises(ClusterError, match=r"has no node real-2; it has: gpu-node-0, real-1\. Did you mean real-1\?"):
+        gpus.state_file("mixed", "real-2")
+
+
+def test_a_boot_takes_instances_and_brings_lost_gpus_back(tmp_path: Path) -> None:
+    create_gpus(tmp_path, board="A100-40GB", gpus=2, node="real-1")
+    path = gpu_state_file(tmp_path)
+    with mutate(path) as state:
+        state.gpus[0].mig_current = state.gpus[0].mig_pending = 1
+    by_hand.create_instance(path, 0, "3g.20gb")
+    faults.lose(path, 1)
+    before = load(path)
+    boot_gpus(tmp_path)
+    after = load(path)
+    assert after.boot_id != before.boot_id
+    assert [(gpu.instances, gpu.error, gpu.mig_current) for gpu in after.gpus] == [([], 0, 1), ([], 0, 0)]
