@@ -5,18 +5,21 @@ Owns the options and the choice of output. What is looked at is `layout_sources`
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 import click
 import msgspec
 from rich.console import Console
 
-from draco.cli import layout_screen, layout_svg
+from draco.cli import layout_plan_screen, layout_screen, layout_svg
+from draco.cli.layout_plan import plan as plan_of
 from draco.cli.layout_sources import LayoutSources, observe, with_layout_sources
 from draco.cli.layout_view import layout_of
 
 _UNBROKEN = 10_000
 """Lines are broken where they are made, never by the console."""
+_NARROWEST = 40
 
 
 @click.group()
@@ -54,9 +57,47 @@ def show(*, nodes: Sequence[str], sources: LayoutSources, output: str) -> None:
         for note in view.notes:
             click.echo(note, err=True)
     else:
-        width = Console(file=sys.stdout).width
-        console = Console(highlight=False, soft_wrap=True, width=_UNBROKEN)
-        with console.capture() as screen:
-            layout_screen.show(view, console, width)
-        for line in screen.get().splitlines():
-            click.echo(line.rstrip())
+        _print(lambda console, width: layout_screen.show(view, console, width))
+
+
+@command.command()
+@with_layout_sources
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: one document of a stable schema, with every GPU.",
+)
+def plan(*, sources: LayoutSources, output: str) -> int:
+    """Say what applying MigPolicies would do, GPU by GPU.
+
+    What is made, what idle is destroyed, which claims have to end first, where a reset is needed, and where the policy cannot be
+    applied, with the nearest layout that can. Decided as the operator decides, with every other policy of the cluster. Changes
+    nothing. The status is 0 if nothing is wrong, 1 if a policy cannot be applied somewhere, 2 if the command line is wrong.
+
+    \b
+    draco layout plan -f policy.yaml
+    draco layout plan -f policy.yaml -f gpunodes.json -o json
+    """  # noqa: D301 - click keeps the lines below a backspace as they are
+    if not sources.filenames:
+        raise click.UsageError("There is nothing to plan: give MigPolicies with -f.")
+    seen = observe(sources)
+    if not seen.asked:
+        raise click.UsageError("The files hold no MigPolicy: give those that you mean to apply with -f.")
+    view = plan_of(seen, datetime.now(UTC))
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())
+    else:
+        _print(lambda console, width: layout_plan_screen.show(view, console, width))
+    return 0 if view.applicable else 1
+
+
+def _print(show: Callable[[Console, int], None]) -> None:
+    width = max(Console(file=sys.stdout).width, _NARROWEST)
+    console = Console(highlight=False, soft_wrap=True, width=_UNBROKEN)
+    with console.capture() as screen:
+        show(console, width)
+    for line in screen.get().splitlines():
+        click.echo(line.rstrip())

@@ -103,16 +103,16 @@ class Outcome(StrEnum):
     """What becomes of a GPU: the strongest that is true of it.
 
     `cannot`: the policy cannot be applied there. `reset`: it needs one, which the policy permits now or in a window. `waits`:
-    something in use has to go first. `changes`: instances or the mode change right away. `unknown`: its agent has not reported.
+    something in use has to go first. `unknown`: its agent has not reported enough. `changes`: instances or the mode change right
+    away. `older policy`: the policy selects the GPU, and an older one has it.
     """
 
     CANNOT = "cannot"
     RESET = "reset"
     WAITS = "waits"
-    CHANGES = "changes"
     UNKNOWN = "unknown"
-    OTHER = "other policy"
-    LEFT = "left alone"
+    CHANGES = "changes"
+    OLDER = "older policy"
     UNCHANGED = "unchanged"
 
 
@@ -124,18 +124,18 @@ class PlaceView(View, frozen=True, kw_only=True):
 
 
 class WaitView(View, frozen=True, kw_only=True):
-    """Something in the way and who has it: exactly one of `claim` and `holder` is set."""
+    """Something in the way, "1g.10gb at 0" or "the whole GPU", and who has it: `claims`, or `holder`."""
 
     what: str
-    claim: str = ""
+    claims: list[str] = []
     holder: str = ""
 
 
 class GpuPlanView(View, frozen=True, kw_only=True):
     """What a policy change does to one GPU. `before` and `policy` are who has it before and after, "" for nobody.
 
-    `makes` comes about at once where nothing has to be waited for, else afterwards. `mode_change` is "on", "off" or "".
-    `message` says why it cannot be, or what else is to be known.
+    `makes` and `destroys` come about at once, `makes_later` after a reset or when what is in `waits` is gone. `mode_change` is
+    "on", "off" or "". `message` says why it cannot be, or what else is to be known.
     """
 
     node: str
@@ -147,14 +147,15 @@ class GpuPlanView(View, frozen=True, kw_only=True):
     mode: str = ""
     mode_change: str = ""
     keeps: list[PlaceView] = []
-    makes: list[PlaceView] = []
     destroys: list[PlaceView] = []
+    makes: list[PlaceView] = []
+    makes_later: list[PlaceView] = []
     waits: list[WaitView] = []
     message: str = ""
 
 
 class PolicyPlanView(View, frozen=True, kw_only=True):
-    """One policy of the files. `problem` says why it cannot be applied as it is, "" if it can."""
+    """One policy of the files. `problem` says why it cannot be applied as it is, `message` what else is to be known of it."""
 
     name: str
     mode: str
@@ -166,7 +167,7 @@ class PolicyPlanView(View, frozen=True, kw_only=True):
 
 
 class PlanView(View, frozen=True, kw_only=True):
-    """Everything that `plan` says. `applicable` is what the exit status says: no policy has a problem and no GPU an obstacle."""
+    """Everything that `plan` says. `applicable` is what the exit status says: no policy has a problem, no GPU is `cannot`."""
 
     schema: str = PLAN_SCHEMA
     server: str = ""

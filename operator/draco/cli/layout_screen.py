@@ -33,7 +33,6 @@ WORDS = {
 LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 _WIDEST_BAR = 36
 _WIDEST_UNIT = 4
-_NARROWEST = 40
 
 
 def show(view: LayoutView, console: Console, width: int) -> None:
@@ -48,7 +47,7 @@ def show(view: LayoutView, console: Console, width: int) -> None:
         if not node.gpus:
             console.print("  Its agent has reported no GPU.")
         for gpu in node.gpus:
-            for line in gpu_lines(gpu, column, max(width, _NARROWEST)):
+            for line in gpu_lines(gpu, column, width):
                 console.print(line)
     if view.notes:
         console.print()

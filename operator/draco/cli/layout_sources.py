@@ -7,7 +7,7 @@ would make. Decides nothing about GPUs.
 import asyncio
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from draco.resources.kinds import CLAIMS, GPU_NODES, MIG_POLICIES, NODES, SLICES
 from draco.resources.manifests import ManifestError, decode_own
 from draco.resources.slices import ResourceSlice
 
+_MOST_MOVES: Final = 2
 _START: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 _DURATION: Final = re.compile(r"(?=.)([0-9]{1,2}h)?([0-9]{1,4}m)?")
 
@@ -170,6 +171,11 @@ def _check(policy: MigPolicy, manifest: Manifest, source: str) -> None:
     if unknown := _unknown_field(MigPolicySpec, manifest.get("spec"), "spec"):
         raise ManifestError(f"{source}: {unknown}.")
     spec = policy.spec
+    for profile, count in _counts(manifest.get("spec")):
+        if count < 1:
+            raise ManifestError(f"{source}: count of {profile} is {count}: it must be at least 1.")
+    if not 0 <= spec.repair.max_moves <= _MOST_MOVES:
+        raise ManifestError(f"{source}: spec.repair.maxMoves is {spec.repair.max_moves}: it is 0, 1 or 2.")
     names = [layout.name for layout in spec.layouts]
     if spec.mode is MigMode.STATIC and not spec.layout:
         raise ManifestError(f"{source}: mode Static needs the name of one of spec.layouts in spec.layout.")
@@ -182,10 +188,6 @@ def _check(policy: MigPolicy, manifest: Manifest, source: str) -> None:
         if spec.profiles and each.profile not in spec.profiles:
             raise ManifestError(
                 f"{source}: spec.warm names {each.profile}, which spec.profiles leaves out; add it there."
-            )
-        if each.count < 1:
-            raise ManifestError(
-                f"{source}: count of {each.profile} in spec.warm is {each.count}: it must be at least 1."
             )
     _check_reset(policy, source)
 
@@ -203,6 +205,16 @@ def _check_reset(policy: MigPolicy, source: str) -> None:
             raise ManifestError(
                 f"{source}: a window of spec.reset is open for hours and minutes such as 2h30m, not {window.duration}."
             )
+
+
+def _counts(value: object) -> Iterator[tuple[str, int]]:
+    """Every count as it is written: one of 0 is no longer to be seen once it is read as what the API takes for unset."""
+    if isinstance(value, Mapping):
+        count = value.get("count")
+        if isinstance(count, int):
+            yield str(value.get("profile")), count
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _counts(inner)
 
 
 def _unknown_field(type_: Any, value: object, path: str) -> str:

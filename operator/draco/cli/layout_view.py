@@ -63,7 +63,7 @@ def _node(node: GpuNode, holders: Mapping[PoolKey, Holders]) -> NodeLayoutView:
 def _gpu(gpu: GpuStatus, boards: Mapping[str, Board], wanted: WantedGpu | None, held: Holders) -> GpuView:
     mig = gpu.mig or GpuMig()
     board = boards.get(mig.board, Board(()))
-    parts = sorted(_parts(gpu, mig, board, held), key=lambda part: part.start)
+    parts = parts_of(gpu, board, held)
     mode = wanted.mode.value if wanted else ""
     whole = sorted(set(held.get(gpu.device, ())))
     usable = bool(board.profiles) and mig.state not in _UNSETTLED and not whole
@@ -100,20 +100,20 @@ def _division(gpu: GpuStatus) -> Division:
     return Division.ON if gpu.mig.enabled else Division.OFF
 
 
-def _parts(gpu: GpuStatus, mig: GpuMig, board: Board, held: Holders) -> list[PartView]:
-    """The instances there are, and those that claims have been promised."""
+def parts_of(gpu: GpuStatus, board: Board, held: Holders) -> list[PartView]:
+    """The instances there are, and those that claims have been promised, by start."""
     promised: dict[tuple[str, int], set[str]] = {}
     for device, claims in held.items():
         name = partition_name(device)
         profile = board.by_id(name.profile_id) if name is not None and name.parent == gpu.device else None
         if name is not None and profile is not None:
             promised.setdefault((profile.name, name.start), set()).update(claims)
-    parts = [_part(each, promised.pop((each.profile, each.start), set())) for each in mig.instances]
+    parts = [_part(each, promised.pop((each.profile, each.start), set())) for each in (gpu.mig or GpuMig()).instances]
     for (profile_name, start), waiting in promised.items():
         profile = board.profile(profile_name)
         size = profile.size if profile else 1
         parts.append(PartView(profile=profile_name, start=start, size=size, use=Use.COMING, claims=sorted(waiting)))
-    return parts
+    return sorted(parts, key=lambda part: part.start)
 
 
 def _part(instance: MigInstance, promised: set[str]) -> PartView:

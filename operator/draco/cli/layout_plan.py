@@ -1,0 +1,268 @@
+"""What policies in files would change, GPU by GPU.
+
+Owns the asking: the operator's own decision (`mig_policy`) is made once with the policies as they would be, and once more as if
+the agents had taken it up, which tells how each GPU would stand. Pure: the time is an argument.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+
+from draco.cli.layout_schema import GpuPlanView, Outcome, PlanView, PolicyPlanView
+from draco.cli.layout_sources import Observed
+from draco.cli.layout_steps import Scene, Steps, at_last, steps
+from draco.cli.layout_view import Holders, holders_of, parts_of
+from draco.cli.status_view import natural
+from draco.mig.board import Board
+from draco.mig_policy import (
+    NodeDecision,
+    Outlook,
+    Permit,
+    Rules,
+    SeenNode,
+    decide,
+    oldest_first,
+    permit,
+    rules_of,
+    summary,
+)
+from draco.mig_policy.decide import GpuDecision
+from draco.mig_policy.matching import Answer, whole_gpus
+from draco.mig_policy.standing import Standing, standing
+from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID
+from draco.mig_policy.wishes import wish
+from draco.resources.draco import GpuNode, GpuStatus, MigPolicy, ResetPermit
+from draco.resources.meta import ObjectMeta
+from draco.resources.names import PoolKey
+from draco.resources.slices import ResourceSlice, current_slices
+
+_NONE_OF_ITS_OWN = frozenset({"NotUnderstood", "NothingMatches", "OlderPolicy"})
+
+
+class _Policies(NamedTuple):
+    """The policies before and after, made ready, and when each may reset."""
+
+    before: Sequence[Rules]
+    after: Sequence[Rules]
+    permits: Mapping[str, Permit]
+    asked: frozenset[str]
+
+    @property
+    def granted(self) -> dict[str, bool]:
+        return {name: each.granted for name, each in self.permits.items()}
+
+    @property
+    def understood(self) -> list[str]:
+        """Those asked about of which something can be said GPU by GPU."""
+        return [each.name for each in self.after if each.name in self.asked and not each.problem]
+
+    def named(self, name: str) -> Rules | None:
+        return next((each for each in self.after if each.name == name), None)
+
+
+class _Node(NamedTuple):
+    """One node as it is, and `then`, once its agent has taken up what is decided; and what is decided before and then."""
+
+    node: GpuNode
+    then: GpuNode
+    before: NodeDecision
+    taken_up: NodeDecision
+    held: Holders
+
+
+def plan(seen: Observed, now: datetime) -> PlanView:
+    """What applying `seen.asked` changes."""
+    policies = _policies(seen, now)
+    holders = holders_of(seen.claims)
+    slices = current_slices(seen.slices)
+    nodes = [
+        _node(seen, node, policies, slices, holders)
+        for _, node in sorted(seen.gpu_nodes.items(), key=lambda pair: natural(pair[0]))
+    ]
+    gpus = [each for node in nodes for each in _gpus(node, policies)]
+    outlook = Outlook([node.taken_up for node in nodes], now)
+    told = [
+        _policy(rules, outlook, new=rules.name not in seen.policies)
+        for rules in policies.after
+        if rules.name in policies.asked
+    ]
+    return PlanView(
+        server=seen.server,
+        applicable=not any(each.problem for each in told) and not any(each.outcome is Outcome.CANNOT for each in gpus),
+        policies=told,
+        gpus=gpus,
+        notes=seen.notes + _notes(seen, policies),
+    )
+
+
+def _policies(seen: Observed, now: datetime) -> _Policies:
+    after = dict(seen.policies)
+    for each in seen.asked:
+        known = seen.policies.get(each.metadata.name)
+        # A change does not make a policy younger.
+        after[each.metadata.name] = msgspec.structs.replace(each, metadata=known.metadata) if known else _new(each)
+    rules = [rules_of(each) for each in oldest_first(after.values())]
+    return _Policies(
+        before=[rules_of(each) for each in oldest_first(seen.policies.values())],
+        after=rules,
+        permits={each.name: permit(each.policy.spec.reset, now) for each in rules},
+        asked=frozenset(each.metadata.name for each in seen.asked),
+    )
+
+
+def _new(policy: MigPolicy) -> MigPolicy:
+    meta = ObjectMeta(name=policy.metadata.name, creation_timestamp=policy.metadata.creation_timestamp, generation=1)
+    return msgspec.structs.replace(policy, metadata=meta)
+
+
+def _node(
+    seen: Observed,
+    node: GpuNode,
+    policies: _Policies,
+    slices: Mapping[PoolKey, Sequence[ResourceSlice]],
+    holders: Mapping[PoolKey, Holders],
+) -> _Node:
+    name, driver = node.metadata.name, node.status.driver
+    known = seen.nodes.get(name)
+    devices = [device for part in slices.get(PoolKey(driver, name), ()) for device in part.spec.devices]
+    whole = whole_gpus(devices, node.status.gpus, driver=driver)
+    at = SeenNode(gpu_node=node, labels=known.metadata.labels if known else {}, devices=whole)
+    before = decide(at, policies.before, policies.granted)
+    decided = decide(at, policies.after, policies.granted)
+    taken_up = msgspec.structs.replace(
+        node,
+        spec=msgspec.structs.replace(node.spec, gpus=decided.wanted),
+        status=msgspec.structs.replace(node.status, observed_generation=node.metadata.generation),
+    )
+    again = decide(msgspec.structs.replace(at, gpu_node=taken_up), policies.after, policies.granted)
+    return _Node(node, taken_up, before, again, holders.get(PoolKey(driver, name), {}))
+
+
+def _gpus(node: _Node, policies: _Policies) -> Iterable[GpuPlanView]:
+    reported = {each.uuid: each for each in node.node.status.gpus}
+    applied = {each.uuid: each.policy for each in node.node.spec.gpus}
+    owners = {each.uuid: each.policy for each in node.before.gpus}
+    for decision in sorted(node.taken_up.gpus, key=lambda each: natural(each.device)):
+        uuid = decision.uuid
+        before = applied.get(uuid, "") or owners.get(uuid, "")
+        plain = GpuPlanView(
+            node=node.node.metadata.name,
+            device=decision.device,
+            uuid=uuid,
+            outcome=Outcome.OLDER,
+            before=before,
+            policy=decision.policy,
+            mode=decision.wanted.mode.value if decision.wanted else "",
+        )
+        if policies.asked & {decision.policy, before}:
+            gpu = reported.get(uuid, GpuStatus(device=decision.device, uuid=uuid))
+            board = node.taken_up.boards.get(decision.board, Board(()))
+            scene = Scene(
+                gpu=gpu,
+                board=board,
+                parts=parts_of(gpu, board, node.held),
+                whole=sorted(set(node.held.get(gpu.device, ()))),
+            )
+            yield _planned(plain, scene, decision, node.then, policies)
+        elif (said := _said(decision, policies.understood)) is not None:
+            yield msgspec.structs.replace(plain, outcome=said[0], message=said[1])
+
+
+def _said(decision: GpuDecision, understood: Iterable[str]) -> tuple[Outcome, str] | None:
+    """What there is to say of a GPU that none of the policies has; None where they do not mean it."""
+    verdicts = [decision.verdicts[name] for name in understood if name in decision.verdicts]
+    if any(each.answer is Answer.SELECTED for each in verdicts):
+        return Outcome.OLDER, f"belongs to the older policy {decision.policy}"
+    unknown = next((each for each in verdicts if each.answer is Answer.UNKNOWN), None)
+    return (Outcome.UNKNOWN, unknown.error.rstrip(".")) if unknown else None
+
+
+def _planned(
+    plain: GpuPlanView, scene: Scene, decision: GpuDecision, then: GpuNode, policies: _Policies
+) -> GpuPlanView:
+    rules = policies.named(decision.policy)
+    if rules is not None and _hindered(rules.policy, scene):
+        failed = decision.stands.standing is Standing.FAILED
+        outcome = Outcome.CANNOT if failed else Outcome.UNKNOWN
+        return msgspec.structs.replace(plain, outcome=outcome, message=decision.stands.message)
+    made = steps(scene, decision.wanted)
+    outcome, message = _outcome(made), _no_room(made)
+    resets = made.needs_reset or (scene.gpu.mig is not None and scene.gpu.mig.pending)
+    if rules is not None and resets:
+        outcome, message = _reset(made, rules, policies.permits[rules.name])
+    elif rules is not None and decision.wanted is not None:
+        stands = standing(then, at_last(scene, made), decision.wanted, rules.policy.spec.reset.permit)
+        if stands.standing is Standing.FAILED:
+            outcome, message = Outcome.CANNOT, stands.message
+    awaits_reset = resets and not policies.permits.get(decision.policy, Permit(False)).granted
+    return msgspec.structs.replace(
+        plain,
+        outcome=outcome,
+        mode_change=made.mode_change,
+        keeps=made.keeps,
+        destroys=made.destroys,
+        makes=[] if awaits_reset else made.makes,
+        makes_later=[*made.makes, *made.makes_later] if awaits_reset else made.makes_later,
+        waits=made.waits,
+        message=message,
+    )
+
+
+def _hindered(policy: MigPolicy, scene: Scene) -> bool:
+    """Whether it cannot be said what the policy wants of the GPU."""
+    mig = scene.gpu.mig
+    return (
+        mig is None or wish(policy, scene.gpu.uuid, mig, scene.board if scene.board.profiles else None).wanted is None
+    )
+
+
+def _outcome(made: Steps) -> Outcome:
+    if made.waits:
+        return Outcome.WAITS
+    return Outcome.CHANGES if made.makes or made.destroys or made.mode_change else Outcome.UNCHANGED
+
+
+def _no_room(made: Steps) -> str:
+    return f"there is no room now to keep {', '.join(made.no_room)} warm" if made.no_room else ""
+
+
+def _reset(made: Steps, rules: Rules, allowed: Permit) -> tuple[Outcome, str]:
+    what = f"turning MIG {made.mode_change} needs a reset of the GPU" if made.mode_change else "the GPU needs a reset"
+    if allowed.granted:
+        return Outcome.RESET, f"{what}, which the policy permits now"
+    if rules.policy.spec.reset.permit is ResetPermit.NEVER:
+        return Outcome.CANNOT, f"{what}, and spec.reset.permit is Never; permit it, or reset the GPU by hand"
+    if allowed.until is None:
+        return Outcome.CANNOT, f"{what}, and no window of spec.reset ever opens"
+    return Outcome.RESET, f"{what}, which the policy permits from {allowed.until:%Y-%m-%d %H:%M} UTC"
+
+
+def _policy(rules: Rules, outlook: Outlook, *, new: bool) -> PolicyPlanView:
+    status = summary(rules, outlook)
+    conditions = {each.type: each for each in status.conditions}
+    valid, applied = conditions[CONDITION_VALID], conditions[CONDITION_APPLIED]
+    problem = valid.message if valid.status == "False" else ""
+    if not problem and applied.reason in _NONE_OF_ITS_OWN:
+        problem = applied.message
+    conflicts = conditions[CONDITION_CONFLICTING].message
+    return PolicyPlanView(
+        name=rules.name,
+        mode=rules.policy.spec.mode.value,
+        layout=rules.policy.spec.layout,
+        new=new,
+        gpus=status.gpus or 0,
+        problem=problem,
+        message="" if applied.reason == "OlderPolicy" else conflicts,
+    )
+
+
+def _notes(seen: Observed, policies: _Policies) -> list[str]:
+    known = {each.name for each in policies.after}
+    named = {each.policy for node in seen.gpu_nodes.values() for each in node.spec.gpus}
+    gone = sorted(named - known)
+    if not gone or seen.server:
+        return []
+    text = f"GPUs of the files belong to {', '.join(gone)}, which the files do not bring: this is as if it were deleted"
+    return [f"{text}; give it with -f, too."]

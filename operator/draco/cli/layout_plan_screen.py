@@ -1,0 +1,138 @@
+"""How a plan reads: each policy, then what becomes of its GPUs, equal ones together.
+
+Owns words, order and folding. Colour only repeats what the words say. Computes nothing.
+"""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from draco.cli.layout_schema import GpuPlanView, Outcome, PlaceView, PlanView, PolicyPlanView, WaitView
+
+STYLES = {
+    Outcome.CANNOT: "red",
+    Outcome.RESET: "magenta",
+    Outcome.WAITS: "yellow",
+    Outcome.UNKNOWN: "yellow",
+    Outcome.CHANGES: "cyan",
+    Outcome.UNCHANGED: "green",
+}
+_NAMED = 4
+"""GPUs of a group that are named; the others are counted."""
+_INDENT = " " * 4
+
+
+def show(view: PlanView, console: Console, width: int) -> None:
+    """Print the plan. `width` is where long lines break."""
+    for note in view.notes:
+        _print(console, width, f"- {note}", ("", "  "), "yellow")
+    for policy in view.policies:
+        _print(console, width, _headline(policy), ("", _INDENT))
+        if policy.problem:
+            _print(console, width, policy.problem, ("  ", _INDENT), "red")
+        if policy.message:
+            _print(console, width, policy.message, ("  ", _INDENT))
+    order = list(Outcome)
+    for gpus in sorted(_folded(view.gpus), key=lambda group: order.index(group[0].outcome)):
+        first = gpus[0]
+        count = f"{len(gpus)} GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
+        heading = Text.assemble((first.outcome.value, STYLES.get(first.outcome, "")), f"  {count}: ")
+        plain = f"{heading.plain}{_names(gpus)}"
+        wrapped = textwrap.wrap(plain, width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
+        console.print()
+        console.print(Text.assemble(heading[: len(first.outcome.value)], wrapped[0][len(first.outcome.value) :]))
+        for line in wrapped[1:]:
+            console.print(line)
+        for sentence in sentences(first):
+            _print(console, width, sentence, (_INDENT, f"{_INDENT}  "))
+    console.print()
+    _print(console, width, verdict(view), ("", ""), "green" if view.applicable else "red")
+
+
+def _headline(policy: PolicyPlanView) -> str:
+    layout = f", layout {policy.layout}" if policy.mode == "Static" else ""
+    new = "new" if policy.new else "changed"
+    return f"Policy {policy.name} ({new}, {policy.mode}{layout}): {_count(policy.gpus)}"
+
+
+def verdict(view: PlanView) -> str:
+    """The one sentence at the end."""
+    cannot = sum(each.outcome is Outcome.CANNOT for each in view.gpus)
+    problems = [each.name for each in view.policies if each.problem]
+    if problems:
+        return f"Policy {', '.join(problems)} cannot be applied as it is."
+    if cannot:
+        return f"It cannot be applied on {_count(cannot)}."
+    later = sum(each.outcome in {Outcome.WAITS, Outcome.RESET, Outcome.UNKNOWN} for each in view.gpus)
+    changing = sum(each.outcome is Outcome.CHANGES for each in view.gpus)
+    if later:
+        return f"It can be applied: {_count(changing)} at once, {_count(later)} later."
+    return f"It can be applied: {_count(changing)} at once." if changing else "It can be applied, and changes nothing."
+
+
+def sentences(gpu: GpuPlanView) -> Iterator[str]:
+    """What happens to a GPU, in its order."""
+    if gpu.message:
+        yield gpu.message
+    if gpu.outcome is Outcome.OLDER:
+        return
+    if gpu.policy != gpu.before:
+        yield f"goes from {gpu.before or 'no policy'} to {gpu.policy or 'no policy'}"
+    if gpu.destroys:
+        yield f"destroys {_places(gpu.destroys)} (idle)"
+    for wait in gpu.waits:
+        yield f"waits for {_who(wait)}: has {wait.what}"
+    if gpu.mode_change:
+        yield f"turns MIG {gpu.mode_change}"
+    if gpu.makes:
+        yield f"makes {_places(gpu.makes)}"
+    if gpu.makes_later:
+        yield f"makes {_places(gpu.makes_later)} after that"
+    if gpu.keeps and (gpu.destroys or gpu.makes or gpu.makes_later or gpu.waits):
+        yield f"keeps {_places(gpu.keeps)}"
+
+
+def _who(wait: WaitView) -> str:
+    if wait.claims:
+        return f"{'claim' if len(wait.claims) == 1 else 'claims'} {', '.join(wait.claims)}"
+    return wait.holder
+
+
+def _places(places: Sequence[PlaceView]) -> str:
+    starts: dict[str, list[str]] = {}
+    for each in places:
+        starts.setdefault(each.profile, []).append(str(each.start))
+    return "; ".join(f"{profile} at {', '.join(at)}" for profile, at in starts.items())
+
+
+def _folded(gpus: Sequence[GpuPlanView]) -> list[list[GpuPlanView]]:
+    groups: dict[tuple[str, ...], list[GpuPlanView]] = {}
+    for each in gpus:
+        groups.setdefault((each.outcome.value, *sentences(each)), []).append(each)
+    return list(groups.values())
+
+
+def _names(gpus: Sequence[GpuPlanView]) -> str:
+    names = [f"{each.node}/{each.device or each.uuid}" for each in gpus]
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _count(gpus: int) -> str:
+    return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+
+
+def _print(console: Console, width: int, text: str, indents: tuple[str, str], style: str = "") -> None:
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    lines = textwrap.wrap(
+        printable,
+        width,
+        initial_indent=indents[0],
+        subsequent_indent=indents[1],
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in lines:
+        console.print(Text(line, style))
