@@ -6,7 +6,7 @@ the 64-bit Mersenne Twister, so that another program can make the same streams.
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
@@ -86,17 +86,23 @@ class Arrival(NamedTuple):
     """Uniform in [0, 1): the claim's instance is movable if it is below the movable share."""
 
 
-def arrivals(mix: str, seed: int, *, gpus: int, load: float, number: int) -> Iterator[Arrival]:
-    """A stream of claims whose wanted compute slices are `load` times what the GPUs have, on average."""
+def arrivals(mix: str, seed: int, *, gpus: int, load: float, number: int) -> list[Arrival]:
+    """A stream of claims whose wanted compute slices are `load` times what the GPUs have.
+
+    Times are random, and the load of a stream would be a percent off. Durations are stretched to make it exact, so that few
+    streams tell as much as many.
+    """
     chance = MersenneTwister64(seed)
     shares = list(accumulate(MIXES[mix]))
+    possible = [index for index, share in enumerate(MIXES[mix]) if share]
     slices = sum(share * profile.slices for share, profile in zip(MIXES[mix], PROFILES, strict=True))
-    gap = slices / (load * GRID.whole.slices * gpus)
-    at = 0.0
+    capacity = GRID.whole.slices * gpus
+    at, wanted, drawn = 0.0, 0.0, []
     for _ in range(number):
-        at += chance.exponential(gap)
-        until = at + chance.exponential(1.0)
-        kind = min(bisect_right(shares, chance.real()), len(PROFILES) - 1)
-        while not MIXES[mix][kind]:  # rounding at the end of the shares
-            kind -= 1
-        yield Arrival(at, until, PROFILES[kind], chance.real())
+        at += chance.exponential(slices / (load * capacity))
+        duration = chance.exponential(1.0)
+        profile = PROFILES[min(bisect_right(shares, chance.real()), possible[-1])]
+        wanted += duration * profile.slices
+        drawn.append((at, duration, profile, chance.real()))
+    stretch = load * capacity * at / wanted
+    return [Arrival(at, at + duration * stretch, profile, luck) for at, duration, profile, luck in drawn]
