@@ -25,7 +25,7 @@ class Use(StrEnum):
 
 
 class Division(StrEnum):
-    """Whether a GPU is divided. `unreported`: its agent has not said yet."""
+    """Whether a GPU is divided. `unreported`: it can be, and its agent does not say how it is now."""
 
     ON = "on"
     OFF = "off"

@@ -84,7 +84,7 @@ def one_line(gpu: GpuView) -> str:
     held = f"; in use whole by {_claims(gpu.claims)}" if gpu.claims else ""
     match gpu.division:
         case Division.UNREPORTED:
-            return f"its agent has not reported whether it is divided{held}"
+            return f"its agent does not report now how it is divided{held}"
         case Division.INCAPABLE:
             return f"cannot be divided: no MIG{held}"
         case _:

@@ -77,7 +77,7 @@ def _gpu(gpu: GpuStatus, boards: Mapping[str, Board], wanted: WantedGpu | None, 
         uuid=gpu.uuid,
         product=gpu.product_name,
         memory=gpu.memory,
-        division=_division(gpu),
+        division=_division(gpu, wanted),
         units=max([board.units, *(part.start + part.size for part in parts)]),
         board=mig.board,
         state=mig.state.value,
@@ -92,9 +92,10 @@ def _gpu(gpu: GpuStatus, boards: Mapping[str, Board], wanted: WantedGpu | None, 
     )
 
 
-def _division(gpu: GpuStatus) -> Division:
+def _division(gpu: GpuStatus, wanted: WantedGpu | None) -> Division:
     if gpu.mig is None:
-        return Division.UNREPORTED
+        # Agents report nothing of GPUs that cannot be divided. One that a policy has can be, and cannot be read just now.
+        return Division.UNREPORTED if wanted else Division.INCAPABLE
     if not gpu.mig.capable:
         return Division.INCAPABLE
     return Division.ON if gpu.mig.enabled else Division.OFF

@@ -119,11 +119,15 @@ def test_a_bar_has_all_units_of_its_board() -> None:
     [
         (GpuMig(capable=False), "  gpu-0  cannot be divided: no MIG"),
         (GpuMig(capable=True), "  gpu-0  not divided: MIG is off"),
-        (None, "  gpu-0  its agent has not reported whether it is divided"),
+        (None, "  gpu-0  cannot be divided: no MIG"),
     ],
 )
 def test_a_gpu_that_is_not_divided_takes_one_line(mig: GpuMig | None, line: str) -> None:
     assert screen(seen(mig)) == ["node-0", line]
+
+
+def test_a_gpu_that_a_policy_has_and_that_cannot_be_read_says_so() -> None:
+    assert screen(seen(None, wanted=[DYNAMIC]))[1] == "  gpu-0  its agent does not report now how it is divided"
 
 
 def test_a_gpu_without_mig_in_use_by_a_claim_says_so() -> None:
