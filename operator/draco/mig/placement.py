@@ -109,3 +109,19 @@ def _later(pool: Pool, choice: Choice) -> tuple[bool, int, int, int, int]:
     fits = geometry.fits_at(state, choice.placement)
     ranked = geometry.rank(state if fits else geometry.empty, choice.placement)
     return (not fits, *ranked[:3], choice.gpu)
+
+
+def cost_of_order(geometry: Geometry, states: Sequence[State], order: Sequence[Choice]) -> int:
+    """How much more a scheduler that takes the first that fits would lose by this order than by the best one.
+
+    Summed over the profiles, one claim each. Zero: publishing anew would change nothing for the next claim.
+    """
+    cost = 0
+    for profile in geometry.wanted:
+        best = choose(geometry, states, profile)
+        offered = (each for each in order if each.placement.profile == profile)
+        first = next((each for each in offered if geometry.fits_at(states[each.gpu], each.placement)), None)
+        if best is not None and first is not None:
+            cost += geometry.loss(states[first.gpu], first.placement)
+            cost -= geometry.loss(states[best.gpu], best.placement)
+    return cost

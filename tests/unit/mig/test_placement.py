@@ -6,7 +6,7 @@ import pytest
 
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import State, geometry
-from draco.mig.placement import Choice, Pool, choose, largest_first, publishing_order
+from draco.mig.placement import Choice, Pool, choose, cost_of_order, largest_first, publishing_order
 from draco.simulator.planner_boards import BOARDS
 from tests.unit.mig.enumerated import plain
 
@@ -108,3 +108,17 @@ def test_what_is_taken_now_is_published_last_and_best_start_first() -> None:
     order = publishing_order(MADE, [state("4g.40gb@0"), state("7g.80gb@0")])
     threes = [(each.gpu, each.start) for each in order if each.placement.profile.name == "3g.40gb"]
     assert threes == [(0, 4), (1, 4), (0, 0), (1, 0)]
+
+
+def test_an_order_costs_nothing_while_it_is_fresh_and_something_when_a_better_place_came_up() -> None:
+    before = [state("4g.40gb@0"), state()]
+    order = publishing_order(MADE, before)
+    assert cost_of_order(MADE, before, order) == 0
+    after = [state(), state("4g.40gb@0", "2g.20gb@4")]
+    assert cost_of_order(MADE, after, order) > 0
+    assert cost_of_order(MADE, after, publishing_order(MADE, after)) == 0
+
+
+def test_what_fits_nowhere_costs_nothing_in_any_order() -> None:
+    full = [state("7g.80gb@0")]
+    assert cost_of_order(MADE, full, []) == 0
