@@ -12,7 +12,7 @@ from typing import Literal
 import pynvml
 
 from draco.simulator.boards import Architecture
-from draco.simulator.nvml_session import board_of
+from draco.simulator.nvml_session import NEVER_FAIL, board_of
 from draco.simulator.state import EccCounts, Failure, GpuState, NodeState, Process, RemappedRows, StateError, mutate
 
 WHOLE_GPU = 0xFFFFFFFF  # NVML's instance id for "not one instance"
@@ -200,6 +200,8 @@ def fail(
     """
     if function and not hasattr(pynvml, function):
         raise StateError(f"NVML has no function {function}.")
+    if function in NEVER_FAIL:
+        raise StateError(f"{function} never fails here.")
     with mutate(path) as state:
         uuid = "" if gpu is None else _gpu(state, gpu).uuid
         state.failures.append(

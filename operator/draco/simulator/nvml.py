@@ -20,11 +20,10 @@ from draco.simulator.nvml_instances import Instances
 from draco.simulator.nvml_links import Links
 from draco.simulator.nvml_mig import Mig
 from draco.simulator.nvml_processes import Processes
-from draco.simulator.nvml_session import Session
+from draco.simulator.nvml_session import NEVER_FAIL, Session
 from draco.simulator.nvml_system import System
 
 _STARTS = frozenset({"nvmlInit", "nvmlInitWithFlags"})
-_WITHOUT_INIT = _STARTS | {"nvmlShutdown", "nvmlErrorString"}
 Step = Callable[[str], None]
 
 
@@ -94,10 +93,11 @@ class SimulatedNvml:
         return guarded
 
     def _answer(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if name not in _WITHOUT_INIT:
-            self._session.enter(name)
-        elif name not in _STARTS:
+        if name in NEVER_FAIL:
             return function(*args, **options)
+        if name not in _STARTS:
+            self._session.live_state()
+        self._session.delay(name)
         failure = self._session.take_failure(name, next(iter((*args, *options.values())), None))
         if failure is None:
             return function(*args, **options)

@@ -18,6 +18,9 @@ from draco.simulator.boards import BOARDS, Board
 from draco.simulator.nvml_handles import Handle, Kind, handle_of, pointer, same_session
 from draco.simulator.state import ComputeInstance, Failure, GpuInstance, GpuState, NodeState, StateError, decode, mutate
 
+NEVER_FAIL = frozenset({"nvmlShutdown", "nvmlErrorString"})
+"""What needs no session and looks at no state."""
+
 
 class Session:
     """What all functions of one SimulatedNvml share."""
@@ -62,12 +65,12 @@ class Session:
         for function in self._stopped:
             function()
 
-    def enter(self, function: str) -> None:
-        """What happens before every function: the checks of a live session, and injected latency."""
-        state = self.live_state()
-        delay = state.latency_s.get(function, state.latency_s.get("*", 0.0))
-        if delay > 0:
-            self._sleep(delay)
+    def delay(self, function: str) -> None:
+        """Take the latency that was chosen for a function."""
+        latency_s = self.state().latency_s
+        seconds = latency_s.get(function, latency_s.get("*", 0.0))
+        if seconds > 0:
+            self._sleep(seconds)
 
     def take_failure(self, function: str, given: Any) -> Failure | None:
         """The first failure chosen for such a call, one time less to come; `given` is the handle it is given, if any."""

@@ -75,6 +75,18 @@ def test_a_day_of_an_instance_made_by_hand(run: Run, path: Path) -> None:
     assert load(path).gpus[0].instances == []
 
 
+def test_an_ampere_gpu_says_that_it_waits_for_a_reset(run: Run, path: Path) -> None:
+    create(path, board="A100-40GB", gpus=1, node_name="gpu-node-0")
+    assert run("mig gpu-node-0 0 on") == "MIG mode is on after a reset of the GPU.\n"
+    assert "A100-40GB  MIG off, changes with a reset\n" in run("show gpu-node-0")
+    run("reset gpu-node-0 0")
+    assert "A100-40GB  MIG on\n" in run("show gpu-node-0")
+    create(path, board="L40S", gpus=1, node_name="gpu-node-0")
+    assert "L40S  no MIG\n" in run("show gpu-node-0")
+    assert "has no MIG." in run("create gpu-node-0 0 1g.5gb", 1)
+    assert "NVML refuses that for GPU 0: Not Supported." in run("mig gpu-node-0 0 on", 1)
+
+
 def test_faults_are_set_shown_and_healed(run: Run, path: Path) -> None:
     uuid = load(path).gpus[1].uuid
     run(f"unreadable gpu-node-0 {uuid}")

@@ -134,6 +134,8 @@ def test_init_can_be_chosen_to_fail(path: Path) -> None:
 def test_only_functions_of_nvml_can_be_chosen(path: Path) -> None:
     with pytest.raises(StateError, match="NVML has no function nvmlDeviceExplode"):
         faults.fail(path, "nvmlDeviceExplode", UNKNOWN)
+    with pytest.raises(StateError, match="nvmlShutdown never fails"):
+        faults.fail(path, "nvmlShutdown", UNKNOWN)
 
 
 def test_each_function_has_its_own_latency(path: Path) -> None:
@@ -145,7 +147,9 @@ def test_each_function_has_its_own_latency(path: Path) -> None:
     with pytest.raises(pynvml.NVMLError):
         nvml.nvmlGpuInstanceDestroy(None)
     nvml.nvmlDeviceGetCount()
-    assert slept == [1.0, 0.25]
+    nvml.nvmlShutdown()
+    nvml.nvmlInit()
+    assert slept == [1.0, 0.25, 0.25]
 
 
 def test_a_driver_that_is_reloaded_during_a_call_ends_it_and_the_call_changes_nothing(mig: Mig, path: Path) -> None:
