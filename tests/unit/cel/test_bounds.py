@@ -34,6 +34,8 @@ def doubled(times: int, operation: str, first: str, asked: str) -> str:
         (f"cel.bind(a, {LONG}, a.all(x, (a + a).size() > 0))", f"more than {MAX_TOIL} characters and elements"),
         (f"cel.bind(a, {LONG}, a.all(x, [a].flatten().size() > 0))", f"more than {MAX_TOIL} characters and elements"),
         (f"{LONG}.all(x, !'b'.matches('(a{{1,500}})' + string(x)))", f"more than {MAX_TOIL} characters and elements"),
+        ("lists.range(4100).all(x, !'b'.matches('a' + string(x)))", f"more than {MAX_TOIL} characters and elements"),
+        ("lists.range(51).all(x, !'b'.matches('a{1,2}c{3}' + string(x)))", f"more than {MAX_TOIL} characters"),
     ],
 )
 def test_what_grows_beyond_all_bounds_is_stopped_in_little_memory(expression: str, sentence: str) -> None:
@@ -74,6 +76,8 @@ def test_values_that_hold_one_another_and_differ_at_the_bottom_are_told_apart() 
         "lists.range(300).distinct().size() == 300",
         "lists.range(20000).all(x, 'abc'.matches('^(a{1,50})bc$'))",
         "cel.bind(a, lists.range(1000), a.all(x, (a + a).size() == 2000))",
+        "lists.range(3900).all(x, !'b'.matches('a' + string(x)))",
+        "lists.range(48).all(x, !'b'.matches('a{1,2}c{3}' + string(x)))",
     ],
 )
 def test_long_work_that_kubernetes_allows_is_done(expression: str) -> None:
