@@ -21,7 +21,7 @@ from draco.agent.checkpoint import Checkpoint, PreparedClaim
 from draco.agent.claim_status import ClaimReporter
 from draco.agent.dividing import Dividing
 from draco.agent.dra_service import DEADLINE_S, DraService
-from draco.agent.errors import AnotherPlugin, ClusterUnsuited
+from draco.agent.errors import AnotherPlugin, ClusterUnsuited, PrepareError
 from draco.agent.files import Files, LocalFiles
 from draco.agent.guard import ProcessLock, refuse_beside_others
 from draco.agent.hardware import Hardware, View
@@ -181,7 +181,7 @@ class Agent:
             driver=settings.driver,
             pool=settings.node_name,
             claims=lambda: self._checkpoint.claims,
-            view=lambda: self._hardware.view,
+            health=lambda: self._health.reports,
             clock=clock,
             random=random,
         )
@@ -289,7 +289,11 @@ class Agent:
         )
 
     async def _give_up(self, claim: PreparedClaim) -> None:
-        await self._in_thread(self._desk.unprepare, claim.uid)
+        try:
+            await self._in_thread(self._desk.unprepare, claim.uid)
+        except PrepareError as error:
+            self._log.warning("claim.not_unprepared", claim=str(claim), uid=claim.uid, error=str(error))
+            return
         self._claim_changed(claim)
 
     # Start
@@ -389,16 +393,19 @@ class Agent:
     # Who is told of what
 
     def _hardware_read(self, view: View) -> None:
-        before = self._health.reports
-        self._health.update(view)
+        self._take_health()
         self._metrics.hardware(view)
         self._offers.touch()
         self._dividing.keeper.seen(view)
         if view.driver is not None and self._minors != {one.gpu.uuid: one.gpu.minor for one in view.gpus}:
             self._minors_moved.set()
+        self._standing_changed()
+
+    def _take_health(self) -> None:
+        before = self._health.reports
+        self._health.update(self._hardware.view, self._checkpoint.claims.values(), self._dividing.divisions)
         if self._health.reports != before:
             self._claim_reporter.touch_all()
-        self._standing_changed()
 
     def _divisions_shown(self) -> None:
         """In any thread."""
@@ -409,12 +416,14 @@ class Agent:
         if not self._recovered.is_set():
             return  # whose the instances are is on record, and that has not been read yet
         self._dividing.tell(self._tell)
+        self._take_health()
         self._offers.touch()
         self._standing_changed()
 
     def _claim_changed(self, claim: PreparedClaim) -> None:
         for uuid in {device.gpu for device in claim.devices}:
             self._dividing.keeper.touch(uuid)
+        self._take_health()
         self._claim_reporter.touch(claim)
         self._standing_changed()
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, suppress
 import msgspec
 
 from draco.agent.checkpoint import Checkpoint, ClaimState, InstanceState, PreparedClaim, PreparedDevice
-from draco.agent.errors import PrepareError
+from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.holdings import Keeping, kept, references
 from draco.agent.instances import Instance, PlacementKey
 from draco.agent.mig_desk import NOBODY_LISTED, MigDesk, NotVerified, Refused, Seen, StillHeld
@@ -225,7 +225,7 @@ class ClaimInstances:
             return
         refused = self._desk.refused.get(left[0])
         why = problem or f"its instance {left[0]} is in use by {_by(refused)}."
-        raise PrepareError(f"Claim {claim} cannot be given up yet: {why} Kubelet tries again.")
+        raise InstanceHeld(f"Claim {claim} cannot be given up yet: {why} Kubelet tries again.")
 
     def _not_kept(
         self, mine: Sequence[PlacementKey], others: Mapping[PlacementKey, tuple[PreparedClaim, ...]]

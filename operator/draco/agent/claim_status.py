@@ -4,7 +4,7 @@ Owns the entries of our driver in `status.devices`. Works in the background: kub
 tried again. The API server drops the entries when the claim is deallocated.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import NamedTuple
 
@@ -14,8 +14,7 @@ import structlog
 from draco.agent.checkpoint import ClaimState, PreparedClaim, PreparedDevice
 from draco.agent.conditions import merged
 from draco.agent.gpus import HealthState
-from draco.agent.hardware import View
-from draco.agent.health_service import DeviceReport, reports
+from draco.agent.health_service import DeviceReport
 from draco.kube.client import Client
 from draco.kube.clock import Clock
 from draco.kube.errors import Conflict, Invalid, NotFound
@@ -48,7 +47,7 @@ def wanted(claim: PreparedClaim, driver: str, health: Mapping[str, DeviceReport]
             pool=device.pool,
             device=device.device,
             share_id=device.share_id or None,
-            data={"uuid": device.gpu},
+            data=_data(device),
             conditions=[
                 Condition(type="Ready", status="True", reason="Prepared", message="The device is ready for the pod."),
                 _healthy(device, health),
@@ -56,6 +55,12 @@ def wanted(claim: PreparedClaim, driver: str, health: Mapping[str, DeviceReport]
         )
         for device in by_device.values()
     ]
+
+
+def _data(device: PreparedDevice) -> dict[str, str]:
+    if device.partition is None:
+        return {"uuid": device.gpu}
+    return {"uuid": device.partition.uuid, "parentUUID": device.gpu}
 
 
 def _healthy(device: PreparedDevice, health: Mapping[str, DeviceReport]) -> Condition:
@@ -72,7 +77,7 @@ def _healthy(device: PreparedDevice, health: Mapping[str, DeviceReport]) -> Cond
 
 
 class ClaimReporter:
-    """Writes claims' device status. `claims` are the claims on record, `view` the latest view of the hardware."""
+    """Writes claims' device status. `claims` are the claims on record, `health` tells how the devices are."""
 
     def __init__(
         self,
@@ -81,7 +86,7 @@ class ClaimReporter:
         driver: str,
         pool: str,
         claims: Callable[[], Mapping[ClaimUid, PreparedClaim]],
-        view: Callable[[], View],
+        health: Callable[[], Iterable[DeviceReport]],
         clock: Clock,
         random: Random,
     ) -> None:
@@ -89,7 +94,7 @@ class ClaimReporter:
         self._driver = driver
         self._pool = pool
         self._claims = claims
-        self._view = view
+        self._health = health
         self._clock = clock
         self._queue: WorkQueue[ClaimRef] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=120.0)
 
@@ -139,8 +144,7 @@ class ClaimReporter:
         prepared = self._claims().get(uid)
         if prepared is None or prepared.state is not ClaimState.PREPARED:
             return []
-        view = self._view()
-        health = {report.device: report for report in reports(view)}
+        health = {report.device: report for report in self._health()}
         known = {(one.device, one.share_id): one.conditions for one in before}
         now = self._clock.now()
         allocation = claim.status.allocation

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from google.protobuf.message import Message
 
 from draco.agent.cdi import device_id
 from draco.agent.checkpoint import PreparedClaim
-from draco.agent.errors import PrepareError
+from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.hardware import View
 from draco.agent.metrics import Metrics
 from draco.agent.prepare import ClaimDesk
@@ -31,8 +31,12 @@ from draco.resources.names import ClaimUid
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 DEADLINE_S = 40.0
 """Kubelet gives a call 45 s; an answer that comes later is lost, and with it the reason."""
+HELD_PAUSES_S = (0.1, 0.4, 1.0, 2.0)
+"""How long a claim whose instance is in use is tried again before kubelet is told."""
 READ_TIMEOUT_S = 8.0
 """For one attempt to read a claim, so that the API server's fault, not the deadline, is what kubelet is told."""
 
@@ -153,7 +157,7 @@ class DraService:
         error = ""
         try:
             async with asyncio.timeout(self._deadline_s):
-                known = await self._in_thread(self._desk.unprepare, ClaimUid(claim.uid))
+                known = await self._give_up(ClaimUid(claim.uid))
             if known is not None:
                 log.info("claim.unprepared", claim=name, uid=claim.uid)
                 self._changed(known)
@@ -170,6 +174,16 @@ class DraService:
         response: Message = messages.NodeUnprepareResourceResponse(error=error)
         return response
 
-    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
+    async def _give_up(self, uid: ClaimUid) -> PreparedClaim | None:
+        """Give a claim up. Often a process that still holds an instance is about to end: that is waited for a little."""
+        for pause_s in HELD_PAUSES_S:
+            try:
+                return await self._in_thread(self._desk.unprepare, uid)
+            except InstanceHeld as error:
+                log.info("claim.instance_held", uid=uid, error=str(error), again_in_s=pause_s)
+            await self._clock.sleep(pause_s)
+        return await self._in_thread(self._desk.unprepare, uid)
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Run in the claims thread. What has begun there is finished even if the caller has gone."""
         return await asyncio.get_running_loop().run_in_executor(self._claims, work, *args)

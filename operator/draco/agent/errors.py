@@ -22,6 +22,10 @@ class PrepareError(AgentError):
     """A claim cannot be prepared, or given up, as things stand."""
 
 
+class InstanceHeld(PrepareError):
+    """A claim cannot be given up yet, because somebody still uses an instance of its."""
+
+
 class CheckpointDamaged(AgentError):
     """The record of prepared claims cannot be trusted."""
 

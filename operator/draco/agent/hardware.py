@@ -6,6 +6,7 @@ apart.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -14,7 +15,7 @@ from types import MappingProxyType
 import msgspec
 import structlog
 
-from draco.agent.gpus import DriverInfo, Gpu, GpuEvent, UnidentifiedGpu
+from draco.agent.gpus import DriverInfo, EventKind, Gpu, GpuEvent, UnidentifiedGpu
 from draco.agent.nvml import Nvml
 from draco.agent.nvml_errors import NvmlError
 from draco.agent.pcie import PcieRoots
@@ -117,7 +118,9 @@ class Hardware:
         while (left_s := due - self._clock.monotonic()) > 0:
             events = await loop.run_in_executor(self._thread, self._wait, min(left_s, self._event_wait_s))
             for event in events:
-                log.warning("gpu.event", kind=event.kind, gpu=event.gpu, data=event.data)
+                # Most changes of instances are our own.
+                level = logging.DEBUG if event.kind is EventKind.MIG_CHANGED else logging.WARNING
+                log.log(level, "gpu.event", kind=event.kind, gpu=event.gpu, data=event.data)
             if events:
                 return
 

@@ -5,20 +5,25 @@ the time at which the GPUs were last read: when they cannot be read any more, ku
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from types import ModuleType
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import msgspec
 from google.protobuf.message import Message
 
+from draco.agent.checkpoint import PreparedClaim
 from draco.agent.gpus import HealthState
 from draco.agent.hardware import View
+from draco.agent.instances import GpuMig
 from draco.agent.slices import device_name
+from draco.resources.names import GpuUuid
 
+NO_DIVISIONS: Mapping[GpuUuid, GpuMig] = MappingProxyType({})
 TIMEOUT_S = 30
 """Without news for so long kubelet calls a device Unknown."""
 MESSAGE_LIMIT = 1024
+GONE = "Its GPU instance is gone; containers that were given it have to be started again when it has been made anew."
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
@@ -30,8 +35,29 @@ class DeviceReport(msgspec.Struct, frozen=True):
     at: int
 
 
+def partition_reports(
+    whole: Iterable[DeviceReport],
+    view: View,
+    claims: Iterable[PreparedClaim],
+    divisions: Mapping[GpuUuid, GpuMig],
+) -> list[DeviceReport]:
+    """Health of the partitions that claims have: that of their GPU, unless the instance itself is gone."""
+    names = {one.gpu.uuid: device_name(one.gpu) for one in view.gpus}
+    parents = {one.device: one for one in whole}
+    found: dict[str, DeviceReport] = {}
+    for device in (device for claim in claims for device in claim.devices):
+        parent = parents.get(names.get(device.gpu, ""))
+        if device.key is None or parent is None:
+            continue
+        division = divisions.get(device.gpu)
+        if parent.state is HealthState.HEALTHY and division is not None and device.key in division.missing:
+            parent = DeviceReport(device.device, HealthState.UNHEALTHY, f"{GONE} {division.message}".strip(), parent.at)
+        found[device.device] = msgspec.structs.replace(parent, device=device.device)
+    return list(found.values())
+
+
 def reports(view: View) -> list[DeviceReport]:
-    """Health of every device of a view. A view that could not be refreshed says nothing about now: Unknown."""
+    """Health of every GPU of a view. A view that could not be refreshed says nothing about now: Unknown."""
     at = int(view.read_at.timestamp()) if view.read_at else 0
     if view.fault:
         return [DeviceReport(device_name(one.gpu), HealthState.UNKNOWN, view.fault, at) for one in view.gpus]
@@ -58,9 +84,12 @@ class HealthService:
         """The latest reports, without their times."""
         return [msgspec.structs.replace(one, at=0) for one in self._reports]
 
-    def update(self, view: View) -> None:
-        """Take a new view; streams learn at once when a state or message differs."""
-        before, self._reports = self.reports, reports(view)
+    def update(
+        self, view: View, claims: Iterable[PreparedClaim] = (), divisions: Mapping[GpuUuid, GpuMig] = NO_DIVISIONS
+    ) -> None:
+        """Take a new view, and what claims have of it; streams learn at once when a state or message differs."""
+        whole = reports(view)
+        before, self._reports = self.reports, [*whole, *partition_reports(whole, view, claims, divisions)]
         if self.reports != before:
             self._changed.set()
             self._changed = asyncio.Event()
