@@ -63,6 +63,11 @@ def capability(minor: int, gpu_instance: int, compute_instance: int | None = Non
     return first if compute_instance is None else first + 1 + compute_instance
 
 
+def capability_nodes(gpus: int) -> list[str]:
+    """The device nodes below /dev of every instance that so many GPUs could have, with minor numbers from 0."""
+    return [f"nvidia-caps/nvidia-cap{number}" for number in range(_CONFIG, capability(gpus, 0))]
+
+
 def _entries(state: NodeState) -> Iterator[tuple[Path, str]]:
     """Every file of the tree with its content; of those in an fd folder, what they link to."""
     yield Path("sys/kernel/random/boot_id"), f"{state.boot_id}\n"

@@ -13,6 +13,7 @@ from typing import Any, Final
 from draco.cluster.realnode.image import PAUSE_IMAGE
 from draco.cluster.realnode.init import NodePlan, Service
 from draco.cluster.realnode.network import MTU
+from draco.simulator import procfs
 
 KUBELET, CONTAINERD, KUBE_PROXY, AGENT = "kubelet", "containerd", "kube-proxy", "agent"
 KUBELET_PORT: Final = 10250
@@ -198,11 +199,12 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
 
 
 def gpu_devices(gpus: int) -> list[str]:
-    """The device nodes that NVIDIA's driver makes for `gpus` GPUs, below /dev."""
+    """The device nodes that NVIDIA's driver makes for `gpus` GPUs, below /dev; those of all instances they could have."""
     return [
         *(f"nvidia{minor}" for minor in range(gpus)),
         "nvidiactl",
         "nvidia-uvm",
         "nvidia-uvm-tools",
         "nvidia-modeset",
+        *procfs.capability_nodes(gpus),
     ]

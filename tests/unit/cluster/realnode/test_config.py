@@ -5,6 +5,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
+from draco.agent.capabilities import Capabilities
 from draco.cluster.realnode.config import (
     NodeFacts,
     containerd_config,
@@ -16,6 +17,8 @@ from draco.cluster.realnode.config import (
     proxy_config,
 )
 from draco.cluster.realnode.init import NodePlan, Service
+from draco.simulator import procfs
+from draco.simulator.state import create
 
 FACTS = NodeFacts(
     name="real-1",
@@ -79,7 +82,17 @@ def test_kube_proxy_knows_which_addresses_are_pods_and_does_not_tune_the_machine
 
 
 def test_a_node_has_a_device_node_for_each_gpu_and_the_shared_ones() -> None:
-    assert gpu_devices(2) == ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"]
+    devices = gpu_devices(2)
+    assert devices[:6] == ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"]
+    assert [devices[6], devices[-1]] == ["nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap272"]
+
+
+def test_every_instance_that_a_gpu_could_have_has_its_device_nodes(tmp_path: Path) -> None:
+    state = create(tmp_path / "gpus.json", gpus=2, node_name="n")
+    capabilities = Capabilities(procfs.build(tmp_path / "gpus.json", state))
+    for minor in (0, 1):
+        for gi in range(15):
+            assert {path.removeprefix("/dev/") for path in capabilities.paths(minor, gi, 0)} <= set(gpu_devices(2))
 
 
 def test_the_runtime_comes_first_and_the_agent_waits_for_its_token() -> None:
