@@ -14,7 +14,7 @@ from draco.kube.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.store import Change
 from draco.resources.core import Node
-from draco.resources.draco import MigPolicy
+from draco.resources.draco import GpuNode, MigPolicy, WantedGpu
 from draco.resources.kinds import GPU_NODES
 from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR
@@ -53,25 +53,32 @@ class MigLayoutReconciler:
         if self._superseded.get(meta.uid) == meta.resource_version:
             return None  # our own write is still on its way to us; its arrival wakes us
         self._superseded.pop(meta.uid, None)
-        if decision.wanted != sorted(gpu_node.spec.gpus, key=lambda each: each.uuid):
+        if decision.wanted != _in_order(gpu_node):
             log.info("mig.wanted", node=node, decision=str(decision))
             try:
-                written = await self._client.apply(
-                    GPU_NODES,
-                    meta.key,
-                    {
-                        # Only on top of what was seen: a replica that lost the lease unknowingly must not win, and a node that
-                        # is gone must not come back.
-                        "metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version},
-                        "spec": {"gpus": decision.wanted},
-                    },
-                    manager=FIELD_MANAGER_OPERATOR,
-                )
+                written = await self._write(gpu_node, decision.wanted)
             except NotFound:
                 return None
             if written.metadata.resource_version != meta.resource_version:
                 self._superseded[meta.uid] = meta.resource_version
         return self._decisions.seconds_to_next_window() if decision.wanted else None
+
+    async def _write(self, gpu_node: GpuNode, wanted: list[WantedGpu]) -> GpuNode:
+        # Only on top of what was seen: a replica that lost the lease unknowingly must not win, and a node that is gone must not
+        # come back.
+        seen = {"uid": gpu_node.metadata.uid, "resourceVersion": gpu_node.metadata.resource_version}
+        key = gpu_node.metadata.key
+        written = await self._client.apply(
+            GPU_NODES, key, {"metadata": seen, "spec": {"gpus": wanted}}, manager=FIELD_MANAGER_OPERATOR
+        )
+        if _in_order(written) == wanted:
+            return written
+        # Applying leaves what others have written there, and the agent would take it for ours.
+        log.warning(
+            "mig.others_wrote", node=key.name, remedy="write MigPolicies; the spec of a GpuNode is the operator's"
+        )
+        seen["resourceVersion"] = written.metadata.resource_version
+        return await self._client.patch(GPU_NODES, key, {"metadata": seen, "spec": {"gpus": wanted}})
 
     def _wake_for_policy(self, change: Change[MigPolicy], wake: Callable[[str], None]) -> None:
         before, after = change.before, change.after
@@ -79,6 +86,10 @@ class MigLayoutReconciler:
             return
         for node in self.all_keys():
             wake(node)
+
+
+def _in_order(gpu_node: GpuNode) -> list[WantedGpu]:
+    return sorted(gpu_node.spec.gpus, key=lambda each: each.uuid)
 
 
 def _wake_for_node(change: Change[Node], wake: Callable[[str], None]) -> None:

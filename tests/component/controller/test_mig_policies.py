@@ -17,7 +17,7 @@ from draco.controller.view import ClusterView
 from draco.kube.client import Client
 from draco.kube.clock import SystemClock
 from draco.kube.errors import Conflict, NotFound
-from draco.resources.draco import GpuMig, GpuNode, MigPolicy, MigPolicyConflict, WantedGpu
+from draco.resources.draco import GpuMig, GpuNode, InstanceUse, MigPolicy, MigPolicyConflict, WantedGpu
 from draco.resources.kinds import GPU_NODES, MIG_POLICIES, NODES, SLICES
 from draco.resources.meta import ObjectKey
 from draco.simulator.planner_boards import BOARDS
@@ -188,7 +188,9 @@ async def test_a_layout_that_cannot_be_is_told_and_what_was_applied_stays(served
 
 
 ON_WITH_HALVES = GpuMig(
-    capable=True, enabled=True, instances=[a_mig_instance(f"3g.40gb@{start}", size=4) for start in (0, 4)]
+    capable=True,
+    enabled=True,
+    instances=[a_mig_instance(f"3g.40gb@{start}", size=4, use=InstanceUse.LAYOUT) for start in (0, 4)],
 )
 
 
@@ -207,6 +209,21 @@ async def test_selectors_are_asked_about_what_is_published(served: ControlPlane,
         )
         await lab.wanted(node, gpu1="p")
     await lab.client.delete(SLICES, ObjectKey("", node))
+
+
+async def test_what_others_write_into_the_spec_does_not_stay(served: ControlPlane, lab: Lab) -> None:
+    node = await lab.node()
+    by_hand = [
+        {"uuid": a_gpu_uuid(node, 0), "policy": "by-hand", "mode": "Static", "profiles": ["1g.10gb"]},
+        {"uuid": "GPU-of-nobody", "policy": "by-hand", "mode": "Disabled"},
+    ]
+    await lab.client.patch(GPU_NODES, ObjectKey("", node), {"spec": {"gpus": by_hand}})
+    async with an_operator(served):
+        await lab.policy("p")
+        for wanted in await lab.wanted(node, gpu0="p", gpu1="p"):
+            assert (wanted.mode, wanted.profiles) == ("Dynamic", [])
+        await lab.client.patch(GPU_NODES, ObjectKey("", node), {"spec": {"gpus": by_hand}})
+        await lab.wanted(node, gpu0="p", gpu1="p")
 
 
 async def test_a_node_that_loses_its_label_is_let_go(served: ControlPlane, lab: Lab) -> None:
