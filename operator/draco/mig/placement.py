@@ -1,4 +1,4 @@
-"""Where an instance goes: which GPU, which start, and in which order placements are offered to a scheduler that takes the first.
+"""Where an instance goes: which GPU and which start.
 
 Owns the rule of capability loss over several GPUs of one board. Changes no GPU and knows no claims: callers tell what is there.
 """
@@ -79,49 +79,3 @@ def choose(geometry: Geometry, states: Sequence[State], profile: Profile) -> Cho
 def largest_first(profiles: Iterable[Profile]) -> list[Profile]:
     """The order in which to place several at once: what is hardest to place comes first."""
     return sorted(profiles, key=lambda each: (-each.size, len(each.starts), -each.slices))
-
-
-def publishing_order(geometry: Geometry, states: Sequence[State]) -> list[Choice]:
-    """Every placement of a node's GPUs, as a scheduler that takes the first that fits should meet them.
-
-    Profiles from small to large, so that a claim that names none takes no more than it needs. Within a profile the best place
-    comes first, then the one that would be best once that is taken, and so on: an order that has become stale is then still
-    what one would choose for several of the same. What could not be made now comes last, as it would be best on an empty GPU.
-    """
-    order: list[Choice] = []
-    for profile in sorted(
-        geometry.board.profiles, key=lambda each: (each.size, each.slices, len(each.name), each.name)
-    ):
-        pool, chosen = Pool(geometry, states), dict[Choice, None]()
-        while (choice := pool.choose(profile)) is not None:
-            pool.put(choice)
-            chosen[choice] = None
-        now = Pool(geometry, states)
-        rest = [Choice(gpu, Placement(profile, start)) for gpu in range(len(states)) for start in profile.starts]
-        order += chosen
-        order += sorted((each for each in rest if each not in chosen), key=lambda each: _later(now, each))
-    return order
-
-
-def _later(pool: Pool, choice: Choice) -> tuple[bool, int, int, int, int]:
-    """Rank of a placement that others of its profile precede: those that fit now before those that do not."""
-    geometry, state = pool.geometry, pool.states[choice.gpu]
-    fits = geometry.fits_at(state, choice.placement)
-    ranked = geometry.rank(state if fits else geometry.empty, choice.placement)
-    return (not fits, *ranked[:3], choice.gpu)
-
-
-def cost_of_order(geometry: Geometry, states: Sequence[State], order: Sequence[Choice]) -> int:
-    """How much more a scheduler that takes the first that fits would lose by this order than by the best one.
-
-    Summed over the profiles, one claim each. Zero: publishing anew would change nothing for the next claim.
-    """
-    cost = 0
-    for profile in geometry.wanted:
-        best = choose(geometry, states, profile)
-        offered = (each for each in order if each.placement.profile == profile)
-        first = next((each for each in offered if geometry.fits_at(states[each.gpu], each.placement)), None)
-        if best is not None and first is not None:
-            cost += geometry.loss(states[first.gpu], first.placement)
-            cost -= geometry.loss(states[best.gpu], best.placement)
-    return cost

@@ -1,4 +1,4 @@
-"""Placement: which GPU and start, and in which order a scheduler that takes the first should meet the devices."""
+"""Placement: which GPU and start."""
 
 import random
 
@@ -6,7 +6,7 @@ import pytest
 
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import State, geometry
-from draco.mig.placement import Choice, Pool, choose, cost_of_order, largest_first, publishing_order
+from draco.mig.placement import Choice, Pool, choose, largest_first
 from draco.simulator.planner_boards import BOARDS
 from tests.unit.mig.enumerated import plain
 
@@ -70,55 +70,3 @@ def test_several_are_placed_largest_first() -> None:
     assert [each.name for each in largest_first(GRID.profiles)] == [
         *("7g.80gb", "4g.40gb", "3g.40gb", "2g.20gb", "1g.20gb", "1g.10gb")
     ]
-
-
-@pytest.mark.parametrize("name", sorted(BOARDS))
-def test_every_placement_of_every_gpu_is_published_once(name: str) -> None:
-    board = BOARDS[name]
-    states = crowded(board, 8, random.Random(5))
-    order = publishing_order(geometry(board), states)
-    assert len(order) == len(set(order))
-    assert set(order) == {Choice(gpu, placement) for gpu in range(8) for placement in board.placements}
-
-
-def test_a_scheduler_that_takes_the_first_that_fits_takes_what_the_rule_would() -> None:
-    chance = random.Random(11)
-    for _ in range(50):
-        states = crowded(GRID, 8, chance)
-        order = publishing_order(MADE, states)
-        for wanted in GRID.profiles:
-            first = next(
-                (c for c in order if c.placement.profile == wanted and MADE.fits_at(states[c.gpu], c.placement)), None
-            )
-            assert first == choose(MADE, states, wanted)
-
-
-def test_an_order_that_became_stale_still_packs_more_of_the_same() -> None:
-    order = publishing_order(MADE, [state(), state()])
-    small = [(each.gpu, each.start) for each in order if each.placement.profile.name == "1g.10gb"]
-    assert small[:7] == [(0, 6), (0, 5), (0, 4), (0, 3), (0, 2), (0, 1), (0, 0)]
-
-
-def test_profiles_are_published_from_small_to_large() -> None:
-    names = list(dict.fromkeys(each.placement.profile.name for each in publishing_order(MADE, [state()])))
-    assert names == ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
-
-
-def test_what_is_taken_now_is_published_last_and_best_start_first() -> None:
-    order = publishing_order(MADE, [state("4g.40gb@0"), state("7g.80gb@0")])
-    threes = [(each.gpu, each.start) for each in order if each.placement.profile.name == "3g.40gb"]
-    assert threes == [(0, 4), (1, 4), (0, 0), (1, 0)]
-
-
-def test_an_order_costs_nothing_while_it_is_fresh_and_something_when_a_better_place_came_up() -> None:
-    before = [state("4g.40gb@0"), state()]
-    order = publishing_order(MADE, before)
-    assert cost_of_order(MADE, before, order) == 0
-    after = [state(), state("4g.40gb@0", "2g.20gb@4")]
-    assert cost_of_order(MADE, after, order) > 0
-    assert cost_of_order(MADE, after, publishing_order(MADE, after)) == 0
-
-
-def test_what_fits_nowhere_costs_nothing_in_any_order() -> None:
-    full = [state("7g.80gb@0")]
-    assert cost_of_order(MADE, full, []) == 0

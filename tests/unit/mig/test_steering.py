@@ -1,0 +1,55 @@
+"""What nodes publish makes a scheduler that takes the first device that fits choose as the replays of `steered` assume."""
+
+import random
+
+import pytest
+
+from draco.agent import partitions
+from draco.agent.instances import GpuMig, Held, Instance, Use
+from draco.agent.partitions import Divisible, Place
+from draco.agent.slices import Located
+from draco.mig.board import Placement
+from draco.mig.geometry import geometry
+from draco.mig.placement import Choice, choose
+from draco.simulator.planner_boards import BOARDS
+from tests.builders import a_gpu
+
+GPUS = [a_gpu(minor) for minor in range(8)]
+
+
+def a_node(board_name: str, chance: random.Random) -> list[Divisible]:
+    """Eight GPUs with instances that claims hold."""
+    board = BOARDS[board_name]
+    made = geometry(board)
+    node = []
+    for gpu in GPUS:
+        held: list[Held] = []
+        state = made.empty
+        while chance.random() < 0.75 and (fitting := made.fits(state)):
+            placement = chance.choice(fitting)
+            state = made.add(state, placement)
+            profile = placement.profile
+            instance = Instance(
+                gpu=gpu.uuid, gi=len(held), profile_id=profile.id, start=placement.start, size=profile.size
+            )
+            held.append(Held(instance=instance, use=Use.CLAIM))
+        mig = GpuMig(gpu=gpu.uuid, board=board, held=tuple(held))
+        node.append(Divisible(located=Located(gpu), mig=mig, board=board))
+    return node
+
+
+@pytest.mark.parametrize("name", ["H100-80GB", "A30", "RTX-PRO-6000"])
+def test_the_first_published_device_that_fits_is_the_one_the_rule_would_take(name: str) -> None:
+    chance = random.Random(name)
+    for _ in range(30):
+        node = a_node(name, chance)
+        states = {gpu.uuid: gpu.state for gpu in node}
+        order = partitions.order(node)
+        for profile in BOARDS[name].profiles:
+            made = node[0].space
+            fitting = (p for p in order if p.placement.profile == profile and made.fits_at(states[p.gpu], p.placement))
+            assert next(fitting, None) == as_place(choose(made, list(states.values()), profile))
+
+
+def as_place(choice: Choice | None) -> Place | None:
+    return None if choice is None else Place(GPUS[choice.gpu].uuid, Placement(choice.placement.profile, choice.start))
