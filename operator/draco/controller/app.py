@@ -19,7 +19,7 @@ from draco.controller.health import http_app, serving
 from draco.controller.kopf_thread import OwnKinds
 from draco.controller.maintenance import MaintenanceReconciler
 from draco.controller.metrics import Metrics, Reading, gauge, register_view
-from draco.controller.mig_decisions import MigDecisions
+from draco.controller.mig_decisions import MigDecisions, register_mig
 from draco.controller.mig_layouts import MigLayoutReconciler
 from draco.controller.mig_policies import MigPolicyReconciler
 from draco.controller.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, Subject
@@ -108,7 +108,7 @@ class Operator:
             action=EVENT_ACTION,
         )
         maintenance = MaintenanceReconciler(client, self.view, clock=clock, settle_s=settings.settle_s)
-        decisions = MigDecisions(self.view, clock=clock)
+        self._decisions = decisions = MigDecisions(self.view, clock=clock)
         layouts = MigLayoutReconciler(client, self.view, decisions)
         advice = Notes(
             client,
@@ -237,6 +237,7 @@ class Operator:
     def _export(self) -> None:
         register_view(self.metrics, self.view)
         register_reach(self.metrics, self.view)
+        register_mig(self.metrics, self._decisions)
         reconcilers: list[Reconciling[Hashable]] = list(self.reconcilers)
         register_queues(self.metrics, reconcilers)
         self.metrics.registry.register(

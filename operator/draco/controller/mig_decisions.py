@@ -4,14 +4,19 @@ Owns the reading of the view for MIG policies and what is remembered of it: a no
 decision rests on is another object than before. Writes nothing.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from prometheus_client.metrics_core import GaugeMetricFamily
+
+from draco.controller.metrics import Metrics, Reading, gauge
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.store import Change
 from draco.mig_policy import NodeDecision, Rules, SeenNode, decide, oldest_first, permit, rules_of
 from draco.mig_policy.matching import whole_gpus
+from draco.mig_policy.standing import Standing
 from draco.resources.draco import GpuNode, MigPolicy
 from draco.resources.meta import ObjectKey
 from draco.resources.names import PoolKey
@@ -99,6 +104,22 @@ class MigDecisions:
     def _forget_node(self, change: Change[GpuNode]) -> None:
         if change.after is None:
             self._known.pop(change.key.name, None)
+
+
+def register_mig(metrics: Metrics, decisions: MigDecisions) -> None:
+    """Export how the GPUs of each policy stand."""
+    name = "draco_mig_policy_gpus"
+
+    def read() -> list[GaugeMetricFamily]:
+        counts: Counter[tuple[str, ...]] = Counter(
+            {(each.name, str(standing.value)): 0 for each in decisions.rules for standing in Standing}
+        )
+        gpus = (gpu for decision in decisions.all() for gpu in decision.gpus)
+        counts.update((gpu.policy, str(gpu.stands.standing.value)) for gpu in gpus if gpu.policy)
+        told = "GPUs of each MigPolicy: applied, changing, or failed."
+        return [gauge(name, told, ["policy", "standing"], {key: float(count) for key, count in counts.items()})]
+
+    metrics.registry.register(Reading([name], read))
 
 
 def _of_policy(policy: MigPolicy) -> tuple[object, ...]:

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import msgspec
 
-from draco.controller.mig_decisions import MigDecisions
+from draco.controller.metrics import Metrics
+from draco.controller.mig_decisions import MigDecisions, register_mig
 from draco.controller.view import ClusterView
 from draco.kube.client import Client
 from draco.kube.informer import Informer
@@ -99,3 +100,14 @@ async def test_a_window_opens_and_closes_by_the_clock() -> None:
 
 def test_without_windows_no_time_is_waited_for() -> None:
     assert a_world().decisions.seconds_to_next_window() is None
+
+
+def test_the_gpus_of_each_policy_are_counted_by_how_they_stand() -> None:
+    world = a_world(exclude=[a_gpu_uuid("node-0", 1)])
+    metrics = Metrics()
+    register_mig(metrics, world.decisions)
+
+    def counted(standing: str) -> float | None:
+        return metrics.registry.get_sample_value("draco_mig_policy_gpus", {"policy": "policy", "standing": standing})
+
+    assert [counted(standing) for standing in ("applied", "changing", "failed")] == [0, 1, 0]
