@@ -108,7 +108,6 @@ class MigDecisions:
 
 def register_mig(metrics: Metrics, decisions: MigDecisions) -> None:
     """Export how the GPUs of each policy stand."""
-    name = "draco_mig_policy_gpus"
 
     def read() -> list[GaugeMetricFamily]:
         counts: Counter[tuple[str, ...]] = Counter(
@@ -116,10 +115,16 @@ def register_mig(metrics: Metrics, decisions: MigDecisions) -> None:
         )
         gpus = (gpu for decision in decisions.all() for gpu in decision.gpus)
         counts.update((gpu.policy, str(gpu.stands.standing.value)) for gpu in gpus if gpu.policy)
-        told = "GPUs of each MigPolicy: applied, changing, or failed."
-        return [gauge(name, told, ["policy", "standing"], {key: float(count) for key, count in counts.items()})]
+        return [
+            gauge(
+                "draco_mig_policy_gpus",
+                "GPUs of each MigPolicy by how they stand: applied, changing, or failed.",
+                ["policy", "standing"],
+                {key: float(count) for key, count in counts.items()},
+            )
+        ]
 
-    metrics.registry.register(Reading([name], read))
+    metrics.registry.register(Reading(["draco_mig_policy_gpus"], read))
 
 
 def _of_policy(policy: MigPolicy) -> tuple[object, ...]:
