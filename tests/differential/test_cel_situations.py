@@ -35,7 +35,7 @@ def test_every_situation_has_the_answer_of_kubernetes(environment: Json) -> None
     differ = []
     for (name, asked), answer in zip(cases.items(), kubernetes_says(*cases.values()), strict=True):
         said = draco_says(asked)
-        if without_luck(asked, said) != without_luck(asked, answer):
+        if said != answer and without_luck(asked, said) != without_luck(asked, answer):
             differ.append((name, answer, said))
     assert not differ
 
