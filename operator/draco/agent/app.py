@@ -7,6 +7,7 @@ different settings, can run in one process and one event loop.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,7 +18,7 @@ import structlog
 from draco.agent import checkpoint, endpoints, node_status, recovery
 from draco.agent.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v1alpha1_pb2
 from draco.agent.cdi import CdiFolder, NodeFiles
-from draco.agent.checkpoint import Checkpoint, PreparedClaim
+from draco.agent.checkpoint import Checkpoint, OwnedInstance, PreparedClaim
 from draco.agent.claim_status import ClaimReporter
 from draco.agent.dividing import Dividing
 from draco.agent.dra_service import DEADLINE_S, DraService
@@ -39,16 +40,20 @@ from draco.agent.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, ha
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.discovery import discover, serves
-from draco.kube.errors import ApiError
+from draco.kube.errors import ApiError, NotFound
 from draco.kube.events import EventRecorder
 from draco.kube.retry import Backoff, asked_to_wait_s
+from draco.resources.draco import GpuNode
 from draco.resources.events import ObjectReference
 from draco.resources.kinds import CLAIMS, GPU_NODES
+from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER, GpuUuid
 
 log = structlog.get_logger()
 
 CHECKPOINT = "checkpoint.json"
+SILENT_S = 5.0
+"""How long GpuNode is left as the last run wrote it, while this one finds out how things stand."""
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +141,7 @@ class Agent:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._recovered = asyncio.Event()
+        self._reportable = asyncio.Event()
         self._dividing = Dividing(
             client,
             nvml,
@@ -248,7 +254,7 @@ class Agent:
             if self._settings.listen:
                 serving = endpoints.serve(*self._settings.listen, lacking=self._lacking, metrics=self._metrics_text)
                 tasks.create_task(serving, name="endpoints")
-            tasks.create_task(self._node_reporter.run(), name="gpunode")
+            tasks.create_task(self._report(), name="gpunode")
             tasks.create_task(self._publish(), name="slices")
             await self._hardware.ready.wait()
             await self._recover()
@@ -258,6 +264,17 @@ class Agent:
             tasks.create_task(self._plugin.run(), name="plugin")
             tasks.create_task(self._leftovers().run(), name="leftovers")
             self._claim_reporter.touch_all()
+
+    async def _report(self) -> None:
+        """Report, once it is known whose the instances are; but what keeps us from knowing is to be reported too.
+
+        What the last run reported is needed first where its record is lost.
+        """
+        await self._reportable.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SILENT_S):
+                await self._recovered.wait()
+        await self._node_reporter.run()
 
     async def _publish(self) -> None:
         """Publish, if the cluster can take it. Kubelet is served meanwhile: what it gives up needs no API server."""
@@ -308,14 +325,17 @@ class Agent:
             await self._rebuild(found)
         else:
             self._checkpoint.restore(found)
+        self._reportable.set()
         await self._persistently("recovery.disk", self._converge)
         self._recovered.set()
         self._divided_anew()
 
     async def _rebuild(self, damage: recovery.Damaged) -> None:
         self._log.error("checkpoint.damaged", error=damage.sentence, moved_to=str(damage.moved_to))
-        note = f"{damage.sentence} It was moved to {damage.moved_to} and is rebuilt from the API server."
+        note = f"{damage.sentence} It was moved to {damage.moved_to} and is rebuilt from the API server and the GPUs."
         self._tell("CheckpointDamaged", "Rebuild", note)
+        reported = await self._persistently("recovery.api", self._own_node)
+        self._reportable.set()
         claims = await self._persistently("recovery.api", lambda: self._client.list(CLAIMS))
         while (view := self._hardware.view).driver is None:
             await self._clock.sleep(1.0)
@@ -326,11 +346,27 @@ class Agent:
             gpus=view.by_device,
             with_spec=self._cdi.uids(),
         )
-        await self._persistently("recovery.disk", lambda: self._record(prepared))
-        self._log.info("checkpoint.rebuilt", claims=len(prepared))
+        uuids = recovery.instance_uuids(
+            claims,
+            reported,
+            self._cdi.texts(),
+            driver=self._settings.driver,
+            pool=self._settings.node_name,
+        )
+        there = [one for located in view.gpus for one in located.gpu.instances]
+        instances = recovery.adopted(there, uuids, boot_id=self._boot_id)
+        await self._persistently("recovery.disk", lambda: self._record(prepared, instances))
+        self._log.info("checkpoint.rebuilt", claims=len(prepared), instances=len(instances))
 
-    async def _record(self, claims: list[PreparedClaim]) -> None:
-        await self._in_thread(lambda: self._checkpoint.replace(claims, boot_id=self._boot_id))
+    async def _own_node(self) -> GpuNode | None:
+        """What the last run reported."""
+        try:
+            return await self._client.get(GPU_NODES, ObjectKey("", self._settings.node_name))
+        except NotFound:
+            return None
+
+    async def _record(self, claims: list[PreparedClaim], instances: list[OwnedInstance]) -> None:
+        await self._in_thread(lambda: self._checkpoint.replace(claims, boot_id=self._boot_id, instances=instances))
 
     async def _persistently(self, event: str, attempt: Callable[[], Any]) -> Any:
         """Until it works: without it the agent could hand out a device twice, so there is nothing better to do."""

@@ -13,6 +13,7 @@ Source: Container Device Interface specification; NVIDIA's DRA driver uses the s
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -193,6 +194,14 @@ class CdiFolder:
     def uids(self) -> list[ClaimUid]:
         """The claims that have a spec."""
         return [ClaimUid(name[len(self._prefix) : -len(".json")]) for name in self._own() if name.endswith(".json")]
+
+    def texts(self) -> list[str]:
+        """The content of all specs, for finding out what was given when the record is lost."""
+        found = []
+        for name in self._own():
+            with suppress(OSError):
+                found.append(self._files.read(self._folder / name).decode(errors="replace"))
+        return found
 
     def sweep(self, keep: Iterable[ClaimUid]) -> list[ClaimUid]:
         """Remove what belongs to no claim of `keep`, and half-written files; returns the claims whose specs went."""

@@ -185,7 +185,9 @@ class ClaimInstances:
         for key in keys:
             if key.gpu == uuid and key in self._record.instances:
                 refused = self._desk.refused.get(key)
-                raise StillHeld(f"The idle instance {key} is in the way and in use by {_by(refused)}.")
+                raise StillHeld(
+                    f"The instance {key} is in the way: no claim has it any more, but it is in use by {_by(refused)}."
+                )
 
     def _what_is_there(self, wanted: Mapping[PlacementKey, PreparedDevice]) -> str:
         """What stands in the way, from a look after the failure; "" when nothing does."""

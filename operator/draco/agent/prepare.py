@@ -104,10 +104,11 @@ def conflict(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
     """Who already holds what the claim was allocated, as a sentence; "" when nobody does.
 
     A whole GPU and its partitions exclude each other, and so do partitions that share units. Administrative access never
-    conflicts, but a partition cannot be where another stands. An intent that was left over holds nothing.
+    conflicts, but a partition cannot be where another stands. An intent that was left over holds nothing, and what a claim that
+    kubelet gave up still has shows when its instances are to give way.
     """
     for other in others:
-        if other.uid == claim.uid or other.state is ClaimState.PREPARING:
+        if other.uid == claim.uid or other.state is not ClaimState.PREPARED:
             continue
         for held in other.devices:
             wanted = next((device for device in claim.devices if _excludes(device, held)), None)

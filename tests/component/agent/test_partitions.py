@@ -1,0 +1,235 @@
+"""Partitions on a node: kubelet's calls, what GpuNode and Events say, and what comes back after each kind of loss."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from draco.kube.client import Client
+from draco.resources.draco import GpuMig, GpuNode, InstanceUse, MigMode, MigState
+from draco.resources.kinds import CLAIMS, GPU_NODES
+from draco.resources.meta import ObjectKey
+from draco.resources.names import FIELD_MANAGER_OPERATOR
+from draco.simulator import by_hand, faults, state
+from draco.simulator.gpu_state import GpuState, Process
+from tests.agents import SimulatedNode, eventually
+
+POD = "0f5a2f0e-0000-4000-8000-00000000abcd"
+CGROUP = f"/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-{'c0' * 32}.scope"
+SMALL = "gpu-0-mig-1g10gb-19-3"
+LEFT = "gpu-0-mig-4g40gb-5-0"
+RIGHT = "gpu-0-mig-3g40gb-9-4"
+
+
+@pytest.fixture
+async def node(client: Client, namespace: str, crds: None) -> AsyncIterator[SimulatedNode]:
+    """A node with one simulated H100 in MIG mode."""
+    simulated = SimulatedNode(client, gpus=1)
+    simulated.namespace = namespace
+    by_hand.set_mode(simulated.gpus, 0, 1)
+    await simulated.create()
+    yield simulated
+    await simulated.delete()
+
+
+def hardware(node: SimulatedNode) -> GpuState:
+    return state.load(node.gpus).gpus[0]
+
+
+def places(node: SimulatedNode) -> list[tuple[int, int]]:
+    return sorted((one.profile_id, one.start) for one in hardware(node).instances)
+
+
+async def mig(node: SimulatedNode) -> GpuMig:
+    reported: GpuNode = await node.client.get(GPU_NODES, ObjectKey("", node.name))
+    return (reported.status.gpus[0].mig if reported.status.gpus else None) or GpuMig()
+
+
+async def divisible(node: SimulatedNode) -> GpuMig | None:
+    found = await mig(node)
+    return found if found.capable else None
+
+
+async def uses(node: SimulatedNode) -> list[tuple[str, int, InstanceUse]]:
+    return [(one.profile, one.start, one.use) for one in (await mig(node)).instances]
+
+
+async def error_of(node: SimulatedNode, call: str, claim: Any) -> str:
+    return str((await getattr(node, call)(claim))[claim.metadata.uid].error)
+
+
+async def want(node: SimulatedNode, mode: MigMode, **fields: Any) -> None:
+    """What the operator writes."""
+    gpu = {"uuid": hardware(node).uuid, "policy": "pool", "mode": mode.value, **fields}
+    await eventually(lambda: node.client.get(GPU_NODES, ObjectKey("", node.name)))
+    await node.client.apply(
+        GPU_NODES, ObjectKey("", node.name), {"spec": {"gpus": [gpu]}}, manager=FIELD_MANAGER_OPERATOR
+    )
+
+
+async def test_a_partition_is_prepared_reported_and_given_up(node: SimulatedNode) -> None:
+    claim = await node.claim(SMALL)
+    async with node.running():
+        assert await error_of(node, "prepare", claim) == ""
+        [made] = hardware(node).instances
+        content = json.loads((node.cdi / node.specs()[0]).read_text())
+        [device] = content["devices"]
+        assert device["containerEdits"]["env"] == [f"DRACO_DEVICE_GPU_0_MIG_1G10GB_19_3={made.compute[0].uuid}"]
+        found = await eventually(lambda: reported_claim(node))
+        assert found == ("1g.10gb", 3, made.compute[0].uuid, SMALL, str(claim.metadata.key))
+        await eventually(lambda: device_uuid(node, claim, made.compute[0].uuid))
+        assert await error_of(node, "unprepare", claim) == ""
+        assert places(node) == []
+
+
+async def reported_claim(node: SimulatedNode) -> tuple[str, int, str, str, str] | None:
+    for one in (await mig(node)).instances:
+        if one.use is InstanceUse.CLAIM:
+            return one.profile, one.start, one.uuid, one.device, one.claim
+    return None
+
+
+async def device_uuid(node: SimulatedNode, claim: Any, uuid: str) -> bool:
+    """Whether the claim's own status names the MIG device and calls it healthy."""
+    found = await node.client.get(CLAIMS, claim.metadata.key)
+    return any(
+        one.data == {"uuid": uuid, "parentUUID": hardware(node).uuid}
+        and {each.type: each.status for each in one.conditions} == {"Ready": "True", "Healthy": "True"}
+        for one in found.status.devices
+    )
+
+
+async def test_a_board_is_reported_with_its_table(node: SimulatedNode) -> None:
+    async with node.running():
+        reported = await eventually(lambda: divisible(node))
+        assert (reported.capable, reported.enabled, reported.state) == (True, True, MigState.READY)
+        [table] = (await node.client.get(GPU_NODES, ObjectKey("", node.name))).status.boards
+        assert table.name == reported.board
+        assert {one.name: one.starts for one in table.profiles}["3g.40gb"] == [0, 4]
+
+
+async def test_a_destroy_refused_as_in_use_names_the_holder_in_status_and_event(node: SimulatedNode) -> None:
+    claim, next_one = await node.claim(SMALL), await node.claim(LEFT)
+    async with node.running():
+        await node.prepare(claim)
+        [made] = hardware(node).instances
+        holder = Process(
+            pid=4711, gpu_instance=made.id, listed=False, name="dcgm-exporter", cgroup=CGROUP, hostname="dcgm-x7x2z"
+        )
+        faults.hold(node.gpus, 0, holder)
+        who = f"process 4711 (dcgm-exporter) in container {'c0' * 6} of pod dcgm-x7x2z ({POD})"
+        assert who in await error_of(node, "unprepare", claim)
+        assert who in await error_of(node, "prepare", next_one)
+        reported = await eventually(lambda: in_state(node, MigState.DIRTY))
+        assert who in reported.message
+        [instance] = reported.instances
+        assert (instance.use, instance.holder, instance.uuid) == (InstanceUse.ORPHAN, who, "")
+        [event] = await eventually(lambda: node.events("InstanceInUse"))
+        assert who in event.message
+        faults.release(node.gpus, 4711)
+        await eventually(lambda: in_state(node, MigState.READY))
+        assert places(node) == []
+        assert await error_of(node, "unprepare", claim) == ""
+        assert await error_of(node, "prepare", next_one) == ""
+
+
+async def in_state(node: SimulatedNode, wanted: MigState) -> GpuMig | None:
+    found = await mig(node)
+    return found if found.state is wanted else None
+
+
+async def test_an_instance_made_by_hand_is_reported_and_left_alone(node: SimulatedNode) -> None:
+    by_hand.create_instance(node.gpus, 0, "3g.40gb", start=4, compute="none")
+    claim = await node.claim(RIGHT)
+    async with node.running():
+        assert "made by somebody else" in await error_of(node, "prepare", claim)
+        await eventually(lambda: is_used(node, [("3g.40gb", 4, InstanceUse.FOREIGN)]))
+        [event] = await eventually(lambda: node.events("ForeignInstance"))
+        assert "without a compute instance" in event.message
+        assert places(node) == [(9, 4)]
+
+
+async def is_used(node: SimulatedNode, wanted: list[tuple[str, int, InstanceUse]]) -> bool:
+    return await uses(node) == wanted
+
+
+async def test_a_layout_is_made_around_a_busy_neighbour_and_completed_when_it_ends(node: SimulatedNode) -> None:
+    claim = await node.claim(SMALL)
+    layout = [{"profile": "4g.40gb", "start": 0}, {"profile": "3g.40gb", "start": 4}]
+    async with node.running():
+        await node.prepare(claim)
+        await want(node, MigMode.STATIC, layout=layout)
+        waiting = await eventually(lambda: in_state(node, MigState.CHANGING))
+        assert f"4g.40gb@0 waits for claim {claim.metadata.key}" in waiting.message
+        assert places(node) == [(9, 4), (19, 3)]
+        assert await error_of(node, "unprepare", claim) == ""
+        await eventually(lambda: places(node) == [(5, 0), (9, 4)])
+        both = [("4g.40gb", 0, InstanceUse.LAYOUT), ("3g.40gb", 4, InstanceUse.LAYOUT)]
+        await eventually(lambda: is_used(node, both))
+        assert (await eventually(lambda: in_state(node, MigState.READY))).message == ""
+
+
+async def test_warm_instances_are_kept_ready_given_to_claims_and_made_anew(node: SimulatedNode) -> None:
+    async with node.running():
+        await want(node, MigMode.DYNAMIC, warm=[{"profile": "1g.10gb", "count": 1}])
+        await eventually(lambda: len(places(node)) == 1)
+        [(_, start)] = places(node)
+        claim = await node.claim(f"gpu-0-mig-1g10gb-19-{start}")
+        uuid = hardware(node).instances[0].compute[0].uuid
+        assert await error_of(node, "prepare", claim) == ""
+        assert uuid in (node.cdi / node.specs()[0]).read_text()
+        await eventually(lambda: len(places(node)) == 2)
+        assert await error_of(node, "unprepare", claim) == ""
+        await eventually(lambda: len(places(node)) == 1)
+
+
+async def test_mig_mode_follows_the_policy_where_no_reset_is_needed(node: SimulatedNode) -> None:
+    async with node.running():
+        await want(node, MigMode.DISABLED)
+        await eventually(lambda: hardware(node).mig_current == 0)
+        await want(node, MigMode.DYNAMIC)
+        await eventually(lambda: hardware(node).mig_current == 1)
+
+
+@pytest.mark.parametrize("lost", ["driver reload", "reboot"])
+async def test_lost_instances_are_made_again_for_claims_and_containers_get_the_new_ones(
+    node: SimulatedNode, lost: str
+) -> None:
+    claim = await node.claim(RIGHT)
+    async with node.running():
+        await node.prepare(claim)
+        before = hardware(node).instances[0].compute[0].uuid
+        if lost == "driver reload":
+            faults.reload_driver(node.gpus)
+            await eventually(lambda: places(node) == [(9, 4)])
+    if lost == "reboot":
+        faults.reboot(node.gpus)
+        assert places(node) == []
+    async with node.running():
+        assert await error_of(node, "prepare", claim) == ""
+        after = hardware(node).instances[0].compute[0].uuid
+        assert after != before
+        await eventually(lambda: after in (node.cdi / node.specs()[0]).read_text())
+        await eventually(lambda: device_uuid(node, claim, after))
+
+
+async def test_a_damaged_record_is_rebuilt_from_the_gpus_and_the_api_server(node: SimulatedNode) -> None:
+    held = await node.claim(RIGHT)
+    by_hand.create_instance(node.gpus, 0, "1g.10gb", start=3)
+    async with node.running():
+        await want(node, MigMode.DYNAMIC, warm=[{"profile": "2g.20gb", "count": 1}])
+        await node.prepare(held)
+        warm = ("2g.20gb", 0, InstanceUse.WARM)
+        foreign = ("1g.10gb", 3, InstanceUse.FOREIGN)
+        all_three = [warm, foreign, ("3g.40gb", 4, InstanceUse.CLAIM)]
+        await eventually(lambda: is_used(node, all_three))
+        before = hardware(node).instances
+    node.checkpoint.write_bytes(b'{"version":2,"che')
+    async with node.running():
+        await eventually(lambda: node.events("CheckpointDamaged"))
+        await eventually(lambda: is_used(node, all_three))
+        assert hardware(node).instances == before
+        assert await error_of(node, "prepare", held) == ""
+        assert await error_of(node, "unprepare", held) == ""
+        await eventually(lambda: places(node) == [(14, 0), (19, 3)])
