@@ -67,9 +67,8 @@ def verdict(view: PlanView) -> str:
         return f"It cannot be applied on {_count(cannot)}."
     later = sum(each.outcome in {Outcome.WAITS, Outcome.RESET, Outcome.UNKNOWN} for each in view.gpus)
     changing = sum(each.outcome is Outcome.CHANGES for each in view.gpus)
-    if later:
-        return f"It can be applied: {_count(changing)} at once, {_count(later)} later."
-    return f"It can be applied: {_count(changing)} at once." if changing else "It can be applied, and changes nothing."
+    said = [f"{_count(number)} {when}" for number, when in ((changing, "at once"), (later, "later")) if number]
+    return f"It can be applied: {', '.join(said)}." if said else "It can be applied, and changes nothing."
 
 
 def sentences(gpu: GpuPlanView) -> Iterator[str]:
@@ -83,7 +82,7 @@ def sentences(gpu: GpuPlanView) -> Iterator[str]:
     if gpu.destroys:
         yield f"destroys {_places(gpu.destroys)} (idle)"
     for wait in gpu.waits:
-        yield f"waits for {_who(wait)}: has {wait.what}"
+        yield f"waits for {_who(wait)}"
     if gpu.mode_change:
         yield f"turns MIG {gpu.mode_change}"
     if gpu.makes:
@@ -96,8 +95,11 @@ def sentences(gpu: GpuPlanView) -> Iterator[str]:
 
 def _who(wait: WaitView) -> str:
     if wait.claims:
-        return f"{'claim' if len(wait.claims) == 1 else 'claims'} {', '.join(wait.claims)}"
-    return wait.holder
+        many = len(wait.claims) > 1
+        return (
+            f"{'claims' if many else 'claim'} {', '.join(wait.claims)}, which {'have' if many else 'has'} {wait.what}"
+        )
+    return f"{wait.holder}, which has {wait.what}" if wait.holder else f"whoever made {wait.what}"
 
 
 def _places(places: Sequence[PlaceView]) -> str:

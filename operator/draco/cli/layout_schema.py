@@ -124,7 +124,7 @@ class PlaceView(View, frozen=True, kw_only=True):
 
 
 class WaitView(View, frozen=True, kw_only=True):
-    """Something in the way, "1g.10gb at 0" or "the whole GPU", and who has it: `claims`, or `holder`."""
+    """Something in the way, "1g.10gb at 0" or "the whole GPU", and who has it: `claims`, `holder`, or else whoever made it."""
 
     what: str
     claims: list[str] = []

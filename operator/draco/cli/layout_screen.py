@@ -30,7 +30,9 @@ WORDS = {
     Use.FOREIGN: "foreign: made by others",
     Use.ORPHAN: "orphan: is being destroyed",
 }
-LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
+_LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
+_TOGETHER = "\u00a0"
+"""A space at which no line breaks; it is printed as any other."""
 _WIDEST_BAR = 36
 _WIDEST_UNIT = 4
 
@@ -71,10 +73,11 @@ def gpu_lines(gpu: GpuView, column: int, width: int) -> Iterator[Text]:
     else:
         yield first
         yield from _wrapped(policy, indent, indent, width)
-    profiles = max((len(part.profile) for part in gpu.parts), default=0)
-    starts = max((len(str(part.start)) for part in gpu.parts), default=0)
-    for part, letter in zip(gpu.parts, LETTERS * (len(gpu.parts) // len(LETTERS) + 1), strict=False):
-        line = f"{letter} {part.profile:<{profiles}} at {part.start:<{starts}}  {told(part)}"
+    rows = [_row(group) for group in _alike(gpu.parts)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)] if rows else []
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
+        line = f"{cells[0]} {cells[1]} at {cells[2]}  {row[3]}"
         yield from _wrapped(line.rstrip(), indent, f"{indent}    ", width)
     yield from _about(gpu, indent, width)
 
@@ -95,6 +98,27 @@ def one_line(gpu: GpuView) -> str:
 def by_whom(gpu: GpuView) -> str:
     """Which policy has it."""
     return f"{gpu.mode} by {gpu.policy}" if gpu.policy else "no policy"
+
+
+def _alike(parts: Sequence[PartView]) -> list[list[tuple[str, PartView]]]:
+    """Neighbours of which the same is to be said, each with its letter."""
+    groups: list[list[tuple[str, PartView]]] = []
+    for index, part in enumerate(parts):
+        last = groups[-1][-1][1] if groups else None
+        if last is None or (last.profile, told(last)) != (part.profile, told(part)):
+            groups.append([])
+        groups[-1].append((_letter(index), part))
+    return groups
+
+
+def _row(group: Sequence[tuple[str, PartView]]) -> tuple[str, str, str, str]:
+    letters = group[0][0] if len(group) == 1 else f"{group[0][0]}-{group[-1][0]}"
+    first = group[0][1]
+    return letters, first.profile, ", ".join(str(part.start) for _, part in group), told(first)
+
+
+def _letter(index: int) -> str:
+    return _LETTERS[index % len(_LETTERS)]
 
 
 def told(part: PartView) -> str:
@@ -118,13 +142,14 @@ def fits_line(gpu: GpuView) -> str:
     said = f"{'has room for' if gpu.only_layout else 'fits'} {_counts(gpu.fits)}"
     if gpu.only_layout:
         return f"{said}; nothing but its layout is made" if gpu.fits else "full"
-    if gpu.fits_without_warm != gpu.fits:
-        said += f"; {_counts(gpu.fits_without_warm)} once warm instances give way"
+    counts = {each.profile: each.count for each in gpu.fits}
+    if more := [each for each in gpu.fits_without_warm if each.count != counts.get(each.profile)]:
+        said += f"; {_counts(more)} once warm instances give way"
     return said if gpu.fits or gpu.fits_without_warm else "full"
 
 
 def _counts(fits: Sequence[FitView]) -> str:
-    return " or ".join(f"{each.count} x {each.profile}" for each in fits) or "nothing more"
+    return " or ".join(f"{each.count}{_TOGETHER}x{_TOGETHER}{each.profile}" for each in fits) or "nothing more"
 
 
 def _about(gpu: GpuView, indent: str, width: int) -> Iterator[Text]:
@@ -138,9 +163,11 @@ def bar(gpu: GpuView) -> Text:
     """The memory units from left to right: a bracket for each instance, a dot for each free unit."""
     unit = max(1, min(_WIDEST_UNIT, _WIDEST_BAR // max(gpu.units, 1)))
     text, at = Text(), 0
-    for part, letter in zip(gpu.parts, LETTERS * (len(gpu.parts) // len(LETTERS) + 1), strict=False):
+    for index, part in enumerate(gpu.parts):
         text.append(_free(part.start - at, unit), "dim")
-        text.append(_block(letter, part, unit * (part.start + part.size - max(at, part.start))), STYLES[part.use])
+        text.append(
+            _block(_letter(index), part, unit * (part.start + part.size - max(at, part.start))), STYLES[part.use]
+        )
         at = max(at, part.start + part.size)
     text.append(_free(gpu.units - at, unit), "dim")
     return text
@@ -160,7 +187,7 @@ def _block(letter: str, part: PartView, width: int) -> str:
 
 def _wrapped(text: str, first: str, rest: str, width: int) -> Iterator[Text]:
     # Names are never broken: they can be searched and copied.
-    printable = "".join(char if char.isprintable() else " " for char in text)
+    printable = "".join(char if char.isprintable() or char == _TOGETHER else " " for char in text)
     lines = textwrap.wrap(
         printable,
         width,
@@ -170,4 +197,4 @@ def _wrapped(text: str, first: str, rest: str, width: int) -> Iterator[Text]:
         break_on_hyphens=False,
     )
     for line in lines:
-        yield Text(line)
+        yield Text(line.replace(_TOGETHER, " "))

@@ -26,7 +26,6 @@ from draco.resources.draco import (
 from draco.resources.names import GpuUuid
 
 WHOLE = "the whole GPU"
-_OTHERS = "whoever made it"
 _IDLE = frozenset({Use.WARM, Use.LAYOUT})
 _OURS = frozenset({Use.WARM, Use.LAYOUT, Use.CLAIM})
 _NEEDS_RESET = frozenset({"Ampere"})
@@ -209,4 +208,4 @@ def _waits(part: PartView) -> WaitView:
     what = f"{part.profile} at {part.start}"
     if part.claims:
         return WaitView(what=what, claims=part.claims)
-    return WaitView(what=what, holder=_OTHERS if part.use is Use.FOREIGN else part.holder)
+    return WaitView(what=what, holder="" if part.use is Use.FOREIGN else part.holder)

@@ -5,7 +5,7 @@ Owns sizes, colours and the escaping of names. Computes nothing.
 
 import unicodedata
 from collections.abc import Iterator
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
 
 from draco.cli.layout_schema import Division, GpuView, LayoutView, PartView, Use
 from draco.cli.layout_screen import by_whom, fits_line, one_line, told
@@ -30,10 +30,11 @@ LEGEND = {
 WIDTH = 1000
 LEFT = 170
 BAR = 560
-ROW = 46
+ROW = 66
+HEIGHT = 34
 HEAD = 34
 MARGIN = 16
-_CHARACTER = 6.6
+_CHARACTER = 6.2
 """Width of a character of the labels in a part, about."""
 
 
@@ -65,28 +66,30 @@ def picture(view: LayoutView) -> str:
 
 
 def _gpu(gpu: GpuView, y: int) -> Iterator[str]:
-    yield _text(MARGIN, y + 16, gpu.device, "l")
+    yield _text(MARGIN, y + 22, gpu.device, "l")
     if gpu.division is not Division.ON and not gpu.parts:
         yield _rect(LEFT, y, BAR, "#f2f2f2", one_line(gpu))
-        yield _text(LEFT + 8, y + 16, _cut(one_line(gpu), BAR), "s")
+        yield _fitted((LEFT + 8, y + 22), one_line(gpu), BAR, "s")
     else:
         unit = BAR / max(gpu.units, 1)
         for index in range(gpu.units):
             yield _rect(LEFT + index * unit, y, unit, "#f2f2f2", f"unit {index}")
         for part in gpu.parts:
             yield from _part(part, y, unit)
-        yield _text(LEFT + BAR + 12, y + 16, _cut(f"{gpu.state}, {by_whom(gpu)}", WIDTH - LEFT - BAR - 12), "s")
-    notes = [text for text in (gpu.message, fits_line(gpu)) if text]
+        yield _fitted((LEFT + BAR + 12, y + 22), f"{gpu.state}, {by_whom(gpu)}", WIDTH - LEFT - BAR - 12, "s")
+    notes = [text for text in (gpu.message.rstrip("."), fits_line(gpu)) if text]
     if notes:
-        yield _text(LEFT, y + 36, _cut("; ".join(notes), WIDTH - LEFT), "w" if gpu.message else "s")
+        yield _fitted((LEFT, y + HEIGHT + 14), "; ".join(notes), WIDTH - LEFT, "w" if gpu.message else "s")
 
 
 def _part(part: PartView, y: int, unit: float) -> Iterator[str]:
     x, width = LEFT + part.start * unit, part.size * unit
     said = f"{part.profile} at {part.start}: {told(part) or 'claim'}"
     yield _rect(x, y, width, COLOURS[part.use], said)
-    label = f"{part.profile} {', '.join(part.claims)}".strip()
-    yield _text(x + 5, y + 16, _cut(label, width - 8), "l")
+    who = ", ".join(part.claims)
+    yield _fitted((x + 5, y + (14 if who else 22)), part.profile, width - 8, "l")
+    if who:
+        yield _fitted((x + 5, y + 28), who, width - 8, "s")
 
 
 def _legend(y: int) -> Iterator[str]:
@@ -99,20 +102,24 @@ def _legend(y: int) -> Iterator[str]:
 
 def _rect(x: float, y: int, width: float, fill: str, title: str) -> str:
     return (
-        f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="24" fill="{fill}" stroke="#555"><title>{_escaped(title)}'
+        f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{HEIGHT}" fill="{fill}" stroke="#555"><title>{_escaped(title)}'
         "</title></rect>"
     )
 
 
 def _text(x: float, y: int, text: str, kind: str) -> str:
-    return f"<text x={quoteattr(f'{x:.2f}')} y={quoteattr(str(y))} class={quoteattr(kind)}>{_escaped(text)}</text>"
+    return f'<text x="{x:.2f}" y="{y}" class="{kind}">{_escaped(text)}</text>'
 
 
-def _cut(text: str, width: float) -> str:
-    most = max(int(width / _CHARACTER), 0)
-    return text if len(text) <= most else f"{text[: most - 1]}…" if most > 1 else ""
+def _fitted(at: tuple[float, int], text: str, width: float, kind: str) -> str:
+    """A text, cut where it is too long: then all of it is there to be pointed at."""
+    most = max(int(width / _CHARACTER), 1)
+    if len(text) <= most:
+        return _text(*at, text, kind)
+    shown = f"{_escaped(text[: most - 1])}…<title>{_escaped(text)}</title>"
+    return f'<text x="{at[0]:.2f}" y="{at[1]}" class="{kind}">{shown}</text>'
 
 
 def _escaped(text: str) -> str:
     """Names may come from anywhere: markup is written as text, and what XML does not allow is left out."""
-    return escape("".join(char for char in text if char == " " or unicodedata.category(char)[0] != "C"))
+    return escape("".join(char for char in text.replace("\u00a0", " ") if unicodedata.category(char)[0] != "C"))

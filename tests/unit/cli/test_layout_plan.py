@@ -133,7 +133,7 @@ def test_what_a_claim_has_is_waited_for_and_the_rest_is_made() -> None:
     assert gpu.waits == [WaitView(what="1g.10gb at 0", claims=["team-a/one"])]
     assert (gpu.makes, gpu.makes_later) == (places("3g.40gb@4"), places("3g.40gb@0"))
     assert view.applicable
-    assert "    waits for claim team-a/one: has 1g.10gb at 0" in lines(view)
+    assert "    waits for claim team-a/one, which has 1g.10gb at 0" in lines(view)
 
 
 def test_an_idle_instance_that_is_held_open_is_waited_for() -> None:
@@ -158,7 +158,8 @@ def test_a_layout_cannot_be_where_others_have_made_something(beside: list[MigIns
     gpu = one(view)
     assert gpu.outcome is Outcome.CANNOT
     assert gpu.message == "1g.10gb at 6 was made by others and is left alone; destroy it by hand"
-    assert WaitView(what="1g.10gb at 6", holder="whoever made it") in gpu.waits
+    assert WaitView(what="1g.10gb at 6") in gpu.waits
+    assert "    waits for whoever made 1g.10gb at 6" in lines(view)
     assert not view.applicable
 
 

@@ -82,9 +82,18 @@ def test_every_unit_is_drawn_and_every_instance_explained() -> None:
         "         B 1g.10gb at 1  idle, kept warm",
         "         C 3g.40gb at 4  foreign: made by others; in use by pid 4711",
         "             (dcgm-exporter)",
-        "         fits 2 x 1g.10gb or 1 x 1g.10gb+me or 1 x 1g.20gb or 1 x 2g.20gb; 3 x",
-        "           1g.10gb or 1 x 1g.10gb+me or 1 x 1g.20gb or 1 x 2g.20gb once warm",
-        "           instances give way",
+        "         fits 2 x 1g.10gb or 1 x 1g.10gb+me or 1 x 1g.20gb or 1 x 2g.20gb;",
+        "           3 x 1g.10gb once warm instances give way",
+    ]
+
+
+def test_neighbours_of_which_the_same_is_to_be_said_share_a_line() -> None:
+    idle = [an_instance(f"1g.10gb@{start}", InstanceUse.LAYOUT) for start in range(3)]
+    lines = screen(seen(on(*idle, an_instance("1g.10gb@3", InstanceUse.CLAIM, claim="a/b")), wanted=[STATIC]))
+    assert lines[1:4] == [
+        "  gpu-0  [A ][B ][C ][D ] .   .   .   .    Ready  Static by halves",
+        "         A-C 1g.10gb at 0, 1, 2  idle, of the layout",
+        "         D   1g.10gb at 3        claim a/b",
     ]
 
 
@@ -233,6 +242,12 @@ def test_the_picture_is_one_document_equal_for_equal_layouts() -> None:
     assert "1g.10gb at 0: claim team-a/one" in titles
     assert "3g.40gb at 4: foreign: made by others; in use by pid 4711 (dcgm-exporter)" in titles
     assert "http" not in picture.replace("http://www.w3.org/2000/svg", ""), "it refers to nothing outside"
+
+
+def test_what_is_cut_in_the_picture_can_be_pointed_at() -> None:
+    long = "team-with-a-long-name/claim-with-a-longer-name"
+    picture = layout_svg.picture(layout_of(seen(on(an_instance("1g.10gb@0", InstanceUse.CLAIM, claim=long)))))
+    assert f"…<title>{long}</title></text>" in picture
 
 
 def test_names_cannot_become_markup_in_the_picture() -> None:
