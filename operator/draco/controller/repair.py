@@ -130,9 +130,7 @@ class RepairReconciler:
         said: dict[str, str] = {}
         for release in releases:
             for key in release.claims:
-                said.setdefault(
-                    policies[key][0], f"{_claims(release.waiting)} would fit without idle {_claims(release.claims)}."
-                )
+                said.setdefault(policies[key][0], _for_policy(release))
         if said != self._by_policy:
             self._by_policy = said
             for call in self._told:
@@ -192,6 +190,11 @@ def _for_idle(release: Release, claim: ObjectKey) -> str:
         f"Holds {', '.join(release.devices[claim])}, and no pod uses it. Without it{also}, {_claims(release.waiting)} of pod "
         f"{release.pod} would be allocated. Delete it and make it anew: there is another place for it."
     )
+
+
+def _for_policy(release: Release) -> str:
+    waiting = _claims(release.waiting)
+    return f"{waiting[0].upper()}{waiting[1:]} would fit without idle {_claims(release.claims)}."
 
 
 def _claims(keys: tuple[ObjectKey, ...]) -> str:

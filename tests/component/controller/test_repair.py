@@ -125,7 +125,7 @@ async def test_idle_claims_in_the_way_are_named_until_one_is_gone(served: Contro
 
         async def passed_on() -> bool:
             return (
-                f"claim {lab.namespace}/large would fit without idle claim {idle}."
+                f"Claim {lab.namespace}/large would fit without idle claim {idle}."
                 in (await lab.of_policy()).status.message
             )
 
