@@ -146,6 +146,22 @@ def reset(path: Path, gpu: int | str) -> None:
     faults.reset(path, gpu)
 
 
+@command.command("break-driver")
+@_node
+@click.argument(
+    "error",
+    type=click.Choice(sorted(faults.ERRORS), case_sensitive=False),
+    metavar="[ERROR]",
+    default="DRIVER_NOT_LOADED",
+)
+def break_driver(path: Path, error: str) -> None:
+    """Let NVML answer ERROR to everything.
+
+    ERROR is a return code like LIB_RM_VERSION_MISMATCH; DRIVER_NOT_LOADED unless told otherwise. `reload-driver` repairs it.
+    """
+    faults.break_driver(path, faults.ERRORS[error])
+
+
 @command.command("reload-driver")
 @_node
 @click.option("--version", metavar="VERSION", help="The version to load.  [default: the same]")

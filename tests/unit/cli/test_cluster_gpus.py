@@ -106,8 +106,19 @@ def test_faults_are_set_shown_and_healed(run: Run, path: Path) -> None:
     state = load(path)
     assert ([gpu.error for gpu in state.gpus], [gpu.minor for gpu in state.gpus]) == ([0, 0], [1, 0])
     assert state.gpus[0].recovery_action == 0
+    run("break-driver gpu-node-0")
+    assert "  the driver answers DRIVER_NOT_LOADED\n" in run("show gpu-node-0")
+    run("break-driver gpu-node-0 lib_rm_version_mismatch")
+    assert load(path).driver.error == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
     run("reload-driver gpu-node-0 --version 590.48.01")
+    assert load(path).driver.error == 0
     assert load(path).driver.version == "590.48.01"
+
+
+def test_programs_that_are_given_no_number_get_different_ones(run: Run, path: Path) -> None:
+    for gpu in (0, 0, 1):
+        run(f"hold gpu-node-0 {gpu} --handle")
+    assert [process.pid for gpu in load(path).gpus for process in gpu.processes] == [100_000, 100_001, 100_002]
 
 
 def test_failures_and_latency_are_set_shown_and_ended(run: Run, path: Path) -> None:

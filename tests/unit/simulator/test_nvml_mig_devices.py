@@ -59,6 +59,14 @@ def test_a_uuid_is_new_at_every_creation_and_found_while_it_lives(mig: Mig) -> N
             mig.nvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
+def test_a_mig_device_of_a_lost_gpu_cannot_be_opened(mig: Mig, path: Path) -> None:
+    mig.made(9, 4)
+    uuid = mig.devices()[0]
+    faults.lose(path, 0)
+    with pytest.raises(pynvml.NVMLError_GpuIsLost):
+        mig.nvml.nvmlDeviceGetHandleByUUID(uuid)
+
+
 def test_a_walk_goes_on_over_empty_slots_and_a_new_device_takes_the_first(mig: Mig) -> None:
     computes = [mig.made(19, start)[1] for start in range(3)]
     before = mig.devices()
