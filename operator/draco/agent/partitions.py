@@ -7,7 +7,10 @@ The scheduler takes the first device that fits, in the order of the slices and o
 each profile's placements come in the order in which they cost least of what still fits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -138,16 +141,62 @@ def counters(gpus: Sequence[Divisible]) -> list[CounterSet]:
 def order(gpus: Sequence[Divisible]) -> list[Place]:
     """Every partition, small profiles before large ones, each profile's best placement first.
 
-    What fits comes before what does not. Among equals an idle instance that is there already comes before one to be made.
+    Behind it comes the one that is best once the first is taken, and so on: several claims that come faster than an order is
+    published do not spread over GPUs that are all alike. What fits comes before what does not.
     """
-    ranked: list[tuple[tuple[int, ...], Place]] = []
-    for each in gpus:
-        space, state, warm = each.space, each.state, each.warm
-        for placement in each.placements:
-            key = (placement.profile.size, placement.profile.id, *_cost(space, state, placement))
-            tie = (placement not in warm, -placement.start, each.located.gpu.minor)
-            ranked.append(((*key, *tie), Place(each.uuid, placement)))
-    return [place for _, place in sorted(ranked, key=lambda pair: pair[0])]
+    ascending = sorted(gpus, key=lambda each: each.located.gpu.minor)
+    profiles = {(each.profile.size, each.profile.id) for gpu in gpus for each in gpu.placements}
+    places: list[Place] = []
+    for wanted in sorted(profiles):
+        rows = []
+        for gpu in ascending:
+            offered = tuple(one for one in gpu.placements if (one.profile.size, one.profile.id) == wanted)
+            rows.append((gpu, _row(gpu.space, gpu.state, offered, gpu.warm.intersection(offered))))
+        places += _merged(rows)
+    return places
+
+
+class _Ranked(NamedTuple):
+    """A placement and how good it is when its turn comes; smaller is better."""
+
+    cost: tuple[int, ...]
+    cold: bool
+    minus_start: int
+    placement: Placement
+
+
+@lru_cache(maxsize=4096)
+def _row(
+    space: Geometry, state: State, offered: tuple[Placement, ...], warm: frozenset[Placement]
+) -> tuple[_Ranked, ...]:
+    """One profile's placements on one GPU in the order in which claims for it should take them, then what has no turn.
+
+    Among equals an idle instance that is there already comes before one to be made.
+    """
+    now, taken, left = state, [], list(offered)
+    while left:
+        best = min(_Ranked(_cost(space, now, one), one not in warm, -one.start, one) for one in left)
+        if best.cost[0]:
+            break
+        taken.append(best)
+        left.remove(best.placement)
+        now = space.add(now, best.placement)
+    later = (_Ranked((1, *_cost(space, state, one)), one not in warm, -one.start, one) for one in left)
+    return (*taken, *sorted(later))
+
+
+def _merged(rows: Sequence[tuple[Divisible, Sequence[_Ranked]]]) -> Iterator[Place]:
+    """The rows of all GPUs as one, the best of their heads first."""
+    heads = [(row[0][:3], index, 0) for index, (_, row) in enumerate(rows) if row]
+    heapq.heapify(heads)
+    while heads:
+        _, index, turn = heads[0]
+        gpu, row = rows[index]
+        yield Place(gpu.uuid, row[turn].placement)
+        if turn + 1 < len(row):
+            heapq.heapreplace(heads, (row[turn + 1][:3], index, turn + 1))
+        else:
+            heapq.heappop(heads)
 
 
 def matters(published: Sequence[Place], gpus: Sequence[Divisible]) -> bool:

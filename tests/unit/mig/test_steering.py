@@ -51,5 +51,22 @@ def test_the_first_published_device_that_fits_is_the_one_the_rule_would_take(nam
             assert next(fitting, None) == as_place(choose(made, list(states.values()), profile))
 
 
+@pytest.mark.parametrize("name", ["H100-80GB", "A30", "RTX-PRO-6000"])
+def test_claims_that_come_faster_than_an_order_is_published_go_where_each_would_have_gone_by_a_fresh_one(
+    name: str,
+) -> None:
+    chance = random.Random(name)
+    for _ in range(10):
+        node = a_node(name, chance)
+        made, order = node[0].space, partitions.order(node)
+        for profile in BOARDS[name].profiles:
+            states = {gpu.uuid: gpu.state for gpu in node}
+            while choice := choose(made, list(states.values()), profile):
+                fitting = (p for p in order if p.placement.profile == profile)
+                first = next(p for p in fitting if made.fits_at(states[p.gpu], p.placement))
+                assert first == as_place(choice)
+                states[first.gpu] = made.add(states[first.gpu], first.placement)
+
+
 def as_place(choice: Choice | None) -> Place | None:
     return None if choice is None else Place(GPUS[choice.gpu].uuid, Placement(choice.placement.profile, choice.start))
