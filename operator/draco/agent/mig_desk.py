@@ -166,26 +166,31 @@ class MigDesk:
         then.
         """
         with self._mig.lock:
+            try:
+                return self._settle(uuid)
+            finally:
+                self.show()
+
+    def _settle(self, uuid: GpuUuid) -> Seen:
+        seen = self.observe(uuid)
+        self._discard_broken(seen)
+        steps = self.open_steps(uuid)
+        for own in steps:
+            found = seen.at(own.key)
+            if found is not None and recognised(own, found, boot_id=self._boot_id):
+                self._destroy(own, found, seen.gpu)
+        if steps:
             seen = self.observe(uuid)
-            seen = self._mark_broken(seen)
-            steps = self.open_steps(uuid)
-            for own in steps:
-                found = seen.at(own.key)
-                if found is not None and recognised(own, found, boot_id=self._boot_id):
-                    self._destroy(own, found, seen.gpu)
-            if steps:
-                seen = self.observe(uuid)
-            gone = [
-                own.key
-                for own in self._record.instances.values()
-                if own.gpu == uuid and not recognised(own, seen.at(own.key), boot_id=self._boot_id)
-            ]
-            if gone:
-                self._forget(gone)
-            if not self.open_steps(uuid):
-                self._trouble.pop(uuid, None)
-            self.show()
-            return seen
+        gone = [
+            own.key
+            for own in self._record.instances.values()
+            if own.gpu == uuid and not recognised(own, seen.at(own.key), boot_id=self._boot_id)
+        ]
+        if gone:
+            self._forget(gone)
+        if not self.open_steps(uuid):
+            self._trouble.pop(uuid, None)
+        return seen
 
     def make(self, uuid: GpuUuid, placements: Iterable[Placement], *, put: Sequence[PreparedClaim] = ()) -> None:
         """Make instances, largest first, and see them in the list. `put` goes on record together with the intent.
@@ -260,7 +265,7 @@ class MigDesk:
         text = f"The instance {own.key} cannot be destroyed: it is in use by {who or NOBODY_LISTED}."
         self._trouble[own.gpu] = text
 
-    def _mark_broken(self, seen: Seen) -> Seen:
+    def _discard_broken(self, seen: Seen) -> None:
         """An instance of ours that lost its compute instance to somebody is of no use: it has to go."""
         broken = [
             one.key
@@ -269,7 +274,6 @@ class MigDesk:
         ]
         if broken:
             self.discard(broken)
-        return seen
 
     def _forget(self, gone: Collection[PlacementKey]) -> None:
         """Take instances off the record, and with them the claims that only waited for that."""

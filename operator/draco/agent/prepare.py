@@ -86,12 +86,12 @@ def _partition(name: str, device: str, gpu: Gpu, part: PartitionName) -> Partiti
 
 
 def _check_parameters(name: str, parameters: Any) -> None:
-    """Accept a GpuConfig that asks for what a GPU does anyway; refuse what would be ignored silently."""
+    """Accept a configuration that asks for what a device does anyway; refuse what would be ignored silently."""
     content = parameters if isinstance(parameters, dict) else {}
     sharing = content.get("sharing") or {}
     interval = (sharing.get("timeSlicingConfig") or {}).get("interval", "Default")
     plain = not sharing or (sharing.get("strategy") == "TimeSlicing" and interval == "Default")
-    if content.get("kind") == "GpuConfig" and plain:
+    if content.get("kind") in ("GpuConfig", "MigDeviceConfig") and plain:
         return
     what = f"{content.get('kind', 'parameters without a kind')} {sharing or ''}".strip()
     raise PrepareError(
@@ -149,7 +149,8 @@ class ClaimDesk:
 
     def prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         """Prepare an allocated claim; a claim that is prepared already is returned as it is. Raises PrepareError."""
-        with self._lock():
+        results = claim.status.allocation.devices.results if claim.status.allocation else []
+        with self._lock(partition_name(result.device) is not None for result in results):
             known = self._checkpoint.claims.get(ClaimUid(claim.metadata.uid))
             if known is not None and known.state is ClaimState.PREPARED:
                 return self._again(known, claim)
@@ -194,8 +195,9 @@ class ClaimDesk:
             self._instances.shown()
         return prepared
 
-    def _lock(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._instances is None else self._instances.lock
+    def _lock(self, partitions: Iterable[bool]) -> AbstractContextManager[object]:
+        """Claims of whole GPUs need no NVML, so they do not wait for it either."""
+        return self._instances.lock if self._instances is not None and any(partitions) else nullcontext()
 
     def _again(self, known: PreparedClaim, claim: ResourceClaim) -> PreparedClaim:
         """Kubelet asks again, after a restart or a lost answer."""
@@ -230,8 +232,8 @@ class ClaimDesk:
 
     def unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
         """Give a claim up; returns what it was, None when it was not known, which is fine. Raises PrepareError."""
-        with self._lock():
-            known = self._checkpoint.claims.get(uid)
+        known = self._checkpoint.claims.get(uid)
+        with self._lock(device.partition is not None for device in (known.devices if known else ())):
             try:
                 self._cdi.remove(uid)
                 if known is not None and self._instances is not None and any(one.partition for one in known.devices):

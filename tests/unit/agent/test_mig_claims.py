@@ -1,15 +1,28 @@
 """Claims of partitions on simulated NVML: what is made for them, what is refused, what goes and what stays when they end."""
 
+import errno
+import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pynvml
 import pytest
 
-from draco.agent.errors import PrepareError
-from draco.agent.holdings import Keeping
-from draco.agent.instances import Use
+from draco.agent import checkpoint
+from draco.agent.checkpoint import InstanceState, OwnedInstance
+from draco.agent.claim_instances import PATIENCE_S
+from draco.agent.errors import InstanceHeld, PrepareError
+from draco.agent.files import LocalFiles
+from draco.agent.holdings import Keeping, recognised
+from draco.agent.instances import Instance, Use
 from draco.resources.claims import ResourceClaim
+from draco.resources.names import GpuUuid
+from draco.simulator import by_hand, faults
+from draco.simulator.gpu_state import Process
 from tests.builders import a_claim
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
@@ -26,6 +39,18 @@ def node(tmp_path: Path) -> MigNode:
 
 def spec(node: MigNode, claim: ResourceClaim) -> Any:
     return json.loads(node.specs()[claim.metadata.uid])
+
+
+class FullDisk(LocalFiles):
+    """Refuses to write files whose path contains one of the words in `refused`."""
+
+    def __init__(self) -> None:
+        self.refused: set[str] = set()
+
+    def write(self, path: Path, content: bytes) -> None:
+        if any(word in str(path) for word in self.refused):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        super().write(path, content)
 
 
 # Preparing
@@ -145,17 +170,9 @@ def test_a_warm_instance_gives_way_to_another_partition(node: MigNode) -> None:
 # Others
 
 
-def by_hand(node: MigNode, *, compute: bool) -> None:
-    """Somebody makes an instance of 3g, which the driver puts at 4."""
-    made = node.nvml.call("nvmlDeviceCreateGpuInstance", node.nvml.handle(node.uuid), 9)
-    if compute:
-        spanning = node.nvml.call("nvmlGpuInstanceGetComputeInstanceProfileInfo", made, 2, 0)
-        node.nvml.call("nvmlGpuInstanceCreateComputeInstance", made, spanning.id)
-
-
 @pytest.mark.parametrize("compute", [True, False])
 def test_an_instance_of_somebody_else_is_reported_refused_and_never_touched(node: MigNode, compute: bool) -> None:
-    by_hand(node, compute=compute)
+    by_hand.create_instance(node.path, 0, "3g.40gb", start=4, compute="whole" if compute else "none")
     with pytest.raises(PrepareError, match="was made by somebody else; destroy it with nvidia-smi"):
         node.prepare(ONE)
     node.prepare(a_mig_claim("left", *names([(9, 0)])))
@@ -163,3 +180,187 @@ def test_an_instance_of_somebody_else_is_reported_refused_and_never_touched(node
     node.unprepare(a_mig_claim("left", *names([(9, 0)])))
     assert node.real() == [(9, 4, int(compute))]
     assert MigNode(node.folder).uses() == [(9, 4, Use.FOREIGN)]
+
+
+def test_an_instance_of_somebody_else_in_the_whole_gpu_is_left_alone_too(node: MigNode) -> None:
+    by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
+    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* was made by somebody else"):
+        node.prepare(WHOLE)
+    assert node.real() == [(9, 4, 1)]
+    assert not node.record.claims
+
+
+# In use
+
+
+def a_holder(node: MigNode, **fields: Any) -> None:
+    instance = node.hardware().instances[0]
+    faults.hold(node.path, 0, Process(pid=4711, gpu_instance=instance.id, **fields))
+
+
+def test_a_claim_whose_instance_is_in_use_is_given_up_only_when_that_was_published_for_long(node: MigNode) -> None:
+    node.prepare(ONE)
+    a_holder(node, listed=False)
+    for _ in range(2):
+        with pytest.raises(InstanceHeld, match="is in use by somebody who is in no list"):
+            node.unprepare(ONE)
+        assert node.specs() == {}
+        assert node.mig.divisions[node.uuid].dirty
+        node.now_s += PATIENCE_S * 0.6
+    node.unprepare(ONE)  # kubelet need not wait longer, and nobody gets the units
+    assert not node.record.claims
+    assert node.uses() == [(9, 4, Use.ORPHAN)]
+    with pytest.raises(PrepareError, match="no claim has it any more, but it is in use"):
+        node.prepare(a_mig_claim("next", *names([(9, 4)])))
+    faults.release(node.path, 4711)
+    node.layouts.keep(node.uuid)
+    assert (node.real(), node.mig.divisions[node.uuid].dirty) == ([], False)
+
+
+def test_a_claim_that_is_being_given_up_is_not_forgotten_over_a_restart(node: MigNode) -> None:
+    node.prepare(ONE)
+    a_holder(node, listed=False)
+    with pytest.raises(InstanceHeld):
+        node.unprepare(ONE)
+    again = MigNode(node.folder)
+    assert again.specs() == {}
+    with pytest.raises(InstanceHeld):
+        again.unprepare(ONE)
+    faults.release(node.path, 4711)
+    again.unprepare(ONE)
+    assert again.real() == []
+
+
+def test_a_claim_that_is_being_given_up_can_be_prepared_again(node: MigNode) -> None:
+    first = node.prepare(ONE)
+    a_holder(node, listed=False)
+    with pytest.raises(InstanceHeld):
+        node.unprepare(ONE)
+    with pytest.raises(InstanceHeld):
+        node.prepare(ONE)
+    faults.release(node.path, 4711)
+    assert node.prepare(ONE).devices[0].partition != first.devices[0].partition
+    assert node.real() == [(9, 4, 1)]
+
+
+def test_a_warm_instance_on_which_somebody_still_computes_is_not_given_away(node: MigNode) -> None:
+    node.keep = Keeping(counts={9: 1})
+    node.prepare(ONE)
+    node.unprepare(ONE)
+    a_holder(node, compute_instance=0)
+    with pytest.raises(PrepareError, match="process 4711 of an earlier user still computes on it"):
+        node.prepare(a_mig_claim("next", *names([(9, 4)])))
+
+
+# What NVML refuses
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, "the GPU has no room there"),
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, "does not support NVML's nvmlDeviceCreateGpuInstanceWithPlacement"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "needs more rights; run the agent as root"),
+        (pynvml.NVML_ERROR_INVALID_ARGUMENT, "does not know what it was given"),
+        (pynvml.NVML_ERROR_RESET_REQUIRED, "needs a reset before it can be used"),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, "has fallen off the PCI bus"),
+        (pynvml.NVML_ERROR_UNINITIALIZED, "driver was reloaded"),
+        (pynvml.NVML_ERROR_INVALID_STATE, "look for NVRM in the kernel log"),
+        (pynvml.NVML_ERROR_UNKNOWN, "look for NVRM in the kernel log"),
+    ],
+)
+def test_a_refused_creation_is_explained_and_leaves_nothing(node: MigNode, code: int, sentence: str) -> None:
+    faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", code, times=1)
+    with pytest.raises(PrepareError, match=sentence):
+        node.prepare(ONE)
+    assert (node.real(), dict(node.record.claims), dict(node.record.instances)) == ([], {}, {})
+    assert not node.mig.divisions[node.uuid].dirty
+    node.prepare(ONE)
+
+
+def test_a_gpu_that_cannot_be_listed_after_a_failure_is_dirty_until_it_can(node: MigNode) -> None:
+    faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_UNKNOWN, effect="done")
+    faults.fail(node.path, "nvmlGpuInstanceDestroy", pynvml.NVML_ERROR_INVALID_STATE)
+    with pytest.raises(PrepareError):
+        node.prepare(ONE)
+    assert node.mig.divisions[node.uuid].dirty
+    assert node.uses() == [(9, 4, Use.ORPHAN)]
+    faults.stop_failing(node.path)
+    node.scan()
+    assert node.mig.divisions[node.uuid].dirty, "what is half made is still there"
+    node.layouts.keep(node.uuid)
+    assert (node.real(), node.mig.divisions[node.uuid].dirty) == ([], False)
+
+
+def test_an_instance_that_is_gone_already_is_given_up(node: MigNode) -> None:
+    node.prepare(ONE)
+    by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
+    node.unprepare(ONE)
+    assert (dict(node.record.claims), dict(node.record.instances)) == ({}, {})
+
+
+# Disk and record
+
+
+def test_a_full_disk_leaves_nothing_of_a_partition(tmp_path: Path) -> None:
+    build(tmp_path)
+    files = FullDisk()
+    node = MigNode(tmp_path, files=files)
+    for refused in ("/state/", "/cdi/"):
+        files.refused = {refused}
+        with pytest.raises(PrepareError, match="No space left on device"):
+            node.prepare(ONE)
+        assert node.real() == []
+    files.refused = set()
+    node.prepare(ONE)
+    files.refused = {"/state/"}
+    with pytest.raises(PrepareError, match="cannot be given up: No space left on device"):
+        node.unprepare(ONE)
+    assert node.real() == [(9, 4, 1)]
+    files.refused = set()
+    node.unprepare(ONE)
+    assert node.real() == []
+
+
+def test_a_record_of_the_version_before_is_read(tmp_path: Path) -> None:
+    record = b'{"boot_id":"b","claims":[]}'
+    envelope = {"version": 1, "checksum": hashlib.sha256(record).hexdigest(), "record": msgspec.Raw(record)}
+    (tmp_path / "checkpoint.json").write_bytes(msgspec.json.encode(envelope))
+    assert checkpoint.load(tmp_path / "checkpoint.json", LocalFiles()) == checkpoint.Loaded("b", [], [])
+
+
+def test_without_the_numbers_of_device_nodes_a_claim_is_refused_and_its_instance_undone(node: MigNode) -> None:
+    shutil.rmtree(node.folder / "proc" / "driver")
+    with pytest.raises(PrepareError, match=r"does not say which device node opens instance 2 .*\(--proc-root\)"):
+        node.prepare(ONE)
+    assert node.real() == []
+
+
+# Recognising
+
+
+OWN = OwnedInstance(gpu=GpuUuid("GPU-1"), profile_id=9, start=4, size=4, state=InstanceState.MADE, boot_id="b")
+THERE = Instance(gpu=GpuUuid("GPU-1"), gi=2, profile_id=9, start=4, size=4, ci=0, uuid="MIG-1", parts=1)
+
+
+@pytest.mark.parametrize(
+    ("own", "there", "boot", "ours"),
+    [
+        ({"gi": 2, "ci": 0, "uuid": "MIG-1"}, {}, "b", True),
+        ({"gi": 2, "ci": 0, "uuid": "MIG-1"}, {"uuid": "MIG-2"}, "b", False),
+        ({"gi": 2, "ci": 0, "uuid": "MIG-1"}, {"start": 0}, "b", False),
+        ({"gi": 2, "ci": 0, "uuid": "MIG-1"}, {"ci": None, "uuid": None}, "b", True),  # half destroyed
+        ({"gi": 2, "ci": 0, "uuid": "MIG-1"}, {"ci": None, "uuid": None}, "next boot", False),
+        ({"gi": 2}, {}, "b", True),  # killed before the UUID was recorded
+        ({"gi": 2}, {}, "next boot", False),
+        ({"gi": 2}, {"gi": 3}, "b", False),
+        ({}, {"ci": None, "uuid": None}, "b", True),  # killed before the number was recorded
+        ({}, {}, "b", False),  # ours would have no compute instance yet
+        ({}, {"ci": None, "uuid": None}, "next boot", False),
+    ],
+)
+def test_an_instance_is_ours_only_if_the_record_proves_it(
+    own: dict[str, Any], there: dict[str, Any], boot: str, ours: bool
+) -> None:
+    replace = msgspec.structs.replace
+    assert recognised(replace(OWN, **own), replace(THERE, **there), boot_id=boot) is ours
