@@ -1,11 +1,10 @@
 """Every example is applied as a user applies it, and does what its README line says."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.e2e.conftest import EXAMPLES, draco
+from tests.e2e.conftest import EXAMPLES
 from tests.e2e.kubectl import Kubectl, eventually
 
 Example = Callable[..., None]
@@ -72,15 +71,6 @@ def test_two_containers_share_the_gpu_that_a_template_claims_for_their_pod(kube:
     assert [status["ready"] for status in pod["status"]["containerStatuses"]] == [True, True]
     (claim,) = kube.objects("resourceclaims")
     assert len(kube.devices(claim["metadata"]["name"])) == 1
-
-
-def test_partitions_of_one_gpu_are_found_by_simulation() -> None:
-    done = draco("simulate", "--no-cluster", "-f", str(EXAMPLES / "mig-pair"), "-o", "json")
-    assert done.returncode == 0, done.stderr
-    taken = re.findall(r'"device": "(gpu-[01]-mig-[^"]+)"', done.stdout)
-    assert sorted(taken) == [
-        "gpu-0-mig-1g10gb-19-4", "gpu-0-mig-3g40gb-9-0", "gpu-1-mig-1g10gb-19-4", "gpu-1-mig-3g40gb-9-0",
-    ]  # fmt: skip
 
 
 def test_a_prioritized_list_takes_the_best_there_is(kube: Kubectl, example: Example) -> None:
