@@ -6,7 +6,12 @@ import pytest
 
 from benchmarks import mig
 from benchmarks.mig import SETTINGS, Figures, other_rows, placement_rows
+from benchmarks.mig_scheduler import Node, by_name
 from benchmarks.mig_streams import GRID, MIXES, PROFILES, MersenneTwister64, arrivals
+from draco.agent import slices
+from draco.agent.partitions import partition_name
+from draco.mig.board import Placement
+from draco.mig.placement import Choice
 
 
 def test_the_generator_is_the_one_of_the_standard() -> None:
@@ -53,3 +58,18 @@ def test_a_figure_below_its_target_is_missed(used: float, met: bool) -> None:
 def test_slow_decisions_and_wasteful_batches_are_missed() -> None:
     assert [row.met for row in other_rows([1.0, 1.02], [1e-5] * 200)] == [True, True]
     assert [row.met for row in other_rows([1.0, 1.04], [2e-3] * 200)] == [False, False]
+
+
+def test_a_node_of_the_scheduler_benchmark_knows_what_its_devices_stand_for_and_which_is_best() -> None:
+    node = Node("node-0", by_name)
+    names = [slices.device_name(gpu) for gpu in node.gpus]
+    for gpu, placement in ((0, GRID.placements[0]), (7, GRID.placements[-1])):
+        assert node.place(partition_name(names[gpu], placement)) == Choice(gpu, placement)
+    small = PROFILES[0]
+    assert [start for start in small.starts if node.is_best(Choice(0, Placement(small, start)))] == [6]
+    node.held["claim"] = Choice(3, Placement(small, 6))
+    assert [gpu for gpu in range(8) if node.is_best(Choice(gpu, Placement(small, 5)))] == [3]
+    assert [(place.gpu, place.placement) for place in by_name(node.divisible())[:2]] == [
+        (node.gpus[0].uuid, Placement(small, 0)),
+        (node.gpus[0].uuid, Placement(small, 1)),
+    ]
