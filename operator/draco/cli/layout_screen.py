@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from draco.cli.layout_schema import Division, FitView, GpuView, LayoutView, PartView, Use
+from draco.cli.layout_schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
 from draco.resources.draco import MigState
 
 STYLES = {
@@ -44,17 +44,21 @@ def show(view: LayoutView, console: Console, width: int) -> None:
     for number, node in enumerate(view.nodes):
         if number:
             console.print()
-        console.print(Text(node.name, "bold"))
-        column = max((len(gpu.device) for gpu in node.gpus), default=0)
-        if not node.gpus:
-            console.print("  Its agent has reported no GPU.")
-        for gpu in node.gpus:
-            for line in gpu_lines(gpu, column, width):
-                console.print(line)
+        # All at once: printing has its price, and a large fleet has many lines.
+        console.print(Text("\n").join(_node_lines(node, width)))
     if view.notes:
         console.print()
     for note in view.notes:
         console.print(Text(f"- {note}", "yellow"))
+
+
+def _node_lines(node: NodeLayoutView, width: int) -> Iterator[Text]:
+    yield Text(node.name, "bold")
+    if not node.gpus:
+        yield Text("  Its agent has reported no GPU.")
+    column = max((len(gpu.device) for gpu in node.gpus), default=0)
+    for gpu in node.gpus:
+        yield from gpu_lines(gpu, column, width)
 
 
 def gpu_lines(gpu: GpuView, column: int, width: int) -> Iterator[Text]:

@@ -44,7 +44,7 @@ class LayoutSources(msgspec.Struct, frozen=True, kw_only=True):
 class Observed(msgspec.Struct, kw_only=True):
     """Nodes with GPUs and what belongs to them, at one time. `server` is "" for files alone.
 
-    `policies` are those that exist (all there are, where files stand alone), `asked` those that files bring.
+    `policies` are those that exist, `asked` those that are to be applied.
     """
 
     server: str = ""
@@ -140,13 +140,15 @@ async def read_layouts(client: Client) -> Observed:
 
 def _add(seen: Observed, manifests: Iterable[tuple[Manifest, str]]) -> None:
     others = []
-    given: dict[tuple[str, str], str] = {}
+    policies: list[MigPolicy] = []
+    given: dict[tuple[str, str, bool], str] = {}
     for manifest, source in manifests:
         item = decode_own(manifest, source=source)
         if item is None:
             others.append((manifest, source))
             continue
-        key = type(item).__name__, item.metadata.name
+        dumped = isinstance(item, MigPolicy) and not seen.server and _exists(item)
+        key = type(item).__name__, item.metadata.name, dumped
         if key in given:
             raise ManifestError(
                 f"{source}: {key[0]} {key[1]} was given before, in {given[key]}; leave one of the two out."
@@ -156,7 +158,8 @@ def _add(seen: Observed, manifests: Iterable[tuple[Manifest, str]]) -> None:
             seen.gpu_nodes[item.metadata.name] = item
         else:
             _check(item, manifest, f"{source}: MigPolicy {item.metadata.name}")
-            seen.asked.append(item)
+            policies.append(item)
+    _take_policies(seen, policies)
     for other, _ in decode_all(others, "default"):
         if isinstance(other, Node):
             seen.nodes[other.metadata.name] = other
@@ -164,6 +167,20 @@ def _add(seen: Observed, manifests: Iterable[tuple[Manifest, str]]) -> None:
             seen.slices = [each for each in seen.slices if each.metadata.name != other.metadata.name] + [other]
         elif isinstance(other, ResourceClaim):
             seen.claims = [each for each in seen.claims if each.metadata.key != other.metadata.key] + [other]
+
+
+def _exists(item: MigPolicy) -> bool:
+    """Whether it comes out of a cluster."""
+    return bool(item.metadata.uid)
+
+
+def _take_policies(seen: Observed, policies: Sequence[MigPolicy]) -> None:
+    """Where files stand for a cluster, its own policies are those that come out of one; the others are to be applied."""
+    existing = [] if seen.server else [each for each in policies if _exists(each)]
+    if len(existing) == len(policies):
+        existing = []  # none is new: then they are asked about themselves
+    seen.policies |= {each.metadata.name: each for each in existing}
+    seen.asked += [each for each in policies if each not in existing]
 
 
 def _check(policy: MigPolicy, manifest: Manifest, source: str) -> None:

@@ -375,6 +375,30 @@ def test_the_document_has_its_schema_and_every_gpu(tmp_path: Path, capsys: pytes
     assert msgspec.convert(document, PlanView).gpus[0].makes == places("3g.40gb@0", "3g.40gb@4")
 
 
+def test_files_can_bring_the_policies_that_a_cluster_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dumped = [
+        {"apiVersion": "draco.dev/v1alpha1", "kind": "MigPolicy", **msgspec.to_builtins(each)}
+        for each in (a_static_policy("halves", "7g.80gb", exclude=[SECOND]), a_mig_policy("young", created=LATER))
+    ]
+    (tmp_path / "cluster.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": dumped}), "utf-8")
+    arguments = [*files(tmp_path, [on(), on()]), "-f", str(tmp_path / "cluster.json"), "-o", "json"]
+    assert run(arguments) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(each["name"], each["new"]) for each in document["policies"]] == [("halves", False)]
+    assert [each["before"] for each in document["gpus"]] == ["halves", "young"], "the younger one had what it left out"
+    assert {each["policy"] for each in document["gpus"]} == {"halves"}
+
+
+def test_policies_that_all_come_out_of_a_cluster_are_asked_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = files(tmp_path, [on()])
+    dumped = {"apiVersion": "draco.dev/v1alpha1", "kind": "MigPolicy", **msgspec.to_builtins(HALVES)}
+    (tmp_path / "policy.json").write_text(json.dumps(dumped), "utf-8")
+    assert run(arguments) == 0
+    assert "Policy halves" in capsys.readouterr().out
+
+
 def test_a_plan_needs_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["layout", "plan"]) == 2
     assert "give MigPolicies with -f" in capsys.readouterr().err
