@@ -6,6 +6,7 @@ need none of this, they give way by themselves.
 """
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from random import Random
 
@@ -17,7 +18,7 @@ from draco.kube.clock import Clock
 from draco.kube.errors import ApiError
 from draco.kube.notes import Notes
 from draco.kube.retry import retry
-from draco.mig_policy.releases import Release, plan_release
+from draco.mig_policy.releases import Release, Searches, plan_release
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Pod
 from draco.resources.draco import MigMode
@@ -33,8 +34,11 @@ EVENT_ACTION = "Repairing"
 _EVERYTHING = "idle-claims"
 """The one key: what is advised to one pod depends on all of them."""
 _PACE_S = 2.0
-_PODS = 32
-"""Waiting pods that are looked at in one go; the first by age."""
+_REST = 10.0
+"""How much longer than a look takes nothing is looked at."""
+_SEARCHES = 100
+"""Searches in one go, a few milliseconds each; a pod that needs more has to do with these."""
+_KEEP_S = 30.0
 _ADOPT_WITHIN_S = 30.0
 
 
@@ -50,7 +54,9 @@ class RepairReconciler:
         self._clock = clock
         self._random = random
         self._adopted = False
-        self._looked_s = float("-inf")
+        self._due_s = float("-inf")
+        self._next: ObjectKey | None = None
+        self._advised: dict[ObjectKey, Release] = {}  # by pod
         self._noted: dict[ObjectKey, ObjectReference] = {}
         self._by_policy: Mapping[str, str] = {}
         self._told: list[Callable[[], None]] = []
@@ -78,16 +84,43 @@ class RepairReconciler:
         await self._adopt()
         if not self._view.fleet.idle and not self._noted:
             return None
-        wait_s = self._looked_s + _PACE_S - self._clock.monotonic()
+        wait_s = self._due_s - self._clock.monotonic()
         if wait_s > 0:
             return wait_s
-        self._looked_s = self._clock.monotonic()
+        started_s = self._clock.monotonic()
         policies = self._movable()
-        releases = self._releases({key: moves for key, (_, moves) in policies.items()})
-        self._pass_on(releases, policies)
-        again_s = await self._say(releases)
-        # Time passes without an Event when a pod is refused again for the same reason; so look now and then while pods wait.
-        return again_s if releases else None
+        is_all_seen = self._look(policies)
+        took_s = self._clock.monotonic() - started_s
+        self._due_s = started_s + max(_PACE_S, _REST * took_s)
+        self._pass_on(policies)
+        again_s = await self._say()
+        if not is_all_seen:
+            return self._due_s - started_s
+        return again_s if self._advised else None
+
+    def _look(self, policies: Mapping[ObjectKey, tuple[str, int]]) -> bool:
+        """Look at as many pods as the searches of one go suffice for, each in its turn. Returns whether it was every one."""
+        pods = {pod.metadata.key: pod for pod in self._view.pods.store.values() if policies and _is_refused(pod)}
+        keys = sorted(pods)
+        turn = bisect_left(keys, self._next) if self._next else 0
+        searches = Searches(self._view.fleet, _SEARCHES)
+        for number, key in enumerate([*keys[turn:], *keys[:turn]]):
+            claims = [claim for name in pods[key].claims if (claim := self._view.claims.store.get(name))]
+            found = plan_release(searches, pods[key], claims, {claim: most for claim, (_, most) in policies.items()})
+            if searches.left < 0 and found is None and number:
+                self._next = key  # it was not looked at to the end: it comes first the next time
+                break
+            self._advised.pop(key, None)
+            if found is not None:
+                self._advised[key] = found
+        else:
+            self._next = None
+        self._advised = {
+            key: release
+            for key, release in sorted(self._advised.items())
+            if key in pods and all(claim in policies for claim in release.claims)
+        }
+        return self._next is None
 
     def _movable(self) -> dict[ObjectKey, tuple[str, int]]:
         """Idle claims, all of whose devices are partitions of GPUs that may be repaired: by which policy, and its limit."""
@@ -116,19 +149,9 @@ class RepairReconciler:
                 return parent.string or "" if parent else ""
         return ""
 
-    def _releases(self, movable: Mapping[ObjectKey, int]) -> list[Release]:
-        if not movable:
-            return []
-        pods = sorted((pod for pod in self._view.pods.store.values() if _is_refused(pod)), key=_age)
-        asks = (
-            (pod, [claim for key in pod.claims if (claim := self._view.claims.store.get(key))]) for pod in pods[:_PODS]
-        )
-        found = (plan_release(self._view.fleet, pod, claims, movable) for pod, claims in asks)
-        return [each for each in found if each is not None]
-
-    def _pass_on(self, releases: list[Release], policies: Mapping[ObjectKey, tuple[str, int]]) -> None:
+    def _pass_on(self, policies: Mapping[ObjectKey, tuple[str, int]]) -> None:
         said: dict[str, str] = {}
-        for release in releases:
+        for release in self._advised.values():
             for key in release.claims:
                 said.setdefault(policies[key][0], _for_policy(release))
         if said != self._by_policy:
@@ -136,9 +159,9 @@ class RepairReconciler:
             for call in self._told:
                 call()
 
-    async def _say(self, releases: list[Release]) -> float:
+    async def _say(self) -> float:
         texts: dict[ObjectKey, str] = {}
-        for release in releases:
+        for release in self._advised.values():
             for key in release.waiting:
                 texts.setdefault(key, _for_waiting(release))
             for key in release.claims:
@@ -146,7 +169,7 @@ class RepairReconciler:
         for key in [key for key in self._noted if key not in texts]:
             await self._notes.withdraw(self._noted[key])
             del self._noted[key]
-        again_s = _PACE_S * 15
+        again_s = _KEEP_S
         for key, text in texts.items():
             claim = self._view.claims.store.get(key)
             if claim is None:
@@ -214,11 +237,6 @@ def _is_refused(pod: Pod) -> bool:
         return False
     scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
     return scheduled is not None and scheduled.status == "False" and scheduled.reason != "SchedulingGated"
-
-
-def _age(pod: Pod) -> tuple[str, ObjectKey]:
-    created = pod.metadata.creation_timestamp
-    return (created.isoformat() if created else "", pod.metadata.key)
 
 
 def _wake_for_pod(before: Pod | None, after: Pod | None, wake: Callable[[], None]) -> None:

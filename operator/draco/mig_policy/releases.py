@@ -6,6 +6,7 @@ instances that no claim holds are no obstacle: they give way by themselves.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain, combinations, islice, repeat
 
 import msgspec
@@ -29,6 +30,24 @@ _STEPS = 10_000
 """Devices that one search looks at."""
 
 
+class Searches:
+    """The searches that may still be made in one go, for any number of pods, while the fleet stays as it is."""
+
+    def __init__(self, fleet: Fleet, most: int) -> None:
+        self.fleet = fleet
+        self.left = most
+
+    @cached_property
+    def state(self) -> AllocatedState:
+        """What claims hold; whoever changes it puts it back."""
+        return AllocatedState.of(self.fleet.claims.values())
+
+    def take(self) -> bool:
+        """Take one search, if there is one left."""
+        self.left -= 1
+        return self.left >= 0
+
+
 class Release(msgspec.Struct, frozen=True, kw_only=True):
     """Idle claims that would have to go for a pod's claims to fit on a node. `devices` are what the idle claims hold there."""
 
@@ -43,17 +62,18 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_release(
-    fleet: Fleet, pod: Pod, claims: Sequence[ResourceClaim], movable: Mapping[ObjectKey, int]
+    searches: Searches, pod: Pod, claims: Sequence[ResourceClaim], movable: Mapping[ObjectKey, int]
 ) -> Release | None:
     """The fewest idle claims without which the pod's claims fit; None if they fit as things are, or if that does not help.
 
-    `movable` are the idle claims that may go, each with how many may go at once.
+    `movable` are the idle claims that may go, each with how many may go at once. None as well once no search is left.
     """
+    fleet = searches.fleet
     waiting = [claim for claim in claims if claim.status.allocation is None]
     nodes = {node.metadata.name: node for node in _open(fleet, pod, claims)}
     if not waiting or not movable or not nodes:
         return None
-    search = _Search(fleet, waiting, nodes)
+    search = _Search(searches, waiting, nodes)
     if search.fits_now():
         return None
     candidates = list(islice(sorted(movable), _MOVABLE))
@@ -74,13 +94,15 @@ def plan_release(
 class _Search:
     """Tries of one pod's claims on the nodes it may go to."""
 
-    def __init__(self, fleet: Fleet, waiting: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> None:
-        self._fleet = fleet
+    def __init__(self, searches: Searches, waiting: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> None:
+        self._searches = searches
+        self._fleet = searches.fleet
         self._waiting = waiting
         self._nodes = nodes
-        self._state = AllocatedState.of(fleet.claims.values())
 
     def fits_now(self) -> bool:
+        if not self._searches.take():
+            return True
         try:
             found = first_fitting(
                 self._fleet, self._waiting, self._nodes.values(), share_ids=repeat(""), max_steps=_STEPS
@@ -92,7 +114,7 @@ class _Search:
     def fits_without(self, gone: Sequence[ObjectKey]) -> str | None:
         """A node where the waiting claims fit if these were gone, and these somewhere afterwards."""
         for key in gone:
-            self._state.remove_claim(key)
+            self._searches.state.remove_claim(key)
         try:
             for node in self._nodes_of(gone):
                 results = self._allocated(node, self._waiting)
@@ -101,13 +123,13 @@ class _Search:
             return None
         finally:
             for key in gone:
-                self._state.put_claim(self._fleet.claims[key])
+                self._searches.state.put_claim(self._fleet.claims[key])
 
     def _placed_again(self, gone: Sequence[ObjectKey], results: Sequence[AllocationResult]) -> bool:
         put = [_with(claim, result) for claim, result in zip(self._waiting, results, strict=True)]
         try:
             for claim in put:
-                self._state.put_claim(claim)
+                self._searches.state.put_claim(claim)
             for key in gone:
                 bare = _with(self._fleet.claims[key], None)
                 place = next(
@@ -117,11 +139,11 @@ class _Search:
                 if place is None:
                     return False
                 put.append(_with(bare, place[0]))
-                self._state.put_claim(put[-1])
+                self._searches.state.put_claim(put[-1])
             return True
         finally:
             for claim in put:
-                self._state.remove_claim(claim.metadata.key)
+                self._searches.state.remove_claim(claim.metadata.key)
 
     def _nodes_of(self, claims: Sequence[ObjectKey]) -> list[Node]:
         """The nodes of what the claims hold, those to which the pod may go."""
@@ -135,10 +157,12 @@ class _Search:
         return (self._fleet.nodes[name] for name in names if name in self._fleet.nodes)
 
     def _allocated(self, node: Node, claims: Sequence[ResourceClaim]) -> list[AllocationResult] | None:
+        if not self._searches.take():
+            return None
         try:
             return allocate(
                 self._fleet.inventory,
-                self._state,
+                self._searches.state,
                 node,
                 claims,
                 self._fleet.classes,

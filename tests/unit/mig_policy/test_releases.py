@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet import Fleet
-from draco.mig_policy.releases import Release, plan_release
+from draco.mig_policy.releases import Release, Searches, plan_release
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node, PodSpec
 from draco.resources.meta import ObjectKey
@@ -23,6 +23,7 @@ def planned(
     max_moves: int = 2,
     nodes: Sequence[Node] = (a_node("node-0"),),
     spec: PodSpec | None = None,
+    searches: int = 300,
 ) -> Release | None:
     waiting = a_mig_claim("waiting", wanted)
     slices = [each for node in nodes for each in a_mig_pool(node.metadata.name, gpus)]
@@ -31,7 +32,7 @@ def planned(
     if spec is not None:
         pod = msgspec.structs.replace(pod, spec=spec)
     before = {key: fleet.state.held_by(key) for key in fleet.claims}
-    found = plan_release(fleet, pod, [waiting], dict.fromkeys(fleet.idle, max_moves))
+    found = plan_release(Searches(fleet, searches), pod, [waiting], dict.fromkeys(fleet.idle, max_moves))
     assert {key: fleet.state.held_by(key) for key in fleet.claims} == before
     return found
 
@@ -69,6 +70,10 @@ def test_two_go_where_one_does_not_suffice() -> None:
     idle = [a_mig_claim("a", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("b", "1g.10gb", "0:1g.10gb@2")]
     assert names(planned(*idle, wanted="4g.40gb")) == ["a", "b"]
     assert planned(*idle, wanted="4g.40gb", max_moves=1) is None
+
+
+def test_nothing_is_named_when_the_searches_are_used_up() -> None:
+    assert planned(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), wanted="4g.40gb", searches=2) is None
 
 
 def test_one_goes_where_one_suffices() -> None:
