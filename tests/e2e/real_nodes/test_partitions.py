@@ -1,0 +1,102 @@
+"""Partitions of GPUs for containers of a real kubelet and a real container runtime."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import draco
+from tests.e2e.kubectl import eventually
+from tests.e2e.real_nodes.pods import STARTS_WITHIN_S, Bench, pod
+
+pytestmark = pytest.mark.real_node
+
+WHOLE = {"gpu-0", "gpu-1"}
+MAKES_THE_COMPUTE_INSTANCE = "nvmlGpuInstanceCreateComputeInstance"
+
+
+def part_of_a_gpu(name: str, profile: str) -> dict[str, Any]:
+    """A claim of one partition."""
+    selector = {"cel": {"expression": f"device.attributes['gpu.nvidia.com'].profile == '{profile}'"}}
+    request = {"name": "gpu", "exactly": {"deviceClassName": "mig.nvidia.com", "selectors": [selector]}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {"devices": {"requests": [request]}},
+    }
+
+
+def gpus_by_hand(bench: Bench, command: str, *arguments: str) -> str:
+    """What a person does to the node's GPUs behind Draco's back."""
+    done = draco("cluster", "gpu", command, bench.node, *arguments, "--name", f"e2e-real-{os.getpid()}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def made(bench: Bench) -> list[dict[str, Any]]:
+    """The GPU instances that the node's first GPU has."""
+    found: list[dict[str, Any]] = json.loads(gpus_by_hand(bench, "show", "-o", "json"))["gpus"][0]["instances"]
+    return found
+
+
+@pytest.fixture
+def divided(bench: Bench) -> Iterator[Bench]:
+    """The node's first GPU is divided by what claims ask for, as the operator would write it: none runs in this cluster."""
+    (first, *_) = bench.kube.get("gpunode", bench.node)["status"]["gpus"]
+    want(bench, [{"uuid": first["uuid"], "policy": "by-claims", "mode": "Dynamic"}])
+    eventually(lambda: bench.published() > WHOLE, what="partitions are published")
+    yield bench
+    bench.kube.run("delete", "pods", "--all", "--grace-period=1")
+    gpus_by_hand(bench, "latency", "0", "--function", MAKES_THE_COMPUTE_INSTANCE)
+    want(bench, [])
+    eventually(lambda: bench.published() == WHOLE, what="no partition is published any more")
+
+
+def want(bench: Bench, gpus: list[dict[str, str]]) -> None:
+    patch = json.dumps({"spec": {"gpus": gpus}})
+    bench.kube.run("patch", "gpunode", bench.node, "--type=merge", "-p", patch)
+
+
+def test_a_container_sees_its_instance_and_no_other(divided: Bench) -> None:
+    bench = divided
+    names = ("one", "two")
+    bench.apply([part_of_a_gpu(name, "1g.10gb") for name in names])
+    bench.apply([pod(name, node=bench.node, claims=name) for name in names])
+    bench.wait(*names)
+    instances = {compute["uuid"]: one["id"] for one in made(bench) for compute in one["compute"]}
+    assert len(instances) == 2
+    opened = {}
+    for name in names:
+        variable = "DRACO_DEVICE_" + re.sub(r"\W", "_", bench.device(name)).upper()
+        uuid = bench.environment(name)[variable]
+        assert uuid in instances
+        assert bench.gpu_nodes(name) == {"nvidia0"}
+        opened[uuid] = set(bench.inside(name, "ls", "/dev/nvidia-caps").split())
+    (one, other) = opened.values()
+    assert len(one) == len(other) == 2  # a GPU instance and a compute instance
+    assert not one & other
+    for name in names:
+        bench.delete(name)
+    eventually(lambda: not made(bench), within_s=STARTS_WITHIN_S, what="the instances are destroyed")
+
+
+def test_a_container_gets_its_instance_though_the_agent_is_killed_while_making_it(divided: Bench) -> None:
+    bench = divided
+    gpus_by_hand(bench, "latency", "30", "--function", MAKES_THE_COMPUTE_INSTANCE)
+    bench.apply([part_of_a_gpu("one", "3g.40gb"), pod("one", node=bench.node, claims="one")])
+    (half,) = eventually(lambda: made(bench), within_s=STARTS_WITHIN_S, what="half of it is made")
+    assert half["compute"] == []
+    before = bench.kill("agent")
+    gpus_by_hand(bench, "latency", "0", "--function", MAKES_THE_COMPUTE_INSTANCE)
+    bench.restarted("agent", before=before)
+    bench.wait("one")
+    (whole,) = made(bench)
+    (compute,) = whole["compute"]
+    assert compute["uuid"] in bench.environment("one").values()
+    (reported, _) = (gpu["mig"] for gpu in bench.kube.get("gpunode", bench.node)["status"]["gpus"])
+    assert [(each["uuid"], each["use"]) for each in reported["instances"]] == [(compute["uuid"], "Claim")]
+    assert reported["state"] == "Ready"
