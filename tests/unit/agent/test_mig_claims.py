@@ -20,7 +20,7 @@ from draco.agent.files import LocalFiles
 from draco.agent.holdings import Keeping, recognised
 from draco.agent.instances import Instance, Use
 from draco.resources.claims import ResourceClaim
-from draco.resources.names import GpuUuid
+from draco.resources.names import ClaimUid, GpuUuid
 from draco.simulator import by_hand, faults
 from draco.simulator.gpu_state import Process
 from tests.builders import a_claim
@@ -35,6 +35,10 @@ WHOLE = a_claim("whole", on=["node-0/gpu-0"])
 def node(tmp_path: Path) -> MigNode:
     build(tmp_path)
     return MigNode(tmp_path)
+
+
+def uid(claim: ResourceClaim) -> ClaimUid:
+    return ClaimUid(claim.metadata.uid)
 
 
 def spec(node: MigNode, claim: ResourceClaim) -> Any:
@@ -364,3 +368,94 @@ def test_an_instance_is_ours_only_if_the_record_proves_it(
 ) -> None:
     replace = msgspec.structs.replace
     assert recognised(replace(OWN, **own), replace(THERE, **there), boot_id=boot) is ours
+
+
+# Losing instances
+
+
+def test_after_a_reboot_claims_get_new_instances_and_nodes_by_the_new_minor_numbers(tmp_path: Path) -> None:
+    build(tmp_path, gpus=2)
+    node = MigNode(tmp_path)
+    node.prepare(ONE)
+    uuid = node.uuid
+    faults.reboot(node.path, minors=[1, 0])
+    again = MigNode(tmp_path, boot="the next boot")
+    [there] = again.hardware(0).instances
+    assert (again.gpus[0].uuid, again.gpus[0].minor) == (uuid, 1)
+    [edits] = [one["containerEdits"] for one in spec(again, ONE)["devices"]]
+    first = 3 + (15 + there.id) * 9
+    assert [one["path"] for one in edits["deviceNodes"]] == [
+        "/dev/nvidia1",
+        f"/dev/nvidia-caps/nvidia-cap{first}",
+        f"/dev/nvidia-caps/nvidia-cap{first + 1}",
+    ]
+    assert edits["env"] == [f"DRACO_DEVICE_GPU_0_MIG_3G40GB_9_4={there.compute[0].uuid}"]
+    assert again.real(1) == []
+
+
+def test_idle_instances_are_not_made_again(node: MigNode) -> None:
+    node.keep = Keeping(counts={9: 2})
+    node.prepare(ONE)
+    node.unprepare(ONE)
+    assert node.real() == [(9, 4, 1)]
+    faults.reload_driver(node.path)
+    assert MigNode(node.folder).real() == []
+
+
+def test_a_claim_whose_place_somebody_took_meanwhile_has_no_spec_and_that_is_told(node: MigNode) -> None:
+    node.prepare(ONE)
+    faults.reload_driver(node.path)
+    by_hand.set_mode(node.path, 0, 1)
+    by_hand.create_instance(node.path, 0, "1g.10gb", start=5)
+    again = MigNode(node.folder)
+    assert again.real() == [(19, 5, 1)]
+    assert again.specs() == {}
+    assert again.converged.without_instance == [ONE.metadata.uid]
+    division = again.mig.divisions[again.uuid]
+    assert [key.start for key in division.missing] == [4]
+    assert "which a claim needs, is gone and cannot be made again: GPU instance 12" in division.message
+    by_hand.destroy_instance(node.path, 0, again.hardware().instances[0].id)
+    assert again.layouts.keep(again.uuid) == ""
+    assert again.real() == [(9, 4, 1)]
+
+
+def test_an_instance_that_lost_its_compute_instance_to_somebody_is_made_anew_for_its_claim(node: MigNode) -> None:
+    node.prepare(ONE)
+    [there] = node.hardware().instances
+    handle = node.nvml.call("nvmlDeviceGetGpuInstanceById", node.nvml.handle(node.uuid), there.id)
+    compute = node.nvml.call("nvmlGpuInstanceGetComputeInstanceById", handle, 0)
+    node.nvml.call("nvmlComputeInstanceDestroy", compute)
+    again = MigNode(node.folder)
+    [fresh] = again.hardware().instances
+    assert fresh.compute[0].uuid in again.specs()[ONE.metadata.uid]
+
+
+def test_administrative_access_shares_a_partition_that_goes_with_the_last_claim(node: MigNode) -> None:
+    watch = a_mig_claim("watch", *names([(9, 4)]), admin_access=True)
+    node.prepare(ONE)
+    assert node.prepare(watch).devices[0].partition == node.record.claims[uid(ONE)].devices[0].partition
+    node.unprepare(ONE)
+    assert node.real() == [(9, 4, 1)]
+    node.unprepare(watch)
+    assert node.real() == []
+
+
+def test_administrative_access_cannot_put_a_partition_into_another(node: MigNode) -> None:
+    node.prepare(ONE)
+    with pytest.raises(PrepareError, match="gpu-0-mig-3g40gb-9-4 is still prepared"):
+        node.prepare(a_mig_claim("watch", *names([(19, 5)]), admin_access=True))
+
+
+def test_a_gpu_that_is_lost_keeps_its_claims_and_is_dirty(node: MigNode) -> None:
+    node.prepare(ONE)
+    faults.lose(node.path, 0)
+    node.scan()
+    division = node.mig.divisions[node.uuid]
+    assert division.dirty
+    assert "fallen off the PCI bus" in division.message
+    with pytest.raises(InstanceHeld, match="fallen off the PCI bus"):
+        node.unprepare(ONE)
+    faults.reboot(node.path)
+    again = MigNode(node.folder, boot="the next boot")
+    assert (again.real(), again.mig.divisions[again.uuid].dirty) == ([], False)
+    assert not again.record.claims
