@@ -61,7 +61,7 @@ class GpuView(View, frozen=True, kw_only=True):
     """One GPU. `units` is 0 where its board is not known; `claims` have the GPU as a whole.
 
     `state` is Ready, Changing, Dirty or NeedsReset. `fits` is what there is room for, `fits_without_warm` once its warm
-    instances have given way. `only_layout`: whatever there is room for, nothing but the layout is made.
+    instances have given way. Claims can have that in mode Dynamic; in others, or without a policy, it is room and no more.
     """
 
     device: str
@@ -79,7 +79,6 @@ class GpuView(View, frozen=True, kw_only=True):
     parts: list[PartView] = []
     fits: list[FitView] = []
     fits_without_warm: list[FitView] = []
-    only_layout: bool = False
 
 
 class NodeLayoutView(View, frozen=True, kw_only=True):

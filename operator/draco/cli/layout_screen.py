@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from draco.cli.layout_schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
-from draco.resources.draco import MigState
+from draco.resources.draco import MigMode, MigState
 
 STYLES = {
     Use.CLAIM: "black on cyan",
@@ -31,6 +31,11 @@ WORDS = {
     Use.ORPHAN: "orphan: is being destroyed",
 }
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
+_NOT_MADE = {
+    "": "nothing is made of it without a policy",
+    MigMode.STATIC: "nothing but its layout is made",
+    MigMode.DISABLED: "nothing is made: MIG is to be off",
+}
 _TOGETHER = "\u00a0"
 """A space at which no line breaks; it is printed as any other."""
 _WIDEST_BAR = 36
@@ -143,9 +148,9 @@ def fits_line(gpu: GpuView) -> str:
         return "nothing is made here until that is settled"
     if gpu.division is not Division.ON and not gpu.fits:
         return ""
-    said = f"{'has room for' if gpu.only_layout else 'fits'} {_counts(gpu.fits)}"
-    if gpu.only_layout:
-        return f"{said}; nothing but its layout is made" if gpu.fits else "full"
+    if gpu.mode != MigMode.DYNAMIC:
+        return f"has room for {_counts(gpu.fits)}; {_NOT_MADE[gpu.mode]}" if gpu.fits else "full"
+    said = f"fits {_counts(gpu.fits)}"
     counts = {each.profile: each.count for each in gpu.fits}
     if more := [each for each in gpu.fits_without_warm if each.count != counts.get(each.profile)]:
         said += f"; {_counts(more)} once warm instances give way"

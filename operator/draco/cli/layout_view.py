@@ -88,7 +88,6 @@ def _gpu(gpu: GpuStatus, boards: Mapping[str, Board], wanted: WantedGpu | None, 
         parts=parts,
         fits=fits,
         fits_without_warm=_fits(board, lasting, allowed) if gives_way else fits,
-        only_layout=mode == MigMode.STATIC,
     )
 
 

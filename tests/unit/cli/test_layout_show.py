@@ -181,6 +181,19 @@ def test_under_a_static_layout_nothing_else_is_promised() -> None:
     assert text.endswith("nothing but its layout is made")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ([], "; nothing is made of it without a policy"),
+        ([WantedGpu(uuid=FIRST, policy="off", mode=MigMode.DISABLED)], "; nothing is made: MIG is to be off"),
+    ],
+)
+def test_room_that_no_claim_can_have_is_said_to_be_so(wanted: list[WantedGpu], said: str) -> None:
+    text = " ".join(" ".join(screen(seen(on(), wanted=wanted))).split())
+    assert "has room for 7 x 1g.10gb or" in text
+    assert text.endswith(said)
+
+
 @pytest.mark.parametrize("state", [MigState.DIRTY, MigState.NEEDS_RESET])
 def test_an_unsettled_gpu_says_why_and_that_nothing_is_made(state: MigState) -> None:
     lines = screen(seen(on(state=state, message="GPU instance 7 could not be destroyed."), wanted=[DYNAMIC]))
@@ -287,7 +300,7 @@ def test_the_document_has_its_schema_and_all_fields(tmp_path: Path, capsys: pyte
     assert document["schema"] == "draco.dev/layout/v1"
     view = msgspec.convert(document, LayoutView)
     assert view.nodes[0].gpus[0].parts[2].holder == "pid 4711 (dcgm-exporter)"
-    assert set(document["nodes"][0]["gpus"][0]) >= {"device", "units", "parts", "fits", "fitsWithoutWarm", "onlyLayout"}
+    assert set(document["nodes"][0]["gpus"][0]) >= {"device", "units", "parts", "fits", "fitsWithoutWarm"}
 
 
 def test_the_picture_comes_on_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
