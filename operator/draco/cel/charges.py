@@ -205,7 +205,6 @@ class Metered:
         if not arguments:
             return self.call(name, overload, function, arguments)
         charge, toil = _charge_of(name, overload), TOIL.get(name)
-        checks_ahead = name in _SQUARED
         *first, last = arguments
 
         def run(device: DeviceView, slots: Slots) -> Value:
@@ -217,8 +216,6 @@ class Metered:
             except EvaluationError as error:
                 spend(slots, charge((*values, error), error))
                 raise
-            if checks_ahead and slots[0] + charge(tuple(values), None) > COST_LIMIT:
-                raise too_costly()
             if toil is not None:
                 spend_toil(slots, toil(values))
             return _called(function, values, charge, slots)
@@ -397,7 +394,8 @@ def _sets(factor: int) -> Charge:
 
 
 _SQUARED: Final = frozenset({"distinct", "sets.contains", "sets.intersects", "sets.equivalent"})
-"""What takes the time that it costs: where that is more than is left, it need not begin."""
+"""What takes the time that it costs: where that is more than is left, it need not begin. Each has one form alone, and its call
+evaluates both arguments."""
 _SORTED: Final = (
     "int",
     "uint",
