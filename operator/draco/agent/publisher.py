@@ -137,7 +137,9 @@ class SlicePublisher:
 
     def _wrote(self, asked: ResourceSlice, answer: ResourceSlice) -> None:
         key = answer.metadata.key
-        self._unseen[key] = int(answer.metadata.resource_version)
+        known = self._informer.store.get(key)
+        if known is None or int(known.metadata.resource_version) < int(answer.metadata.resource_version):
+            self._unseen[key] = int(answer.metadata.resource_version)
         if slices.same_content(answer, slices.content(asked)):
             self._kept.pop(key, None)
         else:

@@ -1,0 +1,89 @@
+"""Which partitions an agent offers: those that are wanted, from the moment at which it knows them, without a doubt in between."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from draco.resources.draco import GpuNode, InstanceUse
+from draco.resources.kinds import GPU_NODES
+from draco.resources.meta import ObjectKey
+from tests.agents import SimulatedNode, eventually
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+PLACEMENTS = 7 + 7 + 4 + 3 + 2 + 1 + 1  # of an H100: 1g, 1g+me, 1g of double memory, 2g, 3g, 4g, 7g
+
+
+async def gpu_node(node: SimulatedNode) -> GpuNode:
+    return await node.client.get(GPU_NODES, ObjectKey("", node.name))
+
+
+async def want(node: SimulatedNode, **gpus: str) -> None:
+    """What the operator writes: gpu_0="Dynamic"."""
+    reported = (await eventually(lambda: reporting(node))).status.gpus
+    uuids = {one.device.replace("-", "_"): one.uuid for one in reported}
+    spec: Any = [{"uuid": uuids[device], "policy": "p", "mode": mode} for device, mode in gpus.items()]
+    await node.client.apply(GPU_NODES, ObjectKey("", node.name), {"spec": {"gpus": spec}}, manager="operator")
+
+
+async def reporting(node: SimulatedNode) -> GpuNode | None:
+    found = await gpu_node(node)
+    return found if found.status.gpus else None
+
+
+async def devices(node: SimulatedNode) -> frozenset[str]:
+    return frozenset(device.name for one in await node.slices() for device in one.spec.devices)
+
+
+async def test_partitions_are_offered_while_they_are_wanted(node: SimulatedNode) -> None:
+    async with node.running():
+        await node.published(2)
+        await want(node, gpu_0="Dynamic")
+        [counters, offered] = await node.published(2 + PLACEMENTS)
+        assert [one.name for one in counters.spec.shared_counters] == ["gpu-0-counter-set"]
+        assert {one.attributes["type"].string for one in offered.spec.devices} == {"gpu", "mig"}
+        await want(node)
+        [only] = await node.published(2)
+        assert only.spec.shared_counters == []
+
+
+async def test_a_restart_withdraws_no_partition_and_takes_no_own_instance_for_anothers(node: SimulatedNode) -> None:
+    async with node.running():
+        await want(node, gpu_0="Dynamic")
+        await node.published(2 + PLACEMENTS)
+        claim = await node.claim("gpu-0-mig-3g40gb-9-4")
+        answer = (await node.prepare(claim))[claim.metadata.uid]
+        assert answer.error == ""
+        await eventually(lambda: reports(node, InstanceUse.CLAIM))
+    before = await devices(node)
+    uses: set[InstanceUse] = set()
+    offered: set[frozenset[str]] = set()
+
+    async def watch() -> None:
+        while True:
+            gpus = (await gpu_node(node)).status.gpus
+            uses.update(one.use for gpu in gpus if gpu.mig for one in gpu.mig.instances)
+            offered.add(await devices(node))
+            await asyncio.sleep(0.01)
+
+    watching = asyncio.create_task(watch())
+    async with node.running():
+        await eventually(node.registration_socket.exists)
+        await node.register()
+        await node.published(2 + PLACEMENTS)
+        await eventually(lambda: ready(node))
+    watching.cancel()
+    assert uses == {InstanceUse.CLAIM}
+    assert offered == {before}
+    assert await node.events("ForeignInstance") == []
+
+
+async def reports(node: SimulatedNode, use: InstanceUse) -> bool:
+    gpus = (await gpu_node(node)).status.gpus
+    return [one.use for gpu in gpus if gpu.mig for one in gpu.mig.instances] == [use]
+
+
+async def ready(node: SimulatedNode) -> bool:
+    conditions = (await gpu_node(node)).status.conditions
+    return any(one.type == "Ready" and one.status == "True" for one in conditions)
