@@ -68,11 +68,7 @@ def steps(scene: Scene, wanted: WantedGpu | None) -> Steps:
     """All that is to happen. None is wanted of a GPU that no policy has."""
     idle = [part for part in scene.parts if part.use in _IDLE and not part.claims]
     stay = kept([scene.key(part) for part in idle], keeping(wanted, scene.board))
-    leaving = [
-        part
-        for part in scene.parts
-        if part.use is Use.ORPHAN or (part in idle and (scene.key(part) not in stay or _off(wanted)))
-    ]
+    leaving = [part for part in scene.parts if part.use is Use.ORPHAN or (part in idle and scene.key(part) not in stay)]
     staying = [part for part in scene.parts if part not in leaving]
     surplus = [part for part in staying if _in_the_way(part, wanted, scene.board)]
     waits = [_waits(part) for part in (*leaving, *surplus) if part in surplus or part.holder]
@@ -86,16 +82,12 @@ def steps(scene: Scene, wanted: WantedGpu | None) -> Steps:
         mode_change=mode_change,
         needs_reset=bool(mode_change) and scene.gpu.architecture in _NEEDS_RESET,
     )
-    if wanted is None or _off(wanted):
+    if wanted is None or wanted.mode is MigMode.DISABLED:
         return made
     blocking = staying + [part for part in leaving if part.holder]
     if wanted.mode is MigMode.STATIC:
         return _laid_out(made, scene, wanted, blocking)
     return _warm(made, scene, wanted, idle=[part for part in idle if part in staying], blocking=blocking)
-
-
-def _off(wanted: WantedGpu | None) -> bool:
-    return wanted is not None and wanted.mode is MigMode.DISABLED
 
 
 def _in_the_way(part: PartView, wanted: WantedGpu | None, board: Board) -> bool:

@@ -289,6 +289,14 @@ def test_a_changed_policy_stays_as_old_as_it_is() -> None:
     view = planned([on()], asked, policies=[current, a_mig_policy("young", created=LATER)])
     assert one(view).policy == "halves"
     assert not view.policies[0].new
+    assert "    goes from no policy to halves" not in lines(view)
+
+
+def test_who_has_a_gpu_before_and_after_is_said_where_it_changes() -> None:
+    was = WantedGpu(uuid=FIRST, policy="young", mode=MigMode.DYNAMIC)
+    young = a_mig_policy("young", created=LATER)
+    assert "    goes from young to halves" in lines(planned([on()], HALVES, policies=[young], wanted=[was]))
+    assert not any("goes from" in line for line in lines(planned([on()], HALVES, policies=[HALVES])))
 
 
 def test_a_gpu_that_no_policy_has_any_more_loses_its_idle_instances() -> None:

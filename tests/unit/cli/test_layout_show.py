@@ -116,6 +116,13 @@ def test_nothing_is_wider_than_a_terminal_of_80_columns(board: Board) -> None:
         assert max(map(len, lines)) <= 80, "\n".join(lines)
 
 
+def test_a_policy_with_a_long_name_takes_the_next_line() -> None:
+    name = "everything-for-the-inference-team-in-the-second-hall"
+    lines = screen(seen(on(), wanted=[WantedGpu(uuid=FIRST, policy=name, mode=MigMode.DYNAMIC)]))
+    assert lines[1].endswith("Ready")
+    assert lines[2] == f"         Dynamic by {name}"
+
+
 def test_a_bar_has_all_units_of_its_board() -> None:
     for board in BOARDS.values():
         view = gpu_of(seen(on(), board=board))
