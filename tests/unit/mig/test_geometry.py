@@ -111,6 +111,15 @@ def test_capability_counts_each_profile_as_if_it_came_alone() -> None:
     assert made.capability(made.empty) == 7 * 1 + 4 * 1 + 3 * 2 + 2 * 3 + 1 * 4 + 1 * 7
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_variants_with_other_engines_do_not_count_again(name: str) -> None:
+    full, grid = geometry(BOARDS[name]), geometry(plain(name))
+    assert full.capability(full.empty) == grid.capability(grid.empty)
+    assert {grid.capability(State(state.mask, ())) for state in full.reachable()} == {
+        grid.capability(state) for state in grid.reachable()
+    }
+
+
 @pytest.mark.parametrize(
     ("there", "wanted", "start"),
     [

@@ -42,10 +42,9 @@ def test_a_claim_goes_where_least_is_lost() -> None:
 
 
 def test_of_equal_losses_the_fuller_gpu_is_taken() -> None:
-    gpus = [state("7g.80gb@0"), state(), state("4g.40gb@0", "2g.20gb@4")]
-    choice = choose(MADE, gpus, profile("1g.10gb"))
-    assert choice is not None
-    assert (choice.gpu, choice.start) == (2, 6)
+    """A 3g costs an empty GPU as much as one that has a 3g."""
+    gpus = [state(), state("3g.40gb@4")]
+    assert choose(MADE, gpus, profile("3g.40gb")) == Choice(1, Placement(profile("3g.40gb"), 0))
 
 
 @pytest.mark.parametrize("name", ["H100-80GB", "A30", "RTX-PRO-6000"])

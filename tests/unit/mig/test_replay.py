@@ -123,11 +123,11 @@ def test_used_capacity_is_the_mean_over_time() -> None:
     made = replay(Policy.OPERATOR, gpus=1, per_node=1)
     made.start_at(10.0)
     made.arrive("a", profile("7g.80gb"), 10.0)
-    made.depart("a", 11.0)
-    made.finish(14.0)
+    made.depart("a", 12.0)
+    made.finish(18.0)
     assert used_share(made) == pytest.approx(0.25)
     made.start_counting()
-    made.finish(15.0)
+    made.finish(19.0)
     assert used_share(made) == 0
     assert made.tally.refused == 0
 
