@@ -1,6 +1,7 @@
 """Slices are what they should be, whatever others, the server or the network do to them."""
 
 import asyncio
+from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.agent.errors import ClusterUnsuited
-from draco.agent.publisher import SlicePublisher
+from draco.agent.publisher import UNSEEN_S, SlicePublisher
 from draco.kube.client import Client
 from draco.kube.clock import SystemClock
 from draco.kube.connection import Connection
@@ -180,6 +181,39 @@ async def test_fields_that_the_server_drops_are_not_written_over_and_over(node: 
     [last] = await node.slices()
     assert (first.spec.pool.generation, last.spec.pool.generation) == (1, 2)
     assert [one["event"] for one in logs].count("slices.fields_dropped") == 2
+
+
+class LateClient(Client):
+    """Its answers come when the watch has brought what was written."""
+
+    async def create(self, kind: Kind[Any], obj: Any, **options: Any) -> Any:
+        return await late(super().create(kind, obj, **options))
+
+    async def replace(self, kind: Kind[Any], key: ObjectKey, obj: Any, **options: Any) -> Any:
+        return await late(super().replace(kind, key, obj, **options))
+
+
+async def late(answer: Coroutine[Any, Any, Any]) -> Any:
+    made = await answer
+    await asyncio.sleep(0.2)  # the answer's way through a busy event loop
+    return made
+
+
+async def test_a_write_whose_answer_comes_after_the_watch_holds_up_nothing(node: SimulatedNode) -> None:
+    publisher = SlicePublisher(
+        LateClient(node.client.connection),
+        node=node.name,
+        driver="gpu.nvidia.com",
+        clock=SystemClock(),
+        random=Random(0),
+    )
+    publisher.want([a_device("gpu-0")])
+    running = asyncio.create_task(publisher.run())
+    await eventually(lambda: publisher.published)
+    publisher.want([a_device("gpu-0"), a_device("gpu-1")])
+    await eventually(lambda: publisher.published and publisher.published.devices == 2, within_s=UNSEEN_S - 1)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_cluster_without_dra_is_one_sentence(node: SimulatedNode, proxy: FaultProxy) -> None:
