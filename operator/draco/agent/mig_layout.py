@@ -14,7 +14,7 @@ from draco.agent.instances import Instance, PlacementKey
 from draco.agent.mig_desk import MigDesk, NotVerified, Seen
 from draco.agent.nvml_errors import InUse, NvmlError, ResetRequired
 from draco.mig.board import Board, Placement
-from draco.mig.geometry import geometry
+from draco.mig.geometry import State, geometry
 from draco.resources.draco import MigMode, WantedGpu
 from draco.resources.names import GpuUuid
 
@@ -96,6 +96,7 @@ class LayoutDesk:
     def _lay_out(self, seen: Seen, board: Board, wanted: WantedGpu) -> str:
         """Make what is missing of a static layout and has room now."""
         waits, fresh = [], []
+        shape, state = geometry(board), self._state(seen, board)
         for one in wanted.layout:
             profile = board.profile(one.profile)
             if profile is None or one.start not in profile.starts:
@@ -109,11 +110,19 @@ class LayoutDesk:
             blocking = seen.overlapping(placement.mask)
             if blocking:
                 waits.append(f"{placement} waits for {self._blame(blocking)}")
+            elif not shape.fits_at(state, placement):  # one that NVML refuses would keep the others from being made
+                waits.append(f"{placement} waits for engines that instances beside it have")
             else:
                 fresh.append(placement)
+                state = shape.add(state, placement)
         if fresh:
             self._desk.make(seen.gpu.uuid, fresh)
         return f"The layout of policy {wanted.policy} is not complete: {'; '.join(waits)}." if waits else ""
+
+    @staticmethod
+    def _state(seen: Seen, board: Board) -> State:
+        there = (Placement(each, one.start) for one in seen.instances if (each := board.by_id(one.profile_id)))
+        return geometry(board).state_of(there)
 
     def _warm(self, seen: Seen, board: Board, wanted: WantedGpu, keep: Keeping) -> str:
         """Make warm instances where they cost least; those that do not fit now are made when there is room."""
@@ -124,8 +133,7 @@ class LayoutDesk:
             lacking = keep.counts.get(profile.id, 0) - sum(key.profile_id == profile.id for key in idle)
             for _ in range(lacking):
                 seen = self._desk.known(seen.gpu.uuid) or seen
-                there = [Placement(each, one.start) for one in seen.instances if (each := board.by_id(one.profile_id))]
-                best = shape.best(shape.state_of(there), profile)
+                best = shape.best(self._state(seen, board), profile)
                 if best is None:
                     waits.append(f"{profile.name} has no room")
                     break

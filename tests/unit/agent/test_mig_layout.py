@@ -65,6 +65,15 @@ def test_a_new_layout_takes_down_what_is_idle_and_keeps_what_stays(node: MigNode
     assert kept in node.hardware().instances
 
 
+def test_an_engine_that_a_claim_has_does_not_keep_the_rest_of_a_layout_from_being_made(node: MigNode) -> None:
+    node.prepare(a_mig_claim("media", *names([(20, 3)])))
+    told = apply(node, MigMode.STATIC, "1g.10gb+me@0", "1g.10gb@1")
+    assert told == (
+        "The layout of policy pool is not complete: 1g.10gb+me@0 waits for engines that instances beside it have."
+    )
+    assert node.uses() == [(19, 1, Use.LAYOUT), (20, 3, Use.CLAIM)]
+
+
 def test_a_busy_neighbour_is_waited_for_and_named(node: MigNode) -> None:
     node.prepare(SMALL)
     busy = node.hardware().instances[0]
