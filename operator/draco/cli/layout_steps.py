@@ -11,6 +11,7 @@ import msgspec
 from draco.agent.holdings import keeping, kept
 from draco.agent.instances import PlacementKey, unit_mask
 from draco.cli.layout_schema import PartView, PlaceView, Use, WaitView
+from draco.cli.layout_view import state_of
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
 from draco.resources.draco import (
@@ -126,21 +127,24 @@ def _mode_change(scene: Scene, wanted: WantedGpu | None) -> str:
 
 def _laid_out(made: Steps, scene: Scene, wanted: WantedGpu, blocking: Sequence[PartView]) -> Steps:
     places = _places(wanted)
-    there = {
-        (part.profile, part.start) for part in blocking if part.use in _OURS and (part.profile, part.start) in places
-    }
-    taken = 0
-    for part in blocking:
-        # What a claim has been promised is made by the layout where it has the same place.
-        if (part.profile, part.start) not in (places if part.use is Use.COMING else there):
-            taken |= unit_mask(part.start, part.size)
+    # What a claim has been promised is made by the layout where it has the same place.
+    there = [part for part in blocking if part.use is not Use.COMING or (part.profile, part.start) not in places]
+    done = {(part.profile, part.start) for part in there if part.use in _OURS}
     settled = scene.gpu.mig is not None and scene.gpu.mig.state is not MigState.DIRTY and not scene.whole
+    shape = geometry(scene.board)
+    state = state_of(shape, scene.board, there)
     now: list[PlaceView] = []
     later: list[PlaceView] = []
     for each in wanted.layout:
-        if (each.profile, each.start) not in there:
-            free = settled and not _mask(scene.board, each) & taken
-            (now if free else later).append(PlaceView(profile=each.profile, start=each.start))
+        if (each.profile, each.start) in done:
+            continue
+        profile = scene.board.profile(each.profile)
+        placement = Placement(profile, each.start) if profile else None
+        if settled and placement is not None and shape.fits_at(state, placement):
+            state = shape.add(state, placement)
+            now.append(PlaceView(profile=each.profile, start=each.start))
+        else:
+            later.append(PlaceView(profile=each.profile, start=each.start))
     return msgspec.structs.replace(made, makes=now, makes_later=later)
 
 
@@ -174,10 +178,7 @@ def _warm(
     if scene.whole or (scene.gpu.mig is not None and scene.gpu.mig.state is MigState.DIRTY):
         return made
     shape = geometry(scene.board)
-    profiles = {profile.name: profile for profile in scene.board.profiles}
-    state = shape.state_of(
-        Placement(profiles[each.profile], each.start) for each in blocking if each.profile in profiles
-    )
+    state = state_of(shape, scene.board, blocking)
     counts = keeping(wanted, scene.board).counts
     makes, no_room = [], []
     for profile in sorted(scene.board.profiles, key=lambda each: -each.size):

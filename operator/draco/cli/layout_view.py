@@ -131,7 +131,7 @@ def _part(instance: MigInstance, promised: set[str]) -> PartView:
 
 def _fits(board: Board, parts: Iterable[PartView], allowed: frozenset[str]) -> list[FitView]:
     space = geometry(board)
-    state = _state(space, board, parts)
+    state = state_of(space, board, parts)
     starts: dict[str, list[int]] = defaultdict(list)
     for placement in space.fits(state):
         starts[placement.profile.name].append(placement.start)
@@ -142,7 +142,7 @@ def _fits(board: Board, parts: Iterable[PartView], allowed: frozenset[str]) -> l
     ]
 
 
-def _state(space: Geometry, board: Board, parts: Iterable[PartView]) -> State:
+def state_of(space: Geometry, board: Board, parts: Iterable[PartView]) -> State:
     """What is in use. An instance of a profile that the board's table lacks takes its units all the same."""
     state = space.empty
     for part in parts:
