@@ -99,8 +99,8 @@ def parents(kube: Kubectl, claim: str) -> list[str]:
 def ask(kube: Kubectl, *names: str, profile: str) -> None:
     """Claims for one partition each, and pods that use them."""
     selector = json.dumps(f"device.attributes['gpu.nvidia.com'].profile == '{profile}'")
-    for name in names:
-        manifest = f"""
+    manifests = [
+        f"""
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
 metadata: {{name: {name}}}
@@ -117,7 +117,9 @@ spec:
   resourceClaims: [{{name: part, resourceClaimName: {name}}}]
   containers: [{{name: main, image: busybox, command: [sleep, infinity], resources: {{claims: [{{name: part}}]}}}}]
 """
-        kube.run_with_input(manifest, "apply", "-f", "-")
+        for name in names
+    ]
+    kube.run_with_input("---".join(manifests), "apply", "-f", "-")
 
 
 def test_a_claim_by_profile_gets_an_instance_where_the_planner_wants_it(kube: Kubectl, example: Example) -> None:
@@ -144,6 +146,16 @@ def test_a_claim_by_profile_gets_an_instance_where_the_planner_wants_it(kube: Ku
     kube.run("delete", "pod", "small-model", "--grace-period=1")
     eventually(lambda: not instances(kube), what="the instance is destroyed")
     assert found["uuid"] not in by_hand("show", NODE)
+
+
+def test_claims_that_come_all_at_once_fill_one_gpu_after_the_other(kube: Kubectl, example: Example) -> None:
+    example("mig-by-profile", "policy.yaml")
+    eventually(lambda: partitions(kube), what="partitions are published")
+    names = [f"burst-{number}" for number in range(9)]
+    ask(kube, *names, profile="1g.10gb")
+    kube.running(*names)
+    taken = sorted(parent for name in names for parent in parents(kube, name))
+    assert taken == ["gpu-0"] * 7 + ["gpu-1"] * 2
 
 
 def test_two_partitions_of_one_gpu_are_simulated_and_allocated_alike(kube: Kubectl, example: Example) -> None:
