@@ -5,20 +5,20 @@ different settings, can run in one process and one event loop.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 
-from draco.agent import checkpoint, endpoints, node_status, recovery
+from draco.agent import checkpoint, endpoints, node_status
 from draco.agent.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v1alpha1_pb2
 from draco.agent.cdi import CdiFolder, NodeFiles
-from draco.agent.checkpoint import Checkpoint, OwnedInstance, PreparedClaim
+from draco.agent.checkpoint import Checkpoint, PreparedClaim
 from draco.agent.claim_status import ClaimReporter
 from draco.agent.dividing import Dividing
 from draco.agent.dra_service import DEADLINE_S, DraService
@@ -36,20 +36,19 @@ from draco.agent.pcie import SysfsPcieRoots
 from draco.agent.plugin import Plugin, Registration, sockets
 from draco.agent.prepare import ClaimDesk
 from draco.agent.publisher import SlicePublisher
+from draco.agent.startup import Startup, persistently
 from draco.agent.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.discovery import discover, serves
-from draco.kube.errors import ApiError, NotFound
 from draco.kube.events import EventRecorder
-from draco.kube.retry import Backoff, asked_to_wait_s
-from draco.resources.draco import GpuNode
 from draco.resources.events import ObjectReference
-from draco.resources.kinds import CLAIMS, GPU_NODES
-from draco.resources.meta import ObjectKey
+from draco.resources.kinds import GPU_NODES
 from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER, GpuUuid
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 CHECKPOINT = "checkpoint.json"
 SILENT_S = 5.0
@@ -140,8 +139,6 @@ class Agent:
             ),
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._recovered = asyncio.Event()
-        self._reportable = asyncio.Event()
         self._dividing = Dividing(
             client,
             nvml,
@@ -156,8 +153,6 @@ class Agent:
             clock=clock,
             random=random,
         )
-        self._minors: dict[str, int] | None = None
-        self._minors_moved = asyncio.Event()
         self._health = HealthService(pool=settings.node_name, timeout_s=settings.health_timeout_s)
         self._events = EventRecorder(
             client, controller=FIELD_MANAGER_AGENT, instance=settings.node_name, clock=clock, random=random
@@ -193,6 +188,23 @@ class Agent:
         )
         self._node_reporter = NodeReporter(
             client, node=settings.node_name, standing=self._standing, clock=clock, random=random
+        )
+        self._startup = Startup(
+            client,
+            self._checkpoint,
+            self._cdi,
+            self._dividing.instances,
+            path=settings.state_folder / CHECKPOINT,
+            files=files,
+            driver=settings.driver,
+            node=settings.node_name,
+            boot_id=self._boot_id,
+            view=lambda: self._hardware.view,
+            in_thread=self._in_thread,
+            tell=self._tell,
+            rewritten=self._claim_reporter.touch,
+            clock=clock,
+            random=random,
         )
         self._desk = ClaimDesk(
             self._checkpoint,
@@ -257,8 +269,9 @@ class Agent:
             tasks.create_task(self._report(), name="gpunode")
             tasks.create_task(self._publish(), name="slices")
             await self._hardware.ready.wait()
-            await self._recover()
-            tasks.create_task(self._keep_converged(), name="minors")
+            await self._startup.recover()
+            self._divided_anew()
+            tasks.create_task(self._startup.keep(), name="minors")
             tasks.create_task(self._dividing.keeper.run(), name="partitions")
             tasks.create_task(self._claim_reporter.run(), name="claim status")
             tasks.create_task(self._plugin.run(), name="plugin")
@@ -270,10 +283,10 @@ class Agent:
 
         What the last run reported is needed first where its record is lost.
         """
-        await self._reportable.wait()
+        await self._startup.record_read.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(SILENT_S):
-                await self._recovered.wait()
+                await self._startup.recovered.wait()
         await self._node_reporter.run()
 
     async def _publish(self) -> None:
@@ -290,7 +303,7 @@ class Agent:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publisher.run(), name="publisher")
             offering = self._offers.run(
-                recovered=self._recovered,
+                recovered=self._startup.recovered,
                 follows=follows,
                 partitionable=features.partitionable_devices is not False,
             )
@@ -313,115 +326,13 @@ class Agent:
             return
         self._claim_changed(claim)
 
-    # Start
-
-    async def _recover(self) -> None:
-        """Read the record, or rebuild it; then make record and specs agree. Not before that is kubelet served."""
-        record = self._settings.state_folder / CHECKPOINT
-        found = await self._persistently(
-            "recovery.disk", lambda: self._in_thread(recovery.read_record, record, self._files)
-        )
-        if isinstance(found, recovery.Damaged):
-            await self._rebuild(found)
-        else:
-            self._checkpoint.restore(found)
-        self._reportable.set()
-        await self._persistently("recovery.disk", self._converge)
-        self._recovered.set()
-        self._divided_anew()
-
-    async def _rebuild(self, damage: recovery.Damaged) -> None:
-        self._log.error("checkpoint.damaged", error=damage.sentence, moved_to=str(damage.moved_to))
-        note = f"{damage.sentence} It was moved to {damage.moved_to} and is rebuilt from the API server and the GPUs."
-        self._tell("CheckpointDamaged", "Rebuild", note)
-        reported = await self._persistently("recovery.api", self._own_node)
-        self._reportable.set()
-        claims = await self._persistently("recovery.api", lambda: self._client.list(CLAIMS))
-        while (view := self._hardware.view).driver is None:
-            await self._clock.sleep(1.0)
-        prepared = recovery.rebuilt(
-            claims,
-            driver=self._settings.driver,
-            pool=self._settings.node_name,
-            gpus=view.by_device,
-            with_spec=self._cdi.uids(),
-        )
-        uuids = recovery.instance_uuids(
-            claims,
-            reported,
-            self._cdi.texts(),
-            driver=self._settings.driver,
-            pool=self._settings.node_name,
-        )
-        there = [one for located in view.gpus for one in located.gpu.instances]
-        instances = recovery.adopted(there, uuids, boot_id=self._boot_id)
-        await self._persistently("recovery.disk", lambda: self._record(prepared, instances))
-        self._log.info("checkpoint.rebuilt", claims=len(prepared), instances=len(instances))
-
-    async def _own_node(self) -> GpuNode | None:
-        """What the last run reported."""
-        try:
-            return await self._client.get(GPU_NODES, ObjectKey("", self._settings.node_name))
-        except NotFound:
-            return None
-
-    async def _record(self, claims: list[PreparedClaim], instances: list[OwnedInstance]) -> None:
-        await self._in_thread(lambda: self._checkpoint.replace(claims, boot_id=self._boot_id, instances=instances))
-
-    async def _persistently(self, event: str, attempt: Callable[[], Any]) -> Any:
-        """Until it works: without it the agent could hand out a device twice, so there is nothing better to do."""
-        backoff = Backoff(self._random, base_s=0.5, cap_s=30.0)
-        while True:
-            try:
-                return await attempt()
-            except (OSError, ApiError) as error:
-                pause_s = backoff.next(at_least_s=asked_to_wait_s(error))
-                self._log.warning(event, error=str(error), again_in_s=round(pause_s, 1))
-            await self._clock.sleep(pause_s)
-
-    async def _converge(self) -> None:
-        view = self._hardware.view
-        gpus = None if view.driver is None else [located.gpu for located in view.gpus]
-        done = await self._in_thread(
-            lambda: recovery.converge(
-                self._checkpoint, self._cdi, gpus=gpus, boot_id=self._boot_id, instances=self._dividing.instances
-            )
-        )
-        self._minors = None if gpus is None else {gpu.uuid: gpu.minor for gpu in gpus}
-        self._log_converged(done)
-
-    def _log_converged(self, done: recovery.Converged) -> None:
-        names = ("undone", "rewritten", "without_gpu", "without_instance", "swept")
-        counts = {name: len(getattr(done, name)) for name in names}
-        if done.rebooted or any(counts.values()):
-            self._log.info("claims.converged", rebooted=done.rebooted, **counts)
-
     async def _worked_on(self, uuid: GpuUuid) -> None:
-        """Instances may have been made again, with other UUIDs and other nodes; and what is wanted may be new."""
+        """Work on a GPU's instances has ended, for now; and what is wanted may be new."""
         self._offers.touch()
-        if any(
-            device.gpu == uuid and device.partition
-            for one in self._checkpoint.claims.values()
-            for device in one.devices
-        ):
-            await self._persistently("recovery.disk", self._respec)
+        await self._startup.instances_changed(uuid)
 
-    async def _respec(self) -> None:
-        here = {located.gpu.uuid for located in self._hardware.view.gpus}
-        done = await self._in_thread(
-            lambda: recovery.respec(self._checkpoint, self._cdi, self._dividing.instances, here=here)
-        )
-        self._log_converged(done)
-        for claim in self._checkpoint.claims.values():
-            if claim.uid in done.rewritten:
-                self._claim_reporter.touch(claim)
-
-    async def _keep_converged(self) -> None:
-        """Minor numbers can move when the driver is loaded late, or again."""
-        while True:
-            await self._minors_moved.wait()
-            self._minors_moved.clear()
-            await self._persistently("recovery.disk", self._converge)
+    async def _persistently(self, event: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        return await persistently(event, attempt, clock=self._clock, random=self._random)
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._claims_thread, work, *args)
@@ -433,8 +344,7 @@ class Agent:
         self._metrics.hardware(view)
         self._offers.touch()
         self._dividing.keeper.seen(view)
-        if view.driver is not None and self._minors != {one.gpu.uuid: one.gpu.minor for one in view.gpus}:
-            self._minors_moved.set()
+        self._startup.seen(view)
         self._standing_changed()
 
     def _take_health(self) -> None:
@@ -449,7 +359,7 @@ class Agent:
             self._loop.call_soon_threadsafe(self._divided_anew)
 
     def _divided_anew(self) -> None:
-        if not self._recovered.is_set():
+        if not self._startup.recovered.is_set():
             return  # whose the instances are is on record, and that has not been read yet
         self._dividing.tell(self._tell)
         self._take_health()
@@ -479,7 +389,7 @@ class Agent:
             problem=self._publisher.problem,
             registration=self._plugin.registration,
             claims=node_status.prepared(self._checkpoint.claims),
-            divisions=self._dividing.divisions if self._recovered.is_set() else {},
+            divisions=self._dividing.divisions if self._startup.recovered.is_set() else {},
         )
 
     def _lacking(self) -> list[str]:

@@ -312,6 +312,10 @@ class ClaimInstances:
         seen = self._desk.known(key.gpu)
         if seen is None or seen.board is None or device.partition is None:
             return f"The instance {key} is gone, and its GPU cannot be divided any more."
+        try:
+            placement = _placement(seen, key)
+        except PrepareError as error:
+            return str(error)
         in_the_way = seen.overlapping(device.partition.mask)
         needed = references(self._record.claims.values())
         for one in in_the_way:
@@ -325,7 +329,7 @@ class ClaimInstances:
                 self._clear_away(key.gpu, [one.key for one in in_the_way])
             except StillHeld as error:
                 return str(error)
-        self._desk.make(key.gpu, [_placement(seen, key)])
+        self._desk.make(key.gpu, [placement])
         return ""
 
     def filled(self, claim: PreparedClaim) -> PreparedClaim:

@@ -6,7 +6,6 @@ apart.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -118,9 +117,10 @@ class Hardware:
         while (left_s := due - self._clock.monotonic()) > 0:
             events = await loop.run_in_executor(self._thread, self._wait, min(left_s, self._event_wait_s))
             for event in events:
-                # Most changes of instances are our own.
-                level = logging.DEBUG if event.kind is EventKind.MIG_CHANGED else logging.WARNING
-                log.log(level, "gpu.event", kind=event.kind, gpu=event.gpu, data=event.data)
+                if event.kind is EventKind.MIG_CHANGED:  # most of these changes are our own
+                    log.debug("gpu.event", kind=event.kind, gpu=event.gpu, data=event.data)
+                else:
+                    log.warning("gpu.event", kind=event.kind, gpu=event.gpu, data=event.data)
             if events:
                 return
 

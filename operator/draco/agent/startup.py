@@ -1,0 +1,179 @@
+"""From whatever the last run left to a node that is as its record says, and kept so.
+
+Owns when the record is read or rebuilt, when record, instances and CDI specs are made to agree, and that it is tried until it
+works. What agreeing means is `recovery`'s.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import structlog
+
+from draco.agent import recovery
+from draco.agent.cdi import CdiFolder
+from draco.agent.checkpoint import Checkpoint, OwnedInstance, PreparedClaim
+from draco.agent.claim_instances import ClaimInstances
+from draco.agent.files import Files
+from draco.agent.hardware import View
+from draco.kube.client import Client
+from draco.kube.clock import Clock
+from draco.kube.errors import ApiError, NotFound
+from draco.kube.retry import Backoff, asked_to_wait_s
+from draco.resources.draco import GpuNode
+from draco.resources.kinds import CLAIMS, GPU_NODES
+from draco.resources.meta import ObjectKey
+from draco.resources.names import GpuUuid
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+Tell = Callable[[str, str, str], None]
+
+
+async def persistently(event: str, attempt: Callable[[], Awaitable[T]], *, clock: Clock, random: Random) -> T:
+    """Until it works; each failure is logged as `event`. For what there is nothing better to do than to try again."""
+    backoff = Backoff(random, base_s=0.5, cap_s=30.0)
+    while True:
+        try:
+            return await attempt()
+        except (OSError, ApiError) as error:
+            pause_s = backoff.next(at_least_s=asked_to_wait_s(error))
+            log.warning(event, error=str(error), again_in_s=round(pause_s, 1))
+        await clock.sleep(pause_s)
+
+
+class Startup:
+    """One node's record, made true at start and whenever the ground moved.
+
+    `record_read` is set when nothing of the last run's report is needed any more, `recovered` when the record can be relied on.
+    `rewritten` is called with each claim whose containers get other devices than they would have got before.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        record: Checkpoint,
+        cdi: CdiFolder,
+        instances: ClaimInstances,
+        *,
+        path: Path,
+        files: Files,
+        driver: str,
+        node: str,
+        boot_id: str,
+        view: Callable[[], View],
+        in_thread: InThread,
+        tell: Tell,
+        rewritten: Callable[[PreparedClaim], None],
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self.record_read = asyncio.Event()
+        self.recovered = asyncio.Event()
+        self._client = client
+        self._record = record
+        self._cdi = cdi
+        self._instances = instances
+        self._path = path
+        self._files = files
+        self._driver = driver
+        self._node = node
+        self._boot_id = boot_id
+        self._view = view
+        self._in_thread = in_thread
+        self._tell = tell
+        self._rewritten = rewritten
+        self._clock = clock
+        self._random = random
+        self._minors: dict[GpuUuid, int] | None = None
+        self._minors_moved = asyncio.Event()
+
+    async def recover(self) -> None:
+        """Read the record, or rebuild it; then make record, instances and specs agree. Not before that is kubelet served."""
+        found = await self._persistently(
+            "recovery.disk", lambda: self._in_thread(lambda: recovery.read_record(self._path, self._files))
+        )
+        if isinstance(found, recovery.Damaged):
+            await self._rebuild(found)
+        else:
+            self._record.restore(found)
+        self.record_read.set()
+        await self._persistently("recovery.disk", self._converge)
+        self.recovered.set()
+
+    async def keep(self) -> None:
+        """Make all agree again when minor numbers have moved: the driver was loaded late, or again."""
+        while True:
+            await self._minors_moved.wait()
+            self._minors_moved.clear()
+            await self._persistently("recovery.disk", self._converge)
+
+    def seen(self, view: View) -> None:
+        """The GPUs were read."""
+        if view.driver is not None and self._minors != {one.gpu.uuid: one.gpu.minor for one in view.gpus}:
+            self._minors_moved.set()
+
+    async def instances_changed(self, uuid: GpuUuid) -> None:
+        """Instances of a GPU may have been made again, with other UUIDs and other device nodes."""
+        devices = (device for claim in self._record.claims.values() for device in claim.devices)
+        if any(device.gpu == uuid and device.partition is not None for device in devices):
+            await self._persistently("recovery.disk", self._respec)
+
+    async def _rebuild(self, damage: recovery.Damaged) -> None:
+        log.error("checkpoint.damaged", node=self._node, error=damage.sentence, moved_to=str(damage.moved_to))
+        note = f"{damage.sentence} It was moved to {damage.moved_to} and is rebuilt from the API server and the GPUs."
+        self._tell("CheckpointDamaged", "Rebuild", note)
+        reported = await self._persistently("recovery.api", self._own_report)
+        self.record_read.set()
+        claims = await self._persistently("recovery.api", lambda: self._client.list(CLAIMS))
+        while (view := self._view()).driver is None:
+            await self._clock.sleep(1.0)
+        prepared = recovery.rebuilt(
+            claims, driver=self._driver, pool=self._node, gpus=view.by_device, with_spec=self._cdi.uids()
+        )
+        uuids = recovery.instance_uuids(claims, reported, self._cdi.texts(), driver=self._driver, pool=self._node)
+        there = [one for located in view.gpus for one in located.gpu.instances]
+        instances = recovery.adopted(there, uuids, boot_id=self._boot_id)
+        await self._persistently("recovery.disk", lambda: self._replace(prepared, instances))
+        log.info("checkpoint.rebuilt", node=self._node, claims=len(prepared), instances=len(instances))
+
+    async def _own_report(self) -> GpuNode | None:
+        """What the last run reported."""
+        try:
+            return await self._client.get(GPU_NODES, ObjectKey("", self._node))
+        except NotFound:
+            return None
+
+    async def _replace(self, claims: list[PreparedClaim], instances: list[OwnedInstance]) -> None:
+        await self._in_thread(lambda: self._record.replace(claims, boot_id=self._boot_id, instances=instances))
+
+    async def _converge(self) -> None:
+        view = self._view()
+        gpus = None if view.driver is None else [located.gpu for located in view.gpus]
+        done = await self._in_thread(
+            lambda: recovery.converge(
+                self._record, self._cdi, gpus=gpus, boot_id=self._boot_id, instances=self._instances
+            )
+        )
+        self._minors = None if gpus is None else {gpu.uuid: gpu.minor for gpu in gpus}
+        self._say(done)
+
+    async def _respec(self) -> None:
+        here = {located.gpu.uuid for located in self._view().gpus}
+        self._say(await self._in_thread(lambda: recovery.respec(self._record, self._cdi, self._instances, here=here)))
+
+    def _say(self, done: recovery.Converged) -> None:
+        names = ("undone", "rewritten", "without_gpu", "without_instance", "swept")
+        counts = {name: len(getattr(done, name)) for name in names}
+        if done.rebooted or any(counts.values()):
+            log.info("claims.converged", node=self._node, rebooted=done.rebooted, **counts)
+        for uid in done.rewritten:
+            if uid in self._record.claims:
+                self._rewritten(self._record.claims[uid])
+
+    async def _persistently(self, event: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        return await persistently(event, attempt, clock=self._clock, random=self._random)
