@@ -188,7 +188,7 @@ def _planned(
         outcome = Outcome.CANNOT if failed else Outcome.UNKNOWN
         return msgspec.structs.replace(plain, outcome=outcome, message=decision.stands.message)
     made = steps(scene, decision.wanted)
-    outcome, message = _outcome(made), _no_room(made)
+    outcome, message = _outcome(made), _remark(scene, made)
     resets = made.needs_reset or (scene.gpu.mig is not None and scene.gpu.mig.pending)
     if rules is not None and resets:
         outcome, message = _reset(made, rules, policies.permits[rules.name])
@@ -219,12 +219,15 @@ def _hindered(policy: MigPolicy, scene: Scene) -> bool:
 
 
 def _outcome(made: Steps) -> Outcome:
-    if made.waits:
+    if made.waits or made.makes_later:
         return Outcome.WAITS
     return Outcome.CHANGES if made.makes or made.destroys or made.mode_change else Outcome.UNCHANGED
 
 
-def _no_room(made: Steps) -> str:
+def _remark(scene: Scene, made: Steps) -> str:
+    """What else is to be known where nothing is wrong."""
+    if made.mode_change == "on" and not scene.board.profiles:
+        return "what fits on its board is known once MIG is on: plan again then"
     return f"there is no room now to keep {', '.join(made.no_room)} warm" if made.no_room else ""
 
 

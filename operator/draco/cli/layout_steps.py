@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from draco.agent.holdings import keeping, kept
-from draco.agent.instances import PlacementKey, unit_mask
+from draco.agent.instances import PlacementKey
 from draco.cli.layout_schema import PartView, PlaceView, Use, WaitView
 from draco.cli.layout_view import state_of
 from draco.mig.board import Board, Placement
@@ -98,17 +98,15 @@ def _in_the_way(part: PartView, wanted: WantedGpu | None, board: Board) -> bool:
     if wanted.mode is MigMode.DISABLED:
         return True
     if part.use is Use.FOREIGN:  # others may have what the layout leaves free
-        return any(unit_mask(part.start, part.size) & _mask(board, each) for each in wanted.layout)
+        return not all(_beside(board, [part], each) for each in wanted.layout)
     return (part.profile, part.start) not in _places(wanted)
 
 
-def _mask(board: Board, wanted: WantedInstance) -> int:
-    return unit_mask(wanted.start, _size(board, wanted.profile))
-
-
-def _size(board: Board, name: str) -> int:
-    profile = board.profile(name)
-    return profile.size if profile else 1
+def _beside(board: Board, parts: Sequence[PartView], wanted: WantedInstance | PlaceView) -> bool:
+    """Whether it can be made beside these, by units and by engines."""
+    profile = board.profile(wanted.profile)
+    shape = geometry(board)
+    return profile is not None and shape.fits_at(state_of(shape, board, parts), Placement(profile, wanted.start))
 
 
 def _places(wanted: WantedGpu) -> set[tuple[str, int]]:
@@ -151,20 +149,16 @@ def _laid_out(made: Steps, scene: Scene, wanted: WantedGpu, blocking: Sequence[P
 def at_last(scene: Scene, made: Steps) -> GpuStatus:
     """The GPU once all is done and everything that is waited for is gone, but for what others made, who know nothing of it."""
     mig = scene.gpu.mig or GpuMig()
-    foreign = [each for each in mig.instances if each.use is InstanceUse.FOREIGN]
-    taken = {unit for each in foreign for unit in range(each.start, each.start + each.size)}
-    kept_places = {(each.profile, each.start) for each in made.keeps}
-    ours = [each for each in mig.instances if each not in foreign and (each.profile, each.start) in kept_places]
-    fresh = [
-        MigInstance(profile=each.profile, start=each.start, size=size, use=InstanceUse.LAYOUT)
-        for each in (*made.makes, *made.makes_later)
-        if taken.isdisjoint(range(each.start, each.start + (size := _size(scene.board, each.profile))))
-    ]
+    foreign = [part for part in scene.parts if part.use is Use.FOREIGN]
+    fresh = [each for each in (*made.makes, *made.makes_later) if _beside(scene.board, foreign, each)]
+    places = {(each.profile, each.start) for each in made.keeps}
+    stay = [each for each in mig.instances if each.use is InstanceUse.FOREIGN or (each.profile, each.start) in places]
+    come = [MigInstance(profile=each.profile, start=each.start, size=1, use=InstanceUse.LAYOUT) for each in fresh]
     settled = mig.state in {MigState.READY, MigState.CHANGING} and not mig.pending
     done = msgspec.structs.replace(
         mig,
         enabled=made.mode_change == "on" or (mig.enabled and not made.mode_change),
-        instances=[*foreign, *ours, *fresh],
+        instances=[*stay, *come],
         state=MigState.READY if settled else mig.state,
         message="" if settled else mig.message,
     )

@@ -66,7 +66,7 @@ def planned(
     policies: Sequence[MigPolicy] = (),
     wanted: Sequence[WantedGpu] = (),
     claims: Sequence[ResourceClaim] = (),
-    board: Board = H100,
+    board: Board | None = H100,
     architecture: str = "Hopper",
     now: datetime = MOMENT,
 ) -> PlanView:
@@ -163,6 +163,12 @@ def test_a_layout_cannot_be_where_others_have_made_something(beside: list[MigIns
     assert not view.applicable
 
 
+def test_a_layout_cannot_be_where_others_have_the_engines_it_needs() -> None:
+    gpu = one(planned([on(an_instance("1g.10gb+me@6", InstanceUse.FOREIGN))], a_static_policy("media", "1g.10gb+me@0")))
+    assert (gpu.outcome, gpu.makes, gpu.makes_later) == (Outcome.CANNOT, [], places("1g.10gb+me@0"))
+    assert gpu.message == "1g.10gb+me at 6 was made by others and is left alone; destroy it by hand"
+
+
 def test_what_others_made_beside_the_layout_stays() -> None:
     gpu = one(planned([on(an_instance("1g.10gb@6", InstanceUse.FOREIGN))], a_static_policy("half", "3g.40gb@0")))
     assert (gpu.outcome, gpu.makes, gpu.keeps) == (Outcome.CHANGES, places("3g.40gb@0"), places("1g.10gb@6"))
@@ -188,6 +194,12 @@ def test_mig_is_turned_on_where_it_can_be() -> None:
     gpu = one(planned([GpuMig(capable=True)], HALVES))
     assert (gpu.outcome, gpu.mode_change) == (Outcome.CHANGES, "on")
     assert gpu.makes == places("3g.40gb@0", "3g.40gb@4")
+
+
+def test_a_board_that_is_known_only_once_mig_is_on_is_said_to_be() -> None:
+    gpu = one(planned([GpuMig(capable=True)], HALVES, board=None))
+    assert (gpu.outcome, gpu.mode_change, gpu.makes) == (Outcome.CHANGES, "on", [])
+    assert gpu.message == "what fits on its board is known once MIG is on: plan again then"
 
 
 def test_a_claim_on_the_whole_gpu_is_waited_for_by_a_layout_and_left_alone_on_demand() -> None:
