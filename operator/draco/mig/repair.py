@@ -67,7 +67,7 @@ def plan_repair(
     if (choice := search.pool.choose(wanted)) is not None:
         return Moves((), choice)
     for moves in range(1, max_moves + 1):
-        if found := min(search.plans(wanted, moves), key=lambda plan: plan[:2], default=None):
+        if found := min(search.plans(wanted, moves), key=lambda plan: plan[:3], default=None):
             return found.moves
     return None
 
@@ -80,8 +80,11 @@ class _Opened(NamedTuple):
 
 
 class _Plan(NamedTuple):
+    """What makes one plan better than another comes first; smaller is better, as for a placement."""
+
     given_up: int
     lost: int
+    units_left: int
     moves: Moves
 
 
@@ -134,12 +137,13 @@ class _Search:
 
     def _finished(self, wanted: Choice, done: list[Move], out: Sequence[Choice]) -> Iterator[_Plan]:
         """The plan that finds places for what went out last, if there is one."""
+        units_left = self.geometry.board.units - self.pool.states[wanted.gpu].mask.bit_count()
         homeless = sorted(out, key=lambda each: (-each.placement.profile.size, each.gpu, each.start))
         spares = sum(self._hold[each] is Hold.SPARE for each in homeless)
         for given_up in range(spares + 1):
             if (homed := self._homes(homeless, given_up)) is not None:
                 moves, lost = homed
-                yield _Plan(given_up, lost, Moves((*done, *moves), wanted))
+                yield _Plan(given_up, lost, units_left, Moves((*done, *moves), wanted))
                 return
 
     def _homes(self, homeless: Sequence[Choice], given_up: int) -> tuple[list[Move], int] | None:

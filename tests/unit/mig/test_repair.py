@@ -161,3 +161,8 @@ def test_of_ways_with_as_many_moves_the_one_that_leaves_most_is_taken() -> None:
     found = plan([gpu(movable="1g.10gb@0 1g.10gb@5", fixed=""), gpu(fixed="4g.40gb@0 2g.20gb@4")], "3g.40gb")
     assert found is not None
     assert (found.wanted.start, len(found.moves)) == (4, 1)
+
+
+def test_of_ways_that_cost_as_much_the_one_on_the_fuller_gpu_is_taken() -> None:
+    there = [gpu(movable="3g.40gb@0"), gpu(fixed="1g.20gb@6 1g.10gb@5", movable="3g.40gb@0 1g.10gb@4")]
+    assert str(plan(there, "4g.40gb")) == "3g.40gb@0 of GPU 1 to GPU 0 start 4; then 4g.40gb@0 on GPU 1"
