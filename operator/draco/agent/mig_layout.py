@@ -190,7 +190,7 @@ class LayoutDesk:
             if one.key in needed:
                 return f"claim {needed[one.key][0]}"
             if self._desk.own(one) is None:
-                return f"GPU instance {one.gi}, which somebody else made"
+                return f"GPU instance {one.gi} that somebody else made"
             refused = self._desk.refused.get(one.key)
             if refused is not None and refused.holder:
                 return f"an instance that is going, in use by {refused.holder}"

@@ -110,8 +110,12 @@ def _conflicting(lost: Counter[str]) -> Condition:
     if not lost:
         return _condition(CONDITION_CONFLICTING, "False", "NoOther", "")
     total = sum(lost.values())
-    message = f"{_gpus(total)} that it selects {'belongs' if total == 1 else 'belong'} to {_older(lost)}."
+    message = f"{_taken(total)} to {_older(lost)}."
     return _condition(CONDITION_CONFLICTING, "True", "OlderPolicy", message)
+
+
+def _taken(count: int) -> str:
+    return f"{_gpus(count)} that it selects {'belongs' if count == 1 else 'belong'}"
 
 
 def _older(lost: Counter[str]) -> str:
@@ -154,7 +158,7 @@ def _nothing(rules: Rules, everything: Sequence[_Gpu], lost: Counter[str]) -> tu
     if not everything:
         return "NothingMatches", "Matches nothing: no node has reported a GPU."
     if lost:
-        return "OlderPolicy", f"Has no GPU: {_gpus(sum(lost.values()))} that it selects belong to {_older(lost)}."
+        return "OlderPolicy", f"Has no GPU: {_taken(sum(lost.values()))} to {_older(lost)}."
     here = [each for each in everything if each.said.answer is not Answer.OTHER_NODE]
     if not here:
         nodes = _count(len({each.node for each in everything}), "node")

@@ -142,7 +142,7 @@ class WantedGpu(ApiStruct, frozen=True, kw_only=True):
 
 
 class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
-    """What the operator wants of the node. A GPU that is not listed belongs to no policy: its partitions are left alone."""
+    """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is made on it."""
 
     gpus: list[WantedGpu] = []
 

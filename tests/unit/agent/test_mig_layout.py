@@ -89,7 +89,7 @@ def test_a_busy_neighbour_is_waited_for_and_named(node: MigNode) -> None:
 def test_an_instance_of_somebody_else_in_a_layout_is_waited_for_too(node: MigNode) -> None:
     by_hand.create_instance(node.path, 0, "1g.10gb", start=5)
     note = apply(node, MigMode.STATIC, "3g.40gb@4", "3g.40gb@0")
-    assert "3g.40gb@4 waits for GPU instance 12, which somebody else made" in note
+    assert "3g.40gb@4 waits for GPU instance 12 that somebody else made" in note
     assert node.real() == [(19, 5, 1), (9, 0, 1)]
 
 
