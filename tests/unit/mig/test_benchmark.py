@@ -36,9 +36,9 @@ def test_streams_are_the_same_each_time_and_differ_by_seed() -> None:
     assert one == again != other
 
 
-def test_a_replay_puts_policies_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mig, "CLAIMS", 3_000)
-    used = [mig.replay("uniform", 1000, 16, 0.8, setting).used for setting in SETTINGS]
+def test_a_replay_puts_policies_in_their_order() -> None:
+    stream = arrivals("uniform", 1000, gpus=16, load=0.8, number=3_000)
+    used = [mig.replay(stream, 1000, 16, setting).used for setting in SETTINGS]
     assert used == sorted(used)
 
 
