@@ -4,7 +4,6 @@ Owns their wiring, and which Events tell people of them. What they do is their o
 `claim_instances` those of claims, `mig_layout` those of policies, `mig_keeper` says when.
 """
 
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from random import Random
@@ -12,7 +11,7 @@ from random import Random
 from draco.agent.capabilities import Capabilities
 from draco.agent.checkpoint import Checkpoint
 from draco.agent.claim_instances import ClaimInstances
-from draco.agent.holders import Holders, HolderSearch
+from draco.agent.holders import Holders, HolderSearch, own_pid
 from draco.agent.holdings import Keeping, keeping
 from draco.agent.instances import GpuMig, Held, MigState
 from draco.agent.mig_desk import NOBODY_LISTED, MigDesk
@@ -49,7 +48,7 @@ class Dividing:
         random: Random,
     ) -> None:
         edge = NvmlInstances(nvml)
-        holder = HolderSearch(Holders(proc, own=os.getpid()), Capabilities(proc, device_root), edge.processes)
+        holder = HolderSearch(Holders(proc, own=own_pid(proc)), Capabilities(proc, device_root), edge.processes)
         self.desk = MigDesk(record, edge, boot_id=boot_id, holder=holder, monotonic=clock.monotonic, shown=shown)
         self.instances = ClaimInstances(record, self.desk, keeping=self._keeping, monotonic=clock.monotonic)
         self.keeper = MigKeeper(

@@ -3,6 +3,7 @@
 Owns looking below /proc. Ends nobody: the answer is for people.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -39,6 +40,14 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True, order=True):
             # A pod's name is its processes' host name, unless it uses the host's network.
             what += f" of pod {self.hostname or 'with uid'} {f'({self.pod})' if self.hostname else self.pod}"
         return what
+
+
+def own_pid(proc: Path) -> int:
+    """The agent's number among the processes below `proc`; in a container it has another one than it knows of."""
+    try:
+        return int((proc / "self").readlink().name)
+    except (OSError, ValueError):
+        return os.getpid()
 
 
 class Holders:

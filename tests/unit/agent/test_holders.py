@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draco.agent.capabilities import Capabilities, CapabilityUnknown
-from draco.agent.holders import Holder, Holders, HolderSearch, sentence
+from draco.agent.holders import Holder, Holders, HolderSearch, own_pid, sentence
 from draco.agent.instances import Instance
 from draco.resources.names import GpuUuid
 from draco.simulator import by_hand, faults, procfs, state
@@ -63,6 +63,12 @@ def test_many_holders_are_counted(tmp_path: Path) -> None:
         a_process(tmp_path, pid, files=("/dev/nvidia0",))
     named = sentence(Holders(tmp_path, own=5).having_open("/dev/nvidia0"))
     assert named == "process 1 (python3), process 2 (python3), process 3 (python3) and 1 more"
+
+
+def test_the_agent_knows_itself_among_the_node_s_processes(tmp_path: Path) -> None:
+    assert own_pid(tmp_path) == own_pid(Path("/proc")) == os.getpid()
+    (tmp_path / "self").symlink_to("4321")
+    assert own_pid(tmp_path) == 4321
 
 
 def test_the_nearest_holder_is_named_and_monitoring_of_the_whole_gpu_only_without_one(tmp_path: Path) -> None:

@@ -177,8 +177,12 @@ def test_a_warm_instance_gives_way_to_another_partition(node: MigNode) -> None:
 @pytest.mark.parametrize("compute", [True, False])
 def test_an_instance_of_somebody_else_is_reported_refused_and_never_touched(node: MigNode, compute: bool) -> None:
     by_hand.create_instance(node.path, 0, "3g.40gb", start=4, compute="whole" if compute else "none")
-    with pytest.raises(PrepareError, match="was made by somebody else; destroy it with nvidia-smi"):
+    faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_UNKNOWN)  # not even tried
+    with pytest.raises(
+        PrepareError, match=r"cannot have gpu-0-mig-3g40gb-9-4: GPU instance .* destroy it with nvidia-smi"
+    ):
         node.prepare(ONE)
+    faults.stop_failing(node.path)
     node.prepare(a_mig_claim("left", *names([(9, 0)])))
     assert node.uses() == [(9, 0, Use.CLAIM), (9, 4, Use.FOREIGN)]
     node.unprepare(a_mig_claim("left", *names([(9, 0)])))
@@ -428,6 +432,16 @@ def test_an_instance_that_lost_its_compute_instance_to_somebody_is_made_anew_for
     again = MigNode(node.folder)
     [fresh] = again.hardware().instances
     assert fresh.compute[0].uuid in again.specs()[ONE.metadata.uid]
+
+
+def test_an_idle_instance_that_lost_its_compute_instance_goes(node: MigNode) -> None:
+    node.keep = Keeping(counts={9: 1})
+    node.prepare(ONE)
+    node.unprepare(ONE)
+    [there] = node.hardware().instances
+    handle = node.nvml.call("nvmlDeviceGetGpuInstanceById", node.nvml.handle(node.uuid), there.id)
+    node.nvml.call("nvmlComputeInstanceDestroy", node.nvml.call("nvmlGpuInstanceGetComputeInstanceById", handle, 0))
+    assert MigNode(node.folder, keeping=node.keep).real() == []
 
 
 def test_administrative_access_shares_a_partition_that_goes_with_the_last_claim(node: MigNode) -> None:
