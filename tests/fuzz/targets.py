@@ -3,6 +3,7 @@
 Owns the list of targets, what each starts from, and what counts as an answer.
 """
 
+import io
 import json
 from pathlib import Path
 
@@ -10,13 +11,21 @@ import msgspec
 
 from draco.cel import CompileError, EvaluationError, compile_selector, device_view
 from draco.cli.lint import check
+from draco.cli.mig_traces import Arrive, TraceError, events, lines_of
 from draco.cli.selector_cases import evaluated
 from draco.cli.simulate_scenarios import answers
 from draco.cli.yaml_documents import documents
+from draco.mig.geometry import geometry
+from draco.mig.layouts import LayoutError, LayoutItem, resolve
+from draco.mig.packing import packable
+from draco.mig.policies import Fleet, Policy, rule_of
+from draco.mig.repair import Hold
+from draco.mig.replay import Replay
 from draco.resources.manifests import ManifestError, decode, expand
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.semver import SemVer, SemVerError
 from draco.resources.slices import Device
+from draco.simulator.planner_boards import BOARDS
 from tests.differential.cel_grammar import RULES
 from tests.differential.cel_oddities import ODD
 from tests.differential.runs import KEPT
@@ -124,6 +133,43 @@ def case(text: str) -> str:
     return f"{kind} {said}"
 
 
+def trace(text: str) -> str:
+    """A trace of MIG claims is replayed to its end, or one sentence names the line where it cannot be."""
+    board = BOARDS["H100-80GB"]
+    made = Replay(Fleet(geometry(board), 2, 2), rule_of(Policy.STEERED, lambda _: 0), 2)
+    stream = io.BytesIO(text.encode(errors="surrogatepass"))
+    try:
+        for event in events(lines_of(stream, "trace"), board, "trace"):
+            if isinstance(event, Arrive):
+                made.arrive(event.claim, event.profile, event.t, Hold.MOVABLE if event.movable else Hold.FIXED)
+            else:
+                made.depart(event.claim, event.t)
+    except TraceError as error:
+        return _sentence(error).partition(": ")[2][:30]
+    assert packable(board, made.counts, 2)
+    return f"{made.tally.accepted} accepted, {made.tally.refused} refused, {made.tally.moves} moved"
+
+
+def layout(text: str) -> str:
+    """A layout has placements that can be made one after the other, or one sentence says why not, and so has the nearest."""
+    board = BOARDS["H100-80GB"]
+    try:
+        items = msgspec.json.decode(text.encode(errors="surrogatepass"), type=list[LayoutItem])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return "no layout"
+    try:
+        placements = resolve(board, items)
+        told = f"{len(placements)} placements"
+    except LayoutError as error:
+        placements, told = error.nearest, _sentence(error)[:60]
+    made = geometry(board)
+    state = made.empty
+    for each in placements:
+        assert made.fits_at(state, each)
+        state = made.add(state, each)
+    return told
+
+
 def _sentence(error: Exception) -> str:
     said = str(error)
     assert said.strip()
@@ -148,6 +194,19 @@ def _cases() -> list[str]:
     return [json.dumps({"expression": each, "device": device}) for each in SELECTORS]
 
 
+def _traces() -> list[str]:
+    page = (ROOT / "docs" / "how-to" / "mig-capacity.md").read_text()
+    movable = (
+        '{"t": 0, "arrive": 1, "profile": "1g.10gb", "movable": true}\n{"t": 1, "arrive": 2, "profile": "7g.80gb"}\n'
+    )
+    return [page.split("```json\n")[1].split("```")[0], movable]
+
+
+LAYOUTS = [
+    '[{"profile": "3g.40gb", "start": 4}, {"profile": "1g.10gb", "count": 4}]',
+    '[{"profile": "2g.20gb", "count": 4}]',
+    '[{"profile": "1g.10gb+me", "count": 2}, {"profile": "4g.40gb", "start": 0}, {"profile": "3g.40gb", "start": 0}]',
+]
 CEL_TOKENS = [
     *sorted({way for ways in RULES.values() for way in ways}),
     "&&",
@@ -186,4 +245,6 @@ TARGETS = (
     Target("lint", linted, [*_articles(), *_manifests()], [*YAML_TOKENS, *KINDS, *CEL_TOKENS]),
     Target("scenario", scenario, _scenarios(), [*JSON_TOKENS, *KINDS]),
     Target("case", case, _cases(), JSON_TOKENS),
+    Target("trace", trace, _traces(), [*JSON_TOKENS, "\n", '"movable"', "7g.80gb", '"depart": 1']),
+    Target("layout", layout, LAYOUTS, [*JSON_TOKENS, '"start": 2', '"count": 99', "7g.80gb", "1g.20gb"]),
 )
