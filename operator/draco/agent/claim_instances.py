@@ -121,7 +121,7 @@ class ClaimInstances:
             )
         for one in seen.instances:
             if self._desk.own(one) is None:
-                raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {_foreign(one)}")
+                raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {self._foreign(one)}")
         idle = [one.key for one in seen.instances]
         if idle:
             self._desk.discard(idle)
@@ -157,7 +157,7 @@ class ClaimInstances:
                 continue
             for one in seen[key.gpu].overlapping(device.partition.mask if device.partition else 0):
                 if self._desk.own(one) is None:
-                    raise PrepareError(f"Claim {intent} cannot have {device.device}: {_foreign(one)}")
+                    raise PrepareError(f"Claim {intent} cannot have {device.device}: {self._foreign(one)}")
                 if one.key in needed:
                     raise PrepareError(
                         f"Claim {intent} cannot have {device.device}: its units are those of claim {needed[one.key][0]}."
@@ -186,7 +186,8 @@ class ClaimInstances:
             if key.gpu == uuid and key in self._record.instances:
                 refused = self._desk.refused.get(key)
                 raise StillHeld(
-                    f"The instance {key} is in the way: no claim has it any more, but it is in use by {_by(refused)}."
+                    f"The instance {self._desk.named(key)} is in the way: no claim has it any more, but it is in use by "
+                    f"{_by(refused)}."
                 )
 
     def _what_is_there(self, wanted: Mapping[PlacementKey, PreparedDevice]) -> str:
@@ -196,8 +197,15 @@ class ClaimInstances:
             part = device.partition
             for one in seen.overlapping(part.mask) if seen and part else ():
                 if self._desk.own(one) is None:
-                    return _foreign(one)
+                    return self._foreign(one)
         return ""
+
+    def _foreign(self, one: Instance) -> str:
+        bare = "" if one.ci is not None else ", without a compute instance,"
+        return (
+            f"GPU instance {one.gi} ({self._desk.named(one.key)}){bare} was made by somebody else; destroy it with nvidia-smi if "
+            "nobody needs it."
+        )
 
     # Giving up
 
@@ -226,7 +234,7 @@ class ClaimInstances:
             self._record.drop(claim.uid)
             return
         refused = self._desk.refused.get(left[0])
-        why = problem or f"its instance {left[0]} is in use by {_by(refused)}."
+        why = problem or f"its instance {self._desk.named(left[0])} is in use by {_by(refused)}."
         raise InstanceHeld(f"Claim {claim} cannot be given up yet: {why} Kubelet tries again.")
 
     def _not_kept(
@@ -311,7 +319,8 @@ class ClaimInstances:
     def _make_again(self, key: PlacementKey, device: PreparedDevice) -> str:
         seen = self._desk.known(key.gpu)
         if seen is None or seen.board is None or device.partition is None:
-            return f"The instance {key} is gone, and its GPU cannot be divided any more."
+            return f"The instance {self._desk.named(key)} is gone, and its GPU cannot be divided any more."
+        what = f"The instance {self._desk.named(key)}, which a claim needs, is gone"
         try:
             placement = _placement(seen, key)
         except PrepareError as error:
@@ -320,9 +329,9 @@ class ClaimInstances:
         needed = references(self._record.claims.values())
         for one in in_the_way:
             if self._desk.own(one) is None:
-                return f"The instance {key}, which a claim needs, is gone and cannot be made again: {_foreign(one)}"
+                return f"{what} and cannot be made again: {self._foreign(one)}"
             if one.key in needed and one.key != key:
-                return f"The instance {key}, which a claim needs, is gone, and its units belong to another claim."
+                return f"{what}, and its units belong to another claim."
         if in_the_way:
             self._desk.discard([one.key for one in in_the_way])
             try:
@@ -352,14 +361,6 @@ def _placement(seen: Seen, key: PlacementKey) -> Placement:
     if profile is None or key.start not in profile.starts:
         raise PrepareError(f"GPU {key.gpu} has no place for profile {key.profile_id} at {key.start}.")
     return Placement(profile, key.start)
-
-
-def _foreign(one: Instance) -> str:
-    bare = "" if one.ci is not None else ", without a compute instance"
-    return (
-        f"GPU instance {one.gi} (profile {one.profile_id}, units {one.start} to {one.start + one.size - 1}{bare}) was made by "
-        "somebody else; destroy it with nvidia-smi if nobody needs it."
-    )
 
 
 def _by(refused: Refused | None) -> str:

@@ -84,7 +84,7 @@ class Dividing:
                     tell(
                         "ForeignInstance",
                         "Observe",
-                        f"GPU {uuid}: {_what(one)} was made by somebody else; it is left alone.",
+                        f"GPU {uuid}: {self._what(one)} was made by somebody else; it is left alone.",
                     )
             in_use = {one.instance.key: one.holder for one in known.held if known.dirty}
             for one in division.held if division.dirty else ():
@@ -93,7 +93,7 @@ class Dividing:
                     tell(
                         "InstanceInUse",
                         "Destroy",
-                        f"GPU {uuid}: {_what(one)} cannot be destroyed, it is in use by {by}.",
+                        f"GPU {uuid}: {self._what(one)} cannot be destroyed, it is in use by {by}.",
                     )
             if division.state is MigState.DIRTY and known.state is not MigState.DIRTY and not self._refused(division):
                 tell(
@@ -102,16 +102,14 @@ class Dividing:
                     f"GPU {uuid}: {division.message} Nothing new is placed on it until then.",
                 )
 
+    def _what(self, one: Held) -> str:
+        instance = one.instance
+        bare = "" if instance.ci is not None else ", without a compute instance,"
+        return f"GPU instance {instance.gi} ({self.desk.named(instance.key)}){bare}"
+
     def _refused(self, division: GpuMig) -> bool:
         return any(one.instance.key in self.desk.refused for one in division.held)
 
     def _keeping(self, uuid: GpuUuid) -> Keeping:
         division = self.divisions.get(uuid)
         return keeping(self.wanted.get(uuid), division.board if division else None)
-
-
-def _what(one: Held) -> str:
-    instance = one.instance
-    bare = "" if instance.ci is not None else ", without a compute instance,"
-    end = instance.start + instance.size - 1
-    return f"GPU instance {instance.gi} (profile {instance.profile_id}, units {instance.start} to {end}){bare}"

@@ -145,6 +145,12 @@ class MigDesk:
         """The last look."""
         return self._seen.get(uuid)
 
+    def named(self, key: PlacementKey) -> str:
+        """A place as people write it: 1g.10gb@3."""
+        seen = self._seen.get(key.gpu)
+        profile = seen.board.by_id(key.profile_id) if seen and seen.board else None
+        return f"{profile.name if profile else f'profile {key.profile_id}'}@{key.start}"
+
     def own(self, one: Instance) -> OwnedInstance | None:
         """The instance's record, if it is ours."""
         own = self._record.instances.get(one.key)
@@ -217,7 +223,7 @@ class MigDesk:
             for key in fresh:
                 found = seen.at(key)
                 if found is None or found.ci is None or self.own(found) is None:
-                    raise NotVerified(f"NVML made {key} and does not list it.")
+                    raise NotVerified(f"NVML made {self.named(key)} and does not list it.")
             self.show()
 
     def _create(self, own: OwnedInstance, placement: Placement) -> None:
@@ -262,7 +268,7 @@ class MigDesk:
         before = self.refused.get(own.key)
         since_s = before.since_s if before else self._monotonic()
         self.refused = MappingProxyType({**self.refused, own.key: Refused(who, since_s)})
-        text = f"The instance {own.key} cannot be destroyed: it is in use by {who or NOBODY_LISTED}."
+        text = f"Its instance {self.named(own.key)} cannot be destroyed: it is in use by {who or NOBODY_LISTED}."
         self._trouble[own.gpu] = text
 
     def _discard_broken(self, seen: Seen) -> None:
