@@ -14,7 +14,7 @@ from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.holdings import Keeping, kept, references
 from draco.agent.instances import Instance, PlacementKey
 from draco.agent.mig_desk import NOBODY_LISTED, MigDesk, NotVerified, Refused, Seen, StillHeld
-from draco.agent.nvml_errors import NvmlError
+from draco.agent.nvml_errors import InUse, NvmlError
 from draco.mig.board import Placement
 from draco.resources.names import GpuUuid
 
@@ -76,9 +76,8 @@ class ClaimInstances:
             raise
         except (NvmlError, NotVerified, StillHeld) as error:
             self.undo(intent, created)
-            raise PrepareError(
-                f"Claim {intent} cannot be prepared: {error} {self._what_is_there(wanted)}".strip()
-            ) from error
+            why = f"{error} {self._who(error, wanted)}{self._what_is_there(wanted)}".strip()
+            raise PrepareError(f"Claim {intent} cannot be prepared: {why}") from error
         except OSError as error:
             self.undo(intent, created)
             raise PrepareError(
@@ -109,7 +108,10 @@ class ClaimInstances:
             try:
                 self._undivide(intent, device, self._desk.settle(device.gpu))
             except (NvmlError, StillHeld, OSError) as error:
-                raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {error}") from error
+                who = self._who(error, [device.gpu])
+                raise PrepareError(
+                    f"Claim {intent} cannot have all of {device.device}: {error} {who}".strip()
+                ) from error
 
     def _undivide(self, intent: PreparedClaim, device: PreparedDevice, seen: Seen) -> None:
         if seen.mode is None or not seen.mode.enabled:
@@ -189,6 +191,13 @@ class ClaimInstances:
                     f"The instance {self._desk.named(key)} is in the way: no claim has it any more, but it is in use by "
                     f"{_by(refused)}."
                 )
+
+    def _who(self, error: Exception, gpus: Iterable[PlacementKey | GpuUuid]) -> str:
+        """Who uses the GPU whose MIG mode could not be changed; "" after any other error."""
+        if not isinstance(error, InUse):
+            return ""
+        uuids = sorted({one.gpu if isinstance(one, PlacementKey) else one for one in gpus})
+        return f"The GPU is in use by {', '.join(map(self._desk.who, uuids))}."
 
     def _what_is_there(self, wanted: Mapping[PlacementKey, PreparedDevice]) -> str:
         """What stands in the way, from a look after the failure; "" when nothing does."""

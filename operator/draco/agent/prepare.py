@@ -211,11 +211,26 @@ class ClaimDesk:
                 f"Claim {known} is prepared with {have}, but that is no longer its allocation; it can be prepared again "
                 "when kubelet has given it up."
             )
+        known = self._with_instances(known)
         if not self._cdi.is_current(known):
             try:
                 self._cdi.write(known)
             except OSError as error:
                 raise PrepareError(_disk(known, "prepared", error)) from error
+        return known
+
+    def _with_instances(self, known: PreparedClaim) -> PreparedClaim:
+        """The claim with the instances it has now: they may have been lost since it was prepared."""
+        gpus = {device.gpu for device in known.devices if device.partition is not None}
+        if self._instances is None or not gpus:
+            return known
+        try:
+            hindrances = self._instances.restore(gpus)
+        except OSError as error:
+            raise PrepareError(_disk(known, "prepared", error)) from error
+        known = self._checkpoint.claims[known.uid]
+        if self._instances.lacking(known):
+            raise PrepareError(f"Claim {known} has lost an instance. {' '.join(hindrances)}")
         return known
 
     def _undo(self, acquired: Acquired) -> None:

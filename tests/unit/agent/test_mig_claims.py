@@ -397,6 +397,36 @@ def test_after_a_reboot_claims_get_new_instances_and_nodes_by_the_new_minor_numb
     assert again.real(1) == []
 
 
+def test_a_claim_that_is_prepared_again_is_given_no_instance_that_is_gone(node: MigNode) -> None:
+    node.prepare(ONE)
+    old = node.specs()[ONE.metadata.uid]
+    by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
+    by_hand.create_instance(node.path, 0, "1g.10gb", start=5)
+    with pytest.raises(PrepareError, match=r"has lost an instance. The instance 3g.40gb@4, .* cannot be made again"):
+        node.prepare(ONE)
+    by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
+    again = node.prepare(ONE)
+    [there] = node.hardware().instances
+    assert again.devices[0].partition
+    assert again.devices[0].partition.uuid == there.compute[0].uuid
+    assert there.compute[0].uuid in node.specs()[ONE.metadata.uid] != old
+
+
+def test_who_uses_a_gpu_whose_mode_has_to_change_is_named(tmp_path: Path) -> None:
+    build(tmp_path, mig=False)
+    node = MigNode(tmp_path, holder="process 4711 (nv-hostengine)")
+    faults.hold(node.path, 0, Process(pid=4711, listed=False))
+    with pytest.raises(PrepareError, match=r"The GPU is in use by process 4711 \(nv-hostengine\)"):
+        node.prepare(ONE)
+    faults.release(node.path, 4711)
+    by_hand.set_mode(node.path, 0, 1)
+    node.scan()
+    faults.hold(node.path, 0, Process(pid=4711, listed=False))
+    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* in use by process 4711 \(nv-hostengine\)"):
+        node.prepare(WHOLE)
+    assert not node.record.claims
+
+
 def test_idle_instances_are_not_made_again(node: MigNode) -> None:
     node.keep = Keeping(counts={9: 2})
     node.prepare(ONE)
