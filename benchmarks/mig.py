@@ -4,7 +4,7 @@ Sixteen GPUs in two nodes, load 0.8, six mixes of profiles, claims that are lost
 slices, and which refusals could have been avoided. Then a batch of 200 claims without departures, and the time of a decision at
 1,000 GPUs. With fewer seeds than usual the table is only printed: the mean of the six mixes is then not good to 0.1 points.
 
-Targets have one decimal, so figures are compared with one; the table shows two. Over 20 seeds a mean is good to about 0.05 points.
+Targets have one decimal, so figures are compared with one; the table shows two.
 """
 
 import argparse
