@@ -6,7 +6,7 @@ from typing import Any
 
 from draco.agent import recovery
 from draco.agent.cdi import CdiFolder, NodeFiles
-from draco.agent.checkpoint import Checkpoint, Loaded, PreparedClaim
+from draco.agent.checkpoint import Checkpoint, InstanceState, Loaded, PreparedClaim
 from draco.agent.claim_instances import ClaimInstances
 from draco.agent.files import Files, LocalFiles
 from draco.agent.gpus import Gpu
@@ -78,6 +78,8 @@ class MigNode:
         assert isinstance(found, Loaded), found
         self.record.restore(found)
         self.gpus = self.scan()
+        self.at_first = self.mig.divisions
+        self.left_open = {one.gpu for one in self.record.instances.values() if one.state is not InstanceState.MADE}
         self.converged = recovery.converge(
             self.record, self.cdi, gpus=self.gpus, boot_id=boot, instances=self.instances
         )

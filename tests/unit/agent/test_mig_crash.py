@@ -294,6 +294,9 @@ def check(stage: Stage) -> tuple[list[Photo], int]:
     """
     node = stage.start()
     recovering, points = list(stage.camera.photos), stage.camera.points
+    assert node.left_open == {uuid for uuid, one in node.at_first.items() if one.dirty}, (
+        "dirty until settled, and only then"
+    )
     if node.hardware().processes:
         if open_steps(node):
             division = node.mig.divisions[node.uuid]
