@@ -404,6 +404,7 @@ class Agent:
             generation=standing.published.generation if standing.published else 0,
             registered=standing.registration.accepted,
         )
+        self._metrics.divisions(standing.divisions.values())
         return self._metrics.render()
 
     def _tell(self, reason: str, action: str, note: str) -> None:

@@ -3,9 +3,12 @@
 Owns names and help texts. `render` gives the text Prometheus reads.
 """
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from draco.agent.hardware import View
+from draco.agent.instances import GpuMig, Use
 
 
 class Metrics:
@@ -26,6 +29,14 @@ class Metrics:
             "draco_agent_unprepares_total", "Claims kubelet gave up.", ["result"], registry=self._registry
         )
         self._gpus = Gauge("draco_agent_gpus", "GPUs of this node by health.", ["health"], registry=self._registry)
+        self._instances = Gauge(
+            "draco_agent_gpu_instances", "GPU instances of this node by use.", ["use"], registry=self._registry
+        )
+        self._unsettled = Gauge(
+            "draco_agent_unsettled_gpus",
+            "GPUs on which nothing new is placed: a change of their instances was not finished, or they cannot be listed.",
+            registry=self._registry,
+        )
         self._claims = Gauge("draco_agent_prepared_claims", "Claims prepared on this node.", registry=self._registry)
         self._generation = Gauge(
             "draco_agent_pool_generation", "Generation of the published pool, 0 for none.", registry=self._registry
@@ -51,6 +62,14 @@ class Metrics:
             self._gpus.labels(state).set(count)
         if view.fault:
             self._gpus.labels("Unknown").set(len(states))
+
+    def divisions(self, divisions: Iterable[GpuMig]) -> None:
+        """How the GPUs are divided."""
+        known = [one for one in divisions if one.capable]
+        uses = [part.use for one in known for part in one.held]
+        for use in Use:
+            self._instances.labels(use.value).set(uses.count(use))
+        self._unsettled.set(sum(one.dirty for one in known))
 
     def state(self, *, claims: int, generation: int, registered: bool) -> None:
         """Where the agent stands."""

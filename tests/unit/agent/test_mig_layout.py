@@ -8,6 +8,7 @@ import pytest
 
 from draco.agent.holdings import Keeping, keeping
 from draco.agent.instances import MigState, Use
+from draco.agent.metrics import Metrics
 from draco.resources.draco import MigMode, ProfileCount, WantedGpu, WantedInstance
 from draco.simulator import by_hand, faults
 from draco.simulator.gpu_state import Process
@@ -203,3 +204,25 @@ def test_a_gpu_that_cannot_be_divided_says_so(tmp_path: Path) -> None:
     node = MigNode(tmp_path)
     assert "it cannot be divided; exclude it from the policy" in apply(node, MigMode.DYNAMIC)
     assert apply(node, MigMode.DISABLED) == ""
+
+
+def test_metrics_count_instances_by_use_and_gpus_that_are_unsettled(node: MigNode) -> None:
+    apply(node, MigMode.STATIC, "3g.40gb@4")
+    node.prepare(SMALL)
+    by_hand.create_instance(node.path, 0, "1g.10gb", start=0)
+    node.scan()
+    metrics = Metrics()
+    metrics.divisions(node.mig.divisions.values())
+    lines = metrics.render().decode().splitlines()
+    assert [line.partition("{")[2] for line in lines if line.startswith("draco_agent_gpu_instances{")] == [
+        'use="Claim"} 1.0',
+        'use="Warm"} 0.0',
+        'use="Layout"} 1.0',
+        'use="Foreign"} 1.0',
+        'use="Orphan"} 0.0',
+    ]
+    assert "draco_agent_unsettled_gpus 0.0" in lines
+    faults.lose(node.path, 0)
+    node.scan()
+    metrics.divisions(node.mig.divisions.values())
+    assert "draco_agent_unsettled_gpus 1.0" in metrics.render().decode().splitlines()
