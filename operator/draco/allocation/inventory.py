@@ -38,6 +38,8 @@ class Inventory:
         self.taints = self.columns.new_column()
         """By row: equal where devices have the same taints that can keep claims away, by key, value and effect."""
         self.nodes = NodeRows()
+        self.drawing = self.columns.new_marks()
+        """1 for each row whose device draws from shared counters."""
         self._standing = self.columns.new_marks()
         self._unstanding: set[PoolKey] = set()
         """Pools that changed since their standing was worked out."""
@@ -45,7 +47,6 @@ class Inventory:
         self._unsorted: set[PoolKey] = set()
         """Pools that changed since it was looked whether they are plain."""
         self._invalid_selectors: set[str] = set()
-        self._with_counters: set[str] = set()
         self._per_device: set[str] = set()
         self._pools: dict[PoolKey, Pool] = {}
         self._slices: dict[str, PoolKey] = {}
@@ -93,11 +94,6 @@ class Inventory:
     def has_invalid_node_selectors(self) -> bool:
         """Whether looking at a node may end with an AllocationError for what is published."""
         return bool(self._invalid_selectors)
-
-    @property
-    def has_shared_counters(self) -> bool:
-        """Whether any slice has counters for devices to draw from."""
-        return bool(self._with_counters)
 
     @property
     def per_device_rows(self) -> Iterable[int]:
@@ -201,8 +197,9 @@ class Inventory:
         self._unsorted.add(self._slices[entry.name])
         if _has_invalid_selector(entry.spec):
             self._invalid_selectors.add(entry.name)
-        if entry.spec.shared_counters:
-            self._with_counters.add(entry.name)
+        for row, device in zip(entry.rows, entry.spec.devices, strict=True):
+            if device.consumes_counters:
+                self.drawing[row] = 1
         if entry.spec.per_device_node_selection:
             self._per_device.add(entry.name)
 
@@ -212,7 +209,6 @@ class Inventory:
                 self.taints.clear(row, _meaning(taints))
         self.nodes.remove(entry)
         self._invalid_selectors.discard(entry.name)
-        self._with_counters.discard(entry.name)
         self._per_device.discard(entry.name)
 
     def put_rule(self, rule: DeviceTaintRule) -> None:

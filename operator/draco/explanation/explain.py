@@ -12,6 +12,7 @@ import msgspec
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet import Fleet
 from draco.allocation.requests import expand, matcher
+from draco.allocation.rowwise import select
 from draco.allocation.upstream_bugs import Area, bugs_of
 from draco.explanation.allocated import bypassing, is_full, missing, reaching, reason_of, told_of
 from draco.explanation.folding import folded
@@ -20,6 +21,7 @@ from draco.explanation.nearest import nearest_misses
 from draco.explanation.nodes import MAX_NODES, device_causes, main_reason
 from draco.explanation.placement import node_causes
 from draco.explanation.problems import problems_of
+from draco.explanation.selection import alternatives, selection
 from draco.explanation.survey import Survey, survey
 from draco.explanation.together import fits_alone
 from draco.explanation.trying import Verdict
@@ -175,7 +177,7 @@ def _bugs(fleet: Fleet, claims: Sequence[ResourceClaim], minor: int) -> list[str
 
 def _areas(fleet: Fleet, claims: Sequence[ResourceClaim]) -> set[Area]:
     areas = set()
-    if fleet.inventory.has_shared_counters:
+    if _draw_from_counters(fleet, claims):
         areas.add(Area.SHARED_COUNTERS)
     if fleet.inventory.columns.irregular:  # but for lists, hardly any device is
         areas.add(Area.LIST_ATTRIBUTES)
@@ -191,6 +193,20 @@ def _areas(fleet: Fleet, claims: Sequence[ResourceClaim]) -> set[Area]:
         if any(request.exactly is not None and request.exactly.admin_access for request in devices.requests):
             areas.add(Area.ADMIN_ACCESS)
     return areas
+
+
+def _draw_from_counters(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
+    """Whether some device that is selected for the claims does."""
+    drawing = bytes(fleet.inventory.drawing)
+    if 1 not in drawing:
+        return False
+    return any(
+        1 in select([selection(fleet, claim, device_class, asked).end, drawing])
+        for claim in claims
+        for request in claim.spec.devices.requests
+        for _, asked in alternatives(request)
+        if (device_class := fleet.classes.get(asked.device_class_name)) is not None
+    )
 
 
 def _with(told: Explanation, **fields: Any) -> Explanation:

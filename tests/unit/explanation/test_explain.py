@@ -31,7 +31,7 @@ from draco.resources.slices import (
     ResourceSlice,
     ResourceSliceSpec,
 )
-from tests.builders import a_claim, a_device_class, a_node, a_pod, a_rule, a_slice
+from tests.builders import a_claim, a_device, a_device_class, a_node, a_pod, a_rule, a_slice
 from tests.unit.explanation.clusters import A100, ATTRIBUTES, GPU, H100, a_fleet, asking
 
 
@@ -347,11 +347,14 @@ def test_bugs_of_an_older_scheduler_are_named_if_they_concern_the_claim() -> Non
     assert not explain(a_fleet(), [asking()], minor=36).upstream_bugs
 
 
-def test_bugs_with_shared_counters_are_named_only_while_there_are_any() -> None:
+def test_bugs_with_shared_counters_are_named_only_where_a_device_for_the_claim_draws_from_some() -> None:
     claim, fleet = asking(allocation_mode="All"), a_fleet()
     without = explain(fleet, [claim], minor=36).upstream_bugs
-    counters = CounterSet(name="units", counters={"memory": Counter(value="80Gi")})
-    published = a_slice("n3", [], shared_counters=[counters])
+    drawn = [DeviceCounterConsumption(counter_set="units", counters={"memory": Counter(value="80Gi")})]
+    elsewhere = a_slice("n3", [a_device("part-0", consumes_counters=drawn)], driver="other.example.com")
+    fleet.put_slice(elsewhere)
+    assert explain(fleet, [claim], minor=36).upstream_bugs == without
+    published = a_slice("n3", [a_device("gpu-0", consumes_counters=drawn)])
     fleet.put_slice(published)
     more = [bug for bug in explain(fleet, [claim], minor=36).upstream_bugs if bug not in without]
     assert any("panics" in bug for bug in more)
