@@ -110,13 +110,17 @@ class HolderSearch:
 
     def __call__(self, one: Instance | None, gpu: Gpu) -> str:
         """The holders of an instance, or of the GPU, in one phrase; "" when nobody is found."""
-        found: list[Holder] = []
+        near: list[Holder] = []
         if one is not None:
             with suppress(NvmlError):
-                found = self._holders.named(self._listed(one))
+                near = self._holders.named(self._listed(one))
             with suppress(CapabilityUnknown):
-                found = found or self._holders.having_open(*self._capabilities.paths(gpu.minor, one.gi, one.ci))
-        return sentence(found or self._holders.having_open(f"/dev/nvidia{gpu.minor}"))
+                near = near or self._holders.having_open(*self._capabilities.paths(gpu.minor, one.gi, one.ci))
+        if near:
+            return sentence(near)
+        far = sentence(self._holders.having_open(f"/dev/nvidia{gpu.minor}"))
+        # Those that run on other parts of the GPU have it open too.
+        return f"somebody in no list, perhaps {far}" if far and one is not None else far
 
 
 def sentence(holders: Iterable[Holder]) -> str:

@@ -82,7 +82,7 @@ def test_the_nearest_holder_is_named_and_monitoring_of_the_whole_gpu_only_withou
     listed: list[int] = []
     proc = procfs.tree(path)
     search = HolderSearch(Holders(proc), Capabilities(proc), lambda _one: listed)
-    assert search(there, a_gpu(0)) == "process 100 (monitor)"
+    assert search(there, a_gpu(0)) == "somebody in no list, perhaps process 100 (monitor)"
     faults.hold(path, 0, Process(pid=200, name="shell", listed=False, gpu_instance=made.gpu_instance))
     assert search(there, a_gpu(0)) == "process 200 (shell)"
     listed.append(300)
