@@ -13,8 +13,10 @@ import structlog
 from draco.agent.hardware import View
 from draco.agent.instances import GpuMig, MigState
 from draco.agent.mig_layout import LayoutDesk
+from draco.agent.startup import persistently
 from draco.kube.client import Client
 from draco.kube.clock import Clock
+from draco.kube.discovery import serves
 from draco.kube.informer import Informer
 from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.retry import Backoff
@@ -26,6 +28,7 @@ from draco.resources.names import GpuUuid
 
 log = structlog.get_logger()
 
+ABSENT_S = 60.0
 InThread = Callable[[Callable[[], str]], Awaitable[str]]
 """Runs work in the thread that prepares claims."""
 
@@ -50,6 +53,8 @@ class MigKeeper:
     ) -> None:
         self.wanted: Mapping[GpuUuid, WantedGpu] | None = None
         self.known = asyncio.Event()
+        self._client = client
+        self._clock = clock
         self._node = node
         self._layouts = layouts
         self._divisions = divisions
@@ -64,7 +69,7 @@ class MigKeeper:
         """Work until cancelled."""
         self._informer.subscribe(self._spec)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._informer.run(), name="wanted")
+            tasks.create_task(self._follow(), name="wanted")
             tasks.create_task(self._first(), name="wanted first")
             self.touch_all()
             await run_workers(self._queue, self._reconcile, workers=1, log=log)
@@ -85,6 +90,16 @@ class MigKeeper:
         """Look at every GPU."""
         for uuid in self._divisions():
             self.touch(uuid)
+
+    async def _follow(self) -> None:
+        """Follow the GpuNode, once there is such a kind. Without it nothing is wanted."""
+        while not await persistently(
+            "wanted.unknown", lambda: serves(self._client, GPU_NODES), clock=self._clock, random=self._random
+        ):
+            if self.wanted is None:
+                self._spec(None)
+            await self._clock.sleep(ABSENT_S)
+        await self._informer.run()
 
     async def _first(self) -> None:
         """Nothing may be wanted: then there is no change that would tell."""
