@@ -20,7 +20,7 @@ from draco.explanation.selection import first_rows
 from draco.explanation.trials import Trials
 from draco.resources.core import Node
 from draco.resources.meta import ObjectKey
-from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINTS_OF_FACTS, DeviceKey, PoolKey
 from draco.resources.taints import DeviceTaint
 
 _NOT: Final = bytes(each == 0 for each in range(256))
@@ -36,7 +36,7 @@ _POOLS: Final = 3
 
 
 def lifted_taints(trials: Trials) -> Iterator[Change]:
-    """A taint that is lifted, or tolerated, which comes to the same."""
+    """A taint that is lifted, or tolerated, which comes to the same but for taints that state what cannot be done."""
     inventory = trials.fleet.inventory
     seen: dict[tuple[str, str, str], DeviceTaint] = {}
     for ask in trials.asks:
@@ -72,11 +72,18 @@ def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[Change]:
         named = (taint.key, taint.value, taint.effect)
         rules = {taint_seen(trials.fleet, candidate, named).rule for candidate in tainted.values()} - {""}
         by = f" (rule {_some(sorted(rules))})" if rules else ""
-        text = (
-            f"the taint {taint_text(*named)}{by} were lifted from {_some(sorted(tainted))}, or the request tolerated it"
-        )
+        text = f"the taint {taint_text(*named)}{by} were lifted from {_some(sorted(tainted))}{_otherwise(taint)}"
         yield Change(told=told(ChangeKind.LIFT_TAINT, text, node, results), taint=taint)
         return
+
+
+def _otherwise(taint: DeviceTaint) -> str:
+    """How the taint goes, or what does as well."""
+    if taint.key == TAINT_FOREIGN_INSTANCE:
+        return ", by removing the GPU instance that somebody else made there"
+    if taint.key in TAINTS_OF_FACTS:
+        return ", which its agent does when the GPU is Ready again: draco layout show says what that waits for"
+    return ", or the request tolerated it"
 
 
 def freed_claims(trials: Trials) -> Iterator[Change]:

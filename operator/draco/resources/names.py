@@ -24,6 +24,8 @@ TAINT_FOREIGN_INSTANCE = f"{DRACO_DOMAIN}/foreign-instance"
 """On devices that overlap a GPU instance which Draco did not make."""
 TAINT_UNSETTLED = f"{DRACO_DOMAIN}/unsettled"
 """On all devices of a GPU whose instances are not certain, or that waits for a reset; the value says which."""
+TAINTS_OF_FACTS = frozenset({TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED})
+"""Taints that say what the agent could not do: whoever tolerates one is allocated a device that is refused to its pod."""
 
 NVIDIA_DRIVER = "gpu.nvidia.com"
 NVIDIA_DEVICE_CLASS = "gpu.nvidia.com"

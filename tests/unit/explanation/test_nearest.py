@@ -176,6 +176,24 @@ def test_a_taint_is_lifted_from_the_devices_that_would_be_taken() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("taint", "remedy"),
+    [
+        ("draco.dev/foreign-instance", "by removing the GPU instance that somebody else made there"),
+        (
+            "draco.dev/unsettled",
+            "which its agent does when the GPU is Ready again: draco layout show says what that waits for",
+        ),
+    ],
+)
+def test_nobody_is_told_to_tolerate_that_a_device_cannot_be_had(taint: str, remedy: str) -> None:
+    fleet = a_fleet()
+    fleet.put_rule(a_rule(taint=taint, driver=GPU, pool="n1"))
+    assert told(fleet, asking(BIG))[ChangeKind.LIFT_TAINT] == (
+        f"the taint {taint}:NoSchedule (rule rule) were lifted from {GPU}/n1/gpu-0, {remedy}"
+    )
+
+
 def test_two_taints_on_one_device_are_no_single_change() -> None:
     fleet = a_fleet()
     fleet.put_rule(a_rule("one", driver=GPU, pool="n1"))
