@@ -167,6 +167,14 @@ def test_the_mode_goes_off_when_the_last_instance_is_gone(node: MigNode) -> None
     assert node.hardware().mig_current == 0
 
 
+def test_without_a_policy_the_mode_stays_until_a_claim_takes_the_whole_gpu(node: MigNode) -> None:
+    apply(node, MigMode.DYNAMIC, warm={"1g.10gb": 1})
+    assert apply(node, None) == ""
+    assert (node.real(), node.hardware().mig_current) == ([], 1)
+    node.prepare(a_claim("whole", on=["node-0/gpu-0"]))
+    assert node.hardware().mig_current == 0
+
+
 def test_the_mode_of_a_gpu_that_is_used_as_a_whole_is_left_alone(node: MigNode) -> None:
     node.prepare(a_claim("whole", on=["node-0/gpu-0"]))
     assert (
