@@ -25,6 +25,8 @@ class DeviceState(StrEnum):
     OFFLINE = "offline"
     TAINTED = "tainted"
     IN_USE = "in use"
+    BLOCKED = "blocked"
+    """Others use up what it draws from, such as the memory of a GPU of which it is a partition."""
     FREE = "free"
 
 
@@ -43,6 +45,7 @@ class DeviceCounts(View, frozen=True, kw_only=True):
     total: int = 0
     free: int = 0
     in_use: int = 0
+    blocked: int = 0
     tainted: int = 0
     unhealthy: int = 0
     offline: int = 0

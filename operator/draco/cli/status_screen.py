@@ -30,6 +30,7 @@ Cell = str | Text
 STYLES = {
     DeviceState.FREE: "green",
     DeviceState.IN_USE: "cyan",
+    DeviceState.BLOCKED: "blue",
     DeviceState.TAINTED: "yellow",
     DeviceState.OFFLINE: "red",
     DeviceState.UNHEALTHY: "red",
@@ -46,6 +47,7 @@ CLAIM_WORDS = {
 COUNTED: list[tuple[DeviceState, Callable[[DeviceCounts], int]]] = [
     (DeviceState.FREE, lambda counts: counts.free),
     (DeviceState.IN_USE, lambda counts: counts.in_use),
+    (DeviceState.BLOCKED, lambda counts: counts.blocked),
     (DeviceState.TAINTED, lambda counts: counts.tainted),
     (DeviceState.MAINTENANCE, lambda counts: counts.maintenance),
     (DeviceState.UNHEALTHY, lambda counts: counts.unhealthy),
@@ -111,7 +113,7 @@ def _nodes(nodes: Iterable[NodeView], console: Console, *, fold: bool) -> None:
     columns = [
         (state, count)
         for state, count in COUNTED
-        if state is not DeviceState.OFFLINE or any(count(node.devices) for node in shown)
+        if state not in {DeviceState.BLOCKED, DeviceState.OFFLINE} or any(count(node.devices) for node in shown)
     ]
     folded = [node for node in shown if fold and _in_order(node)]
     table = _table("NODE", "STATE", "DEVICES", *(state.upper() for state, _ in columns), right=2)
@@ -128,7 +130,8 @@ def _nodes(nodes: Iterable[NodeView], console: Console, *, fold: bool) -> None:
 
 def _in_order(node: NodeView) -> bool:
     """Whether there is nothing to say of the node but numbers."""
-    return node.ready and node.schedulable and node.devices.free + node.devices.in_use == node.devices.total
+    devices = node.devices
+    return node.ready and node.schedulable and devices.free + devices.in_use + devices.blocked == devices.total
 
 
 def _node_state(node: NodeView) -> Text:
@@ -140,7 +143,7 @@ def _node_state(node: NodeView) -> Text:
 
 
 def _devices(devices: Sequence[DeviceView], console: Console, *, fold: bool) -> None:
-    plain = {DeviceState.FREE, DeviceState.IN_USE}
+    plain = {DeviceState.FREE, DeviceState.IN_USE, DeviceState.BLOCKED}
     shown = [view for view in devices if view.state not in plain] if fold else devices
     if shown:
         drivers = len({view.driver for view in devices}) > 1
@@ -160,6 +163,8 @@ def _devices(devices: Sequence[DeviceView], console: Console, *, fold: bool) -> 
         console.print(table)
     if fold:
         console.print("Devices that are free or in use are counted above; list every one with -o wide.", style="dim")
+    if any(view.state is DeviceState.BLOCKED for view in devices):
+        console.print("Blocked: others use what they draw from. How GPUs are divided: draco layout show", style="dim")
 
 
 def _detail(view: DeviceView) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from draco.cli.status_counters import short_of_counters
 from draco.cli.status_schema import (
     ClaimCounts,
     ClaimState,
@@ -129,6 +130,7 @@ def _devices(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[ResourceSlice]
         for gpu in node.status.gpus
     }
     ready = {node.metadata.name: node.ready for node in snapshot.nodes}
+    short = short_of_counters(pools, holders.keys())
     views = []
     for pool, slices in pools.items():
         for item in slices:
@@ -143,6 +145,7 @@ def _devices(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[ResourceSlice]
                         online=ready.get(node, False) if node else True,
                         rules=snapshot.rules,
                         claims=sorted(holders.get(key, [])),
+                        blocked=key in short,
                         maintenance=maintained.get(key, ""),
                         report=reports.get(key),
                     )
@@ -158,6 +161,7 @@ def _device(
     online: bool,
     rules: Sequence[DeviceTaintRule],
     claims: list[str],
+    blocked: bool,
     maintenance: str,
     report: GpuStatus | None,
 ) -> DeviceView:
@@ -170,8 +174,10 @@ def _device(
         state = DeviceState.OFFLINE
     elif any(taint.effect in BLOCKING_EFFECTS for taint in taints):
         state = DeviceState.TAINTED
+    elif claims:
+        state = DeviceState.IN_USE
     else:
-        state = DeviceState.IN_USE if claims else DeviceState.FREE
+        state = DeviceState.BLOCKED if blocked else DeviceState.FREE
     return DeviceView(
         driver=key.driver,
         pool=key.pool,
@@ -215,6 +221,7 @@ def _device_counts(devices: Iterable[DeviceView]) -> DeviceCounts:
         total=by_state.total(),
         free=by_state[DeviceState.FREE],
         in_use=by_state[DeviceState.IN_USE],
+        blocked=by_state[DeviceState.BLOCKED],
         tainted=by_state[DeviceState.TAINTED],
         unhealthy=by_state[DeviceState.UNHEALTHY],
         offline=by_state[DeviceState.OFFLINE],

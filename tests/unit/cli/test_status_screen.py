@@ -7,7 +7,8 @@ from draco.cli.status_schema import MissingView
 from draco.cli.status_screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide
 from draco.cli.status_view import Snapshot, status_of
 from draco.resources.draco import MaintenancePhase
-from tests.builders import a_claim, a_gpu_node, a_maintenance, a_node, a_pod, a_rule, a_slice
+from draco.resources.slices import Counter, CounterSet, DeviceCounterConsumption
+from tests.builders import a_claim, a_device, a_gpu_node, a_maintenance, a_node, a_pod, a_rule, a_slice
 
 
 def screen(snapshot: Snapshot, *, wide: bool = False, colour: bool = False) -> str:
@@ -131,6 +132,19 @@ def test_colour_repeats_what_the_words_say() -> None:
     plain, coloured = screen(A_CLUSTER), screen(A_CLUSTER, colour=True)
     assert "\x1b[" not in plain
     assert "\x1b[" in coloured
+
+
+def test_devices_whose_counters_are_used_up_are_blocked_and_it_is_said_where_to_look() -> None:
+    draws = DeviceCounterConsumption(counter_set="gpu-0", counters={"memory": Counter(value="80Gi")})
+    devices = [a_device(name, consumes_counters=[draws]) for name in ("whole", "part")]
+    total = CounterSet(name="gpu-0", counters={"memory": Counter(value="80Gi")})
+    claims = [a_claim("train", on=["node-0/part"])]
+    text = screen(Snapshot(nodes=[a_node()], slices=[a_slice(devices=devices, shared_counters=[total])], claims=claims))
+    assert "1 in use, 1 blocked" in text
+    assert rows(text, "NODES") == [["node-0", "Ready", "2", "-", "1", "1", "-", "-", "-"]]
+    assert rows(text, "DEVICES")[-1] == [
+        "Blocked: others use what they draw from. How GPUs are divided: draco layout show"
+    ]
 
 
 def a_large_cluster() -> Snapshot:

@@ -5,6 +5,7 @@ from draco.cli.status_schema import ClaimState, DeviceCounts, DeviceState, Missi
 from draco.cli.status_view import Snapshot, claim_state, status_of
 from draco.resources.core import PodResourceClaimStatus, PodStatus
 from draco.resources.draco import MaintenancePhase
+from draco.resources.slices import Counter, CounterSet, Device, DeviceCounterConsumption, ResourceSlice
 from draco.resources.taints import DeviceTaint
 from tests.builders import a_claim, a_device, a_gpu_node, a_maintenance, a_node, a_pod, a_rule, a_slice
 
@@ -22,6 +23,37 @@ def test_an_allocated_device_is_in_use_by_its_claim() -> None:
     free, used = status.device_list
     assert (free.state, used.state) == (DeviceState.FREE, DeviceState.IN_USE)
     assert used.claims == ["default/train"]
+
+
+def a_divided_gpu() -> list[ResourceSlice]:
+    """A GPU of two halves, whole and in parts, its counters in a slice of their own."""
+    halves = {"memory-slice-0": Counter(value="1"), "memory-slice-1": Counter(value="1")}
+
+    def drawing(name: str, *taken: str) -> Device:
+        draws = DeviceCounterConsumption(counter_set="gpu-0", counters={one: halves[one] for one in taken})
+        return a_device(name, consumes_counters=[draws])
+
+    devices = [drawing("gpu-0", *halves), drawing("left", "memory-slice-0"), drawing("right", "memory-slice-1")]
+    total = CounterSet(name="gpu-0", counters=halves)
+    return [a_slice(devices=devices, of=2), a_slice(devices=[], of=2, name="counters", shared_counters=[total])]
+
+
+@pytest.mark.parametrize(
+    ("held", "free", "blocked"),
+    [("left", ["right"], ["gpu-0"]), ("gpu-0", [], ["left", "right"]), ("", ["gpu-0", "left", "right"], [])],
+)
+def test_what_draws_from_counters_that_others_use_up_is_blocked(held: str, free: list[str], blocked: list[str]) -> None:
+    claims = [a_claim(on=[f"node-0/{held}"])] if held else []
+    status = status_of(Snapshot(nodes=[a_node()], slices=a_divided_gpu(), claims=claims))
+    states = {state: [view.device for view in status.device_list if view.state is state] for state in DeviceState}
+    assert (states[DeviceState.FREE], states[DeviceState.BLOCKED]) == (free, blocked)
+    assert (status.devices.blocked, status.devices.in_use) == (len(blocked), len(claims))
+
+
+def test_looking_at_a_partition_as_an_administrator_blocks_nobody() -> None:
+    claims = [a_claim(on=["node-0/gpu-0"], admin_access=True)]
+    status = status_of(Snapshot(nodes=[a_node()], slices=a_divided_gpu(), claims=claims))
+    assert (status.devices.free, status.devices.blocked) == (3, 0)
 
 
 def test_admin_access_takes_nothing_from_anyone() -> None:
