@@ -28,6 +28,7 @@ from draco.agent.nvml_errors import (
     NotSupported,
     NvmlError,
     PermissionMissing,
+    never_seen,
 )
 from draco.agent.nvml_instances import Mode, NvmlInstances
 from draco.mig.board import Board, Placement
@@ -129,7 +130,10 @@ class MigDesk:
             return msgspec.structs.replace(gpu, board=seen.board, instances=seen.instances)
 
     def observe(self, uuid: GpuUuid) -> Seen:
-        """A fresh list of a GPU's instances. An NvmlError makes the GPU dirty."""
+        """A fresh list of a GPU's instances. An NvmlError makes the GPU dirty; GpuUnknown before the first look."""
+        if uuid not in self._seen:
+            # The record may name a GPU that left the node, or that a driver which is down has not shown yet.
+            raise never_seen(uuid)
         gpu = self._seen[uuid].gpu
         try:
             mode = self._mig.mode(uuid)

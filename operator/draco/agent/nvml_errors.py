@@ -68,6 +68,14 @@ class NoEvent(NvmlError):
     """Nothing happened in the time given."""
 
 
+def never_seen(uuid: str) -> GpuUnknown:
+    """What to raise for a GPU that this agent has not come across."""
+    return GpuUnknown(
+        f"GPU {uuid} has not been seen since the agent started: it left the node, or the driver does not answer.",
+        int(pynvml.NVML_ERROR_NOT_FOUND),
+    )
+
+
 class Unreadable(NvmlError):
     """NVML's answer says nothing about the GPU's state."""
 

@@ -21,7 +21,7 @@ from draco.agent.holdings import Keeping, recognised
 from draco.agent.instances import Instance, Use
 from draco.resources.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid
-from draco.simulator import by_hand, faults
+from draco.simulator import by_hand, faults, state
 from draco.simulator.gpu_state import Process
 from tests.builders import a_claim
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
@@ -503,3 +503,18 @@ def test_a_gpu_that_is_lost_keeps_its_claims_and_is_dirty(node: MigNode) -> None
     again = MigNode(node.folder, boot="the next boot")
     assert (again.real(), again.mig.divisions[again.uuid].dirty) == ([], False)
     assert not again.record.claims
+
+
+def test_a_claim_on_a_gpu_that_left_the_node_is_given_up_after_a_restart(tmp_path: Path) -> None:
+    """The record names a GPU that the new agent never looked at."""
+    build(tmp_path, gpus=2)
+    claim = a_mig_claim("gone", *names([(19, 0)], gpu=1))
+    MigNode(tmp_path).prepare(claim)
+    with state.mutate(tmp_path / "gpus.json") as hardware:
+        del hardware.gpus[1]
+    node = MigNode(tmp_path)
+    with pytest.raises(InstanceHeld, match="has not been seen since the agent started"):
+        node.unprepare(claim)
+    node.now_s += PATIENCE_S
+    node.unprepare(claim)
+    assert not node.record.claims
