@@ -147,7 +147,7 @@ async def test_an_instance_made_by_hand_is_reported_and_left_alone(node: Simulat
         assert "made by somebody else" in await error_of(node, "prepare", claim)
         await eventually(lambda: is_used(node, [("3g.40gb", 4, InstanceUse.FOREIGN)]))
         [event] = await eventually(lambda: node.events("ForeignInstance"))
-        assert "without a compute instance" in event.message
+        assert "(3g.40gb@4), without a compute instance, was made by somebody else" in event.message
         [left] = hardware(node).instances
         assert (left.profile_id, left.start, left.compute) == (9, 4, [])
 
