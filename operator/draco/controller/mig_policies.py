@@ -1,7 +1,7 @@
 """Says where each MIG policy stands.
 
 Owns the status of MigPolicies and nothing else. Keys are their UIDs. A change anywhere in the fleet may concern every policy, so
-each is looked at only so often, and less often the longer that takes.
+each is looked at only so often, and less often the longer that takes and the more policies there are.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from draco.resources.names import FIELD_MANAGER_OPERATOR
 log = structlog.get_logger(__name__)
 
 _REST = 20.0
-"""How much longer than it takes to look at a policy it is then let be."""
+"""How much longer than it takes to look at all policies each is then let be: so small a part of the time is spent on all."""
 
 
 class Adviser(Protocol):
@@ -99,7 +99,7 @@ class MigPolicyReconciler:
             return wait_s
         status = self._status(policy)
         took_s = self._clock.monotonic() - now_s
-        self._due_s[uid] = now_s + max(self._pace_s, _REST * took_s)
+        self._due_s[uid] = now_s + max(self._pace_s, _REST * took_s * len(self.all_keys()))
         if status is not None and status != policy.status:
             await self._write(policy, status)
         return self._decisions.seconds_to_next_window()

@@ -188,9 +188,15 @@ def _nodes(mine: Iterable[_Gpu]) -> list[MigPolicyNode]:
     by_node: dict[str, list[GpuDecision]] = {}
     for each in mine:
         by_node.setdefault(each.node, []).append(each.gpu)
-    nodes = [_node(name, gpus) for name, gpus in by_node.items()]
-    kept = sorted(nodes, key=lambda each: (not each.failed, not each.changing, each.name))[:LISTED_NODES]
-    return sorted(kept, key=lambda each: each.name)
+    # Of thousands of nodes few are listed, so only these are worded.
+    worst_first = sorted(by_node, key=lambda name: (*_standings_absent(by_node[name]), name))
+    return [_node(name, by_node[name]) for name in sorted(worst_first[:LISTED_NODES])]
+
+
+def _standings_absent(gpus: Sequence[GpuDecision]) -> tuple[bool, bool]:
+    """Whether nothing has failed, and whether nothing changes."""
+    standings = {each.stands.standing for each in gpus}
+    return Standing.FAILED not in standings, Standing.CHANGING not in standings
 
 
 def _node(name: str, gpus: Sequence[GpuDecision]) -> MigPolicyNode:
