@@ -30,7 +30,7 @@ class MigLayoutReconciler:
         self._client = client
         self._view = view
         self._decisions = decisions
-        self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
+        self._superseded: dict[str, str] = {}  # by node: the version that our last write replaced
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the name of every node that a change may concern."""
@@ -48,11 +48,12 @@ class MigLayoutReconciler:
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
         decision = self._decisions.of(node)
         if gpu_node is None or decision is None or gpu_node.metadata.deletion_timestamp is not None:
+            self._superseded.pop(node, None)
             return None
         meta = gpu_node.metadata
-        if self._superseded.get(meta.uid) == meta.resource_version:
+        if self._superseded.get(node) == meta.resource_version:
             return None  # our own write is still on its way to us; its arrival wakes us
-        self._superseded.pop(meta.uid, None)
+        self._superseded.pop(node, None)
         if decision.wanted != _in_order(gpu_node):
             log.info("mig.wanted", node=node, decision=str(decision))
             try:
@@ -60,7 +61,7 @@ class MigLayoutReconciler:
             except NotFound:
                 return None
             if written.metadata.resource_version != meta.resource_version:
-                self._superseded[meta.uid] = meta.resource_version
+                self._superseded[node] = meta.resource_version
         return self._decisions.seconds_to_next_window() if decision.wanted else None
 
     async def _write(self, gpu_node: GpuNode, wanted: list[WantedGpu]) -> GpuNode:
