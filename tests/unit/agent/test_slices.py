@@ -6,9 +6,18 @@ import pytest
 from draco.agent import slices
 from draco.agent.gpus import DriverInfo
 from draco.agent.slices import Located, Publisher
-from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity, ResourcePool, ResourceSlice
+from draco.resources.slices import (
+    Counter,
+    CounterSet,
+    Device,
+    DeviceAttribute,
+    DeviceCapacity,
+    DeviceCounterConsumption,
+    ResourcePool,
+    ResourceSlice,
+)
 from draco.resources.taints import DeviceTaint
-from tests.builders import MOMENT, a_gpu, a_slice
+from tests.builders import MOMENT, a_device, a_gpu, a_slice
 
 DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")
 BY = Publisher(node="node-0", uid="uid-0", driver="gpu.nvidia.com")
@@ -90,6 +99,21 @@ def test_a_slice_holds_128_devices_and_64_when_any_has_a_taint() -> None:
     assert [len(part.devices) for part in slices.split(devices)] == [128, 2]
     devices[5] = msgspec.structs.replace(devices[5], taints=[DeviceTaint(key="example.com/x", effect="NoSchedule")])
     assert [len(part.devices) for part in slices.split(devices)] == [64, 64, 2]
+
+
+def test_a_slice_holds_64_devices_when_any_draws_from_counters_and_counters_come_first_in_slices_of_their_own() -> None:
+    drawn = {"memory-slice-0": Counter(value="1")}
+    draws = [DeviceCounterConsumption(counter_set="gpu-0-counter-set", counters=drawn)]
+    devices = [*some_devices(129), a_device("part", consumes_counters=draws)]
+    counters = [CounterSet(name=f"gpu-{minor}-counter-set", counters=drawn) for minor in range(9)]
+    parts = slices.split(devices, counters)
+    assert [(len(part.shared_counters), len(part.devices)) for part in parts] == [
+        (8, 0),
+        (1, 0),
+        (0, 64),
+        (0, 64),
+        (0, 2),
+    ]
 
 
 def test_no_gpus_is_one_empty_slice() -> None:
