@@ -70,8 +70,11 @@ def plan_release(
     """
     fleet = searches.fleet
     waiting = [claim for claim in claims if claim.status.allocation is None]
+    if not waiting or not movable:
+        return None
     nodes = {node.metadata.name: node for node in _open(fleet, pod, claims)}
-    if not waiting or not movable or not nodes:
+    if not nodes:
+        searches.take()  # all nodes were asked, and thousands of such pods may wait
         return None
     search = _Search(searches, waiting, nodes)
     if search.fits_now():

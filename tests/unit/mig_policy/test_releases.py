@@ -100,3 +100,15 @@ def test_a_node_that_the_pod_may_not_go_to_is_no_help(node_selector: dict[str, s
 
 def test_a_claim_that_no_node_can_ever_meet_moves_nobody() -> None:
     assert planned(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), wanted="9g.99gb") is None
+
+
+def test_a_pod_that_may_go_to_no_node_uses_up_a_search() -> None:
+    """Every node was asked to find that out, so what is done in one go is bounded only if it counts."""
+    idle, waiting = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("waiting", "4g.40gb")
+    fleet = Fleet.of(
+        slices=a_mig_pool("node-0", 1), nodes=[a_node("node-0")], classes=[MIG_CLASS], claims=[idle, waiting]
+    )
+    pod = msgspec.structs.replace(a_pod("train", claims=["waiting"]), spec=PodSpec(node_selector={"zone": "elsewhere"}))
+    searches = Searches(fleet, 1)
+    assert plan_release(searches, pod, [waiting], {idle.metadata.key: 2}) is None
+    assert searches.left == 0
