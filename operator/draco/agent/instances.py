@@ -22,7 +22,7 @@ __all__ = [
     "PartitionName",
     "PlacementKey",
     "Use",
-    "partition_name",
+    "read_partition_name",
     "unit_mask",
 ]
 
@@ -122,7 +122,7 @@ class PartitionName(NamedTuple):
 _PARTITION = re.compile(r"(gpu-[0-9]+)-mig-[a-z0-9.+-]+-([0-9]+)-([0-9]+)")
 
 
-def partition_name(device: str) -> PartitionName | None:
+def read_partition_name(device: str) -> PartitionName | None:
     """What a device's name says of a partition: gpu-0-mig-1g10gb-19-4. None for a whole GPU, or any other name.
 
     The profile is named by NVML's id; its text is for people and differs between drivers.

@@ -20,7 +20,7 @@ from draco.agent.checkpoint import Checkpoint, ClaimState, Partition, PreparedCl
 from draco.agent.claim_instances import Acquired, ClaimInstances
 from draco.agent.errors import PrepareError
 from draco.agent.gpus import Gpu
-from draco.agent.instances import PartitionName, partition_name
+from draco.agent.instances import PartitionName, read_partition_name
 from draco.resources.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid
 
@@ -55,7 +55,7 @@ def _device(name: str, result: DeviceRequestAllocationResult, pool: str, gpus: M
             f"Claim {name} was allocated {result.device} of pool {result.pool}, but this node's pool is {pool}; "
             "the pod cannot run here."
         )
-    part = partition_name(result.device)
+    part = read_partition_name(result.device)
     gpu = gpus.get(result.device if part is None else part.parent)
     if gpu is None:
         present = ", ".join(sorted(gpus)) or "none"
@@ -150,7 +150,7 @@ class ClaimDesk:
     def prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         """Prepare an allocated claim; a claim that is prepared already is returned as it is. Raises PrepareError."""
         results = claim.status.allocation.devices.results if claim.status.allocation else []
-        with self._lock(partition_name(result.device) is not None for result in results):
+        with self._lock(read_partition_name(result.device) is not None for result in results):
             known = self._checkpoint.claims.get(ClaimUid(claim.metadata.uid))
             if known is not None and known.state is ClaimState.PREPARED:
                 return self._again(known, claim)

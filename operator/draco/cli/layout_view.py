@@ -6,7 +6,7 @@ Owns the bringing together of what agents report with what claims have been allo
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from draco.agent.instances import partition_name
+from draco.agent.instances import read_partition_name
 from draco.cli.layout_schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
 from draco.cli.layout_sources import Observed
 from draco.cli.status_view import natural
@@ -104,7 +104,7 @@ def parts_of(gpu: GpuStatus, board: Board, held: Holders) -> list[PartView]:
     """The instances there are, and those that claims have been promised, by start."""
     promised: dict[tuple[str, int], set[str]] = {}
     for device, claims in held.items():
-        name = partition_name(device)
+        name = read_partition_name(device)
         profile = board.by_id(name.profile_id) if name is not None and name.parent == gpu.device else None
         if name is not None and profile is not None:
             promised.setdefault((profile.name, name.start), set()).update(claims)

@@ -7,7 +7,7 @@ import pytest
 
 from draco.agent import partitions
 from draco.agent.gpus import DriverInfo
-from draco.agent.instances import GpuMig, Held, Instance, MigState, Use, partition_name
+from draco.agent.instances import GpuMig, Held, Instance, MigState, Use, read_partition_name
 from draco.agent.partitions import Divisible
 from draco.agent.slices import Located
 from draco.mig.board import Board, Placement
@@ -118,7 +118,7 @@ def test_every_name_is_read_back_and_no_two_are_alike() -> None:
         names = [partitions.partition_name("gpu-11", placement) for placement in board.placements]
         assert len(set(names)) == len(names)
         for device, placement in zip(names, board.placements, strict=True):
-            assert partition_name(device) == ("gpu-11", placement.profile.id, placement.start)
+            assert read_partition_name(device) == ("gpu-11", placement.profile.id, placement.start)
             assert device.replace("-", "").isalnum()
 
 
