@@ -74,7 +74,7 @@ def test_the_first_that_fits_in_the_published_order_leaves_room_for_the_largest_
         offered = [name for device in published(node, offering)[1:] if (name := read_partition_name(device.name))]
         places = [Placement(profile, one.start) for one in offered if (profile := board.by_id(one.profile_id))]
         place = next(one for one in places if one.profile.id == wanted and not one.mask & taken(node))
-        node.prepare(a_mig_claim(f"claim-{turn}", partitions.read_partition_name("gpu-0", place)))
+        node.prepare(a_mig_claim(f"claim-{turn}", partitions.partition_name("gpu-0", place)))
     assert sorted(profile for profile, *_ in node.real()) == [11, 33, 33]
 
 
