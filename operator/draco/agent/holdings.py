@@ -55,15 +55,13 @@ def held(
     boot_id: str,
 ) -> tuple[Held, ...]:
     """Every observed instance of a GPU with its one use."""
-    return tuple(
-        Held(
-            instance=one,
-            use=_use(one, owned.get(one.key), needed, layout, boot_id),
-            claims=tuple(str(claim) for claim in needed.get(one.key, ())),
-            holder=holders.get(one.key, ""),
-        )
-        for one in observed
-    )
+    found = []
+    for one in observed:
+        use = _use(one, owned.get(one.key), needed, layout, boot_id)
+        # Where somebody put one of theirs in the place of ours, claims have lost theirs.
+        claims = () if use is Use.FOREIGN else needed.get(one.key, ())
+        found.append(Held(instance=one, use=use, claims=tuple(map(str, claims)), holder=holders.get(one.key, "")))
+    return tuple(found)
 
 
 def _use(

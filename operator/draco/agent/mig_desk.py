@@ -19,7 +19,7 @@ from draco.agent.checkpoint import Checkpoint, ClaimState, InstanceState, OwnedI
 from draco.agent.errors import AgentError
 from draco.agent.gpus import Gpu
 from draco.agent.holdings import held, recognised, references
-from draco.agent.instances import GpuMig, Instance, MigState, PlacementKey
+from draco.agent.instances import GpuMig, Instance, MigState, PlacementKey, Use
 from draco.agent.nvml_errors import (
     DriverError,
     InUse,
@@ -359,7 +359,7 @@ class MigDesk:
             boot_id=self._boot_id,
         )
         state, message = self._standing(uuid, seen)
-        there = {one.instance.key for one in parts if one.claims}
+        there = {one.instance.key for one in parts if one.use is Use.CLAIM}
         return GpuMig(
             gpu=uuid,
             capable=seen.mode is not None,

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 import pynvml
 import pytest
@@ -33,6 +34,7 @@ CHANGES = (
     "nvmlGpuInstanceDestroy",
     "nvmlDeviceGetGpuInstances",
 )
+ACTS = {"prepare": 40, "unprepare": 40, "fail": 20, "hand": 10, "usurp": 4, "restart": 5, "reload": 3}
 CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_INVALID_STATE, pynvml.NVML_ERROR_IN_USE)
 
 
@@ -53,9 +55,7 @@ class Life:
 
     def step(self) -> None:
         name = self.random.choice(sorted(self.claims))
-        act = self.random.choices(
-            ("prepare", "unprepare", "fail", "hand", "restart", "reload"), (40, 40, 20, 10, 5, 3)
-        )[0]
+        act = self.random.choices(list(ACTS), list(ACTS.values()))[0]
         try:
             getattr(self, act)(name)
         except PrepareError:
@@ -70,7 +70,8 @@ class Life:
         self.node.unprepare(self.claims[name])
 
     def fail(self, _name: str) -> None:
-        effect = self.random.choice(("none", "done"))
+        effects: tuple[Literal["none"], Literal["done"]] = ("none", "done")
+        effect = self.random.choice(effects)
         faults.fail(self.node.path, self.random.choice(CHANGES), self.random.choice(CODES), times=1, effect=effect)
 
     def hand(self, _name: str) -> None:
@@ -85,6 +86,16 @@ class Life:
             self.foreign.add(by_hand.create_instance(self.node.path, 0, PROFILES[profile], start=start).uuid)
         except StateError:
             return  # taken
+
+    def usurp(self, _name: str) -> None:
+        """Somebody destroys an instance of ours and makes the same again."""
+        faults.stop_failing(self.node.path)
+        ours = [one for one in self.node.hardware().instances if one.compute and one.profile_id in PROFILES]
+        ours = [one for one in ours if one.compute[0].uuid not in self.foreign]
+        if ours:
+            one = self.random.choice(ours)
+            by_hand.destroy_instance(self.node.path, 0, one.id)
+            self.foreign.add(by_hand.create_instance(self.node.path, 0, PROFILES[one.profile_id], start=one.start).uuid)
 
     def restart(self, _name: str) -> None:
         self.node = MigNode(self.folder)
