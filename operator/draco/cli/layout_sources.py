@@ -8,6 +8,7 @@ import asyncio
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ from draco.cli.manifests import Manifest, decode_all, files_option, read_manifes
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.kubeconfig import connect
+from draco.mig_policy.windows import open_for
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node
 from draco.resources.draco import GpuNode, MigMode, MigPolicy, MigPolicySpec, ResetPermit
@@ -29,7 +31,8 @@ from draco.resources.slices import ResourceSlice
 
 _MOST_MOVES: Final = 2
 _START: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
-_DURATION: Final = re.compile(r"(?=.)([0-9]{1,2}h)?([0-9]{1,4}m)?")
+_SHORTEST: Final = timedelta(minutes=1)
+_LONGEST: Final = timedelta(hours=24)
 
 
 class LayoutSources(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,9 +221,10 @@ def _check_reset(policy: MigPolicy, source: str) -> None:
             raise ManifestError(
                 f'{source}: a window of spec.reset starts at a time such as "22:00", not "{window.start}".'
             )
-        if not _DURATION.fullmatch(window.duration):
+        if not _SHORTEST <= open_for(window.duration) <= _LONGEST:
             raise ManifestError(
-                f"{source}: a window of spec.reset is open for hours and minutes such as 2h30m, not {window.duration}."
+                f"{source}: a window of spec.reset is open for 1m to 24h, written in hours and minutes such as 2h30m, not "
+                f"{window.duration}."
             )
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from draco.resources.draco import MigReset, ResetPermit, ResetWindow, Weekday
 
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?")
+_DURATION = re.compile(r"(?:(\d{1,2})h)?(?:(\d{1,4})m)?", re.ASCII)
 _DAYS = list(Weekday)
 _AHEAD = 8
 """Days to look ahead: a window that opens once a week opens within them."""
@@ -44,6 +44,15 @@ def unknown_zones(reset: MigReset) -> list[str]:
     return sorted({window.time_zone for window in reset.windows if _zone(window.time_zone) is None})
 
 
+def open_for(text: str) -> timedelta:
+    """How long a window with this duration stays open; zero for a text that is no duration."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        return timedelta(0)
+    hours, minutes = (int(part or 0) for part in found.groups())
+    return timedelta(hours=hours, minutes=minutes)
+
+
 def _openings(window: ResetWindow, now: datetime) -> list[tuple[datetime, datetime]]:
     """When the window opens and closes, from the day before yesterday on, in UTC."""
     zone = _zone(window.time_zone)
@@ -52,20 +61,12 @@ def _openings(window: ResetWindow, now: datetime) -> list[tuple[datetime, dateti
     today = now.astimezone(zone).date()
     days = (today + timedelta(days=offset) for offset in range(-2, _AHEAD + 1))
     starts = [_at(day, window.start, zone) for day in days if not window.days or _DAYS[day.weekday()] in window.days]
-    return [(start, start + _duration(window.duration)) for start in starts]
+    return [(start, start + open_for(window.duration)) for start in starts]
 
 
 def _at(day: date, start: str, zone: ZoneInfo) -> datetime:
     # A time that the clocks skip counts as the moment of the skip's other side; one that comes twice as its first.
     return datetime.combine(day, time.fromisoformat(start), tzinfo=zone).astimezone(UTC)
-
-
-def _duration(text: str) -> timedelta:
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        return timedelta(0)
-    hours, minutes = (int(part or 0) for part in found.groups())
-    return timedelta(hours=hours, minutes=minutes)
 
 
 def _zone(name: str) -> ZoneInfo | None:

@@ -444,6 +444,8 @@ def test_a_plan_needs_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str
             'starts at a time such as "22:00", not "25:00"',
         ),
         ({"reset": {"windows": [{"start": "22:00", "duration": "1d"}]}}, "such as 2h30m, not 1d"),
+        ({"reset": {"windows": [{"start": "22:00", "duration": "48h"}]}}, "open for 1m to 24h, "),
+        ({"reset": {"windows": [{"start": "22:00", "duration": "0m"}]}}, "such as 2h30m, not 0m"),
     ],
 )
 def test_what_an_api_server_would_refuse_is_refused(
