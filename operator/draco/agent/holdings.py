@@ -10,7 +10,7 @@ import msgspec
 
 from draco.agent.checkpoint import ClaimState, InstanceState, OwnedInstance, PreparedClaim
 from draco.agent.instances import Held, Instance, PlacementKey, Use
-from draco.mig.board import Board
+from draco.mig.board import Board, Placement
 from draco.resources.draco import MigMode, WantedGpu
 from draco.resources.names import GpuUuid
 
@@ -91,7 +91,8 @@ def keeping(wanted: WantedGpu | None, board: Board | None) -> Keeping:
     """What a policy keeps without a claim. Profiles that the board lacks keep nothing."""
     if wanted is None or board is None or wanted.mode is MigMode.DISABLED:
         return Keeping()
-    places = layout_places(wanted, board) if wanted.mode is MigMode.STATIC else frozenset()
+    layout = layout_of(wanted, board) if wanted.mode is MigMode.STATIC else ()
+    places = frozenset(PlacementKey(GpuUuid(wanted.uuid), one.profile.id, one.start) for one in layout)
     counts: dict[int, int] = {}
     for one in wanted.warm:
         profile = board.profile(one.profile)
@@ -100,10 +101,10 @@ def keeping(wanted: WantedGpu | None, board: Board | None) -> Keeping:
     return Keeping(places=places, counts=counts)
 
 
-def layout_places(wanted: WantedGpu, board: Board) -> frozenset[PlacementKey]:
-    """The places of a static layout; those that the board does not have are left out."""
-    return frozenset(
-        PlacementKey(GpuUuid(wanted.uuid), profile.id, one.start)
+def layout_of(wanted: WantedGpu, board: Board) -> tuple[Placement, ...]:
+    """What a static layout names; what the board does not have is left out."""
+    return tuple(
+        Placement(profile, one.start)
         for one in wanted.layout
         if (profile := board.profile(one.profile)) is not None and one.start in profile.starts
     )

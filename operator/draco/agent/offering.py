@@ -14,6 +14,7 @@ import msgspec
 
 from draco.agent import partitions, slices
 from draco.agent.gpus import DriverInfo
+from draco.agent.holdings import layout_of
 from draco.agent.instances import GpuMig, Use
 from draco.agent.partitions import Divisible, Place
 from draco.agent.slices import Located
@@ -93,15 +94,8 @@ class Offering:
                 whole = switchable or not mig.enabled
                 return Divisible(**common, profiles=frozenset(wanted.profiles), whole=whole)
             if wanted.mode is MigMode.STATIC:
-                return Divisible(**common, layout=_layout(wanted, board), whole=False)
+                return Divisible(**common, layout=layout_of(wanted, board), whole=False)
         return Divisible(**common, layout=()) if beside else None
-
-
-def _layout(wanted: WantedGpu, board: Board) -> tuple[Placement, ...]:
-    """What a static layout names, as far as the board has it."""
-    return tuple(
-        Placement(profile, one.start) for one in wanted.layout if (profile := board.profile(one.profile)) is not None
-    )
 
 
 def _claimed(mig: GpuMig, board: Board) -> tuple[Placement, ...]:

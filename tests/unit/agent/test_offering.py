@@ -121,3 +121,11 @@ def test_a_better_order_waits_for_its_turn_and_other_devices_do_not() -> None:
     assert after.again_in_s is None
     assert next(name for name in names(after) if "-19-" in name) == "gpu-1-mig-1g10gb-19-5"
     assert len(at(12.1, idle, count=1).devices) == len(before.devices) / 2
+
+
+def test_of_a_layout_only_what_the_board_has_is_offered() -> None:
+    """The layout may be one for the board that was there before."""
+    located = Located(a_gpu(0))
+    layout = [*LAYOUT, WantedInstance(profile="3g.40gb", start=1), WantedInstance(profile="9g.1tb", start=0)]
+    offered = offer(located, a_mig(located, enabled=True), MigMode.STATIC, layout=layout)
+    assert names(offered) == names(offer(located, a_mig(located, enabled=True), MigMode.STATIC, layout=LAYOUT))
