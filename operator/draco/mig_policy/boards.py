@@ -4,6 +4,7 @@ Owns the way from a table in a GpuNode to a board: equal tables make equal board
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from draco.mig.board import Board, Profile
 from draco.resources.draco import BoardTable, GpuNode, MigProfile
@@ -16,8 +17,13 @@ def boards_of(node: GpuNode) -> dict[str, Board]:
 
 
 def board_of(table: BoardTable) -> Board:
-    """One table as a board."""
-    return Board(tuple(_profile(row) for row in table.profiles))
+    """One table as a board: the same object for equal tables, since thousands of nodes report the same few."""
+    return _shared(Board(tuple(_profile(row) for row in table.profiles)))
+
+
+@lru_cache(maxsize=256)
+def _shared(board: Board) -> Board:
+    return board
 
 
 def profile_names(boards: Mapping[str, Board]) -> list[str]:
@@ -44,6 +50,7 @@ def _profile(row: MigProfile) -> Profile:
     )
 
 
+@lru_cache(maxsize=1024)
 def _mebibytes(text: str) -> int:
     try:
         return Quantity.parse(text).value() >> 20 if text else 0
