@@ -7,9 +7,8 @@ would make. Decides nothing about GPUs.
 import asyncio
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ import msgspec
 
 from draco.cli.live import ClusterError, Reader
 from draco.cli.manifests import Manifest, decode_all, files_option, read_manifests
+from draco.cli.options import CLUSTER_OPTIONS, Options, gathered
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.kubeconfig import connect
@@ -65,21 +65,7 @@ class Observed(msgspec.Struct, kw_only=True):
         return "the cluster" if self.server else "the files"
 
 
-def with_layout_sources(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command, which gets them as one argument `sources`."""
-
-    @wraps(command)
-    def told(**options: Any) -> Any:
-        names = LayoutSources.__struct_fields__
-        sources = LayoutSources(**{name: options.pop(name) for name in names})
-        return command(sources=sources, **options)
-
-    for option in reversed(_OPTIONS):
-        told = option(told)
-    return told
-
-
-_OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
+_OPTIONS: Options = (
     files_option,
     click.option(
         "--cluster/--no-cluster",
@@ -87,13 +73,10 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         help="Put what the files say on top of a live cluster, or take the files alone.  [default: the cluster, unless the "
         "files bring GpuNodes]",
     ),
-    click.option(
-        "--kubeconfig",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Kubeconfig file [default: as kubectl finds it].",
-    ),
-    click.option("--context", metavar="NAME", help="Context of the kubeconfig [default: its current one]."),
+    *CLUSTER_OPTIONS,
 )
+with_layout_sources = gathered(LayoutSources, _OPTIONS)
+"""Adds the options to a command, which gets them as one argument `sources`."""
 
 
 def observe(sources: LayoutSources) -> Observed:

@@ -4,10 +4,8 @@ Owns the options that say so, the choice where they do not, and the reading. Wha
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -15,11 +13,10 @@ import msgspec
 from draco.cli import world
 from draco.cli.live import read_fleet
 from draco.cli.manifests import decode_all, files_option, read_manifests
+from draco.cli.options import CLUSTER_OPTIONS, Options, gathered
 from draco.cli.world import World
 from draco.kube.kubeconfig import current_namespace
 from draco.resources.manifests import ManifestError
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,21 +29,7 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
     context: str | None
 
 
-def with_sources(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command, which gets them as one argument `sources`."""
-
-    @wraps(command)
-    def told(**options: Any) -> Any:
-        names = Sources.__struct_fields__
-        sources = Sources(**{name: options.pop(name) for name in names})
-        return command(sources=sources, **options)
-
-    for option in reversed(_OPTIONS):
-        told = option(told)
-    return told
-
-
-_OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
+_OPTIONS: Options = (
     files_option,
     click.option(
         "--cluster/--no-cluster",
@@ -61,13 +44,10 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         metavar="NAME",
         help="Namespace of what names none.  [default: the context's, as kubectl takes it]",
     ),
-    click.option(
-        "--kubeconfig",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Kubeconfig file [default: as kubectl finds it].",
-    ),
-    click.option("--context", metavar="NAME", help="Context of the kubeconfig [default: its current one]."),
+    *CLUSTER_OPTIONS,
 )
+with_sources = gathered(Sources, _OPTIONS)
+"""Adds the options to a command, which gets them as one argument `sources`."""
 
 
 def read_world(sources: Sources) -> tuple[World, str]:

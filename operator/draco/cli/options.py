@@ -1,0 +1,40 @@
+"""Options that belong together: how a command gets them as one argument, and those that say which cluster is meant.
+
+Owns no choice that an option leaves open: whoever takes the argument decides.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+Command = Callable[..., Any]
+Options = Sequence[Callable[[Command], Command]]
+
+CLUSTER_OPTIONS: Options = (
+    click.option(
+        "--kubeconfig",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Kubeconfig file [default: as kubectl finds it].",
+    ),
+    click.option("--context", metavar="NAME", help="Context of the kubeconfig [default: its current one]."),
+)
+
+
+def gathered(into: type[msgspec.Struct], options: Options) -> Callable[[Command], Command]:
+    """Add options to a command, which gets them as its argument `sources`, a struct with a field for each."""
+
+    def decorated(command: Command) -> Command:
+        @wraps(command)
+        def told(**given: Any) -> Any:
+            return command(sources=into(**{name: given.pop(name) for name in into.__struct_fields__}), **given)
+
+        with_options: Command = told
+        for option in reversed(options):
+            with_options = option(with_options)
+        return with_options
+
+    return decorated
