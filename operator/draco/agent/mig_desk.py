@@ -205,7 +205,7 @@ class MigDesk:
     def make(self, uuid: GpuUuid, placements: Iterable[Placement], *, put: Sequence[PreparedClaim] = ()) -> None:
         """Make instances, largest first, and see them in the list. `put` goes on record together with the intent.
 
-        What fails leaves its steps on record, for `settle`: NvmlError, OSError, NotVerified.
+        What fails leaves its step on record, for `settle`, and those before it: NvmlError, OSError, NotVerified.
         """
         with self._mig.lock:
             wanted = sorted(placements, key=lambda one: (-one.profile.size, one.start))
@@ -221,8 +221,14 @@ class MigDesk:
                 for one in wanted
             }
             self._record.change(put=put, own=fresh.values())
-            for placement, own in zip(wanted, fresh.values(), strict=True):
-                self._create(own, placement)
+            untried = list(fresh.values())
+            for placement in wanted:
+                try:
+                    self._create(untried.pop(0), placement)
+                except NvmlError:
+                    # What stands there later is not ours: a step that was never taken must not be undone.
+                    self._record.change(disown=[own.key for own in untried])
+                    raise
             seen = self.observe(uuid)
             for key in fresh:
                 found = seen.at(key)

@@ -286,6 +286,22 @@ def test_a_refused_creation_is_explained_and_leaves_nothing(node: MigNode, code:
     node.prepare(ONE)
 
 
+def test_what_somebody_makes_where_an_instance_was_planned_and_never_tried_is_not_taken_for_ours(
+    node: MigNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = node.edge.create
+
+    def beaten(*asked: Any) -> Instance:
+        by_hand.create_instance(node.path, 0, "1g.10gb", start=4, compute="none")
+        faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_UNKNOWN, times=1)
+        return create(*asked)
+
+    monkeypatch.setattr(node.edge, "create", beaten)
+    with pytest.raises(PrepareError):
+        node.prepare(TWO)
+    assert (node.real(), node.uses()) == ([(19, 4, 0)], [(19, 4, Use.FOREIGN)])
+
+
 def test_a_gpu_that_cannot_be_listed_after_a_failure_is_dirty_until_it_can(node: MigNode) -> None:
     faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_UNKNOWN, effect="done")
     faults.fail(node.path, "nvmlGpuInstanceDestroy", pynvml.NVML_ERROR_INVALID_STATE)
