@@ -6,7 +6,7 @@ apart.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from types import MappingProxyType
@@ -42,7 +42,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class Hardware:
     """Reads the GPUs of one node. `view` is the latest; `ready` is set when there has been a first attempt.
 
-    `divided` adds to a GPU what it can be divided into and what it is divided into.
+    `divided` adds to each GPU what it can be divided into and what it is divided into.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Hardware:
         nvml: Nvml,
         pcie: PcieRoots,
         *,
-        divided: Callable[[Gpu], Gpu],
+        divided: Callable[[Sequence[Gpu]], Sequence[Gpu]],
         clock: Clock,
         rescan_s: float,
         retry_s: float,
@@ -94,7 +94,7 @@ class Hardware:
         with self._nvml.lock:
             self._nvml.open()
             driver = self._nvml.driver()
-            located = tuple(self._locate(self._divided(gpu)) for gpu in self._nvml.gpus())
+            located = tuple(self._locate(gpu) for gpu in self._divided(self._nvml.gpus()))
             return View(driver=driver, gpus=located, unidentified=self._nvml.unidentified(), read_at=self._clock.now())
 
     def _close(self) -> None:

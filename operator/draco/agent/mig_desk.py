@@ -109,25 +109,36 @@ class MigDesk:
 
     # Looking
 
-    def look(self, gpu: Gpu) -> Gpu:
-        """The GPU with its board and instances as they are now. A GPU that cannot be listed keeps what was seen last."""
+    def look(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+        """All GPUs of the node, each with its board and instances as they are now; those that left it are forgotten.
+
+        A GPU that cannot be listed keeps what was seen last.
+        """
         with self._mig.lock:
-            known = self._seen.get(gpu.uuid)
-            self._seen[gpu.uuid] = (
-                Seen(gpu=gpu, mode=None, board=None, instances=())
-                if known is None
-                else msgspec.structs.replace(known, gpu=gpu)
-            )
-            try:
-                seen = self.observe(gpu.uuid)
-                if not self.open_steps(gpu.uuid):
-                    self._trouble.pop(gpu.uuid, None)
-            except DriverError:
-                raise
-            except NvmlError:
-                seen = self._seen[gpu.uuid]
+            for uuid in self._seen.keys() - {gpu.uuid for gpu in gpus}:
+                del self._seen[uuid]
+                for known in (self._trouble, self._notes, self._layouts):
+                    known.pop(uuid, None)
+            looked = [self._look(gpu) for gpu in gpus]
             self.show()
-            return msgspec.structs.replace(gpu, board=seen.board, instances=seen.instances)
+            return looked
+
+    def _look(self, gpu: Gpu) -> Gpu:
+        known = self._seen.get(gpu.uuid)
+        self._seen[gpu.uuid] = (
+            Seen(gpu=gpu, mode=None, board=None, instances=())
+            if known is None
+            else msgspec.structs.replace(known, gpu=gpu)
+        )
+        try:
+            seen = self.observe(gpu.uuid)
+            if not self.open_steps(gpu.uuid):
+                self._trouble.pop(gpu.uuid, None)
+        except DriverError:
+            raise
+        except NvmlError:
+            seen = self._seen[gpu.uuid]
+        return msgspec.structs.replace(gpu, board=seen.board, instances=seen.instances)
 
     def observe(self, uuid: GpuUuid) -> Seen:
         """A fresh list of a GPU's instances. An NvmlError makes the GPU dirty; GpuUnknown before the first look."""

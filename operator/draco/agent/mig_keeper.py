@@ -128,7 +128,10 @@ class MigKeeper:
             wanted = self.wanted.get(uuid)
             note = await self._in_thread(lambda: self._layouts.apply(uuid, wanted))
         await self._changed(uuid)
-        division = self._divisions()[uuid]
+        division = self._divisions().get(uuid)
+        if division is None:  # it has left the node meanwhile
+            self._backoffs.pop(uuid, None)
+            return None
         if not note and division.state is not MigState.DIRTY and not division.missing:
             self._backoffs.pop(uuid, None)
             return None

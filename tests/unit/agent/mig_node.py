@@ -85,7 +85,7 @@ class MigNode:
         )
 
     def scan(self) -> list[Gpu]:
-        return [self.mig.look(gpu) for gpu in self.nvml.gpus()]
+        return self.mig.look(self.nvml.gpus())
 
     @property
     def uuid(self) -> GpuUuid:

@@ -316,6 +316,17 @@ def test_a_gpu_that_cannot_be_listed_after_a_failure_is_dirty_until_it_can(node:
     assert (node.real(), node.mig.divisions[node.uuid].dirty) == ([], False)
 
 
+def test_a_gpu_that_left_the_node_is_forgotten_with_its_trouble(node: MigNode) -> None:
+    faults.fail(node.path, "nvmlDeviceGetGpuInstances", pynvml.NVML_ERROR_INVALID_STATE)
+    there = node.scan()
+    assert node.mig.divisions[node.uuid].dirty
+    assert node.mig.look([]) == []
+    assert node.mig.divisions == {}
+    faults.stop_failing(node.path)
+    node.mig.look(there)
+    assert not node.mig.divisions[node.uuid].dirty
+
+
 def test_an_instance_that_is_gone_already_is_given_up(node: MigNode) -> None:
     node.prepare(ONE)
     by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
