@@ -14,7 +14,9 @@ from draco.simulator.planner_boards import BOARDS
 from tests.builders import a_claim, a_device_class, a_gpu, a_gpu_uuid, a_slice
 
 H100 = BOARDS["H100-80GB"]
-MIG_CLASS = a_device_class("mig.nvidia.com", selector="device.attributes['gpu.nvidia.com'].type == 'mig'")
+MIG_CLASS = a_device_class(
+    "mig.nvidia.com", selector="device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'"
+)
 IDS = {profile.name: profile.id for profile in H100.profiles}
 
 
