@@ -81,7 +81,7 @@ class Node:
     async def publish(self, client: Client, uid: str) -> None:
         """Write the slices that are not what they should be; the order only when it matters."""
         gpus = self.divisible()
-        if partitions.matters(self._order_out, gpus):
+        if partitions.better(self._order_out, gpus) is not None:
             self._order_out = self._order(gpus)
         devices = partitions.devices(gpus, DRIVER, self._order_out)
         observed = [one for one in await client.list(SLICES) if one.spec.node_name == self.name]

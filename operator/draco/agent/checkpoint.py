@@ -17,7 +17,8 @@ import msgspec
 
 from draco.agent.errors import CheckpointDamaged
 from draco.agent.files import Files
-from draco.agent.instances import PlacementKey, unit_mask
+from draco.agent.instances import PlacementKey
+from draco.mig.board import unit_mask
 from draco.resources.names import ClaimUid, GpuUuid
 
 VERSION = 2

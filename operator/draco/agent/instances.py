@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.mig.board import Board
+from draco.mig.board import Board, unit_mask
 from draco.resources.draco import InstanceUse as Use
 from draco.resources.draco import MigState
 from draco.resources.names import GpuUuid
@@ -23,7 +23,6 @@ __all__ = [
     "PlacementKey",
     "Use",
     "read_partition_name",
-    "unit_mask",
 ]
 
 
@@ -63,11 +62,6 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     def mask(self) -> int:
         """The memory units it takes, one bit each."""
         return unit_mask(self.start, self.size)
-
-
-def unit_mask(start: int, size: int) -> int:
-    """Memory units as bits."""
-    return ((1 << size) - 1) << start
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,9 +72,9 @@ class Offering:
 
     def _reorder(self, gpus: Sequence[Divisible], now_s: float) -> float | None:
         """Take up the best order, if it is another one in a way that counts and its time has come."""
-        if not partitions.matters(self._order, gpus):
+        fresh = partitions.better(self._order, gpus)
+        if fresh is None:
             return None
-        fresh = partitions.order(gpus)
         wait_s = self._ordered_at_s + self._pace_s - now_s
         if wait_s > 0 and set(fresh) == set(self._order):
             return wait_s

@@ -199,21 +199,21 @@ def _merged(rows: Sequence[tuple[Divisible, Sequence[_Ranked]]]) -> Iterator[Pla
             heapq.heappop(heads)
 
 
-def matters(published: Sequence[Place], gpus: Sequence[Divisible]) -> bool:
-    """Whether a first-fit scheduler would now, for some profile, choose worse by the published order than by a new one.
+def better(published: Sequence[Place], gpus: Sequence[Divisible]) -> list[Place] | None:
+    """The order by which a first-fit scheduler would now choose better for some profile; None if the published one does as well.
 
-    An order of other partitions always matters. A stale one is legal: it only spends more of what still fits.
+    An order of other partitions is always replaced. A stale one is legal: it only spends more of what still fits.
     """
     fresh = order(gpus)
     if set(published) != set(fresh):
-        return True
+        return fresh
     costs = {
         Place(each.uuid, placement): _cost(each.space, each.state, placement)
         for each in gpus
         for placement in each.placements
     }
     now, then = _first_fitting(published, costs), _first_fitting(fresh, costs)
-    return any(costs[now[profile]] > costs[best] for profile, best in then.items())
+    return fresh if any(costs[now[profile]] > costs[best] for profile, best in then.items()) else None
 
 
 def _cost(space: Geometry, state: State, placement: Placement) -> tuple[int, ...]:

@@ -5,17 +5,15 @@ Owns the reading and what is said of what could not be read. Decides nothing, wr
 
 import asyncio
 from pathlib import Path
-from random import Random
 from typing import TypeVar
 
 import msgspec
 
 from draco.allocation.fleet import Fleet
+from draco.cli.listing import listed
 from draco.kube.client import Client
-from draco.kube.clock import SystemClock
 from draco.kube.errors import Forbidden, NotFound
 from draco.kube.kubeconfig import connect
-from draco.kube.retry import retry
 from draco.kube.version import kubernetes_minor
 from draco.resources.claims import ResourceClaimTemplate
 from draco.resources.core import Pod
@@ -126,10 +124,4 @@ class Reader:
         return []
 
     async def _list(self, kind: Kind[T]) -> list[T]:
-        # A server that has just started, or that has just learnt a kind, asks to come back in a moment.
-        jitter = Random()  # noqa: S311 - spreads retries, guards nothing
-        page = await retry(lambda: self._client.list_page(kind), clock=SystemClock(), random=jitter, attempts=4)
-        self.unread += [
-            f"{kind.kind} {one.key} is left out, because it cannot be read: {one.error}." for one in page.undecodable
-        ]
-        return page.items
+        return await listed(self._client, kind, self.unread)

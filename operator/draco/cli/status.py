@@ -5,7 +5,6 @@ Owns the options, the reading and the choice of output. What is shown is decided
 
 import asyncio
 from pathlib import Path
-from random import Random
 from typing import TypeVar
 
 import click
@@ -13,14 +12,13 @@ import msgspec
 from rich.console import Console
 
 from draco.cli import status_screen
+from draco.cli.listing import listed
 from draco.cli.status_schema import MissingView, Status
 from draco.cli.status_view import Snapshot, status_of
 from draco.kube.client import Client
-from draco.kube.clock import SystemClock
 from draco.kube.discovery import discover
 from draco.kube.errors import Forbidden, KubeError, NotFound
 from draco.kube.kubeconfig import connect
-from draco.kube.retry import retry
 from draco.resources.core import Pod
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, NODES, PODS, SLICES, Kind
 
@@ -152,12 +150,4 @@ class Reader:
             return []
 
     async def _list(self, kind: Kind[T], params: dict[str, str] | None = None) -> list[T]:
-        # A server that has just started, or that has just learnt a kind, asks to come back in a moment.
-        jitter = Random()  # noqa: S311 - spreads retries, guards nothing
-        page = await retry(
-            lambda: self._client.list_page(kind, params=params), clock=SystemClock(), random=jitter, attempts=4
-        )
-        self.unread += [
-            f"{kind.kind} {one.key} is left out, because it cannot be read: {one.error}." for one in page.undecodable
-        ]
-        return page.items
+        return await listed(self._client, kind, self.unread, params)

@@ -43,7 +43,7 @@ class Placement(msgspec.Struct, frozen=True, cache_hash=True):
     @property
     def mask(self) -> int:
         """The units it takes, one bit each."""
-        return ((1 << self.profile.size) - 1) << self.start
+        return unit_mask(self.start, self.profile.size)
 
     @property
     def units(self) -> range:
@@ -52,6 +52,11 @@ class Placement(msgspec.Struct, frozen=True, cache_hash=True):
 
     def __str__(self) -> str:
         return f"{self.profile.name}@{self.start}"
+
+
+def unit_mask(start: int, size: int) -> int:
+    """Memory units in a row, one bit each."""
+    return ((1 << size) - 1) << start
 
 
 class Board(msgspec.Struct, frozen=True, cache_hash=True, dict=True):

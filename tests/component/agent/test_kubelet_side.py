@@ -24,7 +24,7 @@ from draco.simulator import faults, state
 from tests.agents import SimulatedNode, eventually
 from tests.builders import a_claim
 from tests.doubles.faultproxy import FaultProxy, answer
-from tests.unit.agent.test_claims import FullDisk
+from tests.doubles.files import FullDisk
 
 # Sockets
 

@@ -1,6 +1,5 @@
 """Preparing and giving up on a folder: what is refused, what a full disk leaves, what CDI specs say, and recovery at start."""
 
-import errno
 import json
 import os
 import resource
@@ -28,21 +27,10 @@ from draco.resources.claims import (
 from draco.resources.meta import Condition
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
+from tests.doubles.files import FullDisk
 
 GPUS = {f"gpu-{minor}": a_gpu(minor) for minor in range(3)}
 BOOT = "this boot"
-
-
-class FullDisk(LocalFiles):
-    """Refuses to write files whose path contains one of the words in `refused`."""
-
-    def __init__(self) -> None:
-        self.refused: set[str] = set()
-
-    def write(self, path: Path, content: bytes) -> None:
-        if any(word in str(path) for word in self.refused):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        super().write(path, content)
 
 
 class Desk:

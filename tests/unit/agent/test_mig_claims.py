@@ -1,9 +1,7 @@
 """Claims of partitions on simulated NVML: what is made for them, what is refused, what goes and what stays when they end."""
 
-import errno
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from draco.resources.names import ClaimUid, GpuUuid
 from draco.simulator import by_hand, faults, state
 from draco.simulator.gpu_state import Process
 from tests.builders import a_claim
+from tests.doubles.files import FullDisk
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 ONE = a_mig_claim("one", *names([(9, 4)]))
@@ -43,18 +42,6 @@ def uid(claim: ResourceClaim) -> ClaimUid:
 
 def spec(node: MigNode, claim: ResourceClaim) -> Any:
     return json.loads(node.specs()[claim.metadata.uid])
-
-
-class FullDisk(LocalFiles):
-    """Refuses to write files whose path contains one of the words in `refused`."""
-
-    def __init__(self) -> None:
-        self.refused: set[str] = set()
-
-    def write(self, path: Path, content: bytes) -> None:
-        if any(word in str(path) for word in self.refused):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        super().write(path, content)
 
 
 # Preparing

@@ -151,18 +151,18 @@ def test_an_order_matters_when_the_scheduler_would_choose_worse_by_it() -> None:
     idle = [divisible(0), divisible(1)]
     begun = [divisible(0), divisible(1, (placed("1g.10gb", 6), Use.CLAIM))]
     old = partitions.order(idle)
-    assert not partitions.matters(old, idle)
-    assert partitions.matters(old, begun)  # the next small one belongs beside the first
-    assert not partitions.matters(partitions.order(begun), begun)
+    assert partitions.better(old, idle) is None
+    assert partitions.better(old, begun) is not None  # the next small one belongs beside the first
+    assert partitions.better(partitions.order(begun), begun) is None
 
 
 def test_other_partitions_always_matter() -> None:
-    assert partitions.matters(partitions.order([divisible(0)]), [divisible(0), divisible(1)])
+    assert partitions.better(partitions.order([divisible(0)]), [divisible(0), divisible(1)]) is not None
 
 
 def test_a_stale_order_that_chooses_as_well_does_not_matter() -> None:
     full = [divisible(0, (placed("7g.80gb", 0), Use.CLAIM)), divisible(1)]
-    assert not partitions.matters(partitions.order([divisible(1), divisible(0)]), full)
+    assert partitions.better(partitions.order([divisible(1), divisible(0)]), full) is None
 
 
 def test_only_allowed_profiles_and_only_the_places_of_a_layout_are_published() -> None:
