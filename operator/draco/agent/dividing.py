@@ -48,7 +48,7 @@ class Dividing:
         random: Random,
     ) -> None:
         edge = NvmlInstances(nvml)
-        holder = HolderSearch(Holders(proc, own=own_pid(proc)), Capabilities(proc, device_root), edge.processes)
+        holder = HolderSearch(Holders(proc, own=own_pid(proc)), Capabilities(proc, device_root))
         self.desk = MigDesk(record, edge, boot_id=boot_id, holder=holder, monotonic=clock.monotonic, shown=shown)
         self.instances = ClaimInstances(record, self.desk, keeping=self._keeping, monotonic=clock.monotonic)
         self.keeper = MigKeeper(

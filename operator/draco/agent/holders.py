@@ -1,11 +1,12 @@
 """Who keeps an instance from being destroyed: processes, and the containers and pods they run in.
 
-Owns looking below /proc. Ends nobody: the answer is for people.
+Owns looking below /proc, which takes long where many processes run: it asks NVML nothing, so that nobody who needs NVML has to
+wait for it. Ends nobody: the answer is for people.
 """
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +15,6 @@ import msgspec
 from draco.agent.capabilities import Capabilities, CapabilityUnknown
 from draco.agent.gpus import Gpu
 from draco.agent.instances import Instance
-from draco.agent.nvml_errors import NvmlError
 
 MOST = 3
 """So many holders are named; the rest is counted."""
@@ -98,22 +98,19 @@ class Holders:
 
 
 class HolderSearch:
-    """Finds who uses an instance: first those that NVML lists (`listed`), else those that have its nodes open.
+    """Finds who uses an instance: first those that NVML lists, else those that have its nodes open.
 
     What keeps a GPU open as a whole, as monitoring programs do, is named only when nothing nearer is found.
     """
 
-    def __init__(self, holders: Holders, capabilities: Capabilities, listed: Callable[[Instance], list[int]]) -> None:
+    def __init__(self, holders: Holders, capabilities: Capabilities) -> None:
         self._holders = holders
         self._capabilities = capabilities
-        self._listed = listed
 
-    def __call__(self, one: Instance | None, gpu: Gpu) -> str:
-        """The holders of an instance, or of the GPU, in one phrase; "" when nobody is found."""
-        near: list[Holder] = []
+    def __call__(self, one: Instance | None, gpu: Gpu, listed: Sequence[int]) -> str:
+        """The holders of an instance, or of the GPU, in one phrase; "" when nobody is found. `listed`: NVML knows of these."""
+        near = self._holders.named(listed)
         if one is not None:
-            with suppress(NvmlError):
-                near = self._holders.named(self._listed(one))
             with suppress(CapabilityUnknown):
                 near = near or self._holders.having_open(*self._capabilities.paths(gpu.minor, one.gi, one.ci))
         if near:

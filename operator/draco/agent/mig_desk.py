@@ -6,11 +6,12 @@ undoes, or somebody else's. The last are reported and never touched. Decides nei
 a GPU whose steps cannot be finished, or that cannot be listed, is dirty until it has been listed with nothing left over.
 
 All methods block on NVML and the disk. Each holds the lock of the NVML session from its first look to its last step, so nobody
-sees a change half done.
+sees a change half done. Only while the holder of what was refused is looked for is the lock free: that may take long, and what
+others see of the GPU then is that it is dirty.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import MappingProxyType
 
 import msgspec
@@ -67,8 +68,8 @@ class Refused(msgspec.Struct, frozen=True):
     since_s: float
 
 
-FindHolder = Callable[[Instance | None, Gpu], str]
-"""Who holds an instance of a GPU, or anything of the GPU, as a phrase; "" when nobody is found."""
+FindHolder = Callable[[Instance | None, Gpu, Sequence[int]], str]
+"""Who holds an instance of a GPU, or anything of the GPU, as a phrase; "" when nobody is found. NVML lists the numbers."""
 NOBODY_LISTED = "somebody who is in no list, such as a monitoring program that keeps it open"
 
 
@@ -285,12 +286,20 @@ class MigDesk:
 
     def _refuse(self, own: OwnedInstance, found: Instance, gpu: Gpu) -> None:
         """Remember that an instance is in use, and by whom."""
-        who = self._holder(found, gpu)
+        who = self._find(found, gpu)
         before = self.refused.get(own.key)
         since_s = before.since_s if before else self._monotonic()
         self.refused = MappingProxyType({**self.refused, own.key: Refused(who, since_s)})
         text = f"Its instance {self.named(own.key)} cannot be destroyed: it is in use by {who or NOBODY_LISTED}."
         self._trouble[own.gpu] = text
+
+    def _find(self, one: Instance | None, gpu: Gpu) -> str:
+        """Who holds an instance, or anything of the GPU: NVML is asked now, and the processes without its lock."""
+        listed: list[int] = []
+        if one is not None:
+            with suppress(NvmlError):
+                listed = self._mig.processes(one)
+        return self._mig.aside(lambda: self._holder(one, gpu, listed))
 
     def _discard_broken(self, seen: Seen) -> None:
         """An instance of ours that lost its compute instance to somebody is of no use: it has to go."""
@@ -336,7 +345,7 @@ class MigDesk:
 
     def who(self, uuid: GpuUuid) -> str:
         """Who uses a GPU."""
-        return self._holder(None, self._seen[uuid].gpu) or NOBODY_LISTED
+        return self._find(None, self._seen[uuid].gpu) or NOBODY_LISTED
 
     def processes(self, one: Instance) -> list[int]:
         """Who computes on an instance, as far as NVML says."""

@@ -7,9 +7,10 @@ thread may wait for events without it, and must have stopped before the session 
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pynvml
@@ -37,6 +38,8 @@ from draco.agent.nvml_errors import (
 )
 from draco.resources.names import GpuUuid
 
+T = TypeVar("T")
+
 __all__ = [
     "DriverInfo",
     "DriverMissing",
@@ -57,6 +60,7 @@ class Nvml:
 
     def __init__(self, library: Any = pynvml) -> None:
         self.lock = threading.RLock()
+        self._given_up = threading.Condition(self.lock)
         self.sessions = 0
         self._library = library
         self._open = False
@@ -83,6 +87,22 @@ class Nvml:
             self._library.nvmlShutdown()
         except pynvml.NVMLError:
             return  # a reloaded driver knows nothing of this session, so there is nothing to end
+
+    def aside(self, work: Callable[[], T]) -> T:
+        """What slow work that asks NVML nothing comes to. This thread gives up the lock meanwhile, however often it holds it.
+
+        So others may read in between, and may end the session.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="aside") as other:
+            doing = other.submit(work)
+            doing.add_done_callback(lambda _done: self._take_back())
+            with self._given_up:
+                self._given_up.wait_for(doing.done)
+        return doing.result()
+
+    def _take_back(self) -> None:
+        with self._given_up:
+            self._given_up.notify_all()
 
     def driver(self) -> DriverInfo:
         """Versions of the driver."""

@@ -8,7 +8,7 @@ followed as an address, which ends the process.
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pynvml
@@ -18,6 +18,8 @@ from draco.agent.nvml import Nvml
 from draco.agent.nvml_errors import DriverError, GpuUnknown, InvalidArgument, NotSupported, translated
 from draco.mig.board import Board, Placement, Profile
 from draco.resources.names import GpuUuid
+
+T = TypeVar("T")
 
 SLOTS = 64
 """Room in the arrays for NVML's lists; no board has as many instances, or starts, of one profile."""
@@ -43,6 +45,10 @@ class NvmlInstances:
     def lock(self) -> AbstractContextManager[object]:
         """Held by whoever makes several calls that belong together."""
         return self._nvml.lock
+
+    def aside(self, work: Callable[[], T]) -> T:
+        """What slow work that asks NVML nothing comes to, done while the lock is free for others."""
+        return self._nvml.aside(work)
 
     def board(self, uuid: GpuUuid) -> Board | None:
         """What the GPU can be divided into; None when it cannot be."""

@@ -12,7 +12,7 @@ from draco.agent.files import Files, LocalFiles
 from draco.agent.gpus import Gpu
 from draco.agent.holdings import Keeping
 from draco.agent.instances import Use
-from draco.agent.mig_desk import MigDesk
+from draco.agent.mig_desk import FindHolder, MigDesk
 from draco.agent.mig_layout import LayoutDesk
 from draco.agent.nvml import Nvml
 from draco.agent.nvml_instances import NvmlInstances
@@ -53,6 +53,7 @@ class MigNode:
         boot: str = BOOT,
         keeping: Keeping = NOTHING,
         holder: str = "",
+        find: FindHolder | None = None,
     ) -> None:
         self.folder = folder
         self.path = folder / "gpus.json"
@@ -65,7 +66,11 @@ class MigNode:
         record = folder / "state" / "checkpoint.json"
         self.record = Checkpoint(record, self.files, boot_id="")
         self.mig = MigDesk(
-            self.record, self.edge, boot_id=boot, holder=lambda _one, _gpu: holder, monotonic=lambda: self.now_s
+            self.record,
+            self.edge,
+            boot_id=boot,
+            holder=find or (lambda *_: holder),
+            monotonic=lambda: self.now_s,
         )
         self.instances = ClaimInstances(
             self.record, self.mig, keeping=lambda _uuid: self.keep, monotonic=lambda: self.now_s

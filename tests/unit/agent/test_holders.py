@@ -79,15 +79,13 @@ def test_the_nearest_holder_is_named_and_monitoring_of_the_whole_gpu_only_withou
     made = by_hand.create_instance(path, 0, "1g.10gb", start=3)
     faults.hold(path, 0, Process(pid=100, name="monitor", listed=False))
     there = Instance(gpu=GpuUuid("GPU-0"), gi=made.gpu_instance, profile_id=19, start=3, size=1, ci=0, uuid=made.uuid)
-    listed: list[int] = []
     proc = procfs.tree(path)
-    search = HolderSearch(Holders(proc), Capabilities(proc), lambda _one: listed)
-    assert search(there, a_gpu(0)) == "somebody in no list, perhaps process 100 (monitor)"
+    search = HolderSearch(Holders(proc), Capabilities(proc))
+    assert search(there, a_gpu(0), []) == "somebody in no list, perhaps process 100 (monitor)"
     faults.hold(path, 0, Process(pid=200, name="shell", listed=False, gpu_instance=made.gpu_instance))
-    assert search(there, a_gpu(0)) == "process 200 (shell)"
-    listed.append(300)
-    assert search(there, a_gpu(0)) == "process 300"
-    assert search(None, a_gpu(0)) == "process 100 (monitor), process 200 (shell)"
+    assert search(there, a_gpu(0), []) == "process 200 (shell)"
+    assert search(there, a_gpu(0), [300]) == "process 300"
+    assert search(None, a_gpu(0), []) == "process 100 (monitor), process 200 (shell)"
 
 
 # Device nodes

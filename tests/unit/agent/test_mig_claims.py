@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from draco.agent.checkpoint import InstanceState, OwnedInstance
 from draco.agent.claim_instances import PATIENCE_S
 from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.files import LocalFiles
+from draco.agent.gpus import Gpu
 from draco.agent.holdings import Keeping, recognised
 from draco.agent.instances import Instance, Use
 from draco.resources.claims import ResourceClaim
@@ -532,3 +535,36 @@ def test_a_claim_on_a_gpu_that_left_the_node_is_given_up_after_a_restart(tmp_pat
     node.now_s += PATIENCE_S
     node.unprepare(claim)
     assert not node.record.claims
+
+
+def test_while_holders_are_looked_for_others_read_and_see_a_dirty_gpu(tmp_path: Path) -> None:
+    build(tmp_path)
+    seen: list[tuple[list[int], bool]] = []
+
+    def walk(_one: Instance | None, _gpu: Gpu, listed: Sequence[int]) -> str:
+        other.submit(node.scan).result(timeout=10)
+        seen.append((list(listed), node.mig.divisions[node.uuid].dirty))
+        return "process 4711 (train)"
+
+    other = ThreadPoolExecutor(1)
+    node = MigNode(tmp_path, find=walk)
+    node.prepare(ONE)
+    a_holder(node, compute_instance=0)
+    with pytest.raises(InstanceHeld, match=r"is in use by process 4711 \(train\)"):
+        node.unprepare(ONE)
+    assert seen == [([4711], True)]
+    assert node.mig.divisions[node.uuid].message.endswith("it is in use by process 4711 (train).")
+    faults.release(node.path, 4711)
+    node.unprepare(ONE)
+    faults.hold(node.path, 0, Process(pid=4712, listed=False))
+    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* The GPU is in use by process 4711"):
+        node.prepare(WHOLE)
+    assert [listed for listed, _dirty in seen] == [[4711], []]
+
+
+def test_a_fault_of_the_search_for_holders_is_the_caller_s(node: MigNode) -> None:
+    def fault() -> None:
+        raise ZeroDivisionError
+
+    with node.nvml.lock, pytest.raises(ZeroDivisionError):
+        node.edge.aside(fault)
