@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from draco.mig.geometry import geometry
 from draco.mig_policy.boards import boards_of
 from draco.resources.draco import GpuNode
 from tests.e2e.conftest import EXAMPLES, draco, namespaces
-from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.kubectl import Kubectl, StillFalseError, eventually
 
 Example = Callable[..., None]
 
@@ -258,6 +258,65 @@ def test_a_layout_is_changed_around_whoever_is_at_work(kube: Kubectl, example: E
 def lay_out(kube: Kubectl, layout: str) -> None:
     patch = json.dumps({"spec": {"layout": layout}})
     kube.run("patch", "migpolicy", "chosen-layout", "--type=merge", "-p", patch)
+
+
+def test_deleting_policies_does_what_their_plan_foretells(kube: Kubectl, example: Example) -> None:
+    example("mig-static-layout")
+    kube.running("steady")
+    heir = """
+apiVersion: draco.dev/v1alpha1
+kind: MigPolicy
+metadata: {name: heir}
+spec:
+  mode: Dynamic
+  nodeSelector: {matchLabels: {kubernetes.io/hostname: gpu-node-0}}
+  warm: [{profile: 1g.10gb, count: 1}]
+"""
+    kube.run_with_input(heir, "apply", "-f", "-")
+    eventually(lambda: policy_says(kube, "heir").startswith("7 GPUs as wanted."), what="the younger policy is applied")
+    for name, next_one, gpus in (("chosen-layout", "heir", 1), ("heir", "", 8)):
+        foretold = foreseen(kube, name)
+        assert [owner for owner, _ in foretold.values()] == [next_one] * gpus
+        kube.run("delete", "migpolicy", name)
+        try:
+            eventually(lambda there=foretold: standing(kube, there) == there, what=f"it is as foretold without {name}")
+        except StillFalseError as error:
+            raise AssertionError(f"foretold was {foretold}, but it is {standing(kube, foretold)}") from error
+    eventually(lambda: partitions(kube) == ["gpu-0-mig-3g40gb-9-4"], what="only what the claim has is offered in parts")
+    assert kube.phase("steady") == "Running"
+
+
+Standing = tuple[str, list[tuple[str, int]]]
+
+
+def foreseen(kube: Kubectl, policy: str) -> dict[str, Standing]:
+    """What is said of deleting a policy: of each GPU that it concerns, who has it then and what is there."""
+    said = draco("layout", "plan", "--delete", policy, "-o", "json", kubeconfig=kube.kubeconfig)
+    assert said.returncode == 0, said.stderr
+    plan = json.loads(said.stdout)
+    assert [(each["name"], each["deleted"]) for each in plan["policies"]] == [(policy, True)]
+    assert not any(each["waits"] or each["makesLater"] for each in plan["gpus"])
+    return {
+        each["device"]: (
+            each["policy"],
+            sorted((one["profile"], one["start"]) for one in each["keeps"] + each["makes"]),
+        )
+        for each in plan["gpus"]
+    }
+
+
+def standing(kube: Kubectl, devices: Iterable[str]) -> dict[str, Standing]:
+    """The same, as the operator has written it and the agent reports it."""
+    node = kube.get("gpunode", NODE)
+    owners = {each["uuid"]: each["policy"] for each in node.get("spec", {}).get("gpus", [])}
+    return {
+        each["device"]: (
+            owners.get(each["uuid"], ""),
+            sorted((one["profile"], one["start"]) for one in each["mig"].get("instances", [])),
+        )
+        for each in node["status"]["gpus"]
+        if each["device"] in devices
+    }
 
 
 @pytest.fixture

@@ -63,6 +63,13 @@ def show(*, nodes: Sequence[str], sources: LayoutSources, output: str) -> None:
 @command.command()
 @with_layout_sources
 @click.option(
+    "--delete",
+    "deleted",
+    multiple=True,
+    metavar="NAME",
+    help="A MigPolicy that would be deleted; may be given several times, and beside -f.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Choice(["text", "json"]),
@@ -70,8 +77,8 @@ def show(*, nodes: Sequence[str], sources: LayoutSources, output: str) -> None:
     show_default=True,
     help="json: one document of a stable schema, with every GPU.",
 )
-def plan(*, sources: LayoutSources, output: str) -> int:
-    """Say what applying MigPolicies would do, GPU by GPU.
+def plan(*, sources: LayoutSources, deleted: Sequence[str], output: str) -> int:
+    """Say what applying or deleting MigPolicies would do, GPU by GPU.
 
     What is made, what idle is destroyed, which claims have to end first, where a reset is needed, and where the policy cannot be
     applied, with the nearest layout that can. Decided as the operator decides, with every other policy of the cluster. Changes
@@ -79,13 +86,17 @@ def plan(*, sources: LayoutSources, output: str) -> int:
 
     \b
     draco layout plan -f policy.yaml
+    draco layout plan --delete old-policy
+    draco layout plan -f policy.yaml --delete old-policy
     draco layout plan -f policy.yaml -f gpunodes.json -o json
     """  # noqa: D301 - click keeps the lines below a backspace as they are
-    if not sources.filenames:
-        raise click.UsageError("There is nothing to plan: give MigPolicies with -f.")
-    seen = observe(sources)
-    if not seen.asked:
-        raise click.UsageError("The files hold no MigPolicy: give those that you mean to apply with -f.")
+    if not sources.filenames and not deleted:
+        raise click.UsageError("There is nothing to plan: give MigPolicies with -f, or name some with --delete.")
+    seen = observe(sources, deleted)
+    if not seen.asked and not seen.deleted:
+        raise click.UsageError(
+            "The files hold no MigPolicy: give those that you mean to apply with -f, or name some with --delete."
+        )
     view = plan_of(seen, datetime.now(UTC))
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())

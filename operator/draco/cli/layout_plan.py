@@ -1,18 +1,19 @@
-"""What policies in files would change, GPU by GPU.
+"""What policies in files, and policies that go, would change, GPU by GPU.
 
 Owns the asking: the operator's own decision (`mig_policy`) is made once with the policies as they would be, and once more as if
 the agents had taken it up, which tells how each GPU would stand. Pure: the time is an argument.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
 
-from draco.cli.layout_schema import GpuPlanView, Outcome, PlanView, PolicyPlanView
+from draco.cli.layout_schema import GpuPlanView, Outcome, PlanView, PolicyPlanView, Use
 from draco.cli.layout_sources import Observed
-from draco.cli.layout_steps import Scene, Steps, at_last, steps
+from draco.cli.layout_steps import Scene, Steps, at_last, changes_by_reset, steps
 from draco.cli.layout_view import Holders, holders_of, parts_of
 from draco.cli.status_view import natural
 from draco.mig.board import Board
@@ -33,7 +34,7 @@ from draco.mig_policy.matching import Answer, whole_gpus
 from draco.mig_policy.standing import Standing, standing
 from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID
 from draco.mig_policy.wishes import wish
-from draco.resources.draco import GpuNode, GpuStatus, MigPolicy, ResetPermit
+from draco.resources.draco import GpuMig, GpuNode, GpuStatus, MigMode, MigPolicy, ResetPermit, WantedGpu
 from draco.resources.meta import ObjectMeta
 from draco.resources.names import PoolKey
 from draco.resources.slices import ResourceSlice, current_slices
@@ -48,6 +49,12 @@ class _Policies(NamedTuple):
     after: Sequence[Rules]
     permits: Mapping[str, Permit]
     asked: frozenset[str]
+    deleted: Sequence[MigPolicy]
+
+    @property
+    def told(self) -> frozenset[str]:
+        """Those of whose GPUs something is said."""
+        return self.asked | {each.metadata.name for each in self.deleted}
 
     @property
     def granted(self) -> dict[str, bool]:
@@ -71,9 +78,19 @@ class _Node(NamedTuple):
     taken_up: NodeDecision
     held: Holders
 
+    @property
+    def had(self) -> Mapping[str, WantedGpu]:
+        """What its GPUs have been wanted to be until now, by UUID."""
+        return {each.uuid: each for each in (*self.before.wanted, *self.node.spec.gpus)}
+
+    def owner(self, uuid: str) -> str:
+        """The policy that has had a GPU until now; "" for none."""
+        decided = next((each.policy for each in self.before.gpus if each.uuid == uuid), "")
+        return self.had[uuid].policy if uuid in self.had else decided
+
 
 def plan(seen: Observed, now: datetime) -> PlanView:
-    """What applying `seen.asked` changes."""
+    """What applying `seen.asked` and deleting `seen.deleted` changes."""
     policies = _policies(seen, now)
     holders = holders_of(seen.claims)
     slices = current_slices(seen.slices)
@@ -83,7 +100,8 @@ def plan(seen: Observed, now: datetime) -> PlanView:
     ]
     gpus = [each for node in nodes for each in _gpus(node, policies)]
     outlook = Outlook([node.taken_up for node in nodes], now)
-    told = [
+    told = [_deleted(policy, nodes) for policy in policies.deleted]
+    told += [
         _policy(rules, outlook, new=rules.name not in seen.policies)
         for rules in policies.after
         if rules.name in policies.asked
@@ -98,7 +116,7 @@ def plan(seen: Observed, now: datetime) -> PlanView:
 
 
 def _policies(seen: Observed, now: datetime) -> _Policies:
-    after = dict(seen.policies)
+    after = {name: each for name, each in seen.policies.items() if name not in seen.deleted}
     for each in seen.asked:
         known = seen.policies.get(each.metadata.name)
         # A change does not make a policy younger.
@@ -109,6 +127,7 @@ def _policies(seen: Observed, now: datetime) -> _Policies:
         after=rules,
         permits={each.name: permit(each.policy.spec.reset, now) for each in rules},
         asked=frozenset(each.metadata.name for each in seen.asked),
+        deleted=[seen.policies[name] for name in seen.deleted],
     )
 
 
@@ -137,16 +156,17 @@ def _node(
         status=msgspec.structs.replace(node.status, observed_generation=node.metadata.generation),
     )
     again = decide(msgspec.structs.replace(at, gpu_node=taken_up), policies.after, policies.granted)
+    # A GPU that is not reported now is forgotten with its policy.
+    lost = [each for each in decided.gpus if each.uuid not in {known.uuid for known in again.gpus}]
+    again = msgspec.structs.replace(again, gpus=(*again.gpus, *lost))
     return _Node(node, taken_up, before, again, holders.get(PoolKey(driver, name), {}))
 
 
 def _gpus(node: _Node, policies: _Policies) -> Iterable[GpuPlanView]:
     reported = {each.uuid: each for each in node.node.status.gpus}
-    applied = {each.uuid: each.policy for each in node.node.spec.gpus}
-    owners = {each.uuid: each.policy for each in node.before.gpus}
     for decision in sorted(node.taken_up.gpus, key=lambda each: natural(each.device)):
         uuid = decision.uuid
-        before = applied.get(uuid, "") or owners.get(uuid, "")
+        before = node.owner(uuid)
         plain = GpuPlanView(
             node=node.node.metadata.name,
             device=decision.device,
@@ -156,7 +176,7 @@ def _gpus(node: _Node, policies: _Policies) -> Iterable[GpuPlanView]:
             policy=decision.policy,
             mode=decision.wanted.mode.value if decision.wanted else "",
         )
-        if policies.asked & {decision.policy, before}:
+        if policies.told & {decision.policy, before}:
             gpu = reported.get(uuid, GpuStatus(device=decision.device, uuid=uuid))
             board = node.taken_up.boards.get(decision.board, Board(()))
             scene = Scene(
@@ -165,7 +185,8 @@ def _gpus(node: _Node, policies: _Policies) -> Iterable[GpuPlanView]:
                 parts=parts_of(gpu, board, node.held),
                 whole=sorted(set(node.held.get(gpu.device, ()))),
             )
-            yield _planned(plain, scene, decision, node.then, policies)
+            planned = _planned(plain, scene, decision, node.then, policies)
+            yield planned if decision.policy else _left(planned, scene, node.had.get(uuid))
         elif (said := _said(decision, policies.understood)) is not None:
             yield msgspec.structs.replace(plain, outcome=said[0], message=said[1])
 
@@ -208,6 +229,31 @@ def _planned(
         waits=made.waits,
         message=message,
     )
+
+
+def _left(planned: GpuPlanView, scene: Scene, had: WantedGpu | None) -> GpuPlanView:
+    """With what follows where nobody has a GPU any more: it is no longer offered in parts."""
+    mig = scene.gpu.mig
+    if mig is None:
+        message = "its agent does not report it now; when it does, what is idle there is destroyed"
+        return msgspec.structs.replace(planned, outcome=Outcome.UNKNOWN, message=message)
+    if had is None or had.mode is MigMode.DISABLED:
+        return planned
+    outcome = Outcome.CHANGES if planned.outcome is Outcome.UNCHANGED else planned.outcome
+    return msgspec.structs.replace(planned, outcome=outcome, message=_offered(scene, mig))
+
+
+def _offered(scene: Scene, mig: GpuMig) -> str:
+    """How claims get a GPU that nobody has."""
+    if mig.enabled and changes_by_reset(scene.gpu):
+        return (
+            "no further claim gets it until MIG is off, which takes a reset: a policy of mode Disabled that permits one turns it "
+            "off, deleting a policy does not"
+        )
+    if any(part.use is Use.FOREIGN for part in scene.parts):
+        return "no further claim gets it until what others made there is destroyed by hand"
+    until = ", once those that have parts of it end" if any(part.claims for part in scene.parts) else ""
+    return f"further claims get it as a whole only{until}"
 
 
 def _hindered(policy: MigPolicy, scene: Scene) -> bool:
@@ -261,10 +307,37 @@ def _policy(rules: Rules, outlook: Outlook, *, new: bool) -> PolicyPlanView:
     )
 
 
+def _deleted(policy: MigPolicy, nodes: Iterable[_Node]) -> PolicyPlanView:
+    name = policy.metadata.name
+    heirs = Counter(
+        decision.policy for node in nodes for decision in node.taken_up.gpus if node.owner(decision.uuid) == name
+    )
+    return PolicyPlanView(
+        name=name,
+        mode=policy.spec.mode.value,
+        layout=policy.spec.layout,
+        new=False,
+        deleted=True,
+        gpus=sum(heirs.values()),
+        message=_inherited(heirs),
+    )
+
+
+def _inherited(heirs: Mapping[str, int]) -> str:
+    """Who has its GPUs then."""
+    shares = sorted((not name, f"policy {name}" if name else "no policy", count) for name, count in heirs.items())
+    if not shares:
+        return "It has no GPU."
+    if len(shares) == 1:
+        (_, heir, count) = shares[0]
+        return f"Its {'GPU goes' if count == 1 else 'GPUs go'} to {heir}."
+    return f"Its GPUs go to {', '.join(f'{heir} ({count})' for _, heir, count in shares)}."
+
+
 def _notes(seen: Observed, policies: _Policies) -> list[str]:
     known = {each.name for each in policies.after}
     named = {each.policy for node in seen.gpu_nodes.values() for each in node.spec.gpus}
-    gone = sorted(named - known)
+    gone = sorted(named - known - set(seen.deleted))
     if not gone or seen.server:
         return []
     text = f"GPUs of the files belong to {', '.join(gone)}, which the files do not bring: this is as if it were deleted"

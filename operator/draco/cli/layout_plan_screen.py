@@ -53,8 +53,8 @@ def show(view: PlanView, console: Console, width: int) -> None:
 
 def _headline(policy: PolicyPlanView) -> str:
     layout = f", layout {policy.layout}" if policy.mode == "Static" else ""
-    new = "new" if policy.new else "changed"
-    return f"Policy {policy.name} ({new}, {policy.mode}{layout}): {_count(policy.gpus)}"
+    fate = "deleted" if policy.deleted else "new" if policy.new else "changed"
+    return f"Policy {policy.name} ({fate}, {policy.mode}{layout}): {_count(policy.gpus)}"
 
 
 def verdict(view: PlanView) -> str:
@@ -63,12 +63,14 @@ def verdict(view: PlanView) -> str:
     problems = [each.name for each in view.policies if each.problem]
     if problems:
         return f"Policy {', '.join(problems)} cannot be applied as it is."
+    done = "deleted" if all(each.deleted for each in view.policies) else "applied"
     if cannot:
-        return f"It cannot be applied on {_count(cannot)}."
+        nearly = f"It can be deleted, but the next policy cannot be applied on {_count(cannot)}."
+        return f"It cannot be applied on {_count(cannot)}." if done == "applied" else nearly
     later = sum(each.outcome in {Outcome.WAITS, Outcome.RESET, Outcome.UNKNOWN} for each in view.gpus)
     changing = sum(each.outcome is Outcome.CHANGES for each in view.gpus)
     said = [f"{_count(number)} {when}" for number, when in ((changing, "at once"), (later, "later")) if number]
-    return f"It can be applied: {', '.join(said)}." if said else "It can be applied, and changes nothing."
+    return f"It can be {done}: {', '.join(said)}." if said else f"It can be {done}, and changes nothing."
 
 
 def sentences(gpu: GpuPlanView) -> Iterator[str]:

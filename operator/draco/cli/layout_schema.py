@@ -102,8 +102,8 @@ class Outcome(StrEnum):
     """What becomes of a GPU: the strongest that is true of it.
 
     `cannot`: the policy cannot be applied there. `reset`: it needs one, which the policy permits now or in a window. `waits`:
-    something in use has to go first. `unknown`: its agent has not reported enough. `changes`: instances or the mode change right
-    away. `older policy`: the policy selects the GPU, and an older one has it.
+    something in use has to go first. `unknown`: its agent has not reported enough. `changes`: instances, the mode
+    or how claims get the GPU change right away. `older policy`: the policy selects the GPU, and an older one has it.
     """
 
     CANNOT = "cannot"
@@ -154,12 +154,16 @@ class GpuPlanView(View, frozen=True, kw_only=True):
 
 
 class PolicyPlanView(View, frozen=True, kw_only=True):
-    """One policy of the files. `problem` says why it cannot be applied as it is, `message` what else is to be known of it."""
+    """One policy of the files, or one that is `deleted`, whose `gpus` are those it has had.
+
+    `problem` says why it cannot be applied as it is, `message` what else is to be known of it.
+    """
 
     name: str
     mode: str
     layout: str = ""
     new: bool
+    deleted: bool = False
     gpus: int
     problem: str = ""
     message: str = ""

@@ -25,14 +25,20 @@ from draco.mig_policy.windows import open_for
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node
 from draco.resources.draco import GpuNode, MigMode, MigPolicy, MigPolicySpec, ResetPermit
+from draco.resources.errors import DracoError
 from draco.resources.kinds import CLAIMS, GPU_NODES, MIG_POLICIES, NODES, SLICES
 from draco.resources.manifests import ManifestError, decode_own
 from draco.resources.slices import ResourceSlice
 
+_NAMED: Final = 8
 _MOST_MOVES: Final = 2
 _START: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 _SHORTEST: Final = timedelta(minutes=1)
 _LONGEST: Final = timedelta(hours=24)
+
+
+class NoSuchPolicyError(DracoError):
+    """A policy that is to be deleted is not there; says which are."""
 
 
 class LayoutSources(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +53,7 @@ class LayoutSources(msgspec.Struct, frozen=True, kw_only=True):
 class Observed(msgspec.Struct, kw_only=True):
     """Nodes with GPUs and what belongs to them, at one time. `server` is "" for files alone.
 
-    `policies` are those that exist, `asked` those that are to be applied.
+    `policies` are those that exist, `asked` those that are to be applied, `deleted` names those of the first that are to go.
     """
 
     server: str = ""
@@ -57,6 +63,7 @@ class Observed(msgspec.Struct, kw_only=True):
     claims: list[ResourceClaim] = []
     policies: dict[str, MigPolicy] = {}
     asked: list[MigPolicy] = []
+    deleted: list[str] = []
     notes: list[str] = []
 
     @property
@@ -79,8 +86,11 @@ with_layout_sources = gathered(LayoutSources, _OPTIONS)
 """Adds the options to a command, which gets them as one argument `sources`."""
 
 
-def observe(sources: LayoutSources) -> Observed:
-    """Everything a layout is about. Raises ManifestError, KubeError, KubeconfigError or ClusterError."""
+def observe(sources: LayoutSources, deleted: Sequence[str] = ()) -> Observed:
+    """Everything a layout is about. Raises ManifestError, KubeError, KubeconfigError, ClusterError or NoSuchPolicyError.
+
+    `deleted` are the policies that are to go.
+    """
     manifests = read_manifests(sources.filenames)
     if sources.filenames and not manifests:
         raise ManifestError("the files hold no objects: give manifests as for `kubectl apply`, or leave out -f.")
@@ -89,8 +99,27 @@ def observe(sources: LayoutSources) -> Observed:
     if from_files and not manifests:
         raise click.UsageError("There is nothing to read: give files with -f, or leave --no-cluster out.")
     seen = Observed() if from_files else asyncio.run(_read(sources.kubeconfig, sources.context))
+    seen.deleted = list(dict.fromkeys(deleted))
     _add(seen, manifests)
+    _check_deleted(seen)
     return seen
+
+
+def _check_deleted(seen: Observed) -> None:
+    for name in seen.deleted:
+        if name not in seen.policies:
+            raise NoSuchPolicyError(f"there is no MigPolicy {name} in {seen.place}: {_those(sorted(seen.policies))}.")
+        if any(each.metadata.name == name for each in seen.asked):
+            raise click.UsageError(
+                f"MigPolicy {name} cannot be deleted and applied in one: leave out --delete {name} or its file."
+            )
+
+
+def _those(names: Sequence[str]) -> str:
+    if not names:
+        return "there is none at all"
+    more = [f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return f"there {'is' if len(names) == 1 else 'are'} {', '.join([*names[:_NAMED], *more])}"
 
 
 async def _read(kubeconfig: Path | None, context: str | None) -> Observed:
@@ -161,9 +190,14 @@ def _exists(item: MigPolicy) -> bool:
 
 
 def _take_policies(seen: Observed, policies: Sequence[MigPolicy]) -> None:
-    """Where files stand for a cluster, its own policies are those that come out of one; the others are to be applied."""
-    existing = [] if seen.server else [each for each in policies if _exists(each)]
-    if len(existing) == len(policies):
+    """Where files stand for a cluster, its own policies are those that come out of one, and those that are to be deleted.
+
+    The others are to be applied.
+    """
+    dumped = {each.metadata.name for each in policies if _exists(each)}
+    gone = {name for name in seen.deleted if name not in dumped}
+    existing = [] if seen.server else [each for each in policies if _exists(each) or each.metadata.name in gone]
+    if len(existing) == len(policies) and not seen.deleted:
         existing = []  # none is new: then they are asked about themselves
     seen.policies |= {each.metadata.name: each for each in existing}
     seen.asked += [each for each in policies if each not in existing]

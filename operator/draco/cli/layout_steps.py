@@ -81,7 +81,7 @@ def steps(scene: Scene, wanted: WantedGpu | None) -> Steps:
         destroys=[_place(part) for part in leaving if not part.holder],
         waits=waits,
         mode_change=mode_change,
-        needs_reset=bool(mode_change) and scene.gpu.architecture in _NEEDS_RESET,
+        needs_reset=bool(mode_change) and changes_by_reset(scene.gpu),
     )
     if wanted is None or wanted.mode is MigMode.DISABLED:
         return made
@@ -89,6 +89,11 @@ def steps(scene: Scene, wanted: WantedGpu | None) -> Steps:
     if wanted.mode is MigMode.STATIC:
         return _laid_out(made, scene, wanted, blocking)
     return _warm(made, scene, wanted, idle=[part for part in idle if part in staying], blocking=blocking)
+
+
+def changes_by_reset(gpu: GpuStatus) -> bool:
+    """Whether its MIG mode changes by a reset only."""
+    return gpu.architecture in _NEEDS_RESET
 
 
 def _in_the_way(part: PartView, wanted: WantedGpu | None, board: Board) -> bool:

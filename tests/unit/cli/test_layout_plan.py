@@ -69,8 +69,10 @@ def planned(
     board: Board | None = H100,
     architecture: str = "Hopper",
     now: datetime = MOMENT,
+    deleted: Sequence[str] = (),
+    **status: Any,
 ) -> PlanView:
-    node = a_mig_node(gpus=migs, board=board, wanted=wanted)
+    node = a_mig_node(gpus=migs, board=board, wanted=wanted, **status)
     gpus = [msgspec.structs.replace(gpu, architecture=architecture) for gpu in node.status.gpus]
     node = msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, gpus=gpus))
     seen = Observed(
@@ -79,6 +81,7 @@ def planned(
         policies={each.metadata.name: each for each in policies},
         claims=list(claims),
         asked=list(asked),
+        deleted=list(deleted),
     )
     return plan(seen, now)
 
