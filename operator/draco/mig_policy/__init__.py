@@ -4,14 +4,15 @@ Owns the way from what is seen of policies and nodes to what is wanted of each G
 or talk to the API server: the controller carries out what is decided here.
 
 Rooms: `rules` (a policy made ready to be asked), `matching` (whether it selects a GPU, and why not), `boards` (tables of the API
-as boards), `wishes` (what a policy wants of one GPU), `standing` (how far that is so), `decide` (one node, all of it), `summary`
-(one policy's status), `windows` (when a GPU may be reset), `releases` (idle claims in the way of a
+as boards), `wishes` (what a policy wants of one GPU), `standing` (how far that is so), `decide` (one node, all of it), `tally`
+(one policy's counts) and `summary` (its status), `windows` (when a GPU may be reset), `releases` (idle claims in the way of a
 waiting one).
 """
 
 from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide
 from draco.mig_policy.rules import Rules, oldest_first, rules_of
-from draco.mig_policy.summary import LISTED_NODES, Outlook, summary
+from draco.mig_policy.summary import LISTED_NODES, Outlook, status_of, summary
+from draco.mig_policy.tally import Tally
 from draco.mig_policy.windows import Permit, permit
 
 __all__ = [
@@ -22,9 +23,11 @@ __all__ = [
     "Permit",
     "Rules",
     "SeenNode",
+    "Tally",
     "decide",
     "oldest_first",
     "permit",
     "rules_of",
+    "status_of",
     "summary",
 ]

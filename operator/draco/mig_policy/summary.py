@@ -5,17 +5,19 @@ comes first, with the first GPU it is wrong on; then what is not done yet; then 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
+from heapq import nsmallest
 from typing import NamedTuple
 
 import msgspec
 
 from draco.mig_policy.boards import profile_names
 from draco.mig_policy.decide import GpuDecision, NodeDecision
-from draco.mig_policy.matching import Answer, Verdict
+from draco.mig_policy.matching import Answer
 from draco.mig_policy.rules import Rules
 from draco.mig_policy.standing import Standing
+from draco.mig_policy.tally import Tally
 from draco.resources.draco import MigMode, MigPolicy, MigPolicyConflict, MigPolicyNode, MigPolicyStatus
 from draco.resources.meta import Condition
 
@@ -26,7 +28,6 @@ CONDITION_CONFLICTING = "Conflicting"
 LISTED_NODES = 256
 _LISTED_CONFLICTS = 64
 _NAMED = 8
-_UNASKED = Verdict(Answer.UNKNOWN)
 
 
 class Outlook(NamedTuple):
@@ -37,68 +38,51 @@ class Outlook(NamedTuple):
     advice: str = ""
 
 
-class _Gpu(NamedTuple):
-    node: str
-    gpu: GpuDecision
-    said: Verdict
-
-    def __str__(self) -> str:
-        return f"{self.gpu.device or self.gpu.uuid} of {self.node}"
-
-
 def summary(rules: Rules, outlook: Outlook) -> MigPolicyStatus:
     """The policy's status, with the times of its conditions."""
+    tally = Tally(rules.name)
+    for decision in outlook.decisions:
+        tally.add(decision)
+    return status_of(rules, tally, outlook.now, outlook.advice)
+
+
+def status_of(rules: Rules, tally: Tally, now: datetime, advice: str = "") -> MigPolicyStatus:
+    """The same from what was counted."""
     policy = rules.policy
-    everything = [
-        _Gpu(each.node, gpu, gpu.verdicts.get(rules.name, _UNASKED)) for each in outlook.decisions for gpu in each.gpus
-    ]
-    mine = [each for each in everything if each.gpu.policy == rules.name]
-    lost = Counter(
-        each.gpu.policy
-        for each in everything
-        if each.gpu.policy not in {"", rules.name} and each.said.answer is Answer.SELECTED
-    )
-    counts = Counter(each.gpu.stands.standing for each in mine)
-    valid = _valid(rules, everything, _unknown_profiles(policy, mine, outlook.decisions))
-    conflicting = _conflicting(lost)
-    applied = _applied(rules, everything, mine, lost)
-    conditions = [_timed(policy, condition, outlook.now) for condition in (valid, applied, conflicting)]
+    valid = _valid(rules, tally)
+    conflicting = _conflicting(tally.lost)
+    applied = _applied(rules, tally)
+    conditions = [_timed(policy, condition, now) for condition in (valid, applied, conflicting)]
     return MigPolicyStatus(
         observed_generation=policy.metadata.generation,
-        gpus=len(mine),
-        applied=counts[Standing.APPLIED],
-        changing=counts[Standing.CHANGING],
-        failed=counts[Standing.FAILED],
-        message=_message(valid, applied, conflicting, outlook.advice),
-        conflicts=[MigPolicyConflict(policy=name, gpus=count) for name, count in sorted(lost.items())][
+        gpus=tally.standings.total(),
+        applied=tally.standings[Standing.APPLIED],
+        changing=tally.standings[Standing.CHANGING],
+        failed=tally.standings[Standing.FAILED],
+        message=_message(valid, applied, conflicting, advice),
+        conflicts=[MigPolicyConflict(policy=name, gpus=count) for name, count in sorted(tally.lost.items())][
             :_LISTED_CONFLICTS
         ],
-        nodes=_nodes(mine),
+        nodes=_nodes(tally),
         conditions=conditions,
     )
 
 
-def _valid(rules: Rules, everything: Sequence[_Gpu], unknown: str) -> Condition:
-    failing = next((each for each in everything if each.said.selector is not None and each.said.error), None)
+def _valid(rules: Rules, tally: Tally) -> Condition:
     if rules.problem:
         return _condition(CONDITION_VALID, "False", "NotUnderstood", rules.problem)
-    if failing is not None:
-        return _condition(
-            CONDITION_VALID, "False", "SelectorFails", f"{failing.said.error.rstrip('.')} (on {failing})."
-        )
-    if unknown:
+    if tally.failing is not None:
+        gpu, error = tally.failing
+        return _condition(CONDITION_VALID, "False", "SelectorFails", f"{error.rstrip('.')} (on {gpu}).")
+    if unknown := _unknown_profiles(rules.policy, tally):
         return _condition(CONDITION_VALID, "False", "UnknownProfile", unknown)
     return _condition(CONDITION_VALID, "True", "Understood", "")
 
 
-def _unknown_profiles(policy: MigPolicy, mine: Sequence[_Gpu], decisions: Sequence[NodeDecision]) -> str:
+def _unknown_profiles(policy: MigPolicy, tally: Tally) -> str:
     if policy.spec.mode is not MigMode.DYNAMIC:
         return ""
-    nodes = {each.node for each in mine}
-    boards = {
-        f"{each.node}/{name}": board for each in decisions if each.node in nodes for name, board in each.boards.items()
-    }
-    has = profile_names(boards)
+    has = profile_names({str(key): board for key, board in tally.boards.items()})
     asked = [*policy.spec.profiles, *(each.profile for each in policy.spec.warm)]
     unknown = [name for name in dict.fromkeys(asked) if name not in has]
     if not has or not unknown:
@@ -124,56 +108,49 @@ def _older(lost: Counter[str]) -> str:
     return f"older policies: {_listed([f'{name} ({count})' for name, count in sorted(lost.items())])}"
 
 
-def _applied(rules: Rules, everything: Sequence[_Gpu], mine: Sequence[_Gpu], lost: Counter[str]) -> Condition:
-    if not mine:
-        reason, message = _nothing(rules, everything, lost)
+def _applied(rules: Rules, tally: Tally) -> Condition:
+    if not tally.mine:
+        reason, message = _nothing(rules, tally)
         return _condition(CONDITION_APPLIED, "False", reason, message)
-    counts = Counter(each.gpu.stands.standing for each in mine)
     for standing, reason, being in (
         (Standing.FAILED, "Failed", "cannot be as wanted"),
         (Standing.CHANGING, "Changing", "not done yet"),
     ):
-        if counts[standing]:
-            return _condition(CONDITION_APPLIED, "False", reason, _sentence(standing, mine, being))
-    return _condition(CONDITION_APPLIED, "True", "AsWanted", f"{_gpus(len(mine))} as wanted.")
+        if tally.standings[standing]:
+            return _condition(CONDITION_APPLIED, "False", reason, _sentence(standing, tally, being))
+    return _condition(CONDITION_APPLIED, "True", "AsWanted", f"{_gpus(tally.standings.total())} as wanted.")
 
 
-def _sentence(standing: Standing, mine: Sequence[_Gpu], being: str) -> str:
-    those = [each for each in mine if each.gpu.stands.standing is standing]
-    messages = Counter(each.gpu.stands.message for each in those)
-    message, count = max(messages.items(), key=lambda pair: pair[1])
-    example = min(
-        (each for each in those if each.gpu.stands.message == message), key=lambda each: (each.node, each.gpu.device)
-    )
-    others = f" and {count - 1} more" if count > 1 else ""
-    reasons = f"; {len(messages) - 1} other reasons in status.nodes" if len(messages) > 1 else ""
-    told = f": {example}{others}: {message}" if message else ""
-    return f"{len(those)} of {_gpus(len(mine))} {being}{told}{reasons}."
+def _sentence(standing: Standing, tally: Tally, being: str) -> str:
+    reasons = tally.reasons[standing]
+    message, first = max(reasons.items(), key=lambda pair: pair[1].count)
+    others = f" and {first.count - 1} more" if first.count > 1 else ""
+    also = f"; {len(reasons) - 1} other reasons in status.nodes" if len(reasons) > 1 else ""
+    told = f": {first.example}{others}: {message}" if message else ""
+    return f"{tally.standings[standing]} of {_gpus(tally.standings.total())} {being}{told}{also}."
 
 
-def _nothing(rules: Rules, everything: Sequence[_Gpu], lost: Counter[str]) -> tuple[str, str]:
+def _nothing(rules: Rules, tally: Tally) -> tuple[str, str]:
     """Why it has no GPU."""
     if rules.problem:
         return "NotUnderstood", "Has no GPU, and takes none until it can be understood."
-    if not everything:
+    if not tally.nodes:
         return "NothingMatches", "Matches nothing: no node has reported a GPU."
-    if lost:
-        return "OlderPolicy", f"Has no GPU: {_taken(sum(lost.values()))} to {_older(lost)}."
-    here = [each for each in everything if each.said.answer is not Answer.OTHER_NODE]
+    if tally.lost:
+        return "OlderPolicy", f"Has no GPU: {_taken(tally.lost.total())} to {_older(tally.lost)}."
+    here = tally.said.total() - tally.said[Answer.OTHER_NODE]
     if not here:
-        nodes = _count(len({each.node for each in everything}), "node")
+        nodes = _count(tally.nodes, "node")
         return "NothingMatches", f"Matches nothing: spec.nodeSelector selects none of {nodes} with GPUs."
-    said = Counter(each.said.answer for each in here)
-    selectors = Counter(each.said.selector for each in here if each.said.answer is Answer.NOT_SELECTED)
-    failing = selectors.most_common(1)[0][0] if selectors else 0
+    failing = tally.unselecting.most_common(1)[0][0] if tally.unselecting else 0
     reasons = {
         Answer.NOT_SELECTED: f"not selected by spec.deviceSelectors[{failing}]",
         Answer.EXCLUDED: "named by spec.exclude",
         Answer.INDIVISIBLE: "without MIG",
         Answer.UNKNOWN: "that cannot be judged now",
     }
-    told = [f"{said[answer]} {reason}" for answer, reason in reasons.items() if said[answer]]
-    return "NothingMatches", f"Matches nothing: of {_gpus(len(here))} on the nodes it selects, {_listed(told)}."
+    told = [f"{tally.said[answer]} {reason}" for answer, reason in reasons.items() if tally.said[answer]]
+    return "NothingMatches", f"Matches nothing: of {_gpus(here)} on the nodes it selects, {_listed(told)}."
 
 
 def _message(valid: Condition, applied: Condition, conflicting: Condition, advice: str) -> str:
@@ -184,19 +161,10 @@ def _message(valid: Condition, applied: Condition, conflicting: Condition, advic
     return " ".join(each for each in said if each)
 
 
-def _nodes(mine: Iterable[_Gpu]) -> list[MigPolicyNode]:
-    by_node: dict[str, list[GpuDecision]] = {}
-    for each in mine:
-        by_node.setdefault(each.node, []).append(each.gpu)
+def _nodes(tally: Tally) -> list[MigPolicyNode]:
     # Of thousands of nodes few are listed, so only these are worded.
-    worst_first = sorted(by_node, key=lambda name: (*_standings_absent(by_node[name]), name))
-    return [_node(name, by_node[name]) for name in sorted(worst_first[:LISTED_NODES])]
-
-
-def _standings_absent(gpus: Sequence[GpuDecision]) -> tuple[bool, bool]:
-    """Whether nothing has failed, and whether nothing changes."""
-    standings = {each.stands.standing for each in gpus}
-    return Standing.FAILED not in standings, Standing.CHANGING not in standings
+    worst = [name for *_, name in nsmallest(LISTED_NODES, tally.ranks)]
+    return [_node(name, tally.mine[name]) for name in sorted(worst)]
 
 
 def _node(name: str, gpus: Sequence[GpuDecision]) -> MigPolicyNode:
