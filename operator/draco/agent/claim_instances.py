@@ -80,10 +80,7 @@ class ClaimInstances:
             raise PrepareError(f"Claim {intent} cannot be prepared: {why}") from error
         except OSError as error:
             self.undo(intent, created)
-            raise PrepareError(
-                f"Claim {intent} cannot be prepared: {error.strerror} ({error.filename}); make room or fix the folder, "
-                "kubelet tries again."
-            ) from error
+            raise PrepareError(f"Claim {intent} cannot be prepared: {_refusal(error)}") from error
         return Acquired(self.filled(intent), tuple(created))
 
     def undo(self, intent: PreparedClaim, created: Iterable[PlacementKey]) -> None:
@@ -98,20 +95,22 @@ class ClaimInstances:
                 continue
 
     def whole(self, intent: PreparedClaim) -> None:
-        """Make the whole GPUs of an intent on record undivided. PrepareError says what is in the way."""
+        """Make the whole GPUs of an intent on record undivided. PrepareError says what is in the way.
+
+        NVML is asked for the mode, since the last look may be older than what somebody did by hand.
+        """
         for device in intent.devices:
             seen = self._desk.known(device.gpu)
             if device.partition is not None or device.admin or seen is None or seen.mode is None:
                 continue
-            if not seen.mode.enabled:
-                continue
             try:
-                self._undivide(intent, device, self._desk.settle(device.gpu))
-            except (NvmlError, StillHeld, OSError) as error:
-                who = self._who(error, [device.gpu])
-                raise PrepareError(
-                    f"Claim {intent} cannot have all of {device.device}: {error} {who}".strip()
-                ) from error
+                if self._desk.divided(device.gpu):
+                    self._undivide(intent, device, self._desk.settle(device.gpu))
+            except (NvmlError, StillHeld) as error:
+                who = self._who(error, [device.gpu]) or "Kubelet tries again."
+                raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {error} {who}") from error
+            except OSError as error:
+                raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {_refusal(error)}") from error
 
     def _undivide(self, intent: PreparedClaim, device: PreparedDevice, seen: Seen) -> None:
         if seen.mode is None or not seen.mode.enabled:
@@ -370,6 +369,11 @@ def _placement(seen: Seen, key: PlacementKey) -> Placement:
     if profile is None or key.start not in profile.starts:
         raise PrepareError(f"GPU {key.gpu} has no place for profile {key.profile_id} at {key.start}.")
     return Placement(profile, key.start)
+
+
+def _refusal(error: OSError) -> str:
+    """What a disk refuses, and what to do."""
+    return f"{error.strerror} ({error.filename}); make room or fix the folder, kubelet tries again."
 
 
 def _by(refused: Refused | None) -> str:

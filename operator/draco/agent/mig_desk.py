@@ -157,6 +157,12 @@ class MigDesk:
         self._seen[uuid] = Seen(gpu=gpu, mode=mode, board=board, instances=listed)
         return self._seen[uuid]
 
+    def divided(self, uuid: GpuUuid) -> bool:
+        """Whether a GPU is in MIG mode at this moment. NvmlError when it does not say."""
+        with self._mig.lock:
+            mode = self._mig.mode(uuid)
+            return mode is not None and mode.enabled
+
     def known(self, uuid: GpuUuid) -> Seen | None:
         """The last look."""
         return self._seen.get(uuid)

@@ -279,7 +279,14 @@ class Nvml:
         try:
             return getattr(self._library, function)(*args, **options)
         except pynvml.NVMLError as error:
-            raise translated(error, function) from error
+            raise translated(error, function, gpu=self._meant(args)) from error
+
+    def _meant(self, args: tuple[Any, ...]) -> str:
+        """The UUID of the GPU that a call is about; "" when it is about none, or about an instance."""
+        about = args[0] if args else None
+        return (
+            about if isinstance(about, str) else next((uuid for uuid, one in self._handles.items() if one is about), "")
+        )
 
 
 class _Subscription:

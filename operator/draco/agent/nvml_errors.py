@@ -11,6 +11,8 @@ import pynvml
 
 from draco.resources.errors import DracoError
 
+_LOOK_FOR_GPU = "look for it with `nvidia-smi -L`, and reboot the node if it should be there"
+
 
 class NvmlError(DracoError):
     """NVML refused; `code` is its return code."""
@@ -71,7 +73,8 @@ class NoEvent(NvmlError):
 def never_seen(uuid: str) -> GpuUnknown:
     """What to raise for a GPU that this agent has not come across."""
     return GpuUnknown(
-        f"GPU {uuid} has not been seen since the agent started: it left the node, or the driver does not answer.",
+        f"GPU {uuid} has not been seen since the agent started: it left the node, or the driver does not answer; "
+        f"{_LOOK_FOR_GPU}.",
         int(pynvml.NVML_ERROR_NOT_FOUND),
     )
 
@@ -80,9 +83,13 @@ class Unreadable(NvmlError):
     """NVML's answer says nothing about the GPU's state."""
 
 
-def translated(error: Any, function: str) -> NvmlError:
-    """NVML's refusal of a function as one of these errors."""
+def translated(error: Any, function: str, *, gpu: str = "") -> NvmlError:
+    """NVML's refusal of a function as one of these errors. `gpu` is the UUID of the GPU it was asked about, if of one."""
     code = int(error.value)
+    if code == pynvml.NVML_ERROR_NOT_FOUND and gpu:
+        return GpuUnknown(
+            f"NVML knows no GPU {gpu} ({function}): it was removed, or has fallen off the bus; {_LOOK_FOR_GPU}.", code
+        )
     kind, sentence = _ERRORS.get(
         code, (Unreadable, "NVML's {function} answered {error} (code {code}); look for NVRM in the kernel log.")
     )
@@ -125,7 +132,10 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
             NotSupported,
             "The installed NVIDIA driver is too old for NVML's {function}; upgrade the driver.",
         ),
-        pynvml.NVML_ERROR_NOT_FOUND: (GpuUnknown, "NVML's {function} knows no such GPU; it may have been removed."),
+        pynvml.NVML_ERROR_NOT_FOUND: (
+            GpuUnknown,
+            "NVML's {function} knows nothing of what it was asked about; it is gone, or was never there.",
+        ),
         pynvml.NVML_ERROR_TIMEOUT: (NoEvent, "Nothing happened in the time given to NVML's {function}."),
         pynvml.NVML_ERROR_IN_USE: (InUse, "NVML's {function} was refused: somebody still uses what it is about."),
         pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (

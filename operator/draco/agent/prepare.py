@@ -196,7 +196,7 @@ class ClaimDesk:
         return prepared
 
     def _lock(self, partitions: Iterable[bool]) -> AbstractContextManager[object]:
-        """Claims of whole GPUs need no NVML, so they do not wait for it either."""
+        """Claims of whole GPUs ask NVML for the mode only; nothing else of theirs waits for it."""
         return self._instances.lock if self._instances is not None and any(partitions) else nullcontext()
 
     def _again(self, known: PreparedClaim, claim: ResourceClaim) -> PreparedClaim:
@@ -212,6 +212,8 @@ class ClaimDesk:
                 "when kubelet has given it up."
             )
         known = self._with_instances(known)
+        if self._instances is not None:
+            self._instances.whole(known)
         if not self._cdi.is_current(known):
             try:
                 self._cdi.write(known)

@@ -20,6 +20,7 @@ from draco.agent.files import LocalFiles
 from draco.agent.gpus import Gpu
 from draco.agent.holdings import Keeping, recognised
 from draco.agent.instances import Instance, Use
+from draco.agent.mig_desk import Seen
 from draco.resources.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid
 from draco.simulator import by_hand, faults, state
@@ -188,6 +189,74 @@ def test_an_instance_of_somebody_else_in_the_whole_gpu_is_left_alone_too(node: M
     assert not node.record.claims
 
 
+# MIG mode that somebody changes by hand
+
+
+def test_a_gpu_divided_by_hand_since_the_last_look_is_not_given_whole(tmp_path: Path) -> None:
+    build(tmp_path, mig=False)
+    node = MigNode(tmp_path)
+    by_hand.set_mode(node.path, 0, 1)
+    by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
+    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* was made by somebody else"):
+        node.prepare(WHOLE)
+    assert (node.real(), dict(node.record.claims)) == ([(9, 4, 1)], {})
+    by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
+    node.prepare(WHOLE)
+    assert node.hardware().mig_current == 0, "an empty GPU leaves MIG mode for the claim"
+
+
+def test_a_gpu_whose_mode_was_changed_by_hand_and_changes_back_with_a_reset_only_is_not_given_whole(
+    tmp_path: Path,
+) -> None:
+    path = build(tmp_path, board="A100-80GB", mig=False)
+    node = MigNode(tmp_path)
+    by_hand.set_mode(path, 0, 1)
+    faults.reset(path, 0)
+    name = f"gpu-{node.gpus[0].minor}"
+    with pytest.raises(
+        PrepareError, match=f"was allocated all of {name}, which is in MIG mode and leaves it only with"
+    ):
+        node.prepare(a_claim("whole", on=[f"node-0/{name}"]))
+    assert not node.record.claims
+
+
+def test_a_claim_that_is_prepared_again_does_not_get_a_gpu_divided_since(tmp_path: Path) -> None:
+    build(tmp_path, mig=False)
+    node = MigNode(tmp_path)
+    first = node.prepare(WHOLE)
+    by_hand.set_mode(node.path, 0, 1)
+    by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
+    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* was made by somebody else"):
+        node.prepare(WHOLE)
+    by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
+    assert node.prepare(WHOLE) == first
+    assert node.hardware().mig_current == 0
+
+
+def test_a_gpu_whose_mode_cannot_be_asked_is_not_given_whole(tmp_path: Path) -> None:
+    build(tmp_path, mig=False)
+    node = MigNode(tmp_path)
+    faults.fail(node.path, "nvmlDeviceGetMigMode", pynvml.NVML_ERROR_UNKNOWN, times=1)
+    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .*nvmlDeviceGetMigMode .* Kubelet tries again"):
+        node.prepare(WHOLE)
+    assert (dict(node.record.claims), node.specs()) == ({}, {})
+    node.prepare(WHOLE)
+
+
+def test_a_gpu_whose_mode_was_turned_off_by_hand_since_the_last_look_is_divided_all_the_same(node: MigNode) -> None:
+    by_hand.set_mode(node.path, 0, 0)
+    node.prepare(ONE)
+    assert node.real() == [(9, 4, 1)]
+
+
+def test_a_gpu_that_has_no_mig_is_given_whole_without_asking_nvml(tmp_path: Path) -> None:
+    build(tmp_path, board="L40S", mig=False)
+    node = MigNode(tmp_path)
+    faults.make_unreadable(node.path, 0)
+    node.prepare(WHOLE)
+    assert len(node.specs()) == 1
+
+
 # In use
 
 
@@ -345,6 +414,28 @@ def test_a_full_disk_leaves_nothing_of_a_partition(tmp_path: Path) -> None:
     files.refused = set()
     node.unprepare(ONE)
     assert node.real() == []
+
+
+def test_a_disk_too_full_to_make_a_gpu_whole_is_one_sentence_and_passes(tmp_path: Path) -> None:
+    build(tmp_path)
+    files = FullDisk()
+    node = MigNode(tmp_path, files=files, keeping=Keeping(counts={9: 1}))
+    node.prepare(ONE)
+    node.unprepare(ONE)
+    settle = node.mig.settle
+
+    def fill_up_then(uuid: GpuUuid) -> Seen:
+        files.refused = {"/state/"}
+        return settle(uuid)
+
+    node.mig.settle = fill_up_then  # type: ignore[method-assign]
+    with pytest.raises(
+        PrepareError, match=r"cannot have all of gpu-0: No space left on device \(\S+\); make room or fix"
+    ):
+        node.prepare(WHOLE)
+    files.refused, node.mig.settle = set(), settle  # type: ignore[method-assign]
+    node.prepare(WHOLE)
+    assert (node.real(), node.hardware().mig_current) == ([], 0)
 
 
 def test_a_record_of_the_version_before_is_read(tmp_path: Path) -> None:

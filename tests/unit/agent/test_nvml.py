@@ -11,7 +11,7 @@ import pytest
 
 from draco.agent.gpus import EventKind, Gpu, GpuEvent, HealthState
 from draco.agent.nvml import ARCHITECTURES, EVENT_KINDS, Nvml
-from draco.agent.nvml_errors import DriverError, DriverMissing, DriverReloaded, NotSupported
+from draco.agent.nvml_errors import DriverError, DriverMissing, DriverReloaded, GpuUnknown, NotSupported
 from draco.resources.names import GpuUuid
 from draco.simulator import faults
 from draco.simulator.boards import BOARDS
@@ -291,9 +291,23 @@ def test_a_failed_row_remap_makes_a_gpu_unhealthy_and_a_pending_one_does_not(nvm
 
 
 def test_the_health_of_a_gpu_that_is_not_there_is_unknown(nvml: Nvml) -> None:
-    health = nvml.health(GpuUuid("GPU-00000000-0000-0000-0000-000000000000"))
+    gone = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
+    health = nvml.health(gone)
     assert health.state is HealthState.UNKNOWN
-    assert "may have been removed" in health.message
+    assert health.message == (
+        f"NVML knows no GPU {gone} (nvmlDeviceGetHandleByUUID): it was removed, or has fallen off the bus; look for it with "
+        "`nvidia-smi -L`, and reboot the node if it should be there."
+    )
+
+
+def test_a_gpu_that_goes_while_its_handle_is_kept_is_named_too(nvml: Nvml, path: Path) -> None:
+    uuid = nvml.gpus()[2].uuid
+    faults.fail(path, "nvmlDeviceGetMigMode", pynvml.NVML_ERROR_NOT_FOUND)
+    with pytest.raises(GpuUnknown, match=rf"NVML knows no GPU {uuid} \(nvmlDeviceGetMigMode\): it was removed"):
+        nvml.call("nvmlDeviceGetMigMode", nvml.handle(uuid))
+    faults.fail(path, "nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_NOT_FOUND)
+    with pytest.raises(GpuUnknown, match=r"NVML's nvmlDeviceGetHandleByIndex knows nothing of what it was asked about"):
+        nvml.call("nvmlDeviceGetHandleByIndex", 7)
 
 
 def test_handles_are_looked_up_once(path: Path) -> None:
