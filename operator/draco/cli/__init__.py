@@ -34,7 +34,7 @@ COMMANDS: Final = MappingProxyType(
         "operator": "Watch the whole cluster's GPUs and claims (runs in the cluster).",
         "selector": "Check device selectors, and try them on devices.",
         "simulate": "Say what would be allocated, without touching the cluster.",
-        "status": "Show nodes, GPUs, claims, taints and maintenance on one screen.",
+        "status": "Show nodes, GPUs, claims, taints, maintenance and MIG policies on one screen.",
     }
 )
 """What `draco --help` says of each command: kept here so that saying it imports nothing."""

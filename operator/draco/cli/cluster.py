@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from draco.cli import cluster_gpus
+from draco.cli.documents import print_document
 from draco.cluster import attach, binaries, clusters, state
 from draco.cluster.errors import ClusterError
 from draco.cluster.progress import Lines
@@ -117,7 +118,7 @@ def status(name: str, output: str) -> None:
     ready = _ready_nodes(Path(now.kubeconfig)) & set(now.nodes)
     if output == "json":
         shown = {**msgspec.to_builtins(now), "readyNodes": sorted(ready)}
-        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+        print_document(shown)
     else:
         kubernetes = f", Kubernetes {now.kubernetes}" if now.kubernetes else ""
         click.echo(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-import msgspec
 
+from draco.cli.documents import print_document
 from draco.cluster import gpus
 from draco.simulator import by_hand, faults
 from draco.simulator.boards import BOARDS
@@ -60,7 +60,7 @@ def show(path: Path, output: str) -> None:
     """
     state = load(path)
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(state), indent=2).decode())
+        print_document(state)
         return
     for line in _lines(state):
         click.echo(line)

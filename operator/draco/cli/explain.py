@@ -10,6 +10,7 @@ import click
 import msgspec
 import yaml
 
+from draco.cli.documents import print_document
 from draco.cli.explain_subjects import Subject, pending, subject_of
 from draco.cli.sources import Sources, read_world, with_sources
 from draco.cli.world import World
@@ -131,7 +132,7 @@ def _document(explained: Sequence[tuple[Subject, Explanation]]) -> dict[str, obj
 
 def _print_document(document: object, output: str) -> None:
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        print_document(document)
     else:
         plain = msgspec.to_builtins(document)
         click.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=130), nl=False)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import click
-import msgspec
 from rich.console import Console
 
 from draco.cli import layout_plan_screen, layout_screen, layout_svg
+from draco.cli.documents import print_document
 from draco.cli.layout_plan import plan as plan_of
 from draco.cli.layout_sources import LayoutSources, observe, with_layout_sources
 from draco.cli.layout_view import layout_of
@@ -51,7 +51,7 @@ def show(*, nodes: Sequence[str], sources: LayoutSources, output: str) -> None:
     """  # noqa: D301 - click keeps the lines below a backspace as they are
     view = layout_of(observe(sources), nodes)
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())
+        print_document(view)
     elif output == "svg":
         click.echo(layout_svg.picture(view), nl=False)
         for note in view.notes:
@@ -99,7 +99,7 @@ def plan(*, sources: LayoutSources, deleted: Sequence[str], output: str) -> int:
         )
     view = plan_of(seen, datetime.now(UTC))
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())
+        print_document(view)
     else:
         _print(lambda console, width: layout_plan_screen.show(view, console, width))
     return 0 if view.applicable else 1

@@ -15,9 +15,9 @@ from typing import Any, Final
 import click
 import msgspec
 
-from draco.cli.live import ClusterError, Reader
 from draco.cli.manifests import Manifest, decode_all, files_option, read_manifests
 from draco.cli.options import CLUSTER_OPTIONS, Options, gathered
+from draco.cli.reading import ClusterError, Reader
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.kubeconfig import connect

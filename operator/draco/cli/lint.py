@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from draco.cli import lint_text
+from draco.cli.documents import written
 from draco.cli.lint_text import Document, Outcome, TextError
 from draco.linting import Drop, Edit, Finding, Manifest, Move, Path, Put, Severity, lint
 
@@ -310,4 +311,4 @@ def _json(checked: Checked, changed: Sequence[str]) -> str:
             {"file": file, "corrected": checked.after[file] if file in changed else None} for file in checked.before
         ],
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+    return written(document)

@@ -18,6 +18,7 @@ from draco.cel import CompileError, compile_selector, new_expressions
 from draco.cel.cost import MAX_COST
 from draco.cel.parse import MAX_LENGTH
 from draco.cli import selector_cases, selector_devices
+from draco.cli.documents import print_document
 from draco.cli.manifests import files_option, read_documents
 from draco.cli.selector_cases import Findings
 from draco.kube.client import Client
@@ -79,7 +80,7 @@ def check(expression: str | None, file: Path | None, cases: Path | None, output:
     if output == "json":
         accepted = [f"1.{minor}" for minor, refusal in refusals.items() if refusal is None]
         shown = {**msgspec.to_builtins(found), "acceptedBy": accepted}
-        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+        print_document(shown)
     elif found.compile_error:
         click.echo(f"{found.compile_error}{_hint(text)}", err=True)
     else:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import msgspec
 import yaml
 
 from draco.cli import simulate_mig, simulate_report, simulate_scenarios, simulate_trials, world
+from draco.cli.documents import print_document
 from draco.cli.simulate_taints import FORM, TaintOption
 from draco.cli.sources import Sources, read_world, with_sources
 from draco.cli.world import World, WorldError
@@ -147,7 +147,7 @@ def _print(run: simulate_trials.Run, notes: Sequence[str], output: str) -> None:
     match output:
         case "json":
             document = simulate_report.document(run, notes)
-            click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+            print_document(document)
         case "yaml":
             document = simulate_report.document(run, notes)
             click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=130), nl=False)

@@ -12,8 +12,8 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 import click
-import msgspec
 
+from draco.cli.documents import print_document
 from draco.cli.mig_traces import Arrive, Depart, TraceError, events, lines_of
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
@@ -138,7 +138,7 @@ def command(
     fleet = {"board": board} if from_node is None else {"board": board, "fromNode": from_node}
     document = {"schema": SCHEMA, **fleet, "gpus": gpus, "gpusPerNode": gpus_per_node, **_document(replayed, runs)}
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        print_document(document)
     else:
         for line in _lines(document):
             click.echo(line)

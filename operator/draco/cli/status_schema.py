@@ -5,16 +5,11 @@ Owns the structs and their field names: fields are only ever added under one sch
 
 from enum import StrEnum
 
-import msgspec
-
+from draco.cli.documents import View
 from draco.resources.names import DeviceKey
 
 SCHEMA = "draco.dev/status/v1"
 """Name of the JSON document. Fields are only ever added under one name."""
-
-
-class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of everything `-o json` writes: camelCase, every field always present."""
 
 
 class DeviceState(StrEnum):
@@ -125,6 +120,19 @@ class MaintenanceView(View, frozen=True, kw_only=True):
     in_use: int = 0
 
 
+class PolicyView(View, frozen=True, kw_only=True):
+    """One MigPolicy and, as the operator says it, how many GPUs it has and how many of them are as wanted."""
+
+    name: str
+    mode: str
+    layout: str = ""
+    gpus: int = 0
+    applied: int = 0
+    changing: int = 0
+    failed: int = 0
+    message: str = ""
+
+
 class MissingView(View, frozen=True, kw_only=True):
     """A feature the cluster lacks, what follows, and what to do."""
 
@@ -147,5 +155,6 @@ class Status(View, frozen=True, kw_only=True):
     claim_list: list[ClaimView]
     taint_rules: list[RuleView]
     maintenance: list[MaintenanceView]
+    mig_policies: list[PolicyView] = []
     missing: list[MissingView]
     warnings: list[str]

@@ -3,7 +3,7 @@
 Owns layout, words and colours. Colour only repeats what the words say, so that nothing is lost without it. Computes nothing.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -75,6 +75,7 @@ def _rest(status: Status, console: Console, *, most: int) -> None:
     _claims(status, console, most=most)
     _rules(status, console)
     _maintenance(status, console)
+    _policies(status, console)
     _notes(status, console)
 
 
@@ -116,7 +117,8 @@ def _nodes(nodes: Iterable[NodeView], console: Console, *, fold: bool) -> None:
         if state not in {DeviceState.BLOCKED, DeviceState.OFFLINE} or any(count(node.devices) for node in shown)
     ]
     folded = [node for node in shown if fold and _in_order(node)]
-    table = _table("NODE", "STATE", "DEVICES", *(state.upper() for state, _ in columns), right=2)
+    titles = [state.upper() for state, _ in columns]
+    table = _table("NODE", "STATE", "DEVICES", *titles, numbers=range(2, 3 + len(titles)))
     for node in shown:
         if node not in folded:
             cells = [_number(count(node.devices), state) for state, count in columns]
@@ -232,6 +234,25 @@ def _maintenance(status: Status, console: Console) -> None:
     console.print(table)
 
 
+def _policies(status: Status, console: Console) -> None:
+    if not status.mig_policies:
+        return
+    table = _table("POLICY", "MODE", "GPUS", "APPLIED", "CHANGING", "FAILED", "DETAIL", numbers=range(2, 6))
+    for policy in status.mig_policies:
+        table.add_row(
+            policy.name,
+            f"{policy.mode}, {policy.layout}" if policy.layout else policy.mode,
+            _counted(policy.gpus),
+            _counted(policy.applied, "green"),
+            _counted(policy.changing, "yellow"),
+            _counted(policy.failed, "red"),
+            policy.message,
+        )
+    _section("MIG POLICIES", console)
+    console.print(table)
+    console.print("How each GPU is divided: draco layout show", style="dim")
+
+
 def _notes(status: Status, console: Console) -> None:
     if status.warnings:
         _section("WARNINGS", console)
@@ -251,18 +272,21 @@ def _section(title: str, console: Console) -> None:
     console.print(title, style="bold")
 
 
-def _table(*columns: str, right: int | None = None) -> Table:
-    """A table without lines; columns from index `right` on are numbers."""
+def _table(*columns: str, numbers: Collection[int] = ()) -> Table:
+    """A table without lines; `numbers` are the indices of columns of numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
-        numeric = right is not None and index >= right
         # The header's style is its text's: that of the cell would colour the padding too.
-        table.add_column(Text(column, "dim"), justify="right" if numeric else "left", no_wrap=True)
+        table.add_column(Text(column, "dim"), justify="right" if index in numbers else "left", no_wrap=True)
     return table
 
 
 def _number(number: int, state: DeviceState) -> Text:
-    return Text(str(number), STYLES[state]) if number else Text("-", "dim")
+    return _counted(number, STYLES[state])
+
+
+def _counted(number: int, style: str = "") -> Text:
+    return Text(str(number), style) if number else Text("-", "dim")
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:

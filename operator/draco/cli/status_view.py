@@ -20,17 +20,20 @@ from draco.cli.status_schema import (
     MaintenanceView,
     MissingView,
     NodeView,
+    PolicyView,
     RuleView,
     Status,
 )
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node, Pod
-from draco.resources.draco import DeviceMaintenance, GpuNode, GpuStatus, MaintenancePhase
+from draco.resources.draco import DeviceMaintenance, GpuNode, GpuStatus, MaintenancePhase, MigMode, MigPolicy
 from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.slices import Device, DeviceAttribute, ResourceSlice, current_slices
 from draco.resources.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector
 
+_UNSEEN = "The operator has not taken it up yet; does it run?"
+_OUTDATED = "The operator has not taken up its last change yet; does it run?"
 ISOLATING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.IN_MAINTENANCE})
 
 
@@ -48,6 +51,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     rules: Sequence[DeviceTaintRule] = ()
     maintenances: Sequence[DeviceMaintenance] = ()
     gpu_nodes: Sequence[GpuNode] = ()
+    mig_policies: Sequence[MigPolicy] = ()
     missing: Sequence[MissingView] = ()
     unread: Sequence[str] = ()
 
@@ -74,6 +78,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> S
             for rule in sorted(snapshot.rules, key=lambda rule: rule.metadata.name)
         ],
         maintenance=[_maintenance(item) for item in sorted(snapshot.maintenances, key=lambda item: item.metadata.name)],
+        mig_policies=[_policy(each) for each in sorted(snapshot.mig_policies, key=lambda each: each.metadata.name)],
         missing=list(snapshot.missing),
         warnings=_warnings(snapshot, pools),
     )
@@ -313,6 +318,25 @@ def _maintenance(item: DeviceMaintenance) -> MaintenanceView:
         message=item.status.message,
         devices=[str(DeviceKey(device.driver, device.pool, device.device)) for device in item.status.devices],
         in_use=item.status.in_use or 0,
+    )
+
+
+def _policy(policy: MigPolicy) -> PolicyView:
+    status = policy.status
+    message = status.message
+    if policy.metadata.deletion_timestamp is not None:
+        message = "It is being deleted."
+    elif status.observed_generation < policy.metadata.generation:
+        message = _OUTDATED if status.observed_generation else _UNSEEN
+    return PolicyView(
+        name=policy.metadata.name,
+        mode=policy.spec.mode.value,
+        layout=policy.spec.layout if policy.spec.mode is MigMode.STATIC else "",
+        gpus=status.gpus or 0,
+        applied=status.applied or 0,
+        changing=status.changing or 0,
+        failed=status.failed or 0,
+        message=message,
     )
 
 

@@ -1,17 +1,18 @@
 """`draco status` on a real API server: what it reads, and how it ends when it cannot."""
 
 import asyncio
+import io
 import json
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
-from draco.cli.status import command
+from draco.cli import run
 from draco.cluster import ports
 from draco.cluster.controlplane import ControlPlane
 from tests.doubles.faultproxy import FaultProxy, answer, plain
@@ -20,8 +21,18 @@ from tests.requests import call
 DRIVER = "gpu.example.com"
 
 
-def draco_status(*options: object) -> Result:
-    return CliRunner().invoke(command, [str(option) for option in options])
+class Ended(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def draco_status(*options: object) -> Ended:
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        status = run(["status", *map(str, options)])
+    return Ended(status, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture
@@ -51,7 +62,7 @@ def node(api_server: ControlPlane, crds: None) -> str:
 
 def document(plane: ControlPlane, *options: object) -> dict[str, Any]:
     result = draco_status("--kubeconfig", plane.kubeconfig, "-o", "json", *options)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, result.stderr
     decoded: dict[str, Any] = json.loads(result.stdout)
     return decoded
 
@@ -68,7 +79,7 @@ def test_any_drivers_devices_are_shown(api_server: ControlPlane, node: str) -> N
 
 def test_the_screen_shows_them_too(api_server: ControlPlane, node: str) -> None:
     result = draco_status("--kubeconfig", api_server.kubeconfig, "-o", "wide")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, result.stderr
     assert "\x1b[" not in result.stdout
     assert not any(line.endswith(" ") for line in result.stdout.splitlines())
     line = next(line for line in result.stdout.splitlines() if "Wonder 9000" in line)
@@ -84,12 +95,12 @@ def test_claims_can_be_narrowed_to_a_namespace(api_server: ControlPlane, node: s
     assert document(api_server, "-n", "no-such-namespace")["claimList"] == []
 
 
-def one_sentence(result: Result) -> str:
+def one_sentence(result: Ended) -> str:
     assert result.exit_code == 1
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("Error: ")
-    assert "Traceback" not in result.output
+    assert "Traceback" not in result.stderr
     return lines[0]
 
 
@@ -146,7 +157,7 @@ async def test_a_cluster_without_dracos_kinds_is_shown_and_says_that_they_are_mi
     proxy.fault(lambda request: request.path.startswith("/apis/draco.dev/"), answer(404, "NotFound"), times=1000)
     result = await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig, "-o", "json")
     assert result.exit_code == 0
-    assert [item["name"] for item in json.loads(result.stdout)["missing"]] == ["GpuNode, DeviceMaintenance"]
+    assert [item["name"] for item in json.loads(result.stdout)["missing"]] == ["GpuNode, DeviceMaintenance, MigPolicy"]
 
 
 async def test_an_object_that_cannot_be_read_is_left_out_and_said_so(
@@ -161,7 +172,7 @@ async def test_an_object_that_cannot_be_read_is_left_out_and_said_so(
         times=1000,
     )
     result = await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, result.stderr
     assert "- ResourceSlice strange is left out, because it cannot be read: " in result.stdout
 
 
@@ -171,7 +182,7 @@ async def test_pods_that_may_not_be_listed_cost_only_who_waits(
     proxy, kubeconfig = through_proxy
     proxy.fault(lambda request: request.path == "/api/v1/pods", answer(403, "Forbidden"), times=1000)
     result = await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, result.stderr
     assert "may not list pods in the whole cluster: which pods wait for a claim is not shown" in result.stdout
 
 
@@ -179,10 +190,55 @@ async def test_a_server_that_asks_for_patience_is_asked_again(through_proxy: tup
     proxy, kubeconfig = through_proxy
     proxy.fault(lambda request: request.path.endswith("/resourceclaims"), answer(429, "TooManyRequests"), times=2)
     result = await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, result.stderr
 
 
 async def test_a_server_that_fails_is_one_sentence(through_proxy: tuple[FaultProxy, Path]) -> None:
     proxy, kubeconfig = through_proxy
     proxy.fault(lambda request: request.path.endswith("/resourceclaims"), answer(500, "InternalError"), times=1000)
     one_sentence(await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig))
+
+
+async def test_kinds_of_draco_that_may_not_be_listed_cost_only_what_they_say(
+    through_proxy: tuple[FaultProxy, Path], node: str
+) -> None:
+    proxy, kubeconfig = through_proxy
+    proxy.fault(lambda request: request.path.startswith("/apis/draco.dev/"), answer(403, "Forbidden"), times=1000)
+    result = await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig)
+    assert result.exit_code == 0, result.stderr
+    for sentence in (
+        "may not list gpunodes in the whole cluster: no GPU health is shown.",
+        "may not list devicemaintenances in the whole cluster: no maintenance requests are shown.",
+        "may not list migpolicies in the whole cluster: no MIG policies are shown.",
+    ):
+        assert sentence in result.stdout
+
+
+def test_mig_policies_are_listed_with_what_the_operator_says_of_them(api_server: ControlPlane, node: str) -> None:
+    path = "/apis/draco.dev/v1alpha1/migpolicies"
+    meta = {"apiVersion": "draco.dev/v1alpha1", "kind": "MigPolicy", "metadata": {"name": node}}
+    call(api_server, "POST", path, {**meta, "spec": {"mode": "Dynamic"}})
+    try:
+        assert [each["message"] for each in policies(api_server, node)] == [
+            "The operator has not taken it up yet; does it run?"
+        ]
+        said = {"observedGeneration": 1, "gpus": 3, "applied": 2, "changing": 1, "message": "1 of 3 GPUs not done yet."}
+        call(api_server, "PATCH", f"{path}/{node}/status?fieldManager=tests", {**meta, "status": said})
+        assert policies(api_server, node) == [
+            {
+                "name": node,
+                "mode": "Dynamic",
+                "layout": "",
+                "gpus": 3,
+                "applied": 2,
+                "changing": 1,
+                "failed": 0,
+                "message": "1 of 3 GPUs not done yet.",
+            }
+        ]
+    finally:
+        call(api_server, "DELETE", f"{path}/{node}")
+
+
+def policies(plane: ControlPlane, name: str) -> list[dict[str, Any]]:
+    return [each for each in document(plane)["migPolicies"] if each["name"] == name]

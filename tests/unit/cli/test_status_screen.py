@@ -1,4 +1,5 @@
 import io
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -6,9 +7,20 @@ from rich.console import Console
 from draco.cli.status_schema import MissingView
 from draco.cli.status_screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide
 from draco.cli.status_view import Snapshot, status_of
-from draco.resources.draco import MaintenancePhase
+from draco.resources.draco import MaintenancePhase, MigPolicy, MigPolicyStatus
 from draco.resources.slices import Counter, CounterSet, DeviceCounterConsumption
-from tests.builders import a_claim, a_device, a_gpu_node, a_maintenance, a_node, a_pod, a_rule, a_slice
+from tests.builders import (
+    a_claim,
+    a_device,
+    a_gpu_node,
+    a_maintenance,
+    a_mig_policy,
+    a_node,
+    a_pod,
+    a_rule,
+    a_slice,
+    a_static_policy,
+)
 
 
 def screen(snapshot: Snapshot, *, wide: bool = False, colour: bool = False) -> str:
@@ -95,6 +107,20 @@ def test_a_request_that_cannot_begin_says_why() -> None:
     assert rows(screen(Snapshot(maintenances=[stuck])), "MAINTENANCE") == [
         ["swap-fan", "Pending", "none", "0", "fan replacement", "No published device has device gpu-9."]
     ]
+
+
+def test_mig_policies_say_how_far_they_are() -> None:
+    halves = with_status(a_static_policy("halves", "3g.40gb"), gpus=5, applied=2, changing=1, failed=2, message="Two.")
+    text = screen(Snapshot(mig_policies=[halves, with_status(a_mig_policy("by-demand"), message="None.")]))
+    assert rows(text, "MIG POLICIES")[:2] == [
+        ["by-demand", "Dynamic", "-", "-", "-", "-", "None."],
+        ["halves", "Static, layout", "5", "2", "1", "2", "Two."],
+    ]
+    assert "MIG POLICIES" not in screen(Snapshot(nodes=[a_node()]))
+
+
+def with_status(policy: MigPolicy, **status: Any) -> MigPolicy:
+    return msgspec.structs.replace(policy, status=MigPolicyStatus(observed_generation=1, **status))
 
 
 def test_devices_of_a_few_nodes_are_listed_while_they_fit_a_screen() -> None:

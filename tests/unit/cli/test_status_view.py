@@ -4,10 +4,21 @@ import pytest
 from draco.cli.status_schema import ClaimState, DeviceCounts, DeviceState, MissingView
 from draco.cli.status_view import Snapshot, claim_state, status_of
 from draco.resources.core import PodResourceClaimStatus, PodStatus
-from draco.resources.draco import MaintenancePhase
+from draco.resources.draco import MaintenancePhase, MigPolicyStatus
 from draco.resources.slices import Counter, CounterSet, Device, DeviceCounterConsumption, ResourceSlice
 from draco.resources.taints import DeviceTaint
-from tests.builders import a_claim, a_device, a_gpu_node, a_maintenance, a_node, a_pod, a_rule, a_slice
+from tests.builders import (
+    MOMENT,
+    a_claim,
+    a_device,
+    a_gpu_node,
+    a_maintenance,
+    a_mig_policy,
+    a_node,
+    a_pod,
+    a_rule,
+    a_slice,
+)
 
 
 def state_of(snapshot: Snapshot, device: str = "gpu-0") -> DeviceState:
@@ -282,6 +293,7 @@ def test_the_json_document_names_its_schema_and_leaves_no_field_out() -> None:
     assert document["schema"] == "draco.dev/status/v1"
     assert set(document) == {
         "schema", "server", "namespace", "devices", "claims", "nodes", "deviceList", "claimList", "taintRules", "maintenance",
+        "migPolicies",
         "missing", "warnings",
     }  # fmt: skip
     assert document["deviceList"] == [
@@ -300,3 +312,26 @@ def test_the_json_document_names_its_schema_and_leaves_no_field_out() -> None:
         }
     ]
     assert document["devices"]["inUse"] == 0
+
+
+@pytest.mark.parametrize(
+    ("generation", "observed", "deleted", "said"),
+    [
+        (2, 2, False, "3 GPUs as wanted."),
+        (2, 1, False, "The operator has not taken up its last change yet; does it run?"),
+        (1, 0, False, "The operator has not taken it up yet; does it run?"),
+        (2, 2, True, "It is being deleted."),
+    ],
+)
+def test_a_policy_says_what_the_operator_does_or_that_it_says_nothing_yet(
+    generation: int, observed: int, deleted: bool, said: str
+) -> None:
+    policy = a_mig_policy()
+    meta = msgspec.structs.replace(
+        policy.metadata, generation=generation, deletion_timestamp=MOMENT if deleted else None
+    )
+    status = MigPolicyStatus(observed_generation=observed, message="3 GPUs as wanted.")
+    (view,) = status_of(
+        Snapshot(mig_policies=[msgspec.structs.replace(policy, metadata=meta, status=status)])
+    ).mig_policies
+    assert view.message == said
