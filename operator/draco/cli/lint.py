@@ -1,6 +1,7 @@
 """`draco lint`: manifests checked before they reach a cluster, with the corrected text.
 
-Owns options, files, the rounds of correcting, and how findings are shown. Rules are `draco.linting`, text is `lint_text`.
+Owns options, files, the rounds of correcting, and how findings are shown. Rules are `draco.linting`, text is `lint_text`,
+edits are `lint_edits`.
 """
 
 import difflib
@@ -15,7 +16,8 @@ import msgspec
 
 from draco.cli import lint_text
 from draco.cli.documents import written
-from draco.cli.lint_text import Document, Outcome, TextError
+from draco.cli.lint_edits import Outcome, applied
+from draco.cli.lint_text import Document, TextError
 from draco.linting import Drop, Edit, Finding, Manifest, Move, Path, Put, Severity, lint
 
 RELEASES: Final = ("1.34", "1.35", "1.36", "1.37")
@@ -171,7 +173,7 @@ def _apply(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) -
         if not part.is_changed:
             part.tree = lint_text.load(part.document)  # the original keeps its lines
         here = _below(place.prefix, edit)
-        outcome = lint_text.applied(part.tree, here)
+        outcome = applied(part.tree, here)
         outcomes.add(outcome)
         if outcome == "changed":
             part.is_changed = True

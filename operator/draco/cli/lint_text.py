@@ -1,29 +1,22 @@
 """Manifests as text and as trees that remember it: comments, order, quotes, and on which line each thing stands.
 
-Owns the splitting of files into documents, the repair of what copying breaks, the edits, and the writing. Knows no rule.
+Owns the splitting of files into documents, the repair of what copying breaks, the reading and the writing. Knows no rule and
+changes no tree: that is `lint_edits`'.
 """
 
-import difflib
 import io
 import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
-from ruamel.yaml.scalarstring import (
-    DoubleQuotedScalarString,
-    FoldedScalarString,
-    ScalarString,
-    SingleQuotedScalarString,
-)
 
-from draco.linting import Drop, Edit, Move, Path, Put
+from draco.linting import Path
 
 MOST_CHARACTERS: Final = 2_000_000
 MOST_NODES: Final = 100_000
@@ -43,9 +36,6 @@ _TEMPLATE: Final = "this is a template and not YAML yet: render it first, as `he
 _COMMENT: Final = re.compile(r"(?:^|\s)#\s?(.*)$")
 _MAPPING_INDENT: Final = re.compile(r"^( *)[^\s#-][^#\n]*:[ \t]*\n( +)[^\s#-]", re.MULTILINE)
 _LIST_INDENT: Final = re.compile(r"^( *)(?:- )?[\w./-]+:[ \t]*(?:#.*)?\n(?: *#.*\n)*( *)- ", re.MULTILINE)
-
-
-Outcome: TypeAlias = Literal["changed", "there", "gone"]
 
 
 class Remark(NamedTuple):
@@ -297,116 +287,3 @@ def _comment_lines(text: str) -> Iterator[str]:
     for line in text.split("\n"):
         if line.lstrip().startswith("#"):
             yield line.strip()
-
-
-def applied(tree: Any, edit: Edit) -> Outcome:
-    """Carry out one edit: `changed`, or `there` when it was so already, or `gone` where its place is not there (any more)."""
-    try:
-        match edit:
-            case Put(path, value):
-                return "changed" if _put(tree, path, value) else "there"
-            case Drop(path):
-                _take(_parent(tree, path), path[-1])
-            case Move(path, to):
-                _move(tree, path, to)
-    except (KeyError, IndexError, TypeError):
-        return "gone"
-    return "changed"
-
-
-def _parent(tree: Any, path: Path) -> Any:
-    for step in path[:-1]:
-        tree = tree[step]
-    if path[-1] not in tree if isinstance(tree, dict) else not -1 < int(path[-1]) < len(tree):
-        raise KeyError(path[-1])
-    return tree
-
-
-def _made(tree: Any, path: Path, position: int | None = None) -> Any:
-    """What holds the last step of a path; mappings and lists on the way are made, the first at a position."""
-    for step, following in pairwise(path):
-        if isinstance(tree, CommentedMap) and tree.get(step) is None:
-            new = CommentedSeq() if isinstance(following, int) else CommentedMap()
-            if step == "metadata" and step not in tree:
-                tree.insert(list(tree).index("kind") + 1 if "kind" in tree else 0, step, new)
-            elif position is not None and step not in tree:
-                tree.insert(position, step, new)
-            else:
-                tree[step] = new
-        tree = tree[step]
-    return tree
-
-
-def _put(tree: Any, path: Path, value: Any) -> bool:
-    holder = _made(tree, path)
-    step: Any = path[-1]
-    if isinstance(holder, list):
-        if step == len(holder):
-            holder.append(_tree(value))
-            return True
-        old = holder[step]
-        holder[step] = new = _like(old, value)
-        return bool(old != new)
-    if step in holder:
-        old = holder[step]
-        holder[step] = new = _like(old, value)
-        return bool(old != new)
-    if step == "apiVersion":
-        holder.insert(0, step, value)
-    elif step == "kind":
-        holder.insert(list(holder).index("apiVersion") + 1 if "apiVersion" in holder else 0, step, value)
-    else:
-        holder[step] = _tree(value)
-    return True
-
-
-def _tree(value: Any) -> Any:
-    if isinstance(value, dict):
-        return CommentedMap((key, _tree(inner)) for key, inner in value.items())
-    if isinstance(value, list):
-        return CommentedSeq(map(_tree, value))
-    return value
-
-
-def _like(old: Any, value: Any) -> Any:
-    """The value, quoted or folded as the old one was."""
-    if not isinstance(value, str) or not isinstance(old, ScalarString):
-        return _tree(value)
-    if isinstance(old, DoubleQuotedScalarString | SingleQuotedScalarString):
-        if '"' in value:
-            return SingleQuotedScalarString(value) if "'" not in value else value
-        return type(old)(value)
-    new = type(old)(value + "\n" if old.endswith("\n") else value)
-    if isinstance(old, FoldedScalarString) and isinstance(new, FoldedScalarString):
-        setattr(new, "fold_pos", _folds(old, new))  # noqa: B010 - ruamel gives it to its instances only
-    return new
-
-
-def _folds(old: Any, new: Any) -> list[int]:
-    """Where to break the new text: at the spaces at which the old one was broken, as far as they are still there."""
-    blocks = difflib.SequenceMatcher(None, str(old), str(new), autojunk=False).get_matching_blocks()
-    places = {block.a + step: block.b + step for block in blocks for step in range(block.size)}
-    return [places[fold] for fold in getattr(old, "fold_pos", []) if fold in places and new[places[fold]] == " "]
-
-
-def _take(holder: Any, step: Any) -> tuple[Any, Any, int]:
-    """Remove one thing; return it, its comments, and where it stood."""
-    position = list(holder).index(step) if isinstance(holder, dict) else int(step)
-    comment = holder.ca.items.pop(step, None)
-    value = holder[step]
-    del holder[step]
-    return value, comment, position
-
-
-def _move(tree: Any, path: Path, to: Path) -> None:
-    holder = _parent(tree, path)
-    is_near = to[: len(path) - 1] == path[:-1]
-    value, comment, position = _take(holder, path[-1])
-    place = position if is_near else None
-    target = _made(holder if is_near else tree, to[len(path) - 1 :] if is_near else to, place)
-    if target is holder:
-        target.insert(position, to[-1], value)
-    else:
-        target[to[-1]] = value
-    if comment is not None:
-        target.ca.items[to[-1]] = comment
