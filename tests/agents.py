@@ -14,7 +14,8 @@ import grpc.aio
 
 from draco.agent import wire
 from draco.agent.api import dra_v1_pb2, health_v1_pb2, registration_pb2
-from draco.agent.app import AgentSettings, run_agent
+from draco.agent.app import run_agent
+from draco.agent.settings import AgentSettings
 from draco.kube.client import Client
 from draco.kube.connection import Connection
 from draco.kube.errors import NotFound

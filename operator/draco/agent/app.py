@@ -1,6 +1,6 @@
 """The agent, put together.
 
-Owns settings, the order of starting and stopping, and which part is told of what. Holds nothing in modules: many agents, with
+Owns the order of starting and stopping, and which part is told of what. Holds nothing in modules: many agents, with
 different settings, can run in one process and one event loop.
 """
 
@@ -8,11 +8,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-import msgspec
 import structlog
 
 from draco.agent import checkpoint, endpoints, node_status
@@ -21,12 +19,12 @@ from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint, PreparedClaim
 from draco.agent.claim_status import ClaimReporter
 from draco.agent.dividing import Dividing
-from draco.agent.dra_service import DEADLINE_S, DraService
+from draco.agent.dra_service import DraService
 from draco.agent.errors import AnotherPlugin, ClusterUnsuited, PrepareError
 from draco.agent.files import Files, LocalFiles
 from draco.agent.guard import ProcessLock, refuse_beside_others
 from draco.agent.hardware import Hardware, View
-from draco.agent.health_service import TIMEOUT_S, HealthService
+from draco.agent.health_service import HealthService
 from draco.agent.leftovers import KUBELET_RECORD, Leftovers
 from draco.agent.metrics import Metrics
 from draco.agent.node_status import NodeReporter, Standing
@@ -36,6 +34,7 @@ from draco.agent.pcie import SysfsPcieRoots
 from draco.agent.plugin import Plugin, Registration, sockets
 from draco.agent.prepare import ClaimDesk
 from draco.agent.publisher import SlicePublisher
+from draco.agent.settings import AgentSettings
 from draco.agent.startup import Startup, persistently
 from draco.agent.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
 from draco.kube.client import Client
@@ -44,7 +43,7 @@ from draco.kube.discovery import discover, serves
 from draco.kube.events import EventRecorder
 from draco.resources.events import ObjectReference
 from draco.resources.kinds import GPU_NODES
-from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER, GpuUuid
+from draco.resources.names import FIELD_MANAGER_AGENT, GpuUuid
 
 log = structlog.get_logger()
 
@@ -53,42 +52,6 @@ T = TypeVar("T")
 CHECKPOINT = "checkpoint.json"
 SILENT_S = 5.0
 """How long GpuNode is left as the last run wrote it, while this one finds out how things stand."""
-
-
-class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How one agent works. Times in seconds.
-
-    `kubelet_dir` has kubelet's `plugins` and `plugins_registry`; its path must be the same for kubelet and for the agent.
-    `state_dir` (default: the driver's folder below `plugins`) must survive reboots; `cdi_dir` need not. `device_root`,
-    `library_folder` and `library_view` are described at `cdi.NodeFiles`. `sysfs_root` and `proc_root` are where the node's /sys
-    and /proc are seen; without the node's processes in it nobody can say who holds an instance.
-    `listen` is host and port of the HTTP endpoints, None for none. `event_wait_s` is how long NVML is asked for events at a
-    time, and so how long stopping may take; 0 reads the GPUs at intervals only. `prepare_deadline_s` must be below kubelet's
-    45; `health_timeout_s` is after how long without news kubelet calls a device Unknown.
-    """
-
-    node_name: str
-    driver: str = NVIDIA_DRIVER
-    kubelet_dir: Path = Path("/var/lib/kubelet")
-    cdi_dir: Path = Path("/var/run/cdi")
-    state_dir: Path | None = None
-    device_root: Path = Path("/")
-    library_folder: Path | None = None
-    library_view: Path | None = None
-    sysfs_root: Path = Path("/sys")
-    proc_root: Path = Path("/proc")
-    listen: tuple[str, int] | None = None
-    rescan_s: float = 10.0
-    nvml_retry_s: float = 5.0
-    event_wait_s: float = 1.0
-    socket_check_s: float = 5.0
-    prepare_deadline_s: float = DEADLINE_S
-    health_timeout_s: int = TIMEOUT_S
-
-    @property
-    def state_folder(self) -> Path:
-        """Where the agent keeps its own files."""
-        return self.state_dir or self.kubelet_dir / "plugins" / self.driver
 
 
 async def run_agent(
@@ -160,7 +123,7 @@ class Agent:
         self._hardware = Hardware(
             nvml,
             SysfsPcieRoots(settings.sysfs_root),
-            divided=self._dividing.desk.look,
+            divided=self._dividing.inventory.look,
             clock=clock,
             rescan_s=settings.rescan_s,
             retry_s=settings.nvml_retry_s,

@@ -13,7 +13,8 @@ from draco.agent.checkpoint import Checkpoint, ClaimState, InstanceState, Prepar
 from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.holdings import Keeping, kept, references
 from draco.agent.instances import Instance, PlacementKey
-from draco.agent.mig_desk import NOBODY_LISTED, MigDesk, NotVerified, Refused, Seen, StillHeld
+from draco.agent.mig_desk import NOBODY_LISTED, MigDesk, NotVerified, StillHeld
+from draco.agent.mig_inventory import MigInventory, Refused, Seen
 from draco.agent.nvml_errors import InUse, NvmlError
 from draco.mig.board import Placement
 from draco.resources.names import GpuUuid
@@ -37,9 +38,16 @@ class ClaimInstances:
     """Instances for claims, over a `MigDesk`."""
 
     def __init__(
-        self, record: Checkpoint, desk: MigDesk, *, keeping: KeepingOf, monotonic: Callable[[], float]
+        self,
+        record: Checkpoint,
+        inventory: MigInventory,
+        desk: MigDesk,
+        *,
+        keeping: KeepingOf,
+        monotonic: Callable[[], float],
     ) -> None:
         self._record = record
+        self._inventory = inventory
         self._desk = desk
         self._keeping = keeping
         self._monotonic = monotonic
@@ -48,11 +56,11 @@ class ClaimInstances:
     @property
     def lock(self) -> AbstractContextManager[object]:
         """Held while a claim is prepared or given up, so that nobody sees it half done."""
-        return self._desk.lock
+        return self._inventory.lock
 
     def shown(self) -> None:
         """What was done is on record now: let others see it."""
-        self._desk.show()
+        self._inventory.show()
 
     # Preparing
 
@@ -100,11 +108,11 @@ class ClaimInstances:
         NVML is asked for the mode, since the last look may be older than what somebody did by hand.
         """
         for device in intent.devices:
-            seen = self._desk.known(device.gpu)
+            seen = self._inventory.known(device.gpu)
             if device.partition is not None or device.admin or seen is None or seen.mode is None:
                 continue
             try:
-                if self._desk.divided(device.gpu):
+                if self._inventory.divided(device.gpu):
                     self._undivide(intent, device, self._desk.settle(device.gpu))
             except (NvmlError, StillHeld) as error:
                 who = self._who(error, [device.gpu]) or "Kubelet tries again."
@@ -121,7 +129,7 @@ class ClaimInstances:
                 "drain the GPU, turn the mode off and reset it, or delete the pod so that it is allocated again."
             )
         for one in seen.instances:
-            if self._desk.own(one) is None:
+            if self._inventory.own(one) is None:
                 raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {self._foreign(one)}")
         idle = [one.key for one in seen.instances]
         if idle:
@@ -141,7 +149,7 @@ class ClaimInstances:
                     "reset; drain the GPU, turn the mode on and reset it, or delete the pod so that it is allocated again."
                 )
             self._desk.enable(uuid)
-        return self._desk.known(uuid) or seen
+        return self._inventory.known(uuid) or seen
 
     def _steps(
         self, intent: PreparedClaim, wanted: Mapping[PlacementKey, PreparedDevice], seen: Mapping[GpuUuid, Seen]
@@ -157,7 +165,7 @@ class ClaimInstances:
                     self._refuse_busy(intent, device, there)
                 continue
             for one in seen[key.gpu].overlapping(device.partition.mask if device.partition else 0):
-                if self._desk.own(one) is None:
+                if self._inventory.own(one) is None:
                     raise PrepareError(f"Claim {intent} cannot have {device.device}: {self._foreign(one)}")
                 if one.key in needed:
                     raise PrepareError(
@@ -168,7 +176,7 @@ class ClaimInstances:
         return list(dict.fromkeys(clear)), fresh
 
     def _usable(self, one: Instance) -> bool:
-        own = self._desk.own(one)
+        own = self._inventory.own(one)
         return own is not None and own.state is InstanceState.MADE and one.ci is not None
 
     def _refuse_busy(self, intent: PreparedClaim, device: PreparedDevice, one: Instance) -> None:
@@ -185,9 +193,9 @@ class ClaimInstances:
         self._desk.settle(uuid)
         for key in keys:
             if key.gpu == uuid and key in self._record.instances:
-                refused = self._desk.refused.get(key)
+                refused = self._inventory.refused.get(key)
                 raise StillHeld(
-                    f"The instance {self._desk.named(key)} is in the way: no claim has it any more, but it is in use by "
+                    f"The instance {self._inventory.named(key)} is in the way: no claim has it any more, but it is in use by "
                     f"{_by(refused)}."
                 )
 
@@ -201,18 +209,18 @@ class ClaimInstances:
     def _what_is_there(self, wanted: Mapping[PlacementKey, PreparedDevice]) -> str:
         """What stands in the way, from a look after the failure; "" when nothing does."""
         for key, device in wanted.items():
-            seen = self._desk.known(key.gpu)
+            seen = self._inventory.known(key.gpu)
             part = device.partition
             for one in seen.overlapping(part.mask) if seen and part else ():
-                if self._desk.own(one) is None:
+                if self._inventory.own(one) is None:
                     return self._foreign(one)
         return ""
 
     def _foreign(self, one: Instance) -> str:
         bare = "" if one.ci is not None else ", without a compute instance,"
         return (
-            f"GPU instance {one.gi} ({self._desk.named(one.key)}){bare} was made by somebody else; destroy it with nvidia-smi if "
-            "nobody needs it."
+            f"GPU instance {one.gi} ({self._inventory.named(one.key)}){bare} was made by somebody else; destroy it with "
+            "nvidia-smi if nobody needs it."
         )
 
     # Giving up
@@ -227,7 +235,7 @@ class ClaimInstances:
         go = self._not_kept([key for key in mine if key in self._record.instances], others)
         if not go:
             self._record.drop(claim.uid)
-            self._desk.show()
+            self._inventory.show()
             return
         self._desk.discard(go, put=[msgspec.structs.replace(claim, state=ClaimState.RELEASING)])
         problem = self._try_settle({key.gpu for key in go})
@@ -241,8 +249,8 @@ class ClaimInstances:
             del self._asked_since_s[claim.uid]
             self._record.drop(claim.uid)
             return
-        refused = self._desk.refused.get(left[0])
-        why = problem or f"its instance {self._desk.named(left[0])} is in use by {_by(refused)}."
+        refused = self._inventory.refused.get(left[0])
+        why = problem or f"its instance {self._inventory.named(left[0])} is in use by {_by(refused)}."
         raise InstanceHeld(f"Claim {claim} cannot be given up yet: {why} Kubelet tries again.")
 
     def _not_kept(
@@ -277,12 +285,12 @@ class ClaimInstances:
         """Settle GPUs and make again what prepared claims need; what hinders, as sentences. OSError when the disk refuses."""
         hindrances = []
         for uuid in gpus:
-            with self._desk.lock:
+            with self._inventory.lock:
                 try:
                     hindrance = self.rebuild(uuid)
                 except (NvmlError, NotVerified) as error:
                     hindrance = str(error)
-                self._desk.note(uuid, hindrance)
+                self._inventory.note(uuid, hindrance)
             if hindrance:
                 hindrances.append(hindrance)
         return hindrances
@@ -321,14 +329,14 @@ class ClaimInstances:
         moved = [claim for claim in current.values() if claim != self._record.claims[claim.uid]]
         if moved:
             self._record.change(put=moved)
-            self._desk.show()
+            self._inventory.show()
         return hindrance
 
     def _make_again(self, key: PlacementKey, device: PreparedDevice) -> str:
-        seen = self._desk.known(key.gpu)
+        seen = self._inventory.known(key.gpu)
         if seen is None or seen.board is None or device.partition is None:
-            return f"The instance {self._desk.named(key)} is gone, and its GPU cannot be divided any more."
-        what = f"The instance {self._desk.named(key)}, which a claim needs, is gone"
+            return f"The instance {self._inventory.named(key)} is gone, and its GPU cannot be divided any more."
+        what = f"The instance {self._inventory.named(key)}, which a claim needs, is gone"
         try:
             placement = _placement(seen, key)
         except PrepareError as error:
@@ -336,7 +344,7 @@ class ClaimInstances:
         in_the_way = seen.overlapping(device.partition.mask)
         needed = references(self._record.claims.values())
         for one in in_the_way:
-            if self._desk.own(one) is None:
+            if self._inventory.own(one) is None:
                 return f"{what} and cannot be made again: {self._foreign(one)}"
             if one.key in needed and one.key != key:
                 return f"{what}, and its units belong to another claim."

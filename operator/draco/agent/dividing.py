@@ -1,7 +1,7 @@
 """The parts of the agent that divide GPUs, put together.
 
-Owns their wiring, and which Events tell people of them. What they do is their own business: `mig_desk` changes instances,
-`claim_instances` those of claims, `mig_layout` those of policies, `mig_keeper` says when.
+Owns their wiring, and which Events tell people of them. What they do is their own business: `mig_inventory` looks at instances,
+`mig_desk` changes them, `claim_instances` those of claims, `mig_layout` those of policies, `mig_keeper` says when.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,6 +15,7 @@ from draco.agent.holders import Holders, HolderSearch, own_pid
 from draco.agent.holdings import Keeping, keeping
 from draco.agent.instances import GpuMig, Held, MigState
 from draco.agent.mig_desk import NOBODY_LISTED, MigDesk
+from draco.agent.mig_inventory import MigInventory
 from draco.agent.mig_keeper import InThread, MigKeeper
 from draco.agent.mig_layout import LayoutDesk
 from draco.agent.nvml import Nvml
@@ -49,12 +50,13 @@ class Dividing:
     ) -> None:
         edge = NvmlInstances(nvml)
         holder = HolderSearch(Holders(proc, own=own_pid(proc)), Capabilities(proc, device_root))
-        self.desk = MigDesk(record, edge, boot_id=boot_id, holder=holder, monotonic=clock.monotonic, shown=shown)
-        self.instances = ClaimInstances(record, self.desk, keeping=self._keeping, monotonic=clock.monotonic)
+        self.inventory = MigInventory(record, edge, boot_id=boot_id, shown=shown)
+        desk = MigDesk(record, edge, self.inventory, holder=holder, monotonic=clock.monotonic)
+        self.instances = ClaimInstances(record, self.inventory, desk, keeping=self._keeping, monotonic=clock.monotonic)
         self.keeper = MigKeeper(
             client,
             node=node,
-            layouts=LayoutDesk(record, self.desk, self.instances),
+            layouts=LayoutDesk(record, self.inventory, desk, self.instances),
             divisions=lambda: self.divisions,
             in_thread=in_thread,
             changed=changed,
@@ -66,7 +68,7 @@ class Dividing:
     @property
     def divisions(self) -> Mapping[GpuUuid, GpuMig]:
         """How each GPU is divided now, by UUID."""
-        return self.desk.divisions
+        return self.inventory.divisions
 
     @property
     def wanted(self) -> Mapping[GpuUuid, WantedGpu]:
@@ -88,7 +90,7 @@ class Dividing:
                     )
             in_use = {one.instance.key: one.holder for one in known.held if known.dirty}
             for one in division.held if division.dirty else ():
-                if self.desk.refused.get(one.instance.key) and in_use.get(one.instance.key) != one.holder:
+                if self.inventory.refused.get(one.instance.key) and in_use.get(one.instance.key) != one.holder:
                     by = one.holder or NOBODY_LISTED
                     tell(
                         "InstanceInUse",
@@ -105,10 +107,10 @@ class Dividing:
     def _what(self, one: Held) -> str:
         instance = one.instance
         bare = "" if instance.ci is not None else ", without a compute instance,"
-        return f"GPU instance {instance.gi} ({self.desk.named(instance.key)}){bare}"
+        return f"GPU instance {instance.gi} ({self.inventory.named(instance.key)}){bare}"
 
     def _refused(self, division: GpuMig) -> bool:
-        return any(one.instance.key in self.desk.refused for one in division.held)
+        return any(one.instance.key in self.inventory.refused for one in division.held)
 
     def _keeping(self, uuid: GpuUuid) -> Keeping:
         division = self.divisions.get(uuid)

@@ -11,7 +11,8 @@ from draco.agent.checkpoint import Checkpoint, ClaimState, InstanceState
 from draco.agent.claim_instances import ClaimInstances
 from draco.agent.holdings import Keeping, keeping, kept, references
 from draco.agent.instances import Instance, PlacementKey
-from draco.agent.mig_desk import MigDesk, NotVerified, Seen
+from draco.agent.mig_desk import MigDesk, NotVerified
+from draco.agent.mig_inventory import MigInventory, Seen
 from draco.agent.nvml_errors import InUse, NvmlError, ResetRequired
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import State, geometry
@@ -22,8 +23,9 @@ from draco.resources.names import GpuUuid
 class LayoutDesk:
     """Applies what is wanted to GPUs, one at a time."""
 
-    def __init__(self, record: Checkpoint, desk: MigDesk, instances: ClaimInstances) -> None:
+    def __init__(self, record: Checkpoint, inventory: MigInventory, desk: MigDesk, instances: ClaimInstances) -> None:
         self._record = record
+        self._inventory = inventory
         self._desk = desk
         self._instances = instances
 
@@ -39,25 +41,25 @@ class LayoutDesk:
         return self._noted(uuid, lambda: self._apply(uuid, wanted))
 
     def _noted(self, uuid: GpuUuid, work: Callable[[], str]) -> str:
-        with self._desk.lock:
+        with self._inventory.lock:
             try:
                 note = work()
             except (NvmlError, NotVerified) as error:
                 note = str(error)
                 with suppress(NvmlError):  # the GPU is dirty then, and says why
                     self._desk.settle(uuid)
-            self._desk.note(uuid, note)
+            self._inventory.note(uuid, note)
             return note
 
     def _apply(self, uuid: GpuUuid, wanted: WantedGpu | None) -> str:
         hindrance = self._instances.rebuild(uuid)
-        seen = self._desk.known(uuid)
+        seen = self._inventory.known(uuid)
         if seen is None or seen.mode is None or seen.board is None:
             if wanted is None or wanted.mode is MigMode.DISABLED:
                 return ""
             return f"Policy {wanted.policy} divides this GPU, but it cannot be divided; exclude it from the policy."
         keep = keeping(wanted, seen.board)
-        self._desk.lay_out(uuid, keep.places)
+        self._inventory.lay_out(uuid, keep.places)
         seen = self._thin_out(seen, keep)
         return (self._reach(seen, seen.board or Board(()), wanted, keep) if wanted else "") or hindrance
 
@@ -66,7 +68,7 @@ class LayoutDesk:
         if wanted.mode is MigMode.DISABLED:
             return self._off(seen, wanted)
         waits = self._on(seen, wanted)
-        seen = self._desk.known(seen.gpu.uuid) or seen
+        seen = self._inventory.known(seen.gpu.uuid) or seen
         if waits or seen.mode is None or not seen.mode.enabled:
             return waits
         return (
@@ -105,7 +107,7 @@ class LayoutDesk:
                 continue
             placement = Placement(profile, one.start)
             there = seen.at(PlacementKey(seen.gpu.uuid, profile.id, one.start))
-            if there is not None and self._desk.own(there) is not None:
+            if there is not None and self._inventory.own(there) is not None:
                 continue
             blocking = seen.overlapping(placement.mask)
             if blocking:
@@ -132,7 +134,7 @@ class LayoutDesk:
         for profile in sorted(board.profiles, key=lambda each: -each.size):
             lacking = keep.counts.get(profile.id, 0) - sum(key.profile_id == profile.id for key in idle)
             for _ in range(lacking):
-                seen = self._desk.known(seen.gpu.uuid) or seen
+                seen = self._inventory.known(seen.gpu.uuid) or seen
                 best = shape.best(self._state(seen, board), profile)
                 if best is None:
                     waits.append(f"{profile.name} has no room")
@@ -189,9 +191,9 @@ class LayoutDesk:
         for one in blocking:
             if one.key in needed:
                 return f"claim {needed[one.key][0]}"
-            if self._desk.own(one) is None:
+            if self._inventory.own(one) is None:
                 return f"GPU instance {one.gi} that somebody else made"
-            refused = self._desk.refused.get(one.key)
+            refused = self._inventory.refused.get(one.key)
             if refused is not None and refused.holder:
                 return f"an instance that is going, in use by {refused.holder}"
         return "an instance that is going"

@@ -16,7 +16,8 @@ import msgspec
 import structlog
 
 from draco import __version__
-from draco.agent.app import AgentSettings, run_agent
+from draco.agent.app import run_agent
+from draco.agent.settings import AgentSettings
 from draco.kube.client import Client
 from draco.kube.connection import Connection
 from draco.kube.incluster import SERVICE_ACCOUNT

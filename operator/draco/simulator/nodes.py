@@ -18,7 +18,8 @@ import click
 import msgspec
 import structlog
 
-from draco.agent.app import AgentSettings, run_agent
+from draco.agent.app import run_agent
+from draco.agent.settings import AgentSettings
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.events import EventRecorder

@@ -13,6 +13,7 @@ from draco.agent.gpus import Gpu
 from draco.agent.holdings import Keeping
 from draco.agent.instances import Use
 from draco.agent.mig_desk import FindHolder, MigDesk
+from draco.agent.mig_inventory import MigInventory
 from draco.agent.mig_layout import LayoutDesk
 from draco.agent.nvml import Nvml
 from draco.agent.nvml_instances import NvmlInstances
@@ -65,19 +66,16 @@ class MigNode:
         self.edge = NvmlInstances(self.nvml)
         record = folder / "state" / "checkpoint.json"
         self.record = Checkpoint(record, self.files, boot_id="")
-        self.mig = MigDesk(
-            self.record,
-            self.edge,
-            boot_id=boot,
-            holder=find or (lambda *_: holder),
-            monotonic=lambda: self.now_s,
+        self.mig = MigInventory(self.record, self.edge, boot_id=boot)
+        self.steps = MigDesk(
+            self.record, self.edge, self.mig, holder=find or (lambda *_: holder), monotonic=lambda: self.now_s
         )
         self.instances = ClaimInstances(
-            self.record, self.mig, keeping=lambda _uuid: self.keep, monotonic=lambda: self.now_s
+            self.record, self.mig, self.steps, keeping=lambda _uuid: self.keep, monotonic=lambda: self.now_s
         )
         self.cdi = CdiFolder(folder / "cdi", self.files, driver=NVIDIA_DRIVER, node=NodeFiles(proc=folder / "proc"))
         self.desk = ClaimDesk(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=self.instances)
-        self.layouts = LayoutDesk(self.record, self.mig, self.instances)
+        self.layouts = LayoutDesk(self.record, self.mig, self.steps, self.instances)
         self.nvml.open()
         found = recovery.read_record(record, self.files)
         assert isinstance(found, Loaded), found

@@ -20,7 +20,7 @@ from draco.agent.files import LocalFiles
 from draco.agent.gpus import Gpu
 from draco.agent.holdings import Keeping, recognised
 from draco.agent.instances import Instance, Use
-from draco.agent.mig_desk import Seen
+from draco.agent.mig_inventory import Seen
 from draco.resources.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid
 from draco.simulator import by_hand, faults, state
@@ -422,18 +422,18 @@ def test_a_disk_too_full_to_make_a_gpu_whole_is_one_sentence_and_passes(tmp_path
     node = MigNode(tmp_path, files=files, keeping=Keeping(counts={9: 1}))
     node.prepare(ONE)
     node.unprepare(ONE)
-    settle = node.mig.settle
+    settle = node.steps.settle
 
     def fill_up_then(uuid: GpuUuid) -> Seen:
         files.refused = {"/state/"}
         return settle(uuid)
 
-    node.mig.settle = fill_up_then  # type: ignore[method-assign]
+    node.steps.settle = fill_up_then  # type: ignore[method-assign]
     with pytest.raises(
         PrepareError, match=r"cannot have all of gpu-0: No space left on device \(\S+\); make room or fix"
     ):
         node.prepare(WHOLE)
-    files.refused, node.mig.settle = set(), settle  # type: ignore[method-assign]
+    files.refused, node.steps.settle = set(), settle  # type: ignore[method-assign]
     node.prepare(WHOLE)
     assert (node.real(), node.hardware().mig_current) == ([], 0)
 

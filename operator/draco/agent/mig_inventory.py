@@ -1,0 +1,231 @@
+"""What is known of the GPU instances of one node: the last look at each GPU, whose each instance is, and what is wrong.
+
+Owns looking, and what everybody else sees of it. Changes no instance and records nothing: that is `mig_desk`'s. Looking blocks on
+NVML and is done under the lock of its session.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MappingProxyType
+
+import msgspec
+
+from draco.agent.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparedClaim
+from draco.agent.gpus import Gpu
+from draco.agent.holdings import held, recognised, references
+from draco.agent.instances import GpuMig, Instance, MigState, PlacementKey, Use
+from draco.agent.nvml_errors import DriverError, NvmlError, never_seen
+from draco.agent.nvml_instances import Mode, NvmlInstances
+from draco.mig.board import Board
+from draco.resources.names import GpuUuid
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at a GPU."""
+
+    gpu: Gpu
+    mode: Mode | None
+    board: Board | None
+    instances: tuple[Instance, ...]
+
+    def at(self, key: PlacementKey) -> Instance | None:
+        """What stands at that place."""
+        return next((one for one in self.instances if one.key == key), None)
+
+    def overlapping(self, mask: int) -> list[Instance]:
+        """What takes any of those units."""
+        return [one for one in self.instances if one.mask & mask]
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A destroy that was refused as in use: by whom, and since when (monotonic)."""
+
+    holder: str
+    since_s: float
+
+
+class MigInventory:
+    """The GPU instances of one node, as they were at the last look.
+
+    `divisions` is what everybody else may know of them, as of the last finished change; `shown` is called, in the thread of that
+    change, when it differs. `refused` are the destroys that were refused.
+    """
+
+    def __init__(
+        self,
+        record: Checkpoint,
+        mig: NvmlInstances,
+        *,
+        boot_id: str,
+        shown: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.boot_id = boot_id
+        self.divisions: Mapping[GpuUuid, GpuMig] = MappingProxyType({})
+        self.refused: Mapping[PlacementKey, Refused] = MappingProxyType({})
+        self._shown = shown
+        self._record = record
+        self._mig = mig
+        self._seen: dict[GpuUuid, Seen] = {}
+        self._trouble: dict[GpuUuid, str] = {}
+        self._notes: dict[GpuUuid, str] = {}
+        self._layouts: dict[GpuUuid, frozenset[PlacementKey]] = {}
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """The lock of the NVML session; whoever takes several steps that belong together holds it meanwhile."""
+        return self._mig.lock
+
+    # Looking
+
+    def look(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+        """All GPUs of the node, each with its board and instances as they are now; those that left it are forgotten.
+
+        A GPU that cannot be listed keeps what was seen last.
+        """
+        with self._mig.lock:
+            for uuid in self._seen.keys() - {gpu.uuid for gpu in gpus}:
+                del self._seen[uuid]
+                for known in (self._trouble, self._notes, self._layouts):
+                    known.pop(uuid, None)
+            looked = [self._look(gpu) for gpu in gpus]
+            self.show()
+            return looked
+
+    def _look(self, gpu: Gpu) -> Gpu:
+        known = self._seen.get(gpu.uuid)
+        self._seen[gpu.uuid] = (
+            Seen(gpu=gpu, mode=None, board=None, instances=())
+            if known is None
+            else msgspec.structs.replace(known, gpu=gpu)
+        )
+        try:
+            seen = self.observe(gpu.uuid)
+            if not self.open_steps(gpu.uuid):
+                self._trouble.pop(gpu.uuid, None)
+        except DriverError:
+            raise
+        except NvmlError:
+            seen = self._seen[gpu.uuid]
+        return msgspec.structs.replace(gpu, board=seen.board, instances=seen.instances)
+
+    def observe(self, uuid: GpuUuid) -> Seen:
+        """A fresh list of a GPU's instances. An NvmlError makes the GPU dirty; GpuUnknown before the first look."""
+        if uuid not in self._seen:
+            # The record may name a GPU that left the node, or that a driver which is down has not shown yet.
+            raise never_seen(uuid)
+        gpu = self._seen[uuid].gpu
+        try:
+            mode = self._mig.mode(uuid)
+            board = None if mode is None else self._mig.board(uuid)
+            listed = () if mode is None or not mode.enabled else tuple(self._mig.instances(uuid))
+        except NvmlError as error:
+            self._trouble[uuid] = str(error)
+            raise
+        self._seen[uuid] = Seen(gpu=gpu, mode=mode, board=board, instances=listed)
+        return self._seen[uuid]
+
+    def divided(self, uuid: GpuUuid) -> bool:
+        """Whether a GPU is in MIG mode at this moment. NvmlError when it does not say."""
+        with self._mig.lock:
+            mode = self._mig.mode(uuid)
+            return mode is not None and mode.enabled
+
+    def known(self, uuid: GpuUuid) -> Seen | None:
+        """The last look."""
+        return self._seen.get(uuid)
+
+    def named(self, key: PlacementKey) -> str:
+        """A place as people write it: 1g.10gb@3."""
+        seen = self._seen.get(key.gpu)
+        profile = seen.board.by_id(key.profile_id) if seen and seen.board else None
+        return f"{profile.name if profile else f'profile {key.profile_id}'}@{key.start}"
+
+    def own(self, one: Instance) -> OwnedInstance | None:
+        """The instance's record, if it is ours."""
+        own = self._record.instances.get(one.key)
+        return own if own is not None and recognised(own, one, boot_id=self.boot_id) else None
+
+    def open_steps(self, uuid: GpuUuid) -> list[OwnedInstance]:
+        """Steps on record that have not been seen to their end, latest first."""
+        steps = [
+            one for one in self._record.instances.values() if one.gpu == uuid and one.state is not InstanceState.MADE
+        ]
+        return steps[::-1]
+
+    # What is wrong
+
+    def trouble(self, uuid: GpuUuid, text: str) -> None:
+        """A GPU is dirty, and why; "" when nothing is wrong with it any more."""
+        _set(self._trouble, uuid, text)
+
+    def refuse(self, key: PlacementKey, refused: Refused) -> None:
+        """Somebody keeps an instance from being destroyed."""
+        self.refused = MappingProxyType({**self.refused, key: refused})
+
+    def forget(self, gone: Collection[PlacementKey]) -> None:
+        """Instances are gone, and with them who held them."""
+        self.refused = MappingProxyType({key: one for key, one in self.refused.items() if key not in gone})
+
+    # Telling
+
+    def note(self, uuid: GpuUuid, text: str) -> None:
+        """Say what is still to be done on a GPU; "" for nothing."""
+        _set(self._notes, uuid, text)
+        self.show()
+
+    def lay_out(self, uuid: GpuUuid, places: frozenset[PlacementKey]) -> None:
+        """Which places a static layout wants, for telling idle instances apart."""
+        self._layouts[uuid] = places
+
+    def show(self) -> None:
+        """Make what is known now what others see."""
+        needed = references(self._record.claims.values())
+        fresh = {uuid: self._division(uuid, needed) for uuid in self._seen}
+        if fresh != self.divisions:
+            self.divisions = MappingProxyType(fresh)
+            self._shown()
+
+    def _division(self, uuid: GpuUuid, needed: Mapping[PlacementKey, tuple[PreparedClaim, ...]]) -> GpuMig:
+        seen = self._seen[uuid]
+        parts = held(
+            seen.instances,
+            self._record.instances,
+            needed,
+            layout=self._layouts.get(uuid, frozenset()),
+            holders={key: one.holder for key, one in self.refused.items()},
+            boot_id=self.boot_id,
+        )
+        state, message = self._standing(uuid, seen)
+        there = {one.instance.key for one in parts if one.use is Use.CLAIM}
+        return GpuMig(
+            gpu=uuid,
+            capable=seen.mode is not None,
+            enabled=seen.mode is not None and seen.mode.enabled,
+            pending=seen.mode is not None and seen.mode.pending != seen.mode.enabled,
+            board=seen.board,
+            state=state,
+            message=message,
+            held=parts,
+            missing=tuple(key for key in needed if key.gpu == uuid and key not in there),
+        )
+
+    def _standing(self, uuid: GpuUuid, seen: Seen) -> tuple[MigState, str]:
+        if self._trouble.get(uuid):
+            return MigState.DIRTY, self._trouble[uuid]
+        if self.open_steps(uuid):
+            return MigState.DIRTY, "A change of its instances was interrupted and is still to be finished or undone."
+        if seen.mode is not None and seen.mode.pending != seen.mode.enabled:
+            wanted = "on" if seen.mode.pending else "off"
+            return (
+                MigState.NEEDS_RESET,
+                f"MIG mode will be {wanted} after a reset; drain it and run `nvidia-smi --gpu-reset`.",
+            )
+        note = self._notes.get(uuid, "")
+        return (MigState.CHANGING, note) if note else (MigState.READY, "")
+
+
+def _set(texts: dict[GpuUuid, str], uuid: GpuUuid, text: str) -> None:
+    if text:
+        texts[uuid] = text
+    else:
+        texts.pop(uuid, None)

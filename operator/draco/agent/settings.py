@@ -1,0 +1,48 @@
+"""How one agent works.
+
+Owns the settings and their defaults. Reads none from anywhere: they come from whoever runs an agent.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from draco.agent.dra_service import DEADLINE_S
+from draco.agent.health_service import TIMEOUT_S
+from draco.resources.names import NVIDIA_DRIVER
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How one agent works. Times in seconds.
+
+    `kubelet_dir` has kubelet's `plugins` and `plugins_registry`; its path must be the same for kubelet and for the agent.
+    `state_dir` (default: the driver's folder below `plugins`) must survive reboots; `cdi_dir` need not. `device_root`,
+    `library_folder` and `library_view` are described at `cdi.NodeFiles`. `sysfs_root` and `proc_root` are where the node's /sys
+    and /proc are seen; without the node's processes in it nobody can say who holds an instance.
+    `listen` is host and port of the HTTP endpoints, None for none. `event_wait_s` is how long NVML is asked for events at a
+    time, and so how long stopping may take; 0 reads the GPUs at intervals only. `prepare_deadline_s` must be below kubelet's
+    45; `health_timeout_s` is after how long without news kubelet calls a device Unknown.
+    """
+
+    node_name: str
+    driver: str = NVIDIA_DRIVER
+    kubelet_dir: Path = Path("/var/lib/kubelet")
+    cdi_dir: Path = Path("/var/run/cdi")
+    state_dir: Path | None = None
+    device_root: Path = Path("/")
+    library_folder: Path | None = None
+    library_view: Path | None = None
+    sysfs_root: Path = Path("/sys")
+    proc_root: Path = Path("/proc")
+    listen: tuple[str, int] | None = None
+    rescan_s: float = 10.0
+    nvml_retry_s: float = 5.0
+    event_wait_s: float = 1.0
+    socket_check_s: float = 5.0
+    prepare_deadline_s: float = DEADLINE_S
+    health_timeout_s: int = TIMEOUT_S
+
+    @property
+    def state_folder(self) -> Path:
+        """Where the agent keeps its own files."""
+        return self.state_dir or self.kubelet_dir / "plugins" / self.driver
