@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import pynvml
 
-from draco.simulator.boards_mig import ci_profiles
+from draco.simulator.boards_mig import GiProfile, ci_profiles
 from draco.simulator.nvml import SimulatedNvml
 from draco.simulator.nvml_session import board_of
 from draco.simulator.state import GpuState, StateError, load
@@ -33,7 +33,9 @@ def set_mode(path: Path, gpu: int | str, mode: int) -> str:
         current, pending = nvml.nvmlDeviceGetMigMode(device)
         if pending != mode:
             why = nvml.nvmlErrorString(status)
-            raise StateError(f"MIG mode of GPU {target.uuid} was not changed: {why[0].lower()}{why[1:]}.")
+            ids = ", ".join(str(each.id) for each in target.instances)
+            todo = f"; destroy its GPU instances first ({ids})" if ids else ""
+            raise StateError(f"MIG mode of GPU {target.uuid} was not changed: {why[0].lower()}{why[1:]}{todo}.")
         told = "on" if mode else "off"
         return told if current == mode else f"{told} after a reset of the GPU"
 
@@ -55,11 +57,16 @@ def create_instance(
         if found is None:
             known = ", ".join(each.name for each in profiles)
             raise StateError(f"Board {target.board} has no MIG profile {profile!r}; it has: {known}.")
-        if start is None:
-            instance = nvml.nvmlDeviceCreateGpuInstance(device, found.id)
-        else:
-            placement = pynvml.c_nvmlGpuInstancePlacement_t(start, found.size)
-            instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, found.id, ctypes.byref(placement))
+        if start is not None and start not in found.starts:
+            starts = ", ".join(map(str, found.starts))
+            raise StateError(
+                f"{profile} does not start at unit {start} on board {target.board}; it starts at {starts}."
+            )
+        try:
+            instance = _created(nvml, device, found, start)
+        except pynvml.NVMLError_InsufficientResources:
+            where = "" if start is None else f" at unit {start}"
+            raise StateError(f"There is no room for {profile}{where} on GPU {gpu}{_beside(target)}.") from None
         info = nvml.nvmlGpuInstanceGetInfo(instance)
         if compute == "none":
             return Made(info.id, info.placement.start, "")
@@ -69,10 +76,31 @@ def create_instance(
         return Made(info.id, info.placement.start, uuid)
 
 
+def _created(nvml: Any, device: Any, profile: GiProfile, start: int | None) -> Any:
+    if start is None:
+        return nvml.nvmlDeviceCreateGpuInstance(device, profile.id)
+    placement = pynvml.c_nvmlGpuInstancePlacement_t(start, profile.size)
+    return nvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, profile.id, ctypes.byref(placement))
+
+
+def _beside(gpu: GpuState) -> str:
+    """What takes the room."""
+    table = board_of(gpu).mig
+    names = {each.id: each.name for each in table.profiles} if table else {}
+    there = [
+        f"{names.get(each.profile_id, each.profile_id)} at {each.start}"
+        for each in sorted(gpu.instances, key=lambda each: each.start)
+    ]
+    return f" beside {', '.join(there)}" if there else ""
+
+
 def destroy_instance(path: Path, gpu: int | str, gpu_instance: int) -> None:
     """Destroy a GPU instance and what is in it."""
     with _opened(path, gpu) as (nvml, device, target):
         _check_mode(target)
+        if all(each.id != gpu_instance for each in target.instances):
+            ids = ", ".join(str(each.id) for each in target.instances)
+            raise StateError(f"GPU {gpu} has no GPU instance {gpu_instance}; it has {ids or 'none'}.")
         instance = nvml.nvmlDeviceGetGpuInstanceById(device, gpu_instance)
         for inside in next(each for each in target.instances if each.id == gpu_instance).compute:
             nvml.nvmlComputeInstanceDestroy(nvml.nvmlGpuInstanceGetComputeInstanceById(instance, inside.id))

@@ -5,6 +5,7 @@ index or its UUID. What a person does to MIG without breaking anything is in `by
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -199,7 +200,8 @@ def fail(
     effect "done" the call does its work, and fails nevertheless, as when its answer is lost.
     """
     if function and not hasattr(pynvml, function):
-        raise StateError(f"NVML has no function {function}.")
+        near = get_close_matches(function, [each for each in dir(pynvml) if each.startswith("nvml")], n=1, cutoff=0.8)
+        raise StateError(f"NVML has no function {function}" + (f"; did you mean {near[0]}?" if near else "."))
     if function in NEVER_FAIL:
         raise StateError(f"{function} never fails here.")
     with mutate(path) as state:

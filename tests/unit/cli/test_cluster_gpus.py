@@ -75,6 +75,18 @@ def test_a_day_of_an_instance_made_by_hand(run: Run, path: Path) -> None:
     assert load(path).gpus[0].instances == []
 
 
+def test_what_is_in_the_way_is_named(run: Run) -> None:
+    run("mig gpu-node-0 0 on")
+    run("create gpu-node-0 0 3g.40gb --start 4")
+    beside = "on GPU 0 beside 3g.40gb at 4.\n"
+    assert run("create gpu-node-0 0 7g.80gb", 1) == f"Error: There is no room for 7g.80gb {beside}"
+    assert run("create gpu-node-0 0 2g.20gb --start 4", 1) == f"Error: There is no room for 2g.20gb at unit 4 {beside}"
+    assert run("destroy gpu-node-0 0 7", 1) == "Error: GPU 0 has no GPU instance 7; it has 2.\n"
+    assert run("mig gpu-node-0 0 off", 1).endswith("in use by another client; destroy its GPU instances first (2).\n")
+    said = "Error: NVML has no function nvmlGpuInstanceDestory; did you mean nvmlGpuInstanceDestroy?\n"
+    assert run("fail gpu-node-0 nvmlGpuInstanceDestory UNKNOWN", 1) == said
+
+
 def test_an_ampere_gpu_says_that_it_waits_for_a_reset(run: Run, path: Path) -> None:
     create(path, board="A100-40GB", gpus=1, node_name="gpu-node-0")
     assert run("mig gpu-node-0 0 on") == "MIG mode is on after a reset of the GPU.\n"
@@ -156,10 +168,14 @@ def test_what_is_shown_as_json_is_the_whole_state(run: Run, path: Path) -> None:
         ("lose gpu-node-0 5", 1, "Node gpu-node-0 has no GPU 5; it has 0 to 1."),
         ("mig gpu-node-0 7 on", 1, "Node gpu-node-0 has no GPU 7; it has 0 to 1."),
         ("create gpu-node-0 1 3g.41gb", 1, "Board H100-80GB has no MIG profile '3g.41gb'; it has: 1g.10gb, "),
-        ("create gpu-node-0 1 3g.40gb --start 2", 1, "NVML refuses that for GPU 1: Invalid Argument."),
+        (
+            "create gpu-node-0 1 3g.40gb --start 2",
+            1,
+            "3g.40gb does not start at unit 2 on board H100-80GB; it starts at 0, 4.",
+        ),
         ("create gpu-node-0 0 3g.40gb", 1, "is off: switch it on first."),
         ("destroy gpu-node-0 0 1", 1, "is off: switch it on first."),
-        ("destroy gpu-node-0 1 1", 1, "NVML refuses that for GPU 1: Not Found."),
+        ("destroy gpu-node-0 1 1", 1, "GPU 1 has no GPU instance 1; it has none."),
         ("hold gpu-node-0 0 --ci 1", 2, "--ci names a compute instance of a GPU instance: say which with --gi."),
         ("hold gpu-node-0 0 --gi 1", 1, "has no GPU instance 1; there are: none."),
         ("release gpu-node-0 5", 1, "No process 5 holds a GPU of node gpu-node-0."),
