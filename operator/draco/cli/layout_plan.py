@@ -35,7 +35,7 @@ from draco.mig_policy.standing import Standing, standing
 from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID
 from draco.mig_policy.wishes import wish
 from draco.resources.draco import GpuMig, GpuNode, GpuStatus, MigMode, MigPolicy, ResetPermit, WantedGpu
-from draco.resources.meta import ObjectMeta
+from draco.resources.meta import LabelSelector, ObjectMeta
 from draco.resources.names import PoolKey
 from draco.resources.slices import ResourceSlice, current_slices
 
@@ -335,6 +335,22 @@ def _inherited(heirs: Mapping[str, int]) -> str:
 
 
 def _notes(seen: Observed, policies: _Policies) -> list[str]:
+    return [*_gone(seen, policies), *_without_labels(seen, policies)]
+
+
+def _without_labels(seen: Observed, policies: _Policies) -> list[str]:
+    """Node selectors ask for labels, which the files may have left out."""
+    asking = [each.name for each in policies.after if each.policy.spec.node_selector not in (None, LabelSelector())]
+    missing = [name for name in seen.gpu_nodes if name not in seen.nodes]
+    if seen.server or not asking or not missing:
+        return []
+    nodes = "node" if len(seen.gpu_nodes) == 1 else "nodes"
+    whose = f"{len(missing)} of {len(seen.gpu_nodes)} {nodes}"
+    text = f"The files do not bring the labels of {whose}, for which spec.nodeSelector of {', '.join(asking)} asks"
+    return [f"{text}; give `kubectl get nodes -o json` with -f, too."]
+
+
+def _gone(seen: Observed, policies: _Policies) -> list[str]:
     known = {each.name for each in policies.after}
     named = {each.policy for node in seen.gpu_nodes.values() for each in node.spec.gpus}
     gone = sorted(named - known - set(seen.deleted))

@@ -30,6 +30,8 @@ WORDS = {
     Use.FOREIGN: "foreign: made by others",
     Use.ORPHAN: "orphan: is being destroyed",
 }
+MOST_NODES = 16
+"""Above this many nodes, those of which nothing is divided are only counted."""
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 _NOT_MADE = {
     "": "nothing is made of it without a policy",
@@ -46,11 +48,17 @@ def show(view: LayoutView, console: Console, width: int) -> None:
     """Print every node. `width` is where long lines break."""
     if not view.nodes:
         console.print("No node has reported GPUs. Is Draco's agent running on the GPU nodes?")
-    for number, node in enumerate(view.nodes):
+    plain = [node for node in view.nodes if len(view.nodes) > MOST_NODES and _is_plain(node)]
+    for number, node in enumerate(node for node in view.nodes if node not in plain):
         if number:
             console.print()
         # All at once: printing has its price, and a large fleet has many lines.
         console.print(Text("\n").join(_node_lines(node, width)))
+    if plain:
+        console.print()
+        gpus = sum(len(node.gpus) for node in plain)
+        told = f"{len(plain)} nodes with {gpus} GPUs have none that is divided; name a node to see it."
+        console.print(Text("\n").join(_wrapped(told, "", "", width)), style="dim")
     if view.notes:
         console.print()
     for note in view.notes:
@@ -62,15 +70,42 @@ def _node_lines(node: NodeLayoutView, width: int) -> Iterator[Text]:
     if not node.gpus:
         yield Text("  Its agent has reported no GPU.")
     column = max((len(gpu.device) for gpu in node.gpus), default=0)
-    for gpu in node.gpus:
-        yield from gpu_lines(gpu, column, width)
+    for gpus in _undivided_together(node.gpus):
+        name = gpus[0].device if len(gpus) == 1 else f"{gpus[0].device} to {gpus[-1].device}"
+        yield from gpu_lines(gpus[0], f"{name:<{column}}", width)
 
 
-def gpu_lines(gpu: GpuView, column: int, width: int) -> Iterator[Text]:
-    """The lines of one GPU; its name takes `column` characters."""
-    name = f"  {gpu.device:<{column}}  "
+def _is_plain(node: NodeLayoutView) -> bool:
+    """Whether there is nothing to say of the node but that nothing of it is divided."""
+    return bool(node.gpus) and not any(
+        _is_divided(gpu) or gpu.policy or gpu.message or gpu.division is Division.UNREPORTED for gpu in node.gpus
+    )
+
+
+def _is_divided(gpu: GpuView) -> bool:
+    return gpu.division is Division.ON or bool(gpu.parts)
+
+
+def _undivided_together(gpus: Sequence[GpuView]) -> list[list[GpuView]]:
+    """The GPUs in their order, neighbours that are not divided together where the same is to be said of them."""
+    groups: list[list[GpuView]] = []
+    for gpu in gpus:
+        last = groups[-1][-1] if groups else None
+        if last is None or _is_divided(gpu) or _is_divided(last) or _said(gpu) != _said(last):
+            groups.append([])
+        groups[-1].append(gpu)
+    return groups
+
+
+def _said(gpu: GpuView) -> tuple[str, ...]:
+    return one_line(gpu), gpu.message, fits_line(gpu)
+
+
+def gpu_lines(gpu: GpuView, name: str, width: int) -> Iterator[Text]:
+    """The lines of one GPU, or of several of one name of which the same is to be said."""
+    name = f"  {name}  "
     indent = " " * len(name)
-    if gpu.division is not Division.ON and not gpu.parts:
+    if not _is_divided(gpu):
         yield from _wrapped(one_line(gpu), name, indent, width)
         yield from _about(gpu, indent, width)
         return

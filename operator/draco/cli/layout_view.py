@@ -150,5 +150,5 @@ def state_of(space: Geometry, board: Board, parts: Iterable[PartView]) -> State:
         if profile is not None:
             state = space.add(state, Placement(profile, part.start))
         else:
-            state = State(state.mask | (((1 << part.size) - 1) << part.start), state.tokens)
+            state = State(state.mask | (((1 << part.size) - 1) << part.start), state.tokens, state.instances + 1)
     return state

@@ -62,6 +62,13 @@ _DEFAULT = OperatorSettings(identity="")
     help="Seconds that devices must stay isolated and free before maintenance may start.",
 )
 @click.option(
+    "--idle-grace",
+    envvar="DRACO_IDLE_GRACE",
+    type=click.FloatRange(min=0),
+    default=_DEFAULT.idle_grace_s,
+    help="Seconds that a claim must be idle before it is released, where a MigPolicy's repair permits that.",
+)
+@click.option(
     "--webhook-listen",
     envvar="DRACO_WEBHOOK_LISTEN",
     type=ListenAddress(),
@@ -111,6 +118,7 @@ def command(
     log_level: str,
     pending_after: float,
     settle: float,
+    idle_grace: float,
     webhook_listen: tuple[str, int] | None,
     webhook_certificates: Path | None,
     webhook_mode: str,
@@ -150,6 +158,7 @@ def command(
         http_port=listen[1],
         pending_after_s=pending_after,
         settle_s=settle,
+        idle_grace_s=idle_grace,
         webhook=webhook,
     )
 

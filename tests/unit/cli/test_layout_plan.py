@@ -40,6 +40,7 @@ from tests.builders import (
     a_mig_instance,
     a_mig_node,
     a_mig_policy,
+    a_node,
     a_static_policy,
 )
 
@@ -465,3 +466,16 @@ def test_policies_that_the_files_leave_out_are_named(tmp_path: Path) -> None:
     node = a_mig_node(gpus=[on()], board=H100, wanted=[WantedGpu(uuid=FIRST, policy="gone", mode=MigMode.DYNAMIC)])
     view = plan(Observed(gpu_nodes={"node-0": node}, asked=[HALVES]), datetime(2026, 3, 1, tzinfo=UTC))
     assert "belong to gone, which the files do not bring" in view.notes[0]
+
+
+def test_labels_that_the_files_leave_out_are_missed_where_they_are_asked_for() -> None:
+    node = a_mig_node(gpus=[on()], board=H100)
+    here = a_mig_policy("here", node_selector=LabelSelector(match_labels={"pool": "a"}))
+    view = plan(Observed(gpu_nodes={"node-0": node}, asked=[here]), MOMENT)
+    (note,) = view.notes
+    assert note.startswith(
+        "The files do not bring the labels of 1 of 1 node, for which spec.nodeSelector of here asks; give "
+    )
+    assert not plan(Observed(gpu_nodes={"node-0": node}, asked=[HALVES]), MOMENT).notes
+    labelled = {"node-0": a_node("node-0")}
+    assert not plan(Observed(gpu_nodes={"node-0": node}, nodes=labelled, asked=[here]), MOMENT).notes

@@ -153,6 +153,29 @@ def test_a_gpu_without_mig_in_use_by_a_claim_says_so() -> None:
     )
 
 
+def test_neighbours_that_are_not_divided_share_a_line() -> None:
+    off = GpuMig(capable=True)
+    claims = [a_claim("big", on=["node-0/gpu-4"])]
+    assert screen(seen(off, off, off, on(), off, off, claims=claims))[1:] == [
+        "  gpu-0 to gpu-2  not divided: MIG is off",
+        "  gpu-3   .   .   .   .   .   .   .   .    Ready  no policy",
+        "         has room for 7 x 1g.10gb or 1 x 1g.10gb+me or 4 x 1g.20gb or",
+        "           3 x 2g.20gb or 2 x 3g.40gb or 1 x 4g.40gb or 1 x 7g.80gb; nothing is",
+        "           made of it without a policy",
+        "  gpu-4  not divided: MIG is off; in use whole by claim default/big",
+        "  gpu-5  not divided: MIG is off",
+    ]
+
+
+def test_of_a_large_fleet_nodes_without_divided_gpus_are_counted() -> None:
+    nodes = {f"node-{number}": a_mig_node(f"node-{number}", board=H100) for number in range(layout_screen.MOST_NODES)}
+    divided = a_mig_node("divided", gpus=[on()], board=H100)
+    assert len(screen(Observed(gpu_nodes=nodes))) == 3 * layout_screen.MOST_NODES - 1
+    lines = screen(Observed(gpu_nodes={**nodes, "divided": divided}))
+    assert lines[0] == "divided"
+    assert lines[-2:] == ["", "16 nodes with 32 GPUs have none that is divided; name a node to see it."]
+
+
 def test_an_undivided_gpu_that_is_divided_on_demand_says_what_fits() -> None:
     lines = screen(seen(GpuMig(capable=True), wanted=[DYNAMIC]))
     assert lines[1] == "  gpu-0  not divided: MIG is off (Dynamic by by-demand)"
