@@ -54,3 +54,26 @@ class ManualClock:
     async def _settle(self) -> None:
         for _ in range(TURNS):
             await asyncio.sleep(0)
+
+
+class WorkClock:
+    """Time goes on by as much each time somebody looks, as if there were work to do between two looks. Nobody sleeps by it."""
+
+    def __init__(self, each_s: float, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
+        self.each_s = each_s
+        self._start = start
+        self._elapsed = 0.0
+
+    def now(self) -> datetime:
+        return self._start
+
+    def monotonic(self) -> float:
+        self._elapsed += self.each_s
+        return self._elapsed
+
+    def stall(self, seconds: float) -> None:
+        """The machine stands still for so long."""
+        self._elapsed += seconds
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError("nobody sleeps by this clock")

@@ -1,15 +1,17 @@
 """What is decided of every node's GPUs, by what is known now.
 
 Owns the reading of the view for MIG policies and what is remembered of it: a node is decided anew when something that its
-decision rests on is another object than before. Writes nothing.
+decision rests on is another object than before. All nodes of a large fleet are decided bit by bit, so that the event loop is
+never held for long. Writes nothing.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from prometheus_client.metrics_core import GaugeMetricFamily
 
+from draco.controller.bites import Bites
 from draco.controller.metrics import Metrics, Reading, gauge
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
@@ -35,6 +37,8 @@ class MigDecisions:
         self._permits: dict[str, bool] = {}
         self._permits_end: datetime = _NEVER
         self._known: dict[str, tuple[tuple[object, ...], NodeDecision]] = {}
+        self._standings: Counter[tuple[str, str]] = Counter()  # of the GPUs in what is known
+        self._all_decided = False  # once at least
         view.mig_policies.subscribe(self._forget_rules)
         view.gpu_nodes.subscribe(self._forget_node)
 
@@ -49,12 +53,37 @@ class MigDecisions:
     def of(self, node: str) -> NodeDecision | None:
         """What is decided of a node; None if it has no GpuNode."""
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
-        return self._decided(gpu_node) if gpu_node else None
+        return self._decided(gpu_node, self.rules, self._permitted(self.rules)) if gpu_node else None
 
-    def all(self) -> list[NodeDecision]:
-        """What is decided of every node that has a GpuNode, by name."""
-        nodes = self._view.gpu_nodes.store.values()
-        return [self._decided(each) for each in sorted(nodes, key=lambda each: each.metadata.name)]
+    async def all(self) -> list[NodeDecision]:
+        """What is decided of every node that has a GpuNode, by name. Others have the event loop in between.
+
+        All of it rests on the policies and the windows as they were at the beginning, and each node's on what was known of it
+        when its turn came. What changes meanwhile may be missed, but whoever acts on changes is woken by that one too and asks
+        again, and then only what rests on other objects is decided anew.
+        """
+        rules = self.rules
+        permits = self._permitted(rules)
+        bites = Bites(self._clock)
+        decisions = []
+        for key in sorted(self._view.gpu_nodes.store):
+            gpu_node = self._view.gpu_nodes.store.get(key)
+            if gpu_node is not None:  # or it is gone by now
+                decisions.append(self._decided(gpu_node, rules, permits))
+            await bites.pause()
+        self._all_decided = True
+        return decisions
+
+    @property
+    def standings(self) -> Mapping[tuple[str, str], int]:
+        """GPUs by policy and standing, by what was decided last; empty as long as nobody has asked for all decisions."""
+        if not self._all_decided:
+            return {}
+        policies = (each.metadata for each in self._view.mig_policies.store.values())
+        names = [meta.name for meta in policies if meta.deletion_timestamp is None]
+        return {
+            (name, standing.value): self._standings[name, standing.value] for name in names for standing in Standing
+        }
 
     def seconds_to_next_window(self) -> float | None:
         """In how many seconds a window for resets opens or closes; None if there is none."""
@@ -63,10 +92,8 @@ class MigDecisions:
             return None
         return max(0.0, (self._permits_end - self._clock.now()).total_seconds())
 
-    def _decided(self, gpu_node: GpuNode) -> NodeDecision:
+    def _decided(self, gpu_node: GpuNode, rules: Sequence[Rules], permits: Mapping[str, bool]) -> NodeDecision:
         name = gpu_node.metadata.name
-        rules = self.rules
-        permits = self._permitted(rules)
         node = self._view.nodes.store.get(ObjectKey("", name))
         labels: Mapping[str, str] = node.metadata.labels if node else {}
         slices = self._slices(gpu_node)
@@ -77,7 +104,9 @@ class MigDecisions:
         devices = [device for each in slices for device in each.spec.devices]
         whole = whole_gpus(devices, gpu_node.status.gpus, driver=gpu_node.status.driver)
         decision = decide(SeenNode(gpu_node=gpu_node, labels=labels, devices=whole), rules, permits)
+        self._forget(name)
         self._known[name] = (basis, decision)
+        self._standings.update(_standings(decision))
         return decision
 
     def _slices(self, gpu_node: GpuNode) -> list[ResourceSlice]:
@@ -100,31 +129,36 @@ class MigDecisions:
         before, after = change.before, change.after
         if before is None or after is None or _of_policy(before) != _of_policy(after):
             self._rules = None
+            self._standings = +self._standings  # without those of policies that have lost all their GPUs
 
     def _forget_node(self, change: Change[GpuNode]) -> None:
         if change.after is None:
-            self._known.pop(change.key.name, None)
+            self._forget(change.key.name)
+
+    def _forget(self, node: str) -> None:
+        known = self._known.pop(node, None)
+        if known is not None:
+            self._standings.subtract(_standings(known[1]))
 
 
 def register_mig(metrics: Metrics, decisions: MigDecisions) -> None:
     """Export how the GPUs of each policy stand."""
 
     def read() -> list[GaugeMetricFamily]:
-        counts: Counter[tuple[str, ...]] = Counter(
-            {(each.name, str(standing.value)): 0 for each in decisions.rules for standing in Standing}
-        )
-        gpus = (gpu for decision in decisions.all() for gpu in decision.gpus)
-        counts.update((gpu.policy, str(gpu.stands.standing.value)) for gpu in gpus if gpu.policy)
         return [
             gauge(
                 "draco_mig_policy_gpus",
-                "GPUs of each MigPolicy by how they stand: applied, changing, or failed.",
+                "GPUs of each MigPolicy by how they stand: applied, changing, or failed. On the leader only.",
                 ["policy", "standing"],
-                {key: float(count) for key, count in counts.items()},
+                {key: float(count) for key, count in decisions.standings.items()},
             )
         ]
 
     metrics.registry.register(Reading(["draco_mig_policy_gpus"], read))
+
+
+def _standings(decision: NodeDecision) -> Iterable[tuple[str, str]]:
+    return ((gpu.policy, gpu.stands.standing.value) for gpu in decision.gpus if gpu.policy)
 
 
 def _of_policy(policy: MigPolicy) -> tuple[object, ...]:

@@ -10,13 +10,14 @@ from typing import Protocol
 import msgspec
 import structlog
 
+from draco.controller.bites import Bites
 from draco.controller.mig_decisions import MigDecisions
 from draco.controller.view import BY_UID, ClusterView
 from draco.kube.client import Client
 from draco.kube.clock import Clock
 from draco.kube.errors import NotFound
 from draco.kube.store import Change
-from draco.mig_policy import Outlook, summary
+from draco.mig_policy import Tally, status_of
 from draco.resources.core import Node
 from draco.resources.draco import MigPolicy, MigPolicyStatus
 from draco.resources.kinds import MIG_POLICIES
@@ -24,8 +25,11 @@ from draco.resources.names import FIELD_MANAGER_OPERATOR
 
 log = structlog.get_logger(__name__)
 
-_REST = 20.0
-"""How much longer than it takes to look at all policies each is then let be: so small a part of the time is spent on all."""
+_REST = 30.0
+"""How much longer than it takes to count for all policies each is then let be. To ask for what is decided takes half as long
+again, so a twentieth of the time is spent on both. Deciding is not counted: it is done once for each change, whoever asks."""
+_LONGEST_REST_S = 10.0
+"""People wait for what a status says, and no longer than this however large the fleet is."""
 
 
 class Adviser(Protocol):
@@ -97,20 +101,31 @@ class MigPolicyReconciler:
         wait_s = self._due_s.get(uid, now_s) - now_s
         if wait_s > 0 and policy.status.observed_generation == policy.metadata.generation:
             return wait_s
-        status = self._status(policy)
-        took_s = self._clock.monotonic() - now_s
-        self._due_s[uid] = now_s + max(self._pace_s, _REST * took_s * len(self.all_keys()))
+        # Asked for before the look, since windows are taken as they are when it begins.
+        next_window_s = self._decisions.seconds_to_next_window()
+        status = await self._status(policy)
         if status is not None and status != policy.status:
             await self._write(policy, status)
-        return self._decisions.seconds_to_next_window()
+        return next_window_s
 
-    def _status(self, policy: MigPolicy) -> MigPolicyStatus | None:
-        rules = next((each for each in self._decisions.rules if each.policy.metadata.uid == policy.metadata.uid), None)
+    async def _status(self, policy: MigPolicy) -> MigPolicyStatus | None:
+        """The status that the policy should have. If the policy changes meanwhile, writing this ends in a conflict."""
+        uid = policy.metadata.uid
+        rules = next((each for each in self._decisions.rules if each.policy.metadata.uid == uid), None)
         if rules is None:
             return None
+        decisions = await self._decisions.all()
+        tally = Tally(rules.name)
+        bites = Bites(self._clock)
+        for each in decisions:
+            tally.add(each)
+            await bites.pause()
         # What is remembered of the rules may hold an older status.
         rules = msgspec.structs.replace(rules, policy=policy)
-        return summary(rules, Outlook(self._decisions.all(), self._clock.now(), self._adviser.advice(rules.name)))
+        status = status_of(rules, tally, self._clock.now(), self._adviser.advice(rules.name))
+        rest_s = min(_LONGEST_REST_S, _REST * bites.work_s * len(self.all_keys()))
+        self._due_s[uid] = self._clock.monotonic() + max(self._pace_s, rest_s)
+        return status
 
     async def _write(self, policy: MigPolicy, status: MigPolicyStatus) -> None:
         meta = policy.metadata

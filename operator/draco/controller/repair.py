@@ -88,7 +88,7 @@ class RepairReconciler:
         if wait_s > 0:
             return wait_s
         started_s = self._clock.monotonic()
-        policies = self._movable()
+        policies = await self._movable()
         is_all_seen = self._look(policies)
         took_s = self._clock.monotonic() - started_s
         self._due_s = started_s + max(_PACE_S, _REST * took_s)
@@ -122,11 +122,11 @@ class RepairReconciler:
         }
         return self._next is None
 
-    def _movable(self) -> dict[ObjectKey, tuple[str, int]]:
+    async def _movable(self) -> dict[ObjectKey, tuple[str, int]]:
         """Idle claims, all of whose devices are partitions of GPUs that may be repaired: by which policy, and its limit."""
         owners = {
             gpu.uuid: gpu.policy
-            for decision in (self._decisions.all() if self._view.fleet.idle else ())
+            for decision in (await self._decisions.all() if self._view.fleet.idle else ())
             for gpu in decision.gpus
             if gpu.wanted is not None and gpu.wanted.mode is MigMode.DYNAMIC
         }

@@ -1,7 +1,8 @@
 """The work queue between stores and reconcilers.
 
 Owns its laws: a key waits at most once; a key is never worked on twice at once; a key added while it is worked on is worked on
-again afterwards; a failed key comes back after a backoff of its own; of several delayed adds of a key the earliest counts.
+again afterwards; a failed key comes back after a backoff of its own; of several delayed adds of a key the earliest counts; a
+worker lets others have the event loop between two keys, though neither had to wait for anything.
 Knows nothing of what a key means.
 """
 
@@ -219,3 +220,4 @@ async def _work(queue: WorkQueue[K], reconcile: Reconcile[K], log: FilteringBoun
                 queue.add_after(key, again_s)
         finally:
             queue.done(key, failed=failed)
+        await asyncio.sleep(0)

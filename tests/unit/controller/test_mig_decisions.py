@@ -1,32 +1,38 @@
 """Decisions of nodes are remembered until something that they rest on is another."""
 
-from datetime import UTC, datetime
+import asyncio
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any, cast
 
 import msgspec
 
+from draco.controller.bites import BITE_S
 from draco.controller.metrics import Metrics
 from draco.controller.mig_decisions import MigDecisions, register_mig
 from draco.controller.view import ClusterView
 from draco.kube.client import Client
+from draco.kube.clock import Clock
 from draco.kube.informer import Informer
-from draco.resources.draco import MigReset, ResetPermit, ResetWindow
-from draco.resources.meta import LabelSelector
+from draco.kube.store import Change
+from draco.resources.draco import MigPolicy, MigReset, ResetPermit, ResetWindow
+from draco.resources.meta import LabelSelector, ObjectKey
 from draco.simulator.planner_boards import BOARDS
 from tests.builders import a_gpu_uuid, a_mig_node, a_mig_policy, a_node, a_slice
-from tests.doubles.clock import ManualClock
+from tests.doubles.clock import ManualClock, WorkClock
 
 H100 = BOARDS["H100-80GB"]
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 class World:
     """A view without an API server, and the decisions made from it."""
 
-    def __init__(self, now: datetime = datetime(2026, 3, 1, 12, tzinfo=UTC)) -> None:
+    def __init__(self, now: datetime = NOON, *, work_clock: Clock | None = None) -> None:
         self.clock = ManualClock(now)
         self.view = ClusterView(cast("Client", None), None, clock=self.clock, random=Random(1))
-        self.decisions = MigDecisions(self.view, clock=self.clock)
+        self.decisions = MigDecisions(self.view, clock=work_clock or self.clock)
 
     def put(self, *objects: Any) -> None:
         """As if the watch had told of them."""
@@ -38,9 +44,38 @@ class World:
                 "MigPolicy": self.view.mig_policies,
             }
             informer = informers[type(item).__name__]
-            for change in informer.store.put(item):
-                for subscriber in informer._subscribers:
-                    subscriber(change)
+            _tell(informer, informer.store.put(item))
+
+    def delete(self, *nodes: str) -> None:
+        """As if the watch had told that the GpuNodes of these nodes are gone."""
+        for name in nodes:
+            _tell(self.view.gpu_nodes, self.view.gpu_nodes.store.remove(ObjectKey("", name)))
+
+
+def _tell(informer: Informer[Any], changes: Iterable[Change[Any]]) -> None:
+    for change in changes:
+        for subscriber in informer._subscribers:
+            subscriber(change)
+
+
+def a_fleet(nodes: int, *policies: MigPolicy) -> World:
+    """So many nodes of two GPUs, and a bite for each of them."""
+    world = World(work_clock=WorkClock(each_s=BITE_S))
+    for number in range(nodes):
+        name = f"node-{number}"
+        world.put(a_mig_node(name, board=H100), a_node(name))
+    world.put(*(policies or [a_mig_policy()]))
+    return world
+
+
+def counted(world: World, policy: str = "policy") -> list[float | None]:
+    """What a scrape says of the policy's GPUs: applied, changing, failed."""
+    metrics = Metrics()
+    register_mig(metrics, world.decisions)
+    return [
+        metrics.registry.get_sample_value("draco_mig_policy_gpus", {"policy": policy, "standing": standing})
+        for standing in ("applied", "changing", "failed")
+    ]
 
 
 def a_world(**policy: Any) -> World:
@@ -49,11 +84,11 @@ def a_world(**policy: Any) -> World:
     return world
 
 
-def test_nothing_is_decided_of_a_node_without_gpunode() -> None:
+async def test_nothing_is_decided_of_a_node_without_gpunode() -> None:
     world = World()
     world.put(a_node(), a_mig_policy())
     assert world.decisions.of("node-0") is None
-    assert world.decisions.all() == []
+    assert await world.decisions.all() == []
 
 
 async def test_a_decision_is_made_once_for_the_same_objects() -> None:
@@ -62,7 +97,7 @@ async def test_a_decision_is_made_once_for_the_same_objects() -> None:
     await world.clock.advance(3600)
     world.put(a_mig_policy())  # the same again, as after a change of its status
     assert world.decisions.of("node-0") is first
-    assert world.decisions.all() == [first]
+    assert await world.decisions.all() == [first]
 
 
 def test_a_new_label_a_new_slice_and_a_new_policy_are_taken_into_account() -> None:
@@ -102,12 +137,58 @@ def test_without_windows_no_time_is_waited_for() -> None:
     assert a_world().decisions.seconds_to_next_window() is None
 
 
-def test_the_gpus_of_each_policy_are_counted_by_how_they_stand() -> None:
+async def test_a_large_fleet_is_decided_bit_by_bit() -> None:
+    world = a_fleet(20)
+    pass_ = asyncio.create_task(world.decisions.all())
+    turns = 0
+    while not pass_.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= 10
+    assert [each.node for each in pass_.result()] == sorted(f"node-{number}" for number in range(20))
+
+
+async def test_all_that_is_decided_in_one_go_rests_on_the_same_policies() -> None:
+    world = a_fleet(20, a_mig_policy("young"))
+
+    async def owners(in_between: MigPolicy | None = None) -> set[str]:
+        pass_ = asyncio.create_task(world.decisions.all())
+        await asyncio.sleep(0)
+        assert not pass_.done()
+        if in_between:
+            world.put(in_between)
+        return {gpu.policy for each in await pass_ for gpu in each.gpus}
+
+    assert await owners(in_between=a_mig_policy("old", created=NOON - timedelta(days=365))) == {"young"}
+    assert await owners() == {"old"}
+
+
+async def test_a_node_that_goes_while_others_are_decided_is_forgotten() -> None:
+    world = a_fleet(20)
+    pass_ = asyncio.create_task(world.decisions.all())
+    await asyncio.sleep(0)
+    world.delete("node-0", "node-9")  # the first and the last by name
+    assert "node-9" not in {each.node for each in await pass_}
+    assert counted(world) == [0, 36, 0]
+    assert len(await world.decisions.all()) == 18
+
+
+async def test_a_scrape_tells_what_was_decided_last() -> None:
     world = a_world(exclude=[a_gpu_uuid("node-0", 1)])
-    metrics = Metrics()
-    register_mig(metrics, world.decisions)
+    assert counted(world) == [None, None, None]  # as on a replica that stands by
+    await world.decisions.all()
+    assert counted(world) == [0, 1, 0]
+    world.put(a_mig_policy())
+    assert counted(world) == [0, 1, 0]
+    world.decisions.of("node-0")
+    assert counted(world) == [0, 2, 0]
+    world.delete("node-0")
+    assert counted(world) == [0, 0, 0]
 
-    def counted(standing: str) -> float | None:
-        return metrics.registry.get_sample_value("draco_mig_policy_gpus", {"policy": "policy", "standing": standing})
 
-    assert [counted(standing) for standing in ("applied", "changing", "failed")] == [0, 1, 0]
+async def test_a_policy_that_is_gone_is_not_counted() -> None:
+    world = a_world()
+    await world.decisions.all()
+    informer = world.view.mig_policies
+    _tell(informer, informer.store.remove(ObjectKey("", "policy")))
+    assert counted(world) == [None, None, None]

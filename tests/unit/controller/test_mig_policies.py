@@ -1,34 +1,20 @@
 """How often policies are looked at, which costs the more the larger the fleet is."""
 
-from datetime import UTC, datetime
+import asyncio
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from draco.controller.bites import BITE_S
 from draco.controller.mig_policies import MigPolicyReconciler
 from draco.kube.client import Client
-from draco.kube.clock import Clock
-from draco.resources.draco import MigPolicy
+from draco.resources.draco import MigPolicy, MigPolicyStatus
 from tests.builders import a_mig_node, a_mig_policy, a_node
+from tests.doubles.clock import WorkClock
 from tests.unit.controller.test_mig_decisions import H100, World
 
-A_LOOK_S = 0.25
-
-
-class SlowClock:
-    """Every other reading is the end of a look."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.readings = 0
-
-    def monotonic(self) -> float:
-        self.now_s += A_LOOK_S * (self.readings % 2)
-        self.readings += 1
-        return self.now_s
-
-    def now(self) -> datetime:
-        return datetime(2026, 3, 1, tzinfo=UTC)
+NODES = 40
 
 
 class Accepting:
@@ -48,18 +34,64 @@ class Silent:
         return
 
 
-@pytest.mark.parametrize("count", [1, 10])
-async def test_looking_at_all_policies_takes_a_twentieth_of_the_time_however_many_there_are(count: int) -> None:
+def a_reconciler(clock: WorkClock, policies: int = 1) -> tuple[MigPolicyReconciler, str]:
+    """Of a fleet of forty nodes; and the UID of a policy, whose status is there already."""
     world = World()
-    policies = [a_mig_policy(f"policy-{number}") for number in range(count)]
-    world.put(a_mig_node(board=H100), a_node(), *policies)
+    for number in range(NODES):
+        name = f"node-{number}"
+        world.put(a_mig_node(name, board=H100), a_node(name))
+    for number in range(policies):
+        policy = a_mig_policy(f"policy-{number}")
+        world.put(msgspec.structs.replace(policy, status=MigPolicyStatus(observed_generation=1)))
     reconciler = MigPolicyReconciler(
-        cast("Client", Accepting()),
-        world.view,
-        world.decisions,
-        clock=cast("Clock", SlowClock()),
-        adviser=Silent(),
+        cast("Client", Accepting()), world.view, world.decisions, clock=clock, adviser=Silent(), pace_s=0.5
     )
-    uid = policies[0].metadata.uid
+    return reconciler, a_mig_policy("policy-0").metadata.uid
+
+
+async def rest_s(clock: WorkClock, policies: int = 1) -> float:
+    """For how long a policy is let be after a look at it."""
+    reconciler, uid = a_reconciler(clock, policies)
     await reconciler.reconcile(uid)
-    assert reconciler._due_s[uid] == pytest.approx(20 * A_LOOK_S * count)
+    clock.each_s = 0
+    rest = await reconciler.reconcile(uid)
+    assert rest is not None
+    return rest
+
+
+@pytest.mark.parametrize("policies", [3, 6])
+async def test_counting_for_all_policies_takes_a_thirtieth_of_the_time_however_many_there_are(policies: int) -> None:
+    a_node_s = BITE_S / 10
+    assert await rest_s(WorkClock(a_node_s), policies) == pytest.approx(30 * NODES * a_node_s * policies, rel=0.2)
+
+
+async def test_a_small_fleet_is_looked_at_at_the_usual_pace() -> None:
+    assert await rest_s(WorkClock(BITE_S / 1000)) == pytest.approx(0.5)
+
+
+async def test_people_wait_no_longer_for_a_status_than_ten_seconds() -> None:
+    assert await rest_s(WorkClock(BITE_S), policies=30) == pytest.approx(10)
+
+
+class Stalling(WorkClock):
+    """The machine stands still for a second in the middle of every look."""
+
+    def monotonic(self) -> float:
+        before = int(self._elapsed * 1000)
+        if before < 5 <= int((self._elapsed + self.each_s) * 1000):
+            self.stall(1)
+        return super().monotonic()
+
+
+async def test_a_machine_that_stood_still_for_a_second_makes_nobody_wait_for_longer() -> None:
+    assert await rest_s(Stalling(BITE_S / 20), policies=2) <= 30 * 2 * (NODES / 20 + 1) * BITE_S
+
+
+async def test_others_have_their_turn_while_a_large_fleet_is_counted() -> None:
+    reconciler, uid = a_reconciler(WorkClock(BITE_S))
+    look = asyncio.create_task(reconciler.reconcile(uid))
+    turns = 0
+    while not look.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= NODES / 2

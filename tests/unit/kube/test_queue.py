@@ -386,3 +386,19 @@ def test_whatever_is_added_is_worked_on_afterwards_and_never_twice_at_once(
             assert started[key] >= at
 
     asyncio.run(scenario())
+
+
+async def test_others_have_their_turn_between_keys_that_never_wait(queue: WorkQueue[str]) -> None:
+    seen: list[int] = []
+    turns = 0
+
+    async def reconcile(_: str) -> None:
+        seen.append(turns)
+
+    for number in range(10):
+        queue.add(str(number))
+    async with working(queue, reconcile, workers=1):
+        while len(seen) < 10:
+            turns += 1
+            await asyncio.sleep(0)
+    assert len(set(seen)) == 10

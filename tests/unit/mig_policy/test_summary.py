@@ -7,7 +7,18 @@ import msgspec
 import pytest
 
 from draco.mig.board import Board
-from draco.mig_policy import LISTED_NODES, NodeDecision, Outlook, SeenNode, decide, oldest_first, rules_of, summary
+from draco.mig_policy import (
+    LISTED_NODES,
+    NodeDecision,
+    Outlook,
+    SeenNode,
+    Tally,
+    decide,
+    oldest_first,
+    rules_of,
+    status_of,
+    summary,
+)
 from draco.resources.claims import CelSelector, DeviceSelector
 from draco.resources.draco import (
     GpuMig,
@@ -86,6 +97,15 @@ def test_a_reason_that_many_share_is_said_once_with_an_example() -> None:
     off = GpuMig(capable=True)
     found = status(a_mig_policy(), nodes(off, off))
     assert found.message == "4 of 4 GPUs not done yet: gpu-0 of node-0 and 3 more: MIG is still off."
+
+
+def test_the_example_is_the_first_gpu_by_node_in_whichever_order_nodes_were_counted() -> None:
+    policy, off = a_mig_policy(), GpuMig(capable=True)
+    tally = Tally(policy.metadata.name)
+    for node in reversed(nodes(off, off)):
+        tally.add(applied(node, policy))
+    message = "4 of 4 GPUs not done yet: gpu-0 of node-0 and 3 more: MIG is still off."
+    assert status_of(rules_of(policy), tally, LATER).message == message
 
 
 def test_a_layout_that_cannot_exist_is_told_in_the_table() -> None:
