@@ -130,7 +130,9 @@ class ClaimInstances:
             )
         for one in seen.instances:
             if self._inventory.own(one) is None:
-                raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {self._foreign(one)}")
+                raise PrepareError(
+                    f"Claim {intent} cannot have all of {device.device}: {self._inventory.stranger(one)}"
+                )
         idle = [one.key for one in seen.instances]
         if idle:
             self._desk.discard(idle)
@@ -166,7 +168,7 @@ class ClaimInstances:
                 continue
             for one in seen[key.gpu].overlapping(device.partition.mask if device.partition else 0):
                 if self._inventory.own(one) is None:
-                    raise PrepareError(f"Claim {intent} cannot have {device.device}: {self._foreign(one)}")
+                    raise PrepareError(f"Claim {intent} cannot have {device.device}: {self._inventory.stranger(one)}")
                 if one.key in needed:
                     raise PrepareError(
                         f"Claim {intent} cannot have {device.device}: its units are those of claim {needed[one.key][0]}."
@@ -213,15 +215,8 @@ class ClaimInstances:
             part = device.partition
             for one in seen.overlapping(part.mask) if seen and part else ():
                 if self._inventory.own(one) is None:
-                    return self._foreign(one)
+                    return self._inventory.stranger(one)
         return ""
-
-    def _foreign(self, one: Instance) -> str:
-        bare = "" if one.ci is not None else ", without a compute instance,"
-        return (
-            f"GPU instance {one.gi} ({self._inventory.named(one.key)}){bare} was made by somebody else; destroy it with "
-            "nvidia-smi if nobody needs it."
-        )
 
     # Giving up
 
@@ -345,7 +340,7 @@ class ClaimInstances:
         needed = references(self._record.claims.values())
         for one in in_the_way:
             if self._inventory.own(one) is None:
-                return f"{what} and cannot be made again: {self._foreign(one)}"
+                return f"{what} and cannot be made again: {self._inventory.stranger(one)}"
             if one.key in needed and one.key != key:
                 return f"{what}, and its units belong to another claim."
         if in_the_way:

@@ -50,7 +50,7 @@ class Dividing:
     ) -> None:
         edge = NvmlInstances(nvml)
         holder = HolderSearch(Holders(proc, own=own_pid(proc)), Capabilities(proc, device_root))
-        self.inventory = MigInventory(record, edge, boot_id=boot_id, shown=shown)
+        self.inventory = MigInventory(record, edge, boot_id=boot_id, monotonic=clock.monotonic, shown=shown)
         desk = MigDesk(record, edge, self.inventory, holder=holder, monotonic=clock.monotonic)
         self.instances = ClaimInstances(record, self.inventory, desk, keeping=self._keeping, monotonic=clock.monotonic)
         self.keeper = MigKeeper(

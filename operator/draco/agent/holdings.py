@@ -5,6 +5,7 @@ Decides nothing about what happens to an instance.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import Enum
 
 import msgspec
 
@@ -32,6 +33,31 @@ def recognised(own: OwnedInstance, found: Instance | None, *, boot_id: str) -> b
     if own.gi is not None:
         return found.gi == own.gi
     return found.ci is None
+
+
+class Attempt(Enum):
+    """What this run of the agent knows of a step that makes an instance."""
+
+    MADE = "NVML was asked, and may have made it"
+    REFUSED = "NVML made nothing, or was never asked"
+    LEFT_OVER = "an earlier run put it on record"
+
+
+class Whose(Enum):
+    """Whose an instance is that stands where one of ours is on record."""
+
+    OURS = "ours"
+    DOUBTFUL = "ours or somebody else's"
+    OTHERS = "somebody else's, or nobody's: nothing stands there"
+
+
+def whose(own: OwnedInstance, found: Instance | None, *, boot_id: str, attempt: Attempt) -> Whose:
+    """Whose it is. Where a step was cut off before the instance's number was recorded, only who took the step can know."""
+    if not recognised(own, found, boot_id=boot_id):
+        return Whose.OTHERS
+    if own.gi is not None or attempt is Attempt.MADE:
+        return Whose.OURS
+    return Whose.OTHERS if attempt is Attempt.REFUSED else Whose.DOUBTFUL
 
 
 def references(claims: Iterable[PreparedClaim]) -> Mapping[PlacementKey, tuple[PreparedClaim, ...]]:

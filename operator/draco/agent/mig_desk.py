@@ -18,7 +18,7 @@ import msgspec
 from draco.agent.checkpoint import Checkpoint, ClaimState, InstanceState, OwnedInstance, PreparedClaim
 from draco.agent.errors import AgentError
 from draco.agent.gpus import Gpu
-from draco.agent.holdings import recognised
+from draco.agent.holdings import Attempt, Whose
 from draco.agent.instances import Instance, PlacementKey
 from draco.agent.mig_inventory import MigInventory, Refused, Seen
 from draco.agent.nvml_errors import (
@@ -83,14 +83,19 @@ class MigDesk:
         steps = self._inventory.open_steps(uuid)
         for own in steps:
             found = seen.at(own.key)
-            if found is not None and recognised(own, found, boot_id=self._inventory.boot_id):
+            if found is None:
+                continue
+            verdict = self._inventory.whose(own, found)
+            if verdict is Whose.OURS:
                 self._destroy(own, found, seen.gpu)
+            elif verdict is Whose.DOUBTFUL:
+                self._inventory.trouble(uuid, self._inventory.stranger(found))
         if steps:
             seen = self._inventory.observe(uuid)
         gone = [
             own.key
             for own in self._record.instances.values()
-            if own.gpu == uuid and not recognised(own, seen.at(own.key), boot_id=self._inventory.boot_id)
+            if own.gpu == uuid and self._inventory.whose(own, seen.at(own.key)) is Whose.OTHERS
         ]
         if gone:
             self._forget(gone)
@@ -116,6 +121,7 @@ class MigDesk:
                 )
                 for one in wanted
             }
+            self._inventory.attempt(fresh, Attempt.REFUSED)
             self._record.change(put=put, own=fresh.values())
             untried = list(fresh.values())
             for placement in wanted:
@@ -136,11 +142,13 @@ class MigDesk:
         def on_gi(number: int) -> None:
             self._record.change(own=[msgspec.structs.replace(own, gi=number)])
 
+        self._inventory.attempt([own.key], Attempt.MADE)
         try:
             made = self._mig.create(own.gpu, placement, on_gi)
         except (NoRoom, NotSupported, InvalidArgument, PermissionMissing):
             # Nothing was made. Whatever stands there now is not ours, so the step must not be taken for its maker.
             if self._record.instances[own.key].gi is None:
+                self._inventory.attempt([own.key], Attempt.REFUSED)
                 self._record.change(disown=[own.key])
             raise
         fresh = msgspec.structs.replace(

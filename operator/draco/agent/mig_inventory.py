@@ -2,9 +2,16 @@
 
 Owns looking, and what everybody else sees of it. Changes no instance and records nothing: that is `mig_desk`'s. Looking blocks on
 NVML and is done under the lock of its session.
+
+One thing no record can tell: an agent that ends after it put a step on record, and before it recorded the number of what NVML
+made, leaves a GPU instance without a compute instance; but so does somebody who made one at that very place by hand, before the
+agent asked or while there was none. NVML says neither who made an instance nor when. So such an instance is left alone for
+`DOUBT_S`, and its GPU is dirty: who made it by hand puts a compute instance into it or opens it, which ours never has. Only what
+is still bare then, and in no use, is taken for ours and undone. A run that took the step itself knows what NVML answered, and has
+no such doubt.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 
@@ -12,7 +19,7 @@ import msgspec
 
 from draco.agent.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparedClaim
 from draco.agent.gpus import Gpu
-from draco.agent.holdings import held, recognised, references
+from draco.agent.holdings import Attempt, Whose, held, references, whose
 from draco.agent.instances import GpuMig, Instance, MigState, PlacementKey, Use
 from draco.agent.nvml_errors import DriverError, NvmlError, never_seen
 from draco.agent.nvml_instances import Mode, NvmlInstances
@@ -44,6 +51,10 @@ class Refused(msgspec.Struct, frozen=True):
     since_s: float
 
 
+DOUBT_S = 30.0
+"""So long an instance that may be ours or somebody else's is left alone."""
+
+
 class MigInventory:
     """The GPU instances of one node, as they were at the last look.
 
@@ -57,18 +68,22 @@ class MigInventory:
         mig: NvmlInstances,
         *,
         boot_id: str,
+        monotonic: Callable[[], float],
         shown: Callable[[], None] = lambda: None,
     ) -> None:
         self.boot_id = boot_id
         self.divisions: Mapping[GpuUuid, GpuMig] = MappingProxyType({})
         self.refused: Mapping[PlacementKey, Refused] = MappingProxyType({})
         self._shown = shown
+        self._monotonic = monotonic
         self._record = record
         self._mig = mig
         self._seen: dict[GpuUuid, Seen] = {}
         self._trouble: dict[GpuUuid, str] = {}
         self._notes: dict[GpuUuid, str] = {}
         self._layouts: dict[GpuUuid, frozenset[PlacementKey]] = {}
+        self._attempts: dict[PlacementKey, Attempt] = {}
+        self._doubtful_since_s: dict[PlacementKey, float] = {}
 
     @property
     def lock(self) -> AbstractContextManager[object]:
@@ -141,9 +156,32 @@ class MigInventory:
         return f"{profile.name if profile else f'profile {key.profile_id}'}@{key.start}"
 
     def own(self, one: Instance) -> OwnedInstance | None:
-        """The instance's record, if it is ours."""
+        """The instance's record, if it is certainly ours."""
         own = self._record.instances.get(one.key)
-        return own if own is not None and recognised(own, one, boot_id=self.boot_id) else None
+        return own if own is not None and self.whose(own, one) is Whose.OURS else None
+
+    def whose(self, own: OwnedInstance, found: Instance | None) -> Whose:
+        """Whose it is what stands where one of ours is on record. Nothing is doubtful for longer than DOUBT_S."""
+        attempt = self._attempts.get(own.key, Attempt.LEFT_OVER)
+        verdict = whose(own, found, boot_id=self.boot_id, attempt=attempt)
+        if verdict is Whose.DOUBTFUL:
+            since_s = self._doubtful_since_s.setdefault(own.key, self._monotonic())
+            return verdict if self._monotonic() - since_s < DOUBT_S else Whose.OURS
+        return verdict
+
+    def stranger(self, one: Instance) -> str:
+        """Who made an instance that is not certainly ours, as a sentence; and what to do."""
+        own = self._record.instances.get(one.key)
+        bare = "" if one.ci is not None else ", without a compute instance,"
+        if own is not None and self.whose(own, one) is Whose.DOUBTFUL:
+            return (
+                f"GPU instance {one.gi} ({self.named(one.key)}){bare} may be what an interrupted step of this agent made, or "
+                f"somebody else's; it is removed unless somebody uses it within {DOUBT_S:g} s."
+            )
+        return (
+            f"GPU instance {one.gi} ({self.named(one.key)}){bare} was made by somebody else; destroy it with nvidia-smi if "
+            "nobody needs it."
+        )
 
     def open_steps(self, uuid: GpuUuid) -> list[OwnedInstance]:
         """Steps on record that have not been seen to their end, latest first."""
@@ -152,7 +190,11 @@ class MigInventory:
         ]
         return steps[::-1]
 
-    # What is wrong
+    # What is tried, and what is wrong
+
+    def attempt(self, keys: Iterable[PlacementKey], outcome: Attempt) -> None:
+        """What this run knows of its own steps."""
+        self._attempts |= dict.fromkeys(keys, outcome)
 
     def trouble(self, uuid: GpuUuid, text: str) -> None:
         """A GPU is dirty, and why; "" when nothing is wrong with it any more."""
@@ -163,7 +205,10 @@ class MigInventory:
         self.refused = MappingProxyType({**self.refused, key: refused})
 
     def forget(self, gone: Collection[PlacementKey]) -> None:
-        """Instances are gone, and with them who held them."""
+        """Instances are off the record: who held them, and what was known of their steps, counts no more."""
+        for key in gone:
+            self._attempts.pop(key, None)
+            self._doubtful_since_s.pop(key, None)
         self.refused = MappingProxyType({key: one for key, one in self.refused.items() if key not in gone})
 
     # Telling

@@ -192,7 +192,8 @@ class LayoutDesk:
             if one.key in needed:
                 return f"claim {needed[one.key][0]}"
             if self._inventory.own(one) is None:
-                return f"GPU instance {one.gi} that somebody else made"
+                sure = one.key not in self._record.instances
+                return f"GPU instance {one.gi} that somebody else {'made' if sure else 'may have made'}"
             refused = self._inventory.refused.get(one.key)
             if refused is not None and refused.holder:
                 return f"an instance that is going, in use by {refused.holder}"

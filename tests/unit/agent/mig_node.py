@@ -66,7 +66,7 @@ class MigNode:
         self.edge = NvmlInstances(self.nvml)
         record = folder / "state" / "checkpoint.json"
         self.record = Checkpoint(record, self.files, boot_id="")
-        self.mig = MigInventory(self.record, self.edge, boot_id=boot)
+        self.mig = MigInventory(self.record, self.edge, boot_id=boot, monotonic=lambda: self.now_s)
         self.steps = MigDesk(
             self.record, self.edge, self.mig, holder=find or (lambda *_: holder), monotonic=lambda: self.now_s
         )

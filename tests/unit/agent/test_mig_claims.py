@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,9 @@ from draco.agent.files import LocalFiles
 from draco.agent.gpus import Gpu
 from draco.agent.holdings import Keeping, recognised
 from draco.agent.instances import Instance, Use
-from draco.agent.mig_inventory import Seen
+from draco.agent.mig_inventory import DOUBT_S, Seen
 from draco.resources.claims import ResourceClaim
+from draco.resources.draco import MigMode, WantedGpu, WantedInstance
 from draco.resources.names import ClaimUid, GpuUuid
 from draco.simulator import by_hand, faults, state
 from draco.simulator.gpu_state import Process
@@ -480,6 +482,106 @@ def test_an_instance_is_ours_only_if_the_record_proves_it(
 ) -> None:
     replace = msgspec.structs.replace
     assert recognised(replace(OWN, **own), replace(THERE, **there), boot_id=boot) is ours
+
+
+# Doubt
+
+
+def cut_off(node: MigNode, monkeypatch: pytest.MonkeyPatch, *, by_somebody: bool) -> MigNode:
+    """A new run of an agent that ended when it had put a step on record: NVML made the instance, or somebody did."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_asked: Any) -> None:
+        raise Killed
+
+    if by_somebody:
+        monkeypatch.setattr(node.edge, "create", killed)
+    else:
+        change = node.record.change
+        monkeypatch.setattr(
+            node.record,
+            "change",
+            lambda **what: killed() if any(one.gi for one in what.get("own", ())) else change(**what),
+        )
+    with pytest.raises(Killed):
+        node.prepare(ONE)
+    if by_somebody:
+        by_hand.create_instance(node.path, 0, "3g.40gb", start=4, compute="none")
+    return MigNode(node.folder)
+
+
+DOUBT = (
+    r"GPU instance 2 \(3g.40gb@4\), without a compute instance, may be what an interrupted step of this agent made, or "
+    r"somebody else's; it is removed unless somebody uses it within 30 s\."
+)
+
+
+@pytest.mark.parametrize("by_somebody", [True, False])
+def test_what_may_be_somebody_else_s_is_left_alone_told_and_given_to_nobody(
+    node: MigNode, monkeypatch: pytest.MonkeyPatch, by_somebody: bool
+) -> None:
+    again = cut_off(node, monkeypatch, by_somebody=by_somebody)
+    again.now_s = DOUBT_S - 1
+    again.layouts.keep(again.uuid)
+    assert (again.real(), again.uses()) == ([(9, 4, 0)], [(9, 4, Use.ORPHAN)])
+    division = again.mig.divisions[again.uuid]
+    assert division.dirty
+    assert re.fullmatch(DOUBT, division.message)
+    for claim in (ONE, a_mig_claim("small", *names([(19, 5)])), WHOLE):
+        with pytest.raises(PrepareError, match=DOUBT):
+            again.prepare(claim)
+    assert again.real() == [(9, 4, 0)]
+    again.prepare(a_mig_claim("left", *names([(9, 0)])))
+    again.now_s = DOUBT_S
+    again.prepare(ONE)
+    assert (again.real(), again.mig.divisions[again.uuid].dirty) == ([(9, 0, 1), (9, 4, 1)], False)
+
+
+def test_what_may_be_somebody_else_s_and_is_in_use_stays_and_its_user_is_named(
+    node: MigNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off(node, monkeypatch, by_somebody=True)
+    a_holder(node, listed=False)
+    again = MigNode(node.folder, holder="process 4711 (nvidia-smi)")
+    again.now_s = DOUBT_S
+    again.layouts.keep(again.uuid)
+    assert again.real() == [(9, 4, 0)]
+    assert "in use by process 4711 (nvidia-smi)" in again.mig.divisions[again.uuid].message
+
+
+def test_a_layout_waits_for_what_may_be_somebody_else_s(node: MigNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = cut_off(node, monkeypatch, by_somebody=True)
+    wanted = WantedGpu(
+        uuid=again.uuid, policy="pool", mode=MigMode.STATIC, layout=[WantedInstance(profile="3g.40gb", start=4)]
+    )
+    note = again.layouts.apply(again.uuid, wanted)
+    assert "3g.40gb@4 waits for GPU instance 2 that somebody else may have made" in note
+    again.now_s = DOUBT_S
+    assert again.layouts.apply(again.uuid, wanted) == ""
+    assert again.uses() == [(9, 4, Use.LAYOUT)]
+
+
+def test_a_refused_step_that_a_full_disk_keeps_on_record_undoes_nothing_of_anybody_s(tmp_path: Path) -> None:
+    build(tmp_path)
+    files = FullDisk()
+    node = MigNode(tmp_path, files=files)
+    create = node.edge.create
+
+    def beaten(*asked: Any) -> Instance:
+        by_hand.create_instance(node.path, 0, "3g.40gb", start=4, compute="none")
+        files.refused = {"/state/"}
+        return create(*asked)
+
+    node.edge.create = beaten  # type: ignore[method-assign]
+    with pytest.raises(PrepareError, match="No space left on device"):
+        node.prepare(ONE)
+    assert node.record.instances, "the step is still on record"
+    files.refused = set()
+    node.layouts.keep(node.uuid)
+    assert (node.real(), dict(node.record.instances)) == ([(9, 4, 0)], {})
+    assert node.uses() == [(9, 4, Use.FOREIGN)]
 
 
 # Losing instances

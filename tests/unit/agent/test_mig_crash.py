@@ -11,6 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,12 +20,14 @@ import msgspec
 import pynvml
 import pytest
 
+from draco.agent import recovery
 from draco.agent.checkpoint import ClaimState, InstanceState, OwnedInstance
 from draco.agent.errors import PrepareError
 from draco.agent.files import LocalFiles
 from draco.agent.instances import Use
+from draco.agent.mig_inventory import DOUBT_S
 from draco.resources.draco import MigMode, ProfileCount, WantedGpu, WantedInstance
-from draco.simulator import by_hand, faults
+from draco.simulator import by_hand, faults, state
 from draco.simulator.gpu_state import Failure, Process
 from tests.builders import a_claim
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
@@ -48,6 +51,7 @@ class Stage:
         self.wanted: WantedGpu | None = None
         self.boot = BOOTS[0]
         self.by_hand: frozenset[str] = frozenset()
+        self.bare: frozenset[int] = frozenset()
         self.before: dict[str, Callable[[], None]] = {}
         self.node: MigNode | None = None
         self.camera = Camera(self)
@@ -72,6 +76,26 @@ class Stage:
         """Somebody else makes an instance."""
         made = by_hand.create_instance(self.folder / "gpus.json", 0, profile, start=start)
         self.by_hand |= {made.uuid}
+
+    def begin_by_hand(self, profile: str, start: int) -> None:
+        """Somebody else makes an instance, and will make the compute instance in it later."""
+        path = self.folder / "gpus.json"
+        number = by_hand.create_instance(path, 0, profile, start=start, compute="none").gpu_instance
+        self.bare |= {one.serial for one in state.load(path).gpus[0].instances if one.id == number}
+
+    def finish_by_hand(self) -> None:
+        """The compute instances are made."""
+        node = self.node
+        assert node
+        for one in node.hardware().instances:
+            if one.serial in self.bare:
+                with self.camera.closed():
+                    gpu = node.nvml.handle(node.uuid)
+                    handle = node.nvml.call("nvmlDeviceGetGpuInstanceById", gpu, one.id)
+                    node.nvml.call("nvmlGpuInstanceCreateComputeInstance", handle, 0)
+        done = [one for one in node.hardware().instances if one.serial in self.bare]
+        self.by_hand |= {part.uuid for one in done for part in one.compute}
+        self.bare = frozenset()
 
     def want(self, mode: MigMode, *, layout: str = "", warm: str = "") -> None:
         """A layout such as "3g.40gb@4 1g.10gb@0", and warm profiles."""
@@ -98,6 +122,7 @@ class Photo(msgspec.Struct, frozen=True):
     wanted: WantedGpu | None
     boot: str
     by_hand: frozenset[str]
+    bare: frozenset[int]
 
 
 class Camera(LocalFiles):
@@ -109,8 +134,18 @@ class Camera(LocalFiles):
         self._stage = stage
         self._last: tuple[Any, ...] = ()
         self._written = 0
+        self._closed = False
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """What is done meanwhile is not the agent's."""
+        self._closed = True
+        yield
+        self._closed = False
 
     def point(self, name: str) -> None:
+        if self._closed:
+            return
         self.points += 1
         stage = self._stage
         if name in stage.before:
@@ -124,7 +159,9 @@ class Camera(LocalFiles):
             str(path.relative_to(stage.folder)): path.read_bytes()
             for path in (stage.folder / "gpus.json", *stage.folder.glob("state/*.json"), *stage.folder.glob("cdi/*"))
         }
-        self.photos.append(Photo(content, stage.told, stage.unsure, stage.wanted, stage.boot, stage.by_hand))
+        self.photos.append(
+            Photo(content, stage.told, stage.unsure, stage.wanted, stage.boot, stage.by_hand, stage.bare)
+        )
 
     def write(self, path: Path, content: bytes) -> None:
         self.point(f"before {path}")
@@ -149,7 +186,7 @@ def essence(photo: Photo) -> str:
                 part.pop("serial")
     record = json.loads(photo.files.get("state/checkpoint.json", b"{}")).get("record")
     specs = sorted((name, content.decode()) for name, content in photo.files.items() if name.startswith("cdi"))
-    text = json.dumps([gpus, record, specs, sorted(photo.told), photo.unsure, photo.boot])
+    text = json.dumps([gpus, record, specs, sorted(photo.told), photo.unsure, photo.boot, bool(photo.bare)])
     numbers: dict[str, str] = {}
     return re.sub(r"MIG-[0-9a-f-]{36}", lambda found: numbers.setdefault(found[0], f"MIG-{len(numbers)}"), text)
 
@@ -251,6 +288,14 @@ def taken(stage: Stage) -> None:
         stage.prepare("small")
 
 
+def begun(stage: Stage) -> None:
+    """Somebody makes the same instance just before we do, and no compute instance in it yet: so would ours look."""
+    stage.start()
+    stage.before["before nvmlDeviceCreateGpuInstanceWithPlacement"] = partial(stage.begin_by_hand, "1g.10gb", 3)
+    with pytest.raises(PrepareError, match="without a compute instance, was made by somebody else"):
+        stage.prepare("small")
+
+
 SCENES: list[Callable[[Stage], None]] = [
     prepare_one,
     prepare_two,
@@ -261,6 +306,7 @@ SCENES: list[Callable[[Stage], None]] = [
     reboot,
     held,
     taken,
+    begun,
     failing("nvmlDeviceCreateGpuInstanceWithPlacement", "none"),
     failing("nvmlDeviceCreateGpuInstanceWithPlacement", "done"),
     failing("nvmlGpuInstanceCreateComputeInstance", "done"),
@@ -283,6 +329,9 @@ def restore(photo: Photo, folder: Path, template: Path) -> Stage:
     stage.told, stage.unsure, stage.wanted, stage.boot = photo.told, photo.unsure, photo.wanted, photo.boot
     there = photo.files["gpus.json"].decode()
     stage.by_hand = frozenset(uuid for uuid in photo.by_hand if uuid in there)
+    on_board = {one.serial for gpu in state.load(folder / "gpus.json").gpus for one in gpu.instances}
+    assert photo.bare <= on_board, "what may be somebody else's was destroyed"
+    stage.bare = photo.bare
     faults.change(folder / "gpus.json", lambda node: node.failures.clear())
     return stage
 
@@ -293,6 +342,15 @@ def check(stage: Stage) -> tuple[list[Photo], int]:
     Returns the photographs of that start, and how many points it had.
     """
     node = stage.start()
+    if stage.bare:
+        assert stage.bare <= {one.serial for one in node.hardware().instances}, "what is somebody else's is destroyed"
+        stage.finish_by_hand()
+        node.layouts.keep(node.uuid)
+    elif open_steps(node) and not node.hardware().processes:
+        assert "may be what an interrupted step of this agent made" in node.mig.divisions[node.uuid].message
+        node.now_s += DOUBT_S
+        node.layouts.keep(node.uuid)
+        recovery.respec(node.record, node.cdi, node.instances, here={node.uuid})  # so it is told when instances are new
     recovering, points = list(stage.camera.photos), stage.camera.points
     assert node.left_open == {uuid for uuid, one in node.at_first.items() if one.dirty}, (
         "dirty until settled, and only then"
