@@ -107,9 +107,9 @@ class Node:
         return best is not None and _cost(states, choice) == _cost(states, best)
 
 
-def _cost(states: Sequence[State], choice: Choice) -> tuple[int, int]:
+def _cost(states: Sequence[State], choice: Choice) -> tuple[int, ...]:
     ranked = geometry(GRID).rank(states[choice.gpu], choice.placement)
-    return ranked.loss, ranked.units_left
+    return ranked.loss, ranked.minus_instances, ranked.units_left
 
 
 class Outcome(NamedTuple):

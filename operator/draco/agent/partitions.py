@@ -217,11 +217,11 @@ def better(published: Sequence[Place], gpus: Sequence[Divisible]) -> list[Place]
 
 
 def _cost(space: Geometry, state: State, placement: Placement) -> tuple[int, ...]:
-    """Smaller is better: whether it does not fit, what it costs of what still fits, and how much it would leave unused."""
+    """Smaller is better: whether it does not fit, then as the planner compares placements, but for the start."""
     if not space.fits_at(state, placement):
-        return (1, 0, 0)
+        return (1,)
     ranked = space.rank(state, placement)
-    return (0, ranked.loss, ranked.units_left)
+    return (0, ranked.loss, ranked.minus_instances, ranked.units_left)
 
 
 def _first_fitting(places: Sequence[Place], costs: Mapping[Place, tuple[int, ...]]) -> dict[Profile, Place]:

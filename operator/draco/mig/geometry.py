@@ -23,6 +23,8 @@ class State(NamedTuple):
     """Memory units, one bit each."""
     tokens: tuple[int, ...]
     """Of each scarce thing the geometry counts, how many."""
+    instances: int
+    """How many there are. The more, the later the GPU becomes empty by itself."""
 
 
 class Token(NamedTuple):
@@ -37,9 +39,15 @@ class Ranked(NamedTuple):
     """How good a placement is; smaller is better."""
 
     loss: int
+    minus_instances: int
     units_left: int
     minus_start: int
     placement: Placement
+
+    @property
+    def cost(self) -> tuple[int, int, int, int]:
+        """What is compared, wherever the placement is."""
+        return self[:4]
 
 
 class Geometry:
@@ -57,7 +65,7 @@ class Geometry:
             alike.setdefault((each.size, each.slices, frozenset(each.starts)), []).append(each)
         self._families = tuple(alike.values())
         self.tokens = scarce(board)
-        self.empty = State(0, (0,) * len(self.tokens))
+        self.empty = State(0, (0,) * len(self.tokens), 0)
         self._uses = {each: tuple(token.uses[each] for token in self.tokens) for each in board.profiles}
         self._masks = {
             each: tuple((s, Placement(each, s).mask) for s in sorted(each.starts)) for each in board.profiles
@@ -70,12 +78,12 @@ class Geometry:
     def add(self, state: State, placement: Placement) -> State:
         """The state with one more instance."""
         uses = self._uses[placement.profile]
-        return State(state.mask | placement.mask, tuple(map(int.__add__, state.tokens, uses)))
+        return State(state.mask | placement.mask, tuple(map(int.__add__, state.tokens, uses)), state.instances + 1)
 
     def remove(self, state: State, placement: Placement) -> State:
         """The state with one instance less."""
         uses = self._uses[placement.profile]
-        return State(state.mask & ~placement.mask, tuple(map(int.__sub__, state.tokens, uses)))
+        return State(state.mask & ~placement.mask, tuple(map(int.__sub__, state.tokens, uses)), state.instances - 1)
 
     def state_of(self, placements: Iterable[Placement]) -> State:
         """The state of a GPU with these instances."""
@@ -134,17 +142,22 @@ class Geometry:
         return self.capability(state) - self.capability(self.add(state, placement))
 
     def rank(self, state: State, placement: Placement) -> Ranked:
-        """The rule by which placements are compared: least loss, then fewest units left, then the highest start."""
+        """The rule by which placements are compared.
+
+        Least loss first. Of equals, where most instances are: that GPU is the last to become empty, so the others are left to.
+        Then where fewest units are left, then the highest start.
+        """
         after = self.add(state, placement)
         left = self.board.units - after.mask.bit_count()
-        return Ranked(self.capability(state) - self.capability(after), left, -placement.start, placement)
+        loss = self.capability(state) - self.capability(after)
+        return Ranked(loss, -state.instances, left, -placement.start, placement)
 
     def best(self, state: State, profile: Profile) -> Ranked | None:
         """The best start for a profile on a GPU in this state; None where it does not fit."""
         key = (state, profile)
         if key not in self._best:
             ranked = [self.rank(state, each) for each in self.fits(state) if each.profile == profile]
-            self._best[key] = min(ranked, key=lambda each: each[:3], default=None)
+            self._best[key] = min(ranked, key=lambda each: each.cost, default=None)
         return self._best[key]
 
     def reachable(self) -> frozenset[State]:

@@ -35,7 +35,7 @@ class Pool:
     def choose(self, profile: Profile) -> Choice | None:
         """The place that costs least of what the GPUs could still host; the first GPU of several alike."""
         ranked = [
-            (best[:3], best.placement, state) for state in self._alike if (best := self.geometry.best(state, profile))
+            (best.cost, best.placement, state) for state in self._alike if (best := self.geometry.best(state, profile))
         ]
         if not ranked:
             return None
@@ -71,8 +71,8 @@ def choose(geometry: Geometry, states: Sequence[State], profile: Profile) -> Cho
     best: tuple[tuple[object, ...], int, Placement] | None = None
     for gpu, state in enumerate(states):
         ranked = geometry.best(state, profile)
-        if ranked is not None and (best is None or (ranked[:3], gpu) < (best[0], best[1])):
-            best = (ranked[:3], gpu, ranked.placement)
+        if ranked is not None and (best is None or (ranked.cost, gpu) < (best[0], best[1])):
+            best = (ranked.cost, gpu, ranked.placement)
     return None if best is None else Choice(best[1], best[2])
 
 
