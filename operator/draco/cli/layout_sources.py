@@ -31,6 +31,8 @@ from draco.resources.manifests import ManifestError, decode_own
 from draco.resources.slices import ResourceSlice
 
 _NAMED: Final = 8
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LONGEST_NAME: Final = 253
 _MOST_MOVES: Final = 2
 _START: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 _SHORTEST: Final = timedelta(minutes=1)
@@ -207,6 +209,11 @@ def _check(policy: MigPolicy, manifest: Manifest, source: str) -> None:
     """What an API server would refuse. Raises ManifestError."""
     if unknown := _unknown_field(MigPolicySpec, manifest.get("spec"), "spec"):
         raise ManifestError(f"{source}: {unknown}.")
+    if not _NAME.fullmatch(policy.metadata.name) or len(policy.metadata.name) > _LONGEST_NAME:
+        raise ManifestError(
+            f"{source}: metadata.name must be of small letters, digits, - and ., begin and end with a letter or a digit, and "
+            f"have at most {_LONGEST_NAME} characters."
+        )
     spec = policy.spec
     for profile, count in _counts(manifest.get("spec")):
         if count < 1:

@@ -5,6 +5,7 @@ claims that are there at one moment.
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import IO, Final, NamedTuple
 
@@ -15,6 +16,10 @@ from draco.mig.layouts import unknown_profile
 from draco.resources.errors import DracoError
 
 LONGEST_LINE: Final = 64 << 10
+_UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
+_MISSING: Final = re.compile(r"missing required field `([^`]*)`")
+_WRONG: Final = re.compile(r" - at `\$\.(\w+)`")
+_FORMS: Final = {"t": "a number", "movable": "true or false"}
 
 
 class TraceError(DracoError):
@@ -90,7 +95,18 @@ def _decoded(decoder: msgspec.json.Decoder[_Line], written: bytes, where: str) -
         return decoder.decode(written)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         form = '{"t": 0.5, "arrive": "a", "profile": "1g.10gb"} or {"t": 2, "depart": "a"}'
-        raise TraceError(f"{where}: {error}; an event reads {form}") from None
+        raise TraceError(f"{where}: {_why(str(error))}; an event reads {form}") from None
+
+
+def _why(problem: str) -> str:
+    """What msgspec says of a line, in the words of a trace."""
+    if unknown := _UNKNOWN.search(problem):
+        return f'an event has no field "{unknown[1][:40]}"'
+    if missing := _MISSING.search(problem):
+        return f'"{missing[1]}" is missing'
+    if wrong := _WRONG.search(problem):
+        return f'"{wrong[1]}" must be {_FORMS.get(wrong[1], "a text")}'
+    return "the line is not an object of JSON"
 
 
 def _event(line: _Line, profiles: dict[str, Profile], board: Board, where: str) -> Arrive | Depart:

@@ -153,8 +153,9 @@ def _known(name: str | None) -> Board:
         raise click.UsageError(f"--board is missing: {', '.join(BOARDS)}, or the board of a node by --from-node.")
     if name in BOARDS:
         return BOARDS[name]
-    near = difflib.get_close_matches(name.upper(), BOARDS, n=1)
-    meant = f" Did you mean {near[0]}?" if near else ""
+    near = [each for each in BOARDS if name and each.startswith(name.upper())]
+    near = near or difflib.get_close_matches(name.upper(), BOARDS, n=1)
+    meant = f" Did you mean {' or '.join(near)}?" if near else ""
     raise click.UsageError(f"There is no board {name}: there are {', '.join(BOARDS)}.{meant}")
 
 
@@ -264,7 +265,8 @@ def _lines(document: Mapping[str, Any]) -> Iterable[str]:
     trace, policies = document["trace"], document["policies"]
     where = document["board"] if "fromNode" not in document else f"the board of {document['fromNode']}"
     nodes = -(-document["gpus"] // document["gpusPerNode"])
-    yield f"{document['gpus']} GPUs ({where}) in {_number(nodes, 'node')}: {trace['claims']} claims in {trace['events']} events"
+    fleet = f"{_number(document['gpus'], 'GPU')} ({where}) in {_number(nodes, 'node')}"
+    yield f"{fleet}: {_number(trace['claims'], 'claim')} in {_number(trace['events'], 'event')}"
     yield ""
     yield f"{'POLICY':<16}{'ACCEPTED':>20}{'REFUSED':>10}{'AVOIDABLE':>12}{'MEAN USE':>10}{'PEAK USE':>10}"
     for told in policies:

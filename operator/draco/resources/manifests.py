@@ -131,7 +131,7 @@ def _convert(type_: type[_T], kind: str, manifest: Json, source: str, namespace:
     try:
         item = msgspec.convert(_as_stored(kind, manifest, _named(source, kind, manifest), namespace), type_)
     except msgspec.ValidationError as error:
-        raise ManifestError(f"{_named(source, kind, manifest)}: {_sentence(str(error))}") from error
+        raise ManifestError(f"{_named(source, kind, manifest)}: {_sentence(str(error), type_)}") from error
     if not item.metadata.name:
         raise ManifestError(f"{_named(source, kind, manifest)}: metadata.name is missing; give the object a name.")
     return item
@@ -311,6 +311,8 @@ _KINDS_OF_VALUES: Final[Mapping[type, str]] = {
 }
 _AT: Final = re.compile(r"(?P<what>.*?)(?: - at (?:key in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
 _EXPECTED: Final = re.compile(r"Expected `(?P<want>[^`]+)`, got `(?P<got>[^`]+)`")
+_NOT_ONE_OF: Final = re.compile(r"Invalid enum value (?P<got>.*)", re.DOTALL)
+_INDEX: Final = re.compile(r"\[[^]]*\]")
 _MISSING: Final = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
 _WORDS: Final[Mapping[str, str]] = {
     "array": "a list",
@@ -324,12 +326,16 @@ _WORDS: Final[Mapping[str, str]] = {
 }
 
 
-def _sentence(problem: str) -> str:
+def _sentence(problem: str, type_: type) -> str:
     """What msgspec says of a value that does not fit, in the words of the API."""
     found = _AT.fullmatch(problem)
     what, path = (found["what"], found["path"] or "") if found else (problem, "")
     if missing := _MISSING.fullmatch(what):
         return f"{'.'.join(filter(None, (path, missing['name'])))} is missing; it must be set."
+    if other := _NOT_ONE_OF.fullmatch(what):
+        *most, last = _values(type_, path)
+        one_of = f"{', '.join(most)} or {last}" if most else last
+        return f"{path} is {_shown(other['got'])}; it must be {one_of}."
     if expected := _EXPECTED.fullmatch(what):
         want = " or ".join(
             _WORDS.get(each.strip(), each.strip()) for each in expected["want"].split("|") if each.strip() != "null"
@@ -341,3 +347,22 @@ def _sentence(problem: str) -> str:
         )
         return f"{path or 'the object'} must be {want}, not {_WORDS.get(expected['got'], expected['got'])}{hint}."
     return f"{path}: {what[:1].lower()}{what[1:]}." if path else f"{what}."
+
+
+def _values(type_: type, path: str) -> list[str]:
+    """What may stand at a path, of which msgspec has said that it is one of a few texts."""
+    shape = msgspec.inspect.type_info(type_)
+    for step in _INDEX.sub(".[]", path).split("."):
+        shape = _without_null(shape)
+        if isinstance(shape, msgspec.inspect.ListType) and step == "[]":
+            shape = shape.item_type
+        elif isinstance(shape, msgspec.inspect.StructType):
+            shape = next((field.type for field in shape.fields if field.encode_name == step), shape)
+    shape = _without_null(shape)
+    return [str(each.value) for each in shape.cls] if isinstance(shape, msgspec.inspect.EnumType) else ["another value"]
+
+
+def _without_null(shape: msgspec.inspect.Type) -> msgspec.inspect.Type:
+    if not isinstance(shape, msgspec.inspect.UnionType):
+        return shape
+    return next((each for each in shape.types if not isinstance(each, msgspec.inspect.NoneType)), shape)

@@ -437,7 +437,12 @@ def test_a_plan_needs_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"layuot": "halves"}, "there is no field spec.layuot: did you mean layout?"),
         ({"layout": "thirds"}, "spec.layouts has no layout named thirds: it has halves."),
         ({"layout": ""}, "mode Static needs the name of one of spec.layouts in spec.layout."),
-        ({"mode": "static"}, "spec.mode"),
+        ({"mode": "static"}, "spec.mode is 'static'; it must be Disabled, Static or Dynamic."),
+        ({"reset": {"permit": ""}}, "spec.reset.permit is ''; it must be Never, InWindows or Always."),
+        (
+            {"reset": {"windows": [{"start": "22:00", "duration": "1h", "days": ["Mon", "Sunday"]}]}},
+            "spec.reset.windows[0].days[1] is 'Sunday'; it must be Mon, Tue, Wed, Thu, Fri, Sat or Sun.",
+        ),
         ({"layouts": [{"name": "halves", "instances": [{"profil": "3g.40gb"}]}]}, "profil"),
         ({"layouts": [{"name": "halves", "instances": [{"profile": "3g.40gb", "count": 0}]}]}, "it must be at least 1"),
         ({"profiles": ["1g.10gb"], "warm": [{"profile": "2g.20gb"}]}, "spec.warm names 2g.20gb"),
@@ -460,6 +465,16 @@ def test_what_an_api_server_would_refuse_is_refused(
     assert said in error
     assert "MigPolicy halves" in error
     assert error.count("\n") == 1, "one sentence"
+
+
+@pytest.mark.parametrize("name", ["Halves", "-halves", "halves.", "half of it", "h" * 254])
+def test_a_name_that_an_api_server_would_refuse_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    arguments = files(tmp_path, [on()])
+    (tmp_path / "policy.json").write_text(json.dumps({**A_POLICY, "metadata": {"name": name}}), encoding="utf-8")
+    assert run(arguments) == 1
+    assert "metadata.name must be" in capsys.readouterr().err
 
 
 def test_policies_that_the_files_leave_out_are_named(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_the_policy_is_drawn_again_the_same() -> None:
 
 def test_text_has_a_line_for_each_policy_and_profile() -> None:
     lines = simulate([arrive(0, "a", "3g.40gb"), depart(1, "a")], "--policy", "operator").stdout.splitlines()
-    assert lines[0] == "2 GPUs (H100-80GB) in 1 node: 1 claims in 2 events"
+    assert lines[0] == "2 GPUs (H100-80GB) in 1 node: 1 claim in 2 events"
     assert lines[3].split() == ["operator", "1", "(100.0%)", "0", "0", "21.4%", "21.4%"]
     assert [line.split()[0] for line in lines[7:]] == [
         *("1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
@@ -90,10 +90,13 @@ def test_text_has_a_line_for_each_policy_and_profile() -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ('{"t": 1', "standard input:2: Input data was truncated; an event reads"),
-        ("[1]", "standard input:2: Expected `object`, got `array`; an event reads"),
+        ('{"t": 1', "standard input:2: the line is not an object of JSON; an event reads"),
+        ("[1]", "standard input:2: the line is not an object of JSON; an event reads"),
         ('{"t": 1, "arrive": "b"}', 'standard input:2: claim b arrives without "profile"'),
-        ('{"t": 1, "arrive": "b", "profil": "1g.10gb"}', "standard input:2: Object contains unknown field `profil`"),
+        (
+            '{"t": 1, "arrive": "b", "profil": "1g.10gb"}',
+            'standard input:2: an event has no field "profil"; an event reads',
+        ),
         (
             '{"t": 1, "arrive": "b", "profile": "1g.5gb"}',
             "standard input:2: there is no profile 1g.5gb on this board: it has 1g.10gb, 1g.10gb+me, 1g.20gb,",
@@ -107,7 +110,11 @@ def test_text_has_a_line_for_each_policy_and_profile() -> None:
             "standard input:2: claim a arrives again before it has departed",
         ),
         ('{"t": -1, "depart": "a"}', "standard input:2: time goes back from 0 to -1: sort the trace by t"),
-        ('{"t": 1e999, "depart": "a"}', "standard input:2:"),
+        ('{"t": 1e999, "depart": "a"}', 'standard input:2: "t" must be a number; an event reads'),
+        ('{"t": "1", "depart": "a"}', 'standard input:2: "t" must be a number; an event reads'),
+        ('{"t": 1, "depart": ["a"]}', 'standard input:2: "depart" must be a text; an event reads'),
+        ('{"t": 1, "arrive": "b", "movable": 1}', 'standard input:2: "movable" must be true or false; an event reads'),
+        ('{"depart": "a"}', 'standard input:2: "t" is missing; an event reads'),
         ("\xff", "standard input:2:"),
         (" " * mig_traces.LONGEST_LINE + "{}", "standard input:2: the line is longer than 65536 bytes"),
     ],
@@ -128,6 +135,8 @@ def test_a_trace_without_events_is_no_trace() -> None:
     [
         (["--board", "H100", "--gpus", "2"], "There is no board H100: there are A100-40GB, A100-80GB, H100-80GB, "),
         (["--board", "H100", "--gpus", "2"], "Did you mean H100-80GB?"),
+        (["--board", "h200", "--gpus", "2"], "Did you mean H200-141GB?"),
+        (["--board", "A100", "--gpus", "2"], "Did you mean A100-40GB or A100-80GB?"),
         (["--gpus", "2"], "--board is missing: A100-40GB"),
         (["--board", "A30", "--gpus", "0"], "0 is not in the range 1<=x<=100000"),
         (["--board", "A30", "--gpus", "2", "--context", "x"], "say where --from-node is read: give that, too"),
