@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +20,8 @@ from draco.agent.files import LocalFiles
 from draco.agent.gpus import Gpu
 from draco.agent.holdings import Keeping, recognised
 from draco.agent.instances import Instance, Use
-from draco.agent.mig_inventory import DOUBT_S, Seen
+from draco.agent.mig_inventory import Seen
 from draco.resources.claims import ResourceClaim
-from draco.resources.draco import MigMode, WantedGpu, WantedInstance
 from draco.resources.names import ClaimUid, GpuUuid
 from draco.simulator import by_hand, faults, state
 from draco.simulator.gpu_state import Process
@@ -164,101 +162,6 @@ def test_a_warm_instance_gives_way_to_another_partition(node: MigNode) -> None:
     assert node.real() == [(19, 5, 1)]
 
 
-# Others
-
-
-@pytest.mark.parametrize("compute", [True, False])
-def test_an_instance_of_somebody_else_is_reported_refused_and_never_touched(node: MigNode, compute: bool) -> None:
-    by_hand.create_instance(node.path, 0, "3g.40gb", start=4, compute="whole" if compute else "none")
-    faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_UNKNOWN)  # not even tried
-    with pytest.raises(
-        PrepareError, match=r"cannot have gpu-0-mig-3g40gb-9-4: GPU instance .* destroy it with nvidia-smi"
-    ):
-        node.prepare(ONE)
-    faults.stop_failing(node.path)
-    node.prepare(a_mig_claim("left", *names([(9, 0)])))
-    assert node.uses() == [(9, 0, Use.CLAIM), (9, 4, Use.FOREIGN)]
-    node.unprepare(a_mig_claim("left", *names([(9, 0)])))
-    assert node.real() == [(9, 4, int(compute))]
-    assert MigNode(node.folder).uses() == [(9, 4, Use.FOREIGN)]
-
-
-def test_an_instance_of_somebody_else_in_the_whole_gpu_is_left_alone_too(node: MigNode) -> None:
-    by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
-    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* was made by somebody else"):
-        node.prepare(WHOLE)
-    assert node.real() == [(9, 4, 1)]
-    assert not node.record.claims
-
-
-# MIG mode that somebody changes by hand
-
-
-def test_a_gpu_divided_by_hand_since_the_last_look_is_not_given_whole(tmp_path: Path) -> None:
-    build(tmp_path, mig=False)
-    node = MigNode(tmp_path)
-    by_hand.set_mode(node.path, 0, 1)
-    by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
-    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* was made by somebody else"):
-        node.prepare(WHOLE)
-    assert (node.real(), dict(node.record.claims)) == ([(9, 4, 1)], {})
-    by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
-    node.prepare(WHOLE)
-    assert node.hardware().mig_current == 0, "an empty GPU leaves MIG mode for the claim"
-
-
-def test_a_gpu_whose_mode_was_changed_by_hand_and_changes_back_with_a_reset_only_is_not_given_whole(
-    tmp_path: Path,
-) -> None:
-    path = build(tmp_path, board="A100-80GB", mig=False)
-    node = MigNode(tmp_path)
-    by_hand.set_mode(path, 0, 1)
-    faults.reset(path, 0)
-    name = f"gpu-{node.gpus[0].minor}"
-    with pytest.raises(
-        PrepareError, match=f"was allocated all of {name}, which is in MIG mode and leaves it only with"
-    ):
-        node.prepare(a_claim("whole", on=[f"node-0/{name}"]))
-    assert not node.record.claims
-
-
-def test_a_claim_that_is_prepared_again_does_not_get_a_gpu_divided_since(tmp_path: Path) -> None:
-    build(tmp_path, mig=False)
-    node = MigNode(tmp_path)
-    first = node.prepare(WHOLE)
-    by_hand.set_mode(node.path, 0, 1)
-    by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
-    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* was made by somebody else"):
-        node.prepare(WHOLE)
-    by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
-    assert node.prepare(WHOLE) == first
-    assert node.hardware().mig_current == 0
-
-
-def test_a_gpu_whose_mode_cannot_be_asked_is_not_given_whole(tmp_path: Path) -> None:
-    build(tmp_path, mig=False)
-    node = MigNode(tmp_path)
-    faults.fail(node.path, "nvmlDeviceGetMigMode", pynvml.NVML_ERROR_UNKNOWN, times=1)
-    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .*nvmlDeviceGetMigMode .* Kubelet tries again"):
-        node.prepare(WHOLE)
-    assert (dict(node.record.claims), node.specs()) == ({}, {})
-    node.prepare(WHOLE)
-
-
-def test_a_gpu_whose_mode_was_turned_off_by_hand_since_the_last_look_is_divided_all_the_same(node: MigNode) -> None:
-    by_hand.set_mode(node.path, 0, 0)
-    node.prepare(ONE)
-    assert node.real() == [(9, 4, 1)]
-
-
-def test_a_gpu_that_has_no_mig_is_given_whole_without_asking_nvml(tmp_path: Path) -> None:
-    build(tmp_path, board="L40S", mig=False)
-    node = MigNode(tmp_path)
-    faults.make_unreadable(node.path, 0)
-    node.prepare(WHOLE)
-    assert len(node.specs()) == 1
-
-
 # In use
 
 
@@ -345,22 +248,6 @@ def test_a_refused_creation_is_explained_and_leaves_nothing(node: MigNode, code:
     assert (node.real(), dict(node.record.claims), dict(node.record.instances)) == ([], {}, {})
     assert not node.mig.divisions[node.uuid].dirty
     node.prepare(ONE)
-
-
-def test_what_somebody_makes_where_an_instance_was_planned_and_never_tried_is_not_taken_for_ours(
-    node: MigNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create = node.edge.create
-
-    def beaten(*asked: Any) -> Instance:
-        by_hand.create_instance(node.path, 0, "1g.10gb", start=4, compute="none")
-        faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_UNKNOWN, times=1)
-        return create(*asked)
-
-    monkeypatch.setattr(node.edge, "create", beaten)
-    with pytest.raises(PrepareError):
-        node.prepare(TWO)
-    assert (node.real(), node.uses()) == ([(19, 4, 0)], [(19, 4, Use.FOREIGN)])
 
 
 def test_a_gpu_that_cannot_be_listed_after_a_failure_is_dirty_until_it_can(node: MigNode) -> None:
@@ -482,106 +369,6 @@ def test_an_instance_is_ours_only_if_the_record_proves_it(
 ) -> None:
     replace = msgspec.structs.replace
     assert recognised(replace(OWN, **own), replace(THERE, **there), boot_id=boot) is ours
-
-
-# Doubt
-
-
-def cut_off(node: MigNode, monkeypatch: pytest.MonkeyPatch, *, by_somebody: bool) -> MigNode:
-    """A new run of an agent that ended when it had put a step on record: NVML made the instance, or somebody did."""
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*_asked: Any) -> None:
-        raise Killed
-
-    if by_somebody:
-        monkeypatch.setattr(node.edge, "create", killed)
-    else:
-        change = node.record.change
-        monkeypatch.setattr(
-            node.record,
-            "change",
-            lambda **what: killed() if any(one.gi for one in what.get("own", ())) else change(**what),
-        )
-    with pytest.raises(Killed):
-        node.prepare(ONE)
-    if by_somebody:
-        by_hand.create_instance(node.path, 0, "3g.40gb", start=4, compute="none")
-    return MigNode(node.folder)
-
-
-DOUBT = (
-    r"GPU instance 2 \(3g.40gb@4\), without a compute instance, may be what an interrupted step of this agent made, or "
-    r"somebody else's; it is removed unless somebody uses it within 30 s\."
-)
-
-
-@pytest.mark.parametrize("by_somebody", [True, False])
-def test_what_may_be_somebody_else_s_is_left_alone_told_and_given_to_nobody(
-    node: MigNode, monkeypatch: pytest.MonkeyPatch, by_somebody: bool
-) -> None:
-    again = cut_off(node, monkeypatch, by_somebody=by_somebody)
-    again.now_s = DOUBT_S - 1
-    again.layouts.keep(again.uuid)
-    assert (again.real(), again.uses()) == ([(9, 4, 0)], [(9, 4, Use.ORPHAN)])
-    division = again.mig.divisions[again.uuid]
-    assert division.dirty
-    assert re.fullmatch(DOUBT, division.message)
-    for claim in (ONE, a_mig_claim("small", *names([(19, 5)])), WHOLE):
-        with pytest.raises(PrepareError, match=DOUBT):
-            again.prepare(claim)
-    assert again.real() == [(9, 4, 0)]
-    again.prepare(a_mig_claim("left", *names([(9, 0)])))
-    again.now_s = DOUBT_S
-    again.prepare(ONE)
-    assert (again.real(), again.mig.divisions[again.uuid].dirty) == ([(9, 0, 1), (9, 4, 1)], False)
-
-
-def test_what_may_be_somebody_else_s_and_is_in_use_stays_and_its_user_is_named(
-    node: MigNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut_off(node, monkeypatch, by_somebody=True)
-    a_holder(node, listed=False)
-    again = MigNode(node.folder, holder="process 4711 (nvidia-smi)")
-    again.now_s = DOUBT_S
-    again.layouts.keep(again.uuid)
-    assert again.real() == [(9, 4, 0)]
-    assert "in use by process 4711 (nvidia-smi)" in again.mig.divisions[again.uuid].message
-
-
-def test_a_layout_waits_for_what_may_be_somebody_else_s(node: MigNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    again = cut_off(node, monkeypatch, by_somebody=True)
-    wanted = WantedGpu(
-        uuid=again.uuid, policy="pool", mode=MigMode.STATIC, layout=[WantedInstance(profile="3g.40gb", start=4)]
-    )
-    note = again.layouts.apply(again.uuid, wanted)
-    assert "3g.40gb@4 waits for GPU instance 2 that somebody else may have made" in note
-    again.now_s = DOUBT_S
-    assert again.layouts.apply(again.uuid, wanted) == ""
-    assert again.uses() == [(9, 4, Use.LAYOUT)]
-
-
-def test_a_refused_step_that_a_full_disk_keeps_on_record_undoes_nothing_of_anybody_s(tmp_path: Path) -> None:
-    build(tmp_path)
-    files = FullDisk()
-    node = MigNode(tmp_path, files=files)
-    create = node.edge.create
-
-    def beaten(*asked: Any) -> Instance:
-        by_hand.create_instance(node.path, 0, "3g.40gb", start=4, compute="none")
-        files.refused = {"/state/"}
-        return create(*asked)
-
-    node.edge.create = beaten  # type: ignore[method-assign]
-    with pytest.raises(PrepareError, match="No space left on device"):
-        node.prepare(ONE)
-    assert node.record.instances, "the step is still on record"
-    files.refused = set()
-    node.layouts.keep(node.uuid)
-    assert (node.real(), dict(node.record.instances)) == ([(9, 4, 0)], {})
-    assert node.uses() == [(9, 4, Use.FOREIGN)]
 
 
 # Losing instances
