@@ -15,6 +15,7 @@ import structlog
 
 from draco.controller import repair
 from draco.controller.admission import Admission
+from draco.controller.claim_release import ClaimReleases
 from draco.controller.health import http_app, serving
 from draco.controller.kopf_thread import OwnKinds
 from draco.controller.maintenance import MaintenanceReconciler
@@ -22,6 +23,7 @@ from draco.controller.metrics import Metrics, Reading, gauge, register_view
 from draco.controller.mig_decisions import MigDecisions, register_mig
 from draco.controller.mig_layouts import MigLayoutReconciler
 from draco.controller.mig_policies import MigPolicyReconciler
+from draco.controller.movable_claims import MovableClaims
 from draco.controller.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, Subject
 from draco.controller.reconciling import Reconciling, register_queues
 from draco.controller.repair import RepairReconciler
@@ -34,9 +36,11 @@ from draco.kube.clock import Clock, SystemClock
 from draco.kube.connection import Connection
 from draco.kube.discovery import Features, discover
 from draco.kube.election import LeaderElection, LeaseTerms
+from draco.kube.events import EventRecorder
 from draco.kube.notes import Notes
 from draco.kube.retry import retry
 from draco.kube.version import kubernetes_minor
+from draco.mig_policy.taking_back import Patience
 from draco.resources.errors import DracoError
 from draco.resources.kinds import DEVICE_MAINTENANCES, MIG_POLICIES
 from draco.resources.meta import ObjectKey
@@ -118,7 +122,19 @@ class Operator:
             reason=repair.EVENT_REASON,
             action=repair.EVENT_ACTION,
         )
-        repairs = RepairReconciler(self.view, decisions, advice, clock=clock, random=random)
+        self._happenings = EventRecorder(
+            client, controller=FIELD_MANAGER_OPERATOR, instance=settings.identity, clock=clock, random=random
+        )
+        releases = ClaimReleases(
+            client,
+            self.view,
+            self._happenings,
+            clock=clock,
+            count=self.metrics.claims_released,
+            patience=Patience(grace_s=settings.idle_grace_s),
+        )
+        movable = MovableClaims(self.view, decisions)
+        repairs = RepairReconciler(self.view, movable, advice, releases, clock=clock, random=random)
         policies = MigPolicyReconciler(client, self.view, decisions, clock=clock, adviser=repairs)
         self._pending_claims = PendingClaims(
             self.view, notes, clock=clock, random=random, pending_after_s=settings.pending_after_s, minor=minor
@@ -231,6 +247,7 @@ class Operator:
                     group.create_task(each.run(), name=each.name)
                 following = self._pending_claims.follow(self.pending.wake, lambda: self.pending.queue.depth)
                 group.create_task(following, name="explaining")
+                group.create_task(self._happenings.run(), name="events")
         finally:
             self.metrics.leader.set(0)
 

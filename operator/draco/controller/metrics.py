@@ -54,6 +54,12 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.claims_released = Counter(
+            "draco_claims_released_total",
+            "Idle claims whose allocation was taken back to make room for a pod, by the MigPolicy that permits it.",
+            ["policy"],
+            registry=self.registry,
+        )
         info = Gauge("draco_build_info", "The version of Draco.", ["version"], registry=self.registry)
         info.labels(__version__).set(1)
 

@@ -1,31 +1,34 @@
-"""Says which claims that nobody uses stand in the way of a pod, on GPUs whose MigPolicy lets claims be moved.
+"""Finds the claims that nobody uses and that stand in the way of a pod, on GPUs whose MigPolicy lets claims be moved.
 
-Owns one Event on each waiting claim and on each idle one, kept true, and the sentence that the policy passes on. Deletes nothing:
-an idle claim may be somebody's reservation, so it is for people, or their tools, to let go of it. Idle instances without a claim
-need none of this, they give way by themselves.
+Owns one Event on each waiting claim and on each idle one, kept true, and the sentence that the policy passes on. Where the policy
+permits it, has `claim_release` take back what the idle claims hold; else nothing is touched: an idle claim may be somebody's
+reservation, so it is for people, or their tools, to let go of it. Idle instances without a claim need none of this, they give way
+by themselves.
 """
 
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 
 import structlog
 
-from draco.controller.mig_decisions import MigDecisions
+from draco.controller import repair_texts
+from draco.controller.claim_release import ClaimReleases, reference
+from draco.controller.movable_claims import Movable, MovableClaims
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.errors import ApiError
 from draco.kube.notes import Notes
-from draco.kube.retry import retry
-from draco.mig_policy.releases import Release, Searches, plan_release
+from draco.kube.retry import TRANSIENT, retry
+from draco.mig_policy.releases import Release, Searches, plan_release, release_steps
+from draco.mig_policy.taking_back import Obstacle
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Pod
-from draco.resources.draco import MigMode
+from draco.resources.draco import IdleClaims
 from draco.resources.events import ObjectReference
-from draco.resources.kinds import CLAIMS
 from draco.resources.meta import ObjectKey
-from draco.resources.names import DeviceKey
 
 log = structlog.get_logger(__name__)
 
@@ -38,19 +41,31 @@ _REST = 10.0
 """How much longer than a look takes nothing is looked at."""
 _SEARCHES = 100
 """Searches in one go, a few milliseconds each; a pod that needs more has to do with these."""
+_GO_S = 1.0
+"""How long one go may take, on fleets where a search takes longer."""
+_AT_A_STRETCH_S = 0.05
+"""After so long everything else in the operator has its turn."""
 _KEEP_S = 30.0
 _ADOPT_WITHIN_S = 30.0
 
 
 class RepairReconciler:
-    """Advice for all waiting pods at once."""
+    """Advice for all waiting pods at once, and releases for one after the other."""
 
     def __init__(
-        self, view: ClusterView, decisions: MigDecisions, notes: Notes, *, clock: Clock, random: Random
+        self,
+        view: ClusterView,
+        movable: MovableClaims,
+        notes: Notes,
+        releases: ClaimReleases,
+        *,
+        clock: Clock,
+        random: Random,
     ) -> None:
         self._view = view
-        self._decisions = decisions
+        self._movable = movable
         self._notes = notes
+        self._releases = releases
         self._clock = clock
         self._random = random
         self._adopted = False
@@ -63,9 +78,25 @@ class RepairReconciler:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called whenever a change may concern what is advised."""
+
+        def wake_for_pod(before: Pod | None, after: Pod | None) -> None:
+            pod = after or before
+            if _concerns(before, after) or (pod is not None and not self._concerned.isdisjoint(pod.claims)):
+                wake(_EVERYTHING)
+
+        def wake_if_advised() -> None:
+            if self._advised:
+                wake(_EVERYTHING)
+
         self._view.followed.subscribe(lambda: wake(_EVERYTHING))
-        self._view.pods.subscribe(lambda change: _wake_for_pod(change.before, change.after, lambda: wake(_EVERYTHING)))
+        self._view.pods.subscribe(lambda change: wake_for_pod(change.before, change.after))
         self._view.mig_policies.subscribe(lambda _: wake(_EVERYTHING))
+        self._view.gpu_nodes.subscribe(lambda _: wake_if_advised())
+
+    @property
+    def _concerned(self) -> set[ObjectKey]:
+        """The idle claims that something is said of."""
+        return {key for release in self._advised.values() for key in release.claims}
 
     def all_keys(self) -> set[str]:
         """The one key there is."""
@@ -80,34 +111,49 @@ class RepairReconciler:
         self._told.append(call)
 
     async def reconcile(self, _: str) -> float | None:
-        """Say of every claim concerned what is so, and take back what no longer is."""
+        """Say of every claim concerned what is so, take back what no longer is, and release what may be."""
         await self._adopt()
-        if not self._view.fleet.idle and not self._noted:
+        if not (self._view.fleet.idle or self._noted or self._by_policy):
             return None
         wait_s = self._due_s - self._clock.monotonic()
         if wait_s > 0:
             return wait_s
+        if self._releases.in_flight:
+            return _PACE_S  # what is known is what was before our own write
         started_s = self._clock.monotonic()
-        policies = await self._movable()
-        is_all_seen = self._look(policies)
+        is_all_seen = await self._look()
         took_s = self._clock.monotonic() - started_s
         self._due_s = started_s + max(_PACE_S, _REST * took_s)
-        self._pass_on(policies)
-        again_s = await self._say()
+        problem: ApiError | None = None
+        release_again_s = _KEEP_S
+        try:
+            release_again_s = await self._release()
+        except TRANSIENT as error:
+            problem = error  # what is so is said all the same
+        self._pass_on()
+        again_s = min(await self._say(), release_again_s)
+        if problem is not None:
+            raise problem
         if not is_all_seen:
             return self._due_s - started_s
-        return again_s if self._advised else None
+        return again_s if self._advised or self._by_policy else None
 
-    def _look(self, policies: Mapping[ObjectKey, tuple[str, int]]) -> bool:
-        """Look at as many pods as the searches of one go suffice for, each in its turn. Returns whether it was every one."""
-        pods = {pod.metadata.key: pod for pod in self._view.pods.store.values() if policies and _is_refused(pod)}
+    async def _look(self) -> bool:
+        """Look at as many pods as one go suffices for, each in its turn. Returns whether it was every one."""
+        movable = self._movable.among(list(self._view.fleet.idle))
+        pods = {pod.metadata.key: pod for pod in self._view.pods.store.values() if movable and _is_refused(pod)}
         keys = sorted(pods)
         turn = bisect_left(keys, self._next) if self._next else 0
-        searches = Searches(self._view.fleet, _SEARCHES)
+        go = _Go(Searches(self._view.fleet, _SEARCHES), self._clock)
+        every = {key: each.most for key, each in movable.items()}
+        free = {key: every[key] for key, each in movable.items() if self._obstacle(key, each) is None}
         for number, key in enumerate([*keys[turn:], *keys[:turn]]):
-            claims = [claim for name in pods[key].claims if (claim := self._view.claims.store.get(name))]
-            found = plan_release(searches, pods[key], claims, {claim: most for claim, (_, most) in policies.items()})
-            if searches.left < 0 and found is None and number:
+            claims = self._claims_of(pods[key])
+            # What may be released comes first: a pod must not wait for a person where it need not.
+            found = await go.find(pods[key], claims, free) if free else None
+            if found is None and len(free) < len(every):
+                found = await go.find(pods[key], claims, every)
+            if go.is_over and found is None and number:
                 self._next = key  # it was not looked at to the end: it comes first the next time
                 break
             self._advised.pop(key, None)
@@ -118,42 +164,71 @@ class RepairReconciler:
         self._advised = {
             key: release
             for key, release in sorted(self._advised.items())
-            if key in pods and all(claim in policies for claim in release.claims)
+            if key in pods and all(claim in movable for claim in release.claims)
         }
         return self._next is None
 
-    async def _movable(self) -> dict[ObjectKey, tuple[str, int]]:
-        """Idle claims, all of whose devices are partitions of GPUs that may be repaired: by which policy, and its limit."""
-        owners = {
-            gpu.uuid: gpu.policy
-            for decision in (await self._decisions.all() if self._view.fleet.idle else ())
-            for gpu in decision.gpus
-            if gpu.wanted is not None and gpu.wanted.mode is MigMode.DYNAMIC
-        }
-        limits = {each.name: each.policy.spec.repair.max_moves for each in self._decisions.rules}
-        movable: dict[ObjectKey, tuple[str, int]] = {}
-        for claim in self._view.fleet.idle:
-            found = {owners.get(self._parent(device), "") for device in self._view.fleet.state.held_by(claim)}
-            policy = next(iter(found)) if len(found) == 1 else ""
-            if limits.get(policy, 0) > 0:
-                movable[claim] = (policy, limits[policy])
-        return movable
+    def _claims_of(self, pod: Pod) -> list[ResourceClaim]:
+        return [claim for name in pod.claims if (claim := self._view.claims.store.get(name))]
 
-    def _parent(self, device: DeviceKey) -> str:
-        """The UUID of the GPU that a device is a partition of; "" if it is none."""
-        for row in self._view.fleet.inventory.rows(device):
-            published = self._view.fleet.inventory.columns.devices[row]
-            if published is not None:
-                attributes = published.attributes
-                parent = attributes.get("parentUUID") or attributes.get(f"{device.driver}/parentUUID")
-                return parent.string or "" if parent else ""
-        return ""
+    def _obstacle(self, key: ObjectKey, movable: Movable) -> Obstacle | None:
+        claim = self._view.claims.store.get(key)
+        return self._releases.obstacle(claim, movable) if claim else Obstacle(text="it is gone")
 
-    def _pass_on(self, policies: Mapping[ObjectKey, tuple[str, int]]) -> None:
-        said: dict[str, str] = {}
+    async def _release(self) -> float:
+        """Release what one pod needs, if that may be done now. Returns in how many seconds more may be done."""
+        searches = Searches(self._view.fleet, _SEARCHES)
+        pause_s = self._releases.pause_s()
+        for pod in sorted(self._advised) if pause_s <= 0 else ():
+            release, policies = self._still_needed(pod, searches)
+            if release is None:
+                continue
+            if await self._releases.carry_out(release, policies, partial(self._may_go, pod)):
+                del self._advised[pod]  # what is so now is for the next look to tell
+            pause_s = self._releases.pause_s()
+            break
+        movable = self._movable.among(self._concerned)
+        found = (self._obstacle(key, each) for key, each in movable.items())
+        waits = [each.again_s for each in found if each is not None and each.again_s is not None]
+        if pause_s > 0:
+            waits.append(max(pause_s, _PACE_S))
+        return min([_KEEP_S, *waits])
+
+    def _still_needed(self, pod: ObjectKey, searches: Searches) -> tuple[Release | None, Mapping[ObjectKey, str]]:
+        """What must go for the pod, tried once more with what is known now, and by which policies; None if it may not be."""
+        waiting, advised = self._view.pods.store.get(pod), self._advised[pod]
+        movable = self._movable.among(advised.claims)
+        may_go = [key for key, each in movable.items() if self._obstacle(key, each) is None]
+        if waiting is None or not _is_refused(waiting) or len(may_go) < len(advised.claims):
+            return None, {}
+        most = {key: each.most for key, each in movable.items()}
+        release = plan_release(searches, waiting, self._claims_of(waiting), most)
+        return release, {key: each.policy for key, each in movable.items()}
+
+    def _may_go(self, pod: ObjectKey, claim: ObjectKey) -> bool:
+        """Whether the claim is still as it was when the release was planned, and the pod still waits."""
+        waiting = self._view.pods.store.get(pod)
+        movable = self._movable.among([claim]).get(claim)
+        is_needed = waiting is not None and _is_refused(waiting)
+        return is_needed and movable is not None and self._obstacle(claim, movable) is None
+
+    def _pass_on(self) -> None:
+        movable = self._movable.among(self._concerned)
+        advised: dict[str, str] = {}
         for release in self._advised.values():
             for key in release.claims:
-                said.setdefault(policies[key][0], _for_policy(release))
+                if key in movable:
+                    advised.setdefault(movable[key].policy, repair_texts.for_policy(release))
+        permitting = {each.policy for each in movable.values() if each.permit is IdleClaims.RELEASE}
+        released, refusal = self._releases.latest(), self._releases.refusal
+        said = {}
+        for policy in {*released, *advised}:
+            texts = (
+                released.get(policy),
+                advised.get(policy),
+                f"{refusal}." if refusal and policy in permitting else "",
+            )
+            said[policy] = " ".join(filter(None, texts))
         if said != self._by_policy:
             self._by_policy = said
             for call in self._told:
@@ -162,10 +237,11 @@ class RepairReconciler:
     async def _say(self) -> float:
         texts: dict[ObjectKey, str] = {}
         for release in self._advised.values():
+            prospect = self._prospect(release)
             for key in release.waiting:
-                texts.setdefault(key, _for_waiting(release))
+                texts.setdefault(key, repair_texts.for_waiting(release, prospect))
             for key in release.claims:
-                texts.setdefault(key, _for_idle(release, key))
+                texts.setdefault(key, repair_texts.for_idle(release, key, prospect))
         for key in [key for key in self._noted if key not in texts]:
             await self._notes.withdraw(self._noted[key])
             del self._noted[key]
@@ -174,7 +250,7 @@ class RepairReconciler:
             claim = self._view.claims.store.get(key)
             if claim is None:
                 continue
-            regarding = _regarding(claim)
+            regarding = reference(claim)
             if (noted := self._noted.get(key)) is not None and noted.uid != regarding.uid:
                 await self._notes.withdraw(noted)
             if key not in self._noted:
@@ -183,52 +259,63 @@ class RepairReconciler:
             again_s = min(again_s, await self._notes.say(regarding, text))
         return again_s
 
+    def _prospect(self, release: Release) -> str:
+        """What becomes of the idle claims, if nobody does anything."""
+        movable = self._movable.among(release.claims)
+        keeping = [each.policy for each in movable.values() if each.permit is not IdleClaims.RELEASE]
+        if keeping:
+            return repair_texts.kept(release, keeping)
+        if refusal := self._releases.refusal:
+            return f"{refusal}."
+        for key, each in movable.items():
+            if (found := self._obstacle(key, each)) is not None:
+                return repair_texts.held_back(release, key, found.text)
+        return repair_texts.due(release)
+
     async def _adopt(self) -> None:
         """Take over what another leader left, so that it is taken back when it is no longer so."""
         if self._adopted:
             return
+        left: list[ObjectReference] = []
         try:
             async with asyncio.timeout(_ADOPT_WITHIN_S):
                 left = await retry(self._notes.adopt, clock=self._clock, random=self._random)
+                await retry(self._releases.adopt, clock=self._clock, random=self._random)
         except (ApiError, TimeoutError) as error:
             log.warning("events.not_adopted", error=str(error) or "no answer in time")
-            left = []
         self._noted |= {ObjectKey(each.namespace, each.name): each for each in left}
         self._adopted = True
 
 
-def _for_waiting(release: Release) -> str:
-    held = "; ".join(f"claim {key} holds {', '.join(release.devices[key])} for no pod" for key in release.claims)
-    one = len(release.claims) == 1
-    return (
-        f"Would be allocated on node {release.node} without {'an idle claim' if one else 'two idle claims'}: {held}. "
-        f"If {'it is' if one else 'they are'} deleted and made anew, {'it finds' if one else 'they find'} another place."
-    )
+class _Go:
+    """One go of searches, which lets others work in between and is over when its searches or its time are used up."""
 
+    def __init__(self, searches: Searches, clock: Clock) -> None:
+        self._searches = searches
+        self._clock = clock
+        self._started_s = self._since_s = clock.monotonic()
+        self._late = False
 
-def _for_idle(release: Release, claim: ObjectKey) -> str:
-    others = [each for each in release.claims if each != claim]
-    also = f" and claim {others[0]}" if others else ""
-    return (
-        f"Holds {', '.join(release.devices[claim])}, and no pod uses it. Without it{also}, {_claims(release.waiting)} of pod "
-        f"{release.pod} would be allocated. Delete it and make it anew: there is another place for it."
-    )
+    @property
+    def is_over(self) -> bool:
+        """Whether something may have been left out."""
+        return self._late or self._searches.left < 0
 
-
-def _for_policy(release: Release) -> str:
-    waiting = _claims(release.waiting)
-    return f"{waiting[0].upper()}{waiting[1:]} would fit without idle {_claims(release.claims)}."
-
-
-def _claims(keys: tuple[ObjectKey, ...]) -> str:
-    return f"{'claim' if len(keys) == 1 else 'claims'} {' and '.join(map(str, keys))}"
-
-
-def _regarding(claim: ResourceClaim) -> ObjectReference:
-    meta = claim.metadata
-    return ObjectReference(
-        api_version=CLAIMS.api_version, kind=CLAIMS.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
-    )
+    async def find(self, pod: Pod, claims: list[ResourceClaim], movable: Mapping[ObjectKey, int]) -> Release | None:
+        """The idle claims in the pod's way; None too when the go is over."""
+        steps = release_steps(self._searches, pod, claims, movable)
+        while not self._late:
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: Release | None = end.value
+                return found
+            now_s = self._clock.monotonic()
+            self._late = now_s - self._started_s >= _GO_S
+            if now_s - self._since_s >= _AT_A_STRETCH_S:
+                await asyncio.sleep(0)
+                self._since_s = self._clock.monotonic()
+        return None
 
 
 def _is_refused(pod: Pod) -> bool:
@@ -239,7 +326,6 @@ def _is_refused(pod: Pod) -> bool:
     return scheduled is not None and scheduled.status == "False" and scheduled.reason != "SchedulingGated"
 
 
-def _wake_for_pod(before: Pod | None, after: Pod | None, wake: Callable[[], None]) -> None:
+def _concerns(before: Pod | None, after: Pod | None) -> bool:
     was, is_now = before is not None and _is_refused(before), after is not None and _is_refused(after)
-    if was != is_now or (is_now and before is not None and after is not None and before.spec != after.spec):
-        wake()
+    return was != is_now or (is_now and before is not None and after is not None and before.spec != after.spec)

@@ -28,6 +28,8 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a claim may wait before its causes are said, where no scheduler has refused its pod yet."""
     settle_s: float = 2.0
     """How long devices stay isolated and free before work may start; a scheduler learns of a taint a moment late."""
+    idle_grace_s: float = 60.0
+    """How long a claim must have been seen idle before repair releases it, where its policy permits that."""
     workers: int = 4
     """Workers of each reconciler."""
     stalled_after_s: float = 120.0

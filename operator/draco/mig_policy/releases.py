@@ -5,8 +5,7 @@ node that the pod may go to, and each of them must then find another place. Noth
 instances that no claim holds are no obstacle: they give way by themselves.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import chain, combinations, islice, repeat
 
 import msgspec
@@ -16,7 +15,6 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fitting import first_fitting
 from draco.allocation.fleet import Fleet
 from draco.allocation.node_selection import selects
-from draco.allocation.state import AllocatedState
 from draco.explanation.placement import PodRules
 from draco.resources.claims import AllocationResult, ResourceClaim, ResourceClaimStatus
 from draco.resources.core import Node, Pod
@@ -28,19 +26,24 @@ _ELSEWHERE = 32
 """Nodes on which another place is looked for."""
 _STEPS = 10_000
 """Devices that one search looks at."""
+_NODES = 256
+"""Nodes that are asked at a stretch whether the pod may go there."""
+
+Steps = Generator[None, None, "Release | None"]
+"""A search that is made piece by piece. Between two of them the fleet is as it was, and may change."""
 
 
 class Searches:
-    """The searches that may still be made in one go, for any number of pods, while the fleet stays as it is."""
+    """The searches that may still be made in one go, for any number of pods.
+
+    They try things out on the fleet's own state, and put it back before anybody else sees it: a copy of what thousands of nodes
+    hold would take longer than most searches.
+    """
 
     def __init__(self, fleet: Fleet, most: int) -> None:
         self.fleet = fleet
+        self.state = fleet.state
         self.left = most
-
-    @cached_property
-    def state(self) -> AllocatedState:
-        """What claims hold; whoever changes it puts it back."""
-        return AllocatedState.of(self.fleet.claims.values())
 
     def take(self) -> bool:
         """Take one search, if there is one left."""
@@ -68,11 +71,28 @@ def plan_release(
 
     `movable` are the idle claims that may go, each with how many may go at once. None as well once no search is left.
     """
+    steps = release_steps(searches, pod, claims, movable)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Release | None = end.value
+            return found
+
+
+def release_steps(
+    searches: Searches, pod: Pod, claims: Sequence[ResourceClaim], movable: Mapping[ObjectKey, int]
+) -> Steps:
+    """The same in pieces, for who must not keep others waiting. What it finds was so when it was tried, a piece ago."""
     fleet = searches.fleet
     waiting = [claim for claim in claims if claim.status.allocation is None]
     if not waiting or not movable:
         return None
-    nodes = {node.metadata.name: node for node in _open(fleet, pod, claims)}
+    nodes: dict[str, Node] = {}
+    names = tuple(fleet.node_names)
+    for start in range(0, len(names), _NODES):
+        nodes |= _open(fleet, pod, claims, names[start : start + _NODES])
+        yield
     if not nodes:
         searches.take()  # all nodes were asked, and thousands of such pods may wait
         return None
@@ -81,16 +101,22 @@ def plan_release(
         return None
     candidates = list(islice(sorted(movable), _MOVABLE))
     for gone in chain.from_iterable(combinations(candidates, count) for count in (1, 2)):
-        if len(gone) <= min(movable[each] for each in gone):
-            node = search.fits_without(gone)
-            if node is not None:
-                return Release(
-                    pod=pod.metadata.key,
-                    waiting=tuple(claim.metadata.key for claim in waiting),
-                    node=node,
-                    claims=gone,
-                    devices={key: _devices(fleet, key) for key in gone},
-                )
+        if len(gone) > min(movable[each] for each in gone):
+            continue
+        yield
+        if any(fleet.state.held_by(each.metadata.key) for each in waiting):
+            return None  # allocated by now
+        if any(each not in fleet.idle for each in gone):
+            continue  # used, or gone, by now
+        node = search.fits_without(gone)
+        if node is not None:
+            return Release(
+                pod=pod.metadata.key,
+                waiting=tuple(claim.metadata.key for claim in waiting),
+                node=node,
+                claims=gone,
+                devices={key: _devices(fleet, key) for key in gone},
+            )
     return None
 
 
@@ -116,27 +142,28 @@ class _Search:
 
     def fits_without(self, gone: Sequence[ObjectKey]) -> str | None:
         """A node where the waiting claims fit if these were gone, and these somewhere afterwards."""
+        homes = {key: _node_names(self._fleet, key) for key in gone}
         for key in gone:
             self._searches.state.remove_claim(key)
         try:
-            for node in self._nodes_of(gone):
-                results = self._allocated(node, self._waiting)
-                if results is not None and self._placed_again(gone, results):
-                    return node.metadata.name
+            for name in sorted({name for names in homes.values() for name in names} & self._nodes.keys()):
+                results = self._allocated(self._nodes[name], self._waiting)
+                if results is not None and self._placed_again(homes, results):
+                    return name
             return None
         finally:
             for key in gone:
                 self._searches.state.put_claim(self._fleet.claims[key])
 
-    def _placed_again(self, gone: Sequence[ObjectKey], results: Sequence[AllocationResult]) -> bool:
+    def _placed_again(self, homes: Mapping[ObjectKey, Sequence[str]], results: Sequence[AllocationResult]) -> bool:
         put = [_with(claim, result) for claim, result in zip(self._waiting, results, strict=True)]
         try:
             for claim in put:
                 self._searches.state.put_claim(claim)
-            for key in gone:
+            for key, home in homes.items():
                 bare = _with(self._fleet.claims[key], None)
                 place = next(
-                    (found for node in self._anywhere(key) if (found := self._allocated(node, [bare])) is not None),
+                    (found for node in self._anywhere(home) if (found := self._allocated(node, [bare])) is not None),
                     None,
                 )
                 if place is None:
@@ -148,15 +175,9 @@ class _Search:
             for claim in put:
                 self._searches.state.remove_claim(claim.metadata.key)
 
-    def _nodes_of(self, claims: Sequence[ObjectKey]) -> list[Node]:
-        """The nodes of what the claims hold, those to which the pod may go."""
-        names = {name for key in claims for name in _node_names(self._fleet, key)}
-        return [self._nodes[name] for name in sorted(names) if name in self._nodes]
-
-    def _anywhere(self, claim: ObjectKey) -> Iterator[Node]:
-        """Where the claim may be placed again: where it was first."""
-        own = _node_names(self._fleet, claim)
-        names = [*own, *(name for name in islice(self._fleet.node_names, _ELSEWHERE) if name not in own)]
+    def _anywhere(self, home: Sequence[str]) -> Iterator[Node]:
+        """Where a claim may be placed again: where it was first."""
+        names = [*home, *(name for name in islice(self._fleet.node_names, _ELSEWHERE) if name not in home)]
         return (self._fleet.nodes[name] for name in names if name in self._fleet.nodes)
 
     def _allocated(self, node: Node, claims: Sequence[ResourceClaim]) -> list[AllocationResult] | None:
@@ -176,15 +197,17 @@ class _Search:
             return None
 
 
-def _open(fleet: Fleet, pod: Pod, claims: Sequence[ResourceClaim]) -> Iterator[Node]:
-    """The nodes to which the pod may go, and from which it reaches what it has already."""
+def _open(fleet: Fleet, pod: Pod, claims: Sequence[ResourceClaim], names: Sequence[str]) -> dict[str, Node]:
+    """Those of the named nodes to which the pod may go, and from which it reaches what it has already."""
     rules = PodRules(pod)
     allocated = [claim.status.allocation for claim in claims if claim.status.allocation is not None]
     bound = [each.node_selector for each in allocated if each.node_selector is not None]
-    for name in fleet.node_names:
-        node = fleet.nodes[name]
-        if not rules.obstacles(node) and all(selects(each, node) for each in bound):
-            yield node
+    nodes = {name: fleet.nodes[name] for name in names if name in fleet.nodes}
+    return {
+        name: node
+        for name, node in nodes.items()
+        if not rules.obstacles(node) and all(selects(each, node) for each in bound)
+    }
 
 
 def _node_names(fleet: Fleet, claim: ObjectKey) -> list[str]:

@@ -257,10 +257,18 @@ class MigLayout(ApiStruct, frozen=True, kw_only=True):
     instances: list[LayoutInstances]
 
 
+class IdleClaims(StrEnum):
+    """What repair does about idle claims in the way of a pod: says so, or takes their allocations back."""
+
+    KEEP = "Keep"
+    RELEASE = "Release"
+
+
 class MigRepair(ApiStruct, frozen=True, kw_only=True):
-    """How many idle instances may go to unblock a pending claim."""
+    """How many idle claims may go to unblock a pending one, and whether Draco may let go of them itself."""
 
     max_moves: int = 2
+    idle_claims: IdleClaims = IdleClaims.KEEP
 
 
 class ResetPermit(StrEnum):

@@ -88,6 +88,18 @@ class FlakyConnection(Connection):
         raise from_status(Status(code=code, reason="Injected"))
 
 
+class ObservedConnection(Connection):
+    """A connection that has `before` called with the method and path of each request, which may fail it or let things happen."""
+
+    def __init__(self, real: Connection, before: Callable[[str, str], Awaitable[None]]) -> None:
+        self.__dict__.update(real.__dict__)
+        self._before = before
+
+    async def request(self, method: str, path: str, **rest: Any) -> bytes:
+        await self._before(method, path)
+        return await super().request(method, path, **rest)
+
+
 @asynccontextmanager
 async def an_operator(
     served: ControlPlane,
@@ -96,6 +108,7 @@ async def an_operator(
     dies_after_writes: int = 0,
     events_fail_with: list[int] | None = None,
     without_taint_rules: bool = False,
+    before_requests: Callable[[str, str], Awaitable[None]] | None = None,
 ) -> AsyncIterator[tuple[Operator, "asyncio.Task[None]"]]:
     """A running operator and its task; stopped at the end, unless it died."""
     clock, random, stop = SystemClock(), Random(1), asyncio.Event()
@@ -104,6 +117,8 @@ async def an_operator(
         connection = MortalConnection(connection, dies_after_writes)
     if events_fail_with is not None:
         connection = FlakyConnection(connection, events_fail_with)
+    if before_requests is not None:
+        connection = ObservedConnection(connection, before_requests)
     async with connection:
         client = Client(connection, manager="draco-operator")
         features = await discover(client)

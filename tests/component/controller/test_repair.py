@@ -1,98 +1,22 @@
-"""Advice on idle claims, on a real API server. The pods here are refused by hand, as no scheduler runs."""
+"""Idle claims in the way, on a real API server: advice on them, and their release. The pods here are refused by hand."""
 
-import uuid
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
-from typing import Any
 
-import msgspec
 import pytest
 
 from draco.cluster.controlplane import ControlPlane
-from draco.controller.repair import EVENT_REASON
+from draco.controller.app import Operator
+from draco.controller.claim_release import RELEASED_REASON, ROOM_REASON
+from draco.controller.settings import OperatorSettings
 from draco.kube.client import Client
-from draco.kube.errors import NotFound
-from draco.resources.claims import ResourceClaim
-from draco.resources.draco import GpuMig, MigPolicy
-from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, EVENTS, GPU_NODES, MIG_POLICIES, NODES, PODS, SLICES, Kind
-from draco.resources.meta import ObjectKey
-from tests.builders import a_mig_node
-from tests.component.controller.replicas import an_operator, until
-from tests.mig_claims import H100, MIG_CLASS, a_mig_claim, a_mig_pool
+from draco.resources.draco import InstanceUse
+from draco.resources.kinds import CLAIMS, EVENTS, MIG_POLICIES
+from tests.builders import a_mig_instance
+from tests.component.controller.repair_lab import Lab, as_json
+from tests.component.controller.replicas import Died, an_operator, settings_for_test, until
 
 pytestmark = pytest.mark.usefixtures("crds")
-
-SERVICE_ACCOUNTS: Kind[Any] = Kind("", "v1", "serviceaccounts", "ServiceAccount", True, dict)
-
-
-def as_json(struct: Any) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(struct))
-
-
-class Lab:
-    """A node with one H100 in parts, an idle claim on one of them, and a pod that waits for more."""
-
-    def __init__(self, client: Client, namespace: str) -> None:
-        self.client = client
-        self.namespace = namespace
-        self.node = f"node-{uuid.uuid4().hex[:8]}"
-        self.policy = ObjectKey("", f"policy-{self.node}")
-
-    async def make(self, **policy: Any) -> None:
-        client = self.client
-        await client.create(NODES, {"metadata": {"name": self.node, "labels": {"lab": self.node}}})
-        await client.apply(DEVICE_CLASSES, MIG_CLASS.metadata.key, {"spec": as_json(MIG_CLASS.spec)}, manager="tests")
-        for item in a_mig_pool(self.node, 1):
-            await client.create(SLICES, {"metadata": {"name": item.metadata.name}, "spec": as_json(item.spec)})
-        await client.create(GPU_NODES, {"metadata": {"name": self.node}})
-        seen = a_mig_node(self.node, gpus=[GpuMig(capable=True, enabled=True)], board=H100)
-        await client.patch(GPU_NODES, ObjectKey("", self.node), {"status": as_json(seen.status)}, subresource="status")
-        spec = {"mode": "Dynamic", "nodeSelector": {"matchLabels": {"lab": self.node}}, **policy}
-        await client.create(MIG_POLICIES, {"metadata": {"name": self.policy.name}, "spec": spec})
-        await client.apply(SERVICE_ACCOUNTS, ObjectKey(self.namespace, "default"), {}, manager="tests")
-
-    async def claim(self, name: str, profile: str, on: str = "") -> ObjectKey:
-        claim: ResourceClaim = a_mig_claim(name, profile, on, node=self.node, namespace=self.namespace)
-        key = claim.metadata.key
-        await self.client.create(
-            CLAIMS, {"metadata": {"name": name, "namespace": self.namespace}, "spec": as_json(claim.spec)}
-        )
-        if on:
-            await self.client.patch(CLAIMS, key, {"status": as_json(claim.status)}, subresource="status")
-        return key
-
-    async def refused_pod(self, claim: str) -> None:
-        key = ObjectKey(self.namespace, "train")
-        spec = {
-            "nodeSelector": {"lab": self.node},
-            "tolerations": [{"operator": "Exists"}],
-            "containers": [{"name": "main", "image": "none"}],
-            "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}],
-        }
-        await self.client.create(PODS, {"metadata": {"name": key.name, "namespace": key.namespace}, "spec": spec})
-        refused = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}]
-        await self.client.patch(PODS, key, {"status": {"conditions": refused}}, subresource="status")
-
-    async def said(self) -> dict[str, str]:
-        """What is said of each claim."""
-        events = await self.client.list(EVENTS, namespace=self.namespace, field_selector=f"reason={EVENT_REASON}")
-        return {event.involved_object.name: event.message for event in events if event.involved_object}
-
-    async def of_policy(self) -> MigPolicy:
-        return await self.client.get(MIG_POLICIES, self.policy)
-
-    async def clean(self) -> None:
-        for item in a_mig_pool(self.node, 1):
-            with suppress(NotFound):
-                await self.client.delete(SLICES, item.metadata.key)
-        for kind, key in (
-            (MIG_POLICIES, self.policy),
-            (GPU_NODES, ObjectKey("", self.node)),
-            (NODES, ObjectKey("", self.node)),
-            (DEVICE_CLASSES, MIG_CLASS.metadata.key),
-        ):
-            with suppress(NotFound):
-                await self.client.delete(kind, key)
 
 
 @pytest.fixture
@@ -107,20 +31,21 @@ async def test_idle_claims_in_the_way_are_named_until_one_is_gone(served: Contro
     idle = await lab.claim("idle", "1g.10gb", "0:1g.10gb@0")
     await lab.claim("large", "4g.40gb")
     await lab.refused_pod("large")
-    async with an_operator(served):
+    async with an_operator(served, quick()):
 
         async def both() -> dict[str, str] | None:
             said = await lab.said()
             return said if said.keys() == {"idle", "large"} else None
 
         said = await until(both, what="the advice")
+        kept = f"Draco may release it itself if MigPolicy {lab.policy.name} says so: spec.repair.idleClaims: Release."
         assert said["large"] == (
             f"Would be allocated on node {lab.node} without an idle claim: claim {idle} holds gpu-0-mig-1g10gb-19-0 of "
-            f"{lab.node} for no pod. If it is deleted and made anew, it finds another place."
+            f"{lab.node} for no pod. If it is deleted and made anew, it finds another place. {kept}"
         )
         assert said["idle"] == (
             f"Holds gpu-0-mig-1g10gb-19-0 of {lab.node}, and no pod uses it. Without it, claim {lab.namespace}/large of pod "
-            f"{lab.namespace}/train would be allocated. Delete it and make it anew: there is another place for it."
+            f"{lab.namespace}/train would be allocated. Delete it and make it anew: there is another place for it. {kept}"
         )
 
         async def passed_on() -> bool:
@@ -181,3 +106,210 @@ async def test_a_policy_without_moves_advises_nothing(served: ControlPlane, lab:
             return len(await lab.said()) == 2
 
         await until(advised, what="the advice")
+
+
+RELEASE = {"repair": {"idleClaims": "Release"}}
+
+
+def quick() -> OperatorSettings:
+    """A claim need not have been idle for long."""
+    return settings_for_test(idle_grace_s=0.2)
+
+
+def released(operator: Operator, lab: Lab) -> float:
+    """How many claims this replica has released."""
+    return operator.metrics.registry.get_sample_value("draco_claims_released_total", {"policy": lab.policy.name}) or 0.0
+
+
+async def test_an_idle_claim_is_released_where_its_policy_says_so(served: ControlPlane, lab: Lab) -> None:
+    await lab.make(**RELEASE)
+    idle = await lab.claim("idle", "1g.10gb", "0:1g.10gb@0")
+    finalizers = ["resource.kubernetes.io/delete-protection"]
+    await lab.client.patch(CLAIMS, idle, {"metadata": {"finalizers": finalizers, "annotations": {"for": "later"}}})
+    device = {"driver": "gpu.nvidia.com", "pool": lab.node, "device": "gpu-0-mig-1g10gb-19-0", "conditions": []}
+    await lab.client.patch(CLAIMS, idle, {"status": {"devices": [device]}}, subresource="status")
+    before = await lab.client.get(CLAIMS, idle)
+    assert before.status.devices
+    await lab.claim("large", "4g.40gb")
+    await lab.refused_pod("large")
+    async with an_operator(served, quick()) as (operator, _):
+
+        async def gone() -> bool:
+            return await lab.allocated(idle) == [False]
+
+        await until(gone, what="the release")
+
+        async def told() -> dict[str, str]:
+            return await lab.said(RELEASED_REASON) | await lab.said(ROOM_REASON)
+
+        async def both() -> dict[str, str] | None:
+            said = await told()
+            return said if len(said) == 2 else None
+
+        assert await until(both, what="the Events") == {
+            "idle": (
+                f"Released for pod {lab.namespace}/train, as MigPolicy {lab.policy.name} permits: it held "
+                f"gpu-0-mig-1g10gb-19-0 of {lab.node} for no pod. It is allocated anew, in another place, when a pod uses it."
+            ),
+            "large": (
+                f"Idle claim {idle} was released, as MigPolicy {lab.policy.name} permits: pod {lab.namespace}/train fits on "
+                f"node {lab.node} now."
+            ),
+        }
+
+        async def passed_on() -> bool:
+            said = f"Idle claim {idle} was released for pod {lab.namespace}/train."
+            return said in (await lab.of_policy()).status.message and not await lab.said()
+
+        await until(passed_on, what="the policy's word, and the end of the advice")
+        assert released(operator, lab) == 1
+    after = await lab.client.get(CLAIMS, idle)
+    assert (after.status.allocation, after.status.devices) == (None, [])
+    assert after.spec == before.spec
+    for name in ("uid", "annotations", "finalizers", "labels", "owner_references"):
+        assert getattr(after.metadata, name) == getattr(before.metadata, name)
+
+
+async def test_both_claims_of_a_plan_are_released(served: ControlPlane, lab: Lab) -> None:
+    await lab.make(**RELEASE)
+    idle = [await lab.claim(f"idle-{start}", "1g.10gb", f"0:1g.10gb@{start}") for start in (0, 2)]
+    other = await lab.claim("other", "1g.10gb", "0:1g.10gb@6")
+    await lab.claim("large", "4g.40gb")
+    await lab.refused_pod("large")
+    async with an_operator(served, quick()):
+
+        async def gone() -> bool:
+            return await lab.allocated(*idle) == [False, False]
+
+        await until(gone, what="the release")
+    assert await lab.allocated(other) == [True]
+
+
+async def test_a_claim_that_is_reserved_at_the_last_moment_stays_theirs(served: ControlPlane, lab: Lab) -> None:
+    await lab.make(**RELEASE)
+    idle = await lab.claim("idle", "1g.10gb", "0:1g.10gb@0")
+    await lab.claim("large", "4g.40gb")
+    await lab.refused_pod("large")
+    tried = 0
+
+    async def reserve_first(method: str, path: str) -> None:
+        nonlocal tried
+        if method == "PATCH" and path.endswith("/resourceclaims/idle/status"):
+            tried += 1
+            await lab.reserve(idle)
+
+    async with an_operator(served, quick(), before_requests=reserve_first) as (operator, _):
+
+        async def quiet() -> bool:
+            return tried > 0 and not await lab.said()
+
+        await until(quiet, what="the attempt, and the end of the advice")
+        assert released(operator, lab) == 0
+    claim = await lab.client.get(CLAIMS, idle)
+    assert claim.status.allocation is not None
+    assert [each.name for each in claim.status.reserved_for] == ["theirs"]
+    assert tried == 1
+
+
+async def test_a_claim_is_not_released_before_its_node_has_given_it_up(served: ControlPlane, lab: Lab) -> None:
+    await lab.make(**RELEASE)
+    idle = await lab.claim("idle", "1g.10gb", "0:1g.10gb@0")
+    await lab.report(a_mig_instance("1g.10gb@0", use=InstanceUse.CLAIM, claim=str(idle)))
+    await lab.claim("large", "4g.40gb")
+    await lab.refused_pod("large")
+    async with an_operator(served, quick()):
+
+        async def held_back() -> bool:
+            return f"now it is still prepared on node {lab.node}." in (await lab.said()).get("idle", "")
+
+        await until(held_back, what="the reason")
+        assert await lab.allocated(idle) == [True]
+        await lab.report()
+
+        async def gone() -> bool:
+            return await lab.allocated(idle) == [False]
+
+        await until(gone, what="the release")
+
+
+async def test_two_that_lead_at_once_release_a_claim_once(served: ControlPlane, lab: Lab) -> None:
+    """As when one has lost its lease and does not know it yet: each has a lease of its own here."""
+    await lab.make(**RELEASE)
+    idle = await lab.claim("idle", "1g.10gb", "0:1g.10gb@0")
+    await lab.claim("large", "4g.40gb")
+    await lab.refused_pod("large")
+    tried = asyncio.Semaphore(0)
+    both = asyncio.Event()
+
+    async def together(method: str, path: str) -> None:
+        if method == "PATCH" and path.endswith("/resourceclaims/idle/status"):
+            tried.release()
+            if tried._value == 2:
+                both.set()
+            async with asyncio.timeout(10):
+                await both.wait()
+
+    async with (
+        an_operator(served, quick(), before_requests=together) as (one, _),
+        an_operator(served, quick(), before_requests=together) as (other, _),
+    ):
+
+        async def told() -> bool:
+            return released(one, lab) + released(other, lab) > 0 and await lab.allocated(idle) == [False]
+
+        await until(told, what="the release")
+
+        async def at_rest() -> bool:
+            return not any(each.repairs.queue.running for each in (one, other))
+
+        await until(at_rest)
+        assert sorted([released(one, lab), released(other, lab)]) == [0, 1]
+
+
+async def test_what_one_that_died_left_of_a_plan_is_released_by_the_next(served: ControlPlane, lab: Lab) -> None:
+    await lab.make(**RELEASE)
+    idle = [await lab.claim(f"idle-{start}", "1g.10gb", f"0:1g.10gb@{start}") for start in (0, 2)]
+    await lab.claim("large", "4g.40gb")
+    await lab.refused_pod("large")
+
+    async def die_between(method: str, path: str) -> None:
+        if method == "PATCH" and path.endswith("/resourceclaims/idle-2/status"):
+            raise Died("between two writes")
+
+    async with an_operator(served, quick(), before_requests=die_between) as (_, task):
+
+        async def dead() -> bool:
+            return task.done()
+
+        await until(dead, what="the end")
+    assert await lab.allocated(*idle) == [False, True]
+    async with an_operator(served, quick()):
+
+        async def gone() -> bool:
+            return await lab.allocated(*idle) == [False, False]
+
+        await until(gone, what="the release of the other")
+
+
+async def test_a_claim_that_comes_back_to_the_same_place_is_let_be(served: ControlPlane, lab: Lab) -> None:
+    await lab.make(**RELEASE)
+    idle = await lab.claim("idle", "1g.10gb", "0:1g.10gb@0")
+    first = (await lab.client.get(CLAIMS, idle)).status
+    await lab.claim("large", "4g.40gb")
+    await lab.refused_pod("large")
+
+    async def gone() -> bool:
+        return await lab.allocated(idle) == [False] and bool(await lab.said(RELEASED_REASON))
+
+    async def let_be() -> bool:
+        return "now it was released less than 10 min ago." in (await lab.said()).get("idle", "")
+
+    async with an_operator(served, quick()):
+        await until(gone, what="the release")
+        await lab.client.patch(CLAIMS, idle, {"status": as_json(first)}, subresource="status")
+        await until(let_be, what="the reason")
+    async with an_operator(served, quick()):  # the next one knows it too
+        for event in await lab.client.list(EVENTS, namespace=lab.namespace, field_selector="reason=ClaimMovable"):
+            await lab.client.delete(EVENTS, event.metadata.key)
+        await until(let_be, what="the reason, by another")
+    assert await lab.allocated(idle) == [True]

@@ -1,5 +1,8 @@
-"""Advice on idle claims: which pods are looked at, and when what was said is taken back."""
+"""Idle claims in the way: which pods are looked at, when what was said is taken back, and when what they hold is."""
 
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from random import Random
 from typing import Any, cast
 
@@ -7,16 +10,25 @@ import msgspec
 import pytest
 
 from draco.controller import repair
+from draco.controller.claim_release import ClaimReleases
+from draco.controller.metrics import Metrics
 from draco.controller.mig_decisions import MigDecisions
+from draco.controller.movable_claims import MovableClaims
 from draco.controller.repair import RepairReconciler
 from draco.controller.view import ClusterView
 from draco.kube.client import Client
+from draco.kube.errors import ApiError, Conflict, Forbidden, ServerError, TooManyRequests, Unreachable
+from draco.kube.events import EventRecorder
 from draco.kube.informer import Informer
 from draco.kube.notes import Notes
+from draco.mig_policy.taking_back import Patience
+from draco.resources.claims import ResourceClaim, ResourceClaimStatus
 from draco.resources.core import PodCondition, PodStatus
-from draco.resources.draco import GpuMig, MigRepair
-from draco.resources.events import ObjectReference
-from tests.builders import a_mig_node, a_mig_policy, a_node, a_pod
+from draco.resources.draco import GpuMig, GpuNode, IdleClaims, InstanceUse, MigInstance, MigRepair
+from draco.resources.events import Event, ObjectReference
+from draco.resources.kinds import Kind
+from draco.resources.meta import ObjectKey, micro_time
+from tests.builders import a_gpu_uuid, a_mig_instance, a_mig_node, a_mig_policy, a_node, a_pod
 from tests.doubles.clock import ManualClock
 from tests.mig_claims import H100, MIG_CLASS, a_mig_claim, a_mig_pool
 
@@ -40,19 +52,76 @@ class Said:
         self.texts.pop(regarding.name, None)
 
 
+class Happenings:
+    """Events that are only remembered."""
+
+    def __init__(self) -> None:
+        self.texts: list[tuple[str, str, str]] = []
+
+    def record(self, regarding: ObjectReference, *, type: str, reason: str, action: str, note: str) -> None:  # noqa: A002 - the field's name
+        self.texts.append((reason, regarding.name, note))
+
+
+class Ticking:
+    """A clock's reading, to which each reading adds."""
+
+    def __init__(self, read: Callable[[], float], step_s: float) -> None:
+        self._read = read
+        self._step_s = step_s
+        self._added_s = 0.0
+
+    def __call__(self) -> float:
+        self._added_s += self._step_s
+        return self._read() + self._added_s
+
+
+class Server:
+    """Takes back allocations as asked, or answers as told. What it did is seen on the watch by `arrive`."""
+
+    def __init__(self) -> None:
+        self.patches: list[str] = []
+        self.answers: list[ApiError | None] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.happened: list[Event] = []
+
+    async def list(self, kind: Kind[Any], *, field_selector: str) -> list[Event]:
+        return self.happened
+
+    async def patch(self, kind: Kind[Any], key: ObjectKey, body: Mapping[str, Any], *, subresource: str) -> None:
+        self.patches.append(key.name)
+        self.meanwhile()
+        if self.answers and (answer := self.answers.pop(0)) is not None:
+            raise answer
+
+
 class World:
     """A node with two H100s in parts, seen without an API server."""
 
-    def __init__(self, max_moves: int = 2) -> None:
+    def __init__(self, max_moves: int = 2, idle_claims: IdleClaims = IdleClaims.KEEP) -> None:
         self.clock = ManualClock()
         self.said = Said()
         self.view = ClusterView(cast("Client", None), None, clock=self.clock, random=Random(1))
         decisions = MigDecisions(self.view, clock=self.clock)
+        self.server = Server()
+        self.happenings = Happenings()
+        self.releases = ClaimReleases(
+            cast("Client", self.server),
+            self.view,
+            cast("EventRecorder", self.happenings),
+            clock=self.clock,
+            count=Metrics().claims_released,
+            patience=Patience(),
+        )
         self.reconciler = RepairReconciler(
-            self.view, decisions, cast("Notes", self.said), clock=self.clock, random=Random(1)
+            self.view,
+            MovableClaims(self.view, decisions),
+            cast("Notes", self.said),
+            self.releases,
+            clock=self.clock,
+            random=Random(1),
         )
         on = GpuMig(capable=True, enabled=True)
-        policy = a_mig_policy(repair=MigRepair(max_moves=max_moves))
+        policy = a_mig_policy(repair=MigRepair(max_moves=max_moves, idle_claims=idle_claims))
         self.put(a_node(), MIG_CLASS, *a_mig_pool("node-0", 2), a_mig_node(gpus=[on, on], board=H100), policy)
 
     def put(self, *objects: Any) -> None:
@@ -76,9 +145,24 @@ class World:
         """A pod that was refused, and its claim."""
         self.put(a_mig_claim(name, profile), a_pod(f"pod-{name}", claims=[name], status=REFUSED))
 
-    async def look(self) -> float | None:
-        await self.clock.advance(3600)
+    async def look(self, after_s: float = 3600.0) -> float | None:
+        await self.clock.advance(after_s)
         return await self.reconciler.reconcile("idle-claims")
+
+    def idle(self, name: str) -> ResourceClaim | None:
+        """The claim, if it is still allocated as far as the watch has told."""
+        claim = self.view.claims.store.get(ObjectKey("default", name))
+        return claim if claim is not None and claim.status.allocation is not None else None
+
+    def arrive(self) -> None:
+        """The watch tells of all that was taken back."""
+        for name in self.server.patches:
+            if (claim := self.idle(name)) is not None:
+                self.put(a_version(msgspec.structs.replace(claim, status=ResourceClaimStatus()), "2"))
+
+
+def a_version(claim: ResourceClaim, version: str) -> ResourceClaim:
+    return msgspec.structs.replace(claim, metadata=msgspec.structs.replace(claim.metadata, resource_version=version))
 
 
 async def test_nothing_is_looked_at_without_idle_claims() -> None:
@@ -144,3 +228,246 @@ async def test_a_pod_behind_scheduling_gates_moves_nobody() -> None:
     world.put(a_mig_claim("large", "7g.80gb"), a_pod("train", claims=["large"], status=gated))
     await world.look()
     assert world.said.texts == {}
+
+
+IDLE = a_version(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), "1")
+"""In the way of a pod that needs a whole GPU, as the other one is in use."""
+USED = a_mig_claim("used", "3g.40gb", "1:3g.40gb@4", used=True)
+
+
+@pytest.fixture
+def blocked() -> World:
+    """An idle claim that may be released is in the way of a pod."""
+    world = World(idle_claims=IdleClaims.RELEASE)
+    world.put(IDLE, USED)
+    world.wait_for("large", "7g.80gb")
+    return world
+
+
+async def test_an_idle_claim_is_released_where_its_policy_permits_it(blocked: World) -> None:
+    await blocked.look()
+    assert blocked.server.patches == ["idle"]
+    assert blocked.said.texts == {}
+    assert [(reason, name) for reason, name, _ in blocked.happenings.texts] == [
+        ("ClaimReleased", "idle"),
+        ("PlaceReleased", "large"),
+    ]
+    assert blocked.reconciler.advice("policy") == "Idle claim default/idle was released for pod default/pod-large."
+
+
+async def test_an_idle_claim_is_kept_unless_its_policy_says_otherwise() -> None:
+    world = World()
+    world.put(IDLE, USED)
+    world.wait_for("large", "7g.80gb")
+    await world.look()
+    assert world.server.patches == []
+    kept = "Draco may release it itself if MigPolicy policy says so: spec.repair.idleClaims: Release."
+    assert all(text.endswith(kept) for text in world.said.texts.values())
+
+
+async def test_a_claim_is_idle_for_a_while_before_it_is_released(blocked: World) -> None:
+    again_s = await blocked.look(after_s=59)
+    assert blocked.server.patches == []
+    held = "Draco releases it as soon as it may; now it has been idle for less than 60 s."
+    assert blocked.said.texts["idle"].endswith(held)
+    assert again_s == 1.0
+    await blocked.look(after_s=2)
+    assert blocked.server.patches == ["idle"]
+
+
+async def test_a_claim_that_was_used_in_between_is_idle_from_then_on(blocked: World) -> None:
+    blocked.put(a_version(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0", used=True), "2"))
+    await blocked.clock.advance(3600)
+    blocked.put(a_version(IDLE, "3"))
+    await blocked.look(after_s=30)
+    assert blocked.server.patches == []
+
+
+async def test_nothing_more_is_released_before_the_own_write_is_seen(blocked: World) -> None:
+    blocked.put(a_version(a_mig_claim("other", "1g.10gb", "0:1g.10gb@1"), "1"))
+    await blocked.look()
+    assert blocked.server.patches == ["idle", "other"]
+    await blocked.look()
+    await blocked.look()
+    assert blocked.server.patches == ["idle", "other"]
+
+
+async def test_a_pod_is_given_time_to_take_what_was_released_for_it(blocked: World) -> None:
+    blocked.put(a_version(a_mig_claim("second", "1g.10gb", "1:1g.10gb@0"), "1"))
+    blocked.wait_for("medium", "4g.40gb")
+    await blocked.look()
+    assert blocked.server.patches == ["idle"]
+    blocked.arrive()
+    blocked.put(a_mig_claim("quick", "7g.80gb", "0:7g.80gb@0", used=True))
+    await blocked.look(after_s=29)
+    assert blocked.server.patches == ["idle"]
+
+
+async def test_a_claim_still_prepared_on_its_node_is_not_released(blocked: World) -> None:
+    def a_node_with(*instances: MigInstance) -> GpuNode:
+        on = GpuMig(capable=True, enabled=True)
+        return a_mig_node(gpus=[msgspec.structs.replace(on, instances=list(instances)), on], board=H100)
+
+    blocked.put(a_node_with(a_mig_instance("1g.10gb@0", use=InstanceUse.CLAIM, claim="default/idle")))
+    await blocked.look()
+    assert blocked.server.patches == []
+    assert blocked.said.texts["large"].endswith("now it is still prepared on node node-0.")
+    blocked.put(a_node_with())
+    await blocked.look()
+    assert blocked.server.patches == ["idle"]
+
+
+async def test_a_claim_that_a_pod_is_about_to_use_is_not_released(blocked: World) -> None:
+    blocked.put(a_pod("soon", claims=["idle"]))
+    await blocked.look()
+    assert blocked.server.patches == []
+    assert blocked.said.texts["idle"].endswith("now pod default/soon is about to use it.")
+
+
+async def test_a_claim_that_was_released_is_let_be_for_a_while(blocked: World) -> None:
+    await blocked.look()
+    blocked.arrive()
+    await blocked.look(after_s=31)
+    blocked.put(a_version(IDLE, "3"))  # allocated anew in the same place, and nobody uses it
+    await blocked.look(after_s=500)
+    assert blocked.server.patches == ["idle"]
+    assert blocked.said.texts["idle"].endswith("now it was released less than 10 min ago.")
+    await blocked.look(after_s=100)
+    assert blocked.server.patches == ["idle", "idle"]
+
+
+async def test_a_new_leader_lets_be_what_the_one_before_released(blocked: World) -> None:
+    await blocked.clock.advance(100)
+    regarding = ObjectReference(
+        api_version="resource.k8s.io/v1", kind="ResourceClaim", name="idle", namespace="default", uid=IDLE.metadata.uid
+    )
+    lately = micro_time(blocked.clock.now())
+    blocked.server.happened = [Event(involved_object=regarding, type="Normal", event_time=lately)]
+    await blocked.look(after_s=599)
+    assert blocked.server.patches == []
+    await blocked.look(after_s=3)
+    assert blocked.server.patches == ["idle"]
+
+
+async def test_a_claim_that_somebody_reserves_at_that_moment_stays_theirs(blocked: World) -> None:
+    blocked.server.answers = [Conflict(409, "Conflict", "the object has been modified")]
+    await blocked.look()
+    assert blocked.happenings.texts == []
+    blocked.put(a_version(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0", used=True), "2"))
+    await blocked.look()
+    assert (blocked.server.patches, blocked.said.texts) == (["idle"], {})
+
+
+async def test_a_missing_right_is_named_and_not_asked_for_again_at_once(blocked: World) -> None:
+    blocked.server.answers = [Forbidden(403, "Forbidden", "cannot patch resourceclaims/status")]
+    await blocked.look()
+    await blocked.look(after_s=200)
+    assert blocked.server.patches == ["idle"]
+    said = (
+        "The API server does not let Draco release claims (cannot patch resourceclaims/status): the operator's ClusterRole needs "
+        "patch on resourceclaims/status and resourceclaims/binding of resource.k8s.io, as the chart gives it."
+    )
+    assert all(text.endswith(said) for text in blocked.said.texts.values())
+    assert blocked.reconciler.advice("policy").endswith(said)
+    await blocked.look(after_s=200)
+    assert blocked.server.patches == ["idle", "idle"]
+
+
+@pytest.mark.parametrize("error", [TooManyRequests(429, "TooManyRequests", "slow"), ServerError(500, "Oops", "down")])
+async def test_what_may_pass_by_itself_is_tried_again_and_the_advice_is_given_all_the_same(
+    blocked: World, error: ApiError
+) -> None:
+    blocked.server.answers = [error]
+    with pytest.raises(type(error)):
+        await blocked.look()
+    assert blocked.said.texts.keys() == {"idle", "large"}
+    await blocked.look(after_s=20)
+    assert blocked.server.patches == ["idle", "idle"]
+
+
+async def test_a_release_whose_answer_was_lost_is_told_of_when_it_is_seen(blocked: World) -> None:
+    blocked.server.answers = [Unreachable("cut")]
+    with pytest.raises(Unreachable):
+        await blocked.look()
+    assert blocked.happenings.texts == []
+    blocked.arrive()
+    await blocked.look()
+    assert [reason for reason, _, _ in blocked.happenings.texts] == ["ClaimReleased", "PlaceReleased"]
+    assert blocked.server.patches == ["idle"]
+
+
+async def test_what_is_left_of_a_plan_is_released_by_the_next_look(blocked: World) -> None:
+    blocked.put(a_version(a_mig_claim("other", "1g.10gb", "0:1g.10gb@1"), "1"))
+    blocked.server.answers = [None, Conflict(409, "Conflict", "the object has been modified")]
+    await blocked.look()
+    assert blocked.server.patches == ["idle", "other"]
+    blocked.put(a_version(msgspec.structs.replace(IDLE, status=ResourceClaimStatus()), "2"))
+    await blocked.look()
+    assert blocked.server.patches == ["idle", "other", "other"]
+
+
+async def test_no_more_is_released_than_needed_when_things_change_between_two_writes(blocked: World) -> None:
+    blocked.put(a_version(a_mig_claim("other", "1g.10gb", "0:1g.10gb@1"), "1"))
+
+    def scheduled() -> None:
+        blocked.put(a_pod("pod-large", claims=["large"], node="node-0"))
+
+    blocked.server.meanwhile = scheduled
+    await blocked.look()
+    assert blocked.server.patches == ["idle"]
+
+
+async def test_claims_of_which_one_is_kept_are_only_named() -> None:
+    world = World(idle_claims=IdleClaims.RELEASE)
+    world.put(a_mig_policy("keeping", created=datetime(2020, 1, 1, tzinfo=UTC), exclude=[a_gpu_uuid("node-0", 0)]))
+    for gpu, name in enumerate(("first", "second")):
+        world.put(a_version(a_mig_claim(name, "1g.10gb", f"{gpu}:1g.10gb@0"), "1"))
+    world.put(a_mig_claim("left", "4g.40gb"), a_mig_claim("right", "4g.40gb"))
+    world.put(a_pod("train", claims=["left", "right"], status=REFUSED))
+    await world.look()
+    assert world.server.patches == []
+    assert world.said.texts.keys() == {"first", "second", "left", "right"}
+    kept = "Draco may release them itself if MigPolicy keeping says so: spec.repair.idleClaims: Release."
+    assert all(text.endswith(kept) for text in world.said.texts.values())
+
+
+async def test_a_claim_that_may_be_released_goes_before_one_that_may_not() -> None:
+    world = World(idle_claims=IdleClaims.RELEASE)
+    world.put(a_mig_policy("keeping", created=datetime(2020, 1, 1, tzinfo=UTC), exclude=[a_gpu_uuid("node-0", 1)]))
+    for gpu, name in enumerate(("first", "second")):
+        world.put(a_version(a_mig_claim(name, "1g.10gb", f"{gpu}:1g.10gb@0"), "1"))
+    world.wait_for("large", "4g.40gb")
+    await world.look()
+    assert world.server.patches == ["second"]
+
+
+async def test_the_event_loop_is_free_again_within_moments_of_a_long_look(
+    blocked: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step of a search takes 0.03 s here, by the clock."""
+    monkeypatch.setattr(blocked.clock, "monotonic", Ticking(blocked.clock.monotonic, 0.03))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    await asyncio.sleep(0)
+    await blocked.reconciler._look()
+    task.cancel()
+    assert turns > 1
+
+
+async def test_a_look_that_takes_long_goes_on_where_it_stopped(blocked: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        blocked.wait_for(name, "7g.80gb")
+    blocked.put(a_mig_policy(repair=MigRepair(idle_claims=IdleClaims.KEEP)))
+    monkeypatch.setattr(blocked.clock, "monotonic", Ticking(blocked.clock.monotonic, repair._GO_S / 6))
+    looked_at = []
+    for _ in range(3):
+        await blocked.look()
+        looked_at.append(set(blocked.said.texts) - {"idle"})
+    assert looked_at == [{"a"}, {"a", "b"}, {"a", "b", "large"}]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet import Fleet
-from draco.mig_policy.releases import Release, Searches, plan_release
+from draco.mig_policy.releases import Release, Searches, plan_release, release_steps
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node, PodSpec
 from draco.resources.meta import ObjectKey
@@ -112,3 +112,31 @@ def test_a_pod_that_may_go_to_no_node_uses_up_a_search() -> None:
     searches = Searches(fleet, 1)
     assert plan_release(searches, pod, [waiting], {idle.metadata.key: 2}) is None
     assert searches.left == 0
+
+
+def test_a_claim_that_is_used_by_the_time_its_turn_comes_is_not_named() -> None:
+    idle, waiting = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("waiting", "4g.40gb")
+    fleet = a_fleet(idle, waiting)
+    steps = release_steps(Searches(fleet, 10), a_pod("train", claims=["waiting"]), [waiting], {idle.metadata.key: 2})
+    next(steps)
+    next(steps)
+    fleet.put_claim(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0", used=True))
+    assert list(steps) == []
+
+
+def test_what_a_claim_is_allocated_between_two_steps_stays_in_use() -> None:
+    idle, waiting = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("waiting", "4g.40gb")
+    fleet = a_fleet(idle, waiting)
+    steps = release_steps(Searches(fleet, 10), a_pod("train", claims=["waiting"]), [waiting], {idle.metadata.key: 2})
+    next(steps)
+    next(steps)
+    fleet.put_claim(a_mig_claim("waiting", "4g.40gb", "0:4g.40gb@0"))
+    before = fleet.state.held_by(WAITING)
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    assert end.value.value is None
+    assert fleet.state.held_by(WAITING) == before != set()
+
+
+def a_fleet(*claims: ResourceClaim) -> Fleet:
+    return Fleet.of(slices=a_mig_pool("node-0", 1), nodes=[a_node("node-0")], classes=[MIG_CLASS], claims=claims)
