@@ -57,7 +57,8 @@ def show(*, nodes: Sequence[str], sources: LayoutSources, output: str) -> None:
         for note in view.notes:
             click.echo(note, err=True)
     else:
-        _print(lambda console, width: layout_screen.show(view, console, width))
+        most = max(layout_screen.MOST_NODES, len(nodes))  # those that are asked for by name are to be seen
+        _print(lambda console, width: layout_screen.show(view, console, width, most))
 
 
 @command.command()

@@ -31,7 +31,7 @@ WORDS = {
     Use.ORPHAN: "orphan: is being destroyed",
 }
 MOST_NODES = 16
-"""Above this many nodes, those of which nothing is divided are only counted."""
+"""What a person looks through node by node."""
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 _NOT_MADE = {
     "": "nothing is made of it without a policy",
@@ -44,20 +44,21 @@ _WIDEST_BAR = 36
 _WIDEST_UNIT = 4
 
 
-def show(view: LayoutView, console: Console, width: int) -> None:
-    """Print every node. `width` is where long lines break."""
+def show(view: LayoutView, console: Console, width: int, most: int = MOST_NODES) -> None:
+    """Print the nodes; of more than `most`, those of which nothing is divided are only counted. `width` is where lines break."""
     if not view.nodes:
         console.print("No node has reported GPUs. Is Draco's agent running on the GPU nodes?")
-    plain = [node for node in view.nodes if len(view.nodes) > MOST_NODES and _is_plain(node)]
-    for number, node in enumerate(node for node in view.nodes if node not in plain):
+    plain = {node.name: len(node.gpus) for node in view.nodes if len(view.nodes) > most and _is_plain(node)}
+    for number, node in enumerate(node for node in view.nodes if node.name not in plain):
         if number:
             console.print()
         # All at once: printing has its price, and a large fleet has many lines.
         console.print(Text("\n").join(_node_lines(node, width)))
     if plain:
-        console.print()
-        gpus = sum(len(node.gpus) for node in plain)
-        told = f"{len(plain)} nodes with {gpus} GPUs have none that is divided; name a node to see it."
+        if len(plain) < len(view.nodes):
+            console.print()
+        nodes = f"{len(plain)} nodes have" if len(plain) > 1 else "1 node has"
+        told = f"{nodes} no divided GPU ({sum(plain.values())} in all); name a node to see it."
         console.print(Text("\n").join(_wrapped(told, "", "", width)), style="dim")
     if view.notes:
         console.print()

@@ -61,4 +61,6 @@ def _compiled(expression: str) -> Selector | str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")
+    # The compiler draws an arrow below the expression, which says nothing on one line; where it points is said in numbers, too.
+    told = (line for line in text.splitlines() if not line.startswith(" | "))
+    return " ".join(" ".join(told).split()).rstrip(".")

@@ -173,7 +173,7 @@ def test_of_a_large_fleet_nodes_without_divided_gpus_are_counted() -> None:
     assert len(screen(Observed(gpu_nodes=nodes))) == 3 * layout_screen.MOST_NODES - 1
     lines = screen(Observed(gpu_nodes={**nodes, "divided": divided}))
     assert lines[0] == "divided"
-    assert lines[-2:] == ["", "16 nodes with 32 GPUs have none that is divided; name a node to see it."]
+    assert lines[-2:] == ["", "16 nodes have no divided GPU (32 in all); name a node to see it."]
 
 
 def test_an_undivided_gpu_that_is_divided_on_demand_says_what_fits() -> None:
@@ -314,6 +314,15 @@ def a_file(folder: Path, *objects: GpuNode | ResourceClaim) -> str:
     path = folder / "objects.json"
     path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}), encoding="utf-8")
     return str(path)
+
+
+def test_nodes_asked_for_by_name_are_all_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"node-{number}" for number in range(layout_screen.MOST_NODES + 1)]
+    path = a_file(tmp_path, *(a_mig_node(name, board=H100) for name in names))
+    assert run(["layout", "show", "-f", path]) == 0
+    assert capsys.readouterr().out.startswith("17 nodes have no divided GPU (34 in all)")
+    assert run(["layout", "show", "-f", path, *names]) == 0
+    assert "node-16\n  gpu-0 to gpu-1  not divided: MIG is off\n" in capsys.readouterr().out
 
 
 def test_files_with_gpu_nodes_stand_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
