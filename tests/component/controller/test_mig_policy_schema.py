@@ -7,6 +7,7 @@ import pytest
 
 from draco.kube.client import Client
 from draco.kube.errors import ApiError
+from draco.resources.draco import IdleClaims
 from draco.resources.kinds import MIG_POLICIES
 from draco.resources.meta import ObjectKey
 
@@ -54,6 +55,7 @@ async def create(client: Client, spec: dict[str, Any]) -> ObjectKey:
         ),
         ({"mode": "Dynamic", "reset": {"windows": [{"start": "24:00", "duration": "1h"}]}}, "should match"),
         ({"mode": "Dynamic", "repair": {"maxMoves": 3}}, "should be less than or equal to 2"),
+        ({"mode": "Dynamic", "repair": {"idleClaims": "Delete"}}, 'supported values: "Keep", "Release"'),
         (
             {"mode": "Dynamic", "exclude": ["gpu-0"]},
             "the UUID of a GPU starts with GPU-; `kubectl get gpunodes -o yaml` lists them",
@@ -86,5 +88,6 @@ async def test_what_is_left_out_is_filled_in(client: Client) -> None:
         ("3g.40gb", 1, None),
     ]
     assert spec.repair.max_moves == 2
+    assert spec.repair.idle_claims is IdleClaims.KEEP
     assert spec.reset.windows[0].time_zone == "UTC"
     await client.delete(MIG_POLICIES, key)

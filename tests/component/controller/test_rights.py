@@ -1,6 +1,6 @@
 """The operator needs no more than what the installation gives it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from draco.resources.draco import MaintenancePhase
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, EVENTS, GPU_NODES, MIG_POLICIES, PODS, SLICES, Kind
 from draco.resources.meta import ObjectKey
 from tests.builders import a_claim, a_mig_node, a_slice
+from tests.component.controller.repair_lab import Lab
 from tests.component.controller.replicas import Process, until
 
 pytestmark = pytest.mark.usefixtures("crds")
@@ -26,6 +27,20 @@ SUBJECTS = [{"apiGroup": RBAC, "kind": "User", "name": USER}]
 
 def kind(name: str, *, namespaced: bool) -> Kind[Any]:
     return Kind(RBAC, "v1", f"{name.lower()}s", name, namespaced, dict)
+
+
+@pytest.fixture
+async def lab(client: Client, namespace: str) -> AsyncIterator[Lab]:
+    """An idle claim that is reported by its driver, and that may be released for a pod."""
+    made = Lab(client, namespace)
+    await made.make(repair={"idleClaims": "Release"})
+    idle = await made.claim("idle", "1g.10gb", "0:1g.10gb@0")
+    device = {"driver": "gpu.nvidia.com", "pool": made.node, "device": "gpu-0-mig-1g10gb-19-0"}
+    await client.patch(CLAIMS, idle, {"status": {"devices": [device]}}, subresource="status")
+    await made.claim("large", "4g.40gb")
+    await made.refused_pod("large")
+    yield made
+    await made.clean()
 
 
 @pytest.fixture
@@ -117,3 +132,58 @@ async def test_everything_the_operator_does_it_may_do(
         await client.delete(SLICES, ObjectKey("", pool))
         await client.delete(MIG_POLICIES, policy)
         await client.delete(GPU_NODES, gpu_node)
+
+
+def operator_of(served: ControlPlane, namespace: str, folder: Path) -> Awaitable[Process]:
+    """An operator with the rights of the test's user."""
+    served.write_kubeconfig(folder / "kubeconfig", USER)
+    options = ("--kubeconfig", str(folder / "kubeconfig"), "--namespace", namespace, "--idle-grace", "0.2")
+    return Process.start(served, folder, *options)
+
+
+@pytest.mark.usefixtures("rights")
+async def test_it_may_release_a_claim_and_with_it_what_a_driver_says_of_the_devices(
+    served: ControlPlane, client: Client, namespace: str, lab: Lab, tmp_path: Path
+) -> None:
+    async def released() -> bool:
+        status = (await client.get(CLAIMS, ObjectKey(namespace, "idle"))).status
+        return status.allocation is None and not status.devices
+
+    async def told() -> bool:
+        return (await lab.said("ClaimReleased")).keys() == {"idle"}
+
+    operator = await operator_of(served, namespace, tmp_path)
+    try:
+        await until(released, what="the release")
+        await until(told, what="the Event")
+    finally:
+        await operator.kill()
+
+
+@pytest.mark.usefixtures("rights")
+async def test_a_role_without_the_right_to_release_is_named_where_people_look(
+    served: ControlPlane, client: Client, namespace: str, lab: Lab, tmp_path: Path
+) -> None:
+    role = ObjectKey("", f"draco-{namespace}")
+    rules = (await client.get(kind("ClusterRole", namespaced=False), role))["rules"]
+    without = [rule for rule in rules if "resourceclaims/status" not in rule["resources"]]
+    assert len(without) == len(rules) - 1
+    await client.patch(kind("ClusterRole", namespaced=False), role, {"rules": without})
+
+    async def told() -> bool:
+        said = [*(await lab.said()).values(), (await lab.of_policy()).status.message]
+        return len(said) == 3 and all(
+            "does not let Draco release claims" in each
+            and "needs patch on resourceclaims/status and resourceclaims/binding" in each
+            for each in said
+        )
+
+    operator = await operator_of(served, namespace, tmp_path)
+    try:
+        await until(told, what="the remedy")
+        assert await lab.allocated(ObjectKey(namespace, "idle")) == [True]
+        refusals = [event for event in operator.events() if event["event"] == "repair.refused"]
+        assert len(refusals) == 1
+        assert "Traceback" not in operator.output
+    finally:
+        await operator.kill()
