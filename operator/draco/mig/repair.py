@@ -2,6 +2,9 @@
 
 Owns the plan, exact for two moves: if there is a way, one is found, and of those with fewest moves the one after which most can
 still be hosted. Nothing that runs is ever touched; carrying a plan out, and whether to, is decided elsewhere.
+
+It plans where Draco chooses places itself: in replays. Where kube-scheduler allocates, which claims stand in the way is tried
+out with the scheduler's own rules, in `draco.mig_policy.releases`.
 """
 
 from collections.abc import Iterator, Sequence
