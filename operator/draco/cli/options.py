@@ -24,6 +24,11 @@ CLUSTER_OPTIONS: Options = (
 )
 
 
+def with_cluster(command: Command) -> Command:
+    """Add the options that say which cluster is meant: `kubeconfig` and `context`."""
+    return _with(CLUSTER_OPTIONS, command)
+
+
 def gathered(into: type[msgspec.Struct], options: Options) -> Callable[[Command], Command]:
     """Add options to a command, which gets them as its argument `sources`, a struct with a field for each."""
 
@@ -32,9 +37,12 @@ def gathered(into: type[msgspec.Struct], options: Options) -> Callable[[Command]
         def told(**given: Any) -> Any:
             return command(sources=into(**{name: given.pop(name) for name in into.__struct_fields__}), **given)
 
-        with_options: Command = told
-        for option in reversed(options):
-            with_options = option(with_options)
-        return with_options
+        return _with(options, told)
 
     return decorated
+
+
+def _with(options: Options, command: Command) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -20,6 +20,7 @@ from draco.cel.parse import MAX_LENGTH
 from draco.cli import selector_cases, selector_devices
 from draco.cli.documents import print_document
 from draco.cli.manifests import files_option, read_documents
+from draco.cli.options import with_cluster
 from draco.cli.selector_cases import Findings
 from draco.kube.client import Client
 from draco.kube.clock import SystemClock
@@ -184,12 +185,7 @@ def _with_lists(expression: str, minor: int) -> bool:
 @click.argument("expression", required=False)
 @files_option
 @_cases
-@click.option(
-    "--kubeconfig",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Kubeconfig file [default: as kubectl finds it].",
-)
-@click.option("--context", help="Context of the kubeconfig [default: its current one].")
+@with_cluster
 @click.option(
     "-o",
     "--output",

@@ -15,6 +15,7 @@ import click
 
 from draco.cli.documents import print_document
 from draco.cli.mig_traces import Arrive, Depart, TraceError, events, lines_of
+from draco.cli.options import with_cluster
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.kubeconfig import connect
@@ -94,8 +95,7 @@ class _Run:
     help='For a claim that is blocked, move at most so many instances of claims that arrived with "movable": true.',
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the chance in scheduler-1.35.")
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig to use instead of the usual ones.")
-@click.option("--context", help="Context of the kubeconfig to use instead of its current one.")
+@with_cluster
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form.")
 def command(
     *,

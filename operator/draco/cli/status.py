@@ -11,6 +11,7 @@ from rich.console import Console
 
 from draco.cli import status_screen
 from draco.cli.documents import print_document
+from draco.cli.options import with_cluster
 from draco.cli.reading import Reader, without_dra
 from draco.cli.status_schema import MissingView, Status
 from draco.cli.status_view import Snapshot, status_of
@@ -24,12 +25,7 @@ WIDTH = 10_000
 
 
 @click.command()
-@click.option(
-    "--kubeconfig",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Kubeconfig file [default: as kubectl finds it].",
-)
-@click.option("--context", help="Context of the kubeconfig [default: its current one].")
+@with_cluster
 @click.option("-n", "--namespace", default="", help="List only the claims of this namespace.")
 @click.option(
     "-o",

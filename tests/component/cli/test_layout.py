@@ -94,6 +94,27 @@ def test_a_plan_is_made_with_the_policies_of_the_cluster(api_server: ControlPlan
         call(api_server, "DELETE", f"{DRACO}/migpolicies/{node}-older")
 
 
+def test_a_plan_can_be_made_of_deleting_policies(api_server: ControlPlane, node: str) -> None:
+    selector = {"matchLabels": {"pool": node}}
+    for name, spec in (("a", {"mode": "Dynamic"}), ("b", {"mode": "Disabled"})):
+        meta = {"apiVersion": "draco.dev/v1alpha1", "kind": "MigPolicy", "metadata": {"name": f"{node}-{name}"}}
+        call(api_server, "POST", f"{DRACO}/migpolicies", {**meta, "spec": {**spec, "nodeSelector": selector}})
+    try:
+        result = draco_layout(api_server, "plan", "--delete", f"{node}-a", "-o", "json")
+        assert result.return_value == 0, result.output
+        (gpu,) = json.loads(result.stdout)["gpus"]
+        assert (gpu["before"], gpu["policy"], gpu["modeChange"]) == (f"{node}-a", f"{node}-b", "off")
+        both = draco_layout(api_server, "plan", "--delete", f"{node}-a", "--delete", f"{node}-b", "-o", "json")
+        (gpu,) = json.loads(both.stdout)["gpus"]
+        assert (gpu["before"], gpu["policy"], gpu["modeChange"]) == (f"{node}-a", "", "")
+        wrong = draco_layout(api_server, "plan", "--delete", f"{node}-c")
+        assert f"there is no MigPolicy {node}-c in the cluster: there are" in str(wrong.exception)
+        assert f"{node}-a, {node}-b" in str(wrong.exception)
+    finally:
+        for name in ("a", "b"):
+            call(api_server, "DELETE", f"{DRACO}/migpolicies/{node}-{name}")
+
+
 def test_missing_permissions_are_one_sentence(api_server: ControlPlane, crds: None, tmp_path: Path) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     api_server.write_kubeconfig(kubeconfig, "somebody")
