@@ -74,7 +74,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuMig(msgspec.Struct, frozen=True, kw_only=True):
-    """How one GPU is divided, and whose each part is. `message` says why it is not Ready, or what is still to be done.
+    """How one GPU is divided, and whose each part is. `message` says why it is not Ready, or what it has no room for.
 
     `missing` are places whose instance a prepared claim needs and that do not have it.
     """

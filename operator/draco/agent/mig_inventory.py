@@ -81,6 +81,7 @@ class MigInventory:
         self._seen: dict[GpuUuid, Seen] = {}
         self._trouble: dict[GpuUuid, str] = {}
         self._notes: dict[GpuUuid, str] = {}
+        self._lacks: dict[GpuUuid, str] = {}
         self._layouts: dict[GpuUuid, frozenset[PlacementKey]] = {}
         self._attempts: dict[PlacementKey, Attempt] = {}
         self._doubtful_since_s: dict[PlacementKey, float] = {}
@@ -100,7 +101,7 @@ class MigInventory:
         with self._mig.lock:
             for uuid in self._seen.keys() - {gpu.uuid for gpu in gpus}:
                 del self._seen[uuid]
-                for known in (self._trouble, self._notes, self._layouts):
+                for known in (self._trouble, self._notes, self._lacks, self._layouts):
                     known.pop(uuid, None)
             looked = [self._look(gpu) for gpu in gpus]
             self.show()
@@ -213,9 +214,13 @@ class MigInventory:
 
     # Telling
 
-    def note(self, uuid: GpuUuid, text: str) -> None:
-        """Say what is still to be done on a GPU; "" for nothing."""
+    def note(self, uuid: GpuUuid, text: str, *, lacks: str = "") -> None:
+        """Say what is still to be done on a GPU, and what it has no room for; "" for nothing.
+
+        Instances are kept warm as far as there is room, so a GPU that lacks it is as wanted.
+        """
         _set(self._notes, uuid, text)
+        _set(self._lacks, uuid, lacks)
         self.show()
 
     def lay_out(self, uuid: GpuUuid, places: frozenset[PlacementKey]) -> None:
@@ -265,8 +270,8 @@ class MigInventory:
                 MigState.NEEDS_RESET,
                 f"MIG mode will be {wanted} after a reset; drain it and run `nvidia-smi --gpu-reset`.",
             )
-        note = self._notes.get(uuid, "")
-        return (MigState.CHANGING, note) if note else (MigState.READY, "")
+        note, lacks = self._notes.get(uuid, ""), self._lacks.get(uuid, "")
+        return (MigState.CHANGING if note else MigState.READY), f"{note} {lacks}".strip()
 
 
 def _set(texts: dict[GpuUuid, str], uuid: GpuUuid, text: str) -> None:

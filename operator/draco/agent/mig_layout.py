@@ -6,6 +6,7 @@ neighbour is waited for, never touched. How a change survives a crash is `mig_de
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 from draco.agent.checkpoint import Checkpoint, ClaimState, InstanceState
 from draco.agent.claim_instances import ClaimInstances
@@ -19,6 +20,16 @@ from draco.mig.geometry import State, geometry
 from draco.resources.draco import MigMode, WantedGpu
 from draco.resources.names import GpuUuid
 
+NAMED = 3
+"""So many of those who leave no room are named; the rest is counted."""
+
+
+class Progress(NamedTuple):
+    """What a GPU still waits for, and what there is no room for; "" for nothing."""
+
+    waits: str = ""
+    lacks: str = ""
+
 
 class LayoutDesk:
     """Applies what is wanted to GPUs, one at a time."""
@@ -31,51 +42,58 @@ class LayoutDesk:
 
     def keep(self, uuid: GpuUuid) -> str:
         """Finish and undo open steps and make again what claims need, and nothing else: what is wanted is not known."""
-        return self._noted(uuid, lambda: self._instances.rebuild(uuid))
+        return self._noted(uuid, lambda: Progress(self._instances.rebuild(uuid)))
 
     def apply(self, uuid: GpuUuid, wanted: WantedGpu | None) -> str:
-        """Make a GPU what is wanted of it, None for a GPU that no policy has; what is still to be done, "" for nothing.
+        """Make a GPU what is wanted of it, None for a GPU that no policy has; what is not there yet, "" for nothing.
 
         OSError when the disk refuses.
         """
         return self._noted(uuid, lambda: self._apply(uuid, wanted))
 
-    def _noted(self, uuid: GpuUuid, work: Callable[[], str]) -> str:
+    def _noted(self, uuid: GpuUuid, work: Callable[[], Progress]) -> str:
         with self._inventory.lock:
             try:
-                note = work()
+                done = work()
             except (NvmlError, NotVerified) as error:
-                note = str(error)
+                done = Progress(str(error))
                 with suppress(NvmlError):  # the GPU is dirty then, and says why
                     self._desk.settle(uuid)
-            self._inventory.note(uuid, note)
-            return note
+            self._inventory.note(uuid, done.waits, lacks=done.lacks)
+            return f"{done.waits} {done.lacks}".strip()
 
-    def _apply(self, uuid: GpuUuid, wanted: WantedGpu | None) -> str:
+    def _apply(self, uuid: GpuUuid, wanted: WantedGpu | None) -> Progress:
         hindrance = self._instances.rebuild(uuid)
         seen = self._inventory.known(uuid)
         if seen is None or seen.mode is None or seen.board is None:
             if wanted is None or wanted.mode is MigMode.DISABLED:
-                return ""
-            return f"Policy {wanted.policy} divides this GPU, but it cannot be divided; exclude it from the policy."
+                return Progress()
+            return Progress(
+                f"Policy {wanted.policy} divides this GPU, but it cannot be divided; exclude it from the policy."
+            )
         keep = keeping(wanted, seen.board)
         self._inventory.lay_out(uuid, keep.places)
         seen = self._thin_out(seen, keep)
-        return (self._reach(seen, seen.board or Board(()), wanted, keep) if wanted else "") or hindrance
+        done = self._reach(seen, seen.board or Board(()), wanted, keep) if wanted else Progress()
+        return Progress(done.waits or hindrance, done.lacks)
 
-    def _reach(self, seen: Seen, board: Board, wanted: WantedGpu, keep: Keeping) -> str:
+    def _reach(self, seen: Seen, board: Board, wanted: WantedGpu, keep: Keeping) -> Progress:
         """Go from what is left to what is wanted, as far as that goes now."""
         if wanted.mode is MigMode.DISABLED:
-            return self._off(seen, wanted)
+            return Progress(self._off(seen, wanted))
+        whole = "" if seen.mode is None or seen.mode.enabled else self._whole(seen.gpu.uuid)
+        if whole and wanted.mode is MigMode.DYNAMIC:
+            # Where partitions are made on demand, a GPU that is in use as a whole is just that.
+            return Progress(lacks=_all_lack(board, keep, whole))
+        if whole:
+            return Progress(f"MIG mode waits for claim {whole}, which has the whole GPU.")
         waits = self._on(seen, wanted)
         seen = self._inventory.known(seen.gpu.uuid) or seen
         if waits or seen.mode is None or not seen.mode.enabled:
-            return waits
-        return (
-            self._lay_out(seen, board, wanted)
-            if wanted.mode is MigMode.STATIC
-            else self._warm(seen, board, wanted, keep)
-        )
+            return Progress(waits)
+        if wanted.mode is MigMode.STATIC:
+            return Progress(self._lay_out(seen, board, wanted))
+        return Progress(lacks=self._warm(seen, board, keep))
 
     def _thin_out(self, seen: Seen, keep: Keeping) -> Seen:
         """Destroy idle instances of ours that nobody wants."""
@@ -126,39 +144,39 @@ class LayoutDesk:
         there = (Placement(each, one.start) for one in seen.instances if (each := board.by_id(one.profile_id)))
         return geometry(board).state_of(there)
 
-    def _warm(self, seen: Seen, board: Board, wanted: WantedGpu, keep: Keeping) -> str:
+    def _warm(self, seen: Seen, board: Board, keep: Keeping) -> str:
         """Make warm instances where they cost least; those that do not fit now are made when there is room."""
         idle = self._idle(seen.gpu.uuid)
         shape = geometry(board)
-        waits = []
+        lacks = []
         for profile in sorted(board.profiles, key=lambda each: -each.size):
-            lacking = keep.counts.get(profile.id, 0) - sum(key.profile_id == profile.id for key in idle)
-            for _ in range(lacking):
+            wanted = keep.counts.get(profile.id, 0)
+            for there in range(sum(key.profile_id == profile.id for key in idle), wanted):
                 seen = self._inventory.known(seen.gpu.uuid) or seen
                 best = shape.best(self._state(seen, board), profile)
                 if best is None:
-                    waits.append(f"{profile.name} has no room")
+                    lacks.append(f"{wanted - there} of {wanted} warm {profile.name}")
                     break
                 self._desk.make(seen.gpu.uuid, [best.placement])
-        return f"The warm instances of policy {wanted.policy} are not complete: {'; '.join(waits)}." if waits else ""
+        if not lacks:
+            return ""
+        idle = self._idle(seen.gpu.uuid)
+        beside = _few(dict.fromkeys(self._blame([one]) for one in seen.instances if one.key not in idle))
+        return f"There is no room for {' and '.join(lacks)}{' beside ' if beside else ''}{beside}."
+
+    def _whole(self, uuid: GpuUuid) -> str:
+        """The claim that has all of the GPU; "" when none has."""
+        for claim in self._record.claims.values():
+            if claim.state is ClaimState.PREPARED:
+                for one in claim.devices:
+                    if one.gpu == uuid and one.partition is None and not one.admin:
+                        return str(claim)
+        return ""
 
     def _on(self, seen: Seen, wanted: WantedGpu) -> str:
         """MIG mode on, if it can be; what it waits for otherwise."""
         if seen.mode is None or seen.mode.enabled:
             return ""
-        whole = [
-            str(claim)
-            for claim in self._record.claims.values()
-            if claim.state is ClaimState.PREPARED
-            and any(one.gpu == seen.gpu.uuid and one.partition is None and not one.admin for one in claim.devices)
-        ]
-        if whole:
-            # Where partitions are made on demand, a GPU that is in use as a whole is just that.
-            return (
-                ""
-                if wanted.mode is MigMode.DYNAMIC
-                else f"MIG mode waits for claim {whole[0]}, which has the whole GPU."
-            )
         return self._switch(seen, wanted, on=True)
 
     def _off(self, seen: Seen, wanted: WantedGpu) -> str:
@@ -198,3 +216,19 @@ class LayoutDesk:
             if refused is not None and refused.holder:
                 return f"an instance that is going, in use by {refused.holder}"
         return "an instance that is going"
+
+
+def _all_lack(board: Board, keep: Keeping, claim: str) -> str:
+    """What a GPU that a claim has as a whole lacks."""
+    largest_first = sorted(board.profiles, key=lambda each: -each.size)
+    lacks = [f"{count} of {count} warm {one.name}" for one in largest_first if (count := keep.counts.get(one.id, 0))]
+    so = f", so there is no room for {' and '.join(lacks)}" if lacks else ""
+    return f"Claim {claim} has the whole GPU{so}."
+
+
+def _few(phrases: Iterable[str]) -> str:
+    """The first of them, and how many more; "" without any."""
+    found = list(phrases)
+    more = len(found) - NAMED
+    *first, last = [*found[:NAMED], f"{more} more"] if more > 0 else found or [""]
+    return f"{', '.join(first)} and {last}" if first else last

@@ -4,6 +4,7 @@ Owns the comparison of what is wanted with what the agent reports, and the words
 """
 
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 from draco.resources.draco import (
@@ -30,7 +31,7 @@ class Standing(Enum):
 
 
 class Stands(NamedTuple):
-    """How a GPU stands and, unless it is as wanted, why."""
+    """How a GPU stands and why; of one that is as wanted, what it has no room for."""
 
     standing: Standing
     message: str = ""
@@ -64,9 +65,12 @@ def _by_state(mig: GpuMig, wanted: WantedGpu, permit: ResetPermit) -> Stands:
         return _reset(mig, wanted, permit)
     if wanted.mode is MigMode.DISABLED:
         return _disabled(mig)
-    if not mig.enabled:
-        return _changing(mig.message or "MIG is still off")
-    return _divided(mig, wanted)
+    if mig.enabled:
+        return _divided(mig, wanted)
+    if wanted.mode is MigMode.DYNAMIC and mig.state is MigState.READY and mig.message:
+        # In use as a whole: where partitions are made on demand that is one of the demands.
+        return _applied(mig.message)
+    return _changing(mig.message or "MIG is still off")
 
 
 def _divided(mig: GpuMig, wanted: WantedGpu) -> Stands:
@@ -74,7 +78,8 @@ def _divided(mig: GpuMig, wanted: WantedGpu) -> Stands:
         return _static(mig, wanted)
     if mig.state is MigState.CHANGING:
         return _changing(mig.message or "its instances are being changed")
-    return Stands(Standing.APPLIED)
+    # Warm instances are kept as far as there is room: a busy GPU has none, and is none the worse for it.
+    return _applied(mig.message)
 
 
 def _static(mig: GpuMig, wanted: WantedGpu) -> Stands:
@@ -115,9 +120,15 @@ def _disabled(mig: GpuMig) -> Stands:
     return _changing(mig.message or "MIG is still on")
 
 
+def _applied(message: str) -> Stands:
+    return Stands(Standing.APPLIED, message.rstrip("."))
+
+
+@lru_cache(maxsize=1024)  # thousands of GPUs stand the same way
 def _changing(message: str) -> Stands:
     return Stands(Standing.CHANGING, message.rstrip("."))
 
 
+@lru_cache(maxsize=1024)
 def _failed(message: str) -> Stands:
     return Stands(Standing.FAILED, message.rstrip("."))

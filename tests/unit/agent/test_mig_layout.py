@@ -127,8 +127,54 @@ def test_warm_instances_stand_where_they_cost_least(node: MigNode) -> None:
 
 def test_warm_instances_without_room_are_told_and_others_are_made(node: MigNode) -> None:
     note = apply(node, MigMode.DYNAMIC, warm={"3g.40gb": 3})
-    assert note == "The warm instances of policy pool are not complete: 3g.40gb has no room."
+    assert note == "There is no room for 1 of 3 warm 3g.40gb."
     assert node.real() == [(9, 4, 1), (9, 0, 1)]
+
+
+def test_a_busy_gpu_without_room_for_warm_instances_is_ready_says_so_and_makes_them_later(node: MigNode) -> None:
+    claims = [a_mig_claim(f"claim-{start}", *names([(9, start)])) for start in (0, 4)]
+    for claim in claims:
+        node.prepare(claim)
+    told = (
+        "There is no room for 1 of 1 warm 3g.40gb and 2 of 2 warm 1g.10gb beside claim default/claim-0 and claim "
+        "default/claim-4."
+    )
+    for _ in range(2):
+        assert apply(node, MigMode.DYNAMIC, warm={"1g.10gb": 2, "3g.40gb": 1}) == told
+        assert state_of(node) == (MigState.READY, told), "a busy GPU is nothing that changes"
+    node.unprepare(claims[1])
+    assert (
+        apply(node, MigMode.DYNAMIC, warm={"1g.10gb": 2, "3g.40gb": 1})
+        == "There is no room for 2 of 2 warm 1g.10gb beside claim default/claim-0."
+    )
+    node.unprepare(claims[0])
+    assert apply(node, MigMode.DYNAMIC, warm={"1g.10gb": 2, "3g.40gb": 1}) == ""
+    assert state_of(node) == (MigState.READY, "")
+
+
+def test_of_many_who_leave_no_room_few_are_named(node: MigNode) -> None:
+    for start in range(7):
+        node.prepare(a_mig_claim(f"claim-{start}", *names([(19, start)])))
+    told = apply(node, MigMode.DYNAMIC, warm={"1g.10gb": 1})
+    assert told == (
+        "There is no room for 1 of 1 warm 1g.10gb beside claim default/claim-0, claim default/claim-1, "
+        "claim default/claim-2 and 4 more."
+    )
+
+
+def test_what_others_made_is_named_where_it_leaves_no_room_for_warm_instances(node: MigNode) -> None:
+    by_hand.create_instance(node.path, 0, "7g.80gb", start=0)
+    node.scan()
+    assert apply(node, MigMode.DYNAMIC, warm={"1g.10gb": 1}) == (
+        "There is no room for 1 of 1 warm 1g.10gb beside GPU instance 0 that somebody else made."
+    )
+
+
+def test_what_a_policy_waits_for_comes_before_what_it_has_no_room_for(node: MigNode) -> None:
+    node.mig.note(node.uuid, "It waits.", lacks="There is no room.")
+    assert state_of(node) == (MigState.CHANGING, "It waits. There is no room.")
+    node.mig.note(node.uuid, "")
+    assert state_of(node) == (MigState.READY, "")
 
 
 def test_without_a_policy_idle_instances_of_ours_go_and_others_stay(node: MigNode) -> None:
@@ -180,7 +226,15 @@ def test_the_mode_of_a_gpu_that_is_used_as_a_whole_is_left_alone(node: MigNode) 
     assert (
         apply(node, MigMode.STATIC, "3g.40gb@0") == "MIG mode waits for claim default/whole, which has the whole GPU."
     )
-    assert apply(node, MigMode.DYNAMIC, warm={"1g.10gb": 1}) == ""
+    for warm, told in (
+        ({}, "Claim default/whole has the whole GPU."),
+        (
+            {"1g.10gb": 1, "3g.40gb": 2},
+            "Claim default/whole has the whole GPU, so there is no room for 2 of 2 warm 3g.40gb and 1 of 1 warm 1g.10gb.",
+        ),
+    ):
+        assert apply(node, MigMode.DYNAMIC, warm=warm) == told
+        assert state_of(node) == (MigState.READY, told)
     assert node.hardware().mig_current == 0
 
 

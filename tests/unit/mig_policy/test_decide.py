@@ -247,6 +247,8 @@ ON = GpuMig(capable=True, enabled=True)
 HALVES = a_static_policy("policy", "3g.40gb@0", "3g.40gb@4")
 BOTH = [a_mig_instance(f"3g.40gb@{start}", size=4, use=InstanceUse.LAYOUT) for start in (0, 4)]
 CLAIMED = a_mig_instance("1g.10gb@6", use=InstanceUse.CLAIM, claim="team/serve")
+NO_ROOM = "There is no room for 1 of 2 warm 1g.10gb beside claim team/serve."
+WHOLE = "Claim team/train has the whole GPU."
 FOREIGN = a_mig_instance("1g.10gb@6", use=InstanceUse.FOREIGN)
 
 
@@ -260,6 +262,16 @@ def having(*instances: Any, **fields: Any) -> GpuMig:
         (ON, a_mig_policy(), Standing.APPLIED, ""),
         (GpuMig(capable=True), a_mig_policy(), Standing.CHANGING, "MIG is still off"),
         (GpuMig(capable=True), a_mig_policy(mode=MigMode.DISABLED), Standing.APPLIED, ""),
+        (having(CLAIMED, message=NO_ROOM), a_mig_policy(), Standing.APPLIED, NO_ROOM.rstrip(".")),
+        (having(enabled=False, message=WHOLE), a_mig_policy(), Standing.APPLIED, WHOLE.rstrip(".")),
+        (having(enabled=False, message=WHOLE, state=MigState.CHANGING), HALVES, Standing.CHANGING, WHOLE.rstrip(".")),
+        (having(enabled=False, message=WHOLE), HALVES, Standing.CHANGING, WHOLE.rstrip(".")),
+        (
+            having(CLAIMED, state=MigState.CHANGING, message=f"MIG is asked for. {NO_ROOM}"),
+            a_mig_policy(),
+            Standing.CHANGING,
+            f"MIG is asked for. {NO_ROOM}".rstrip("."),
+        ),
         (ON, a_mig_policy(mode=MigMode.DISABLED), Standing.CHANGING, "MIG is still on"),
         (
             having(CLAIMED),
