@@ -159,11 +159,12 @@ def given(folder: Path, node: GpuNode, *policies: MigPolicy) -> list[str]:
 
 
 def test_files_stand_for_a_cluster_whose_policies_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = given(tmp_path, a_mig_node(gpus=[on()], board=H100), HALVES, YOUNG)
+    arguments = given(tmp_path, a_mig_node(gpus=[on()], board=H100, wanted=[BY_HALVES]), HALVES, YOUNG)
     assert run([*arguments, "--delete", "halves", "--delete", "halves", "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [(each["name"], each["deleted"]) for each in document["policies"]] == [("halves", True)]
     assert [(each["before"], each["policy"]) for each in document["gpus"]] == [("halves", "young")]
+    assert document["notes"] == []
 
 
 @pytest.mark.parametrize(
