@@ -2,6 +2,8 @@
 
 Owns the choice: the oldest policy that selects a GPU has it. A GPU that cannot be judged now, because its agent or its driver is
 down, or because a selector is broken, stays with the policy that has it.
+
+Decisions of tens of thousands of GPUs are remembered, and hold no cycles: the garbage collector need not walk them each time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +28,7 @@ class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
     devices: Mapping[str, Device] = {}
 
 
-class GpuDecision(msgspec.Struct, frozen=True, kw_only=True):
+class GpuDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One GPU. `policy` has it ("" for none); `verdicts` is what each policy says to it."""
 
     uuid: str
@@ -38,7 +40,7 @@ class GpuDecision(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: Mapping[str, Verdict] = {}
 
 
-class NodeDecision(msgspec.Struct, frozen=True, kw_only=True):
+class NodeDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All GPUs of a node."""
 
     node: str

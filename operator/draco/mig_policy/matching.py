@@ -30,7 +30,7 @@ class Answer(Enum):
     UNKNOWN = "unknown"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """An answer; `selector` is the index of the one that does not hold, `error` why there is no answer."""
 
     answer: Answer

@@ -1,5 +1,6 @@
 """Which GPU belongs to which policy, and what is wanted of it."""
 
+import gc
 from datetime import timedelta
 from typing import Any
 
@@ -358,3 +359,11 @@ def test_nothing_counts_as_applied_before_the_agent_has_seen_it() -> None:
 def test_a_decision_can_be_read_aloud() -> None:
     decision = decided(a_mig_node(board=H100), a_mig_policy(exclude=[SECOND]))
     assert str(decision) == "node-0: gpu-0: Dynamic by policy; gpu-1: left alone"
+
+
+def test_what_is_remembered_of_tens_of_thousands_of_gpus_costs_the_garbage_collector_little() -> None:
+    decision = decided(a_mig_node(board=H100), a_mig_policy())
+    verdicts = [said for gpu in decision.gpus for said in gpu.verdicts.values()]
+    assert [each for each in (decision, *decision.gpus, *verdicts, *decision.wanted) if gc.is_tracked(each)] == []
+    one, other = (each.stands for each in decision.gpus)
+    assert one is other
