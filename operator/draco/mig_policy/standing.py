@@ -5,7 +5,6 @@ Owns the comparison of what is wanted with what the agent reports, and the words
 
 from enum import Enum
 from functools import lru_cache
-from functools import lru_cache
 from typing import NamedTuple
 
 from draco.resources.draco import (
@@ -126,12 +125,10 @@ def _applied(message: str) -> Stands:
 
 
 @lru_cache(maxsize=1024)  # thousands of GPUs stand the same way
-@lru_cache(maxsize=1024)  # thousands of GPUs stand the same way
 def _changing(message: str) -> Stands:
     return Stands(Standing.CHANGING, message.rstrip("."))
 
 
-@lru_cache(maxsize=1024)
 @lru_cache(maxsize=1024)
 def _failed(message: str) -> Stands:
     return Stands(Standing.FAILED, message.rstrip("."))
