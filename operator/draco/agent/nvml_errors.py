@@ -67,7 +67,7 @@ class InvalidArgument(NvmlError):
 
 
 class NoEvent(NvmlError):
-    """Nothing happened in the time given."""
+    """Nothing happened in the time given; from a call that changes something: nobody knows whether it will."""
 
 
 def never_seen(uuid: str) -> GpuUnknown:
@@ -109,7 +109,7 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
         ),
         pynvml.NVML_ERROR_UNINITIALIZED: (
             DriverReloaded,
-            "The NVIDIA driver was reloaded, or NVML was never opened; open it again.",
+            "NVML has to be opened again, as after a reload of the NVIDIA driver; the agent does so within seconds.",
         ),
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
             DriverReloaded,
@@ -136,7 +136,10 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
             GpuUnknown,
             "NVML's {function} knows nothing of what it was asked about; it is gone, or was never there.",
         ),
-        pynvml.NVML_ERROR_TIMEOUT: (NoEvent, "Nothing happened in the time given to NVML's {function}."),
+        pynvml.NVML_ERROR_TIMEOUT: (
+            NoEvent,
+            "NVML's {function} did not come to an end in the time given; if it goes on so, look for NVRM in the kernel log.",
+        ),
         pynvml.NVML_ERROR_IN_USE: (InUse, "NVML's {function} was refused: somebody still uses what it is about."),
         pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (
             NoRoom,

@@ -227,29 +227,6 @@ def test_a_warm_instance_on_which_somebody_still_computes_is_not_given_away(node
 # What NVML refuses
 
 
-@pytest.mark.parametrize(
-    ("code", "sentence"),
-    [
-        (pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, "the GPU has no room there"),
-        (pynvml.NVML_ERROR_NOT_SUPPORTED, "does not support NVML's nvmlDeviceCreateGpuInstanceWithPlacement"),
-        (pynvml.NVML_ERROR_NO_PERMISSION, "needs more rights; run the agent as root"),
-        (pynvml.NVML_ERROR_INVALID_ARGUMENT, "does not know what it was given"),
-        (pynvml.NVML_ERROR_RESET_REQUIRED, "needs a reset before it can be used"),
-        (pynvml.NVML_ERROR_GPU_IS_LOST, "has fallen off the PCI bus"),
-        (pynvml.NVML_ERROR_UNINITIALIZED, "driver was reloaded"),
-        (pynvml.NVML_ERROR_INVALID_STATE, "look for NVRM in the kernel log"),
-        (pynvml.NVML_ERROR_UNKNOWN, "look for NVRM in the kernel log"),
-    ],
-)
-def test_a_refused_creation_is_explained_and_leaves_nothing(node: MigNode, code: int, sentence: str) -> None:
-    faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", code, times=1)
-    with pytest.raises(PrepareError, match=sentence):
-        node.prepare(ONE)
-    assert (node.real(), dict(node.record.claims), dict(node.record.instances)) == ([], {}, {})
-    assert not node.mig.divisions[node.uuid].dirty
-    node.prepare(ONE)
-
-
 def test_a_gpu_that_cannot_be_listed_after_a_failure_is_dirty_until_it_can(node: MigNode) -> None:
     faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_UNKNOWN, effect="done")
     faults.fail(node.path, "nvmlGpuInstanceDestroy", pynvml.NVML_ERROR_INVALID_STATE)

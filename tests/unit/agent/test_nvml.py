@@ -202,7 +202,7 @@ def test_closing_twice_or_without_opening_is_fine(path: Path) -> None:
     nvml.open()
     nvml.close()
     nvml.close()
-    with pytest.raises(DriverReloaded, match="open it again"):
+    with pytest.raises(DriverReloaded, match="has to be opened again"):
         nvml.gpus()
 
 

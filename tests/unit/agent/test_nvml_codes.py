@@ -1,0 +1,299 @@
+"""Every return code of NVML that an agent has to tell apart, and what it does about each, wherever it meets it.
+
+One table, and one test for each place in which a code can turn up: reading a GPU, reading what it can be divided into, listing
+instances, making one, destroying one, waiting for events, and losing the driver.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from draco.agent import nvml_errors
+from draco.agent.errors import InstanceHeld, PrepareError
+from draco.agent.gpus import Gpu, HealthState
+from draco.agent.hardware import Hardware, View
+from draco.agent.instances import Use
+from draco.agent.nvml import Nvml
+from draco.agent.nvml_errors import (
+    DriverError,
+    DriverMissing,
+    DriverReloaded,
+    GpuLost,
+    GpuUnknown,
+    InUse,
+    InvalidArgument,
+    NoEvent,
+    NoRoom,
+    NotSupported,
+    NvmlError,
+    PermissionMissing,
+    ResetRequired,
+    Unreadable,
+)
+from draco.agent.pcie import SysfsPcieRoots
+from draco.kube.clock import SystemClock
+from draco.simulator import faults
+from draco.simulator.nvml import SimulatedNvml
+from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
+
+ONE = a_mig_claim("one", *names([(9, 4)]))
+CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
+
+
+class Code(NamedTuple):
+    """A return code: which error it is, what people are told, and whether NVML has certainly done nothing then."""
+
+    kind: type[NvmlError]
+    told: str
+    refusal: bool = False
+
+
+CODES = {
+    "UNINITIALIZED": Code(DriverReloaded, "NVML has to be opened again"),
+    "INVALID_ARGUMENT": Code(InvalidArgument, "does not know what it was given", refusal=True),
+    "NOT_SUPPORTED": Code(NotSupported, "This GPU does not support NVML's", refusal=True),
+    "NO_PERMISSION": Code(PermissionMissing, "needs more rights; run the agent as root", refusal=True),
+    "NOT_FOUND": Code(GpuUnknown, "look for it with `nvidia-smi -L`"),
+    "DRIVER_NOT_LOADED": Code(DriverMissing, "load it with `modprobe nvidia`"),
+    "TIMEOUT": Code(NoEvent, "did not come to an end in the time given"),
+    "GPU_IS_LOST": Code(GpuLost, "drain and reboot the node"),
+    "RESET_REQUIRED": Code(ResetRequired, "drain it and run `nvidia-smi --gpu-reset`"),
+    "LIB_RM_VERSION_MISMATCH": Code(DriverReloaded, "reload the driver or reboot the node"),
+    "IN_USE": Code(InUse, "somebody still uses what it is about"),
+    "INSUFFICIENT_RESOURCES": Code(NoRoom, "the GPU has no room there", refusal=True),
+    "INVALID_STATE": Code(Unreadable, "look for NVRM in the kernel log"),
+    "UNKNOWN": Code(Unreadable, "look for NVRM in the kernel log"),
+}
+DRIVER = sorted(name for name, code in CODES.items() if issubclass(code.kind, DriverError))
+GPU = sorted(CODES.keys() - DRIVER)
+codes = pytest.mark.parametrize("name", sorted(CODES))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> MigNode:
+    build(tmp_path)
+    return MigNode(tmp_path)
+
+
+def watched(folder: Path) -> tuple[MigNode, list[str]]:
+    """A node, and the NVML functions as they are called."""
+    build(folder)
+    called: list[str] = []
+    node = MigNode(folder, step=lambda point: called.append(point.removeprefix("before ")))
+    called.clear()
+    return node, called
+
+
+def dirty(node: MigNode) -> bool:
+    return node.mig.divisions[node.uuid].dirty
+
+
+def test_every_kind_of_error_has_a_code_here() -> None:
+    made = {one for one in vars(nvml_errors).values() if isinstance(one, type) and issubclass(one, NvmlError)}
+    assert {code.kind for code in CODES.values()} == made - {NvmlError, DriverError}
+
+
+@codes
+def test_a_code_is_one_sentence_that_says_what_to_do(node: MigNode, name: str) -> None:
+    faults.fail(node.path, "nvmlDeviceGetMemoryInfo", faults.ERRORS[name])
+    with pytest.raises(CODES[name].kind, match=CODES[name].told) as caught:
+        node.nvml.call("nvmlDeviceGetMemoryInfo", node.nvml.handle(node.uuid))
+    assert type(caught.value) is CODES[name].kind
+    assert caught.value.code == faults.ERRORS[name]
+    assert "\n" not in str(caught.value)
+    assert str(caught.value)[-1] == "."
+
+
+# Reading a GPU
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_a_gpu_that_answers_with_a_code_is_unhealthy_or_unknown_and_hides_no_other(tmp_path: Path, name: str) -> None:
+    path = build(tmp_path, gpus=2)
+    node = MigNode(tmp_path)
+    faults.fail(path, "nvmlDeviceGetMemoryInfo", faults.ERRORS[name], gpu=1)
+    sound, other = node.nvml.gpus()
+    assert sound.health.state is HealthState.HEALTHY
+    unhealthy = name in ("GPU_IS_LOST", "RESET_REQUIRED")
+    assert other.health.state is (HealthState.UNHEALTHY if unhealthy else HealthState.UNKNOWN)
+    assert CODES[name].told in other.health.message
+
+
+# What it can be divided into
+
+
+@codes
+def test_a_table_ends_at_one_code_leaves_out_what_has_another_and_is_not_believed_after_any_else(
+    tmp_path: Path, name: str
+) -> None:
+    build(tmp_path)
+    nvml = Nvml(SimulatedNvml(tmp_path / "gpus.json"))
+    nvml.open()
+    node = MigNode(tmp_path)
+    whole = node.edge.board(node.uuid)
+    assert whole
+    faults.fail(node.path, "nvmlDeviceGetGpuInstanceProfileInfo", faults.ERRORS[name], times=1)
+    node.nvml.close()
+    node.nvml.open()
+    if name == "INVALID_ARGUMENT":
+        assert node.edge.board(node.uuid) is None
+    elif name == "NOT_SUPPORTED":
+        found = node.edge.board(node.uuid)
+        assert found
+        assert [one.id for one in found.profiles] == [one.id for one in whole.profiles[1:]]
+    else:
+        with pytest.raises(CODES[name].kind):
+            node.edge.board(node.uuid)
+        assert node.edge.board(node.uuid) == whole, "a table that was cut off is read again"
+
+
+# Listing instances
+
+
+@codes
+def test_a_gpu_that_cannot_be_listed_is_dirty_says_why_and_is_clean_after_the_next_list(
+    node: MigNode, name: str
+) -> None:
+    node.prepare(ONE)
+    faults.fail(node.path, "nvmlDeviceGetGpuInstances", faults.ERRORS[name])
+    if name in DRIVER:
+        with pytest.raises(CODES[name].kind):
+            node.scan()
+        return
+    node.scan()
+    if name == "NOT_SUPPORTED":
+        assert not dirty(node), "so NVML says that it has no such profile now"
+        return
+    assert dirty(node)
+    assert CODES[name].told in node.mig.divisions[node.uuid].message
+    assert node.uses() == [(9, 4, Use.CLAIM)], "what was seen last is kept"
+    faults.stop_failing(node.path)
+    node.scan()
+    assert not dirty(node)
+
+
+# Making one
+
+
+@codes
+def test_a_creation_that_is_refused_is_explained_tried_once_and_looked_at_again(tmp_path: Path, name: str) -> None:
+    node, called = watched(tmp_path)
+    faults.fail(node.path, CREATE, faults.ERRORS[name], times=1)
+    with pytest.raises(PrepareError, match=CODES[name].told):
+        node.prepare(ONE)
+    assert called.count(CREATE) == 1, "asking again does not help"
+    assert "nvmlDeviceGetGpuInstances" in called[called.index(CREATE) :], "what is there is read again"
+    assert (node.real(), dict(node.record.claims), dict(node.record.instances)) == ([], {}, {})
+    assert not dirty(node)
+    node.prepare(ONE)
+    assert node.real() == [(9, 4, 1)]
+
+
+@pytest.mark.parametrize("name", sorted(name for name, code in CODES.items() if not code.refusal))
+def test_a_creation_whose_answer_is_no_refusal_is_undone_where_it_was_made(node: MigNode, name: str) -> None:
+    faults.fail(node.path, CREATE, faults.ERRORS[name], times=1, effect="done")
+    with pytest.raises(PrepareError, match=CODES[name].told):
+        node.prepare(ONE)
+    assert (node.real(), dict(node.record.instances), dirty(node)) == ([], {}, False)
+
+
+# Destroying one
+
+
+@codes
+def test_a_destroy_that_fails_keeps_the_claim_and_the_gpu_dirty_unless_it_is_gone_already(
+    tmp_path: Path, name: str
+) -> None:
+    build(tmp_path)
+    node = MigNode(tmp_path, holder="process 4711 (train)")
+    node.prepare(ONE)
+    if name == "NOT_FOUND":
+        faults.fail(node.path, "nvmlGpuInstanceDestroy", faults.ERRORS[name], times=1, effect="done")
+        node.unprepare(ONE)
+        assert (node.real(), dict(node.record.claims), dirty(node)) == ([], {}, False)
+        return
+    faults.fail(node.path, "nvmlGpuInstanceDestroy", faults.ERRORS[name])
+    told = r"in use by process 4711 \(train\)" if name == "IN_USE" else CODES[name].told
+    with pytest.raises(InstanceHeld, match=told):
+        node.unprepare(ONE)
+    assert (node.real(), node.uses()) == ([(9, 4, 0)], [(9, 4, Use.ORPHAN)])
+    assert dirty(node)
+    faults.stop_failing(node.path)
+    node.unprepare(ONE)
+    assert (node.real(), dict(node.record.claims), dirty(node)) == ([], {}, False)
+
+
+# Turning the mode
+
+
+@pytest.mark.parametrize("name", ["IN_USE", "NO_PERMISSION", "GPU_IS_LOST", "UNKNOWN"])
+def test_a_mode_that_does_not_come_about_is_explained(tmp_path: Path, name: str) -> None:
+    build(tmp_path, mig=False)
+    node = MigNode(tmp_path, holder="process 4711 (train)")
+    faults.fail(node.path, "nvmlDeviceSetMigMode", faults.ERRORS[name])
+    with pytest.raises(PrepareError, match=CODES[name].told) as caught:
+        node.prepare(ONE)
+    assert ("in use by process 4711 (train)" in str(caught.value)) is (name == "IN_USE")
+    assert (node.hardware().mig_current, dict(node.record.claims)) == (0, {})
+
+
+# Waiting for events
+
+
+@codes
+def test_waiting_ends_quietly_when_nothing_happened_or_a_gpu_is_gone_and_is_refused_else(
+    node: MigNode, name: str
+) -> None:
+    faults.fail(node.path, "nvmlEventSetWait_v2", faults.ERRORS[name])
+    if name in ("TIMEOUT", "GPU_IS_LOST"):
+        assert list(node.nvml.wait_events(0)) == []
+    else:
+        with pytest.raises(CODES[name].kind):
+            list(node.nvml.wait_events(0))
+
+
+# Losing the driver
+
+
+@pytest.mark.parametrize("name", DRIVER)
+async def test_a_driver_that_is_gone_is_opened_again_with_fresh_handles(tmp_path: Path, name: str) -> None:
+    path = build(tmp_path)
+    nvml = Nvml(SimulatedNvml(path))
+    views: asyncio.Queue[View] = asyncio.Queue()
+
+    def plain(gpus: Sequence[Gpu]) -> Sequence[Gpu]:
+        return gpus
+
+    hardware = Hardware(
+        nvml,
+        SysfsPcieRoots(tmp_path),
+        divided=plain,
+        clock=SystemClock(),
+        rescan_s=0.01,
+        retry_s=0.01,
+        event_wait_s=0.0,
+    )
+    hardware.subscribe(views.put_nowait)
+
+    async def until(wanted: Callable[[View], bool]) -> View:
+        while not wanted(view := await views.get()):
+            pass
+        return view
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(hardware.run())
+        first = await until(lambda view: not view.fault)
+        before = nvml.handle(first.gpus[0].gpu.uuid)
+        faults.break_driver(path, faults.ERRORS[name])
+        broken = await until(lambda view: bool(view.fault))
+        assert CODES[name].told in broken.fault
+        assert broken.gpus == first.gpus, "what is known stays"
+        faults.reload_driver(path)
+        again = await until(lambda view: not view.fault)
+        assert again.gpus[0].gpu.uuid == first.gpus[0].gpu.uuid
+        assert nvml.sessions > 1
+        assert nvml.handle(first.gpus[0].gpu.uuid) is not before
+        running.cancel()
