@@ -252,8 +252,14 @@ def _offered(scene: Scene, mig: GpuMig) -> str:
         )
     if any(part.use is Use.FOREIGN for part in scene.parts):
         return "no further claim gets it until what others made there is destroyed by hand"
-    until = ", once those that have parts of it end" if any(part.claims for part in scene.parts) else ""
-    return f"further claims get it as a whole only{until}"
+    made = any(part.claims and part.use is not Use.COMING for part in scene.parts)
+    until = ", once those that have parts of it end" if made else ""
+    promised = [
+        f"{', '.join(part.claims)} ({part.profile} at {part.start})" for part in scene.parts if part.use is Use.COMING
+    ]
+    # The agent learns of a promise when the claim's pod starts. Until then it does not keep the place.
+    risk = f"; one may take the place that is promised to {', '.join(promised)}" if promised else ""
+    return f"further claims get it as a whole only{until}{risk}"
 
 
 def _hindered(policy: MigPolicy, scene: Scene) -> bool:

@@ -12,7 +12,7 @@ from draco.cli import run
 from draco.cli.layout_schema import Outcome, PlanView, WaitView
 from draco.resources.draco import GpuMig, GpuNode, InstanceUse, MigMode, MigPolicy, WantedGpu, WantedInstance
 from draco.resources.meta import Condition
-from tests.builders import a_mig_node, a_mig_policy, a_static_policy
+from tests.builders import a_claim, a_mig_node, a_mig_policy, a_static_policy
 from tests.unit.cli.test_layout_plan import (
     A100,
     FIRST,
@@ -69,6 +69,13 @@ def test_idle_instances_go_and_those_of_claims_stay() -> None:
 def test_an_empty_gpu_is_no_longer_offered_in_parts() -> None:
     gpu = one(without(ON_DEMAND, on()))
     assert (gpu.outcome, gpu.message) == (Outcome.CHANGES, "further claims get it as a whole only")
+
+
+def test_a_place_that_is_promised_and_not_taken_yet_is_not_kept() -> None:
+    gpu = one(without(ON_DEMAND, on(), claims=[a_claim("soon", on=["node-0/gpu-0-mig-1g10gb-19-2"])]))
+    assert gpu.message == (
+        "further claims get it as a whole only; one may take the place that is promised to default/soon (1g.10gb at 2)"
+    )
 
 
 def test_before_hopper_nobody_gets_the_gpu_while_mig_is_on() -> None:

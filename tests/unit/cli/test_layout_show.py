@@ -176,6 +176,15 @@ def test_of_a_large_fleet_nodes_without_divided_gpus_are_counted() -> None:
     assert lines[-2:] == ["", "16 nodes have no divided GPU (32 in all); name a node to see it."]
 
 
+def test_a_gpu_in_use_whole_in_which_a_claim_was_promised_a_part_says_both() -> None:
+    claims = [a_claim("big", on=["node-0/gpu-0"]), a_claim("soon", on=["node-0/gpu-0-mig-1g10gb-19-2"])]
+    assert screen(seen(GpuMig(capable=True), claims=claims))[1:] == [
+        "  gpu-0   .   .  [A ] .   .   .   .   .    Ready  no policy",
+        "         A 1g.10gb at 2  claim default/soon; not made yet",
+        "         in use whole by claim default/big",
+    ]
+
+
 def test_an_undivided_gpu_that_is_divided_on_demand_says_what_fits() -> None:
     lines = screen(seen(GpuMig(capable=True), wanted=[DYNAMIC]))
     assert lines[1] == "  gpu-0  not divided: MIG is off (Dynamic by by-demand)"
