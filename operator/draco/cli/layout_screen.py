@@ -124,14 +124,14 @@ def gpu_lines(gpu: GpuView, name: str, width: int) -> Iterator[Text]:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
         line = f"{cells[0]} {cells[1]} at {cells[2]}  {row[3]}"
         yield from _wrapped(line.rstrip(), indent, f"{indent}    ", width)
-    if gpu.claims:
-        yield from _wrapped(_whole(gpu), indent, indent, width)
+    if held := whole_line(gpu):
+        yield from _wrapped(held, indent, indent, width)
     yield from _about(gpu, indent, width)
 
 
 def one_line(gpu: GpuView) -> str:
     """All that is to be said of a GPU that is not divided."""
-    held = f"; {_whole(gpu)}" if gpu.claims else ""
+    held = f"; {whole_line(gpu)}" if gpu.claims else ""
     match gpu.division:
         case Division.UNREPORTED:
             return f"its agent does not report now how it is divided{held}"
@@ -142,8 +142,9 @@ def one_line(gpu: GpuView) -> str:
             return f"not divided: MIG is off{wanted}{held}"
 
 
-def _whole(gpu: GpuView) -> str:
-    return f"in use whole by {_claims(gpu.claims)}"
+def whole_line(gpu: GpuView) -> str:
+    """Who has all of it; "" for nobody."""
+    return f"in use whole by {_claims(gpu.claims)}" if gpu.claims else ""
 
 
 def by_whom(gpu: GpuView) -> str:

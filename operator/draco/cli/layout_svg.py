@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
 from draco.cli.layout_schema import Division, GpuView, LayoutView, PartView, Use
-from draco.cli.layout_screen import by_whom, fits_line, one_line, told
+from draco.cli.layout_screen import by_whom, fits_line, one_line, told, whole_line
 
 COLOURS = {
     Use.CLAIM: "#56b4e9",
@@ -67,7 +67,9 @@ def picture(view: LayoutView) -> str:
 
 def _gpu(gpu: GpuView, y: int) -> Iterator[str]:
     yield _text(MARGIN, y + 22, gpu.device, "l")
+    held = whole_line(gpu)
     if gpu.division is not Division.ON and not gpu.parts:
+        held = ""  # it is said in the bar
         yield _rect(LEFT, y, BAR, "#f2f2f2", one_line(gpu))
         yield _fitted((LEFT + 8, y + 22), one_line(gpu), BAR, "s")
     else:
@@ -77,7 +79,7 @@ def _gpu(gpu: GpuView, y: int) -> Iterator[str]:
         for part in gpu.parts:
             yield from _part(part, y, unit)
         yield _fitted((LEFT + BAR + 12, y + 22), f"{gpu.state}, {by_whom(gpu)}", WIDTH - LEFT - BAR - 12, "s")
-    notes = [text for text in (gpu.message.rstrip("."), fits_line(gpu)) if text]
+    notes = [text for text in (gpu.message.rstrip("."), held, fits_line(gpu)) if text]
     if notes:
         yield _fitted((LEFT, y + HEIGHT + 14), "; ".join(notes), WIDTH - LEFT, "w" if gpu.message else "s")
 

@@ -183,6 +183,8 @@ def test_a_gpu_in_use_whole_in_which_a_claim_was_promised_a_part_says_both() -> 
         "         A 1g.10gb at 2  claim default/soon; not made yet",
         "         in use whole by claim default/big",
     ]
+    picture = layout_svg.picture(layout_of(seen(GpuMig(capable=True), claims=claims)))
+    assert picture.count("in use whole by claim default/big") == 1
 
 
 def test_an_undivided_gpu_that_is_divided_on_demand_says_what_fits() -> None:
