@@ -290,17 +290,42 @@ async def test_nothing_more_is_released_before_the_own_write_is_seen(blocked: Wo
     await blocked.look()
     await blocked.look()
     assert blocked.server.patches == ["idle", "other"]
+    assert blocked.said.texts == {}
+
+
+async def test_a_claim_that_went_elsewhere_is_idle_from_then_on(blocked: World) -> None:
+    await blocked.clock.advance(3600)
+    blocked.put(a_version(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@1"), "2"))
+    await blocked.look(after_s=30)
+    assert blocked.server.patches == []
+    await blocked.look(after_s=31)
+    assert blocked.server.patches == ["idle"]
 
 
 async def test_a_pod_is_given_time_to_take_what_was_released_for_it(blocked: World) -> None:
+    """The other pod needs that room too, and one claim more."""
     blocked.put(a_version(a_mig_claim("second", "1g.10gb", "1:1g.10gb@0"), "1"))
-    blocked.wait_for("medium", "4g.40gb")
+    blocked.put(a_mig_claim("left", "4g.40gb"), a_mig_claim("right", "4g.40gb"))
+    blocked.put(a_pod("pod-of-two", claims=["left", "right"], status=REFUSED))
     await blocked.look()
     assert blocked.server.patches == ["idle"]
     blocked.arrive()
-    blocked.put(a_mig_claim("quick", "7g.80gb", "0:7g.80gb@0", used=True))
     await blocked.look(after_s=29)
     assert blocked.server.patches == ["idle"]
+    await blocked.look(after_s=2)
+    assert blocked.server.patches == ["idle", "second"]
+
+
+async def test_what_happens_to_instances_wakes_who_waits_for_it(blocked: World) -> None:
+    woken: list[str] = []
+    blocked.reconciler.subscribe(woken.append)
+    on = GpuMig(capable=True, enabled=True)
+    taken = a_mig_instance("1g.10gb@0", use=InstanceUse.CLAIM, claim="default/idle")
+    blocked.put(a_mig_node(gpus=[msgspec.structs.replace(on, instances=[taken]), on], board=H100))
+    await blocked.look()
+    woken.clear()
+    blocked.put(a_mig_node(gpus=[on, on], board=H100))
+    assert woken
 
 
 async def test_a_claim_still_prepared_on_its_node_is_not_released(blocked: World) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet import Fleet
-from draco.mig_policy.releases import Release, Searches, plan_release, release_steps
+from draco.mig_policy.releases import Release, Searches, Steps, plan_release, release_steps
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node, PodSpec
 from draco.resources.meta import ObjectKey
@@ -115,28 +115,44 @@ def test_a_pod_that_may_go_to_no_node_uses_up_a_search() -> None:
 
 
 def test_a_claim_that_is_used_by_the_time_its_turn_comes_is_not_named() -> None:
-    idle, waiting = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("waiting", "4g.40gb")
-    fleet = a_fleet(idle, waiting)
-    steps = release_steps(Searches(fleet, 10), a_pod("train", claims=["waiting"]), [waiting], {idle.metadata.key: 2})
-    next(steps)
-    next(steps)
+    idle = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0")
+    fleet, steps = a_search(idle)
     fleet.put_claim(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0", used=True))
-    assert list(steps) == []
+    assert outcome(steps) is None
 
 
-def test_what_a_claim_is_allocated_between_two_steps_stays_in_use() -> None:
-    idle, waiting = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("waiting", "4g.40gb")
-    fleet = a_fleet(idle, waiting)
-    steps = release_steps(Searches(fleet, 10), a_pod("train", claims=["waiting"]), [waiting], {idle.metadata.key: 2})
+def test_what_a_waiting_claim_is_allocated_meanwhile_stays_in_use() -> None:
+    idle, busy = (a_mig_claim(name, "1g.10gb", f"{gpu}:1g.10gb@0", used=bool(gpu)) for gpu, name in enumerate("ab"))
+    fleet, steps = a_search(idle, busy)
+    fleet.remove_claim(busy.metadata.key)
+    fleet.put_claim(a_mig_claim("waiting", "4g.40gb", "1:4g.40gb@0", used=True))
+    held = fleet.state.held_by(WAITING)
+    assert held
+    assert outcome(steps) is None
+    assert fleet.state.held_by(WAITING) == held
+
+
+def a_search(*claims: ResourceClaim) -> tuple[Fleet, Steps]:
+    """A search among the idle ones of these claims that is about to try the first, on two GPUs."""
+    waiting = a_mig_claim("waiting", "4g.40gb")
+    fleet = Fleet.of(
+        slices=a_mig_pool("node-0", 2), nodes=[a_node("node-0")], classes=[MIG_CLASS], claims=[*claims, waiting]
+    )
+    fleet.put_claim(waiting)
+    if len(claims) == 1:
+        fleet.put_claim(a_mig_claim("busy", "1g.10gb", "1:1g.10gb@0", used=True))
+    steps = release_steps(
+        Searches(fleet, 10), a_pod("train", claims=["waiting"]), [waiting], dict.fromkeys(fleet.idle, 2)
+    )
     next(steps)
     next(steps)
-    fleet.put_claim(a_mig_claim("waiting", "4g.40gb", "0:4g.40gb@0"))
-    before = fleet.state.held_by(WAITING)
-    with pytest.raises(StopIteration) as end:
-        next(steps)
-    assert end.value.value is None
-    assert fleet.state.held_by(WAITING) == before != set()
+    return fleet, steps
 
 
-def a_fleet(*claims: ResourceClaim) -> Fleet:
-    return Fleet.of(slices=a_mig_pool("node-0", 1), nodes=[a_node("node-0")], classes=[MIG_CLASS], claims=claims)
+def outcome(steps: Steps) -> Release | None:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Release | None = end.value
+            return found
