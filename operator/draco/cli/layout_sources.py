@@ -1,42 +1,32 @@
 """What `draco layout` looks at: GPU nodes with what belongs to them, of a live cluster or of files.
 
-Owns its options, the choice between cluster and files, the reading, and the checks of MigPolicies in files that an API server
-would make. Decides nothing about GPUs.
+Owns its options, the choice between cluster and files, and the reading. Decides nothing about GPUs.
 """
 
 import asyncio
-import difflib
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
 
 from draco.cli.manifests import Manifest, decode_all, files_option, read_manifests
 from draco.cli.options import CLUSTER_OPTIONS, Options, gathered
+from draco.cli.policy_checks import refusal
 from draco.cli.reading import ClusterError, Reader
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.kubeconfig import connect
-from draco.mig_policy.windows import open_for
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node
-from draco.resources.draco import GpuNode, MigMode, MigPolicy, MigPolicySpec, ResetPermit
+from draco.resources.draco import GpuNode, MigPolicy
 from draco.resources.errors import DracoError
 from draco.resources.kinds import CLAIMS, GPU_NODES, MIG_POLICIES, NODES, SLICES
 from draco.resources.manifests import ManifestError, decode_own
 from draco.resources.slices import ResourceSlice
 
 _NAMED: Final = 8
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_LONGEST_NAME: Final = 253
-_MOST_MOVES: Final = 2
-_START: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
-_SHORTEST: Final = timedelta(minutes=1)
-_LONGEST: Final = timedelta(hours=24)
 
 
 class NoSuchPolicyError(DracoError):
@@ -174,7 +164,8 @@ def _add(seen: Observed, manifests: Iterable[tuple[Manifest, str]]) -> None:
         if isinstance(item, GpuNode):
             seen.gpu_nodes[item.metadata.name] = item
         else:
-            _check(item, manifest, f"{source}: MigPolicy {item.metadata.name}")
+            if problem := refusal(item, manifest):
+                raise ManifestError(f"{source}: MigPolicy {item.metadata.name}: {problem}.")
             policies.append(item)
     _take_policies(seen, policies)
     for other, _ in decode_all(others, "default"):
@@ -203,81 +194,3 @@ def _take_policies(seen: Observed, policies: Sequence[MigPolicy]) -> None:
         existing = []  # none is new: then they are asked about themselves
     seen.policies |= {each.metadata.name: each for each in existing}
     seen.asked += [each for each in policies if each not in existing]
-
-
-def _check(policy: MigPolicy, manifest: Manifest, source: str) -> None:
-    """What an API server would refuse. Raises ManifestError."""
-    if unknown := _unknown_field(MigPolicySpec, manifest.get("spec"), "spec"):
-        raise ManifestError(f"{source}: {unknown}.")
-    if not _NAME.fullmatch(policy.metadata.name) or len(policy.metadata.name) > _LONGEST_NAME:
-        raise ManifestError(
-            f"{source}: metadata.name must be of small letters, digits, - and ., begin and end with a letter or a digit, and "
-            f"have at most {_LONGEST_NAME} characters."
-        )
-    spec = policy.spec
-    for profile, count in _counts(manifest.get("spec")):
-        if count < 1:
-            raise ManifestError(f"{source}: count of {profile} is {count}: it must be at least 1.")
-    if not 0 <= spec.repair.max_moves <= _MOST_MOVES:
-        raise ManifestError(f"{source}: spec.repair.maxMoves is {spec.repair.max_moves}: it is 0, 1 or 2.")
-    names = [layout.name for layout in spec.layouts]
-    if spec.mode is MigMode.STATIC and not spec.layout:
-        raise ManifestError(f"{source}: mode Static needs the name of one of spec.layouts in spec.layout.")
-    if spec.layout and spec.layout not in names:
-        has = f"it has {', '.join(names)}" if names else "it is empty"
-        raise ManifestError(f"{source}: spec.layouts has no layout named {spec.layout}: {has}.")
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ManifestError(f"{source}: spec.layouts has two layouts named {twice}; leave one of them out.")
-    for each in spec.warm:
-        if spec.profiles and each.profile not in spec.profiles:
-            raise ManifestError(
-                f"{source}: spec.warm names {each.profile}, which spec.profiles leaves out; add it there."
-            )
-    _check_reset(policy, source)
-
-
-def _check_reset(policy: MigPolicy, source: str) -> None:
-    reset = policy.spec.reset
-    if reset.permit is ResetPermit.IN_WINDOWS and not reset.windows:
-        raise ManifestError(f"{source}: permit InWindows needs at least one window in spec.reset.windows.")
-    for window in reset.windows:
-        if not _START.fullmatch(window.start):
-            raise ManifestError(
-                f'{source}: a window of spec.reset starts at a time such as "22:00", not "{window.start}".'
-            )
-        if not _SHORTEST <= open_for(window.duration) <= _LONGEST:
-            raise ManifestError(
-                f"{source}: a window of spec.reset is open for 1m to 24h, written in hours and minutes such as 2h30m, not "
-                f"{window.duration}."
-            )
-
-
-def _counts(value: object) -> Iterator[tuple[str, int]]:
-    """Every count as it is written: one of 0 is no longer to be seen once it is read as what the API takes for unset."""
-    if isinstance(value, Mapping):
-        count = value.get("count")
-        if isinstance(count, int):
-            yield str(value.get("profile")), count
-    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
-        yield from _counts(inner)
-
-
-def _unknown_field(type_: Any, value: object, path: str) -> str:
-    """The first field that the struct does not have, with the one that may be meant; "" if there is none."""
-    shape = msgspec.inspect.type_info(type_) if isinstance(type_, type) else type_
-    if isinstance(shape, msgspec.inspect.UnionType):
-        shape = next((each for each in shape.types if not isinstance(each, msgspec.inspect.NoneType)), shape)
-    if isinstance(shape, msgspec.inspect.ListType) and isinstance(value, list):
-        found = (_unknown_field(shape.item_type, each, f"{path}[{index}]") for index, each in enumerate(value))
-        return next(filter(None, found), "")
-    if not isinstance(shape, msgspec.inspect.StructType) or not isinstance(value, Mapping):
-        return ""
-    fields = {field.encode_name: field.type for field in shape.fields}
-    for name, inner in value.items():
-        if name not in fields:
-            near = difflib.get_close_matches(str(name)[:100], fields, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(fields)}"
-            return f"there is no field {path}.{name}: {meant}".removesuffix("?") + ("?" if near else "")
-        if deeper := _unknown_field(fields[name], inner, f"{path}.{name}"):
-            return deeper
-    return ""

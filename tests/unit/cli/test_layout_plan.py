@@ -449,6 +449,24 @@ def test_a_plan_needs_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"layouts": [{"name": "halves", "instances": [{"profile": "3g.40gb", "count": 0}]}]}, "it must be at least 1"),
         ({"profiles": ["1g.10gb"], "warm": [{"profile": "2g.20gb"}]}, "spec.warm names 2g.20gb"),
         ({"repair": {"maxMoves": 3}}, "it is 0, 1 or 2"),
+        (
+            {"layouts": [{"name": "halves", "instances": [{"profile": "3g.40gb", "count": 2, "start": 0}]}]},
+            "layout halves wants 2 x 3g.40gb at 0: only one instance can be at a start; write one entry for each",
+        ),
+        (
+            {"layouts": [{"name": "halves", "instances": []}]},
+            "layout halves has no instances; name at least one profile",
+        ),
+        ({"exclude": ["gpu-0"]}, "spec.exclude names gpu-0: the UUID of a GPU begins with GPU-"),
+        ({"warm": [{"profile": "1g.10gb"}] * 2}, "spec.warm names 1g.10gb twice; leave one of them out"),
+        (
+            {"nodeSelector": {"matchExpressions": [{"key": "pool", "operator": "Is", "values": ["a"]}]}},
+            "matchExpressions for pool: operator is 'Is'; it must be In, NotIn, Exists or DoesNotExist",
+        ),
+        (
+            {"nodeSelector": {"matchExpressions": [{"key": "pool", "operator": "Exists", "values": ["a"]}]}},
+            "matchExpressions for pool: Exists takes no values",
+        ),
         ({"reset": {"permit": "InWindows"}}, "needs at least one window"),
         (
             {"reset": {"windows": [{"start": "25:00", "duration": "1h"}]}},
