@@ -5,6 +5,8 @@ an argument (`Files`), so that a full disk can be tried.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -41,21 +43,23 @@ class LocalFiles:
 
     def read(self, path: Path) -> bytes:
         """The whole file; FileNotFoundError when there is none."""
-        return path.read_bytes()
+        with _named(path):
+            return path.read_bytes()
 
     def write(self, path: Path, content: bytes) -> None:
         """Make `path` hold `content`, durably. On an error the file is as it was before."""
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(path.name + TEMPORARY)
-        try:
-            with fresh.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-        except OSError:
-            fresh.unlink(missing_ok=True)
-            raise
+        with _named(path):
+            try:
+                with fresh.open("wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                fresh.replace(path)
+            except OSError:
+                fresh.unlink(missing_ok=True)
+                raise
         _sync_folder(path.parent)
 
     def remove(self, path: Path) -> None:
@@ -79,9 +83,21 @@ class LocalFiles:
             return []
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Have errors name the file: a write to a full disk and a read from a broken one do not by themselves."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    with _named(folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

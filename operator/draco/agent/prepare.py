@@ -258,13 +258,11 @@ class ClaimDesk:
                 elif known is not None:
                     self._checkpoint.drop(uid)
             except OSError as error:
-                raise PrepareError(
-                    f"Claim {known or uid} cannot be given up: {error.strerror} ({error.filename}); kubelet tries again."
-                ) from error
+                raise PrepareError(_disk(known or uid, "given up", error)) from error
             return known
 
 
-def _disk(claim: PreparedClaim, what: str, error: OSError) -> str:
+def _disk(claim: PreparedClaim | ClaimUid, what: str, error: OSError) -> str:
     return (
         f"Claim {claim} cannot be {what}: {error.strerror} ({error.filename}); make room or fix the folder, "
         "kubelet tries again."

@@ -233,7 +233,7 @@ def test_a_claim_survives_a_disk_too_full_to_give_it_up(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.prepare(ONE)
     desk.files.refused.add("/state/")
-    with pytest.raises(PrepareError, match="cannot be given up: No space left"):
+    with pytest.raises(PrepareError, match=r"cannot be given up: No space left .*checkpoint.json\); make room or fix"):
         desk.desk.unprepare(uid(ONE))
     desk.files.refused.clear()
     assert Desk(tmp_path).prepare(ONE) == ["gpu-0"]
@@ -252,8 +252,9 @@ def files_of_at_most(count: int) -> Iterator[None]:
 def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     files, path = LocalFiles(), tmp_path / "file"
     files.write(path, b"before")
-    with files_of_at_most(1000), pytest.raises(OSError, match="File too large"):
+    with files_of_at_most(1000), pytest.raises(OSError, match="File too large") as caught:
         files.write(path, b"x" * 5000)
+    assert caught.value.filename == str(path), "a person has to know which disk is full"
     assert path.read_bytes() == b"before"
     assert files.names(tmp_path) == ["file"]
 
