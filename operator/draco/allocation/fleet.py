@@ -6,6 +6,7 @@ are now. A Fleet that followed any number of changes answers as one that was bui
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import Final, Self
 
@@ -91,11 +92,19 @@ class Fleet:
 
         Brought up to date when asked for. Always 0 in pools that several nodes share, where it may depend on the node.
         """
-        for key in self._recount:
+        self.recount(len(self._recount))
+        return bytes(self._short)
+
+    def recount(self, most: int) -> bool:
+        """Bring so many pools of `short` up to date at most. Returns whether all are.
+
+        For who must not keep others waiting: thousands of pools may be due, all of them after the start.
+        """
+        for key in list(islice(self._recount, most)):
             self._uses += 1
             self._count_again(key)
-        self._recount.clear()
-        return bytes(self._short)
+            self._recount.discard(key)
+        return not self._recount
 
     @property
     def free(self) -> int:

@@ -28,6 +28,8 @@ _STEPS = 10_000
 """Devices that one search looks at."""
 _NODES = 256
 """Nodes that are asked at a stretch whether the pod may go there."""
+_POOLS = 16
+"""Pools whose counters are added up at a stretch."""
 
 Steps = Generator[None, None, "Release | None"]
 """A search that is made piece by piece. Between two of them the fleet is as it was, and may change."""
@@ -96,6 +98,10 @@ def release_steps(
     if not nodes:
         searches.take()  # all nodes were asked, and thousands of such pods may wait
         return None
+    for _ in range(0, len(names), _POOLS):
+        if fleet.recount(_POOLS):
+            break
+        yield
     search = _Search(searches, waiting, nodes)
     if search.fits_now():
         return None

@@ -20,6 +20,7 @@ from draco.resources.classes import DeviceClass
 from draco.resources.meta import ObjectKey, ObjectMeta
 from draco.resources.names import NVIDIA_DEVICE_CLASS
 from tests.builders import a_claim, a_device_key, a_node, a_rule, a_slice
+from tests.mig_claims import a_mig_claim, a_mig_pool
 from tests.unit.allocation.worlds import a_world, put, remove
 
 CLASS = DeviceClass(metadata=ObjectMeta(name=NVIDIA_DEVICE_CLASS))
@@ -214,6 +215,18 @@ def test_a_partition_is_short_of_counters_while_another_holds_them() -> None:
     fleet.remove_claim(ObjectKey("default", "claim"))
     fleet.remove_claim(ObjectKey("default", "other"))
     assert shorts(fleet) == []
+
+
+def test_counters_are_added_up_pool_by_pool_for_who_cannot_wait() -> None:
+    def a_fleet() -> Fleet:
+        nodes = ("a", "b", "c")
+        claims = [a_mig_claim(f"on-{node}", "3g.40gb", "0:3g.40gb@4", node=node) for node in nodes]
+        return Fleet.of(slices=[each for node in nodes for each in a_mig_pool(node, 1)], claims=claims)
+
+    fleet = a_fleet()
+    assert [fleet.recount(1) for _ in range(4)] == [False, False, True, True]
+    assert fleet.short == a_fleet().short
+    assert any(fleet.short)
 
 
 def published(name: str, spec: dict[str, Any]) -> dict[str, Any]:

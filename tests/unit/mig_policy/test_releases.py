@@ -132,6 +132,23 @@ def test_what_a_waiting_claim_is_allocated_meanwhile_stays_in_use() -> None:
     assert fleet.state.held_by(WAITING) == held
 
 
+def test_after_a_start_the_counters_of_a_large_fleet_are_added_up_in_pieces() -> None:
+    idle, waiting = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("waiting", "4g.40gb")
+    names = [f"node-{number}" for number in range(40)]
+    fleet = Fleet.of(
+        slices=[each for name in names for each in a_mig_pool(name, 1)],
+        nodes=[a_node(name) for name in names],
+        classes=[MIG_CLASS],
+        claims=[idle, waiting],
+    )
+    steps = release_steps(Searches(fleet, 10), a_pod("train", claims=["waiting"]), [waiting], {idle.metadata.key: 2})
+    next(steps)
+    next(steps)
+    assert not fleet.recount(0)
+    assert outcome(steps) is None
+    assert fleet.recount(0)
+
+
 def a_search(*claims: ResourceClaim) -> tuple[Fleet, Steps]:
     """A search among the idle ones of these claims that is about to try the first, on two GPUs."""
     waiting = a_mig_claim("waiting", "4g.40gb")
