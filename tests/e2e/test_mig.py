@@ -205,7 +205,8 @@ def test_a_morning_of_one_partition_and_an_afternoon_of_seven_without_a_hand(kub
         lambda: [pod["status"].get("phase") for pod in kube.objects("pods")] == ["Running"] * 7,
         what="seven pods run on the same GPU",
     )
-    assert instances(kube) == [("1g.10gb", start, "Claim") for start in range(7)]
+    seven = [("1g.10gb", start, "Claim") for start in range(7)]
+    eventually(lambda: instances(kube) == seven, what="all seven instances are reported")
 
 
 def waiting(kube: Kubectl) -> list[str]:
