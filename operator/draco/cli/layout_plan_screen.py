@@ -21,6 +21,8 @@ STYLES = {
 }
 _NAMED = 4
 """GPUs of a group that are named; the others are counted."""
+_MOST_GROUPS = 16
+"""Groups of one outcome that are told; the GPUs of the others are counted."""
 _INDENT = " " * 4
 
 
@@ -34,21 +36,31 @@ def show(view: PlanView, console: Console, width: int) -> None:
             _print(console, width, policy.problem, ("  ", _INDENT), "red")
         if policy.message:
             _print(console, width, policy.message, ("  ", _INDENT))
-    order = list(Outcome)
-    for gpus in sorted(_folded(view.gpus), key=lambda group: order.index(group[0].outcome)):
-        first = gpus[0]
-        count = f"{len(gpus)} GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
-        heading = Text.assemble((first.outcome.value, STYLES.get(first.outcome, "")), f"  {count}: ")
-        plain = f"{heading.plain}{_names(gpus)}"
-        wrapped = textwrap.wrap(plain, width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
-        console.print()
-        console.print(Text.assemble(heading[: len(first.outcome.value)], wrapped[0][len(first.outcome.value) :]))
-        for line in wrapped[1:]:
-            console.print(line)
-        for sentence in sentences(first):
-            _print(console, width, sentence, (_INDENT, f"{_INDENT}  "))
+    groups = _folded(view.gpus)
+    for outcome in Outcome:
+        those = [group for group in groups if group[0].outcome is outcome]
+        for gpus in those[:_MOST_GROUPS]:
+            _group(console, width, gpus)
+        if more := sum(len(gpus) for gpus in those[_MOST_GROUPS:]):
+            console.print()
+            console.print(
+                Text.assemble((outcome.value, STYLES.get(outcome, "")), f"  {more} more: list them with -o json")
+            )
     console.print()
     _print(console, width, verdict(view), ("", ""), "green" if view.applicable else "red")
+
+
+def _group(console: Console, width: int, gpus: Sequence[GpuPlanView]) -> None:
+    first = gpus[0]
+    word = first.outcome.value
+    text = f"{word}  {_count(len(gpus))}: {_names(gpus)}"
+    wrapped = textwrap.wrap(text, width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
+    console.print()
+    console.print(Text.assemble((word, STYLES.get(first.outcome, "")), wrapped[0][len(word) :]))
+    for line in wrapped[1:]:
+        console.print(line)
+    for sentence in sentences(first):
+        _print(console, width, sentence, (_INDENT, f"{_INDENT}  "))
 
 
 def _headline(policy: PolicyPlanView) -> str:

@@ -358,6 +358,13 @@ def test_equal_gpus_are_told_together_and_all_are_counted() -> None:
     assert text[-1] == "It can be applied: 6 GPUs at once."
 
 
+def test_where_every_gpu_waits_for_another_claim_the_last_ones_are_counted() -> None:
+    text = lines(planned([on(an_instance("1g.10gb@0", claim=f"default/claim-{minor}")) for minor in range(20)], HALVES))
+    assert sum(line.startswith("waits  1 GPU: ") for line in text) == 16
+    assert "waits  4 more: list them with -o json" in text
+    assert text[-1] == "It can be applied: 20 GPUs later."
+
+
 def test_a_plan_is_not_wider_than_80_columns() -> None:
     there = on(*(an_instance(f"1g.10gb@{start}", claim=f"team-with-a-name/claim-{start}") for start in range(7)))
     assert max(map(len, lines(planned([there, on(), GpuMig(capable=True)], HALVES)))) <= 80
