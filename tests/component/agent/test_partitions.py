@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from draco.agent import checkpoint
+from draco.agent.checkpoint import Checkpoint, InstanceState, OwnedInstance
+from draco.agent.files import LocalFiles
+from draco.agent.nvml import Nvml
 from draco.kube.client import Client
 from draco.resources.draco import GpuMig, GpuNode, InstanceUse, MigMode, MigState
 from draco.resources.kinds import CLAIMS, GPU_NODES
 from draco.resources.meta import ObjectKey
-from draco.resources.names import FIELD_MANAGER_OPERATOR
-from draco.simulator import by_hand, faults, state
+from draco.resources.names import FIELD_MANAGER_OPERATOR, GpuUuid
+from draco.simulator import by_hand, faults, procfs, state
 from draco.simulator.gpu_state import GpuState, Process
 from tests.agents import SimulatedNode, eventually
 
@@ -150,6 +154,36 @@ async def test_an_instance_made_by_hand_is_reported_and_left_alone(node: Simulat
         assert "(3g.40gb@4), without a compute instance, was made by somebody else" in event.message
         [left] = hardware(node).instances
         assert (left.profile_id, left.start, left.compute) == (9, 4, [])
+
+
+async def test_what_an_agent_that_was_killed_may_have_made_is_left_to_whoever_finishes_it(node: SimulatedNode) -> None:
+    """A step is on record, and something stands there: the agent was killed meanwhile, or somebody was there first."""
+    files, boot = LocalFiles(), checkpoint.boot_id(procfs.tree(node.gpus))
+    step = OwnedInstance(
+        gpu=GpuUuid(hardware(node).uuid),
+        profile_id=9,
+        start=4,
+        size=4,
+        state=InstanceState.CREATING,
+        boot_id=boot,
+    )
+    Checkpoint(node.checkpoint, files, boot_id=boot).replace([], boot_id=boot, instances=[step])
+    made = by_hand.create_instance(node.gpus, 0, "3g.40gb", start=4, compute="none")
+    claim = await node.claim(RIGHT)
+    async with node.running():
+        reported = await eventually(lambda: in_state(node, MigState.DIRTY))
+        assert "may be what an interrupted step of this agent made, or somebody else's" in reported.message
+        [event] = await eventually(lambda: node.events("PartitionsUnsettled"))
+        assert event.message.endswith("within 30 s. Nothing new is placed on it until then.")
+        assert "may be what an interrupted step" in await error_of(node, "prepare", claim)
+        [left] = hardware(node).instances
+        assert left.compute == []
+        nvml = Nvml(node.library)
+        gpu = nvml.call("nvmlDeviceGetGpuInstanceById", nvml.handle(step.gpu), made.gpu_instance)
+        nvml.call("nvmlGpuInstanceCreateComputeInstance", gpu, 2)
+        await eventually(lambda: in_state(node, MigState.READY))
+        await eventually(lambda: is_used(node, [("3g.40gb", 4, InstanceUse.FOREIGN)]))
+        assert "made by somebody else" in await error_of(node, "prepare", claim)
 
 
 async def is_used(node: SimulatedNode, wanted: list[tuple[str, int, InstanceUse]]) -> bool:

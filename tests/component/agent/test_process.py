@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from draco.cluster.controlplane import ControlPlane
 from tests.agents import SimulatedNode, eventually
@@ -92,13 +95,22 @@ async def test_killed_it_starts_again_on_what_it_left(node: SimulatedNode, serve
         assert await answered() == ""
 
 
-async def test_beside_another_plugin_it_ends_with_a_sentence(node: SimulatedNode, served: ControlPlane) -> None:
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        ("other", "Driver gpu.nvidia.com is already served on this node by "),
+        ("agent", f"Another Draco agent (process {os.getpid()}) works with "),
+    ],
+)
+async def test_beside_another_plugin_it_ends_with_a_sentence(
+    node: SimulatedNode, served: ControlPlane, state: str, sentence: str
+) -> None:
     async with node.running():
-        argv = [str(DRACO), "agent", *options(node, served, **{"state-dir": node.folder / "other"})]
+        argv = [str(DRACO), "agent", *options(node, served, **{"state-dir": node.folder / state})]
         process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
         _, output = await asyncio.wait_for(process.communicate(), 20)
     errors = output.decode()
     assert process.returncode == 1
     last = errors.splitlines()[-1]
-    assert last.startswith("Error: Driver gpu.nvidia.com is already served on this node by ")
+    assert last.startswith(f"Error: {sentence}")
     assert "Traceback" not in errors
