@@ -72,7 +72,8 @@ def _with_starts(placements: Iterable[Placement]) -> str:
 
 def unknown_profile(board: Board, name: str) -> str:
     """The sentence about a profile that a board does not have."""
-    return f"there is no profile {name} on this board: it has {', '.join(each.name for each in board.profiles)}"
+    names = [each.name for each in sorted(board.profiles, key=lambda each: (each.size, each.slices, each.name))]
+    return f"there is no profile {name} on this board: it has {', '.join(names)}"
 
 
 def _expanded(board: Board, items: Sequence[LayoutItem]) -> list[_Wanted]:
