@@ -93,16 +93,24 @@ class Nvml:
 
         So others may read in between, and may end the session.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="aside") as other:
-            doing = other.submit(work)
-            doing.add_done_callback(lambda _done: self._take_back())
-            with self._given_up:
-                self._given_up.wait_for(doing.done)
-        return doing.result()
+        finished = False
 
-    def _take_back(self) -> None:
-        with self._given_up:
-            self._given_up.notify_all()
+        def doing() -> T:
+            nonlocal finished
+            try:
+                return work()
+            finally:
+                # Set under the lock, so not before this thread's wait has given it up: who joins the other thread while it
+                # waits for the lock would wait for ever.
+                with self._given_up:
+                    finished = True
+                    self._given_up.notify_all()
+
+        with ThreadPoolExecutor(1, thread_name_prefix="aside") as other:
+            done = other.submit(doing)
+            with self._given_up:
+                self._given_up.wait_for(lambda: finished)
+        return done.result()
 
     def driver(self) -> DriverInfo:
         """Versions of the driver."""

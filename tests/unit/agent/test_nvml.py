@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -378,3 +380,27 @@ def test_importing_the_agents_nvml_is_cheap_and_needs_no_driver() -> None:
     script = "import draco.agent.nvml, sys; print([m for m in ('kopf', 'aiohttp', 'grpc') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_work_aside_that_ends_before_it_is_waited_for_holds_nobody_up(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for = threading.Condition.wait_for
+
+    def late(condition: threading.Condition, ended: Callable[[], bool], timeout: float | None = None) -> bool:
+        give_up_s = time.monotonic() + 0.2
+        while not ended() and time.monotonic() < give_up_s:
+            pass
+        return wait_for(condition, ended, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait_for", late)
+    answers: list[int] = []
+
+    def hold_and_ask() -> None:
+        with nvml.lock:
+            answers.append(nvml.aside(lambda: 7))
+
+    asking = threading.Thread(target=hold_and_ask, daemon=True)
+    asking.start()
+    asking.join(20)
+    assert answers == [7]
