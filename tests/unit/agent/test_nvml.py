@@ -385,22 +385,23 @@ def test_importing_the_agents_nvml_is_cheap_and_needs_no_driver() -> None:
 def test_work_aside_that_ends_before_it_is_waited_for_holds_nobody_up(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait_for = threading.Condition.wait_for
+    wait_for, waiting = threading.Condition.wait_for, threading.Event()
 
     def late(condition: threading.Condition, ended: Callable[[], bool], timeout: float | None = None) -> bool:
+        waiting.set()
         give_up_s = time.monotonic() + 0.2
         while not ended() and time.monotonic() < give_up_s:
             pass
         return wait_for(condition, ended, timeout)
 
     monkeypatch.setattr(threading.Condition, "wait_for", late)
-    answers: list[int] = []
+    answers: list[bool] = []
 
     def hold_and_ask() -> None:
         with nvml.lock:
-            answers.append(nvml.aside(lambda: 7))
+            answers.append(nvml.aside(lambda: waiting.wait(10)))
 
     asking = threading.Thread(target=hold_and_ask, daemon=True)
     asking.start()
     asking.join(20)
-    assert answers == [7]
+    assert answers == [True]
