@@ -51,6 +51,10 @@ class ManualClock:
         self._elapsed = target
         await self._settle()
 
+    def pass_without_a_turn(self, seconds: float) -> None:
+        """As work does that holds the event loop: time passes, and nobody wakes."""
+        self._elapsed += seconds
+
     async def _settle(self) -> None:
         for _ in range(TURNS):
             await asyncio.sleep(0)

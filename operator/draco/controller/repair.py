@@ -8,13 +8,14 @@ by themselves.
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from random import Random
 
 import structlog
 
 from draco.controller import repair_texts
+from draco.controller.bites import BITE_S
 from draco.controller.claim_release import ClaimReleases, reference
 from draco.controller.movable_claims import Movable, MovableClaims
 from draco.controller.view import ClusterView
@@ -42,9 +43,9 @@ _REST = 10.0
 _SEARCHES = 100
 """Searches in one go, a few milliseconds each; a pod that needs more has to do with these."""
 _GO_S = 1.0
-"""How long one go may take, on fleets where a search takes longer."""
-_AT_A_STRETCH_S = 0.05
-"""After so long everything else in the operator has its turn."""
+"""How much work one go may be, on fleets where a search takes longer."""
+_AT_A_STRETCH = 256
+"""Pods or claims that are picked out before others may have a turn."""
 _KEEP_S = 30.0
 _ADOPT_WITHIN_S = 30.0
 
@@ -121,9 +122,9 @@ class RepairReconciler:
         if self._releases.in_flight:
             return _PACE_S  # what is known is what was before our own write
         started_s = self._clock.monotonic()
-        is_all_seen = await self._look()
-        took_s = self._clock.monotonic() - started_s
-        self._due_s = started_s + max(_PACE_S, _REST * took_s)
+        go = _Go(Searches(self._view.fleet, _SEARCHES), self._clock)
+        is_all_seen = await self._look(go)
+        self._due_s = started_s + max(_PACE_S, _REST * go.worked_s)
         problem: ApiError | None = None
         release_again_s = _KEEP_S
         try:
@@ -138,21 +139,27 @@ class RepairReconciler:
             return self._due_s - started_s
         return again_s if self._advised or self._by_policy else None
 
-    async def _look(self) -> bool:
+    async def _look(self, go: "_Go") -> bool:
         """Look at as many pods as one go suffices for, each in its turn. Returns whether it was every one."""
-        movable = self._movable.among(list(self._view.fleet.idle))
-        pods = {pod.metadata.key: pod for pod in self._view.pods.store.values() if movable and _is_refused(pod)}
-        keys = sorted(pods)
+        movable: dict[ObjectKey, Movable] = {}
+        async for some in go.parts(list(self._view.fleet.idle)):
+            movable |= self._movable.among(some)
+        keys: list[ObjectKey] = []
+        async for more in go.parts(list(self._view.pods.store) if movable else []):
+            keys += [key for key in more if self._refused(key)]
+        keys.sort()
         turn = bisect_left(keys, self._next) if self._next else 0
-        go = _Go(Searches(self._view.fleet, _SEARCHES), self._clock)
         every = {key: each.most for key, each in movable.items()}
         free = {key: every[key] for key, each in movable.items() if self._obstacle(key, each) is None}
         for number, key in enumerate([*keys[turn:], *keys[:turn]]):
-            claims = self._claims_of(pods[key])
+            pod = self._refused(key)
+            if pod is None:
+                continue  # not any more
+            claims = self._claims_of(pod)
             # What may be released comes first: a pod must not wait for a person where it need not.
-            found = await go.find(pods[key], claims, free) if free else None
+            found = await go.find(pod, claims, free) if free else None
             if found is None and len(free) < len(every):
-                found = await go.find(pods[key], claims, every)
+                found = await go.find(pod, claims, every)
             if go.is_over and found is None and number:
                 self._next = key  # it was not looked at to the end: it comes first the next time
                 break
@@ -164,9 +171,14 @@ class RepairReconciler:
         self._advised = {
             key: release
             for key, release in sorted(self._advised.items())
-            if key in pods and all(claim in movable for claim in release.claims)
+            if self._refused(key) and all(claim in movable for claim in release.claims)
         }
         return self._next is None
+
+    def _refused(self, key: ObjectKey) -> Pod | None:
+        """The pod, if the scheduler has found no node for it."""
+        pod = self._view.pods.store.get(key)
+        return pod if pod is not None and _is_refused(pod) else None
 
     def _claims_of(self, pod: Pod) -> list[ResourceClaim]:
         return [claim for name in pod.claims if (claim := self._view.claims.store.get(name))]
@@ -196,10 +208,10 @@ class RepairReconciler:
 
     def _still_needed(self, pod: ObjectKey, searches: Searches) -> tuple[Release | None, Mapping[ObjectKey, str]]:
         """What must go for the pod, tried once more with what is known now, and by which policies; None if it may not be."""
-        waiting, advised = self._view.pods.store.get(pod), self._advised[pod]
+        waiting, advised = self._refused(pod), self._advised[pod]
         movable = self._movable.among(advised.claims)
         may_go = [key for key, each in movable.items() if self._obstacle(key, each) is None]
-        if waiting is None or not _is_refused(waiting) or len(may_go) < len(advised.claims):
+        if waiting is None or len(may_go) < len(advised.claims):
             return None, {}
         most = {key: each.most for key, each in movable.items()}
         release = plan_release(searches, waiting, self._claims_of(waiting), most)
@@ -207,10 +219,8 @@ class RepairReconciler:
 
     def _may_go(self, pod: ObjectKey, claim: ObjectKey) -> bool:
         """Whether the claim is still as it was when the release was planned, and the pod still waits."""
-        waiting = self._view.pods.store.get(pod)
         movable = self._movable.among([claim]).get(claim)
-        is_needed = waiting is not None and _is_refused(waiting)
-        return is_needed and movable is not None and self._obstacle(claim, movable) is None
+        return movable is not None and self._refused(pod) is not None and self._obstacle(claim, movable) is None
 
     def _pass_on(self) -> None:
         movable = self._movable.among(self._concerned)
@@ -293,29 +303,44 @@ class _Go:
     def __init__(self, searches: Searches, clock: Clock) -> None:
         self._searches = searches
         self._clock = clock
-        self._started_s = self._since_s = clock.monotonic()
-        self._late = False
+        self._since_s = clock.monotonic()
+        self._before_s = 0.0
+
+    @property
+    def worked_s(self) -> float:
+        """How long this has taken so far, without what others did in between."""
+        return self._before_s + self._clock.monotonic() - self._since_s
 
     @property
     def is_over(self) -> bool:
         """Whether something may have been left out."""
-        return self._late or self._searches.left < 0
+        return self._searches.left < 0 or self.worked_s >= _GO_S
 
     async def find(self, pod: Pod, claims: list[ResourceClaim], movable: Mapping[ObjectKey, int]) -> Release | None:
         """The idle claims in the pod's way; None too when the go is over."""
         steps = release_steps(self._searches, pod, claims, movable)
-        while not self._late:
+        while not self.is_over:
             try:
                 next(steps)
             except StopIteration as end:
                 found: Release | None = end.value
                 return found
-            now_s = self._clock.monotonic()
-            self._late = now_s - self._started_s >= _GO_S
-            if now_s - self._since_s >= _AT_A_STRETCH_S:
-                await asyncio.sleep(0)
-                self._since_s = self._clock.monotonic()
+            await self._pause()
         return None
+
+    async def parts(self, keys: list[ObjectKey]) -> AsyncIterator[list[ObjectKey]]:
+        """All keys, some at a time."""
+        for start in range(0, len(keys), _AT_A_STRETCH):
+            yield keys[start : start + _AT_A_STRETCH]
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Let others have the event loop, if it is time."""
+        now_s = self._clock.monotonic()
+        if now_s - self._since_s >= BITE_S:
+            self._before_s += now_s - self._since_s
+            await asyncio.sleep(0)
+            self._since_s = self._clock.monotonic()
 
 
 def _is_refused(pod: Pod) -> bool:

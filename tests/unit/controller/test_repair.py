@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from draco.controller import repair
+from draco.controller.bites import BITE_S
 from draco.controller.claim_release import ClaimReleases
 from draco.controller.metrics import Metrics
 from draco.controller.mig_decisions import MigDecisions
@@ -21,6 +22,7 @@ from draco.kube.errors import ApiError, Conflict, Forbidden, ServerError, TooMan
 from draco.kube.events import EventRecorder
 from draco.kube.informer import Informer
 from draco.kube.notes import Notes
+from draco.mig_policy.releases import Release, Steps, release_steps
 from draco.mig_policy.taking_back import Patience
 from draco.resources.claims import ResourceClaim, ResourceClaimStatus
 from draco.resources.core import PodCondition, PodStatus
@@ -62,17 +64,21 @@ class Happenings:
         self.texts.append((reason, regarding.name, note))
 
 
-class Ticking:
-    """A clock's reading, to which each reading adds."""
+def let_steps_take(monkeypatch: pytest.MonkeyPatch, clock: ManualClock, seconds: float) -> None:
+    """Each step of a search takes so long, by the clock."""
 
-    def __init__(self, read: Callable[[], float], step_s: float) -> None:
-        self._read = read
-        self._step_s = step_s
-        self._added_s = 0.0
+    def slowly(*arguments: Any) -> Steps:
+        steps = release_steps(*arguments)
+        while True:
+            clock.pass_without_a_turn(seconds)
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: Release | None = end.value
+                return found
+            yield
 
-    def __call__(self) -> float:
-        self._added_s += self._step_s
-        return self._read() + self._added_s
+    monkeypatch.setattr(repair, "release_steps", slowly)
 
 
 class Server:
@@ -469,8 +475,8 @@ async def test_a_claim_that_may_be_released_goes_before_one_that_may_not() -> No
 async def test_the_event_loop_is_free_again_within_moments_of_a_long_look(
     blocked: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step of a search takes 0.03 s here, by the clock."""
-    monkeypatch.setattr(blocked.clock, "monotonic", Ticking(blocked.clock.monotonic, 0.03))
+    let_steps_take(monkeypatch, blocked.clock, BITE_S)
+    await blocked.clock.advance(3600)
     turns = 0
 
     async def others() -> None:
@@ -481,16 +487,17 @@ async def test_the_event_loop_is_free_again_within_moments_of_a_long_look(
 
     task = asyncio.create_task(others())
     await asyncio.sleep(0)
-    await blocked.reconciler._look()
+    before = turns
+    await blocked.reconciler.reconcile("idle-claims")
     task.cancel()
-    assert turns > 1
+    assert turns > before
 
 
 async def test_a_look_that_takes_long_goes_on_where_it_stopped(blocked: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_steps_take(monkeypatch, blocked.clock, repair._GO_S * 0.3)
     for name in ("a", "b"):
         blocked.wait_for(name, "7g.80gb")
     blocked.put(a_mig_policy(repair=MigRepair(idle_claims=IdleClaims.KEEP)))
-    monkeypatch.setattr(blocked.clock, "monotonic", Ticking(blocked.clock.monotonic, repair._GO_S / 6))
     looked_at = []
     for _ in range(3):
         await blocked.look()
