@@ -1,10 +1,8 @@
-"""GPU instances as the agent speaks of them: what NVML shows, who holds it, and the names partitions are published under.
+"""GPU instances as the agent speaks of them: what NVML shows, and who holds it.
 
-Owns the shapes only, and the reading of a partition's name. `nvml_instances` fills in what is observed, `holdings` decides whose
-it is; everything else reads.
+Owns the shapes only. `nvml_instances` fills in what is observed, `holdings` decides whose it is; everything else reads.
 """
 
-import re
 from typing import NamedTuple
 
 import msgspec
@@ -19,10 +17,8 @@ __all__ = [
     "Held",
     "Instance",
     "MigState",
-    "PartitionName",
     "PlacementKey",
     "Use",
-    "read_partition_name",
 ]
 
 
@@ -103,23 +99,3 @@ class GpuMig(msgspec.Struct, frozen=True, kw_only=True):
     def dirty(self) -> bool:
         """Whether nothing new may be placed here until a clean look."""
         return self.state is MigState.DIRTY
-
-
-class PartitionName(NamedTuple):
-    """The name of a partition, taken apart. `parent` is the name of its whole GPU."""
-
-    parent: str
-    profile_id: int
-    start: int
-
-
-_PARTITION = re.compile(r"(gpu-[0-9]+)-mig-[a-z0-9.+-]+-([0-9]+)-([0-9]+)")
-
-
-def read_partition_name(device: str) -> PartitionName | None:
-    """What a device's name says of a partition: gpu-0-mig-1g10gb-19-4. None for a whole GPU, or any other name.
-
-    The profile is named by NVML's id; its text is for people and differs between drivers.
-    """
-    found = _PARTITION.fullmatch(device)
-    return PartitionName(found[1], int(found[2]), int(found[3])) if found else None

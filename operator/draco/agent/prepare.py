@@ -20,7 +20,7 @@ from draco.agent.checkpoint import Checkpoint, ClaimState, Partition, PreparedCl
 from draco.agent.claim_instances import Acquired, ClaimInstances
 from draco.agent.errors import PrepareError
 from draco.agent.gpus import Gpu
-from draco.agent.instances import PartitionName, read_partition_name
+from draco.mig.names import PartitionName, read_partition_name
 from draco.resources.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid
 

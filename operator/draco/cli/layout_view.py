@@ -6,13 +6,13 @@ Owns the bringing together of what agents report with what claims have been allo
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from draco.agent.instances import read_partition_name
 from draco.cli.layout_schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
 from draco.cli.layout_sources import Observed
 from draco.cli.status_view import natural
 from draco.cli.world import nearest
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import Geometry, State, geometry
+from draco.mig.names import read_partition_name
 from draco.mig_policy.boards import boards_of
 from draco.resources.claims import ResourceClaim
 from draco.resources.draco import GpuMig, GpuNode, GpuStatus, MigInstance, MigMode, MigState, WantedGpu

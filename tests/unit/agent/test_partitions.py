@@ -7,11 +7,12 @@ import pytest
 
 from draco.agent import partitions
 from draco.agent.gpus import DriverInfo
-from draco.agent.instances import GpuMig, Held, Instance, MigState, Use, read_partition_name
+from draco.agent.instances import GpuMig, Held, Instance, MigState, Use
 from draco.agent.partitions import Divisible
 from draco.agent.slices import Located
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
+from draco.mig.names import read_partition_name
 from draco.resources.names import GpuUuid
 from draco.resources.quantity import Quantity
 from draco.resources.slices import Counter, CounterSet, Device, DeviceAttribute

@@ -8,10 +8,10 @@ import pytest
 from draco.agent import partitions
 from draco.agent.errors import PrepareError
 from draco.agent.gpus import DriverInfo
-from draco.agent.instances import read_partition_name
 from draco.agent.offering import Offering
 from draco.agent.slices import Located
 from draco.mig.board import Placement
+from draco.mig.names import read_partition_name
 from draco.resources.draco import MigMode, WantedGpu, WantedInstance
 from draco.resources.slices import Device
 from draco.simulator import boards, nvml_session
