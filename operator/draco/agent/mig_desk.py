@@ -87,7 +87,7 @@ class MigDesk:
                 continue
             verdict = self._inventory.whose(own, found)
             if verdict is Whose.OURS:
-                self._destroy(own, found, seen.gpu)
+                seen = self._destroy(own, found, seen)
             elif verdict is Whose.DOUBTFUL:
                 self._inventory.trouble(uuid, self._inventory.stranger(found))
         if steps:
@@ -167,14 +167,17 @@ class MigDesk:
         ]
         self._record.change(put=put, drop=drop, own=own)
 
-    def _destroy(self, own: OwnedInstance, found: Instance, gpu: Gpu) -> None:
+    def _destroy(self, own: OwnedInstance, found: Instance, seen: Seen) -> Seen:
+        """Destroy an instance; what is there for the next step to act on."""
         try:
             self._mig.destroy(found)
         except InUse:
-            self._refuse(own, found, gpu)
+            self._refuse(own, found, seen.gpu)
+            return self._inventory.observe(own.gpu)  # the search for the holder took its time
         except NvmlError as error:
             self._inventory.trouble(own.gpu, str(error))
             raise
+        return seen
 
     def _refuse(self, own: OwnedInstance, found: Instance, gpu: Gpu) -> None:
         """Remember that an instance is in use, and by whom."""

@@ -11,7 +11,7 @@ from draco.agent.errors import PrepareError
 from draco.agent.instances import Instance, Use
 from draco.agent.mig_inventory import DOUBT_S
 from draco.resources.draco import MigMode, WantedGpu, WantedInstance
-from draco.simulator import by_hand, faults
+from draco.simulator import by_hand, faults, state
 from draco.simulator.gpu_state import Process
 from tests.builders import a_claim
 from tests.doubles.files import FullDisk
@@ -66,6 +66,24 @@ def test_what_somebody_makes_where_an_instance_was_planned_and_never_tried_is_no
     with pytest.raises(PrepareError):
         node.prepare(TWO)
     assert (node.real(), node.uses()) == ([(19, 4, 0)], [(19, 4, Use.FOREIGN)])
+
+
+def test_what_somebody_puts_in_the_place_of_ours_while_holders_are_looked_for_is_not_touched(tmp_path: Path) -> None:
+    path = build(tmp_path)
+
+    def replaced(*_: Any) -> str:
+        [ours] = [one for one in state.load(path).gpus[0].instances if one.start == 0]
+        by_hand.destroy_instance(path, 0, ours.id)
+        by_hand.create_instance(path, 0, "3g.40gb", start=0)
+        return "process 4711 (train)"
+
+    node = MigNode(tmp_path, find=replaced)
+    node.prepare(TWO)
+    [small] = [one for one in node.hardware().instances if one.start == 4]
+    faults.hold(path, 0, Process(pid=4711, gpu_instance=small.id, listed=False))
+    with pytest.raises(PrepareError, match=r"in use by process 4711 \(train\)"):
+        node.unprepare(TWO)
+    assert node.uses() == [(9, 0, Use.FOREIGN), (19, 4, Use.ORPHAN)]
 
 
 # MIG mode that somebody changes by hand
