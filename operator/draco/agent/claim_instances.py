@@ -197,8 +197,8 @@ class ClaimInstances:
             if key.gpu == uuid and key in self._record.instances:
                 refused = self._inventory.refused.get(key)
                 raise StillHeld(
-                    f"The instance {self._inventory.named(key)} is in the way: no claim has it any more, but it is in use by "
-                    f"{_by(refused)}."
+                    f"The instance {self._inventory.named(key)} is in the way: no claim has it any more, but it "
+                    f"{_stays(refused)}."
                 )
 
     def _who(self, error: Exception, gpus: Iterable[PlacementKey | GpuUuid]) -> str:
@@ -245,7 +245,7 @@ class ClaimInstances:
             self._record.drop(claim.uid)
             return
         refused = self._inventory.refused.get(left[0])
-        why = problem or f"its instance {self._inventory.named(left[0])} is in use by {_by(refused)}."
+        why = problem or f"its instance {self._inventory.named(left[0])} {_stays(refused)}."
         raise InstanceHeld(f"Claim {claim} cannot be given up yet: {why} Kubelet tries again.")
 
     def _not_kept(
@@ -379,5 +379,8 @@ def _refusal(error: OSError) -> str:
     return f"{error.strerror} ({error.filename}); make room or fix the folder, kubelet tries again."
 
 
-def _by(refused: Refused | None) -> str:
-    return (refused.holder if refused else "") or NOBODY_LISTED
+def _stays(refused: Refused | None) -> str:
+    """Why an instance that was to be destroyed is there."""
+    if refused is None:
+        return "is still listed by NVML, which says that it destroyed it"
+    return f"is in use by {refused.holder or NOBODY_LISTED}"

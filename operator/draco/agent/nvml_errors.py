@@ -90,12 +90,19 @@ def translated(error: Any, function: str, *, gpu: str = "") -> NvmlError:
         return GpuUnknown(
             f"NVML knows no GPU {gpu} ({function}): it was removed, or has fallen off the bus; {_LOOK_FOR_GPU}.", code
         )
+    if code == pynvml.NVML_ERROR_NOT_SUPPORTED and "Instance" in function:
+        return NotSupported(
+            f"This GPU does not support NVML's {function} now: its MIG mode is off, or its board has no such profile.",
+            code,
+        )
     kind, sentence = _ERRORS.get(
         code, (Unreadable, "NVML's {function} answered {error} (code {code}); look for NVRM in the kernel log.")
     )
-    return kind(sentence.format(function=function, error=error, code=code), code)
+    return kind(sentence.format(function=function, error=_NAMELESS.get(code, error), code=code), code)
 
 
+_NAMELESS: Mapping[int, str] = MappingProxyType({int(pynvml.NVML_ERROR_INVALID_STATE): "Invalid State"})
+"""What pynvml has no words for."""
 _INSTALL = "install the NVIDIA driver, or have the container toolkit pass it into this container"
 _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProxyType(
     {
@@ -145,6 +152,9 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
             NoRoom,
             "NVML's {function} was refused: the GPU has no room there.",
         ),
-        pynvml.NVML_ERROR_INVALID_ARGUMENT: (InvalidArgument, "NVML's {function} does not know what it was given."),
+        pynvml.NVML_ERROR_INVALID_ARGUMENT: (
+            InvalidArgument,
+            "NVML's {function} does not know what it was given; report this with the output of `nvidia-smi -q`.",
+        ),
     }
 )
