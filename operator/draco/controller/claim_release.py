@@ -8,6 +8,7 @@ is ever allocated here. Which claims stand in the way is the caller's; which of 
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 
 import msgspec
 import structlog
@@ -54,7 +55,8 @@ class _Written(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     replaced: str
     until_s: float
-    announce: Callable[[], None] | None = None
+    announce: Callable[[], None] | None
+    pod: ObjectKey
 
 
 class ClaimReleases:
@@ -150,6 +152,7 @@ class ClaimReleases:
             claim = self._view.claims.store.get(key)
             if claim is None or not may_go(key) or not await self._release(claim, release, policies[key]):
                 return False
+        self._give_time(release.pod)
         return True
 
     async def _release(self, claim: ResourceClaim, release: Release, policy: str) -> bool:
@@ -158,7 +161,8 @@ class ClaimReleases:
             uid=meta.uid,
             replaced=meta.resource_version,
             until_s=now_s + _UNANSWERED_S,
-            announce=lambda: self._announce(claim, release, policy),
+            announce=partial(self._announce, claim, release, policy),
+            pod=release.pod,
         )
         # Only on top of what was seen: whoever reserves the claim now, or a newer leader, must win.
         seen = {"uid": meta.uid, "resourceVersion": meta.resource_version}
@@ -190,12 +194,15 @@ class ClaimReleases:
             return self._clock.monotonic() >= written.until_s
         if written.announce is not None and claim.status.allocation is None:
             written.announce()
+            self._give_time(written.pod)
         return True
+
+    def _give_time(self, pod: ObjectKey) -> None:
+        self._awaited = (self._clock.monotonic() + _SETTLE_S, pod)
 
     def _announce(self, claim: ResourceClaim, release: Release, policy: str) -> None:
         key, now_s = claim.metadata.key, self._clock.monotonic()
         self._released[claim.metadata.uid] = now_s
-        self._awaited = (now_s + _SETTLE_S, release.pod)
         self._latest[policy] = (now_s, f"Idle claim {key} was released for pod {release.pod}.")
         self._count.labels(policy).inc()
         held = ", ".join(release.devices.get(key, ()))
@@ -203,8 +210,8 @@ class ClaimReleases:
         self._record(
             claim,
             RELEASED_REASON,
-            f"Released for pod {release.pod}, as MigPolicy {policy} permits: it held {held} for no pod. It is allocated anew, "
-            "in another place, when a pod uses it.",
+            f"Released for pod {release.pod}, as MigPolicy {policy} permits: it held {held} for no pod. It is allocated anew "
+            "when a pod uses it.",
         )
         for each in release.waiting:
             if (waiting := self._view.claims.store.get(each)) is not None:
@@ -245,4 +252,5 @@ def _last(event: Event) -> datetime | None:
 
 
 def _refusal(error: str) -> str:
-    return f"The API server does not let Draco release claims ({' '.join(error.split()).rstrip('.')}): {REMEDY}"
+    # What to do comes first: a note has only so much room, and the server's words may be long.
+    return f"The API server does not let Draco release claims: {REMEDY} ({' '.join(error.split()).rstrip('.')})"

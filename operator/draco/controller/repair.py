@@ -22,7 +22,7 @@ from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.errors import ApiError
 from draco.kube.notes import Notes
-from draco.kube.retry import TRANSIENT, retry
+from draco.kube.retry import retry
 from draco.mig_policy.releases import Release, Searches, plan_release, release_steps
 from draco.mig_policy.taking_back import Obstacle
 from draco.resources.claims import ResourceClaim
@@ -129,7 +129,7 @@ class RepairReconciler:
         release_again_s = _KEEP_S
         try:
             release_again_s = await self._release()
-        except TRANSIENT as error:
+        except ApiError as error:
             problem = error  # what is so is said all the same
         self._pass_on()
         again_s = min(await self._say(), release_again_s)

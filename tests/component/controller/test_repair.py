@@ -149,7 +149,7 @@ async def test_an_idle_claim_is_released_where_its_policy_says_so(served: Contro
         assert await until(both, what="the Events") == {
             "idle": (
                 f"Released for pod {lab.namespace}/train, as MigPolicy {lab.policy.name} permits: it held "
-                f"gpu-0-mig-1g10gb-19-0 of {lab.node} for no pod. It is allocated anew, in another place, when a pod uses it."
+                f"gpu-0-mig-1g10gb-19-0 of {lab.node} for no pod. It is allocated anew when a pod uses it."
             ),
             "large": (
                 f"Idle claim {idle} was released, as MigPolicy {lab.policy.name} permits: pod {lab.namespace}/train fits on "

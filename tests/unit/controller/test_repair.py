@@ -395,8 +395,8 @@ async def test_a_missing_right_is_named_and_not_asked_for_again_at_once(blocked:
     await blocked.look(after_s=200)
     assert blocked.server.patches == ["idle"]
     said = (
-        "The API server does not let Draco release claims (cannot patch resourceclaims/status): the operator's ClusterRole needs "
-        "patch on resourceclaims/status and resourceclaims/binding of resource.k8s.io, as the chart gives it."
+        "The API server does not let Draco release claims: the operator's ClusterRole needs patch on resourceclaims/status and "
+        "resourceclaims/binding of resource.k8s.io, as the chart gives it (cannot patch resourceclaims/status)."
     )
     assert all(text.endswith(said) for text in blocked.said.texts.values())
     assert blocked.reconciler.advice("policy").endswith(said)
@@ -433,7 +433,7 @@ async def test_what_is_left_of_a_plan_is_released_by_the_next_look(blocked: Worl
     await blocked.look()
     assert blocked.server.patches == ["idle", "other"]
     blocked.put(a_version(msgspec.structs.replace(IDLE, status=ResourceClaimStatus()), "2"))
-    await blocked.look()
+    await blocked.look(after_s=3)
     assert blocked.server.patches == ["idle", "other", "other"]
 
 
