@@ -1,23 +1,27 @@
-"""Writes what MIG policies want of each node's GPUs into its GpuNode.
+"""Writes what MIG policies want of each node's GPUs into its GpuNode, and what claims keep there all the same.
 
-Owns the spec of GpuNodes and nothing else: a node without GpuNode gets none, and nothing is written that is there already. Keys
-are names of nodes.
+Owns the spec of GpuNodes and nothing else: a node without GpuNode gets none, and nothing is written that is there already. Both
+come in one write, so that an agent never hears that it is to offer something else without what it has to go on offering. Keys are
+names of nodes.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
 from draco.controller.mig_decisions import MigDecisions
-from draco.controller.view import ClusterView
+from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.store import Change
+from draco.mig_policy import NodeDecision, promises
+from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node
-from draco.resources.draco import GpuNode, MigPolicy, WantedGpu
+from draco.resources.draco import GpuNode, GpuNodeSpec, MigPolicy, PromisedDevice
 from draco.resources.kinds import GPU_NODES
 from draco.resources.meta import ObjectKey
-from draco.resources.names import FIELD_MANAGER_OPERATOR
+from draco.resources.names import FIELD_MANAGER_OPERATOR, PoolKey
 from draco.resources.slices import ResourceSlice
 
 log = structlog.get_logger(__name__)
@@ -37,6 +41,7 @@ class MigLayoutReconciler:
         self._view.gpu_nodes.subscribe(lambda change: wake(change.key.name))
         self._view.nodes.subscribe(lambda change: _wake_for_node(change, wake))
         self._view.slices.subscribe(lambda change: _wake_for_slice(change, wake))
+        self._view.claims.subscribe(lambda change: _wake_for_claim(change, wake))
         self._view.mig_policies.subscribe(lambda change: self._wake_for_policy(change, wake))
 
     def all_keys(self) -> set[str]:
@@ -54,23 +59,39 @@ class MigLayoutReconciler:
         if self._superseded.get(node) == meta.resource_version:
             return None  # our own write is still on its way to us; its arrival wakes us
         self._superseded.pop(node, None)
-        if decision.wanted != _in_order(gpu_node):
-            log.info("mig.wanted", node=node, decision=str(decision))
+        wanted = GpuNodeSpec(gpus=decision.wanted, promised=self._promised(gpu_node, decision))
+        if wanted != _in_order(gpu_node):
+            kept = [f"{each.device} for claim {each.claim}" for each in wanted.promised]
+            log.info("mig.wanted", node=node, decision=str(decision), promised=kept)
             try:
-                written = await self._write(gpu_node, decision.wanted)
+                written = await self._write(gpu_node, wanted)
             except NotFound:
                 return None
             if written.metadata.resource_version != meta.resource_version:
                 self._superseded[node] = meta.resource_version
         return self._decisions.seconds_to_next_window() if decision.wanted else None
 
-    async def _write(self, gpu_node: GpuNode, wanted: list[WantedGpu]) -> GpuNode:
+    def _promised(self, gpu_node: GpuNode, decision: NodeDecision) -> list[PromisedDevice]:
+        """What claims have of the node's devices, as far as nothing else would keep it published."""
+        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        allocated = {
+            device.device: str(claim.metadata.key)
+            for claim in self._view.claims.store.by_index(BY_POOL, pool)
+            for device in claim.devices_held
+            if device.driver == pool.driver and device.pool == pool.pool
+        }
+        return promises(gpu_node, decision.wanted, allocated)
+
+    async def _write(self, gpu_node: GpuNode, wanted: GpuNodeSpec) -> GpuNode:
         # Only on top of what was seen: a replica that lost the lease unknowingly must not win, and a node that is gone must not
         # come back.
         seen = {"uid": gpu_node.metadata.uid, "resourceVersion": gpu_node.metadata.resource_version}
         key = gpu_node.metadata.key
+        spec: dict[str, Any] = {"gpus": wanted.gpus}
+        if wanted.promised:
+            spec["promised"] = wanted.promised
         written = await self._client.apply(
-            GPU_NODES, key, {"metadata": seen, "spec": {"gpus": wanted}}, manager=FIELD_MANAGER_OPERATOR
+            GPU_NODES, key, {"metadata": seen, "spec": spec}, manager=FIELD_MANAGER_OPERATOR
         )
         if _in_order(written) == wanted:
             return written
@@ -79,7 +100,8 @@ class MigLayoutReconciler:
             "mig.others_wrote", node=key.name, remedy="write MigPolicies; the spec of a GpuNode is the operator's"
         )
         seen["resourceVersion"] = written.metadata.resource_version
-        return await self._client.patch(GPU_NODES, key, {"metadata": seen, "spec": {"gpus": wanted}})
+        spec["promised"] = wanted.promised
+        return await self._client.patch(GPU_NODES, key, {"metadata": seen, "spec": spec})
 
     def _wake_for_policy(self, change: Change[MigPolicy], wake: Callable[[str], None]) -> None:
         before, after = change.before, change.after
@@ -89,8 +111,19 @@ class MigLayoutReconciler:
             wake(node)
 
 
-def _in_order(gpu_node: GpuNode) -> list[WantedGpu]:
-    return sorted(gpu_node.spec.gpus, key=lambda each: each.uuid)
+def _in_order(gpu_node: GpuNode) -> GpuNodeSpec:
+    spec = gpu_node.spec
+    return GpuNodeSpec(
+        gpus=sorted(spec.gpus, key=lambda each: each.uuid),
+        promised=sorted(spec.promised, key=lambda each: each.device),
+    )
+
+
+def _wake_for_claim(change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
+    before, after = (each.devices_held if each else [] for each in (change.before, change.after))
+    if before != after:
+        for pool in {device.pool for device in (*before, *after)}:
+            wake(pool)
 
 
 def _wake_for_node(change: Change[Node], wake: Callable[[str], None]) -> None:

@@ -33,7 +33,7 @@ from draco.resources.kinds import (
     Kind,
 )
 from draco.resources.meta import ObjectKey
-from draco.resources.names import DeviceKey
+from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.slices import ResourceSlice
 from draco.resources.taints import DeviceTaintRule
 
@@ -87,6 +87,9 @@ class ClusterView:
             self.informers[taint_rules.kind] = self.rules
 
         self.claims.store.add_index(BY_DEVICE, lambda claim: claim.devices_held)
+        self.claims.store.add_index(
+            BY_POOL, lambda claim: dict.fromkeys(PoolKey(held.driver, held.pool) for held in claim.devices_held)
+        )
         self.slices.store.add_index(BY_POOL, lambda item: [item.pool])
         self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
         self.maintenances.store.add_index(BY_UID, lambda request: [request.metadata.uid])

@@ -4,12 +4,13 @@ Owns the way from what is seen of policies and nodes to what is wanted of each G
 or talk to the API server: the controller carries out what is decided here.
 
 Rooms: `rules` (a policy made ready to be asked), `matching` (whether it selects a GPU, and why not), `boards` (tables of the API
-as boards), `wishes` (what a policy wants of one GPU), `standing` (how far that is so), `decide` (one node, all of it), `tally`
-(one policy's counts) and `summary` (its status), `windows` (when a GPU may be reset), `releases` (idle claims in the way of a
-waiting one), `taking_back` (whether what they hold may be taken back).
+as boards), `wishes` (what a policy wants of one GPU), `standing` (how far that is so), `decide` (one node, all of it), `promises`
+(what claims keep there all the same), `tally` (one policy's counts) and `summary` (its status), `windows` (when a GPU may be
+reset), `releases` (idle claims in the way of a waiting one), `taking_back` (whether what they hold may be taken back).
 """
 
 from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide
+from draco.mig_policy.promises import promises
 from draco.mig_policy.rules import Rules, oldest_first, rules_of
 from draco.mig_policy.summary import LISTED_NODES, Outlook, status_of, summary
 from draco.mig_policy.tally import Tally
@@ -27,6 +28,7 @@ __all__ = [
     "decide",
     "oldest_first",
     "permit",
+    "promises",
     "rules_of",
     "status_of",
     "summary",

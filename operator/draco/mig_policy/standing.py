@@ -22,6 +22,11 @@ _SWITCHED_BY_RESET = frozenset({"Ampere"})
 """Architectures with MIG whose mode changes by a reset only. Source: NVIDIA's MIG user guide."""
 
 
+def switched_by_reset(gpu: GpuStatus) -> bool:
+    """Whether the GPU's MIG mode changes by a reset only."""
+    return gpu.architecture in _SWITCHED_BY_RESET
+
+
 class Standing(Enum):
     """Whether a GPU is as wanted, will be, or cannot be."""
 
@@ -46,7 +51,7 @@ def standing(node: GpuNode, gpu: GpuStatus | None, wanted: WantedGpu, permit: Re
         return _changing("its agent has not taken this up yet")
     mode_on = wanted.mode is not MigMode.DISABLED
     switching = gpu.mig.enabled is not mode_on and not any(each.claim for each in gpu.mig.instances)
-    if switching and gpu.architecture in _SWITCHED_BY_RESET and not wanted.reset_permitted and not gpu.mig.pending:
+    if switching and switched_by_reset(gpu) and not wanted.reset_permitted and not gpu.mig.pending:
         return _unpermitted(permit, "on" if mode_on else "off")
     return _by_state(gpu.mig, wanted, permit)
 
@@ -112,12 +117,13 @@ def _reset(mig: GpuMig, wanted: WantedGpu, permit: ResetPermit) -> Stands:
 
 
 def _disabled(mig: GpuMig) -> Stands:
-    if not mig.enabled:
-        return Stands(Standing.APPLIED)
     for each in mig.instances:
         if each.claim:
             return _changing(f"{each.profile} at {each.start} is in use by claim {each.claim}")
-    return _changing(mig.message or "MIG is still on")
+    if mig.enabled:
+        return _changing(mig.message or "MIG is still on")
+    # It may have to be divided again: for a claim that was allocated a part of it before.
+    return _changing(mig.message) if mig.state is MigState.CHANGING and mig.message else Stands(Standing.APPLIED)
 
 
 def _applied(message: str) -> Stands:

@@ -141,10 +141,27 @@ class WantedGpu(ApiStruct, frozen=True, kw_only=True):
     reset_permitted: bool = False
 
 
+class PromisedDevice(ApiStruct, frozen=True, kw_only=True):
+    """A device that a claim has been allocated, and that its GPU would not offer by what is wanted of it.
+
+    `uuid` is the GPU's, `claim` "namespace/name". A GPU that is promised as a whole has no profile.
+    """
+
+    device: str
+    uuid: str
+    claim: str = ""
+    profile: str = ""
+    start: int = 0
+
+
 class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
-    """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is made on it."""
+    """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is made on it.
+
+    `promised` stays published and free for its claims all the same.
+    """
 
     gpus: list[WantedGpu] = []
+    promised: list[PromisedDevice] = []
 
 
 class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):

@@ -42,6 +42,7 @@ class World:
                 "Node": self.view.nodes,
                 "ResourceSlice": self.view.slices,
                 "MigPolicy": self.view.mig_policies,
+                "ResourceClaim": self.view.claims,
             }
             informer = informers[type(item).__name__]
             _tell(informer, informer.store.put(item))

@@ -1,0 +1,67 @@
+"""Which devices that claims have been allocated a GPU would no longer offer.
+
+Owns the comparison of what is allocated with what is offered by what is wanted. The scheduler counts what is taken by the devices
+that are published: a device that were dropped while a claim has it would free its units for another claim. The agent knows of a
+claim only once its pod starts, so it is told of those places here.
+
+What would be offered anyway is not told: where nothing is changed under claims nothing is ever promised.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from draco.mig.names import read_partition_name
+from draco.mig_policy.boards import boards_of
+from draco.mig_policy.standing import switched_by_reset
+from draco.resources.draco import GpuNode, GpuStatus, MigMode, PromisedDevice, WantedGpu
+
+
+def promises(node: GpuNode, wanted: Iterable[WantedGpu], allocated: Mapping[str, str]) -> list[PromisedDevice]:
+    """What is to be kept for claims beside what is wanted, by device. `allocated`: the node's devices, and the claim of each.
+
+    What cannot be judged now, because the GPU or its board is not reported, stays as it is.
+    """
+    if not allocated:
+        return []
+    gpus = {each.device: each for each in node.status.gpus}
+    wishes = {each.uuid: each for each in wanted}
+    boards = boards_of(node)
+    now = {each.device: each for each in node.spec.promised}
+    kept = []
+    for device, claim in sorted(allocated.items()):
+        part = read_partition_name(device)
+        gpu = gpus.get(part.parent if part else device)
+        board = boards.get(gpu.mig.board) if gpu is not None and gpu.mig is not None else None
+        if gpu is None or gpu.mig is None or (part is not None and board is None):
+            if device in now:
+                kept.append(now[device])
+            continue
+        promise, want = PromisedDevice(device=device, uuid=gpu.uuid, claim=claim), wishes.get(gpu.uuid)
+        if part is None:
+            kept += [] if offers_whole(gpu, want) else [promise]
+            continue
+        profile = board.by_id(part.profile_id) if board is not None else None
+        if profile is None or part.start not in profile.starts:
+            continue  # no agent serves a device of that name
+        if not offers(gpu, want, profile.name, part.start):
+            kept.append(msgspec.structs.replace(promise, profile=profile.name, start=part.start))
+    return kept
+
+
+def offers_whole(gpu: GpuStatus, wanted: WantedGpu | None) -> bool:
+    """Whether the GPU is offered whole, now and until something else is wanted of it."""
+    if wanted is None or wanted.mode is MigMode.DISABLED:
+        return True
+    return wanted.mode is MigMode.DYNAMIC and not switched_by_reset(gpu)
+
+
+def offers(gpu: GpuStatus, wanted: WantedGpu | None, profile: str, start: int) -> bool:
+    """Whether the GPU offers this part of it."""
+    if wanted is None or wanted.mode is MigMode.DISABLED:
+        return False
+    if switched_by_reset(gpu) and not (gpu.mig is not None and gpu.mig.enabled):
+        return False
+    if wanted.mode is MigMode.DYNAMIC:
+        return not wanted.profiles or profile in wanted.profiles
+    return any((each.profile, each.start) == (profile, start) for each in wanted.layout)

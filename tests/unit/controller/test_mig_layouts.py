@@ -1,0 +1,37 @@
+"""Which nodes are looked at when a claim changes: a fleet has many claims, and each concerns one node."""
+
+from typing import cast
+
+import msgspec
+
+from draco.controller.mig_layouts import MigLayoutReconciler
+from draco.kube.client import Client
+from draco.resources.claims import ResourceClaim, ResourceClaimStatus
+from tests.builders import a_claim
+from tests.unit.controller.test_mig_decisions import World, a_fleet
+
+
+def woken(world: World, *states: ResourceClaim) -> list[str]:
+    """Nodes that a claim's changes wake up."""
+    keys: list[str] = []
+    MigLayoutReconciler(cast("Client", None), world.view, world.decisions).subscribe(keys.append)
+    keys.clear()
+    world.put(*states)
+    return keys
+
+
+def test_an_allocation_concerns_its_own_node_only() -> None:
+    claim = a_claim(on=["node-1/gpu-0-mig-1g10gb-19-2"])
+    pending = msgspec.structs.replace(claim, status=ResourceClaimStatus())
+    assert woken(a_fleet(3), claim) == ["node-1"]
+    assert woken(a_fleet(3), pending, claim, pending) == ["node-1", "node-1"]
+
+
+def test_what_is_said_of_a_claim_that_keeps_its_devices_concerns_none() -> None:
+    claim = a_claim(on=["node-1/gpu-0-mig-1g10gb-19-2"])
+    reserved = a_claim(on=["node-1/gpu-0-mig-1g10gb-19-2"], reserved_for=["user"])
+    assert woken(a_fleet(3), claim, reserved, claim) == ["node-1"]
+
+
+def test_who_only_looks_at_a_device_concerns_none() -> None:
+    assert woken(a_fleet(3), a_claim(on=["node-1/gpu-0-mig-1g10gb-19-2"], admin_access=True)) == []
