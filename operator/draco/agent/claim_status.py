@@ -145,14 +145,14 @@ class ClaimReporter:
         if prepared is None or prepared.state is not ClaimState.PREPARED:
             return []
         health = {report.device: report for report in self._health()}
-        known = {(one.device, one.share_id): one.conditions or [] for one in before}
+        known = {(one.device, one.share_id): one.conditions for one in before}
         now = self._clock.now()
         allocation = claim.status.allocation
         results = allocation.devices.results if allocation else []
         allocated = {(one.driver, one.pool, one.device) for one in results}
         return [
             msgspec.structs.replace(
-                one, conditions=merged(one.conditions or [], known.get((one.device, one.share_id), []), now)
+                one, conditions=merged(one.conditions, known.get((one.device, one.share_id), []), now)
             )
             for one in wanted(prepared, self._driver, health)
             if (one.driver, one.pool, one.device) in allocated

@@ -125,7 +125,7 @@ def _reported_ready(claim: ResourceClaim, driver: str, pool: str) -> bool:
         condition.type == "Ready" and condition.status == "True"
         for device in claim.status.devices
         if device.driver == driver and device.pool == pool
-        for condition in device.conditions or ()
+        for condition in device.conditions
     )
 
 

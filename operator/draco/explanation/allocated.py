@@ -70,7 +70,7 @@ def _true_conditions(claim: ResourceClaim, result: DeviceRequestAllocationResult
         condition.type
         for device in claim.status.devices
         if (device.driver, device.pool, device.device, device.share_id) == wanted
-        for condition in device.conditions or ()
+        for condition in device.conditions
         if condition.status == "True"
     }
 

@@ -14,6 +14,7 @@ import msgspec
 
 from draco.kube.connection import Connection
 from draco.kube.errors import Expired
+from draco.resources.base import without_nulls
 from draco.resources.kinds import Kind
 from draco.resources.meta import ObjectKey
 
@@ -291,7 +292,12 @@ def encode(kind: Kind[Any], obj: Manifest) -> bytes:
 
 def decode(kind: Kind[T], answer: bytes | msgspec.Raw) -> T:
     """One object from JSON. Raises msgspec.ValidationError when it does not fit."""
-    item: T = _decoder(kind).decode(answer)
+    decoder = _decoder(kind)
+    try:
+        item: T = decoder.decode(answer)
+    except msgspec.ValidationError:
+        # API servers write null for some lists that were never set: rare enough to be looked at only here.
+        item = decoder.decode(msgspec.json.encode(without_nulls(msgspec.json.decode(answer))))
     return item
 
 

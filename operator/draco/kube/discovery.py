@@ -15,7 +15,8 @@ from draco.resources.kinds import SLICES, TAINT_RULES, Kind
 from draco.resources.taints import DeviceTaintRule
 
 _PROBE = "draco-dev-feature-probe"
-_COUNTERS = {"name": "probe", "counters": {"units": {"value": "1"}}}
+_PART = {"name": "probe", "consumesCounters": [{"counterSet": "probe", "counters": {"units": {"value": "1"}}}]}
+"""It draws on counters in another slice of its pool, as partitions do. Kubernetes 1.34 wants them in the same slice."""
 _NEEDS = "Kubernetes 1.36 or newer has it on by default; on 1.34 and 1.35 enable the feature gate"
 
 
@@ -42,7 +43,7 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     only in what the scheduler does.
     """
     partitionable_devices: bool | None
-    """Shared counters are kept."""
+    """Counters that devices of all slices of a pool draw on are kept."""
     binding_conditions: bool | None
     """Binding conditions of devices are kept."""
     device_taints: bool | None
@@ -81,7 +82,7 @@ _MISSING = (
     MissingFeature(
         "partitionable devices",
         "GPUs can be claimed whole only: MIG instances are not published before they exist.",
-        f"{_NEEDS} DRAPartitionableDevices.",
+        "Kubernetes 1.36 or newer has it on by default; on 1.35 enable the feature gate DRAPartitionableDevices.",
     ),
     MissingFeature(
         "device taints",
@@ -122,7 +123,6 @@ async def discover(client: Client, *, node_name: str = "") -> Features:
         if kind.plural in await _resources(client, kind):
             rules = kind
             break
-    counters = await _kept(client, node_name, {"sharedCounters": [_COUNTERS]})
     device = {
         "name": "probe",
         "bindingConditions": ["draco.dev/probe"],
@@ -132,10 +132,13 @@ async def discover(client: Client, *, node_name: str = "") -> Features:
     kept = await _kept(client, node_name, {"devices": [device]})
     kept_device = None if kept is None else next(iter(kept.get("devices") or [{}]))
     binding = None if kept_device is None else bool(kept_device.get("bindingConditions"))
+    kept_part = await _kept(client, node_name, {"devices": [_PART]})
+    part: dict[str, Any] = next(iter((kept_part or {}).get("devices") or [{}]))
     return Features(
         dra=True,
         taint_rules=rules,
-        partitionable_devices=None if counters is None else bool(counters.get("sharedCounters")),
+        # Who may ask for the one and is refused the other is refused by the API's own rules.
+        partitionable_devices=None if kept_device is None else bool(part.get("consumesCounters")),
         binding_conditions=binding,
         device_taints=None if kept_device is None else bool(kept_device.get("taints")),
         # The server keeps binding conditions only when it keeps device status too.

@@ -89,7 +89,7 @@ def prepared_on(claim: ResourceClaim, nodes: Iterable[GpuNode]) -> str:
                 if each.use is InstanceUse.CLAIM and (each.claim == name or each.device in places):
                     return node.metadata.name
     for device in claim.status.devices:
-        if any(each.type == "Ready" and each.status == "True" for each in device.conditions or ()):
+        if any(each.type == "Ready" and each.status == "True" for each in device.conditions):
             return device.pool
     return ""
 

@@ -1,10 +1,16 @@
 """How every API struct behaves: camelCase on the wire, immutable in memory, defaults left out when written.
 
-Owns the base class only. A struct names just the fields Draco uses; what a server sends beyond them is dropped on reading, so
-a struct must never be written back over a whole object that others also write: use server-side apply or a patch.
+Owns the base class, and what null means. A struct names just the fields Draco uses; what a server sends beyond them is dropped
+on reading, so a struct must never be written back over a whole object that others also write: use server-side apply or a patch.
 """
 
+from collections.abc import Mapping
+from typing import Any, Final
+
 import msgspec
+
+OPAQUE: Final = frozenset({"parameters", "data"})
+"""Fields whose content belongs to a driver: it is passed on as it is."""
 
 
 class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
@@ -12,3 +18,14 @@ class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
 
     They are trees and can never form a cycle, so the collector need not visit them: that halves the time to decode many.
     """
+
+
+def without_nulls(value: Any) -> Any:
+    """An object in JSON's types without its nulls, which mean "not set" wherever Kubernetes writes or reads them."""
+    if isinstance(value, Mapping):
+        return {
+            name: inner if name in OPAQUE else without_nulls(inner)
+            for name, inner in value.items()
+            if inner is not None
+        }
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value

@@ -148,13 +148,13 @@ class ResourceClaimConsumerReference(ApiStruct, frozen=True, kw_only=True):
 
 
 class AllocatedDeviceStatus(ApiStruct, frozen=True, kw_only=True):
-    """What a driver reports of one allocated device. The API server writes null for conditions where there are none."""
+    """What a driver reports of one allocated device."""
 
     driver: str
     pool: str
     device: str
     share_id: str | None = msgspec.field(default=None, name="shareID")
-    conditions: list[Condition] | None = []
+    conditions: list[Condition] = []
     data: Any = None
 
 

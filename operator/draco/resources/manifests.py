@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from draco.resources import conversion
+from draco.resources.base import OPAQUE
 from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node, Pod
@@ -213,14 +214,11 @@ def _number(value: float) -> str:
         return "1" + "0" * 5000
 
 
-_OPAQUE: Final = frozenset({"parameters", "data"})
-
-
 def _set_fields(value: Any) -> Any:
     """Without nulls, which mean "not set", and without the empty values that the API takes for "not set"."""
     if isinstance(value, Mapping):
         return {
-            name: inner if name in _OPAQUE else _set_fields(inner)
+            name: inner if name in OPAQUE else _set_fields(inner)
             for name, inner in value.items()
             if inner is not None and not _means_unset(name, inner)
         }

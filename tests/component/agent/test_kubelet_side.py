@@ -288,7 +288,7 @@ async def test_a_change_of_health_reaches_the_claim(node: SimulatedNode) -> None
 
         async def conditions() -> dict[str, str]:
             found = await node.client.get(CLAIMS, claim.metadata.key)
-            return {one.type: one.status for device in found.status.devices for one in device.conditions or ()}
+            return {one.type: one.status for device in found.status.devices for one in device.conditions}
 
         async def is_healthy(status: str) -> bool:
             return (await conditions()).get("Healthy") == status

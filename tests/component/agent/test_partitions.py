@@ -100,7 +100,7 @@ async def device_uuid(node: SimulatedNode, claim: Any, uuid: str) -> bool:
     found = await node.client.get(CLAIMS, claim.metadata.key)
     return any(
         one.data == {"uuid": uuid, "parentUUID": hardware(node).uuid}
-        and {each.type: each.status for each in one.conditions or ()} == {"Ready": "True", "Healthy": "True"}
+        and {each.type: each.status for each in one.conditions} == {"Ready": "True", "Healthy": "True"}
         for one in found.status.devices
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,25 @@ async def test_who_may_not_create_slices_learns_what_is_served_and_calls_nothing
     assert features.binding_conditions is None
     assert features.device_status is True
     assert features.missing == []
+
+
+async def test_a_cluster_that_wants_counters_beside_their_devices_has_no_partitions(
+    through: Client, proxy: FaultProxy
+) -> None:
+    """So it is in Kubernetes 1.34 with the feature gate, and a pool whose slices are refused has no devices at all."""
+    asked: list[str] = []
+
+    def is_second(request: Any) -> bool:
+        if request.method == "POST":
+            asked.append(request.path)
+        return len(asked) == 2
+
+    said = "spec.devices[0].consumesCounters[0].counterSet: must reference a counterSet defined in the ResourceSlice"
+    proxy.fault(is_second, answer(422, "Invalid", message=said))
+    features = await discover(through)
+    assert features.partitionable_devices is False
+    assert features.device_taints is True
+    assert [missing.name for missing in features.missing] == ["partitionable devices"]
 
 
 @pytest.mark.parametrize("newest", range(len(TAINT_RULES)))

@@ -107,9 +107,7 @@ async def until_claim(client: Client, namespace: str, name: str, wanted: str) ->
         while True:
             claim = await client.get(CLAIMS, ObjectKey(namespace, name))
             conditions = {
-                (condition.type, condition.status)
-                for device in claim.status.devices
-                for condition in device.conditions or ()
+                (condition.type, condition.status) for device in claim.status.devices for condition in device.conditions
             }
             if wanted == "ready" and ("Ready", "True") in conditions:
                 return claim

@@ -1,0 +1,41 @@
+"""Objects as API servers write them."""
+
+import msgspec
+import pytest
+
+from draco.kube.client import decode, decode_page
+from draco.resources.kinds import CLAIMS, SLICES
+
+DEVICE = {"driver": "gpu.example.com", "pool": "node-0", "device": "gpu-0"}
+ALLOCATED = {
+    "metadata": {"name": "idle"},
+    "status": {"devices": [{**DEVICE, "conditions": None, "data": {"minor": None}}]},
+}
+COUNTERS = {
+    "metadata": {"name": "counters"},
+    "spec": {
+        "driver": "gpu.example.com",
+        "pool": {"name": "node-0", "generation": 1, "resourceSliceCount": 2},
+        "sharedCounters": [{"name": "gpu-0", "counters": {"units": {"value": "8"}}}],
+        "devices": None,
+    },
+}
+
+
+def test_a_list_written_as_null_is_one_that_was_not_set() -> None:
+    """A claim that cannot be read would count as not there, and its devices as free."""
+    [device] = decode(CLAIMS, msgspec.json.encode(ALLOCATED)).status.devices
+    assert (device.device, device.conditions) == ("gpu-0", [])
+    assert device.data == {"minor": None}
+    assert decode(SLICES, msgspec.json.encode(COUNTERS)).spec.devices == []
+
+
+def test_a_page_with_such_objects_has_them_all() -> None:
+    page = decode_page(CLAIMS, msgspec.json.encode({"metadata": {}, "items": [ALLOCATED, {"metadata": {"name": "b"}}]}))
+    assert [each.metadata.name for each in page.items] == ["idle", "b"]
+    assert page.undecodable == []
+
+
+def test_what_does_not_fit_without_its_nulls_either_is_named() -> None:
+    with pytest.raises(msgspec.ValidationError, match="Expected `array`, got `str`"):
+        decode(SLICES, msgspec.json.encode({"spec": {**COUNTERS["spec"], "devices": "all"}}))  # type: ignore[dict-item]
