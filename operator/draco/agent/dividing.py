@@ -4,7 +4,7 @@ Owns their wiring, and which Events tell people of them. What they do is their o
 `mig_desk` changes them, `claim_instances` those of claims, `mig_layout` those of policies, `mig_keeper` says when.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -22,7 +22,7 @@ from draco.agent.nvml import Nvml
 from draco.agent.nvml_instances import NvmlInstances
 from draco.kube.client import Client
 from draco.kube.clock import Clock
-from draco.resources.draco import WantedGpu
+from draco.resources.draco import PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
 Tell = Callable[[str, str, str], None]
@@ -74,6 +74,11 @@ class Dividing:
     def wanted(self) -> Mapping[GpuUuid, WantedGpu]:
         """What is wanted of each GPU that a policy has, as far as is known."""
         return self.keeper.wanted or {}
+
+    @property
+    def promised(self) -> Mapping[GpuUuid, Sequence[PromisedDevice]]:
+        """What claims have been allocated of each GPU beside that."""
+        return self.keeper.promised
 
     def tell(self, tell: Tell) -> None:
         """Tell of what people have to do something about, once."""

@@ -6,13 +6,14 @@ Decides nothing about what happens to an instance.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 import msgspec
 
 from draco.agent.checkpoint import ClaimState, InstanceState, OwnedInstance, PreparedClaim
 from draco.agent.instances import Held, Instance, PlacementKey, Use
 from draco.mig.board import Board, Placement
-from draco.resources.draco import MigMode, WantedGpu
+from draco.resources.draco import MigMode, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
 
@@ -106,16 +107,41 @@ def _use(
     return Use.LAYOUT if one.key in layout else Use.WARM
 
 
+class Promise(NamedTuple):
+    """A place that a claim ("namespace/name") has been allocated."""
+
+    placement: Placement
+    claim: str
+
+
 class Keeping(msgspec.Struct, frozen=True, kw_only=True):
-    """Which idle instances of a GPU are to stay: all of `places`, and so many of each profile in `counts`."""
+    """Which idle instances of a GPU are to stay: all of `places` and `promised`, and so many of each profile in `counts`.
+
+    What is promised is kept free for its claim, too, where no instance is; `whole` is the claim that all of the GPU is promised.
+    """
 
     places: frozenset[PlacementKey] = frozenset()
     counts: Mapping[int, int] = {}
+    promised: Mapping[PlacementKey, Promise] = {}
+    whole: str = ""
 
 
-def keeping(wanted: WantedGpu | None, board: Board | None) -> Keeping:
-    """What a policy keeps without a claim. Profiles that the board lacks keep nothing."""
-    if wanted is None or board is None or wanted.mode is MigMode.DISABLED:
+def keeping(wanted: WantedGpu | None, board: Board | None, promised: Iterable[PromisedDevice] = ()) -> Keeping:
+    """What is kept without a prepared claim: by a policy, and for claims to come. What the board lacks keeps nothing."""
+    if board is None:
+        return Keeping()
+    found = list(promised)
+    places = {
+        PlacementKey(GpuUuid(each.uuid), profile.id, each.start): Promise(Placement(profile, each.start), each.claim)
+        for each in found
+        if (profile := board.profile(each.profile)) is not None and each.start in profile.starts
+    }
+    whole = next((each.claim for each in found if not each.profile), "")
+    return msgspec.structs.replace(_by_policy(wanted, board), promised=places, whole=whole)
+
+
+def _by_policy(wanted: WantedGpu | None, board: Board) -> Keeping:
+    if wanted is None or wanted.mode is MigMode.DISABLED:
         return Keeping()
     layout = layout_of(wanted, board) if wanted.mode is MigMode.STATIC else ()
     places = frozenset(PlacementKey(GpuUuid(wanted.uuid), one.profile.id, one.start) for one in layout)
@@ -141,7 +167,7 @@ def kept(idle: Sequence[PlacementKey], keeping: Keeping) -> frozenset[PlacementK
     left = dict(keeping.counts)
     stay = set()
     for key in idle:
-        if key in keeping.places:
+        if key in keeping.places or key in keeping.promised:
             stay.add(key)
         elif left.get(key.profile_id, 0) > 0:
             left[key.profile_id] -= 1

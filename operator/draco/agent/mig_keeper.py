@@ -5,7 +5,7 @@ that the two never meet halfway.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from random import Random
 
 import structlog
@@ -21,7 +21,7 @@ from draco.kube.informer import Informer
 from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.retry import Backoff
 from draco.kube.store import Change
-from draco.resources.draco import GpuNode, WantedGpu
+from draco.resources.draco import GpuNode, PromisedDevice, WantedGpu
 from draco.resources.kinds import GPU_NODES
 from draco.resources.meta import ObjectKey
 from draco.resources.names import GpuUuid
@@ -36,7 +36,8 @@ InThread = Callable[[Callable[[], str]], Awaitable[str]]
 class MigKeeper:
     """Works on one GPU after the other. `wanted` is None until the API server was read once, and `known` is set from then on.
 
-    `divisions` tells how the GPUs stand; `changed` is called after every work on one.
+    `promised` is what claims have been allocated beside that. `divisions` tells how the GPUs stand; `changed` is called after
+    every work on one.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class MigKeeper:
         random: Random,
     ) -> None:
         self.wanted: Mapping[GpuUuid, WantedGpu] | None = None
+        self.promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = {}
         self.known = asyncio.Event()
         self._client = client
         self._clock = clock
@@ -110,8 +112,10 @@ class MigKeeper:
         found = self._informer.store.get(ObjectKey("", self._node))
         fresh = {GpuUuid(one.uuid): one for one in found.spec.gpus} if found else {}
         before, self.wanted = self.wanted, fresh
-        for uuid in {*fresh, *(before or {}), *(() if before is not None else self._divisions())}:
-            if before is None or before.get(uuid) != fresh.get(uuid):
+        promised = _by_gpu(found.spec.promised if found else ())
+        kept, self.promised = self.promised, promised
+        for uuid in {*fresh, *(before or {}), *promised, *kept, *(() if before is not None else self._divisions())}:
+            if before is None or before.get(uuid) != fresh.get(uuid) or kept.get(uuid) != promised.get(uuid):
                 self.touch(uuid)
         self.known.set()
 
@@ -125,8 +129,8 @@ class MigKeeper:
         if self.wanted is None:
             note = await self._in_thread(lambda: self._layouts.keep(uuid))
         else:
-            wanted = self.wanted.get(uuid)
-            note = await self._in_thread(lambda: self._layouts.apply(uuid, wanted))
+            wanted, promised = self.wanted.get(uuid), self.promised.get(uuid, ())
+            note = await self._in_thread(lambda: self._layouts.apply(uuid, wanted, promised))
         await self._changed(uuid)
         division = self._divisions().get(uuid)
         if division is None:  # it has left the node meanwhile
@@ -137,3 +141,10 @@ class MigKeeper:
             return None
         backoff = self._backoffs.setdefault(uuid, Backoff(self._random, base_s=1.0, cap_s=30.0))
         return backoff.next()
+
+
+def _by_gpu(devices: Iterable[PromisedDevice]) -> dict[GpuUuid, list[PromisedDevice]]:
+    found: dict[GpuUuid, list[PromisedDevice]] = {}
+    for each in devices:
+        found.setdefault(GpuUuid(each.uuid), []).append(each)
+    return found

@@ -3,29 +3,33 @@
 Owns what a GPU's mode means for what is published, and the pace of publishing. Holds the order that is out and nothing else;
 reads nothing, writes nothing.
 
-What a claim holds stays published whatever is wanted now: the scheduler counts what is taken by the devices it finds in the
-slices, so a device dropped too early would free its counters.
+What a claim holds, or has been allocated, stays published whatever is wanted now: the scheduler counts what is taken by the
+devices it finds in the slices, so a device dropped too early would free its counters.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from draco.agent import partitions, slices
 from draco.agent.gpus import DriverInfo
-from draco.agent.holdings import layout_of
+from draco.agent.holdings import Keeping, keeping, layout_of
 from draco.agent.instances import GpuMig, Use
 from draco.agent.partitions import Divisible, Place
 from draco.agent.slices import Located
 from draco.mig.board import Board, Placement
-from draco.resources.draco import MigMode, WantedGpu
+from draco.resources.draco import MigMode, PromisedDevice, WantedGpu
 from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
 from draco.resources.slices import CounterSet, Device
 from draco.resources.taints import DeviceTaint
 
 PACE_S = 2.0
 """At least so long between two publications that differ in their order only. A stale order is legal, it is only worse."""
+
+
+_NOTHING: Mapping[GpuUuid, Sequence[PromisedDevice]] = MappingProxyType({})
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -52,14 +56,19 @@ class Offering:
         *,
         migs: Mapping[GpuUuid, GpuMig],
         wanted: Mapping[GpuUuid, WantedGpu],
+        promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = _NOTHING,
         now_s: float,
     ) -> Offer:
-        """What to publish now. `migs` and `wanted` by UUID; a GPU without either is offered whole. `now_s` is monotonic."""
+        """What to publish now. `migs` and `wanted` by UUID; a GPU without either is offered whole. `now_s` is monotonic.
+
+        `promised` is what claims have been allocated that would not be offered any more.
+        """
         plain: list[Device] = []
         divisible: list[Divisible] = []
         for located in sorted(gpus, key=lambda each: each.gpu.minor):
-            mig = migs.get(located.gpu.uuid) or GpuMig(gpu=located.gpu.uuid)
-            made = self._divisible(located, mig, wanted.get(located.gpu.uuid))
+            uuid = located.gpu.uuid
+            mig = migs.get(uuid) or GpuMig(gpu=uuid)
+            made = self._divisible(located, mig, wanted.get(uuid), keeping(None, mig.board, promised.get(uuid, ())))
             if made is None:
                 plain.append(_whole(located, mig, driver))
             else:
@@ -81,20 +90,20 @@ class Offering:
         self._order, self._ordered_at_s = fresh, now_s
         return None
 
-    def _divisible(self, located: Located, mig: GpuMig, wanted: WantedGpu | None) -> Divisible | None:
+    def _divisible(self, located: Located, mig: GpuMig, wanted: WantedGpu | None, keep: Keeping) -> Divisible | None:
         """The GPU as one whose partitions are offered; None where it is offered whole, as if there were no MIG."""
         board = mig.board
         if board is None:
             return None
-        beside = _claimed(mig, board)
+        beside = tuple(dict.fromkeys((*_claimed(mig, board), *(one.placement for one in keep.promised.values()))))
         switchable = not located.gpu.mig_needs_reset
         common: dict[str, Any] = {"located": located, "mig": mig, "board": board, "beside": beside}
         if wanted is not None and (mig.enabled or switchable):
             if wanted.mode is MigMode.DYNAMIC and self._partitionable:
-                whole = switchable or not mig.enabled
+                whole = switchable or not mig.enabled or bool(keep.whole)
                 return Divisible(**common, profiles=frozenset(wanted.profiles), whole=whole)
             if wanted.mode is MigMode.STATIC:
-                return Divisible(**common, layout=layout_of(wanted, board), whole=False)
+                return Divisible(**common, layout=layout_of(wanted, board), whole=bool(keep.whole))
         return Divisible(**common, layout=()) if beside else None
 
 

@@ -74,6 +74,7 @@ class Offers:
             view.driver,
             migs=self._dividing.divisions,
             wanted=self._dividing.wanted,
+            promised=self._dividing.promised,
             now_s=self._clock.monotonic(),
         )
         self._publisher.want(offer.devices, offer.counters)

@@ -19,12 +19,17 @@ async def gpu_node(node: SimulatedNode) -> GpuNode:
     return await node.client.get(GPU_NODES, ObjectKey("", node.name))
 
 
-async def want(node: SimulatedNode, **gpus: str) -> None:
-    """What the operator writes: gpu_0="Dynamic"."""
+async def want(node: SimulatedNode, promised: tuple[str, str, int] | None = None, **gpus: str) -> None:
+    """What the operator writes: gpu_0="Dynamic". Of the first GPU a device may be promised, with its profile and start."""
     reported = (await eventually(lambda: reporting(node))).status.gpus
     uuids = {one.device.replace("-", "_"): one.uuid for one in reported}
     spec: Any = [{"uuid": uuids[device], "policy": "p", "mode": mode} for device, mode in gpus.items()]
-    await node.client.apply(GPU_NODES, ObjectKey("", node.name), {"spec": {"gpus": spec}}, manager="operator")
+    kept: Any = []
+    if promised is not None:
+        device, profile, start = promised
+        kept = [{"device": device, "uuid": uuids["gpu_0"], "claim": "default/soon", "profile": profile, "start": start}]
+    wanted = {"spec": {"gpus": spec, "promised": kept}}
+    await node.client.apply(GPU_NODES, ObjectKey("", node.name), wanted, manager="operator")
 
 
 async def reporting(node: SimulatedNode) -> GpuNode | None:
@@ -46,6 +51,52 @@ async def test_partitions_are_offered_while_they_are_wanted(node: SimulatedNode)
         await want(node)
         [only] = await node.published(2)
         assert only.spec.shared_counters == []
+
+
+async def test_a_place_that_a_claim_was_allocated_is_never_withdrawn_and_is_served(node: SimulatedNode) -> None:
+    small = "gpu-0-mig-1g10gb-19-2"
+    seen: set[bool] = set()
+
+    async def watch() -> None:
+        while True:
+            seen.add(small in await devices(node))
+            await asyncio.sleep(0.01)
+
+    async with node.running():
+        await want(node, gpu_0="Dynamic")
+        await node.published(2 + PLACEMENTS)
+        claim = await node.claim(small)
+        watching = asyncio.create_task(watch())
+        await want(node, promised=(small, "1g.10gb", 2))
+        [counters, offered] = await node.published(3)
+        assert [one.name for one in offered.spec.devices] == ["gpu-1", "gpu-0", small]
+        assert [one.name for one in counters.spec.shared_counters] == ["gpu-0-counter-set"]
+    async with node.running():  # again, without a record of the claim
+        await eventually(node.registration_socket.exists)
+        await node.register()
+        await eventually(lambda: ready(node))
+        assert (await node.prepare(claim))[claim.metadata.uid].error == ""
+        await eventually(lambda: reports(node, InstanceUse.CLAIM))
+        assert (await node.unprepare(claim))[claim.metadata.uid].error == ""
+        watching.cancel()
+        assert seen == {True}
+        await want(node)
+        await node.published(2)
+
+
+async def test_a_place_that_was_withdrawn_too_early_is_offered_again(node: SimulatedNode) -> None:
+    """It was allocated in the moment in which the operator did not know of it yet."""
+    async with node.running():
+        await want(node)
+        await node.published(2)
+        await want(node, promised=("gpu-0-mig-3g40gb-9-4", "3g.40gb", 4))
+        await node.published(3)
+        await eventually(lambda: says(node, "The GPU keeps 3g.40gb@4 for claim default/soon."))
+
+
+async def says(node: SimulatedNode, message: str) -> bool:
+    first = (await gpu_node(node)).status.gpus[0]
+    return first.mig is not None and first.mig.message == message
 
 
 async def test_a_restart_withdraws_no_partition_and_takes_no_own_instance_for_anothers(node: SimulatedNode) -> None:

@@ -1,5 +1,6 @@
 """Which devices a node offers in each mode, and when their order is published anew."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ from draco.agent.gpus import DriverInfo
 from draco.agent.instances import GpuMig, Held, Instance, Use
 from draco.agent.offering import Offer, Offering
 from draco.agent.slices import Located
-from draco.resources.draco import MigMode, WantedGpu, WantedInstance
+from draco.resources.draco import MigMode, PromisedDevice, WantedGpu, WantedInstance
 from draco.simulator.planner_boards import BOARDS
 from tests.builders import a_gpu
 
@@ -33,13 +34,19 @@ def a_mig(located: Located, *there: tuple[str, int, Use], enabled: bool = False)
 
 
 def offer(
-    located: Located, mig: GpuMig | None, mode: MigMode | None = None, *, partitionable: bool = True, **fields: Any
+    located: Located,
+    mig: GpuMig | None,
+    mode: MigMode | None = None,
+    *,
+    partitionable: bool = True,
+    promised: Sequence[PromisedDevice] = (),
+    **fields: Any,
 ) -> Offer:
     uuid = located.gpu.uuid
     wanted = {uuid: WantedGpu(uuid=uuid, policy="p", mode=mode, **fields)} if mode else {}
     migs = {uuid: mig} if mig else {}
     offering = Offering(partitionable=partitionable)
-    return offering.offer([located], DRIVER, migs=migs, wanted=wanted, now_s=0.0)
+    return offering.offer([located], DRIVER, migs=migs, wanted=wanted, promised={uuid: promised}, now_s=0.0)
 
 
 def names(offered: Offer) -> list[str]:
@@ -87,6 +94,43 @@ def test_what_a_claim_holds_stays_published_when_the_policy_changes() -> None:
     assert beside in names(offer(located, mig, MigMode.STATIC, layout=LAYOUT))
     assert beside in names(offer(located, mig, MigMode.DYNAMIC, profiles=["7g.80gb"]))
     assert len(offer(located, mig).counters) == 1
+
+
+def a_promise(located: Located, profile: str = "", start: int = 0) -> PromisedDevice:
+    device = f"gpu-0-mig-{profile}-{start}" if profile else "gpu-0"
+    return PromisedDevice(device=device, uuid=located.gpu.uuid, claim="default/soon", profile=profile, start=start)
+
+
+def test_what_a_claim_was_allocated_stays_published_before_there_is_an_instance() -> None:
+    located = Located(a_gpu(0))
+    promised = [a_promise(located, "1g.10gb", 2)]
+    for mode in (None, MigMode.DISABLED):
+        for mig in (a_mig(located), a_mig(located, ("1g.10gb", 2, Use.CLAIM)), a_mig(located, enabled=True)):
+            offered = offer(located, mig, mode, promised=promised)
+            assert names(offered) == ["gpu-0", "gpu-0-mig-1g10gb-19-2"]
+            (all_of_it, part) = [one.consumes_counters[0] for one in offered.devices]
+            assert all_of_it.counter_set == part.counter_set == offered.counters[0].name
+            assert part.counters["memory-slice-2"] == all_of_it.counters["memory-slice-2"]
+    static = offer(located, a_mig(located), MigMode.STATIC, layout=LAYOUT, promised=promised)
+    assert len(static.devices) == 1 + len(LAYOUT)
+    dynamic = offer(located, a_mig(located), MigMode.DYNAMIC, profiles=["7g.80gb"], promised=promised)
+    assert names(dynamic) == ["gpu-0", "gpu-0-mig-1g10gb-19-2", "gpu-0-mig-7g80gb-0-0"]
+
+
+def test_a_gpu_that_a_claim_was_allocated_whole_stays_published_beside_its_parts() -> None:
+    located = Located(a_gpu(0))
+    static = offer(located, a_mig(located), MigMode.STATIC, layout=LAYOUT, promised=[a_promise(located)])
+    assert names(static)[0] == "gpu-0"
+    assert len(static.devices) == 1 + len(LAYOUT)
+    assert {one.consumes_counters[0].counter_set for one in static.devices} == {"gpu-0-counter-set"}
+    on = a_mig(ampere(0), enabled=True)
+    assert "gpu-0" in names(offer(ampere(0), on, MigMode.DYNAMIC, promised=[a_promise(ampere(0))]))
+
+
+def test_of_promises_only_what_the_board_has_is_offered() -> None:
+    located = Located(a_gpu(0))
+    promised = [a_promise(located, "3g.40gb", 1), a_promise(located, "9g.1tb", 0)]
+    assert names(offer(located, a_mig(located), promised=promised)) == ["gpu-0"]
 
 
 def test_a_gpu_with_a_foreign_instance_is_not_to_be_had_whole() -> None:
