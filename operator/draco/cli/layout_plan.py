@@ -288,7 +288,8 @@ def _reset(made: Steps, rules: Rules, allowed: Permit) -> tuple[Outcome, str]:
     if allowed.granted:
         return Outcome.RESET, f"{what}, which the policy permits now"
     if rules.policy.spec.reset.permit is ResetPermit.NEVER:
-        return Outcome.CANNOT, f"{what}, and spec.reset.permit is Never; permit it, or reset the GPU by hand"
+        by_hand = f"switch it {made.mode_change} with nvidia-smi -mig and " if made.mode_change else ""
+        return Outcome.CANNOT, f"{what}, and spec.reset.permit is Never; permit it, or {by_hand}reset the GPU by hand"
     if allowed.until is None:
         return Outcome.CANNOT, f"{what}, and no window of spec.reset ever opens"
     return Outcome.RESET, f"{what}, which the policy permits from {allowed.until:%Y-%m-%d %H:%M} UTC"

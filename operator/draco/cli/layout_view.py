@@ -67,7 +67,7 @@ def _gpu(gpu: GpuStatus, boards: Mapping[str, Board], wanted: WantedGpu | None, 
     mode = wanted.mode.value if wanted else ""
     whole = sorted(set(held.get(gpu.device, ())))
     usable = bool(board.profiles) and mig.state not in _UNSETTLED and not whole
-    usable = usable and (mig.enabled or mode == MigMode.DYNAMIC)
+    usable = usable and (mig.enabled or (mode == MigMode.DYNAMIC and mig.state is MigState.READY))
     allowed = frozenset(wanted.profiles if wanted and wanted.mode is MigMode.DYNAMIC else ())
     fits = _fits(board, parts, allowed) if usable else []
     lasting = [part for part in parts if part.use is not Use.WARM]

@@ -53,7 +53,8 @@ def resolve(board: Board, items: Iterable[LayoutItem], present: Collection[Place
     wanted = _expanded(board, list(items))
     made = geometry(board)
     placed, missing = _arranged(made, wanted, frozenset(present))
-    off = [each for each in wanted if each.start is not None and Placement(each.profile, each.start) not in placed]
+    starts = Counter(Placement(each.profile, each.start) for each in wanted if each.start is not None)
+    off = starts - Counter(placed)
     if not missing and not off:
         return _by_start(placed)
     nearest = _filled(made, placed, missing)
@@ -166,9 +167,15 @@ def _reason(made: Geometry, wanted: Sequence[_Wanted]) -> str:
 def _counted(wanted: Sequence[_Wanted]) -> str:
     counted = Counter(wanted)
     return ", ".join(
-        f"{number} x {each.profile.name}" if each.start is None else f"{each.profile.name} at {each.start}"
+        f"{number} x {each.profile.name}"
+        if each.start is None
+        else f"{_times(number)}{each.profile.name} at {each.start}"
         for each, number in counted.items()
     )
+
+
+def _times(number: int) -> str:
+    return f"{number} x " if number > 1 else ""
 
 
 def _by_start(placed: Iterable[Placement]) -> tuple[Placement, ...]:

@@ -125,7 +125,8 @@ def _sentence(standing: Standing, tally: Tally, being: str) -> str:
     reasons = tally.reasons[standing]
     message, first = max(reasons.items(), key=lambda pair: pair[1].count)
     others = f" and {first.count - 1} more" if first.count > 1 else ""
-    also = f"; {len(reasons) - 1} other reasons in status.nodes" if len(reasons) > 1 else ""
+    other = "1 other reason" if len(reasons) == 2 else f"{len(reasons) - 1} other reasons"
+    also = f"; {other} in status.nodes" if len(reasons) > 1 else ""
     told = f": {first.example}{others}: {message}" if message else ""
     return f"{tally.standings[standing]} of {_gpus(tally.standings.total())} {being}{told}{also}."
 

@@ -221,7 +221,10 @@ def test_a_claim_on_the_whole_gpu_is_waited_for_by_a_layout_and_left_alone_on_de
         (
             MigReset(),
             Outcome.CANNOT,
-            "turning MIG on needs a reset of the GPU, and spec.reset.permit is Never; permit it, or reset the GPU by hand",
+            (
+                "turning MIG on needs a reset of the GPU, and spec.reset.permit is Never; permit it, or switch it on with "
+                "nvidia-smi -mig and reset the GPU by hand"
+            ),
         ),
         (
             MigReset(permit=ResetPermit.ALWAYS),

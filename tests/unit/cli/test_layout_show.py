@@ -194,6 +194,14 @@ def test_an_undivided_gpu_that_is_divided_on_demand_says_what_fits() -> None:
     assert gpu_of(seen(GpuMig(capable=True), wanted=[DYNAMIC], claims=[a_claim(on=["node-0/gpu-0"])])).fits == []
 
 
+def test_nothing_fits_where_the_mig_mode_waits_for_something() -> None:
+    waits = GpuMig(capable=True, state=MigState.CHANGING, message="Turning MIG mode on needs a reset of this GPU.")
+    assert screen(seen(waits, wanted=[DYNAMIC]))[1:] == [
+        "  gpu-0  not divided: MIG is off (Dynamic by by-demand)",
+        "         Turning MIG mode on needs a reset of this GPU.",
+    ]
+
+
 def test_an_instance_promised_to_a_claim_takes_its_units_before_it_is_made() -> None:
     claim = a_claim("soon", on=["node-0/gpu-0-mig-3g40gb-9-4"])
     view = gpu_of(seen(on(), wanted=[DYNAMIC], claims=[claim]))

@@ -120,6 +120,10 @@ def exists(board: Board, placements: tuple[Placement, ...]) -> bool:
         ),
         (["3g.40gb@2"], "3g.40gb cannot start at 2: it starts at 0 or 4, 0 is nearest"),
         (["2 x 1g.10gb@3"], "2 x 1g.10gb cannot all start at 3: give each its own start"),
+        (
+            ["1g.10gb@3", "1g.10gb@3"],
+            "2 x 1g.10gb at 3 overlap where they are to start; the nearest that can exist is 1g.10gb at 2, 1g.10gb at 3",
+        ),
         (["0 x 1g.10gb"], "count of 1g.10gb is 0: it must be at least 1"),
         (
             ["1g.5gb"],

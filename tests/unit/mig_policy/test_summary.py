@@ -108,6 +108,16 @@ def test_the_example_is_the_first_gpu_by_node_in_whichever_order_nodes_were_coun
     assert status_of(rules_of(policy), tally, LATER).message == message
 
 
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [(["still hot"], "1 other reason in status.nodes."), (["still hot", "dusty"], "2 other reasons in status.nodes.")],
+)
+def test_other_reasons_are_counted_behind_the_commonest(other: list[str], told: str) -> None:
+    messages = ["hot", "hot", *other]
+    dirty = [GpuMig(capable=True, enabled=True, state=MigState.DIRTY, message=each) for each in messages]
+    assert status(a_mig_policy(), nodes(*dirty, count=1)).message.endswith(f"gpu-0 of node-0 and 1 more: hot; {told}")
+
+
 def test_a_layout_that_cannot_exist_is_told_in_the_table() -> None:
     found = status(a_static_policy("p", "2x4g.40gb"), nodes(count=1))
     assert found.failed == 2
