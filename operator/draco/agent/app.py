@@ -39,7 +39,7 @@ from draco.agent.startup import Startup, persistently
 from draco.agent.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
-from draco.kube.discovery import discover, serves
+from draco.kube.discovery import PARTITIONABLE, Features, discover, serves
 from draco.kube.events import EventRecorder
 from draco.resources.events import ObjectReference
 from draco.resources.kinds import GPU_NODES
@@ -149,6 +149,8 @@ class Agent:
             clock=clock,
             random=random,
         )
+        self._features: Features | None = None
+        self._asked = asyncio.Event()  # what the cluster can do is known
         self._node_reporter = NodeReporter(
             client, node=settings.node_name, standing=self._standing, clock=clock, random=random
         )
@@ -242,14 +244,15 @@ class Agent:
             self._claim_reporter.touch_all()
 
     async def _report(self) -> None:
-        """Report, once it is known whose the instances are; but what keeps us from knowing is to be reported too.
+        """Report, once it is known whose the instances are and what the cluster can do.
 
-        What the last run reported is needed first where its record is lost.
+        But what keeps us from knowing is to be reported too. What the last run reported is needed first where its record is lost.
         """
         await self._startup.record_read.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(SILENT_S):
                 await self._startup.recovered.wait()
+                await self._asked.wait()
         await self._node_reporter.run()
 
     async def _publish(self) -> None:
@@ -257,10 +260,13 @@ class Agent:
         features = await self._persistently(
             "features.unknown", lambda: discover(self._client, node_name=self._settings.node_name)
         )
+        self._features = features
+        self._asked.set()
+        self._node_reporter.touch()
         for missing in features.missing:
             if not features.dra:
                 raise ClusterUnsuited(f"{missing.consequence} {missing.remedy}")
-            if missing.name in ("device status", "partitionable devices"):
+            if missing.name in ("device status", PARTITIONABLE):
                 self._log.warning("feature.missing", feature=missing.name, consequence=missing.consequence)
         follows = await self._persistently("features.unknown", lambda: serves(self._client, GPU_NODES))
         async with asyncio.TaskGroup() as tasks:
@@ -353,6 +359,7 @@ class Agent:
             registration=self._plugin.registration,
             claims=node_status.prepared(self._checkpoint.claims),
             divisions=self._dividing.divisions if self._startup.recovered.is_set() else {},
+            features=self._features,
         )
 
     def _lacking(self) -> list[str]:

@@ -21,12 +21,13 @@ from draco.agent.publisher import Published
 from draco.agent.slices import device_name, memory
 from draco.kube.client import Client
 from draco.kube.clock import Clock
+from draco.kube.discovery import PARTITIONABLE, Features
 from draco.kube.errors import NotFound
 from draco.kube.queue import WorkQueue, run_workers
 from draco.resources.draco import GpuNode, GpuNodeStatus, GpuStatus
 from draco.resources.kinds import GPU_NODES, NODES
 from draco.resources.meta import Condition, ObjectKey, ObjectMeta, OwnerReference
-from draco.resources.names import FIELD_MANAGER_AGENT, ClaimUid, GpuUuid
+from draco.resources.names import CONDITION_PARTITIONABLE, FIELD_MANAGER_AGENT, ClaimUid, GpuUuid
 
 log = structlog.get_logger()
 
@@ -44,6 +45,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     registration: Registration
     claims: int
     divisions: Mapping[GpuUuid, GpuMig] = {}
+    features: Features | None = None
+    """What the cluster can do, once that is known."""
 
 
 def status(standing: Standing, *, generation: int) -> GpuNodeStatus:
@@ -98,7 +101,16 @@ def _conditions(standing: Standing) -> list[Condition]:
     ]
     lacking = [part for part in parts if part.status != "True"]
     sentences = " ".join(part.message for part in lacking)
-    return [_condition("Ready", not lacking, "Serving", lacking[0].reason if lacking else "", sentences), *parts]
+    ready = _condition("Ready", not lacking, "Serving", lacking[0].reason if lacking else "", sentences)
+    return [ready, *parts, *_partitionable(standing.features)]
+
+
+def _partitionable(features: Features | None) -> list[Condition]:
+    """Nothing as long as it is not known. A cluster without partitions is as ready as any other."""
+    if features is None or features.partitionable_devices is None:
+        return []
+    why = " ".join(f"{each.consequence} {each.remedy}" for each in features.missing if each.name == PARTITIONABLE)
+    return [_condition(CONDITION_PARTITIONABLE, not why, "CountersKept", "CountersNotKept", why)]
 
 
 def _condition(name: str, holds: object, why: str, why_not: str, message: str) -> Condition:

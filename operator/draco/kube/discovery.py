@@ -20,6 +20,9 @@ _PART = {"name": "probe", "consumesCounters": [{"counterSet": "probe", "counters
 _NEEDS = "Kubernetes 1.36 or newer has it on by default; on 1.34 and 1.35 enable the feature gate"
 
 
+PARTITIONABLE = "partitionable devices"
+
+
 class MissingFeature(msgspec.Struct, frozen=True):
     """Something this cluster lacks: what that means, and what to do about it. One sentence each."""
 
@@ -64,7 +67,7 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
             ]
         present = {
             "DeviceTaintRule": self.taint_rules is not None,
-            "partitionable devices": self.partitionable_devices,
+            PARTITIONABLE: self.partitionable_devices,
             "device taints": self.device_taints,
             "binding conditions": self.binding_conditions,
             "device status": self.device_status,
@@ -80,8 +83,8 @@ _MISSING = (
         "API server's --runtime-config=resource.k8s.io/v1beta2=true (1.34 and 1.35: resource.k8s.io/v1alpha3=true).",
     ),
     MissingFeature(
-        "partitionable devices",
-        "GPUs can be claimed whole only: MIG instances are not published before they exist.",
+        PARTITIONABLE,
+        "MIG instances are not published before they exist: GPUs can be claimed whole, or divided by MigPolicies in mode Static.",
         "Kubernetes 1.36 or newer has it on by default; on 1.35 enable the feature gate DRAPartitionableDevices.",
     ),
     MissingFeature(

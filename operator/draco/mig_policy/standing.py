@@ -17,9 +17,15 @@ from draco.resources.draco import (
     ResetPermit,
     WantedGpu,
 )
+from draco.resources.names import CONDITION_PARTITIONABLE
 
 _SWITCHED_BY_RESET = frozenset({"Ampere"})
 """Architectures with MIG whose mode changes by a reset only. Source: NVIDIA's MIG user guide."""
+
+_NO_COUNTERS = (
+    "this cluster does not keep the counters of partitions, so none are published on demand; use mode Static, or Kubernetes 1.36 "
+    "or newer (on 1.35 enable the feature gate DRAPartitionableDevices) and restart the agents"
+)
 
 
 def switched_by_reset(gpu: GpuStatus) -> bool:
@@ -49,11 +55,17 @@ def standing(node: GpuNode, gpu: GpuStatus | None, wanted: WantedGpu, permit: Re
         return _changing("its agent has not reported its partitions")
     if current != wanted or node.status.observed_generation < node.metadata.generation:
         return _changing("its agent has not taken this up yet")
+    if wanted.mode is MigMode.DYNAMIC and _keeps_no_counters(node):
+        return _failed(_NO_COUNTERS)
     mode_on = wanted.mode is not MigMode.DISABLED
     switching = gpu.mig.enabled is not mode_on and not any(each.claim for each in gpu.mig.instances)
     if switching and switched_by_reset(gpu) and not wanted.reset_permitted and not gpu.mig.pending:
         return _unpermitted(permit, "on" if mode_on else "off")
     return _by_state(gpu.mig, wanted, permit)
+
+
+def _keeps_no_counters(node: GpuNode) -> bool:
+    return any(each.type == CONDITION_PARTITIONABLE and each.status == "False" for each in node.status.conditions)
 
 
 def _unpermitted(permit: ResetPermit, wanted: str) -> Stands:

@@ -26,6 +26,8 @@ TAINT_UNSETTLED = f"{DRACO_DOMAIN}/unsettled"
 """On all devices of a GPU whose instances are not certain, or that waits for a reset; the value says which."""
 TAINTS_OF_FACTS = frozenset({TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED})
 """Taints that say what the agent could not do: whoever tolerates one is allocated a device that is refused to its pod."""
+CONDITION_PARTITIONABLE = "Partitionable"
+"""Of a GpuNode: whether the cluster keeps the counters that partitions made on demand are published with."""
 
 NVIDIA_DRIVER = "gpu.nvidia.com"
 NVIDIA_DEVICE_CLASS = "gpu.nvidia.com"

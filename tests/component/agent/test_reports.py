@@ -52,6 +52,7 @@ async def test_conditions_say_what_is_missing(node: SimulatedNode) -> None:
         await eventually(lambda: refused(node))
         await node.register()
         await eventually(lambda: condition(node, "Ready", "True"))
+        assert (await conditions(node))["Partitionable"] == ("True", "")
         faults.break_driver(node.gpus)
         assert "kernel module" in await eventually(lambda: condition(node, "Readable", "False"))
         assert "kernel module" in await eventually(lambda: condition(node, "Ready", "False"))

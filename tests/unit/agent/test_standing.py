@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import msgspec
+
 from draco.agent.conditions import merged
 from draco.agent.gpus import DriverInfo, GpuHealth, HealthState, UnidentifiedGpu
 from draco.agent.hardware import View
@@ -10,6 +12,7 @@ from draco.agent.node_status import Standing, status
 from draco.agent.plugin import Registration
 from draco.agent.publisher import Published
 from draco.agent.slices import Located
+from draco.kube.discovery import Features
 from draco.resources.meta import Condition
 from tests.builders import MOMENT, a_gpu
 
@@ -45,6 +48,27 @@ def test_the_status_names_gpus_in_order_and_is_ready() -> None:
         ("Ready", "Readable", "Published", "Registered"), "True"
     )
     assert {one.observed_generation for one in said.conditions} == {4}
+
+
+FEATURES = Features(
+    dra=True,
+    taint_rules=None,
+    partitionable_devices=True,
+    binding_conditions=None,
+    device_taints=None,
+    device_status=None,
+)
+
+
+def test_whether_partitions_can_be_published_is_said_once_it_is_known_and_is_no_matter_of_being_ready() -> None:
+    assert "Partitionable" not in conditions(standing())
+    assert conditions(standing(features=FEATURES))["Partitionable"] == ("True", "CountersKept", "")
+    told = conditions(standing(features=msgspec.structs.replace(FEATURES, partitionable_devices=False)))
+    assert told["Partitionable"][:2] == ("False", "CountersNotKept")
+    assert "on 1.35 enable the feature gate" in told["Partitionable"][2]
+    assert told["Ready"][0] == "True"
+    unknown = msgspec.structs.replace(FEATURES, partitionable_devices=None)
+    assert "Partitionable" not in conditions(standing(features=unknown))
 
 
 def test_ready_says_everything_that_is_lacking() -> None:

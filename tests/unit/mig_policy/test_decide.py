@@ -235,10 +235,10 @@ def test_resets_are_permitted_as_the_policy_says_now(granted: bool) -> None:
     assert wanted.reset_permitted is granted
 
 
-def stands(mig: GpuMig | None, policy: MigPolicy, *, taken_up: bool = True) -> Stands:
+def stands(mig: GpuMig | None, policy: MigPolicy, *, taken_up: bool = True, **status: Any) -> Stands:
     """How a GPU stands once its spec says what is wanted."""
     wanted = decided(a_mig_node(board=H100, gpus=[mig]), policy).wanted
-    node = a_mig_node(board=H100, gpus=[mig], wanted=wanted)
+    node = a_mig_node(board=H100, gpus=[mig], wanted=wanted, **status)
     if not taken_up:
         node = msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, generation=2))
     return decided(node, policy).gpus[0].stands
@@ -354,6 +354,17 @@ def test_nothing_counts_as_applied_before_the_agent_has_seen_it() -> None:
     told = (Standing.CHANGING, "its agent has not taken this up yet")
     assert stands(ON, a_mig_policy(), taken_up=False) == told
     assert decided(a_mig_node(board=H100, gpus=[ON]), a_mig_policy()).gpus[0].stands == told
+
+
+def test_partitions_on_demand_need_a_cluster_that_keeps_their_counters() -> None:
+    """All would look well otherwise: the agent does what it can, and publishes GPUs whole."""
+    lacking = [Condition(type="Partitionable", status="False", reason="CountersNotKept")]
+    standing, message = stands(ON, a_mig_policy(), conditions=lacking)
+    assert standing is Standing.FAILED
+    assert "use mode Static, or Kubernetes 1.36" in message
+    assert stands(having(*BOTH), HALVES, conditions=lacking).standing is Standing.APPLIED
+    kept = [Condition(type="Partitionable", status="True", reason="CountersKept")]
+    assert stands(ON, a_mig_policy(), conditions=kept).standing is Standing.APPLIED
 
 
 def test_a_decision_can_be_read_aloud() -> None:
