@@ -172,16 +172,18 @@ def test_two_partitions_of_one_gpu_are_simulated_and_allocated_alike(kube: Kubec
     assert len(devices) == 2
 
 
-def test_each_replica_gets_two_sizes_from_one_gpu(kube: Kubectl, example: Example) -> None:
-    example("mig-pair", "policy.yaml", "deployment.yaml")
+def test_each_replica_gets_two_sizes_from_one_gpu_and_one_pod_both_halves_of_another(
+    kube: Kubectl, example: Example
+) -> None:
+    example("mig-pair")
     eventually(
-        lambda: [pod["status"].get("phase") for pod in kube.objects("pods")] == ["Running"] * 2,
-        what="both replicas run",
+        lambda: [pod["status"].get("phase") for pod in kube.objects("pods")] == ["Running"] * 3,
+        what="both replicas and the pod on two halves run",
     )
     claims = [claim["metadata"]["name"] for claim in kube.objects("resourceclaims")]
-    assert [len(set(parents(kube, claim))) for claim in claims] == [1, 1]
-    made = sorted(each for device in ("gpu-0", "gpu-1") for each in instances(kube, device))
-    assert [(profile, use) for profile, _, use in made] == [("1g.10gb", "Claim")] * 2 + [("3g.40gb", "Claim")] * 2
+    assert [len(set(parents(kube, claim))) for claim in claims] == [1, 1, 1]
+    made = sorted(each for device in ("gpu-0", "gpu-1", "gpu-2") for each in instances(kube, device))
+    assert [(profile, use) for profile, _, use in made] == [("1g.10gb", "Claim")] * 2 + [("3g.40gb", "Claim")] * 4
 
 
 def test_two_partitions_of_different_gpus(kube: Kubectl, example: Example) -> None:
