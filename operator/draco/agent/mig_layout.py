@@ -81,9 +81,9 @@ class LayoutDesk:
         return _with_promises(Progress(done.waits or hindrance, done.lacks), wanted, keep)
 
     def _open(self, keep: Keeping) -> Keeping:
-        """Without promises that have been kept: what a prepared claim has is its own."""
-        needed = references(self._record.claims.values())
-        promised = {key: one for key, one in keep.promised.items() if key not in needed}
+        """Without promises that have been kept, or that the layout keeps: what a prepared claim has is its own."""
+        done = keep.places.union(references(self._record.claims.values()))
+        promised = {key: one for key, one in keep.promised.items() if key not in done}
         return msgspec.structs.replace(keep, promised=promised)
 
     def _reach(self, seen: Seen, board: Board, wanted: WantedGpu, keep: Keeping) -> Progress:

@@ -13,7 +13,7 @@ import msgspec
 
 from draco.cli.layout_schema import GpuPlanView, Outcome, PlanView, PolicyPlanView, Use
 from draco.cli.layout_sources import Observed
-from draco.cli.layout_steps import Scene, Steps, at_last, changes_by_reset, steps
+from draco.cli.layout_steps import Scene, Steps, at_last, steps
 from draco.cli.layout_view import Holders, holders_of, parts_of
 from draco.cli.status_view import natural
 from draco.mig.board import Board
@@ -31,7 +31,7 @@ from draco.mig_policy import (
 )
 from draco.mig_policy.decide import GpuDecision
 from draco.mig_policy.matching import Answer, whole_gpus
-from draco.mig_policy.standing import Standing, standing
+from draco.mig_policy.standing import Standing, standing, switched_by_reset
 from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID
 from draco.mig_policy.wishes import wish
 from draco.resources.draco import GpuMig, GpuNode, GpuStatus, MigMode, MigPolicy, ResetPermit, WantedGpu
@@ -223,6 +223,7 @@ def _planned(
         outcome=outcome,
         mode_change=made.mode_change,
         keeps=made.keeps,
+        promised=made.promised,
         destroys=made.destroys,
         makes=[] if awaits_reset else made.makes,
         makes_later=[*made.makes, *made.makes_later] if awaits_reset else made.makes_later,
@@ -245,21 +246,15 @@ def _left(planned: GpuPlanView, scene: Scene, had: WantedGpu | None) -> GpuPlanV
 
 def _offered(scene: Scene, mig: GpuMig) -> str:
     """How claims get a GPU that nobody has."""
-    if mig.enabled and changes_by_reset(scene.gpu):
+    if mig.enabled and switched_by_reset(scene.gpu):
         return (
             "no further claim gets it until MIG is off, which takes a reset: a policy of mode Disabled that permits one turns it "
             "off, deleting a policy does not"
         )
     if any(part.use is Use.FOREIGN for part in scene.parts):
         return "no further claim gets it until what others made there is destroyed by hand"
-    made = any(part.claims and part.use is not Use.COMING for part in scene.parts)
-    until = ", once those that have parts of it end" if made else ""
-    promised = [
-        f"{', '.join(part.claims)} ({part.profile} at {part.start})" for part in scene.parts if part.use is Use.COMING
-    ]
-    # The agent learns of a promise when the claim's pod starts. Until then it does not keep the place.
-    risk = f"; one may take the place that is promised to {', '.join(promised)}" if promised else ""
-    return f"further claims get it as a whole only{until}{risk}"
+    until = ", once those that have parts of it end" if any(part.claims for part in scene.parts) else ""
+    return f"further claims get it as a whole only{until}"
 
 
 def _hindered(policy: MigPolicy, scene: Scene) -> bool:

@@ -105,15 +105,18 @@ def sentences(gpu: GpuPlanView) -> Iterator[str]:
         yield f"makes {_places(gpu.makes_later)} after that"
     if gpu.keeps and (gpu.destroys or gpu.makes or gpu.makes_later or gpu.waits):
         yield f"keeps {_places(gpu.keeps)}"
+    for promise in gpu.promised:
+        yield f"keeps {promise.what} for {_named_claims(promise.claims)}"
 
 
 def _who(wait: WaitView) -> str:
     if wait.claims:
-        many = len(wait.claims) > 1
-        return (
-            f"{'claims' if many else 'claim'} {', '.join(wait.claims)}, which {'have' if many else 'has'} {wait.what}"
-        )
+        return f"{_named_claims(wait.claims)}, which {'have' if len(wait.claims) > 1 else 'has'} {wait.what}"
     return f"{wait.holder}, which has {wait.what}" if wait.holder else f"whoever made {wait.what}"
+
+
+def _named_claims(claims: Sequence[str]) -> str:
+    return f"{'claims' if len(claims) > 1 else 'claim'} {', '.join(claims)}"
 
 
 def _places(places: Sequence[PlaceView]) -> str:

@@ -134,7 +134,8 @@ class GpuPlanView(View, frozen=True, kw_only=True):
     """What a policy change does to one GPU. `before` and `policy` are who has it before and after, "" for nobody.
 
     `makes` and `destroys` come about at once, `makes_later` after a reset or when what is in `waits` is gone. `mode_change` is
-    "on", "off" or "". `message` says why it cannot be, or what else is to be known.
+    "on", "off" or "". `promised` are places that stay free for claims whose pods have not started. `message` says why it cannot
+    be, or what else is to be known.
     """
 
     node: str
@@ -150,6 +151,7 @@ class GpuPlanView(View, frozen=True, kw_only=True):
     makes: list[PlaceView] = []
     makes_later: list[PlaceView] = []
     waits: list[WaitView] = []
+    promised: list[WaitView] = []
     message: str = ""
 
 

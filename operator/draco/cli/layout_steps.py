@@ -14,6 +14,8 @@ from draco.cli.layout_schema import PartView, PlaceView, Use, WaitView
 from draco.cli.layout_view import state_of
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
+from draco.mig_policy.promises import offers
+from draco.mig_policy.standing import switched_by_reset
 from draco.resources.draco import (
     GpuMig,
     GpuStatus,
@@ -29,14 +31,16 @@ from draco.resources.names import GpuUuid
 WHOLE = "the whole GPU"
 _IDLE = frozenset({Use.WARM, Use.LAYOUT})
 _OURS = frozenset({Use.WARM, Use.LAYOUT, Use.CLAIM})
-_NEEDS_RESET = frozenset({"Ampere"})
-"""Architectures that can be divided, and change the mode only by a reset. Source: NVIDIA's MIG user guide."""
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens, in the order in which it does: instances go, the mode changes, instances are made. `no_room`: warm ones."""
+    """What happens, in the order in which it does: instances go, the mode changes, instances are made. `no_room`: warm ones.
+
+    `promised` are places that are kept for claims to come, and that nothing waits for.
+    """
 
     keeps: list[PlaceView] = []
+    promised: list[WaitView] = []
     destroys: list[PlaceView] = []
     waits: list[WaitView] = []
     mode_change: str = ""
@@ -67,6 +71,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
 def steps(scene: Scene, wanted: WantedGpu | None) -> Steps:
     """All that is to happen. None is wanted of a GPU that no policy has."""
+    scene = _as_its_agent_knows(scene, wanted)
     idle = [part for part in scene.parts if part.use in _IDLE and not part.claims]
     stay = kept([scene.key(part) for part in idle], keeping(wanted, scene.board))
     leaving = [part for part in scene.parts if part.use is Use.ORPHAN or (part in idle and scene.key(part) not in stay)]
@@ -78,10 +83,11 @@ def steps(scene: Scene, wanted: WantedGpu | None) -> Steps:
         waits.append(WaitView(what=WHOLE, claims=list(scene.whole)))
     made = Steps(
         keeps=[_place(part) for part in staying if part.use is not Use.COMING and part not in surplus],
+        promised=[_waits(part) for part in staying if part.use is Use.COMING and part not in surplus],
         destroys=[_place(part) for part in leaving if not part.holder],
         waits=waits,
         mode_change=mode_change,
-        needs_reset=bool(mode_change) and changes_by_reset(scene.gpu),
+        needs_reset=bool(mode_change) and switched_by_reset(scene.gpu),
     )
     if wanted is None or wanted.mode is MigMode.DISABLED:
         return made
@@ -91,9 +97,18 @@ def steps(scene: Scene, wanted: WantedGpu | None) -> Steps:
     return _warm(made, scene, wanted, idle=[part for part in idle if part in staying], blocking=blocking)
 
 
-def changes_by_reset(gpu: GpuStatus) -> bool:
-    """Whether its MIG mode changes by a reset only."""
-    return gpu.architecture in _NEEDS_RESET
+def _as_its_agent_knows(scene: Scene, wanted: WantedGpu | None) -> Scene:
+    """Without claims whose pods have not started, where they hold what is offered anyway: nobody tells the agent of those."""
+    parts = []
+    laid_out = _places(wanted) if wanted else set()
+    for part in scene.parts:
+        place = (part.profile, part.start)
+        offered = place in laid_out or offers(scene.gpu, wanted, *place)
+        if not offered or part.use not in {*_IDLE, Use.COMING}:
+            parts.append(part)
+        elif part.use is not Use.COMING:
+            parts.append(msgspec.structs.replace(part, claims=[]))
+    return msgspec.structs.replace(scene, parts=parts)
 
 
 def _in_the_way(part: PartView, wanted: WantedGpu | None, board: Board) -> bool:
@@ -129,13 +144,10 @@ def _mode_change(scene: Scene, wanted: WantedGpu | None) -> str:
 
 
 def _laid_out(made: Steps, scene: Scene, wanted: WantedGpu, blocking: Sequence[PartView]) -> Steps:
-    places = _places(wanted)
-    # What a claim has been promised is made by the layout where it has the same place.
-    there = [part for part in blocking if part.use is not Use.COMING or (part.profile, part.start) not in places]
-    done = {(part.profile, part.start) for part in there if part.use in _OURS}
+    done = {(part.profile, part.start) for part in blocking if part.use in _OURS}
     settled = scene.gpu.mig is not None and scene.gpu.mig.state is not MigState.DIRTY and not scene.whole
     shape = geometry(scene.board)
-    state = state_of(shape, scene.board, there)
+    state = state_of(shape, scene.board, blocking)
     now: list[PlaceView] = []
     later: list[PlaceView] = []
     for each in wanted.layout:

@@ -62,6 +62,12 @@ def test_a_layout_leaves_a_promised_place_free_and_says_what_it_waits_for(node: 
     assert node.real() == [(9, 4, 1), (5, 0, 1)]
 
 
+def test_a_promise_that_the_layout_has_is_made_with_it(node: MigNode) -> None:
+    """Before Hopper, turning MIG on makes a layout offered; the operator hears of it a moment later."""
+    assert apply(node, MigMode.STATIC, "1g.10gb@2", promised=[promise(node)]) == ""
+    assert node.uses() == [(19, 2, Use.LAYOUT)]
+
+
 def test_a_layout_that_has_room_beside_a_promise_is_made_and_still_changing(node: MigNode) -> None:
     told = apply(node, MigMode.STATIC, "3g.40gb@4", promised=[promise(node)])
     assert (node.real(), told) == ([(9, 4, 1)], "The GPU keeps 1g.10gb@2 for claim default/soon.")

@@ -71,11 +71,17 @@ def test_an_empty_gpu_is_no_longer_offered_in_parts() -> None:
     assert (gpu.outcome, gpu.message) == (Outcome.CHANGES, "further claims get it as a whole only")
 
 
-def test_a_place_that_is_promised_and_not_taken_yet_is_not_kept() -> None:
-    gpu = one(without(ON_DEMAND, on(), claims=[a_claim("soon", on=["node-0/gpu-0-mig-1g10gb-19-2"])]))
-    assert gpu.message == (
-        "further claims get it as a whole only; one may take the place that is promised to default/soon (1g.10gb at 2)"
-    )
+def test_a_place_that_is_promised_and_not_taken_yet_is_kept() -> None:
+    view = without(ON_DEMAND, on(), claims=[a_claim("soon", on=["node-0/gpu-0-mig-1g10gb-19-2"])])
+    gpu = one(view)
+    assert gpu.message == "further claims get it as a whole only, once those that have parts of it end"
+    assert gpu.promised == [WaitView(what="1g.10gb at 2", claims=["default/soon"])]
+    assert "    keeps 1g.10gb at 2 for claim default/soon" in lines(view)
+
+
+def test_an_idle_instance_that_is_promised_stays() -> None:
+    gpu = one(without(HALVES, TWO_HALVES, claims=[a_claim("soon", on=["node-0/gpu-0-mig-3g40gb-9-0"])]))
+    assert (gpu.destroys, gpu.keeps, gpu.promised) == ([], places("3g.40gb@0", "3g.40gb@4"), [])
 
 
 def test_before_hopper_nobody_gets_the_gpu_while_mig_is_on() -> None:

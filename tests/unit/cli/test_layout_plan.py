@@ -156,6 +156,32 @@ def test_a_promise_to_a_claim_counts_as_the_claim_having_it() -> None:
     assert (gpu.waits, gpu.makes) == ([], places("3g.40gb@0", "3g.40gb@4"))
 
 
+def test_a_promise_that_is_not_offered_any_more_is_kept_and_one_that_is_needs_no_word() -> None:
+    claims = [a_claim("soon", on=["node-0/gpu-0-mig-1g10gb-19-2"])]
+    warm = [ProfileCount(profile="3g.40gb", count=2)]
+    halves_only = a_mig_policy("halves-only", profiles=["3g.40gb"], warm=warm)
+    view = planned([on()], halves_only, claims=claims)
+    gpu = one(view)
+    assert (gpu.makes, gpu.promised) == (places("3g.40gb@4"), [WaitView(what="1g.10gb at 2", claims=["default/soon"])])
+    assert "    keeps 1g.10gb at 2 for claim default/soon" in lines(view)
+    gpu = one(planned([on()], a_mig_policy("any", warm=warm), claims=claims))
+    assert (gpu.makes, gpu.promised) == (places("3g.40gb@4", "3g.40gb@0"), [])
+
+
+def test_a_promise_is_kept_by_the_layout_that_has_it_before_mig_is_on() -> None:
+    claims = [a_claim("soon", on=["node-0/gpu-0-mig-3g40gb-9-4"])]
+    policy = a_static_policy("media", "3g.40gb@0", "3g.40gb@4", reset=MigReset(permit=ResetPermit.ALWAYS))
+    gpu = one(planned([GpuMig(capable=True)], policy, claims=claims, board=A100, architecture="Ampere"))
+    assert (gpu.makes, gpu.makes_later, gpu.waits) == (places("3g.40gb@0", "3g.40gb@4"), [], [])
+
+
+def test_mig_stays_on_for_a_promise() -> None:
+    claims = [a_claim("soon", on=["node-0/gpu-0-mig-1g10gb-19-2"])]
+    gpu = one(planned([on()], a_mig_policy("off", mode=MigMode.DISABLED), claims=claims))
+    assert (gpu.outcome, gpu.promised) == (Outcome.WAITS, [])
+    assert gpu.waits == [WaitView(what="1g.10gb at 2", claims=["default/soon"])]
+
+
 @pytest.mark.parametrize("beside", [[], [an_instance("1g.10gb@0")]], ids=["alone", "beside a claim's"])
 def test_a_layout_cannot_be_where_others_have_made_something(beside: list[MigInstance]) -> None:
     view = planned([on(*beside, an_instance("1g.10gb@6", InstanceUse.FOREIGN))], HALVES)

@@ -253,6 +253,9 @@ WHOLE = "Claim team/train has the whole GPU."
 FOREIGN = a_mig_instance("1g.10gb@6", use=InstanceUse.FOREIGN)
 
 
+PROMISED = "The GPU keeps 1g.10gb@2 for claim team/soon."
+
+
 def having(*instances: Any, **fields: Any) -> GpuMig:
     return GpuMig(capable=True, enabled=fields.pop("enabled", True), instances=list(instances), **fields)
 
@@ -274,6 +277,13 @@ def having(*instances: Any, **fields: Any) -> GpuMig:
             f"MIG is asked for. {NO_ROOM}".rstrip("."),
         ),
         (ON, a_mig_policy(mode=MigMode.DISABLED), Standing.CHANGING, "MIG is still on"),
+        (
+            having(enabled=False, state=MigState.CHANGING, message=PROMISED),
+            a_mig_policy(mode=MigMode.DISABLED),
+            Standing.CHANGING,
+            PROMISED.rstrip("."),
+        ),
+        (having(*BOTH, state=MigState.CHANGING, message=PROMISED), HALVES, Standing.CHANGING, PROMISED.rstrip(".")),
         (
             having(CLAIMED),
             a_mig_policy(mode=MigMode.DISABLED),
