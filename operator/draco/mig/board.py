@@ -76,11 +76,8 @@ class Board(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     @cached_property
     def whole(self) -> Profile:
-        """The profile that takes most of the board; of several, the plain one with all engines."""
-        return max(
-            self.profiles,
-            key=lambda each: (each.size, sum(getattr(each, engine) for engine in _ENGINES), -len(each.name)),
-        )
+        """The profile that takes most of the board; of several, one with all engines."""
+        return max(self.profiles, key=lambda each: (each.size, sum(getattr(each, engine) for engine in _ENGINES)))
 
     def profile(self, name: str) -> Profile | None:
         """The profile of that name, if the board has it."""

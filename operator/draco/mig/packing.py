@@ -89,11 +89,7 @@ def _only_singles_are_scarce(tokens: Sequence[Token], wanted: Counts) -> bool:
     if not tokens:
         return True
     [token, *more] = tokens
-    return (
-        not more
-        and token.total == 1
-        and all(token.uses[p] in {0, 1} if p.size == 1 else p.size == 8 or not token.uses[p] for p in wanted)
-    )
+    return not more and token.total == 1 and all(p.size in {1, 8} or not token.uses[p] for p in wanted)
 
 
 def _seven_slices_fit(wanted: Counts, gpus: int, rare: int) -> bool:
@@ -114,7 +110,7 @@ def _seven_slices_fit(wanted: Counts, gpus: int, rare: int) -> bool:
         return False
     pairs -= number[_Role.DOUBLE] - doubles_in_weak
     weak = right - doubles_in_weak  # each takes one 1g
-    if pairs < 0 or number[_Role.SINGLE] > 2 * pairs + weak:
+    if number[_Role.SINGLE] > 2 * pairs + weak:
         return False
     # A rare 1g needs a GPU of its own with a place for any 1g: a weak pair, or a free pair on a GPU without one. Full halves
     # are put on as few GPUs as can be.

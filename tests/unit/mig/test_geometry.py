@@ -106,9 +106,42 @@ def test_promised_instances_limit_where_neither_units_nor_engines_do() -> None:
     assert made.fits(made.state_of([Placement(small, 0), Placement(small, 1)])) == ()
 
 
+def test_of_what_is_overdrawn_nothing_more_fits_and_the_rest_is_none_the_worse() -> None:
+    """A driver may show more instances than it promised: by a number that is wrong, or by another version of itself."""
+    small = Profile(id=1, name="1g", slices=1, size=1, starts=(0, 1, 2, 3), max_instances=2)
+    other = Profile(id=2, name="1g+me", slices=1, size=1, starts=(3,), max_instances=1)
+    made = geometry(Board((small, other, Profile(id=0, name="4g", slices=4, size=4, starts=(0,), max_instances=1))))
+    overdrawn = made.state_of(Placement(small, start) for start in range(3))
+    assert made.room(overdrawn, small) == 0
+    assert made.fits(overdrawn) == (Placement(other, 3),)
+
+
+def test_engines_are_not_counted_where_no_profile_has_all_of_them() -> None:
+    """How many there are is known from the profile that takes the whole board."""
+    two = Profile(id=1, name="2g", slices=2, size=2, starts=(0,), max_instances=1, decoders=1)
+    one = Profile(id=2, name="1g", slices=1, size=1, starts=(2,), max_instances=1, decoders=1)
+    made = geometry(Board((two, one)))
+    assert made.fits(made.state_of([Placement(two, 0)])) == (Placement(one, 2),)
+
+
+def test_a_placement_that_the_board_does_not_have_never_fits() -> None:
+    board = plain("H100-80GB")
+    made = geometry(board)
+    assert made.fits_at(made.empty, *placed(board, "2g.20gb@2"))
+    assert not made.fits_at(made.empty, *placed(board, "2g.20gb@1"))
+
+
 def test_capability_counts_each_profile_as_if_it_came_alone() -> None:
     made = geometry(plain("H100-80GB"))
     assert made.capability(made.empty) == 7 * 1 + 4 * 1 + 3 * 2 + 2 * 3 + 1 * 4 + 1 * 7
+
+
+def test_profiles_of_one_size_are_no_variants_if_they_differ_in_slices_or_in_starts() -> None:
+    one = Profile(id=1, name="1g", slices=1, size=2, starts=(0, 2), max_instances=2)
+    two = Profile(id=2, name="2g", slices=2, size=2, starts=(0, 2), max_instances=2)
+    left = Profile(id=3, name="2g.left", slices=2, size=2, starts=(0,), max_instances=1)
+    made = geometry(Board((one, two, left, Profile(id=0, name="4g", slices=4, size=4, starts=(0,), max_instances=1))))
+    assert made.capability(made.empty) == 2 * 1 + 2 * 2 + 1 * 2 + 1 * 4
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from draco.mig.board import Board, Profile
 from draco.mig.packing import Shape, fewest_gpus, packable, shape
@@ -99,6 +100,32 @@ def test_boards_never_met_before_are_searched_exactly(board: Board, gpus: int, c
     fitting = on_several(multisets_unit_by_unit(board), gpus)
     tried = chance.sample(sorted(fitting), min(40, len(fitting)))
     assert wrong_at_the_border(board, fitting, gpus, tried) == []
+
+
+def test_the_grid_of_seven_slices_with_two_of_an_accelerator_is_answered_exactly() -> None:
+    """The closed form knows one of them; two go to one GPU."""
+    grid = plain("H100-80GB")
+    rare = Profile(id=20, name="1g+me", slices=1, size=1, starts=tuple(range(7)), max_instances=2, ofa_engines=1)
+    kept = [replace(each, ofa_engines=2 if each.size == 8 else 0) for each in grid.profiles if each.slices in (3, 7)]
+    board = Board((*kept, rare))
+    assert shape(board) is Shape.SEVEN_SLICES
+    fitting = on_several(multisets_unit_by_unit(board), 2)
+    assert wrong_at_the_border(board, fitting, 2, sorted(fitting)) == []
+
+
+def test_units_that_suffice_are_not_enough_where_sizes_do_not_divide_each_other() -> None:
+    sizes = {6: 4, 10: 2, 15: 1}
+    profiles = {
+        size: Profile(
+            id=size, name=str(size), slices=1, size=size, starts=tuple(range(0, 30, size)), max_instances=30 // size
+        )
+        for size in sizes
+    }
+    board = Board(tuple(profiles.values()))
+    wanted = {profiles[size]: number for size, number in sizes.items()}
+    assert sum(size * number for size, number in sizes.items()) < 2 * board.units
+    assert not packable(board, wanted, 2)
+    assert packable(board, wanted, 3)
 
 
 def multisets_unit_by_unit(board: Board) -> set[Counts]:
