@@ -1,0 +1,104 @@
+"""Claims that were allocated a part of a GPU before its policy went or changed, and whose pods come later, on a whole cluster."""
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.test_mig import at_rest, gpu, instances, partitions, policy_says, waiting
+from tests.e2e.test_mig_repair import NODE, a_claim, a_pod, claim_name
+
+Example = Callable[..., None]
+
+POLICY = "by-claims"
+SMALL = "gpu-0-mig-1g10gb-19-2"
+
+
+@pytest.fixture
+def on_demand(kube: Kubectl, example: Example) -> Iterator[Kubectl]:
+    """GPUs divided on demand, and a claim for a part of one that no pod uses yet. Afterwards nothing of it is left."""
+    example("mig-by-profile", "policy.yaml")
+    eventually(lambda: partitions(kube), what="partitions are published")
+    kube.run_with_input(a_claim("soon", "1g.10gb"), "apply", "-f", "-")
+    allocate(kube, "soon", SMALL)
+    yield kube
+    kube.run("delete", "pods", "--all", "--grace-period=0", "--force")
+    kube.run("delete", "resourceclaims", "--all", "--wait=true")
+    kube.run("delete", "migpolicies", "--all")
+    eventually(lambda: at_rest(kube), what="no GPU is divided any more")
+
+
+def allocate(kube: Kubectl, claim: str, device: str) -> None:
+    """As the scheduler does it; nobody uses the claim yet. Without the time, it could not add a pod later."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    host = {"key": "metadata.name", "operator": "In", "values": [NODE]}
+    allocation = {
+        "devices": {"results": [{"request": "part", "driver": "gpu.nvidia.com", "pool": NODE, "device": device}]},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [host]}]},
+        "allocationTimestamp": now,
+    }
+    patch = json.dumps({"status": {"allocation": allocation}})
+    kube.run("patch", "resourceclaim", claim, "--subresource=status", "--type=merge", "-p", patch)
+
+
+def a_claim_of_all(uuid: str) -> str:
+    """A claim for one GPU as a whole, by its UUID."""
+    attributes = "device.attributes['gpu.nvidia.com']"
+    selector = json.dumps(f"{attributes}.type == 'gpu' && {attributes}.uuid == '{uuid}'")
+    return f"""
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: all}}
+spec:
+  devices:
+    requests:
+      - {{name: part, exactly: {{deviceClassName: gpu.nvidia.com, selectors: [{{cel: {{expression: {selector}}}}}]}}}}
+"""
+
+
+def test_the_gpu_of_a_deleted_policy_is_not_given_away_under_a_claim_to_come(on_demand: Kubectl) -> None:
+    kube = on_demand
+    kube.run("delete", "migpolicy", POLICY)
+    eventually(lambda: partitions(kube) == [SMALL], what="only what the claim was allocated is still offered")
+    all_of_it = a_claim_of_all(gpu(kube)["uuid"])
+    kube.run_with_input(f"{all_of_it}---{a_pod('greedy', 'all')}", "apply", "-f", "-")
+    eventually(lambda: waiting(kube) == ["greedy"], what="the scheduler finds the GPU taken")
+    told = f"The GPU keeps 1g.10gb@2 for claim {claim_name(kube, 'soon')}."
+    eventually(lambda: gpu(kube)["mig"].get("message") == told, what="the agent says for whom")
+
+    kube.run_with_input(a_pod("late", "soon"), "apply", "-f", "-")
+    kube.running("late")
+    assert kube.devices("soon") == [(NODE, SMALL)]
+    eventually(lambda: instances(kube) == [("1g.10gb", 2, "Claim")], what="the claim is served")
+    assert kube.phase("greedy") == "Pending"
+
+    kube.run("delete", "pod", "late")
+    kube.run("delete", "resourceclaim", "soon")
+    kube.running("greedy")
+    assert kube.devices("all") == [(NODE, "gpu-0")]
+    assert partitions(kube) == []
+
+
+def test_a_layout_is_made_around_a_claim_to_come(on_demand: Kubectl) -> None:
+    kube = on_demand
+    layout = {"name": "halves", "instances": [{"profile": "3g.40gb", "count": 2}]}
+    patch = json.dumps({"spec": {"mode": "Static", "layouts": [layout], "layout": "halves"}})
+    kube.run("patch", "migpolicy", POLICY, "--type=merge", "-p", patch)
+    eventually(lambda: instances(kube) == [("3g.40gb", 4, "Layout")], what="the free half is made")
+    soon = claim_name(kube, "soon")
+    eventually(
+        lambda: f"3g.40gb@0 waits for claim {soon}" in policy_says(kube, POLICY),
+        what="it says whom the other waits for",
+    )
+    assert sorted(each for each in partitions(kube) if each.startswith("gpu-0-")) == [
+        SMALL,
+        "gpu-0-mig-3g40gb-9-0",
+        "gpu-0-mig-3g40gb-9-4",
+    ]
+    kube.run("delete", "resourceclaim", "soon")
+    halves = [("3g.40gb", 0, "Layout"), ("3g.40gb", 4, "Layout")]
+    eventually(lambda: instances(kube) == halves, what="the other half follows when the claim is gone")
+    eventually(lambda: SMALL not in partitions(kube), what="its place is no longer offered")
+    eventually(lambda: policy_says(kube, POLICY) == "8 GPUs as wanted.", what="the layout is applied")
