@@ -10,6 +10,8 @@ import pytest
 from draco.agent.errors import PrepareError
 from draco.agent.instances import Instance, Use
 from draco.agent.mig_inventory import DOUBT_S
+from draco.agent.nvml_errors import NvmlError
+from draco.mig.board import Placement
 from draco.resources.draco import MigMode, WantedGpu, WantedInstance
 from draco.simulator import by_hand, faults, state
 from draco.simulator.gpu_state import Process
@@ -66,6 +68,66 @@ def test_what_somebody_makes_where_an_instance_was_planned_and_never_tried_is_no
     with pytest.raises(PrepareError):
         node.prepare(TWO)
     assert (node.real(), node.uses()) == ([(19, 4, 0)], [(19, 4, Use.FOREIGN)])
+
+
+def test_what_somebody_makes_in_a_place_never_tried_is_not_undone_though_a_full_disk_keeps_the_step_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tmp_path)
+    files = FullDisk()
+    node = MigNode(tmp_path, files=files)
+    create = node.edge.create
+
+    def beaten(*asked: Any) -> Instance:
+        by_hand.create_instance(node.path, 0, "1g.10gb", start=4, compute="none")
+        faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_UNKNOWN, times=1)
+        files.refused = {"/state/"}
+        return create(*asked)
+
+    monkeypatch.setattr(node.edge, "create", beaten)
+    with pytest.raises(PrepareError, match="No space left on device"):
+        node.prepare(TWO)
+    assert len(node.record.instances) == 2, "both steps are still on record"
+    files.refused = set()
+    node.layouts.keep(node.uuid)
+    assert (dict(node.record.instances), node.uses()) == ({}, [(19, 4, Use.FOREIGN)])
+    assert not node.mig.divisions[node.uuid].dirty
+
+
+def test_a_step_that_was_never_taken_is_off_the_record_at_once(node: MigNode) -> None:
+    """A run that begins now could not tell what somebody makes there from its own."""
+    board = node.gpus[0].board
+    assert board
+    large, small = board.by_id(9), board.by_id(19)
+    assert large
+    assert small
+    faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(NvmlError):
+        node.steps.make(node.uuid, [Placement(small, 4), Placement(large, 0)])
+    assert [(key.profile_id, key.start) for key in node.record.instances] == [(9, 0)]
+
+
+@pytest.mark.parametrize("taken", ["compute instance", "place"])
+def test_what_somebody_takes_as_soon_as_it_is_made_is_given_to_nobody(
+    node: MigNode, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    create = node.edge.create
+
+    def robbed(*asked: Any) -> Instance:
+        made = create(*asked)
+        if taken == "place":
+            by_hand.destroy_instance(node.path, 0, made.gi)
+            by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
+        else:
+            handle = node.nvml.call("nvmlDeviceGetGpuInstanceById", node.nvml.handle(node.uuid), made.gi)
+            compute = node.nvml.call("nvmlGpuInstanceGetComputeInstanceById", handle, made.ci)
+            node.nvml.call("nvmlComputeInstanceDestroy", compute)
+        return made
+
+    monkeypatch.setattr(node.edge, "create", robbed)
+    with pytest.raises(PrepareError, match=r"NVML made 3g\.40gb@4 and does not list it"):
+        node.prepare(ONE)
+    assert (node.real(), node.specs()) == ([(9, 4, 1)] if taken == "place" else [], {})
 
 
 def test_what_somebody_puts_in_the_place_of_ours_while_holders_are_looked_for_is_not_touched(tmp_path: Path) -> None:

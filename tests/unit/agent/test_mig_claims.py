@@ -189,6 +189,32 @@ def test_a_claim_whose_instance_is_in_use_is_given_up_only_when_that_was_publish
     assert (node.real(), node.mig.divisions[node.uuid].dirty) == ([], False)
 
 
+def test_a_claim_of_which_one_instance_is_in_use_is_not_forgotten_for_those_that_are_gone(node: MigNode) -> None:
+    node.prepare(TWO)
+    [small] = [one for one in node.hardware().instances if one.start == 4]
+    faults.hold(node.path, 0, Process(pid=4711, gpu_instance=small.id, listed=False))
+    for _ in range(2):
+        with pytest.raises(InstanceHeld, match=r"its instance 1g\.10gb@4 is in use"):
+            node.unprepare(TWO)
+    assert node.real() == [(19, 4, 0)]
+    faults.release(node.path, 4711)
+    node.unprepare(TWO)
+    assert (node.real(), dict(node.record.claims)) == ([], {})
+
+
+def test_who_held_an_instance_is_not_said_of_the_next_one_there(tmp_path: Path) -> None:
+    build(tmp_path)
+    node = MigNode(tmp_path, holder="process 4711 (train)")
+    node.prepare(ONE)
+    a_holder(node, listed=False)
+    with pytest.raises(InstanceHeld, match=r"in use by process 4711 \(train\)"):
+        node.unprepare(ONE)
+    assert [one.holder for one in node.mig.divisions[node.uuid].held] == ["process 4711 (train)"]
+    faults.release(node.path, 4711)
+    node.prepare(ONE)
+    assert [(one.use, one.holder) for one in node.mig.divisions[node.uuid].held] == [(Use.CLAIM, "")]
+
+
 def test_a_claim_that_is_being_given_up_is_not_forgotten_over_a_restart(node: MigNode) -> None:
     node.prepare(ONE)
     a_holder(node, listed=False)
@@ -239,6 +265,15 @@ def test_a_gpu_that_cannot_be_listed_after_a_failure_is_dirty_until_it_can(node:
     assert node.mig.divisions[node.uuid].dirty, "what is half made is still there"
     node.layouts.keep(node.uuid)
     assert (node.real(), node.mig.divisions[node.uuid].dirty) == ([], False)
+
+
+def test_what_is_made_and_gets_no_compute_instance_is_undone(node: MigNode) -> None:
+    function, refused = "nvmlGpuInstanceCreateComputeInstance", pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
+    faults.fail(node.path, function, refused, times=1)
+    with pytest.raises(PrepareError):
+        node.prepare(ONE)
+    assert (node.real(), dict(node.record.instances), node.mig.divisions[node.uuid].dirty) == ([], {}, False)
+    node.prepare(ONE)
 
 
 def test_a_gpu_that_left_the_node_is_forgotten_with_its_trouble(node: MigNode) -> None:
