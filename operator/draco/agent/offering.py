@@ -103,8 +103,16 @@ class Offering:
                 whole = switchable or not mig.enabled or bool(keep.whole)
                 return Divisible(**common, profiles=frozenset(wanted.profiles), whole=whole)
             if wanted.mode is MigMode.STATIC:
-                return Divisible(**common, layout=layout_of(wanted, board), whole=bool(keep.whole))
-        return Divisible(**common, layout=()) if beside else None
+                return self._static(common, layout_of(wanted, board), keep)
+        return Divisible(**common, layout=(), whole=self._partitionable) if beside else None
+
+    def _static(self, common: dict[str, Any], layout: tuple[Placement, ...], keep: Keeping) -> Divisible | None:
+        if self._partitionable:
+            return Divisible(**common, layout=layout, whole=bool(keep.whole))
+        # Without counters nothing keeps the scheduler from what overlaps, so it must not be there.
+        kept = common["beside"]
+        free = (one for one in layout if one in kept or not any(one.mask & other.mask for other in kept))
+        return None if keep.whole else Divisible(**common, layout=tuple(free), whole=False)
 
 
 def _claimed(mig: GpuMig, board: Board) -> tuple[Placement, ...]:

@@ -146,6 +146,18 @@ def test_without_counters_nothing_is_offered_that_excludes_another() -> None:
     assert (static.counters, [one.consumes_counters for one in static.devices]) == ([], [[], []])
 
 
+def test_without_counters_what_a_claim_has_keeps_what_overlaps_from_being_offered() -> None:
+    located = Located(a_gpu(0))
+    small, all_of_it = a_promise(located, "1g.10gb", 2), a_promise(located)
+    on, off = a_mig(located, enabled=True), a_mig(located)
+    fields: dict[str, Any] = {"partitionable": False}
+    assert names(offer(located, on, promised=[small], **fields)) == ["gpu-0-mig-1g10gb-19-2"]
+    assert names(offer(located, a_mig(located, ("1g.10gb", 2, Use.CLAIM)), **fields)) == ["gpu-0-mig-1g10gb-19-2"]
+    static = offer(located, on, MigMode.STATIC, layout=LAYOUT, promised=[small], **fields)
+    assert sorted(names(static)) == ["gpu-0-mig-1g10gb-19-2", "gpu-0-mig-3g40gb-9-4"]
+    assert names(offer(located, off, MigMode.STATIC, layout=LAYOUT, promised=[all_of_it], **fields)) == ["gpu-0"]
+
+
 def test_a_better_order_waits_for_its_turn_and_other_devices_do_not() -> None:
     first, second = Located(a_gpu(0)), Located(a_gpu(1))
     gpus = [first, second]
