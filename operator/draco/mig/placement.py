@@ -71,11 +71,11 @@ def choose(geometry: Geometry, states: Sequence[State], profile: Profile) -> Cho
     best: tuple[tuple[object, ...], int, Placement] | None = None
     for gpu, state in enumerate(states):
         ranked = geometry.best(state, profile)
-        if ranked is not None and (best is None or (ranked.cost, gpu) < (best[0], best[1])):
+        if ranked is not None and (best is None or ranked.cost < best[0]):
             best = (ranked.cost, gpu, ranked.placement)
     return None if best is None else Choice(best[1], best[2])
 
 
 def largest_first(profiles: Iterable[Profile]) -> list[Profile]:
     """The order in which to place several at once: what is hardest to place comes first."""
-    return sorted(profiles, key=lambda each: (-each.size, len(each.starts), -each.slices))
+    return sorted(profiles, key=lambda each: (-each.size, len(each.starts)))

@@ -115,9 +115,11 @@ def test_what_somebody_takes_as_soon_as_it_is_made_is_given_to_nobody(
 
     def robbed(*asked: Any) -> Instance:
         made = create(*asked)
+        if made.start == 0:
+            return made
         if taken == "place":
             by_hand.destroy_instance(node.path, 0, made.gi)
-            by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
+            by_hand.create_instance(node.path, 0, "1g.10gb", start=4)
         else:
             handle = node.nvml.call("nvmlDeviceGetGpuInstanceById", node.nvml.handle(node.uuid), made.gi)
             compute = node.nvml.call("nvmlGpuInstanceGetComputeInstanceById", handle, made.ci)
@@ -125,9 +127,9 @@ def test_what_somebody_takes_as_soon_as_it_is_made_is_given_to_nobody(
         return made
 
     monkeypatch.setattr(node.edge, "create", robbed)
-    with pytest.raises(PrepareError, match=r"NVML made 3g\.40gb@4 and does not list it"):
-        node.prepare(ONE)
-    assert (node.real(), node.specs()) == ([(9, 4, 1)] if taken == "place" else [], {})
+    with pytest.raises(PrepareError, match=r"NVML made 1g\.10gb@4 and does not list it"):
+        node.prepare(TWO)
+    assert (node.real(), node.specs()) == ([(19, 4, 1)] if taken == "place" else [], {})
 
 
 def test_what_somebody_puts_in_the_place_of_ours_while_holders_are_looked_for_is_not_touched(tmp_path: Path) -> None:
