@@ -121,10 +121,10 @@ class RepairReconciler:
             return wait_s
         if self._releases.in_flight:
             return _PACE_S  # what is known is what was before our own write
-        started_s = self._clock.monotonic()
         go = _Go(Searches(self._view.fleet, _SEARCHES), self._clock)
         is_all_seen = await self._look(go)
-        self._due_s = started_s + max(_PACE_S, _REST * go.worked_s)
+        # No longer than after a whole go: what takes more was held up by the machine.
+        self._due_s = self._clock.monotonic() + max(_PACE_S, _REST * min(go.worked_s, _GO_S))
         problem: ApiError | None = None
         release_again_s = _KEEP_S
         try:
@@ -136,7 +136,7 @@ class RepairReconciler:
         if problem is not None:
             raise problem
         if not is_all_seen:
-            return self._due_s - started_s
+            return max(0.0, self._due_s - self._clock.monotonic())
         return again_s if self._advised or self._by_policy else None
 
     async def _look(self, go: "_Go") -> bool:

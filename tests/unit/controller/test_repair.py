@@ -493,6 +493,17 @@ async def test_the_event_loop_is_free_again_within_moments_of_a_long_look(
     assert turns > before
 
 
+async def test_a_stall_of_the_machine_delays_the_next_look_by_seconds_only(
+    blocked: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_steps_take(monkeypatch, blocked.clock, 60.0)
+    for name in ("a", "b"):
+        blocked.wait_for(name, "7g.80gb")
+    again_s = await blocked.reconciler.reconcile("idle-claims")
+    assert again_s is not None
+    assert again_s <= repair._REST * repair._GO_S
+
+
 async def test_a_look_that_takes_long_goes_on_where_it_stopped(blocked: World, monkeypatch: pytest.MonkeyPatch) -> None:
     let_steps_take(monkeypatch, blocked.clock, repair._GO_S * 0.3)
     for name in ("a", "b"):
