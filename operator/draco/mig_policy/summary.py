@@ -118,7 +118,9 @@ def _applied(rules: Rules, tally: Tally) -> Condition:
     ):
         if tally.standings[standing]:
             return _condition(CONDITION_APPLIED, "False", reason, _sentence(standing, tally, being))
-    return _condition(CONDITION_APPLIED, "True", "AsWanted", f"{_gpus(tally.standings.total())} as wanted.")
+    crowded = sum(each.count for message, each in tally.reasons[Standing.APPLIED].items() if message)
+    room = f", {crowded} of them as far as there is room" if crowded else ""
+    return _condition(CONDITION_APPLIED, "True", "AsWanted", f"{_gpus(tally.standings.total())} as wanted{room}.")
 
 
 def _sentence(standing: Standing, tally: Tally, being: str) -> str:

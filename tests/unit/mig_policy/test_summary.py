@@ -84,6 +84,16 @@ def test_all_as_wanted() -> None:
     ]
 
 
+def test_gpus_without_room_for_all_that_is_wanted_are_counted_and_told_of_by_node() -> None:
+    busy = GpuMig(
+        capable=True, enabled=True, message="There is no room for 1 of 2 warm 1g.10gb beside claim team/serve."
+    )
+    found = status(a_mig_policy(), nodes(ON, busy, count=1))
+    assert found.message == "2 GPUs as wanted, 1 of them as far as there is room."
+    assert found.applied == 2
+    assert found.nodes[0].message == "gpu-1: There is no room for 1 of 2 warm 1g.10gb beside claim team/serve."
+
+
 def test_what_failed_comes_before_what_is_not_done_yet() -> None:
     dirty = GpuMig(capable=True, enabled=True, state=MigState.DIRTY, message="GI 3 cannot be destroyed.")
     found = status(a_mig_policy(), nodes(ON, GpuMig(capable=True), dirty, count=1))
