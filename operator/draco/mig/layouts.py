@@ -95,7 +95,7 @@ def _expanded(board: Board, items: Sequence[LayoutItem]) -> list[_Wanted]:
             near = min(profile.starts, key=lambda start: (abs(start - (item.start or 0)), start))
             raise LayoutError(f"{item.profile} cannot start at {item.start}: it starts at {starts}, {near} is nearest")
         wanted += [_Wanted(profile, item.start)] * min(item.count, profile.max_instances + 1)
-    for profile in {each.profile for each in wanted}:
+    for profile in dict.fromkeys(each.profile for each in wanted):
         total = sum(item.count for item in items if item.profile == profile.name)
         if total > (most := geometry(board).room(geometry(board).empty, profile)):
             placed, missing = _arranged(geometry(board), wanted, frozenset())

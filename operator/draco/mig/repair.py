@@ -150,9 +150,9 @@ class _Search:
                 return
 
     def _homes(self, homeless: Sequence[Choice], given_up: int) -> tuple[list[Move], int] | None:
-        """Where each can go, and what is lost by all; exactly so many spares are given up."""
+        """Where each can go, and what is lost by all; at most so many spares are given up."""
         if not homeless:
-            return ([], self.lost) if given_up == 0 else None
+            return [], self.lost
         first, *rest = homeless
         for home in self._places(first.placement.profile, only_best=not rest):
             self._put(home)

@@ -75,6 +75,22 @@ def test_an_engine_that_a_claim_has_does_not_keep_the_rest_of_a_layout_from_bein
     assert node.uses() == [(19, 1, Use.LAYOUT), (20, 3, Use.CLAIM)]
 
 
+def test_of_a_layout_that_wants_more_engines_than_there_are_what_can_be_is_made(node: MigNode) -> None:
+    note = apply(node, MigMode.STATIC, "1g.10gb+me@0", "1g.10gb+me@1", "3g.40gb@4")
+    assert "1g.10gb+me@1 waits for engines that instances beside it have" in note
+    assert node.uses() == [(20, 0, Use.LAYOUT), (9, 4, Use.LAYOUT)]
+
+
+def test_what_is_idle_on_another_gpu_is_let_be(tmp_path: Path) -> None:
+    build(tmp_path, gpus=2)
+    node = MigNode(tmp_path)
+    apply(node, MigMode.STATIC, "3g.40gb@0")
+    other = WantedGpu(uuid=node.gpus[1].uuid, policy="pool", mode=MigMode.STATIC)
+    node.layouts.apply(other.uuid, other)
+    assert (node.uses(0), node.uses(1)) == ([(9, 0, Use.LAYOUT)], [])
+    assert not node.mig.divisions[node.uuid].dirty
+
+
 def test_a_busy_neighbour_is_waited_for_and_named(node: MigNode) -> None:
     node.prepare(SMALL)
     busy = node.hardware().instances[0]
@@ -123,6 +139,16 @@ def node_keep(node: MigNode) -> Keeping:
 def test_warm_instances_stand_where_they_cost_least(node: MigNode) -> None:
     assert apply(node, MigMode.DYNAMIC, warm={"1g.10gb": 2, "3g.40gb": 1}) == ""
     assert node.uses() == [(19, 2, Use.WARM), (19, 3, Use.WARM), (9, 4, Use.WARM)]
+
+
+def test_an_instance_that_is_going_and_in_use_is_no_warm_one(node: MigNode) -> None:
+    apply(node, MigMode.DYNAMIC, warm={"3g.40gb": 1})
+    [warm] = node.hardware().instances
+    faults.hold(node.path, 0, Process(pid=4711, gpu_instance=warm.id, listed=False))
+    apply(node, MigMode.DYNAMIC)
+    assert node.uses() == [(9, 4, Use.ORPHAN)]
+    apply(node, MigMode.DYNAMIC, warm={"3g.40gb": 1})
+    assert node.uses() == [(9, 0, Use.WARM), (9, 4, Use.ORPHAN)]
 
 
 def test_warm_instances_without_room_are_told_and_others_are_made(node: MigNode) -> None:
@@ -209,6 +235,12 @@ def test_the_mode_goes_off_when_the_last_instance_is_gone(node: MigNode) -> None
     node.prepare(SMALL)
     assert apply(node, MigMode.DISABLED) == "MIG mode stays on until claim default/small is gone."
     node.unprepare(SMALL)
+    assert apply(node, MigMode.DISABLED) == ""
+    assert node.hardware().mig_current == 0
+
+
+def test_the_mode_goes_off_together_with_what_nobody_has(node: MigNode) -> None:
+    apply(node, MigMode.STATIC, "3g.40gb@0")
     assert apply(node, MigMode.DISABLED) == ""
     assert node.hardware().mig_current == 0
 

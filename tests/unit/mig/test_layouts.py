@@ -118,6 +118,27 @@ def exists(board: Board, placements: tuple[Placement, ...]) -> bool:
             ["1000000 x 1g.10gb"],
             "1000000 x 1g.10gb do not fit on a GPU, which holds at most 7; the nearest that can exist is 7 x 1g.10gb",
         ),
+        (
+            ["2 x 4g.40gb", "2 x 1g.10gb+me"],  # what is said is of the first that is too many
+            (
+                "2 x 4g.40gb do not fit on a GPU, which holds at most 1; "
+                "the nearest that can exist is 1 x 4g.40gb, 1 x 2g.20gb, 1 x 1g.10gb+me"
+            ),
+        ),
+        (
+            ["2 x 1g.10gb+me", "2 x 4g.40gb"],
+            (
+                "2 x 1g.10gb+me do not fit on a GPU, which holds at most 1; "
+                "the nearest that can exist is 1 x 4g.40gb, 1 x 2g.20gb, 1 x 1g.10gb+me"
+            ),
+        ),
+        (
+            ["4g.40gb", "6 x 1g.10gb"],  # more units before more instances
+            (
+                "1 x 4g.40gb, 6 x 1g.10gb together take 10 memory units, and a GPU has 8; "
+                "the nearest that can exist is 1 x 4g.40gb, 3 x 1g.10gb"
+            ),
+        ),
         (["3g.40gb@2"], "3g.40gb cannot start at 2: it starts at 0 or 4, 0 is nearest"),
         (["2 x 1g.10gb@3"], "2 x 1g.10gb cannot all start at 3: give each its own start"),
         (

@@ -143,6 +143,46 @@ def test_a_spare_is_given_up_only_where_it_finds_no_other_place() -> None:
     assert all(move.to is not None for move in kept.moves)
 
 
+def test_nothing_is_given_up_where_another_can_move() -> None:
+    """Giving up the 3g would leave more, but its place would be gone."""
+    there = [gpu(spare="3g.40gb@0", fixed="3g.40gb@4"), gpu(movable="1g.10gb@0", fixed="3g.40gb@4")]
+    elsewhere = gpu(fixed="4g.40gb@0 2g.20gb@4")
+    alone = plan([there[0], elsewhere], "4g.40gb")
+    assert str(alone) == "3g.40gb@0 of GPU 0 given up; then 4g.40gb@0 on GPU 0"
+    found = plan([*there, elsewhere], "4g.40gb")
+    assert str(found) == "1g.10gb@0 of GPU 1 to GPU 2 start 6; then 4g.40gb@0 on GPU 1"
+
+
+def test_an_idle_instance_is_found_behind_gpus_that_look_alike_and_are_in_use() -> None:
+    found = plan([*[gpu(fixed="1g.10gb@6")] * 3, gpu(movable="1g.10gb@6")], "7g.80gb")
+    assert found is not None
+    assert found.wanted.gpu == 3
+
+
+def test_of_two_that_move_the_first_leaves_the_only_place_to_the_second() -> None:
+    """Both GPUs have room for a 1g, one of them for no second accelerator."""
+    board = BOARDS["H100-80GB"]
+
+    def there(**holds: str) -> list[Held]:
+        return [
+            Held(Placement(profile(name, board), int(start)), Hold(hold))
+            for hold, written in holds.items()
+            for name, start in (each.split("@") for each in written.split())
+        ]
+
+    gpus = [
+        there(fixed="3g.40gb@0", movable="1g.10gb@4 1g.10gb+me@5"),
+        there(fixed="4g.40gb@0 1g.10gb@4 1g.10gb@5"),
+        there(fixed="4g.40gb@0 1g.10gb+me@4 1g.10gb@5"),
+    ]
+    found = plan_repair(geometry(board), gpus, profile("3g.40gb", board), 2)
+    assert found is not None
+    assert {str(move.source.placement): move.to and move.to.gpu for move in found.moves} == {
+        "1g.10gb@4": 2,
+        "1g.10gb+me@5": 1,
+    }
+
+
 def test_an_instance_somebody_may_want_again_is_not_given_up() -> None:
     assert plan([gpu(movable="1g.10gb@6"), gpu(fixed="7g.80gb@0")], "7g.80gb") is None
 

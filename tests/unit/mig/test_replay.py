@@ -15,6 +15,7 @@ from draco.simulator.planner_boards import BOARDS
 from tests.unit.mig.enumerated import plain
 
 GRID = plain("H100-80GB")
+MADE = geometry(GRID)
 
 
 def profile(name: str, board: Board = GRID) -> Profile:
@@ -119,7 +120,40 @@ def test_a_spare_that_is_given_up_for_a_claim_is_gone() -> None:
     assert (made.tally.given_up, made.tally.moves, made.used_slices) == (1, 0, 3 + 2 + 1 + 7)
 
 
+@pytest.mark.parametrize("policy", [each for each in Policy if each is not Policy.ORACLE])
+def test_a_node_with_fewer_gpus_than_the_others_is_used_too(policy: Policy) -> None:
+    made = replay(policy, gpus=3, per_node=2)
+    assert arrivals(made, *["7g.80gb"] * 4) == [Outcome.ACCEPTED] * 3 + [Outcome.FULL]
+
+
+def test_the_scheduler_goes_to_the_node_from_which_a_claim_went() -> None:
+    made = replay(Policy.SCHEDULER_1_36, gpus=2, per_node=1)
+    arrivals(made, "1g.10gb", "2g.20gb")
+    made.depart("2g.20gb-1", 1.0)
+    made.arrive("next", profile("3g.40gb"), 1.0)
+    assert [state.mask for state in made.fleet.pool.states] == [0b0000_0001, 0b0000_1111]
+
+
+def test_the_scheduler_of_1_35_takes_any_gpu_that_has_room() -> None:
+    drawn: list[int] = []
+
+    def last(number: int) -> int:
+        drawn.append(number)
+        return number - 1
+
+    made = Replay(Fleet(MADE, 3, 3), rule_of(Policy.SCHEDULER_1_35, last))
+    arrivals(made, "7g.80gb", "7g.80gb")
+    assert drawn == [3, 2]
+    assert [state.mask.bit_count() for state in made.fleet.pool.states] == [0, 8, 8]
+
+
 def test_used_capacity_is_the_mean_over_time() -> None:
+    late = replay(Policy.OPERATOR, gpus=1, per_node=1)
+    late.arrive("a", profile("4g.40gb"), 6.0)
+    late.finish(8.0)
+    assert used_share(late) == pytest.approx(2 / 8 * 4 / 7)
+    late.start_counting()
+    assert late.tally.peak_slices == 4
     made = replay(Policy.OPERATOR, gpus=1, per_node=1)
     made.start_at(10.0)
     made.arrive("a", profile("7g.80gb"), 10.0)

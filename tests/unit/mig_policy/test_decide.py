@@ -173,6 +173,14 @@ def test_what_is_wanted_of_a_gpu_stays_while_its_driver_does_not_answer() -> Non
     assert decided(down, a_mig_policy()).wanted == [had]
     up = a_mig_node(board=H100, gpus=0, wanted=[had], conditions=[Condition(type="Readable", status="True")])
     assert decided(up, a_mig_policy()).wanted == []
+    unsaid = a_mig_node(board=H100, gpus=0, wanted=[had])
+    assert decided(unsaid, a_mig_policy()).wanted == []
+
+
+def test_a_gpu_that_is_reported_while_the_driver_does_not_answer_for_others_is_decided_once() -> None:
+    had = [WantedGpu(uuid=uuid, policy="policy", mode=MigMode.DYNAMIC) for uuid in (FIRST, SECOND)]
+    node = a_mig_node(board=H100, gpus=1, wanted=had, conditions=[Condition(type="Readable", status="False")])
+    assert [each.uuid for each in decided(node, a_mig_policy()).gpus] == [FIRST, SECOND]
 
 
 def test_a_static_layout_gets_its_starts_from_the_board() -> None:
@@ -204,6 +212,12 @@ def test_a_new_policy_whose_layout_cannot_be_wants_nothing() -> None:
     decision = decided(a_mig_node(board=A30, gpus=1), a_static_policy("p", "3g.40gb"))
     assert decision.wanted == []
     assert "there is no profile 3g.40gb on this board" in decision.gpus[0].stands.message
+
+
+def test_a_gpu_whose_new_policy_cannot_be_keeps_nothing_of_its_old_one() -> None:
+    node = a_mig_node(board=A30, gpus=1, wanted=[WantedGpu(uuid=FIRST, policy="gone", mode=MigMode.DYNAMIC)])
+    decision = decided(node, a_static_policy("p", "3g.40gb"))
+    assert (owners(decision), decision.wanted) == (["p"], [])
 
 
 def test_profiles_and_warm_instances_are_those_the_board_has() -> None:
