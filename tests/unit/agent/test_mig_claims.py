@@ -272,7 +272,8 @@ def test_what_is_made_and_gets_no_compute_instance_is_undone(node: MigNode) -> N
     faults.fail(node.path, function, refused, times=1)
     with pytest.raises(PrepareError):
         node.prepare(ONE)
-    assert (node.real(), dict(node.record.instances), node.mig.divisions[node.uuid].dirty) == ([], {}, False)
+    assert (node.real(), node.mig.divisions[node.uuid].dirty) == ([], False)
+    assert (dict(node.record.instances), dict(node.record.claims)) == ({}, {})
     node.prepare(ONE)
 
 
@@ -491,6 +492,14 @@ def test_administrative_access_shares_a_partition_that_goes_with_the_last_claim(
     assert node.real() == [(9, 4, 1)]
     node.unprepare(watch)
     assert node.real() == []
+
+
+def test_administrative_access_to_a_whole_gpu_leaves_it_divided(node: MigNode) -> None:
+    node.keep = Keeping(counts={9: 1})
+    node.prepare(ONE)
+    node.unprepare(ONE)
+    node.prepare(a_claim("watch", on=["node-0/gpu-0"], admin_access=True))
+    assert (node.real(), node.hardware().mig_current) == ([(9, 4, 1)], 1)
 
 
 def test_administrative_access_cannot_put_a_partition_into_another(node: MigNode) -> None:

@@ -86,7 +86,7 @@ def test_what_is_idle_on_another_gpu_is_let_be(tmp_path: Path) -> None:
     node = MigNode(tmp_path)
     apply(node, MigMode.STATIC, "3g.40gb@0")
     other = WantedGpu(uuid=node.gpus[1].uuid, policy="pool", mode=MigMode.STATIC)
-    node.layouts.apply(other.uuid, other)
+    node.layouts.apply(node.gpus[1].uuid, other)
     assert (node.uses(0), node.uses(1)) == ([(9, 0, Use.LAYOUT)], [])
     assert not node.mig.divisions[node.uuid].dirty
 
@@ -108,6 +108,14 @@ def test_an_instance_of_somebody_else_in_a_layout_is_waited_for_too(node: MigNod
     note = apply(node, MigMode.STATIC, "3g.40gb@4", "3g.40gb@0")
     assert "3g.40gb@4 waits for GPU instance 12 that somebody else made" in note
     assert node.real() == [(19, 5, 1), (9, 0, 1)]
+
+
+def test_what_a_claim_has_lost_is_told_also_where_all_else_is_as_wanted(node: MigNode) -> None:
+    node.prepare(SMALL)
+    by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
+    by_hand.create_instance(node.path, 0, "1g.10gb", start=3)
+    for mode, layout in ((MigMode.STATIC, ["3g.40gb@4"]), (MigMode.DYNAMIC, []), (None, [])):
+        assert "1g.10gb@3, which a claim needs, is gone and cannot be made again" in apply(node, mode, *layout)
 
 
 def test_a_place_that_the_board_does_not_have_is_told_with_those_it_has(node: MigNode) -> None:
@@ -270,6 +278,15 @@ def test_the_mode_of_a_gpu_that_is_used_as_a_whole_is_left_alone(node: MigNode) 
     assert node.hardware().mig_current == 0
 
 
+def test_who_only_watches_a_gpu_or_has_another_one_keeps_no_mode_from_being_changed(tmp_path: Path) -> None:
+    build(tmp_path, gpus=2, mig=False)
+    node = MigNode(tmp_path)
+    node.prepare(a_claim("watch", on=["node-0/gpu-0"], admin_access=True))
+    node.prepare(a_claim("whole", on=["node-0/gpu-1"]))
+    assert apply(node, MigMode.STATIC, "3g.40gb@0") == ""
+    assert node.uses() == [(9, 0, Use.LAYOUT)]
+
+
 def test_the_holder_of_a_gpu_whose_mode_cannot_be_changed_is_named(tmp_path: Path) -> None:
     path = build(tmp_path, mig=False)
     faults.hold(path, 0, Process(pid=4711, name="nv-hostengine", listed=False))
@@ -288,6 +305,7 @@ def test_a_mode_that_needs_a_reset_is_changed_with_a_permit_only_and_then_waits_
     state, message = state_of(node)
     assert state is MigState.NEEDS_RESET
     assert "will be on after a reset" in message
+    assert apply(node, MigMode.DYNAMIC) == "", "it was permitted when it was asked for"
     faults.reset(path, 0)
     assert apply(node, MigMode.DYNAMIC) == ""
     assert state_of(node) == (MigState.READY, "")

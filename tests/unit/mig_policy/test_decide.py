@@ -167,6 +167,18 @@ def test_a_broken_selector_takes_no_further_gpu_and_leaves_them_to_others() -> N
     assert owners(decision) == ["other", "other"]
 
 
+def test_a_gpu_that_is_excluded_goes_though_a_selector_is_broken() -> None:
+    had = WantedGpu(uuid=FIRST, policy="policy", mode=MigMode.DYNAMIC)
+    policy = a_mig_policy(device_selectors=selecting("device.driver =="), exclude=[FIRST])
+    assert owners(decided(a_mig_node(board=H100, gpus=1, wanted=[had]), policy)) == [""]
+
+
+def test_the_selector_that_does_not_hold_is_known() -> None:
+    policy = a_mig_policy(device_selectors=[*selecting(f'device.driver == "{DRIVER}"'), *selecting(HOPPERS)])
+    decision = decided(a_mig_node(board=H100, gpus=1), policy, devices={FIRST: published(FIRST, architecture="Ampere")})
+    assert decision.gpus[0].verdicts["policy"].selector == 1
+
+
 def test_what_is_wanted_of_a_gpu_stays_while_its_driver_does_not_answer() -> None:
     had = WantedGpu(uuid=FIRST, policy="policy", mode=MigMode.DYNAMIC)
     down = a_mig_node(board=H100, gpus=0, wanted=[had], conditions=[Condition(type="Readable", status="False")])
@@ -260,6 +272,7 @@ def stands(mig: GpuMig | None, policy: MigPolicy, *, taken_up: bool = True, **st
 
 ON = GpuMig(capable=True, enabled=True)
 HALVES = a_static_policy("policy", "3g.40gb@0", "3g.40gb@4")
+LEFT = a_static_policy("policy", "3g.40gb@0")
 BOTH = [a_mig_instance(f"3g.40gb@{start}", size=4, use=InstanceUse.LAYOUT) for start in (0, 4)]
 CLAIMED = a_mig_instance("1g.10gb@6", use=InstanceUse.CLAIM, claim="team/serve")
 NO_ROOM = "There is no room for 1 of 2 warm 1g.10gb beside claim team/serve."
@@ -314,6 +327,19 @@ def having(*instances: Any, **fields: Any) -> GpuMig:
             "1g.10gb at 6 was made by others and is left alone; destroy it by hand",
         ),
         (having(BOTH[0], BOTH[1], FOREIGN), HALVES, Standing.APPLIED, ""),
+        (
+            having(*BOTH, FOREIGN, state=MigState.CHANGING, message="Verifying."),
+            HALVES,
+            Standing.CHANGING,
+            "Verifying",
+        ),
+        (having(BOTH[0], CLAIMED), LEFT, Standing.CHANGING, "1g.10gb at 6 is in use by claim team/serve"),
+        (
+            having(enabled=False, state=MigState.CHANGING, message="MIG is asked for."),
+            a_mig_policy(),
+            Standing.CHANGING,
+            "MIG is asked for",
+        ),
         (
             having(BOTH[0], a_mig_instance("1g.10gb@6", use=InstanceUse.ORPHAN, holder="dcgm (pid 7)")),
             HALVES,
@@ -372,6 +398,16 @@ def test_where_the_mode_changes_by_a_reset_only_the_permit_is_named(
         spec = msgspec.structs.replace(node.spec, gpus=decision.wanted)
         node = msgspec.structs.replace(node, spec=spec)
     assert decision.gpus[0].stands == (standing, message)
+
+
+def test_a_claim_is_waited_for_before_a_reset() -> None:
+    policy = a_mig_policy(mode=MigMode.DISABLED)
+    node = a_mig_node(
+        board=H100, gpus=[having(CLAIMED)], wanted=[WantedGpu(uuid=FIRST, policy="policy", mode=policy.spec.mode)]
+    )
+    gpus = [msgspec.structs.replace(each, architecture="Ampere") for each in node.status.gpus]
+    node = msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, gpus=gpus))
+    assert decided(node, policy).gpus[0].stands.message == "1g.10gb at 6 is in use by claim team/serve"
 
 
 def test_nothing_counts_as_applied_before_the_agent_has_seen_it() -> None:

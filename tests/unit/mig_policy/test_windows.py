@@ -67,9 +67,21 @@ def test_a_window_that_the_clocks_skip_still_opens_once() -> None:
     assert permit(nightly, opens) == Permit(True, opens + timedelta(minutes=30))
 
 
-def test_windows_that_touch_are_one() -> None:
-    both = windows(ResetWindow(start="20:00", duration="2h"), ResetWindow(start="22:00", duration="1h"))
-    assert permit(both, utc("2026-03-04T21:00")) == Permit(True, utc("2026-03-04T23:00"))
+def test_a_window_of_a_day_reaches_over_the_short_day_of_the_year() -> None:
+    saturdays = ResetWindow(start="23:30", duration="24h", days=[Weekday.SAT], time_zone="Europe/Berlin")
+    monday = datetime(2026, 3, 30, 0, 15, tzinfo=BERLIN)
+    assert permit(windows(saturdays), monday) == Permit(True, monday + timedelta(minutes=15))
+
+
+def test_on_its_day_a_weekly_window_that_is_over_opens_next_week() -> None:
+    saturdays = windows(ResetWindow(start="01:00", duration="1h", days=[Weekday.SAT]))
+    assert permit(saturdays, utc("2026-03-07T02:00")) == Permit(False, utc("2026-03-14T01:00"))
+
+
+def test_windows_that_touch_are_one_in_whatever_order() -> None:
+    both = (ResetWindow(start="20:00", duration="2h"), ResetWindow(start="22:00", duration="1h"))
+    for each in (windows(*both), windows(*reversed(both))):
+        assert permit(each, utc("2026-03-04T21:00")) == Permit(True, utc("2026-03-04T23:00"))
 
 
 def test_a_window_that_is_always_open_stays_open() -> None:
