@@ -66,7 +66,7 @@ class Tally:
             self._ask(decision.node, gpu, verdict)
             if gpu.policy == self._policy:
                 mine.append(gpu)
-            elif gpu.policy and verdict.answer is Answer.SELECTED:
+            elif verdict.answer is Answer.SELECTED:
                 self.lost[gpu.policy] += 1
         if decision.gpus:
             self.nodes += 1

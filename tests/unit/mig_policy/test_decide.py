@@ -209,6 +209,16 @@ def test_an_instance_in_use_stays_where_it_is_when_the_new_layout_has_it_too() -
     assert WantedInstance(profile="3g.40gb", start=0) in wanted.layout
 
 
+@pytest.mark.parametrize(
+    ("use", "start"),
+    [(InstanceUse.WARM, 0), (InstanceUse.LAYOUT, 0), (InstanceUse.FOREIGN, 4), (InstanceUse.ORPHAN, 4)],
+)
+def test_a_layout_keeps_the_place_of_what_is_draco_s_and_there_to_stay(use: InstanceUse, start: int) -> None:
+    there = GpuMig(capable=True, enabled=True, instances=[a_mig_instance("3g.40gb@0", size=4, use=use)])
+    (wanted,) = decided(a_mig_node(board=H100, gpus=[there]), a_static_policy("p", "3g.40gb")).wanted
+    assert wanted.layout == [WantedInstance(profile="3g.40gb", start=start)]
+
+
 def test_a_layout_that_cannot_be_on_the_board_says_why_and_leaves_the_gpu_as_it_was() -> None:
     before = WantedGpu(uuid=FIRST, policy="p", mode=MigMode.STATIC, layout=[WantedInstance(profile="7g.80gb", start=0)])
     node = a_mig_node(board=H100, gpus=1, wanted=[before])

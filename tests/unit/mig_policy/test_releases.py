@@ -9,7 +9,7 @@ from draco.allocation.fleet import Fleet
 from draco.mig_policy.releases import Release, Searches, Steps, plan_release, release_steps
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node, PodSpec
-from draco.resources.meta import ObjectKey
+from draco.resources.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectKey
 from tests.builders import a_node, a_pod
 from tests.mig_claims import MIG_CLASS, a_mig_claim, a_mig_pool
 
@@ -70,6 +70,52 @@ def test_two_go_where_one_does_not_suffice() -> None:
     idle = [a_mig_claim("a", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("b", "1g.10gb", "0:1g.10gb@2")]
     assert names(planned(*idle, wanted="4g.40gb")) == ["a", "b"]
     assert planned(*idle, wanted="4g.40gb", max_moves=1) is None
+
+
+def test_two_go_together_only_if_each_may() -> None:
+    idle = [a_mig_claim("a", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("b", "1g.10gb", "0:1g.10gb@2")]
+    waiting = a_mig_claim("waiting", "4g.40gb")
+    fleet = Fleet.of(
+        slices=a_mig_pool("node-0", 1), nodes=[a_node("node-0")], classes=[MIG_CLASS], claims=[*idle, waiting]
+    )
+    pod = a_pod("train", claims=["waiting"])
+    for often in ((1, 2), (2, 1)):
+        movable = dict(zip(sorted(fleet.idle), often, strict=True))
+        assert plan_release(Searches(fleet, 300), pod, [waiting], movable) is None
+
+
+def test_two_that_would_find_one_place_between_them_stay() -> None:
+    halves = [a_mig_claim("a", "3g.40gb", "0:3g.40gb@0"), a_mig_claim("b", "3g.40gb", "0:3g.40gb@4")]
+    busy = [a_mig_claim(f"busy-{gpu}", "1g.10gb", f"{gpu}:1g.10gb@0", used=True) for gpu in (1, 2)]
+    assert planned(*halves, busy[0], wanted="7g.80gb", gpus=2) is None
+    assert names(planned(*halves, *busy, wanted="7g.80gb", gpus=3)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("home", "moved"), [("node-0", ["idle"]), ("node-1", [])])
+def test_a_pod_goes_only_where_it_reaches_what_it_has_already(home: str, moved: list[str]) -> None:
+    nodes = [a_node("node-0"), a_node("node-1")]
+    have = bound_to(home, a_mig_claim("have", "3g.40gb", "0:3g.40gb@4", used=True, node=home))
+    idle, waiting = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("waiting", "4g.40gb")
+    busy = a_mig_claim("busy", "1g.10gb", "0:1g.10gb@0", used=True, node="node-1")
+    fleet = Fleet.of(
+        slices=[each for node in nodes for each in a_mig_pool(node.metadata.name, 1)],
+        nodes=nodes,
+        classes=[MIG_CLASS],
+        claims=[idle, have, busy, waiting],
+    )
+    pod = a_pod("train", claims=["have", "waiting"])
+    found = plan_release(Searches(fleet, 300), pod, [have, waiting], dict.fromkeys(fleet.idle, 2))
+    assert names(found) == moved
+    assert found is None or found.waiting == (WAITING,)
+
+
+def bound_to(node: str, claim: ResourceClaim) -> ResourceClaim:
+    """As the scheduler allocates it: to be reached from its node only."""
+    assert claim.status.allocation is not None
+    only = NodeSelectorRequirement(key="metadata.name", operator="In", values=[node])
+    selector = NodeSelector(node_selector_terms=[NodeSelectorTerm(match_fields=[only])])
+    allocation = msgspec.structs.replace(claim.status.allocation, node_selector=selector)
+    return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=allocation))
 
 
 def test_nothing_is_named_when_the_searches_are_used_up() -> None:

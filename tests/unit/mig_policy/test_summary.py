@@ -242,6 +242,35 @@ def test_of_many_nodes_those_with_trouble_are_listed() -> None:
     assert len(found.nodes) == LISTED_NODES
     assert found.nodes[-1].name == "node-299"
     assert (found.gpus, found.failed) == (300, 1)
+    busy = GpuMig(capable=True, enabled=True, state=MigState.CHANGING)
+    fleet = [a_mig_node(f"node-{index:03d}", gpus=[busy if index == 299 else ON], board=H100) for index in range(300)]
+    found = status(a_mig_policy(), fleet)
+    assert (found.nodes[-1].name, found.changing) == ("node-299", 1)
+
+
+def test_of_many_older_policies_as_many_are_listed_as_a_status_has_room_for() -> None:
+    tally = Tally("young")
+    tally.lost.update({f"old-{index:02d}": 1 for index in range(70)})
+    found = status_of(rules_of(a_mig_policy("young")), tally, LATER)
+    assert [each.policy for each in found.conflicts] == [f"old-{index:02d}" for index in range(64)]
+    assert found.message.endswith("old-07 (1), and 62 more.")
+
+
+def test_of_a_list_that_has_room_nothing_is_left_to_be_counted() -> None:
+    tally = Tally("young")
+    tally.lost.update({f"old-{index}": 1 for index in range(8)})
+    found = status_of(rules_of(a_mig_policy("young")), tally, LATER)
+    assert found.message.endswith("old-6 (1), old-7 (1).")
+
+
+def test_profiles_are_not_called_unknown_before_any_board_is_known() -> None:
+    found = status(a_mig_policy(profiles=["1g.10gb"]), [a_mig_node(gpus=[GpuMig(capable=True)])])
+    assert conditions(found)["Valid"] == ("True", "Understood")
+
+
+def test_nodes_without_gpus_are_no_nodes_with_gpus() -> None:
+    found = status(a_mig_policy(), [a_mig_node(gpus=0, board=H100)])
+    assert found.message == "Matches nothing: no node has reported a GPU."
 
 
 def test_advice_is_passed_on() -> None:

@@ -67,6 +67,7 @@ def test_a_claim_that_is_being_deleted_stays() -> None:
 
 def test_pods_that_have_ended_use_nothing() -> None:
     pods = [a_pod("waits"), a_pod("runs", node="node-0"), a_pod("done", status=PodStatus(phase="Succeeded"))]
+    pods.append(a_pod("failed", status=PodStatus(phase="Failed")))
     assert users(pods) == (ObjectKey("default", "runs"), ObjectKey("default", "waits"))
 
 
@@ -79,6 +80,8 @@ def test_a_place_that_another_prepared_claim_has_is_no_place_to_give() -> None:
     (held,) = CLAIM.devices_held
     assert prepared_on(CLAIM, [a_node_with(InstanceUse.CLAIM, "default/former", held.device)]) == "node-0"
     assert prepared_on(CLAIM, [a_node_with(InstanceUse.WARM, device=held.device)]) == ""
+    elsewhere = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0", node="node-1")
+    assert prepared_on(elsewhere, [a_node_with(InstanceUse.CLAIM, "default/former", held.device)]) == ""
 
 
 def test_a_claim_is_prepared_as_long_as_its_driver_says_that_a_device_is_ready() -> None:
