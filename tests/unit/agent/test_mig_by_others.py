@@ -150,6 +150,17 @@ def test_what_somebody_puts_in_the_place_of_ours_while_holders_are_looked_for_is
     assert node.uses() == [(9, 0, Use.FOREIGN), (19, 4, Use.ORPHAN)]
 
 
+def test_what_one_claim_has_lost_is_told_though_another_got_its_own_again(node: MigNode) -> None:
+    node.prepare(TWO)
+    for one in node.hardware().instances:
+        by_hand.destroy_instance(node.path, 0, one.id)
+    by_hand.create_instance(node.path, 0, "3g.40gb", start=0)
+    assert "The instance 3g.40gb@0, which a claim needs, is gone and cannot be made again" in node.layouts.keep(
+        node.uuid
+    )
+    assert node.uses() == [(9, 0, Use.FOREIGN), (19, 4, Use.CLAIM)]
+
+
 # MIG mode that somebody changes by hand
 
 

@@ -474,6 +474,19 @@ def test_an_instance_that_lost_its_compute_instance_to_somebody_is_made_anew_for
     assert fresh.compute[0].uuid in again.specs()[ONE.metadata.uid]
 
 
+def test_a_claim_whose_broken_instance_is_in_use_is_not_given_it_again(node: MigNode) -> None:
+    node.prepare(ONE)
+    a_holder(node, listed=False)
+    [there] = node.hardware().instances
+    handle = node.nvml.call("nvmlDeviceGetGpuInstanceById", node.nvml.handle(node.uuid), there.id)
+    node.nvml.call("nvmlComputeInstanceDestroy", node.nvml.call("nvmlGpuInstanceGetComputeInstanceById", handle, 0))
+    with pytest.raises(PrepareError, match="Claim default/one has lost an instance"):
+        node.prepare(ONE)
+    faults.release(node.path, 4711)
+    assert node.prepare(ONE).devices[0].partition
+    assert node.real() == [(9, 4, 1)]
+
+
 def test_an_idle_instance_that_lost_its_compute_instance_goes(node: MigNode) -> None:
     node.keep = Keeping(counts={9: 1})
     node.prepare(ONE)

@@ -54,6 +54,17 @@ def test_what_is_idle_on_another_gpu_is_not_counted(tmp_path: Path) -> None:
     assert (node.uses(0), node.uses(1)) == ([(9, 4, Use.WARM)], [(9, 4, Use.WARM)])
 
 
+def test_what_is_idle_on_several_gpus_gives_way_to_one_claim(tmp_path: Path) -> None:
+    build(tmp_path, gpus=2)
+    node = MigNode(tmp_path, keeping=ONE_WARM)
+    for gpu in (0, 1):
+        claim = a_mig_claim(f"claim-{gpu}", *names([(9, 4)], gpu=gpu))
+        node.prepare(claim)
+        node.unprepare(claim)
+    node.prepare(a_mig_claim("both", *names([(19, 5)]), *names([(19, 6)], gpu=1)))
+    assert (node.real(0), node.real(1)) == ([(19, 5, 1)], [(19, 6, 1)])
+
+
 def test_what_is_going_and_in_use_is_not_idle(node: MigNode) -> None:
     node.keep = Keeping()
     node.prepare(LEFT)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from draco.simulator import faults
 from draco.simulator.nvml_handles import ProcessKilled
 from draco.simulator.nvml_instances import instance_id
-from draco.simulator.state import GpuInstance, create, load
+from draco.simulator.state import GpuInstance, Process, create, load
 from tests.unit.simulator.conftest import Mig, StateFile, opened
 
 ANY = pynvml.NVML_GPU_INSTANCE_ID_ANY
@@ -93,7 +93,9 @@ def test_pointers_of_every_kind_are_followed_and_null_is_an_invalid_argument(mig
 def test_an_array_without_room_for_all_instances_kills_the_process(mig: Mig) -> None:
     for start in (0, 1):
         mig.make(19, start)
-    count = ctypes.c_uint(1)
+    count = ctypes.c_uint(2)
+    mig.nvml.nvmlDeviceGetGpuInstances(mig.device, 19, (pynvml.c_nvmlGpuInstance_t * 2)(), ctypes.byref(count))
+    assert count.value == 2
     with pytest.raises(ProcessKilled, match="1 handles was passed for 2"):
         mig.nvml.nvmlDeviceGetGpuInstances(mig.device, 19, (pynvml.c_nvmlGpuInstance_t * 1)(), ctypes.byref(count))
 
@@ -110,8 +112,16 @@ def test_the_driver_chooses_as_seen_on_hardware(mig: Mig) -> None:
     assert choose(14, 14, 14) == [4, 0, 2]
     assert choose(19, 19, 19, 19, 19, 19, 19) == [6, 0, 1, 2, 3, 4, 5]
     assert choose(9, 5) == [4, 0]
+    assert choose(14, 19) == [4, 6]
     with pytest.raises(pynvml.NVMLError_InsufficientResources):
         choose(19, 19, 14, 9)  # a plan by counts that the driver's choice makes impossible
+
+
+def test_where_all_places_are_as_good_the_driver_begins_at_the_end(a_state_file: StateFile) -> None:
+    mig = Mig(a_state_file("A30"))
+    smallest = mig.nvml.nvmlDeviceGetGpuInstanceProfileInfo(mig.device, pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE).id
+    made = mig.nvml.nvmlDeviceCreateGpuInstance(mig.device, smallest)
+    assert mig.nvml.nvmlGpuInstanceGetInfo(made).placement.start == 3
 
 
 def test_nothing_is_made_while_mig_is_off(path: Path) -> None:
@@ -179,6 +189,9 @@ def test_compute_instances_share_a_gpu_instance_slice_by_slice(mig: Mig) -> None
         (1, 0, 2, 1),
     ]
     assert nvml.nvmlGpuInstanceGetInfo(infos[0].gpuInstance).id == 2
+    too_large = pynvml.c_nvmlComputeInstancePlacement_t(1, 2)
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        nvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement(instance, 0, ctypes.byref(too_large))
     for profile in (1, 2):  # of two and of three slices
         with pytest.raises(pynvml.NVMLError_InsufficientResources):
             nvml.nvmlGpuInstanceCreateComputeInstance(instance, profile)
@@ -186,6 +199,16 @@ def test_compute_instances_share_a_gpu_instance_slice_by_slice(mig: Mig) -> None
         nvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement(instance, 0, ctypes.byref(placement))
     nvml.nvmlComputeInstanceDestroy(one)
     assert nvml.nvmlComputeInstanceGetInfo(nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)).id == 0
+
+
+def test_a_mig_device_lists_only_those_who_compute_on_it(mig: Mig, path: Path) -> None:
+    nvml, instance = mig.nvml, mig.make(9, 4)
+    one, two = (nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0) for _ in range(2))
+    for pid, compute in ((4711, 0), (4712, 1)):
+        faults.hold(path, 0, Process(pid=pid, gpu_instance=2, compute_instance=compute))
+    devices = [nvml.nvmlComputeInstanceGetInfo_v2(each).device for each in (one, two)]
+    listed = [[each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(device)] for device in devices]
+    assert listed == [[4711], [4712]]
 
 
 def test_compute_instances_are_listed_by_profile_and_found_by_id(mig: Mig) -> None:

@@ -47,6 +47,12 @@ def test_profiles_are_walked_by_enumeration_and_named_with_their_suffix(nvml: Si
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", [-1, pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT])
+def test_the_enumeration_of_profiles_has_an_end(nvml: SimulatedNvml, kind: int) -> None:
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        nvml.nvmlDeviceGetGpuInstanceProfileInfo(nvml.nvmlDeviceGetHandleByIndex(0), kind)
+
+
 def test_a_profile_is_the_same_by_enumeration_and_by_id(nvml: SimulatedNvml) -> None:
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
     by_kind = nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE)
