@@ -48,7 +48,7 @@ def command(kubeconfig: Path | None, context: str | None, namespace: str, output
     with console.capture() as screen:
         (status_screen.show_wide if output == "wide" else status_screen.show)(status, console)
     for line in screen.get().splitlines():
-        click.echo(line.rstrip())  # tables are padded to their full width
+        click.echo(status_screen.trimmed(line))
 
 
 async def _read(kubeconfig: Path | None, context: str | None, namespace: str) -> Status:

@@ -3,6 +3,7 @@
 Owns layout, words and colours. Colour only repeats what the words say, so that nothing is lost without it. Computes nothing.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from rich.console import Console
@@ -25,6 +26,7 @@ MOST_DEVICES = 32
 """Above this many devices, those that are free or in use are only counted."""
 MOST_CLAIMS = 10
 NO_NODE = "(no single node)"
+_PADDING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$")
 
 Cell = str | Text
 STYLES = {
@@ -174,7 +176,7 @@ def _detail(view: DeviceView) -> str:
     if view.maintenance:
         parts.append(f"DeviceMaintenance {view.maintenance}")
     if view.health not in {"", "Healthy"}:
-        parts.append(f"health {view.health.lower()}" + (f": {view.message}" if view.message else ""))
+        parts.append(f"health {view.health.lower()}" + (f": {view.message.rstrip('.')}" if view.message else ""))
     if view.taints:
         parts.append(" ".join(view.taints))
     if view.claims:
@@ -265,6 +267,11 @@ def _notes(status: Status, console: Console) -> None:
         console.print(
             "The operator and the agents look for features when they start: restart them after a change.", style="dim"
         )
+
+
+def trimmed(line: str) -> str:
+    """Without the padding to a table's full width, which fills lines of their own on narrow terminals."""
+    return _PADDING.sub(lambda end: end[0].replace(" ", ""), line)
 
 
 def _section(title: str, console: Console) -> None:

@@ -1,11 +1,12 @@
 import io
+import re
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
 from draco.cli.status_schema import MissingView
-from draco.cli.status_screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide
+from draco.cli.status_screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide, trimmed
 from draco.cli.status_view import Snapshot, status_of
 from draco.resources.draco import MaintenancePhase, MigPolicy, MigPolicyStatus
 from draco.resources.slices import Counter, CounterSet, DeviceCounterConsumption
@@ -54,6 +55,20 @@ A_CLUSTER = Snapshot(
     gpu_nodes=[a_gpu_node("node-0", gpus={"gpu-0": "Healthy"})],
     missing=[MissingView(name="binding conditions", consequence="Pods cannot wait.", remedy="Turn the gate on.")],
 )
+
+
+def test_no_line_is_padded_to_the_width_of_its_table_in_colour_either() -> None:
+    lines = [trimmed(line) for line in screen(A_CLUSTER, colour=True).splitlines()]
+    assert [line for line in lines if re.sub(r"\x1b\[[0-9;]*m", "", line).endswith(" ")] == []
+    assert any("DETAIL\x1b" in line for line in lines)
+
+
+def test_the_message_of_an_unhealthy_gpu_ends_where_the_next_reason_begins() -> None:
+    node = a_gpu_node(gpus={"gpu-0": "Unhealthy"})
+    lost = [msgspec.structs.replace(gpu, message="The GPU is lost; reboot the node.") for gpu in node.status.gpus]
+    node = msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, gpus=lost))
+    snapshot = Snapshot(nodes=[a_node()], slices=[a_slice()], gpu_nodes=[node], rules=[a_rule(device="gpu-0")])
+    assert "The GPU is lost; reboot the node; " in screen(snapshot)
 
 
 def test_the_first_lines_say_how_the_cluster_is() -> None:
