@@ -88,6 +88,25 @@ def test_a_gpu_instance_in_several_parts_is_listed_once(edge: Edge) -> None:
     assert (found.parts, found.ci) == (2, 0)
 
 
+def test_of_several_parts_the_one_with_the_lowest_number_is_named(edge: Edge) -> None:
+    made = by_hand.create_instance(edge.path, 0, "3g.40gb", start=4, compute="none")
+    handle = edge.nvml.call("nvmlDeviceGetGpuInstanceById", edge.nvml.handle(edge.uuid), made.gpu_instance)
+    for profile in (1, 0):  # of two slices first, and listed last
+        edge.nvml.call("nvmlGpuInstanceCreateComputeInstance", handle, profile)
+    [found] = edge.instances(edge.uuid)
+    assert (found.parts, found.ci) == (2, 0)
+
+
+def test_what_somebody_destroys_while_it_is_listed_or_destroyed_is_gone(edge: Edge) -> None:
+    made = edge.create(edge.uuid, edge.place("3g.40gb", 4), lambda _number: None)
+    faults.fail(edge.path, "nvmlGpuInstanceGetInfo", pynvml.NVML_ERROR_NOT_FOUND, times=1)
+    assert edge.instances(edge.uuid) == []
+    assert edge.instances(edge.uuid) == [made]
+    faults.fail(edge.path, "nvmlGpuInstanceDestroy", pynvml.NVML_ERROR_NOT_FOUND, times=1, effect="done")
+    edge.destroy(made)
+    assert edge.instances(edge.uuid) == []
+
+
 def test_taken_units_and_held_instances_have_errors_of_their_own(edge: Edge) -> None:
     made = edge.create(edge.uuid, edge.place("3g.40gb", 4), lambda _number: None)
     with pytest.raises(NoRoom):

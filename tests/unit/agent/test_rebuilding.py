@@ -11,7 +11,7 @@ from draco.agent.instances import Instance
 from draco.resources.claims import AllocatedDeviceStatus, ResourceClaim
 from draco.resources.draco import GpuMig, InstanceUse
 from draco.resources.meta import Condition
-from draco.resources.names import NVIDIA_DRIVER, GpuUuid
+from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
 from tests.builders import a_claim, a_gpu, a_mig_instance, a_mig_node
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
@@ -83,7 +83,7 @@ def test_a_claim_whose_device_nodes_cannot_be_named_now_gets_no_spec_and_others_
     claims = [a_mig_claim(name, *names([(9, start)])) for name, start in (("left", 0), ("right", 4))]
     for claim in claims:
         node.prepare(claim)
-        node.cdi.path(node.record.claims[claim.metadata.uid].uid).unlink()
+        node.cdi.path(ClaimUid(claim.metadata.uid)).unlink()
     minors = tmp_path / "proc" / "driver" / "nvidia-caps" / "mig-minors"
     gone = f"gpu0/gi{node.hardware().instances[0].id}/"
     minors.write_text("".join(line for line in minors.read_text().splitlines(True) if not line.startswith(gone)))
