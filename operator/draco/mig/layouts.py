@@ -74,7 +74,9 @@ def _with_starts(placements: Iterable[Placement]) -> str:
 def unknown_profile(board: Board, name: str) -> str:
     """The sentence about a profile that a board does not have."""
     names = [each.name for each in sorted(board.profiles, key=lambda each: (each.size, each.slices, each.name))]
-    return f"there is no profile {name} on this board: it has {', '.join(names)}"
+    plain = name.strip().lower().removeprefix("mig").strip()  # nvidia-smi writes MIG 1g.10gb
+    meant = f", write {plain}" if plain in names else ""
+    return f"there is no profile {name} on this board{meant}: it has {', '.join(names)}"
 
 
 def _expanded(board: Board, items: Sequence[LayoutItem]) -> list[_Wanted]:

@@ -161,6 +161,14 @@ def test_a_layout_that_cannot_exist_is_told_why_and_what_comes_nearest(written: 
     assert str(told.value) == sentence
 
 
+def test_a_profile_as_nvidia_smi_writes_it_is_told_how_to_write() -> None:
+    for written in ("MIG 1g.10gb", "1G.10GB"):
+        with pytest.raises(
+            LayoutError, match=rf"no profile {written} on this board, write 1g\.10gb: it has 1g\.10gb, "
+        ):
+            resolve(H100, [LayoutItem(written)])
+
+
 def test_engines_are_told_where_they_and_not_the_units_are_too_few() -> None:
     with pytest.raises(LayoutError, match="together need 5 decoders, and a GPU has 4"):
         resolve(BOARDS["RTX-PRO-6000"], items("1g.24gb+me.all", "1g.24gb"))
