@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
 from draco.agent.gpus import DriverInfo
 from draco.agent.instances import GpuMig, Held, Instance, Use
@@ -177,6 +178,22 @@ def test_a_better_order_waits_for_its_turn_and_other_devices_do_not() -> None:
     assert after.again_in_s is None
     assert next(name for name in names(after) if "-19-" in name) == "gpu-1-mig-1g10gb-19-5"
     assert len(at(12.1, idle, count=1).devices) == len(before.devices) / 2
+    assert len(at(12.2, idle).devices) == len(before.devices)
+    offering = Offering(pace_s=2.0)
+    at(20.0, idle, count=1)
+    assert len(at(20.5, idle).devices) == len(before.devices)
+
+
+def test_gpus_are_offered_in_the_order_of_their_minor_numbers() -> None:
+    gpus = [Located(a_gpu(minor)) for minor in (2, 0, 1)]
+    offered = Offering().offer(gpus, DRIVER, migs={}, wanted={}, now_s=0.0)
+    assert names(offered) == ["gpu-0", "gpu-1", "gpu-2"]
+
+
+@pytest.mark.parametrize("use", [Use.WARM, Use.LAYOUT, Use.ORPHAN, Use.FOREIGN])
+def test_what_no_claim_holds_is_not_offered_without_a_policy(use: Use) -> None:
+    located = Located(a_gpu(0))
+    assert names(offer(located, a_mig(located, ("1g.10gb", 0, use)))) == ["gpu-0"]
 
 
 def test_of_a_layout_only_what_the_board_has_is_offered() -> None:

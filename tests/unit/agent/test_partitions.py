@@ -13,6 +13,7 @@ from draco.agent.slices import Located
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
 from draco.mig.names import read_partition_name
+from draco.mig.placement import choose
 from draco.resources.names import GpuUuid
 from draco.resources.quantity import Quantity
 from draco.resources.slices import Counter, CounterSet, Device, DeviceAttribute
@@ -137,6 +138,36 @@ def test_the_best_placement_of_each_profile_comes_first() -> None:
     assert first("7g.80gb", empty, begun) == (empty.uuid, 0)
 
 
+@pytest.mark.parametrize("profiles", [frozenset(), frozenset({"1g.10gb", "2g.20gb", "4g.40gb"})])
+def test_claims_that_come_one_after_the_other_go_where_the_planner_would_put_each(profiles: frozenset[str]) -> None:
+    """On GPUs as full as can be told apart: by what is lost, by instances, and by units."""
+    there = (
+        (),
+        ("1g.10gb@6",),
+        ("3g.40gb@4",),
+        ("1g.10gb@0", "1g.10gb@1", "3g.40gb@4"),
+        ("2g.20gb@0", "3g.40gb@4"),
+        ("1g.10gb@0", "1g.20gb@4", "1g.10gb@6"),
+        ("2g.20gb@2", "2g.20gb@4"),
+    )
+    gpus = [
+        divisible(
+            minor,
+            *((placed(name, int(start)), Use.CLAIM) for name, _, start in (one.partition("@") for one in on)),
+            profiles=profiles,
+        )
+        for minor, on in enumerate(there)
+    ]
+    space = geometry(H100, profiles)
+    for profile in space.wanted:
+        states, expected = [gpu.state for gpu in gpus], []
+        while (choice := choose(space, states, profile)) is not None:
+            states[choice.gpu] = space.add(states[choice.gpu], choice.placement)
+            expected.append((gpus[choice.gpu].uuid, choice.start))
+        places = [(one.gpu, one.placement.start) for one in partitions.order(gpus) if one.placement.profile == profile]
+        assert places[: len(expected)] == expected
+
+
 def test_what_an_idle_instance_takes_is_free_and_comes_first_among_equals() -> None:
     warm = divisible(1, (placed("3g.40gb", 4), Use.WARM))
     assert first("3g.40gb", divisible(0), warm) == (warm.uuid, 4)
@@ -161,6 +192,27 @@ def test_other_partitions_always_matter() -> None:
     assert partitions.better(partitions.order([divisible(0)]), [divisible(0), divisible(1)]) is not None
 
 
+def test_as_many_other_partitions_matter_too() -> None:
+    before, after = (divisible(0, layout=(placed("3g.40gb", start),), whole=False) for start in (0, 4))
+    assert partitions.better(partitions.order([before]), [after]) == partitions.order([after])
+
+
+def test_a_partition_of_the_layout_that_a_claim_has_is_published_once() -> None:
+    one = placed("3g.40gb", 4)
+    gpu = divisible(0, (one, Use.CLAIM), layout=(one, placed("4g.40gb", 0)), beside=(one,), whole=False)
+    assert len(partitions.order([gpu])) == 2
+
+
+def test_counters_come_in_the_order_of_minor_numbers_and_with_the_most_that_a_profile_has() -> None:
+    for name, board in BOARDS.items():
+        sets = partitions.counters([divisible(1, board=board), divisible(0, board=board)])
+        assert [each.name for each in sets] == ["gpu-0-counter-set", "gpu-1-counter-set"], name
+        most = max(profile.memory_mib for profile in board.profiles)
+        reversed_board = Board(board.profiles[::-1])
+        for each in (*sets, *partitions.counters([divisible(0, board=reversed_board)])):
+            assert Quantity.parse(each.counters["memory"].value).value() == most << 20
+
+
 def test_a_stale_order_that_chooses_as_well_does_not_matter() -> None:
     full = [divisible(0, (placed("7g.80gb", 0), Use.CLAIM)), divisible(1)]
     assert partitions.better(partitions.order([divisible(1), divisible(0)]), full) is None
@@ -179,6 +231,17 @@ def test_what_overlaps_a_foreign_instance_is_tainted_and_the_rest_is_not() -> No
     assert {"gpu-0", "gpu-0-mig-7g80gb-0-0", "gpu-0-mig-4g40gb-5-0", "gpu-0-mig-1g10gb-19-0"} <= tainted
     assert not {"gpu-0-mig-3g40gb-9-4", "gpu-0-mig-1g10gb-19-1"} & tainted
     assert {taint.key for one in devices.values() for taint in one.taints} == {"draco.dev/foreign-instance"}
+
+
+def test_each_of_several_foreign_instances_counts() -> None:
+    there = ((placed("1g.10gb", start), Use.FOREIGN) for start in (0, 5))
+    tainted = {name for name, one in published(divisible(0, *there)).items() if one.taints}
+    assert {"gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-5"} <= tainted
+
+
+def test_a_gpu_that_waits_for_a_reset_is_not_to_be_had() -> None:
+    devices = published(divisible(0, state=MigState.NEEDS_RESET))
+    assert all(one.taints for one in devices.values())
 
 
 def test_a_gpu_whose_instances_are_not_certain_is_tainted_as_a_whole() -> None:
