@@ -63,6 +63,21 @@ def test_many_holders_are_counted(tmp_path: Path) -> None:
         a_process(tmp_path, pid, files=("/dev/nvidia0",))
     named = sentence(Holders(tmp_path, own=5).having_open("/dev/nvidia0"))
     assert named == "process 1 (python3), process 2 (python3), process 3 (python3) and 1 more"
+    assert "more" not in sentence(Holders(tmp_path).named([1, 2, 3]))
+
+
+def test_a_file_that_is_closed_while_it_is_looked_at_hides_no_other(tmp_path: Path) -> None:
+    a_process(tmp_path, 7, files=("/dev/nvidia0",))
+    for number in range(1, 20):
+        (tmp_path / "7" / "fd" / str(number)).write_text("")  # no link, like one that is gone
+    assert [each.pid for each in Holders(tmp_path).having_open("/dev/nvidia0")] == [7]
+
+
+def test_where_the_numbers_of_device_nodes_are_not_known_the_whole_gpu_is_looked_at(tmp_path: Path) -> None:
+    a_process(tmp_path, 7, comm="monitor", files=("/dev/nvidia0",))
+    there = Instance(gpu=GpuUuid("GPU-0"), gi=2, profile_id=19, start=3, size=1, ci=0, uuid="MIG-1")
+    search = HolderSearch(Holders(tmp_path), Capabilities(tmp_path))
+    assert search(there, a_gpu(0), []) == "somebody in no list, perhaps process 7 (monitor)"
 
 
 def test_the_agent_knows_itself_among_the_node_s_processes(tmp_path: Path) -> None:

@@ -260,6 +260,7 @@ def test_a_gpu_that_cannot_be_listed_after_a_failure_is_dirty_until_it_can(node:
         node.prepare(ONE)
     assert node.mig.divisions[node.uuid].dirty
     assert node.uses() == [(9, 4, Use.ORPHAN)]
+    assert "nvmlGpuInstanceDestroy" in node.mig.divisions[node.uuid].message
     faults.stop_failing(node.path)
     node.scan()
     assert node.mig.divisions[node.uuid].dirty, "what is half made is still there"
