@@ -1,0 +1,135 @@
+"""Which GPUs are worked on when something changes, and when they are tried again, without an API server."""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import cast
+
+import msgspec
+import pytest
+import structlog
+
+from draco.agent.instances import GpuMig, MigState, PlacementKey
+from draco.agent.mig_keeper import MigKeeper
+from draco.agent.mig_layout import LayoutDesk
+from draco.kube.client import Client
+from draco.kube.queue import run_workers
+from draco.resources.draco import MigMode, PromisedDevice, WantedGpu
+from draco.resources.names import GpuUuid
+from tests.builders import a_mig_node
+from tests.doubles.clock import ManualClock
+
+ONE, TWO = GpuUuid("GPU-1"), GpuUuid("GPU-2")
+
+
+class Node:
+    """Two GPUs, and what was done to them: `keep`, or the mode that was applied, "" for none."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[GpuUuid, str]] = []
+        self.note = ""
+        self.divisions = {uuid: GpuMig(gpu=uuid) for uuid in (ONE, TWO)}
+        self.clock = ManualClock()
+        self.keeper = MigKeeper(
+            cast("Client", None),
+            node="node-0",
+            layouts=cast("LayoutDesk", self),
+            divisions=lambda: self.divisions,
+            in_thread=self._in_thread,
+            changed=self._changed,
+            clock=self.clock,
+            random=Random(1),
+        )
+
+    def keep(self, uuid: GpuUuid) -> str:
+        self.done.append((uuid, "keep"))
+        return self.note
+
+    def apply(self, uuid: GpuUuid, wanted: WantedGpu | None, _promised: object = ()) -> str:
+        self.done.append((uuid, wanted.mode.value if wanted else ""))
+        return self.note
+
+    async def _in_thread(self, work: Callable[[], str]) -> str:
+        return work()
+
+    async def _changed(self, _uuid: GpuUuid) -> None:
+        return
+
+    def want(self, *uuids: GpuUuid, promised: GpuUuid | None = None) -> None:
+        """As if the watch had told what is wanted, and that a claim has been allocated one of the GPUs."""
+        node = a_mig_node(wanted=[WantedGpu(uuid=uuid, policy="p", mode=MigMode.DYNAMIC) for uuid in uuids])
+        if promised is not None:
+            whole = PromisedDevice(device="gpu-0", uuid=promised, claim="default/claim")
+            node = msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, promised=[whole]))
+        self.keeper._informer.store.put(node)
+        self.keeper._spec(None)
+
+    async def work(self, seconds: float = 0.0) -> list[tuple[GpuUuid, str]]:
+        """What is done in so much time."""
+        self.done.clear()
+        working = asyncio.create_task(
+            run_workers(self.keeper._queue, self.keeper._reconcile, workers=1, log=structlog.get_logger())
+        )
+        await self.clock.advance(seconds)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        return sorted(self.done)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+async def test_before_it_is_known_what_is_wanted_gpus_are_only_kept(node: Node) -> None:
+    node.keeper.touch_all()
+    assert await node.work() == [(ONE, "keep"), (TWO, "keep")]
+
+
+async def test_once_it_is_known_what_is_wanted_gpus_of_no_policy_are_worked_on_too(node: Node) -> None:
+    node.want(ONE)
+    assert await node.work() == [(ONE, "Dynamic"), (TWO, "")]
+
+
+async def test_only_gpus_of_which_something_else_is_wanted_are_worked_on(node: Node) -> None:
+    node.want(ONE)
+    await node.work()
+    node.want(ONE)
+    assert await node.work() == []
+    node.want(ONE, TWO)
+    assert await node.work() == [(TWO, "Dynamic")]
+    node.want(TWO)
+    assert await node.work() == [(ONE, "")]
+
+
+async def test_a_gpu_that_is_promised_to_a_claim_or_no_longer_is_worked_on(node: Node) -> None:
+    node.want(ONE)
+    await node.work()
+    node.want(ONE, promised=TWO)
+    assert await node.work() == [(TWO, "")]
+    node.want(ONE)
+    assert await node.work() == [(TWO, "")]
+
+
+@pytest.mark.parametrize("open_thing", ["a note", "a dirty GPU", "a missing instance"])
+async def test_a_gpu_is_tried_again_until_nothing_is_open(node: Node, open_thing: str) -> None:
+    if open_thing == "a note":
+        node.note = "MIG mode waits."
+    elif open_thing == "a dirty GPU":
+        node.divisions[ONE] = GpuMig(gpu=ONE, state=MigState.DIRTY)
+    else:
+        node.divisions[ONE] = GpuMig(gpu=ONE, missing=(PlacementKey(ONE, 19, 0),))
+    node.want(ONE)
+    assert (ONE, "Dynamic") in await node.work()
+    assert (ONE, "Dynamic") in await node.work(60.0)
+    node.note, node.divisions[ONE] = "", GpuMig(gpu=ONE)
+    await node.work(60.0)
+    assert await node.work(600.0) == []
+
+
+async def test_a_gpu_that_left_the_node_is_not_tried_again(node: Node) -> None:
+    node.note = "MIG mode waits."
+    node.want(ONE, TWO)
+    await node.work()
+    node.divisions = {}
+    assert await node.work(600.0) == []
