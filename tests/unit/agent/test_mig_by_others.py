@@ -161,6 +161,36 @@ def test_what_one_claim_has_lost_is_told_though_another_got_its_own_again(node: 
     assert node.uses() == [(9, 0, Use.FOREIGN), (19, 4, Use.CLAIM)]
 
 
+def test_who_stands_in_the_place_of_a_lost_instance_has_not_its_claim(node: MigNode) -> None:
+    node.prepare(ONE)
+    by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
+    by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
+    node.scan()
+    division = node.mig.divisions[node.uuid]
+    assert [(one.use, one.claims) for one in division.held] == [(Use.FOREIGN, ())]
+    assert [key.start for key in division.missing] == [4]
+
+
+def test_a_gpu_that_could_not_be_listed_once_is_clean_again_when_it_can_be(node: MigNode) -> None:
+    faults.fail(node.path, "nvmlDeviceGetGpuInstances", pynvml.NVML_ERROR_UNKNOWN)
+    node.scan()
+    assert node.mig.divisions[node.uuid].dirty
+    faults.stop_failing(node.path)
+    node.scan()
+    assert not node.mig.divisions[node.uuid].dirty
+
+
+def test_of_a_gpu_that_left_the_node_nothing_is_said_when_it_comes_back(node: MigNode) -> None:
+    by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
+    layout = [WantedInstance(profile="3g.40gb", start=4)]
+    wanted = WantedGpu(uuid=node.uuid, policy="pool", mode=MigMode.STATIC, layout=layout)
+    assert node.layouts.apply(node.uuid, wanted) == node.mig.divisions[node.uuid].message != ""
+    there = node.scan()
+    node.mig.look([])
+    node.mig.look(there)
+    assert node.mig.divisions[node.uuid].message == ""
+
+
 # MIG mode that somebody changes by hand
 
 

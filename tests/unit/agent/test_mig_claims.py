@@ -264,6 +264,7 @@ def test_a_gpu_that_cannot_be_listed_after_a_failure_is_dirty_until_it_can(node:
     faults.stop_failing(node.path)
     node.scan()
     assert node.mig.divisions[node.uuid].dirty, "what is half made is still there"
+    assert "nvmlGpuInstanceDestroy" in node.mig.divisions[node.uuid].message
     node.layouts.keep(node.uuid)
     assert (node.real(), node.mig.divisions[node.uuid].dirty) == ([], False)
 
