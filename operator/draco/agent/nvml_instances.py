@@ -15,7 +15,7 @@ import pynvml
 
 from draco.agent.instances import Instance
 from draco.agent.nvml import Nvml
-from draco.agent.nvml_errors import DriverError, GpuUnknown, InvalidArgument, NotSupported, translated
+from draco.agent.nvml_errors import GpuUnknown, InvalidArgument, NotSupported, translated
 from draco.mig.board import Board, Placement, Profile
 from draco.resources.names import GpuUuid
 
@@ -244,8 +244,6 @@ class NvmlInstances:
         count = ctypes.c_uint(SLOTS)
         try:
             self._nvml.call(function, parent, profile_id, array, ctypes.byref(count))
-        except DriverError:
-            raise
         except NotSupported:
             return []
         return list(array[: count.value])

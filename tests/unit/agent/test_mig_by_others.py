@@ -171,6 +171,16 @@ def test_who_stands_in_the_place_of_a_lost_instance_has_not_its_claim(node: MigN
     assert [key.start for key in division.missing] == [4]
 
 
+def test_an_instance_without_its_compute_instance_is_no_claim_s_any_more(node: MigNode) -> None:
+    node.prepare(ONE)
+    [there] = node.hardware().instances
+    handle = node.nvml.call("nvmlDeviceGetGpuInstanceById", node.nvml.handle(node.uuid), there.id)
+    node.nvml.call("nvmlComputeInstanceDestroy", node.nvml.call("nvmlGpuInstanceGetComputeInstanceById", handle, 0))
+    node.scan()
+    assert node.uses() == [(9, 4, Use.ORPHAN)]
+    assert [key.start for key in node.mig.divisions[node.uuid].missing] == [4]
+
+
 def test_a_gpu_that_could_not_be_listed_once_is_clean_again_when_it_can_be(node: MigNode) -> None:
     faults.fail(node.path, "nvmlDeviceGetGpuInstances", pynvml.NVML_ERROR_UNKNOWN)
     node.scan()
