@@ -171,6 +171,16 @@ def test_who_stands_in_the_place_of_a_lost_instance_has_not_its_claim(node: MigN
     assert [key.start for key in division.missing] == [4]
 
 
+def test_what_a_claim_needs_on_one_gpu_is_not_missed_on_another(tmp_path: Path) -> None:
+    build(tmp_path, gpus=2)
+    node = MigNode(tmp_path)
+    node.prepare(a_mig_claim("other", *names([(9, 4)], gpu=1)))
+    by_hand.destroy_instance(node.path, 1, node.hardware(1).instances[0].id)
+    node.scan()
+    missing = [[key.start for key in node.mig.divisions[gpu.uuid].missing] for gpu in node.gpus]
+    assert missing == [[], [4]]
+
+
 def test_an_instance_without_its_compute_instance_is_no_claim_s_any_more(node: MigNode) -> None:
     node.prepare(ONE)
     [there] = node.hardware().instances
