@@ -11,7 +11,7 @@ from random import Random
 import structlog
 
 from draco.agent.hardware import View
-from draco.agent.instances import GpuMig, MigState
+from draco.agent.instances import GpuMig, MigState, PlacementKey
 from draco.agent.mig_layout import LayoutDesk
 from draco.agent.startup import persistently
 from draco.kube.client import Client
@@ -31,6 +31,9 @@ log = structlog.get_logger()
 ABSENT_S = 60.0
 InThread = Callable[[Callable[[], str]], Awaitable[str]]
 """Runs work in the thread that prepares claims."""
+
+_Facts = tuple[bool, bool, frozenset[PlacementKey]]
+"""What of a GPU others may change: the MIG mode, whether another one is pending, and which instances there are."""
 
 
 class MigKeeper:
@@ -66,6 +69,7 @@ class MigKeeper:
         self._informer = Informer(client, GPU_NODES, field_selector=f"metadata.name={node}", clock=clock, random=random)
         self._queue: WorkQueue[GpuUuid] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=30.0)
         self._backoffs: dict[GpuUuid, Backoff] = {}
+        self._left: dict[GpuUuid, _Facts] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -77,11 +81,20 @@ class MigKeeper:
             await run_workers(self._queue, self._reconcile, workers=1, log=log)
 
     def seen(self, view: View) -> None:
-        """The GPUs were read. Work on those on which something is open."""
+        """The GPUs were read. Work on those on which something is open, or that are not as the last work left them.
+
+        A reset, a reload of the driver and a person with nvidia-smi take instances and the MIG mode without telling anybody.
+        """
         for located in view.gpus:
-            division = self._divisions().get(located.gpu.uuid)
-            if division is not None and (division.missing or division.state is MigState.DIRTY):
-                self._wake(located.gpu.uuid)
+            uuid = located.gpu.uuid
+            division = self._divisions().get(uuid)
+            if division is None:
+                continue
+            if uuid in self._left and self._left[uuid] != _facts(division):
+                self._left[uuid] = _facts(division)
+                self.touch(uuid)
+            elif division.missing or division.state is MigState.DIRTY:
+                self._wake(uuid)
 
     def touch(self, uuid: GpuUuid) -> None:
         """Something that a GPU's layout may have waited for has happened."""
@@ -135,12 +148,18 @@ class MigKeeper:
         division = self._divisions().get(uuid)
         if division is None:  # it has left the node meanwhile
             self._backoffs.pop(uuid, None)
+            self._left.pop(uuid, None)
             return None
+        self._left[uuid] = _facts(division)
         if not note and division.state is not MigState.DIRTY and not division.missing:
             self._backoffs.pop(uuid, None)
             return None
         backoff = self._backoffs.setdefault(uuid, Backoff(self._random, base_s=1.0, cap_s=30.0))
         return backoff.next()
+
+
+def _facts(division: GpuMig) -> _Facts:
+    return division.enabled, division.pending, frozenset(one.key for one in division.instances)
 
 
 def _by_gpu(devices: Iterable[PromisedDevice]) -> dict[GpuUuid, list[PromisedDevice]]:

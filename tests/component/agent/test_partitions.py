@@ -228,6 +228,45 @@ async def test_mig_mode_follows_the_policy_where_no_reset_is_needed(node: Simula
         await eventually(lambda: hardware(node).mig_current == 1)
 
 
+@pytest.mark.parametrize("lost", ["reset", "driver reload", "by hand"])
+async def test_a_layout_that_somebody_takes_away_is_made_again(node: SimulatedNode, lost: str) -> None:
+    halves = [{"profile": "3g.40gb", "start": 0}, {"profile": "3g.40gb", "start": 4}]
+    async with node.running():
+        await want(node, MigMode.STATIC, layout=halves)
+        await eventually(lambda: is_used(node, [("3g.40gb", start, InstanceUse.LAYOUT) for start in (0, 4)]))
+        before = {one.compute[0].uuid for one in hardware(node).instances}
+        if lost == "reset":
+            faults.reset(node.gpus, 0)
+        elif lost == "driver reload":
+            faults.reload_driver(node.gpus)
+        else:
+            by_hand.destroy_instance(node.gpus, 0, hardware(node).instances[0].id)
+        await eventually(lambda: places(node) == [(9, 0), (9, 4)])
+        assert {one.compute[0].uuid for one in hardware(node).instances} != before
+
+
+async def test_a_layout_is_made_once_the_reset_that_its_mig_mode_waits_for_has_come(
+    client: Client, namespace: str, crds: None
+) -> None:
+    node = SimulatedNode(client, gpus=1, board="A100-40GB")
+    await node.create()
+    async with node.running():
+        await want(node, MigMode.STATIC, layout=[{"profile": "3g.20gb", "start": 4}], resetPermitted=True)
+        await eventually(lambda: in_state(node, MigState.NEEDS_RESET))
+        faults.reset(node.gpus, 0)
+        await eventually(lambda: is_used(node, [("3g.20gb", 4, InstanceUse.LAYOUT)]))
+    await node.delete()
+
+
+async def test_mig_mode_that_a_reload_of_the_driver_turned_off_comes_back(node: SimulatedNode) -> None:
+    async with node.running():
+        await want(node, MigMode.DYNAMIC, warm=[{"profile": "1g.10gb", "count": 1}])
+        await eventually(lambda: len(places(node)) == 1)
+        faults.reload_driver(node.gpus)
+        await eventually(lambda: hardware(node).mig_current == 1)
+        await eventually(lambda: len(places(node)) == 1)
+
+
 @pytest.mark.parametrize("lost", ["driver reload", "reboot"])
 async def test_lost_instances_are_made_again_for_claims_and_containers_get_the_new_ones(
     node: SimulatedNode, lost: str
