@@ -14,7 +14,7 @@ from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.holdings import Keeping, kept, references
 from draco.agent.instances import Instance, PlacementKey
 from draco.agent.mig_desk import NOBODY_LISTED, MigDesk, NotVerified, StillHeld
-from draco.agent.mig_inventory import MigInventory, Refused, Seen
+from draco.agent.mig_inventory import MigInventory, Seen
 from draco.agent.nvml_errors import InUse, NvmlError
 from draco.mig.board import Placement
 from draco.resources.names import GpuUuid
@@ -195,10 +195,10 @@ class ClaimInstances:
         self._desk.settle(uuid)
         for key in keys:
             if key.gpu == uuid and key in self._record.instances:
-                refused = self._inventory.refused.get(key)
+                holder = self._inventory.refused.get(key)
                 raise StillHeld(
                     f"The instance {self._inventory.named(key)} is in the way: no claim has it any more, but it "
-                    f"{_stays(refused)}."
+                    f"{_stays(holder)}."
                 )
 
     def _who(self, error: Exception, gpus: Iterable[PlacementKey | GpuUuid]) -> str:
@@ -244,8 +244,8 @@ class ClaimInstances:
             del self._asked_since_s[claim.uid]
             self._record.drop(claim.uid)
             return
-        refused = self._inventory.refused.get(left[0])
-        why = problem or f"its instance {self._inventory.named(left[0])} {_stays(refused)}."
+        holder = self._inventory.refused.get(left[0])
+        why = problem or f"its instance {self._inventory.named(left[0])} {_stays(holder)}."
         raise InstanceHeld(f"Claim {claim} cannot be given up yet: {why} Kubelet tries again.")
 
     def _not_kept(
@@ -379,8 +379,8 @@ def _refusal(error: OSError) -> str:
     return f"{error.strerror} ({error.filename}); make room or fix the folder, kubelet tries again."
 
 
-def _stays(refused: Refused | None) -> str:
-    """Why an instance that was to be destroyed is there."""
-    if refused is None:
+def _stays(holder: str | None) -> str:
+    """Why an instance that was to be destroyed is there; None if that was not refused."""
+    if holder is None:
         return "is still listed by NVML, which says that it destroyed it"
-    return f"is in use by {refused.holder or NOBODY_LISTED}"
+    return f"is in use by {holder or NOBODY_LISTED}"

@@ -51,7 +51,7 @@ class Dividing:
         edge = NvmlInstances(nvml)
         holder = HolderSearch(Holders(proc, own=own_pid(proc)), Capabilities(proc, device_root))
         self.inventory = MigInventory(record, edge, boot_id=boot_id, monotonic=clock.monotonic, shown=shown)
-        desk = MigDesk(record, edge, self.inventory, holder=holder, monotonic=clock.monotonic)
+        desk = MigDesk(record, edge, self.inventory, holder=holder)
         self.instances = ClaimInstances(record, self.inventory, desk, keeping=self._keeping, monotonic=clock.monotonic)
         self.keeper = MigKeeper(
             client,
@@ -95,7 +95,7 @@ class Dividing:
                     )
             in_use = {one.instance.key: one.holder for one in known.held if known.dirty}
             for one in division.held if division.dirty else ():
-                if self.inventory.refused.get(one.instance.key) and in_use.get(one.instance.key) != one.holder:
+                if one.instance.key in self.inventory.refused and in_use.get(one.instance.key) != one.holder:
                     by = one.holder or NOBODY_LISTED
                     tell(
                         "InstanceInUse",

@@ -20,7 +20,7 @@ from draco.agent.errors import AgentError
 from draco.agent.gpus import Gpu
 from draco.agent.holdings import Attempt, Whose
 from draco.agent.instances import Instance, PlacementKey
-from draco.agent.mig_inventory import MigInventory, Refused, Seen
+from draco.agent.mig_inventory import MigInventory, Seen
 from draco.agent.nvml_errors import (
     InUse,
     InvalidArgument,
@@ -57,13 +57,11 @@ class MigDesk:
         inventory: MigInventory,
         *,
         holder: FindHolder,
-        monotonic: Callable[[], float],
     ) -> None:
         self._record = record
         self._mig = mig
         self._inventory = inventory
         self._holder = holder
-        self._monotonic = monotonic
 
     def settle(self, uuid: GpuUuid) -> Seen:
         """Undo what was being made, finish what was being destroyed, and forget what is gone.
@@ -182,9 +180,7 @@ class MigDesk:
     def _refuse(self, own: OwnedInstance, found: Instance, gpu: Gpu) -> None:
         """Remember that an instance is in use, and by whom."""
         who = self._find(found, gpu)
-        before = self._inventory.refused.get(own.key)
-        since_s = before.since_s if before else self._monotonic()
-        self._inventory.refuse(own.key, Refused(who, since_s))
+        self._inventory.refuse(own.key, who)
         text = f"Its instance {self._inventory.named(own.key)} cannot be destroyed: it is in use by {who or NOBODY_LISTED}."
         self._inventory.trouble(own.gpu, text)
 

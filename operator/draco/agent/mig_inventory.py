@@ -44,13 +44,6 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         return [one for one in self.instances if one.mask & mask]
 
 
-class Refused(msgspec.Struct, frozen=True):
-    """A destroy that was refused as in use: by whom, and since when (monotonic)."""
-
-    holder: str
-    since_s: float
-
-
 DOUBT_S = 30.0
 """So long an instance that may be ours or somebody else's is left alone."""
 
@@ -59,7 +52,8 @@ class MigInventory:
     """The GPU instances of one node, as they were at the last look.
 
     `divisions` is what everybody else may know of them, as of the last finished change; `shown` is called, in the thread of that
-    change, when it differs. `refused` are the destroys that were refused.
+    change, when it differs. `refused` are the instances whose destroy was refused as in use, with who holds each ("" if
+    nobody is listed).
     """
 
     def __init__(
@@ -73,7 +67,7 @@ class MigInventory:
     ) -> None:
         self.boot_id = boot_id
         self.divisions: Mapping[GpuUuid, GpuMig] = MappingProxyType({})
-        self.refused: Mapping[PlacementKey, Refused] = MappingProxyType({})
+        self.refused: Mapping[PlacementKey, str] = MappingProxyType({})
         self._shown = shown
         self._monotonic = monotonic
         self._record = record
@@ -201,9 +195,9 @@ class MigInventory:
         """A GPU is dirty, and why; "" when nothing is wrong with it any more."""
         _set(self._trouble, uuid, text)
 
-    def refuse(self, key: PlacementKey, refused: Refused) -> None:
+    def refuse(self, key: PlacementKey, holder: str) -> None:
         """Somebody keeps an instance from being destroyed."""
-        self.refused = MappingProxyType({**self.refused, key: refused})
+        self.refused = MappingProxyType({**self.refused, key: holder})
 
     def forget(self, gone: Collection[PlacementKey]) -> None:
         """Instances are off the record: who held them, and what was known of their steps, counts no more."""
@@ -242,7 +236,7 @@ class MigInventory:
             self._record.instances,
             needed,
             layout=self._layouts.get(uuid, frozenset()),
-            holders={key: one.holder for key, one in self.refused.items()},
+            holders=self.refused,
             boot_id=self.boot_id,
         )
         state, message = self._standing(uuid, seen)

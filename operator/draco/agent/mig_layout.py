@@ -232,9 +232,8 @@ class LayoutDesk:
             if self._inventory.own(one) is None:
                 sure = one.key not in self._record.instances
                 return f"GPU instance {one.gi} that somebody else {'made' if sure else 'may have made'}"
-            refused = self._inventory.refused.get(one.key)
-            if refused is not None and refused.holder:
-                return f"an instance that is going, in use by {refused.holder}"
+            if holder := self._inventory.refused.get(one.key):
+                return f"an instance that is going, in use by {holder}"
         return "an instance that is going"
 
 

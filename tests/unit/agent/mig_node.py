@@ -67,9 +67,7 @@ class MigNode:
         record = folder / "state" / "checkpoint.json"
         self.record = Checkpoint(record, self.files, boot_id="")
         self.mig = MigInventory(self.record, self.edge, boot_id=boot, monotonic=lambda: self.now_s)
-        self.steps = MigDesk(
-            self.record, self.edge, self.mig, holder=find or (lambda *_: holder), monotonic=lambda: self.now_s
-        )
+        self.steps = MigDesk(self.record, self.edge, self.mig, holder=find or (lambda *_: holder))
         self.instances = ClaimInstances(
             self.record, self.mig, self.steps, keeping=lambda _uuid: self.keep, monotonic=lambda: self.now_s
         )
