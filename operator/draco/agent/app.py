@@ -113,6 +113,7 @@ class Agent:
             in_thread=self._in_thread,
             shown=self._divisions_shown,
             changed=self._worked_on,
+            gone=self._gpunode_deleted,
             clock=clock,
             random=random,
         )
@@ -322,6 +323,9 @@ class Agent:
         if self._health.reports != before:
             self._claim_reporter.touch_all()
 
+    def _gpunode_deleted(self) -> None:
+        self._node_reporter.anew()
+
     def _divisions_shown(self) -> None:
         """In any thread."""
         if self._loop is not None:
@@ -377,9 +381,13 @@ class Agent:
         self._metrics.divisions(standing.divisions.values())
         return self._metrics.render()
 
-    def _tell(self, reason: str, action: str, note: str) -> None:
-        """An Event on the Node. Its uid in Events is its name, as kubelet has it."""
+    def _tell(self, reason: str, action: str, note: str, gpu: str = "") -> None:
+        """An Event on the Node, or a series of its own on each GPU. Its uid in Events is its name, as kubelet has it."""
         node = ObjectReference(
-            api_version="v1", kind="Node", name=self._settings.node_name, uid=self._settings.node_name
+            api_version="v1",
+            kind="Node",
+            name=self._settings.node_name,
+            uid=self._settings.node_name,
+            field_path=f"gpus{{{gpu}}}" if gpu else "",
         )
         self._events.record(node, type="Warning", reason=reason, action=action, note=note)

@@ -13,9 +13,9 @@ from draco.agent.checkpoint import Checkpoint
 from draco.agent.claim_instances import ClaimInstances
 from draco.agent.holders import Holders, HolderSearch, own_pid
 from draco.agent.holdings import Keeping, keeping
-from draco.agent.instances import GpuMig, Held, MigState
+from draco.agent.instances import GpuMig, Held, PlacementKey
 from draco.agent.mig_desk import NOBODY_LISTED, MigDesk
-from draco.agent.mig_inventory import MigInventory
+from draco.agent.mig_inventory import UNFINISHED, MigInventory
 from draco.agent.mig_keeper import InThread, MigKeeper
 from draco.agent.mig_layout import LayoutDesk
 from draco.agent.nvml import Nvml
@@ -25,8 +25,8 @@ from draco.kube.clock import Clock
 from draco.resources.draco import PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
-Tell = Callable[[str, str, str], None]
-"""An Event on the node: reason, action, note."""
+Tell = Callable[[str, str, str, GpuUuid], None]
+"""An Event on the node about one of its GPUs: reason, action, note, GPU."""
 
 
 class Dividing:
@@ -45,6 +45,7 @@ class Dividing:
         in_thread: InThread,
         shown: Callable[[], None],
         changed: Callable[[GpuUuid], Awaitable[None]],
+        gone: Callable[[], None],
         clock: Clock,
         random: Random,
     ) -> None:
@@ -60,10 +61,12 @@ class Dividing:
             divisions=lambda: self.divisions,
             in_thread=in_thread,
             changed=changed,
+            gone=gone,
             clock=clock,
             random=random,
         )
         self._told: Mapping[GpuUuid, GpuMig] = {}
+        self._blamed: dict[PlacementKey, str] = {}
 
     @property
     def divisions(self) -> Mapping[GpuUuid, GpuMig]:
@@ -85,38 +88,40 @@ class Dividing:
         before, self._told = self._told, self.divisions
         for uuid, division in self._told.items():
             known = before.get(uuid) or GpuMig(gpu=uuid)
-            reported = {one.instance for one in known.foreign}
-            for one in division.foreign:
-                if one.instance not in reported:
-                    tell(
-                        "ForeignInstance",
-                        "Observe",
-                        f"GPU {uuid}: {self._what(one)} was made by somebody else; it is left alone.",
-                    )
-            in_use = {one.instance.key: one.holder for one in known.held if known.dirty}
+            for one in _newly_foreign(known, division):
+                note = f"GPU {uuid}: {self._what(one)} was made by somebody else; it is left alone."
+                tell("ForeignInstance", "Observe", note, uuid)
             for one in division.held if division.dirty else ():
-                if one.instance.key in self.inventory.refused and in_use.get(one.instance.key) != one.holder:
+                if one.instance.key in self.inventory.refused and self._blamed.get(one.instance.key) != one.holder:
                     by = one.holder or NOBODY_LISTED
-                    tell(
-                        "InstanceInUse",
-                        "Destroy",
-                        f"GPU {uuid}: {self._what(one)} cannot be destroyed, it is in use by {by}.",
-                    )
-            if division.state is MigState.DIRTY and known.state is not MigState.DIRTY and not self._refused(division):
-                tell(
-                    "PartitionsUnsettled",
-                    "Settle",
-                    f"GPU {uuid}: {division.message} Nothing new is placed on it until then.",
-                )
+                    note = f"GPU {uuid}: {self._what(one)} cannot be destroyed, it is in use by {by}."
+                    tell("InstanceInUse", "Destroy", note, uuid)
+                    self._blamed[one.instance.key] = one.holder
+            if self._unsettled(division) and not self._unsettled(known):
+                note = f"GPU {uuid}: {division.message} Nothing new is placed on it until then."
+                tell("PartitionsUnsettled", "Settle", note, uuid)
+        self._blamed = {key: who for key, who in self._blamed.items() if key in self.inventory.refused}
 
     def _what(self, one: Held) -> str:
         instance = one.instance
         bare = "" if instance.ci is not None else ", without a compute instance,"
         return f"GPU instance {instance.gi} ({self.inventory.named(instance.key)}){bare}"
 
-    def _refused(self, division: GpuMig) -> bool:
-        return any(one.instance.key in self.inventory.refused for one in division.held)
+    def _unsettled(self, division: GpuMig) -> bool:
+        """Whether people have to know. They need not of steps that are on their way, nor twice of what is in use."""
+        refused = any(one.instance.key in self.inventory.refused for one in division.held)
+        return division.dirty and division.message != UNFINISHED and not refused
 
     def _keeping(self, uuid: GpuUuid) -> Keeping:
         division = self.divisions.get(uuid)
         return keeping(self.wanted.get(uuid), division.board if division else None)
+
+
+def _newly_foreign(known: GpuMig, division: GpuMig) -> list[Held]:
+    """What others have made, or made whole, since the last time. What they take apart again is nothing new."""
+    whole = {one.instance.key: one.instance.ci is not None for one in known.foreign}
+    return [
+        one
+        for one in division.foreign
+        if (seen := whole.get(one.instance.key)) is None or (not seen and one.instance.ci is not None)
+    ]

@@ -44,6 +44,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         return [one for one in self.instances if one.mask & mask]
 
 
+UNFINISHED = "A change of its instances is still to be finished or undone."
+"""How a GPU stands while a step is on its way, and after one that was cut short."""
 DOUBT_S = 30.0
 """So long an instance that may be ours or somebody else's is left alone."""
 
@@ -257,7 +259,7 @@ class MigInventory:
         if self._trouble.get(uuid):
             return MigState.DIRTY, self._trouble[uuid]
         if self.open_steps(uuid):
-            return MigState.DIRTY, "A change of its instances was interrupted and is still to be finished or undone."
+            return MigState.DIRTY, UNFINISHED
         if seen.mode is not None and seen.mode.pending != seen.mode.enabled:
             wanted = "on" if seen.mode.pending else "off"
             return (

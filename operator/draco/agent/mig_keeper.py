@@ -40,7 +40,7 @@ class MigKeeper:
     """Works on one GPU after the other. `wanted` is None until the API server was read once, and `known` is set from then on.
 
     `promised` is what claims have been allocated beside that. `divisions` tells how the GPUs stand; `changed` is called after
-    every work on one.
+    every work on one, `gone` when somebody has deleted the GpuNode.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class MigKeeper:
         divisions: Callable[[], Mapping[GpuUuid, GpuMig]],
         in_thread: InThread,
         changed: Callable[[GpuUuid], Awaitable[None]],
+        gone: Callable[[], None] = lambda: None,
         clock: Clock,
         random: Random,
     ) -> None:
@@ -65,6 +66,7 @@ class MigKeeper:
         self._divisions = divisions
         self._in_thread = in_thread
         self._changed = changed
+        self._gone = gone
         self._random = random
         self._informer = Informer(client, GPU_NODES, field_selector=f"metadata.name={node}", clock=clock, random=random)
         self._queue: WorkQueue[GpuUuid] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=30.0)
@@ -121,8 +123,10 @@ class MigKeeper:
         await self._informer.synced.wait()
         self._spec(None)
 
-    def _spec(self, _change: Change[GpuNode] | None) -> None:
+    def _spec(self, change: Change[GpuNode] | None) -> None:
         found = self._informer.store.get(ObjectKey("", self._node))
+        if change is not None and found is None:
+            self._gone()
         fresh = {GpuUuid(one.uuid): one for one in found.spec.gpus} if found else {}
         before, self.wanted = self.wanted, fresh
         promised = _by_gpu(found.spec.promised if found else ())

@@ -140,6 +140,10 @@ class NodeReporter:
             self._said = fresh
             self._queue.add_after(self._node, 0.05)
 
+    def anew(self) -> None:
+        """The object was deleted: report at once."""
+        self._queue.add(self._node)
+
     async def run(self) -> None:
         """Report until cancelled."""
         self.touch()

@@ -15,6 +15,7 @@ class ObjectReference(ApiStruct, frozen=True, kw_only=True):
     name: str
     namespace: str = ""
     uid: str = ""
+    field_path: str = ""
 
 
 class EventSeries(ApiStruct, frozen=True, kw_only=True):

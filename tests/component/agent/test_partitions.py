@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
+import pynvml
 import pytest
 
 from draco.agent import checkpoint
@@ -11,6 +13,7 @@ from draco.agent.checkpoint import Checkpoint, InstanceState, OwnedInstance
 from draco.agent.files import LocalFiles
 from draco.agent.nvml import Nvml
 from draco.kube.client import Client
+from draco.kube.errors import NotFound
 from draco.resources.draco import GpuMig, GpuNode, InstanceUse, MigMode, MigState
 from draco.resources.kinds import CLAIMS, GPU_NODES
 from draco.resources.meta import ObjectKey
@@ -188,6 +191,72 @@ async def test_what_an_agent_that_was_killed_may_have_made_is_left_to_whoever_fi
 
 async def is_used(node: SimulatedNode, wanted: list[tuple[str, int, InstanceUse]]) -> bool:
     return await uses(node) == wanted
+
+
+@pytest.fixture
+async def pair(client: Client, namespace: str, crds: None) -> AsyncIterator[SimulatedNode]:
+    """A node with two simulated H100 in MIG mode."""
+    simulated = SimulatedNode(client, gpus=2)
+    simulated.namespace = namespace
+    for gpu in range(2):
+        by_hand.set_mode(simulated.gpus, gpu, 1)
+    await simulated.create()
+    yield simulated
+    await simulated.delete()
+
+
+async def told(node: SimulatedNode, reason: str, number: int) -> list[str]:
+    """What so many Events of this reason say; nothing as long as they are not there."""
+    found = await node.events(reason)
+    return sorted(one.message for one in found) if len(found) == number else []
+
+
+async def test_of_each_gpu_events_are_told_by_themselves(pair: SimulatedNode) -> None:
+    async with pair.running():
+        for gpu in range(2):
+            by_hand.create_instance(pair.gpus, gpu, "3g.40gb", start=4)
+        messages = await eventually(lambda: told(pair, "ForeignInstance", 2))
+        for uuid, message in zip(sorted(one.uuid for one in state.load(pair.gpus).gpus), messages, strict=True):
+            assert uuid in message
+            assert "(3g.40gb@4) was made by somebody else" in message
+
+
+async def test_a_claim_given_up_on_two_gpus_alarms_nobody(pair: SimulatedNode) -> None:
+    claim = await pair.claim("gpu-0-mig-3g40gb-9-4", "gpu-1-mig-3g40gb-9-4")
+    async with pair.running():
+        assert await error_of(pair, "prepare", claim) == ""
+        assert await error_of(pair, "unprepare", claim) == ""
+        by_hand.create_instance(pair.gpus, 0, "3g.40gb", start=4)
+        await eventually(lambda: pair.events("ForeignInstance"))
+        assert await pair.events("PartitionsUnsettled") == []
+
+
+async def test_a_destroy_refused_because_of_nobody_known_is_told_in_an_event_too(node: SimulatedNode) -> None:
+    claim = await node.claim(SMALL)
+    async with node.running():
+        await node.prepare(claim)
+        faults.fail(node.gpus, "nvmlGpuInstanceDestroy", pynvml.NVML_ERROR_IN_USE)
+        assert "somebody who is in no list" in await error_of(node, "unprepare", claim)
+        [event] = await eventually(lambda: node.events("InstanceInUse"))
+        assert "cannot be destroyed, it is in use by somebody who is in no list" in event.message
+        assert await node.events("PartitionsUnsettled") == []
+
+
+async def test_a_gpunode_that_somebody_deletes_is_written_anew(node: SimulatedNode) -> None:
+    key = ObjectKey("", node.name)
+    async with node.running():
+        await eventually(lambda: divisible(node))
+        for _ in range(3):  # the first time, what is reported at the start may still be under way
+            before = await node.client.get(GPU_NODES, key)
+            await node.client.delete(GPU_NODES, key)
+            await eventually(lambda: is_another(node, before.metadata.uid))  # noqa: B023 - awaited at once
+
+
+async def is_another(node: SimulatedNode, uid: str) -> bool:
+    with suppress(NotFound):
+        found = await node.client.get(GPU_NODES, ObjectKey("", node.name))
+        return found.metadata.uid != uid and bool(found.status.gpus)
+    return False
 
 
 async def test_a_layout_is_made_around_a_busy_neighbour_and_completed_when_it_ends(node: SimulatedNode) -> None:
