@@ -22,6 +22,7 @@ from draco.agent.holdings import Attempt, Whose
 from draco.agent.instances import Instance, PlacementKey
 from draco.agent.mig_inventory import MigInventory, Seen
 from draco.agent.nvml_errors import (
+    DriverError,
     InUse,
     InvalidArgument,
     NoRoom,
@@ -133,7 +134,10 @@ class MigDesk:
             for key in fresh:
                 found = seen.at(key)
                 if found is None or found.ci is None or self._inventory.own(found) is None:
-                    raise NotVerified(f"NVML made {self._inventory.named(key)} and does not list it.")
+                    unlisted = f"NVML made {self._inventory.named(key)} and does not list it."
+                    self._inventory.failures.failed(uuid, unlisted)
+                    raise NotVerified(unlisted)
+            self._inventory.failures.over(uuid)
             self._inventory.show()
 
     def _create(self, own: OwnedInstance, placement: Placement) -> None:
@@ -148,6 +152,11 @@ class MigDesk:
             if self._record.instances[own.key].gi is None:
                 self._inventory.attempt([own.key], Attempt.REFUSED)
                 self._record.change(disown=[own.key])
+            raise
+        except DriverError:
+            raise
+        except NvmlError as error:
+            self._inventory.failures.failed(own.gpu, str(error))
             raise
         fresh = msgspec.structs.replace(
             own, state=InstanceState.MADE, gi=made.gi, ci=made.ci or 0, uuid=made.uuid or ""

@@ -18,6 +18,7 @@ from types import MappingProxyType
 import msgspec
 
 from draco.agent.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparedClaim
+from draco.agent.failures import Failures
 from draco.agent.gpus import Gpu
 from draco.agent.holdings import Attempt, Whose, held, references, whose
 from draco.agent.instances import GpuMig, Instance, MigState, PlacementKey, Use
@@ -81,6 +82,7 @@ class MigInventory:
         self._layouts: dict[GpuUuid, frozenset[PlacementKey]] = {}
         self._attempts: dict[PlacementKey, Attempt] = {}
         self._doubtful_since_s: dict[PlacementKey, float] = {}
+        self.failures = Failures(monotonic)
 
     @property
     def lock(self) -> AbstractContextManager[object]:
@@ -99,6 +101,7 @@ class MigInventory:
                 del self._seen[uuid]
                 for known in (self._trouble, self._notes, self._lacks, self._layouts):
                     known.pop(uuid, None)
+                self.failures.over(uuid)
             looked = [self._look(gpu) for gpu in gpus]
             self.show()
             return looked
@@ -260,6 +263,8 @@ class MigInventory:
             return MigState.DIRTY, self._trouble[uuid]
         if self.open_steps(uuid):
             return MigState.DIRTY, UNFINISHED
+        if failing := self.failures.sentence(uuid):
+            return MigState.DIRTY, failing
         if seen.mode is not None and seen.mode.pending != seen.mode.enabled:
             wanted = "on" if seen.mode.pending else "off"
             return (

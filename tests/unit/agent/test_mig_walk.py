@@ -110,6 +110,7 @@ class Life:
     def check(self) -> None:
         """Nothing fails any more: what is there is explained, claims have what they were told, others' is untouched."""
         faults.stop_failing(self.node.path)
+        self.node.now_s += 600  # the rest that is given to a GPU on which much has failed
         self.node.layouts.keep(self.node.uuid)
         node = self.node
         held = {claim.name: claim for claim in node.record.claims.values()}
