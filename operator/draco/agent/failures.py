@@ -11,6 +11,7 @@ from typing import NamedTuple
 from draco.resources.names import GpuUuid
 
 _TOLERATED = 1
+"""Failures in a row that may be an accident."""
 _REST_S = 60.0
 _LONGEST_S = 600.0
 
@@ -44,6 +45,6 @@ class Failures:
         if series is None or self._monotonic() >= series.until_s:
             return ""
         return (
-            f"Making instances on it failed {series.number} times in a row; look into the node's kernel log, and reset the GPU if "
-            f"that helps. The last failure: {series.last} It is tried again after a while."
+            f"Making instances on it failed {series.number} times in a row; look into the node's kernel log, and reset the GPU "
+            f"if that helps. The last failure: {series.last} It is tried again after a while."
         )

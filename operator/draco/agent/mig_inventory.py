@@ -269,7 +269,7 @@ class MigInventory:
             wanted = "on" if seen.mode.pending else "off"
             return (
                 MigState.NEEDS_RESET,
-                f"MIG mode will be {wanted} after a reset; drain it and run `nvidia-smi --gpu-reset`.",
+                f"MIG mode will be {wanted} after a reset; drain it and run `nvidia-smi --gpu-reset -i {uuid}`.",
             )
         note, lacks = self._notes.get(uuid, ""), self._lacks.get(uuid, "")
         return (MigState.CHANGING if note else MigState.READY), f"{note} {lacks}".strip()
