@@ -65,7 +65,7 @@ def test_the_gpu_of_a_deleted_policy_is_not_given_away_under_a_claim_to_come(on_
     all_of_it = a_claim_of_all(gpu(kube)["uuid"])
     kube.run_with_input(f"{all_of_it}---{a_pod('greedy', 'all')}", "apply", "-f", "-")
     eventually(lambda: waiting(kube) == ["greedy"], what="the scheduler finds the GPU taken")
-    told = f"The GPU keeps 1g.10gb@2 for claim {claim_name(kube, 'soon')}."
+    told = f"The GPU keeps 1g.10gb at 2 for claim {claim_name(kube, 'soon')}."
     eventually(lambda: gpu(kube)["mig"].get("message") == told, what="the agent says for whom")
 
     kube.run_with_input(a_pod("late", "soon"), "apply", "-f", "-")
@@ -89,7 +89,7 @@ def test_a_layout_is_made_around_a_claim_to_come(on_demand: Kubectl) -> None:
     eventually(lambda: instances(kube) == [("3g.40gb", 4, "Layout")], what="the free half is made")
     soon = claim_name(kube, "soon")
     eventually(
-        lambda: f"3g.40gb@0 waits for claim {soon}" in policy_says(kube, POLICY),
+        lambda: f"3g.40gb at 0 waits for claim {soon}" in policy_says(kube, POLICY),
         what="it says whom the other waits for",
     )
     assert sorted(each for each in partitions(kube) if each.startswith("gpu-0-")) == [

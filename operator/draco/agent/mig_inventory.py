@@ -150,10 +150,10 @@ class MigInventory:
         return self._seen.get(uuid)
 
     def named(self, key: PlacementKey) -> str:
-        """A place as people write it: 1g.10gb@3."""
+        """A place as people write it: 1g.10gb at 3."""
         seen = self._seen.get(key.gpu)
         profile = seen.board.by_id(key.profile_id) if seen and seen.board else None
-        return f"{profile.name if profile else f'profile {key.profile_id}'}@{key.start}"
+        return f"{profile.name if profile else f'profile {key.profile_id}'} at {key.start}"
 
     def own(self, one: Instance) -> OwnedInstance | None:
         """The instance's record, if it is certainly ours."""

@@ -141,11 +141,11 @@ class LayoutDesk:
             blocking = seen.overlapping(placement.mask)
             promised = [one.claim for one in keep.promised.values() if one.placement.mask & placement.mask]
             if blocking:
-                waits.append(f"{placement} waits for {self._blame(blocking, keep)}")
+                waits.append(f"{_place(placement)} waits for {self._blame(blocking, keep)}")
             elif promised:
-                waits.append(f"{placement} waits for claim {promised[0]}")
+                waits.append(f"{_place(placement)} waits for claim {promised[0]}")
             elif not shape.fits_at(state, placement):  # one that NVML refuses would keep the others from being made
-                waits.append(f"{placement} waits for engines that instances beside it have")
+                waits.append(f"{_place(placement)} waits for engines that instances beside it have")
             else:
                 fresh.append(placement)
                 state = shape.add(state, placement)
@@ -245,11 +245,16 @@ def _all_lack(board: Board, keep: Keeping, claim: str) -> str:
     return f"Claim {claim} has the whole GPU{so}."
 
 
+def _place(placement: Placement) -> str:
+    """A place as people write it: 1g.10gb at 3."""
+    return f"{placement.profile.name} at {placement.start}"
+
+
 def _with_promises(done: Progress, wanted: WantedGpu | None, keep: Keeping) -> Progress:
     """With what is kept for claims to come. Who wants a certain layout, or none, waits for them to end."""
     if not keep.promised:
         return done
-    said = f"The GPU keeps {_few(f'{one.placement} for claim {one.claim}' for one in keep.promised.values())}."
+    said = f"The GPU keeps {_few(f'{_place(one.placement)} for claim {one.claim}' for one in keep.promised.values())}."
     if wanted is None or wanted.mode is MigMode.DYNAMIC:
         return Progress(done.waits, f"{done.lacks} {said}".strip())
     return Progress(f"{done.waits} {said}".strip(), done.lacks)

@@ -91,7 +91,7 @@ async def test_a_place_that_was_withdrawn_too_early_is_offered_again(node: Simul
         await node.published(2)
         await want(node, promised=("gpu-0-mig-3g40gb-9-4", "3g.40gb", 4))
         await node.published(3)
-        await eventually(lambda: says(node, "The GPU keeps 3g.40gb@4 for claim default/soon."))
+        await eventually(lambda: says(node, "The GPU keeps 3g.40gb at 4 for claim default/soon."))
 
 
 async def says(node: SimulatedNode, message: str) -> bool:

@@ -154,7 +154,7 @@ async def test_an_instance_made_by_hand_is_reported_and_left_alone(node: Simulat
         assert "made by somebody else" in await error_of(node, "prepare", claim)
         await eventually(lambda: is_used(node, [("3g.40gb", 4, InstanceUse.FOREIGN)]))
         [event] = await eventually(lambda: node.events("ForeignInstance"))
-        assert "(3g.40gb@4), without a compute instance, was made by somebody else" in event.message
+        assert "(3g.40gb at 4), without a compute instance, was made by somebody else" in event.message
         [left] = hardware(node).instances
         assert (left.profile_id, left.start, left.compute) == (9, 4, [])
 
@@ -218,7 +218,7 @@ async def test_of_each_gpu_events_are_told_by_themselves(pair: SimulatedNode) ->
         messages = await eventually(lambda: told(pair, "ForeignInstance", 2))
         for uuid, message in zip(sorted(one.uuid for one in state.load(pair.gpus).gpus), messages, strict=True):
             assert uuid in message
-            assert "(3g.40gb@4) was made by somebody else" in message
+            assert "(3g.40gb at 4) was made by somebody else" in message
 
 
 async def test_a_claim_given_up_on_two_gpus_alarms_nobody(pair: SimulatedNode) -> None:
@@ -266,7 +266,7 @@ async def test_a_layout_is_made_around_a_busy_neighbour_and_completed_when_it_en
         await node.prepare(claim)
         await want(node, MigMode.STATIC, layout=layout)
         waiting = await eventually(lambda: in_state(node, MigState.CHANGING))
-        assert f"4g.40gb@0 waits for claim {claim.metadata.key}" in waiting.message
+        assert f"4g.40gb at 0 waits for claim {claim.metadata.key}" in waiting.message
         assert places(node) == [(9, 4), (19, 3)]
         assert await error_of(node, "unprepare", claim) == ""
         await eventually(lambda: places(node) == [(5, 0), (9, 4)])

@@ -127,7 +127,7 @@ def test_what_somebody_takes_as_soon_as_it_is_made_is_given_to_nobody(
         return made
 
     monkeypatch.setattr(node.edge, "create", robbed)
-    with pytest.raises(PrepareError, match=r"NVML made 1g\.10gb@4 and does not list it"):
+    with pytest.raises(PrepareError, match=r"NVML made 1g\.10gb at 4 and does not list it"):
         node.prepare(TWO)
     assert (node.real(), node.specs()) == ([(19, 4, 1)] if taken == "place" else [], {})
 
@@ -155,7 +155,7 @@ def test_what_one_claim_has_lost_is_told_though_another_got_its_own_again(node: 
     for one in node.hardware().instances:
         by_hand.destroy_instance(node.path, 0, one.id)
     by_hand.create_instance(node.path, 0, "3g.40gb", start=0)
-    assert "The instance 3g.40gb@0, which a claim needs, is gone and cannot be made again" in node.layouts.keep(
+    assert "The instance 3g.40gb at 0, which a claim needs, is gone and cannot be made again" in node.layouts.keep(
         node.uuid
     )
     assert node.uses() == [(9, 0, Use.FOREIGN), (19, 4, Use.CLAIM)]
@@ -308,7 +308,7 @@ def cut_off(node: MigNode, monkeypatch: pytest.MonkeyPatch, *, by_somebody: bool
 
 
 DOUBT = (
-    r"GPU instance 2 \(3g.40gb@4\), without a compute instance, may be what an interrupted step of this agent made, or "
+    r"GPU instance 2 \(3g.40gb at 4\), without a compute instance, may be what an interrupted step of this agent made, or "
     r"somebody else's; it is removed unless somebody uses it within 30 s\."
 )
 
@@ -352,7 +352,7 @@ def test_a_layout_waits_for_what_may_be_somebody_else_s(node: MigNode, monkeypat
         uuid=again.uuid, policy="pool", mode=MigMode.STATIC, layout=[WantedInstance(profile="3g.40gb", start=4)]
     )
     note = again.layouts.apply(again.uuid, wanted)
-    assert "3g.40gb@4 waits for GPU instance 2 that somebody else may have made" in note
+    assert "3g.40gb at 4 waits for GPU instance 2 that somebody else may have made" in note
     again.now_s = DOUBT_S
     assert again.layouts.apply(again.uuid, wanted) == ""
     assert again.uses() == [(9, 4, Use.LAYOUT)]

@@ -194,7 +194,7 @@ def test_a_claim_of_which_one_instance_is_in_use_is_not_forgotten_for_those_that
     [small] = [one for one in node.hardware().instances if one.start == 4]
     faults.hold(node.path, 0, Process(pid=4711, gpu_instance=small.id, listed=False))
     for _ in range(2):
-        with pytest.raises(InstanceHeld, match=r"its instance 1g\.10gb@4 is in use"):
+        with pytest.raises(InstanceHeld, match=r"its instance 1g\.10gb at 4 is in use"):
             node.unprepare(TWO)
     assert node.real() == [(19, 4, 0)]
     faults.release(node.path, 4711)
@@ -414,7 +414,7 @@ def test_a_claim_that_is_prepared_again_is_given_no_instance_that_is_gone(node: 
     old = node.specs()[ONE.metadata.uid]
     by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
     by_hand.create_instance(node.path, 0, "1g.10gb", start=5)
-    with pytest.raises(PrepareError, match=r"has lost an instance. The instance 3g.40gb@4, .* cannot be made again"):
+    with pytest.raises(PrepareError, match=r"has lost an instance. The instance 3g.40gb at 4, .* cannot be made again"):
         node.prepare(ONE)
     by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
     again = node.prepare(ONE)

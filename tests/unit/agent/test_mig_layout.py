@@ -70,14 +70,14 @@ def test_an_engine_that_a_claim_has_does_not_keep_the_rest_of_a_layout_from_bein
     node.prepare(a_mig_claim("media", *names([(20, 3)])))
     told = apply(node, MigMode.STATIC, "1g.10gb+me@0", "1g.10gb@1")
     assert told == (
-        "The layout of policy pool is not complete: 1g.10gb+me@0 waits for engines that instances beside it have."
+        "The layout of policy pool is not complete: 1g.10gb+me at 0 waits for engines that instances beside it have."
     )
     assert node.uses() == [(19, 1, Use.LAYOUT), (20, 3, Use.CLAIM)]
 
 
 def test_of_a_layout_that_wants_more_engines_than_there_are_what_can_be_is_made(node: MigNode) -> None:
     note = apply(node, MigMode.STATIC, "1g.10gb+me@0", "1g.10gb+me@1", "3g.40gb@4")
-    assert "1g.10gb+me@1 waits for engines that instances beside it have" in note
+    assert "1g.10gb+me at 1 waits for engines that instances beside it have" in note
     assert node.uses() == [(20, 0, Use.LAYOUT), (9, 4, Use.LAYOUT)]
 
 
@@ -95,7 +95,7 @@ def test_a_busy_neighbour_is_waited_for_and_named(node: MigNode) -> None:
     node.prepare(SMALL)
     busy = node.hardware().instances[0]
     note = apply(node, MigMode.STATIC, "4g.40gb@0", "3g.40gb@4")
-    assert note == "The layout of policy pool is not complete: 4g.40gb@0 waits for claim default/small."
+    assert note == "The layout of policy pool is not complete: 4g.40gb at 0 waits for claim default/small."
     assert state_of(node) == (MigState.CHANGING, note)
     assert busy in node.hardware().instances
     node.unprepare(SMALL)
@@ -106,7 +106,7 @@ def test_a_busy_neighbour_is_waited_for_and_named(node: MigNode) -> None:
 def test_an_instance_of_somebody_else_in_a_layout_is_waited_for_too(node: MigNode) -> None:
     by_hand.create_instance(node.path, 0, "1g.10gb", start=5)
     note = apply(node, MigMode.STATIC, "3g.40gb@4", "3g.40gb@0")
-    assert "3g.40gb@4 waits for GPU instance 12 that somebody else made" in note
+    assert "3g.40gb at 4 waits for GPU instance 12 that somebody else made" in note
     assert node.real() == [(19, 5, 1), (9, 0, 1)]
 
 
@@ -115,7 +115,7 @@ def test_what_a_claim_has_lost_is_told_also_where_all_else_is_as_wanted(node: Mi
     by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
     by_hand.create_instance(node.path, 0, "1g.10gb", start=3)
     for mode, layout in ((MigMode.STATIC, ["3g.40gb@4"]), (MigMode.DYNAMIC, []), (None, [])):
-        assert "1g.10gb@3, which a claim needs, is gone and cannot be made again" in apply(node, mode, *layout)
+        assert "1g.10gb at 3, which a claim needs, is gone and cannot be made again" in apply(node, mode, *layout)
 
 
 def test_a_place_that_the_board_does_not_have_is_told_with_those_it_has(node: MigNode) -> None:

@@ -46,15 +46,15 @@ def state_of(node: MigNode) -> tuple[MigState, str]:
 def test_a_layout_leaves_a_promised_place_free_and_says_what_it_waits_for(node: MigNode) -> None:
     told = apply(node, MigMode.STATIC, "4g.40gb@0", "3g.40gb@4", promised=[promise(node)])
     assert told == (
-        "The layout of policy pool is not complete: 4g.40gb@0 waits for claim default/soon. The GPU keeps 1g.10gb@2 for claim "
-        "default/soon."
+        "The layout of policy pool is not complete: 4g.40gb at 0 waits for claim default/soon. The GPU keeps 1g.10gb at 2 for "
+        "claim default/soon."
     )
     assert node.real() == [(9, 4, 1)]
     assert state_of(node) == (MigState.CHANGING, told)
     node.prepare(SOON)
     told = apply(node, MigMode.STATIC, "4g.40gb@0", "3g.40gb@4", promised=[promise(node)])
     assert (
-        told == "The layout of policy pool is not complete: 4g.40gb@0 waits for claim default/soon."
+        told == "The layout of policy pool is not complete: 4g.40gb at 0 waits for claim default/soon."
     )  # as any neighbour
     assert set(node.uses()) == {(9, 4, Use.LAYOUT), (19, 2, Use.CLAIM)}
     node.unprepare(SOON)
@@ -70,20 +70,20 @@ def test_a_promise_that_the_layout_has_is_made_with_it(node: MigNode) -> None:
 
 def test_a_layout_that_has_room_beside_a_promise_is_made_and_still_changing(node: MigNode) -> None:
     told = apply(node, MigMode.STATIC, "3g.40gb@4", promised=[promise(node)])
-    assert (node.real(), told) == ([(9, 4, 1)], "The GPU keeps 1g.10gb@2 for claim default/soon.")
+    assert (node.real(), told) == ([(9, 4, 1)], "The GPU keeps 1g.10gb at 2 for claim default/soon.")
     assert state_of(node) == (MigState.CHANGING, told)
 
 
 def test_engines_of_a_promise_are_left_to_it(node: MigNode) -> None:
     told = apply(node, MigMode.STATIC, "1g.10gb+me@0", "1g.10gb@1", promised=[promise(node, "1g.10gb+me@3")])
-    assert "1g.10gb+me@0 waits for engines that instances beside it have" in told
+    assert "1g.10gb+me at 0 waits for engines that instances beside it have" in told
     assert node.real() == [(19, 1, 1)]
 
 
 def test_an_idle_instance_in_a_promised_place_stays_until_the_claim_is_gone(node: MigNode) -> None:
     apply(node, MigMode.STATIC, "1g.10gb@2", "3g.40gb@4")
     told = apply(node, None, promised=[promise(node)])
-    assert (node.real(), told) == ([(19, 2, 1)], "The GPU keeps 1g.10gb@2 for claim default/soon.")
+    assert (node.real(), told) == ([(19, 2, 1)], "The GPU keeps 1g.10gb at 2 for claim default/soon.")
     assert state_of(node) == (MigState.READY, told)
     assert apply(node, None) == ""
     assert node.real() == []
@@ -92,7 +92,7 @@ def test_an_idle_instance_in_a_promised_place_stays_until_the_claim_is_gone(node
 def test_an_idle_instance_of_a_promise_is_not_said_to_be_going(node: MigNode) -> None:
     apply(node, MigMode.STATIC, "1g.10gb@2")
     told = apply(node, MigMode.STATIC, "4g.40gb@0", promised=[promise(node)])
-    assert "4g.40gb@0 waits for claim default/soon." in told
+    assert "4g.40gb at 0 waits for claim default/soon." in told
     assert "MIG mode stays on until claim default/soon is gone." in apply(
         node, MigMode.DISABLED, promised=[promise(node)]
     )
@@ -103,7 +103,7 @@ def test_warm_instances_are_made_where_nothing_is_promised(node: MigNode) -> Non
     told = apply(node, MigMode.DYNAMIC, profiles=["3g.40gb"], warm=warm, promised=[promise(node)])
     assert node.real() == [(9, 4, 1)]
     assert told == (
-        "There is no room for 1 of 2 warm 3g.40gb beside claim default/soon. The GPU keeps 1g.10gb@2 for claim default/soon."
+        "There is no room for 1 of 2 warm 3g.40gb beside claim default/soon. The GPU keeps 1g.10gb at 2 for claim default/soon."
     )
     assert state_of(node) == (MigState.READY, told)
 
@@ -118,7 +118,7 @@ def test_an_idle_instance_of_a_promise_is_not_counted_as_warm(node: MigNode) -> 
 def test_mig_mode_stays_on_for_a_promise_and_the_claim_is_served(node: MigNode) -> None:
     told = apply(node, MigMode.DISABLED, promised=[promise(node)])
     assert told == (
-        "MIG mode stays on until claim default/soon is gone. The GPU keeps 1g.10gb@2 for claim default/soon."
+        "MIG mode stays on until claim default/soon is gone. The GPU keeps 1g.10gb at 2 for claim default/soon."
     )
     assert (node.hardware().mig_current, state_of(node)[0]) == (1, MigState.CHANGING)
     node.prepare(SOON)

@@ -230,7 +230,7 @@ def test_a_destroy_that_fails_keeps_the_claim_and_the_gpu_dirty_unless_it_is_gon
 def test_an_instance_that_nvml_says_is_gone_and_still_lists_is_not_blamed_on_anybody(node: MigNode) -> None:
     node.prepare(ONE)
     faults.fail(node.path, "nvmlGpuInstanceDestroy", faults.ERRORS["NOT_FOUND"])
-    with pytest.raises(InstanceHeld, match=r"3g.40gb@4 is still listed by NVML, which says that it destroyed it"):
+    with pytest.raises(InstanceHeld, match=r"3g.40gb at 4 is still listed by NVML, which says that it destroyed it"):
         node.unprepare(ONE)
     assert dirty(node)
     with pytest.raises(PrepareError, match="no claim has it any more, but it is still listed by NVML"):
