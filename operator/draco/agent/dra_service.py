@@ -176,11 +176,14 @@ class DraService:
 
     async def _give_up(self, uid: ClaimUid) -> PreparedClaim | None:
         """Give a claim up. Often a process that still holds an instance is about to end: that is waited for a little."""
+        said = ""
         for pause_s in HELD_PAUSES_S:
             try:
                 return await self._in_thread(self._desk.unprepare, uid)
             except InstanceHeld as error:
-                log.info("claim.instance_held", uid=uid, error=str(error), again_in_s=pause_s)
+                if str(error) != said:
+                    log.info("claim.instance_held", uid=uid, error=str(error), again_in_s=pause_s)
+                said = str(error)
             await self._clock.sleep(pause_s)
         return await self._in_thread(self._desk.unprepare, uid)
 

@@ -102,7 +102,7 @@ def plan(seen: Observed, now: datetime) -> PlanView:
     outlook = Outlook([node.taken_up for node in nodes], now)
     told = [_deleted(policy, nodes) for policy in policies.deleted]
     told += [
-        _policy(rules, outlook, new=rules.name not in seen.policies)
+        _policy(rules, outlook, seen.policies.get(rules.name))
         for rules in policies.after
         if rules.name in policies.asked
     ]
@@ -290,7 +290,7 @@ def _reset(made: Steps, rules: Rules, allowed: Permit) -> tuple[Outcome, str]:
     return Outcome.RESET, f"{what}, which the policy permits from {allowed.until:%Y-%m-%d %H:%M} UTC"
 
 
-def _policy(rules: Rules, outlook: Outlook, *, new: bool) -> PolicyPlanView:
+def _policy(rules: Rules, outlook: Outlook, before: MigPolicy | None) -> PolicyPlanView:
     status = summary(rules, outlook)
     conditions = {each.type: each for each in status.conditions}
     valid, applied = conditions[CONDITION_VALID], conditions[CONDITION_APPLIED]
@@ -302,7 +302,8 @@ def _policy(rules: Rules, outlook: Outlook, *, new: bool) -> PolicyPlanView:
         name=rules.name,
         mode=rules.policy.spec.mode.value,
         layout=rules.policy.spec.layout,
-        new=new,
+        new=before is None,
+        unchanged=before is not None and before.spec == rules.policy.spec,
         gpus=status.gpus or 0,
         problem=problem,
         message="" if applied.reason == "OlderPolicy" else conflicts,

@@ -65,8 +65,15 @@ def _group(console: Console, width: int, gpus: Sequence[GpuPlanView]) -> None:
 
 def _headline(policy: PolicyPlanView) -> str:
     layout = f", layout {policy.layout}" if policy.mode == "Static" else ""
-    fate = "deleted" if policy.deleted else "new" if policy.new else "changed"
-    return f"Policy {policy.name} ({fate}, {policy.mode}{layout}): {_count(policy.gpus)}"
+    return f"Policy {policy.name} ({_fate(policy)}, {policy.mode}{layout}): {_count(policy.gpus)}"
+
+
+def _fate(policy: PolicyPlanView) -> str:
+    if policy.deleted:
+        return "deleted"
+    if policy.new:
+        return "new"
+    return "unchanged" if policy.unchanged else "changed"
 
 
 def verdict(view: PlanView) -> str:

@@ -165,6 +165,7 @@ class PolicyPlanView(View, frozen=True, kw_only=True):
     mode: str
     layout: str = ""
     new: bool
+    unchanged: bool = False
     deleted: bool = False
     gpus: int
     problem: str = ""

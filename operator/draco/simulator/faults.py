@@ -232,10 +232,12 @@ def break_driver(path: Path, code: int = pynvml.NVML_ERROR_DRIVER_NOT_LOADED) ->
 
 
 def latency(path: Path, seconds: float, function: str = "*") -> None:
-    """Let an NVML function (or all of them) take that much longer; 0 ends it."""
+    """Let an NVML function (or all of them) take that much longer; 0 ends it, and for all of them whatever was chosen for one."""
     with mutate(path) as state:
         if seconds:
             state.latency_s[function] = seconds
+        elif function == "*":
+            state.latency_s.clear()
         else:
             state.latency_s.pop(function, None)
 

@@ -335,6 +335,14 @@ def test_a_changed_policy_stays_as_old_as_it_is() -> None:
     assert one(view).policy == "halves"
     assert not view.policies[0].new
     assert "    goes from no policy to halves" not in lines(view)
+    assert "Policy halves (changed, Static, layout layout): 1 GPU" in lines(view)
+
+
+def test_a_policy_that_is_as_it_was_is_not_called_changed() -> None:
+    asked = msgspec.structs.replace(HALVES, metadata=msgspec.structs.replace(HALVES.metadata, creation_timestamp=None))
+    view = planned([on()], asked, policies=[HALVES])
+    assert view.policies[0].unchanged
+    assert "Policy halves (unchanged, Static, layout layout): 1 GPU" in lines(view)
 
 
 def test_who_has_a_gpu_before_and_after_is_said_where_it_changes() -> None:

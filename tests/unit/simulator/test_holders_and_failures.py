@@ -138,6 +138,13 @@ def test_only_functions_of_nvml_can_be_chosen(path: Path) -> None:
         faults.fail(path, "nvmlShutdown", UNKNOWN)
 
 
+def test_no_latency_at_all_ends_also_what_was_chosen_for_one_function(path: Path) -> None:
+    faults.latency(path, 1.0, "nvmlGpuInstanceDestroy")
+    faults.latency(path, 0.25)
+    faults.latency(path, 0)
+    assert load(path).latency_s == {}
+
+
 def test_each_function_has_its_own_latency(path: Path) -> None:
     slept: list[float] = []
     nvml = SimulatedNvml(path, sleep=slept.append)
