@@ -17,6 +17,7 @@ class Bites:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._before_s = 0.0
+        self._spent_s = 0.0
         self._began_s = clock.monotonic()
 
     @property
@@ -28,10 +29,17 @@ class Bites:
         """
         return self._before_s + min(BITE_S, self._clock.monotonic() - self._began_s)
 
+    @property
+    def spent_s(self) -> float:
+        """How long it has taken by the clock so far, without what others did in between."""
+        return self._spent_s + self._clock.monotonic() - self._began_s
+
     async def pause(self) -> None:
         """Let others have the loop, if it is time."""
-        if self._clock.monotonic() - self._began_s < BITE_S:
+        took_s = self._clock.monotonic() - self._began_s
+        if took_s < BITE_S:
             return
         self._before_s += BITE_S
+        self._spent_s += took_s
         await asyncio.sleep(0)
         self._began_s = self._clock.monotonic()

@@ -15,7 +15,7 @@ from random import Random
 import structlog
 
 from draco.controller import repair_texts
-from draco.controller.bites import BITE_S
+from draco.controller.bites import Bites
 from draco.controller.claim_release import ClaimReleases, reference
 from draco.controller.movable_claims import Movable, MovableClaims
 from draco.controller.view import ClusterView
@@ -123,8 +123,7 @@ class RepairReconciler:
             return _PACE_S  # what is known is what was before our own write
         go = _Go(Searches(self._view.fleet, _SEARCHES), self._clock)
         is_all_seen = await self._look(go)
-        # No longer than after a whole go: what takes more was held up by the machine.
-        self._due_s = self._clock.monotonic() + max(_PACE_S, _REST * min(go.worked_s, _GO_S))
+        self._due_s = self._clock.monotonic() + max(_PACE_S, _REST * go.worked_s)
         problem: ApiError | None = None
         release_again_s = _KEEP_S
         try:
@@ -302,14 +301,12 @@ class _Go:
 
     def __init__(self, searches: Searches, clock: Clock) -> None:
         self._searches = searches
-        self._clock = clock
-        self._since_s = clock.monotonic()
-        self._before_s = 0.0
+        self._bites = Bites(clock)
 
     @property
     def worked_s(self) -> float:
-        """How long this has taken so far, without what others did in between."""
-        return self._before_s + self._clock.monotonic() - self._since_s
+        """How long this has taken so far, but no longer than a whole go: what takes more was held up by the machine."""
+        return min(_GO_S, self._bites.spent_s)
 
     @property
     def is_over(self) -> bool:
@@ -325,22 +322,14 @@ class _Go:
             except StopIteration as end:
                 found: Release | None = end.value
                 return found
-            await self._pause()
+            await self._bites.pause()
         return None
 
     async def parts(self, keys: list[ObjectKey]) -> AsyncIterator[list[ObjectKey]]:
         """All keys, some at a time."""
         for start in range(0, len(keys), _AT_A_STRETCH):
             yield keys[start : start + _AT_A_STRETCH]
-            await self._pause()
-
-    async def _pause(self) -> None:
-        """Let others have the event loop, if it is time."""
-        now_s = self._clock.monotonic()
-        if now_s - self._since_s >= BITE_S:
-            self._before_s += now_s - self._since_s
-            await asyncio.sleep(0)
-            self._since_s = self._clock.monotonic()
+            await self._bites.pause()
 
 
 def _is_refused(pod: Pod) -> bool:

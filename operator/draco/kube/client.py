@@ -14,7 +14,7 @@ import msgspec
 
 from draco.kube.connection import Connection
 from draco.kube.errors import Expired
-from draco.resources.base import without_nulls
+from draco.resources.base import set_fields
 from draco.resources.kinds import Kind
 from draco.resources.meta import ObjectKey
 
@@ -297,7 +297,7 @@ def decode(kind: Kind[T], answer: bytes | msgspec.Raw) -> T:
         item: T = decoder.decode(answer)
     except msgspec.ValidationError:
         # API servers write null for some lists that were never set: rare enough to be looked at only here.
-        item = decoder.decode(msgspec.json.encode(without_nulls(msgspec.json.decode(answer))))
+        item = decoder.decode(msgspec.json.encode(set_fields(msgspec.json.decode(answer))))
     return item
 
 

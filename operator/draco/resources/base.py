@@ -4,7 +4,7 @@ Owns the base class, and what null means. A struct names just the fields Draco u
 on reading, so a struct must never be written back over a whole object that others also write: use server-side apply or a patch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -20,12 +20,15 @@ class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
     """
 
 
-def without_nulls(value: Any) -> Any:
-    """An object in JSON's types without its nulls, which mean "not set" wherever Kubernetes writes or reads them."""
+def set_fields(value: Any, is_unset: Callable[[object, object], bool] = lambda _, inner: inner is None) -> Any:
+    """An object in JSON's types without the fields that are not set: null means that wherever Kubernetes writes or reads it.
+
+    `is_unset` is asked with name and value.
+    """
     if isinstance(value, Mapping):
         return {
-            name: inner if name in OPAQUE else without_nulls(inner)
+            name: inner if name in OPAQUE else set_fields(inner, is_unset)
             for name, inner in value.items()
-            if inner is not None
+            if not is_unset(name, inner)
         }
-    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+    return [set_fields(each, is_unset) for each in value] if isinstance(value, list) else value

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from draco.resources import conversion
-from draco.resources.base import OPAQUE
+from draco.resources.base import set_fields
 from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node, Pod
@@ -140,7 +140,7 @@ def _convert(type_: type[_T], kind: str, manifest: Json, source: str, namespace:
 
 def _as_stored(kind: str, manifest: Json, source: str, namespace: str) -> Any:
     """The manifest as an API server would store it, as far as that matters: nothing null, numbers as quantities, defaults."""
-    stored = _set_fields(manifest)
+    stored = set_fields(manifest, _is_unset)
     if kind in _NAMESPACED and isinstance(metadata := stored.setdefault("metadata", {}), dict):
         metadata["namespace"] = metadata.get("namespace") or namespace
     for path in _QUANTITIES.get(kind, ()):
@@ -214,20 +214,12 @@ def _number(value: float) -> str:
         return "1" + "0" * 5000
 
 
-def _set_fields(value: Any) -> Any:
-    """Without nulls, which mean "not set", and without the empty values that the API takes for "not set"."""
-    if isinstance(value, Mapping):
-        return {
-            name: inner if name in OPAQUE else _set_fields(inner)
-            for name, inner in value.items()
-            if inner is not None and not _means_unset(name, inner)
-        }
-    return [_set_fields(each) for each in value] if isinstance(value, list) else value
-
-
-def _means_unset(key: object, value: object) -> bool:
-    return (key == "count" and value == 0 and value is not False) or (
-        key in {"operator", "allocationMode"} and value == ""
+def _is_unset(key: object, value: object) -> bool:
+    """Nulls, and the empty values that the API takes for "not set" as well."""
+    return (
+        value is None
+        or (key == "count" and value == 0 and value is not False)
+        or (key in {"operator", "allocationMode"} and value == "")
     )
 
 
