@@ -14,10 +14,10 @@ from draco.mig_policy.boards import boards_of
 from draco.resources.draco import GpuNode
 from tests.e2e.conftest import EXAMPLES, draco, namespaces
 from tests.e2e.kubectl import Kubectl, StillFalseError, eventually
+from tests.e2e.partitions import NODE, a_claim, a_pod
 
 Example = Callable[..., None]
 
-NODE = "gpu-node-0"
 NAMESPACE = "partitions"
 
 
@@ -98,27 +98,7 @@ def parents(kube: Kubectl, claim: str) -> list[str]:
 
 def ask(kube: Kubectl, *names: str, profile: str) -> None:
     """Claims for one partition each, and pods that use them."""
-    selector = json.dumps(f"device.attributes['gpu.nvidia.com'].profile == '{profile}'")
-    manifests = [
-        f"""
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaim
-metadata: {{name: {name}}}
-spec:
-  devices:
-    requests:
-      - {{name: part, exactly: {{deviceClassName: mig.nvidia.com, selectors: [{{cel: {{expression: {selector}}}}}]}}}}
----
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}}}
-spec:
-  terminationGracePeriodSeconds: 0
-  resourceClaims: [{{name: part, resourceClaimName: {name}}}]
-  containers: [{{name: main, image: busybox, command: [sleep, infinity], resources: {{claims: [{{name: part}}]}}}}]
-"""
-        for name in names
-    ]
+    manifests = [text for name in names for text in (a_claim(name, profile), a_pod(name, name))]
     kube.run_with_input("---".join(manifests), "apply", "-f", "-")
 
 

@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 
 import pytest
 
 from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.partitions import NODE, a_claim, a_pod, allocate, claim_name
 from tests.e2e.test_mig import at_rest, gpu, instances, partitions, policy_says, waiting
-from tests.e2e.test_mig_repair import NODE, a_claim, a_pod, claim_name
 
 Example = Callable[..., None]
 
@@ -28,19 +27,6 @@ def on_demand(kube: Kubectl, example: Example) -> Iterator[Kubectl]:
     kube.run("delete", "resourceclaims", "--all", "--wait=true")
     kube.run("delete", "migpolicies", "--all")
     eventually(lambda: at_rest(kube), what="no GPU is divided any more")
-
-
-def allocate(kube: Kubectl, claim: str, device: str) -> None:
-    """As the scheduler does it; nobody uses the claim yet. Without the time, it could not add a pod later."""
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    host = {"key": "metadata.name", "operator": "In", "values": [NODE]}
-    allocation = {
-        "devices": {"results": [{"request": "part", "driver": "gpu.nvidia.com", "pool": NODE, "device": device}]},
-        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [host]}]},
-        "allocationTimestamp": now,
-    }
-    patch = json.dumps({"status": {"allocation": allocation}})
-    kube.run("patch", "resourceclaim", claim, "--subresource=status", "--type=merge", "-p", patch)
 
 
 def a_claim_of_all(uuid: str) -> str:

@@ -5,50 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.partitions import NODE, a_claim, a_pod, allocate, claim_name
 
 Example = Callable[..., None]
 
-NODE = "gpu-node-0"
 POLICY = "day-and-night"
 IN_THE_WAY = "gpu-0-mig-1g10gb-19-0"
 """On the units that the one partition of four slices needs."""
-
-
-def a_claim(name: str, profile: str) -> str:
-    selector = json.dumps(f"device.attributes['gpu.nvidia.com'].profile == '{profile}'")
-    return f"""
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaim
-metadata: {{name: {name}}}
-spec:
-  devices:
-    requests:
-      - {{name: part, exactly: {{deviceClassName: mig.nvidia.com, selectors: [{{cel: {{expression: {selector}}}}}]}}}}
-"""
-
-
-def a_pod(name: str, claim: str) -> str:
-    return f"""
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}}}
-spec:
-  terminationGracePeriodSeconds: 0
-  resourceClaims: [{{name: part, resourceClaimName: {claim}}}]
-  containers: [{{name: main, image: busybox, command: [sleep, infinity], resources: {{claims: [{{name: part}}]}}}}]
-"""
-
-
-def reserve(kube: Kubectl, claim: str, device: str) -> None:
-    """What a tool does that allocates ahead of pods: nobody uses the claim yet."""
-    host = {"key": "metadata.name", "operator": "In", "values": [NODE]}
-    result = {"request": "part", "driver": "gpu.nvidia.com", "pool": NODE, "device": device}
-    allocation = {
-        "devices": {"results": [result]},
-        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [host]}]},
-    }
-    patch = json.dumps({"status": {"allocation": allocation}})
-    kube.run("patch", "resourceclaim", claim, "--subresource=status", "--type=merge", "-p", patch)
 
 
 def published(kube: Kubectl) -> bool:
@@ -65,7 +28,7 @@ def test_an_idle_claim_gives_way_to_a_pod_and_gets_another_place_for_its_own(kub
     example("mig-day-and-night", "policy.yaml")
     eventually(lambda: published(kube), what="partitions are published")
     kube.run_with_input(a_claim("ahead", "1g.10gb"), "apply", "-f", "-")
-    reserve(kube, "ahead", IN_THE_WAY)
+    allocate(kube, "ahead", IN_THE_WAY)
     kube.run_with_input(f"{a_claim('large', '4g.40gb')}---{a_pod('train', 'large')}", "apply", "-f", "-")
     kept = f"Draco may release it itself if MigPolicy {POLICY} says so: spec.repair.idleClaims: Release."
     eventually(
@@ -95,7 +58,3 @@ def test_an_idle_claim_gives_way_to_a_pod_and_gets_another_place_for_its_own(kub
     kube.run("delete", "resourceclaims", "--all", "--wait=true")
     kube.run("delete", "migpolicy", POLICY)
     eventually(lambda: not instances(kube) and not published(kube), what="no GPU is divided any more")
-
-
-def claim_name(kube: Kubectl, name: str) -> str:
-    return f"{kube.get('resourceclaim', name)['metadata']['namespace']}/{name}"
