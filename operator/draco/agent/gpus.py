@@ -33,6 +33,13 @@ class GpuHealth(msgspec.Struct, frozen=True):
 HEALTHY = GpuHealth(HealthState.HEALTHY)
 
 
+class GpuFault(msgspec.Struct, frozen=True):
+    """What keeps a GPU from new work. `name` is one word for machines, such as Lost, Absent or Xid79; `message` a sentence."""
+
+    name: str
+    message: str
+
+
 class DriverInfo(msgspec.Struct, frozen=True):
     """Versions of the node's driver, as NVML writes them; `cuda_driver_version` is `major.minor`."""
 
@@ -64,6 +71,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     instances: tuple[Instance, ...] = ()
     addressing_mode: str | None = None  # None: the driver does not say; "None": it says that there is none
     health: GpuHealth = HEALTHY
+    fault: GpuFault | None = None  # it takes no new work while there is one; claims that have it keep it
 
     @property
     def memory_mib(self) -> int:

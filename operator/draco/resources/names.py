@@ -24,7 +24,9 @@ TAINT_FOREIGN_INSTANCE = f"{DRACO_DOMAIN}/foreign-instance"
 """On devices that overlap a GPU instance which Draco did not make."""
 TAINT_UNSETTLED = f"{DRACO_DOMAIN}/unsettled"
 """On all devices of a GPU whose instances are not certain, or that waits for a reset; the value says which."""
-TAINTS_OF_FACTS = frozenset({TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED})
+TAINT_FAULT = f"{DRACO_DOMAIN}/fault"
+"""On all devices of a GPU that is lost or has a fatal fault; the value is the fault's name."""
+TAINTS_OF_FACTS = frozenset({TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, TAINT_FAULT})
 """Taints that say what the agent could not do: whoever tolerates one is allocated a device that is refused to its pod."""
 CONDITION_PARTITIONABLE = "Partitionable"
 """Of a GpuNode: whether the cluster keeps the counters that partitions made on demand are published with."""
