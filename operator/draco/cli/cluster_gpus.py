@@ -1,20 +1,21 @@
 """`draco cluster gpu`: break, hold and partition the GPUs of a local cluster's nodes on purpose.
 
-Owns the options and what is printed. What each command does to a GPU is in `draco.simulator.faults` and `by_hand`.
+Owns the options. What is shown of a node is in `cluster_gpus_screen`, what each command does to a GPU in `draco.simulator`'s
+`faults`, `hotplug` and `by_hand`.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
+from draco.cli.cluster_gpus_screen import held, lines
 from draco.cli.documents import print_document
 from draco.cluster import gpus
-from draco.simulator import by_hand, faults
-from draco.simulator.boards import BOARDS
-from draco.simulator.state import Failure, GpuInstance, GpuState, NodeState, Process, load
+from draco.simulator import by_hand, faults, hotplug
+from draco.simulator.state import Process, load
 
 _Command = Callable[..., None]
 _HAND_PID = 100_000  # so many processes a usual kernel never has at once
@@ -62,7 +63,7 @@ def show(path: Path, output: str) -> None:
     if output == "json":
         print_document(state)
         return
-    for line in _lines(state):
+    for line in lines(state):
         click.echo(line)
 
 
@@ -72,9 +73,42 @@ def show(path: Path, output: str) -> None:
 def lose(path: Path, gpu: int | str) -> None:
     """Let a GPU fall off the bus.
 
-    Only a reboot of its node brings it back.
+    No reset and no reboot brings it back: after the next it is not there at all, until `reseat` or `replace`.
     """
     faults.lose(path, gpu)
+
+
+@command.command()
+@_node
+@_GPU
+def remove(path: Path, gpu: int | str) -> None:
+    """Take a GPU out of its node.
+
+    The numbers of the GPUs behind it change at once, their minor numbers when the driver is loaded again.
+    """
+    hotplug.remove(path, gpu)
+
+
+@command.command()
+@_node
+@_GPU
+def reseat(path: Path, gpu: int | str) -> None:
+    """Take a GPU out and put it back in, healthy.
+
+    One that is not there is named by its UUID.
+    """
+    hotplug.reseat(path, gpu)
+
+
+@command.command()
+@_node
+@_GPU
+def replace(path: Path, gpu: int | str) -> None:
+    """Put another board in the place of a GPU.
+
+    It has the same PCI address and another UUID. A GPU that is not there is named by its UUID.
+    """
+    click.echo(f"The new GPU is {hotplug.replace(path, gpu)}.")
 
 
 @command.command()
@@ -179,7 +213,7 @@ def reload_driver(path: Path, version: str | None) -> None:
 def reboot(path: Path, minors: str | None) -> None:
     """Do what a reboot does to GPUs.
 
-    The node's programs are not restarted.
+    GPUs that were lost are not there any more, and minor numbers close the gap. The node's programs are not restarted.
     """
     if minors is None:
         faults.reboot(path)
@@ -265,7 +299,7 @@ def hold(
     chosen = next(number for number in range(_HAND_PID, 2 * _HAND_PID) if number not in taken) if pid is None else pid
     holder = Process(chosen, gpu_instance=gi, compute_instance=ci, listed=kind == "computing", name=program, **process)
     faults.hold(path, gpu, holder)
-    click.echo(f"Process {chosen} holds {_held(holder, gpu)}.")
+    click.echo(f"Process {chosen} holds {held(holder, gpu)}.")
 
 
 @command.command()
@@ -308,11 +342,23 @@ def fail(
     )
 
 
+@command.command()
+@_node
+@click.argument("function")
+@click.option("--gpu", callback=_gpu_of, metavar="GPU", help="Only on this GPU.")
+def hang(path: Path, function: str, gpu: int | str | None) -> None:
+    """Let calls of an NVML function never return.
+
+    FUNCTION is a name like nvmlDeviceGetFieldValues. `stop-failing` lets them go on.
+    """
+    faults.hang(path, function, gpu=gpu)
+
+
 @command.command("stop-failing")
 @_node
 @click.argument("function", default="")
 def stop_failing(path: Path, function: str) -> None:
-    """End failures of NVML's FUNCTION, or all."""
+    """End failures of NVML's FUNCTION, or all, and let calls go on that hang."""
     faults.stop_failing(path, function)
 
 
@@ -323,61 +369,3 @@ def stop_failing(path: Path, function: str) -> None:
 def latency(path: Path, seconds: float, function: str) -> None:
     """Let NVML take SECONDS longer; 0 ends it."""
     faults.latency(path, seconds, function)
-
-
-def _lines(state: NodeState) -> Iterator[str]:
-    yield f"Node {state.node_name}, driver {state.driver.version}, boot {state.boot}"
-    codes = {code: name for name, code in faults.ERRORS.items()}
-    if state.driver.error:
-        yield f"  the driver answers {codes[state.driver.error]}"
-    for index, gpu in enumerate(state.gpus):
-        yield f"GPU {index}  {gpu.uuid}  {gpu.board}  {_mode(gpu)}"
-        if gpu.error:
-            yield f"  everything answers {codes[gpu.error]}"
-        for action in (name for name, code in faults.RECOVERY_ACTIONS.items() if code and code == gpu.recovery_action):
-            yield f"  needs {action}"
-        for instance in sorted(gpu.instances, key=lambda each: each.start):
-            yield f"  {_instance(gpu, instance)}"
-        for process in gpu.processes:
-            name = f" ({process.name})" if process.name else ""
-            listed = "" if process.listed else ", listed nowhere"
-            yield f"  process {process.pid}{name} holds {_held(process, index)}{listed}"
-    for failure in state.failures:
-        yield _failure(failure, codes)
-    for function, seconds in state.latency_s.items():
-        yield f"{'Every function' if function == '*' else function} takes {seconds:g} s longer"
-
-
-def _mode(gpu: GpuState) -> str:
-    if not BOARDS[gpu.board].mig_capable:
-        return "no MIG"
-    now = "on" if gpu.mig_current else "off"
-    return f"MIG {now}" if gpu.mig_current == gpu.mig_pending else f"MIG {now}, changes with a reset"
-
-
-def _instance(gpu: GpuState, instance: GpuInstance) -> str:
-    table = BOARDS[gpu.board].mig
-    profile = None if table is None else table.by_id(instance.profile_id)
-    name = f"profile {instance.profile_id}" if profile is None else profile.name
-    last = instance.start + instance.size - 1
-    units = f"unit {last}" if instance.size == 1 else f"units {instance.start}-{last}"
-    inside = ", ".join(f"CI {each.id} {each.uuid}" for each in instance.compute) or "no compute instance"
-    return f"GI {instance.id}  {name}  {units}  {inside}"
-
-
-def _held(process: Process, gpu: int | str) -> str:
-    if process.gpu_instance is None:
-        return f"GPU {gpu}"
-    part = "" if process.compute_instance is None else f"compute instance {process.compute_instance} of "
-    return f"{part}GPU instance {process.gpu_instance} of GPU {gpu}"
-
-
-def _failure(failure: Failure, codes: dict[int, str]) -> str:
-    where = f" on {failure.gpu_uuid}" if failure.gpu_uuid else ""
-    if failure.gpu_instance is not None:
-        where += f", GPU instance {failure.gpu_instance}"
-    if failure.compute_instance is not None:
-        where += f", compute instance {failure.compute_instance}"
-    how = {"none": "fails", "done": "works and fails"}[failure.effect]
-    often = "always" if failure.times is None else f"{failure.times} times"
-    return f"{failure.function or 'Every function'} {how} with {codes[failure.error]}{where}, {often}"

@@ -1,7 +1,8 @@
 """Faults: break a simulated GPU or its driver on purpose, from any process.
 
 Owns the translation of a fault into state: which answers change and which NVML events are sent. A GPU is named by its
-index or its UUID. What a person does to MIG without breaking anything is in `by_hand`.
+index or its UUID. What a person does to MIG without breaking anything is in `by_hand`, and
+to boards in `hotplug`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +13,11 @@ from typing import Literal
 
 import pynvml
 
+from draco.simulator import hotplug
 from draco.simulator.boards import Architecture
+from draco.simulator.hotplug import cure, fresh, gpu_named
 from draco.simulator.nvml_session import NEVER_FAIL, board_of
-from draco.simulator.state import EccCounts, Failure, GpuState, NodeState, Process, RemappedRows, StateError, mutate
+from draco.simulator.state import Failure, GpuState, NodeState, Process, RemappedRows, StateError, mutate
 
 WHOLE_GPU = 0xFFFFFFFF  # NVML's instance id for "not one instance"
 XID_FALLEN_OFF_THE_BUS = 79
@@ -43,13 +46,13 @@ RECOVERY_ACTIONS: Mapping[str, int] = MappingProxyType(
 def xid(path: Path, gpu: int | str, code: int, *, gi: int = WHOLE_GPU, ci: int = WHOLE_GPU) -> None:
     """Send an XID event, for the whole GPU or for one GPU and compute instance."""
     with mutate(path) as state:
-        state.add_event(_gpu(state, gpu).uuid, pynvml.nvmlEventTypeXidCriticalError, code, gi=gi, ci=ci)
+        state.add_event(gpu_named(state, gpu).uuid, pynvml.nvmlEventTypeXidCriticalError, code, gi=gi, ci=ci)
 
 
 def ecc_errors(path: Path, gpu: int | str, *, corrected: int = 0, uncorrected: int = 0) -> None:
     """Count ECC errors, as volatile and as aggregate, and send their events."""
     with mutate(path) as state:
-        target = _gpu(state, gpu)
+        target = gpu_named(state, gpu)
         target.ecc.corrected_volatile += corrected
         target.ecc.corrected_aggregate += corrected
         target.ecc.uncorrected_volatile += uncorrected
@@ -63,19 +66,19 @@ def ecc_errors(path: Path, gpu: int | str, *, corrected: int = 0, uncorrected: i
 def sram_threshold_exceeded(path: Path, gpu: int | str) -> None:
     """Let NVML say that the GPU has had too many SRAM errors: it must be replaced."""
     with mutate(path) as state:
-        _gpu(state, gpu).ecc.sram_threshold_exceeded = True
+        gpu_named(state, gpu).ecc.sram_threshold_exceeded = True
 
 
 def remapped_rows(path: Path, gpu: int | str, rows: RemappedRows) -> None:
     """Set what NVML says about remapped rows."""
     with mutate(path) as state:
-        _gpu(state, gpu).remapped = rows
+        gpu_named(state, gpu).remapped = rows
 
 
 def recovery_action(path: Path, gpu: int | str, action: int) -> None:
     """Set NVML's recovery action (0 takes it back) and send the events that announce it."""
     with mutate(path) as state:
-        target = _gpu(state, gpu)
+        target = gpu_named(state, gpu)
         target.recovery_action = action
         state.add_event(target.uuid, pynvml.nvmlEventTypeXidCriticalError, XID_RECOVERY_ACTION_CHANGED)
         state.add_event(target.uuid, pynvml.nvmlEventTypeGpuRecoveryAction, action)
@@ -84,13 +87,16 @@ def recovery_action(path: Path, gpu: int | str, action: int) -> None:
 def temperature(path: Path, gpu: int | str, degrees_c: int) -> None:
     """Set the GPU's temperature; from the board's slowdown limit on NVML reports a thermal slowdown."""
     with mutate(path) as state:
-        _gpu(state, gpu).temperature_c = degrees_c
+        gpu_named(state, gpu).temperature_c = degrees_c
 
 
 def lose(path: Path, gpu: int | str) -> None:
-    """Let the GPU fall off the bus: XID 79 first, then GPU_IS_LOST to everything."""
+    """Let the GPU fall off the bus: XID 79 first, then GPU_IS_LOST to everything.
+
+    It is dead: no reset brings it back, and the next driver does not find it. A person has to (`hotplug`, `heal`).
+    """
     with mutate(path) as state:
-        target = _gpu(state, gpu)
+        target = gpu_named(state, gpu)
         state.add_event(target.uuid, pynvml.nvmlEventTypeXidCriticalError, XID_FALLEN_OFF_THE_BUS)
         target.error = pynvml.NVML_ERROR_GPU_IS_LOST
 
@@ -98,17 +104,17 @@ def lose(path: Path, gpu: int | str) -> None:
 def make_unreadable(path: Path, gpu: int | str, code: int = pynvml.NVML_ERROR_UNKNOWN) -> None:
     """Let NVML answer `code` to everything about this GPU, without any event."""
     with mutate(path) as state:
-        _gpu(state, gpu).error = code
+        gpu_named(state, gpu).error = code
 
 
 def reset(path: Path, gpu: int | str) -> None:
     """Reset the GPU: its instances are gone, the pending MIG mode and row remaps take effect, faults end.
 
-    A lost GPU stays lost: only a reboot of the node brings it back. StateError while anybody holds the GPU, and for one
+    A lost GPU stays lost: only a person brings it back (`hotplug`). StateError while anybody holds the GPU, and for one
     that is passed through to a virtual machine, where a guest cannot reset it.
     """
     with mutate(path) as state:
-        target = _gpu(state, gpu)
+        target = gpu_named(state, gpu)
         if target.passthrough:
             raise StateError(f"GPU {target.uuid} cannot be reset: it is passed through to this virtual machine.")
         if target.processes:
@@ -118,47 +124,43 @@ def reset(path: Path, gpu: int | str) -> None:
         if target.error != pynvml.NVML_ERROR_GPU_IS_LOST:
             if target.instances or target.mig_current != target.mig_pending:
                 state.add_event(target.uuid, pynvml.nvmlEventMigConfigChange, 0)
-            _fresh(target)
+            fresh(target)
 
 
 def reload_driver(path: Path, *, version: str | None = None) -> None:
     """Unload and load the driver: every session is UNINITIALIZED until it starts again.
 
     All instances are gone, and every process that held a GPU, without which the driver could not have been unloaded. MIG
-    mode is kept on Ampere, where it is stored on the board; on newer boards it ends with the driver.
+    mode is kept on Ampere, where it is stored on the board; on newer boards it ends with the driver. A lost GPU is not
+    found any more; the minor numbers of the others close the gap.
     """
     with mutate(path) as state:
-        _start_driver(state, version)
+        _start_driver(state, version, None)
 
 
-def reboot(path: Path, *, minors: Sequence[int] | None = None) -> None:
-    """Reboot the node: as a reload of the driver; lost GPUs are back too.
+def reboot(path: Path, *, minors: Sequence[int] | None = None, first_capability: int | None = None) -> None:
+    """Reboot the node: as a reload of the driver, in another boot.
 
-    `minors` are the GPUs' new minor numbers, which no boot promises to keep.
+    `minors` are the new minor numbers of the GPUs that are found, which no boot promises to keep, and `first_capability` is
+    where those of the capabilities begin.
     """
     with mutate(path) as state:
-        for gpu in state.gpus:
-            gpu.error = 0
-        if minors is not None:
-            if len(set(minors)) != len(state.gpus):
-                raise StateError(f"Node {state.node_name} needs {len(state.gpus)} different minor numbers.")
-            for gpu, minor in zip(state.gpus, minors, strict=True):
-                gpu.minor = minor
         state.boot += 1
-        _start_driver(state, None)
+        state.first_capability = first_capability or state.first_capability
+        _start_driver(state, None, minors)
 
 
-def _start_driver(state: NodeState, version: str | None) -> None:
+def _start_driver(state: NodeState, version: str | None, minors: Sequence[int] | None) -> None:
     state.driver.generation += 1
     state.driver.error = 0
     state.driver.version = version or state.driver.version
     state.events.clear()
+    hotplug.probe(state, minors)
     for gpu in state.gpus:
         gpu.processes.clear()
-        if gpu.error != pynvml.NVML_ERROR_GPU_IS_LOST:
-            _fresh(gpu)
-            if board_of(gpu).architecture >= Architecture.HOPPER:
-                gpu.mig_current = gpu.mig_pending = 0
+        fresh(gpu)
+        if board_of(gpu).architecture >= Architecture.HOPPER:
+            gpu.mig_current = gpu.mig_pending = 0
 
 
 def hold(path: Path, gpu: int | str, process: Process) -> None:
@@ -167,7 +169,7 @@ def hold(path: Path, gpu: int | str, process: Process) -> None:
     StateError for an instance that is not there.
     """
     with mutate(path) as state:
-        target = _gpu(state, gpu)
+        target = gpu_named(state, gpu)
         if process.gpu_instance is not None:
             _check_instance(target, process.gpu_instance, process.compute_instance)
         target.processes.append(process)
@@ -192,7 +194,7 @@ def fail(
     gpu_instance: int | None = None,
     compute_instance: int | None = None,
     times: int | None = None,
-    effect: Literal["none", "done"] = "none",
+    effect: Literal["none", "done", "hang"] = "none",
 ) -> None:
     """Let calls of an NVML function ("" is any) fail with `error`: for one GPU, GPU instance or compute instance, or for all.
 
@@ -205,7 +207,7 @@ def fail(
     if function in NEVER_FAIL:
         raise StateError(f"{function} never fails here.")
     with mutate(path) as state:
-        uuid = "" if gpu is None else _gpu(state, gpu).uuid
+        uuid = "" if gpu is None else gpu_named(state, gpu).uuid
         state.failures.append(
             Failure(
                 error,
@@ -219,8 +221,13 @@ def fail(
         )
 
 
+def hang(path: Path, function: str, *, gpu: int | str | None = None) -> None:
+    """Let calls of an NVML function ("" is any) never return, for one GPU or for all, until `stop_failing`."""
+    fail(path, function, 0, gpu=gpu, effect="hang")
+
+
 def stop_failing(path: Path, function: str = "") -> None:
-    """End the chosen failures of a function, or all of them."""
+    """End the chosen failures of a function, or all of them; calls that hang go on."""
     with mutate(path) as state:
         state.failures[:] = [failure for failure in state.failures if function and failure.function != function]
 
@@ -243,31 +250,17 @@ def latency(path: Path, seconds: float, function: str = "*") -> None:
 
 
 def heal(path: Path, gpu: int | str) -> None:
-    """End every fault of the GPU, also what a reset would not; events already sent stay sent."""
+    """End every fault of a GPU that the driver has, as a repair does; events already sent stay sent."""
     with mutate(path) as state:
-        target = _gpu(state, gpu)
+        target = gpu_named(state, gpu)
         state.failures[:] = [failure for failure in state.failures if failure.gpu_uuid != target.uuid]
-        target.error = 0
-        target.recovery_action = 0
-        target.temperature_c = 32
-        target.ecc = EccCounts()
-        target.remapped = RemappedRows()
+        cure(target)
 
 
 def change(path: Path, function: Callable[[NodeState], None]) -> None:
     """Anything else: change the state by hand, under its lock."""
     with mutate(path) as state:
         function(state)
-
-
-def _fresh(gpu: GpuState) -> None:
-    """What a reset does to a GPU that is still on the bus."""
-    gpu.error = 0
-    gpu.recovery_action = 0
-    gpu.instances.clear()
-    gpu.mig_current = gpu.mig_pending
-    gpu.ecc.corrected_volatile = gpu.ecc.uncorrected_volatile = 0
-    gpu.remapped.pending = False
 
 
 def _check_instance(gpu: GpuState, gpu_instance: int, compute_instance: int | None) -> None:
@@ -278,10 +271,3 @@ def _check_instance(gpu: GpuState, gpu_instance: int, compute_instance: int | No
     if compute_instance is not None and all(compute.id != compute_instance for compute in found.compute):
         there = ", ".join(str(compute.id) for compute in found.compute) or "none"
         raise StateError(f"GPU instance {gpu_instance} has no compute instance {compute_instance}; there are: {there}.")
-
-
-def _gpu(state: NodeState, gpu: int | str) -> GpuState:
-    for index, candidate in enumerate(state.gpus):
-        if gpu in (index, candidate.uuid):
-            return candidate
-    raise StateError(f"Node {state.node_name} has no GPU {gpu}; it has 0 to {len(state.gpus) - 1}.")

@@ -84,13 +84,14 @@ class Process(msgspec.Struct):
 class Failure(msgspec.Struct):
     """Calls that fail: of one function, on one GPU and instance, so many times. Empty and None mean any, or always."""
 
-    error: int  # what the call raises
+    error: int  # what the call raises; of one that hangs, nothing
     function: str = ""
     gpu_uuid: str = ""
     gpu_instance: int | None = None
     compute_instance: int | None = None
     times: int | None = None
-    effect: Literal["none", "done"] = "none"  # done: the call does its work, and fails nevertheless
+    effect: Literal["none", "done", "hang"] = "none"
+    """done: the call does its work, and fails nevertheless; hang: it waits until this failure is taken back, and works then."""
 
 
 class GpuState(msgspec.Struct, kw_only=True):
@@ -115,6 +116,8 @@ class GpuState(msgspec.Struct, kw_only=True):
     recovery_action: int = 0
     passthrough: bool = False  # belongs to a virtual machine, which cannot reset it
     error: int = 0  # what every function answers for this GPU, e.g. 15 when it is lost, 999 when it is unreadable
+    probed: int = -1  # when the driver finds it, compared with the others: minor numbers follow this order
+    seat: int = -1  # what handles of it carry: another one when NVML's enumeration changes before it
 
     @property
     def bus_id(self) -> str:
@@ -134,18 +137,21 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class NodeState(msgspec.Struct, kw_only=True):
-    """Everything simulated NVML knows of one node."""
+    """Everything simulated NVML knows of one node. `gpus` are those that the driver has, in PCI order; `missing` the others."""
 
     format: int = FORMAT
     node_name: str
     driver: Driver = msgspec.field(default_factory=Driver)
     gpus: list[GpuState] = []
+    missing: list[GpuState] = []  # dead when the driver was loaded, or taken out: until a person does something
     events: list[Event] = []
     next_event: int = 1
     latency_s: dict[str, float] = {}  # by NVML function name; "*" is every function
     failures: list[Failure] = []  # the first that matches a call fails it
     next_serial: int = 1
     boot: int = 1  # grows when the node is booted
+    first_capability: int = 3  # device number of the first GPU's instance 0; no driver promises to keep it
+    next_seat: int = 1 << 16
 
     @property
     def boot_id(self) -> str:

@@ -98,7 +98,10 @@ class SimulatedNvml:
         if name not in _STARTS:
             self._session.live_state()
         self._session.delay(name)
-        failure = self._session.take_failure(name, next(iter((*args, *options.values())), None))
+        given = next(iter((*args, *options.values())), None)
+        if any(each.effect == "hang" for each in self._session.state().failures):
+            self._session.hang(name, given)
+        failure = self._session.take_failure(name, given)
         if failure is None:
             return function(*args, **options)
         if failure.effect == "done":

@@ -108,8 +108,7 @@ class Events:
 
     def _data(self, event: Event, state: NodeState) -> Any:
         data = pynvml.c_nvmlEventData_t()
-        index = next(index for index, gpu in enumerate(state.gpus) if gpu.uuid == event.gpu_uuid)
-        data.device = self._session.handle(index)
+        data.device = self._session.handle(next(gpu for gpu in state.gpus if gpu.uuid == event.gpu_uuid))
         data.eventType, data.eventData = event.type, event.data
         data.gpuInstanceId, data.computeInstanceId = event.gpu_instance, event.compute_instance
         return data

@@ -23,7 +23,7 @@ class Identity:
         self._session = session
 
     def nvmlDeviceGetCount(self) -> int:
-        """All GPUs the driver has attached, faulty ones included."""
+        """All GPUs the driver has attached, faulty ones included; not those that were dead when it was loaded."""
         return len(self._session.state().gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
@@ -31,14 +31,14 @@ class Identity:
         gpus = self._session.state().gpus
         if not 0 <= index < len(gpus):
             raise invalid_argument()
-        return self._opened(index, gpus[index])
+        return self._opened(gpus[index])
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str | bytes) -> Any:
         """Handle by `GPU-...`, or of a MIG device by `MIG-...`."""
         text = _text(uuid)
-        for index, gpu in enumerate(self._session.state().gpus):
+        for gpu in self._session.state().gpus:
             if gpu.uuid == text:
-                return self._opened(index, gpu)
+                return self._opened(gpu)
             for compute in (each for instance in gpu.instances for each in instance.compute):
                 if compute.uuid == text:
                     check(gpu)
@@ -50,9 +50,9 @@ class Identity:
     def nvmlDeviceGetHandleBySerial(self, serial: str | bytes) -> Any:
         """Handle by the board's serial number."""
         text = _text(serial)
-        for index, gpu in enumerate(self._session.state().gpus):
+        for gpu in self._session.state().gpus:
             if gpu.serial == text:
-                return self._opened(index, gpu)
+                return self._opened(gpu)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetHandleByPciBusId(self, pciBusId: str | bytes) -> Any:
@@ -61,9 +61,9 @@ class Identity:
         if match is None:
             raise invalid_argument()
         wanted = (int(match[1] or "0", 16), int(match[2], 16), int(match[3], 16))
-        for index, gpu in enumerate(self._session.state().gpus):
+        for gpu in self._session.state().gpus:
             if (gpu.pci_domain, gpu.pci_bus, gpu.pci_device) == wanted:
-                return self._opened(index, gpu)
+                return self._opened(gpu)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetIndex(self, handle: Any) -> int:
@@ -204,9 +204,9 @@ class Identity:
             pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH if through else pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
         )
 
-    def _opened(self, index: int, gpu: GpuState) -> Any:
+    def _opened(self, gpu: GpuState) -> Any:
         check(gpu)  # a GPU that is lost cannot be opened either
-        return self._session.handle(index)
+        return self._session.handle(gpu)
 
 
 def pci_info(gpu: GpuState) -> Any:

@@ -49,7 +49,7 @@ class Instances:
         return self._create_gpu_instance(device, profileId, as_asked)
 
     def _create_gpu_instance(self, device: Any, profile_id: int, choose: Callable[[GpuState, GiProfile], int]) -> Any:
-        index = self._session.index_of(device)
+        self._session.check_gpu(device)
         made: list[GpuInstance] = []
 
         def create(state: NodeState) -> None:
@@ -59,7 +59,7 @@ class Instances:
             number = instance_id(table_of(gpu).units, profile.size, start)
             made.append(GpuInstance(number, profile.id, start, profile.size, serial=state.new_serial()))
             gpu.instances.append(made[0])
-            announce(state, index)
+            announce(state, gpu)
 
         self._session.change(create)
         return self._session.handle_of_instance(made[0])
@@ -82,9 +82,9 @@ class Instances:
 
     def nvmlGpuInstanceGetInfo(self, gpuInstance: Any) -> Any:
         """Which GPU, id, profile and placement."""
-        index, _gpu, instance = _found(self._session.instance(gpuInstance))
+        gpu, instance = _found(self._session.instance(gpuInstance))
         info = pynvml.c_nvmlGpuInstanceInfo_t()
-        info.device, info.id, info.profileId = self._session.handle(index), instance.id, instance.profile_id
+        info.device, info.id, info.profileId = self._session.handle(gpu), instance.id, instance.profile_id
         info.placement.start, info.placement.size = instance.start, instance.size
         return info
 
@@ -92,11 +92,11 @@ class Instances:
         """Destroy an instance: IN_USE while a compute instance is in it, or anybody holds it."""
 
         def destroy(state: NodeState) -> None:
-            index, gpu, instance = _found(self._session.instance(gpuInstance, state))
+            gpu, instance = _found(self._session.instance(gpuInstance, state))
             if instance.compute or any(process.gpu_instance == instance.id for process in gpu.processes):
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_IN_USE)
             gpu.instances.remove(instance)
-            announce(state, index)
+            announce(state, gpu)
 
         self._session.change(destroy)
         return int(pynvml.NVML_SUCCESS)
@@ -107,7 +107,7 @@ class Instances:
         """A compute instance profile by NVML's enumeration. `device` is the GPU instance; pynvml calls it so."""
         if version not in (1, 2):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        _index, gpu, instance = _found(self._session.instance(device))
+        gpu, instance = _found(self._session.instance(device))
         if not 0 <= profile < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT or engProfile != 0:
             raise invalid_argument()
         around = profile_of(gpu, instance.profile_id)
@@ -122,7 +122,7 @@ class Instances:
 
     def nvmlGpuInstanceGetComputeInstanceRemainingCapacity(self, gpuInstance: Any, profileId: int) -> int:
         """How many more compute instances of a profile fit."""
-        _index, gpu, instance = _found(self._session.instance(gpuInstance))
+        gpu, instance = _found(self._session.instance(gpuInstance))
         profile = _compute_profile(gpu, instance, profileId)
         taken, count = _taken(instance.compute), 0
         for start in ci_starts(profile, profile_of(gpu, instance.profile_id)):
@@ -135,7 +135,7 @@ class Instances:
         self, gpuInstance: Any, profileId: int, placementsRef: Any, countRef: Any
     ) -> int:
         """All legal placements of a compute instance profile, free or not; None asks for their number only."""
-        _index, gpu, instance = _found(self._session.instance(gpuInstance))
+        gpu, instance = _found(self._session.instance(gpuInstance))
         profile = _compute_profile(gpu, instance, profileId)
         starts = ci_starts(profile, profile_of(gpu, instance.profile_id))
         return filled_placements(starts, profile.slices, placementsRef, countRef)
@@ -154,7 +154,7 @@ class Instances:
         made: list[ComputeInstance] = []
 
         def create(state: NodeState) -> None:
-            index, gpu, instance = _found(self._session.instance(handle, state))
+            gpu, instance = _found(self._session.instance(handle, state))
             profile = _compute_profile(gpu, instance, profile_id)
             starts: Sequence[int] = ci_starts(profile, profile_of(gpu, instance.profile_id))
             if placement is not None:
@@ -177,7 +177,7 @@ class Instances:
                 )
             )
             instance.compute.append(made[0])
-            announce(state, index)
+            announce(state, gpu)
 
         self._session.change(create)
         return self._session.handle_of_compute(made[0])
@@ -186,14 +186,14 @@ class Instances:
         self, gpuInstance: Any, profileId: int, computeInstancesRef: Any, countRef: Any
     ) -> int:
         """The compute instances of a profile into the caller's array."""
-        _index, gpu, instance = _found(self._session.instance(gpuInstance))
+        gpu, instance = _found(self._session.instance(gpuInstance))
         profile = _compute_profile(gpu, instance, profileId)
         found = [each for each in instance.compute if each.profile_id == profile.id]
         return _listed(map(self._session.handle_of_compute, found), computeInstancesRef, countRef)
 
     def nvmlGpuInstanceGetComputeInstanceById(self, gpuInstance: Any, computeInstanceId: int) -> Any:
         """A compute instance by its id; NOT_FOUND without it."""
-        for compute in _found(self._session.instance(gpuInstance))[2].compute:
+        for compute in _found(self._session.instance(gpuInstance))[1].compute:
             if compute.id == computeInstanceId:
                 return self._session.handle_of_compute(compute)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
@@ -201,7 +201,7 @@ class Instances:
     def nvmlComputeInstanceGetInfo(self, computeInstance: Any) -> Any:
         """Which MIG device, GPU instance, id, profile and placement."""
         found = self._session.compute(computeInstance)
-        _index, _gpu, instance = _found(found)
+        _gpu, instance = _found(found)
         compute = found.compute
         if compute is None:
             raise invalid_argument()
@@ -221,14 +221,14 @@ class Instances:
 
         def destroy(state: NodeState) -> None:
             found = self._session.compute(computeInstance, state)
-            index, gpu, instance = _found(found)
+            gpu, instance = _found(found)
             compute = found.compute
             if compute is None:
                 raise invalid_argument()
             if any((each.gpu_instance, each.compute_instance) == (instance.id, compute.id) for each in gpu.processes):
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_IN_USE)
             instance.compute.remove(compute)
-            announce(state, index)
+            announce(state, gpu)
 
         self._session.change(destroy)
         return int(pynvml.NVML_SUCCESS)
@@ -270,8 +270,8 @@ def _compute_profile(gpu: GpuState, instance: GpuInstance, profile_id: int) -> C
     raise invalid_argument()
 
 
-def _found(found: Any) -> tuple[int, GpuState, GpuInstance]:
-    return found.index, found.gpu, found.instance
+def _found(found: Any) -> tuple[GpuState, GpuInstance]:
+    return found.gpu, found.instance
 
 
 def _taken(compute: Sequence[ComputeInstance]) -> set[int]:

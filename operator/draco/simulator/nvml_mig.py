@@ -35,7 +35,7 @@ class Mig:
         for a reset: RESET_REQUIRED, or IN_USE while programs hold the GPU, which have to end before it. No board leaves
         MIG mode while it has instances.
         """
-        index = self._session.index_of(device)
+        self._session.check_gpu(device)
         table_of(self._session.gpu(device))
         if mode not in (pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE):
             raise invalid_argument()
@@ -55,7 +55,7 @@ class Mig:
                 outcome.append(pynvml.NVML_ERROR_IN_USE if held else pynvml.NVML_ERROR_RESET_REQUIRED)
             else:
                 gpu.mig_current = gpu.mig_pending = mode
-                announce(state, index)
+                announce(state, gpu)
                 outcome.append(pynvml.NVML_SUCCESS)
 
         self._session.change(switch)
@@ -144,7 +144,7 @@ class Mig:
         found = self._session.device(migDevice)
         if found.compute is None:
             raise invalid_argument()
-        return self._session.handle(found.index)
+        return self._session.handle(found.gpu)
 
     def nvmlDeviceGetAttributes(self, device: Any) -> Any:
         """The same as version 2."""
@@ -224,6 +224,6 @@ def filled_placements(starts: Sequence[int], size: int, array_ref: Any, count_re
     return int(pynvml.NVML_SUCCESS)
 
 
-def announce(state: NodeState, index: int) -> None:
+def announce(state: NodeState, gpu: GpuState) -> None:
     """Send the event of a changed MIG configuration; NVML names no instance in it."""
-    state.add_event(state.gpus[index].uuid, pynvml.nvmlEventMigConfigChange, 0)
+    state.add_event(gpu.uuid, pynvml.nvmlEventMigConfigChange, 0)

@@ -15,11 +15,13 @@ import msgspec
 import pynvml
 
 from draco.simulator.boards import BOARDS, Board
+from draco.simulator.doorbell import Doorbell
 from draco.simulator.nvml_handles import Handle, Kind, handle_of, pointer, same_session
 from draco.simulator.state import ComputeInstance, Failure, GpuInstance, GpuState, NodeState, StateError, decode, mutate
 
 NEVER_FAIL = frozenset({"nvmlShutdown", "nvmlErrorString"})
 """What needs no session and looks at no state."""
+_LOOK_AGAIN_S = 1.0  # a call that hangs is woken when the state changes
 
 
 class Session:
@@ -72,6 +74,12 @@ class Session:
         if seconds > 0:
             self._sleep(seconds)
 
+    def hang(self, function: str, given: Any) -> None:
+        """Wait until no failure says any more that such a call hangs."""
+        bell, handle = Doorbell(self.state_file), handle_of(given)
+        while _failure_of(self.state(), function, handle, hangs=True) is not None:
+            bell.wait(_LOOK_AGAIN_S)
+
     def take_failure(self, function: str, given: Any) -> Failure | None:
         """The first failure chosen for such a call, one time less to come; `given` is the handle it is given, if any."""
         state = self.state()
@@ -121,9 +129,9 @@ class Session:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
             function(state)
 
-    def handle(self, index: int) -> Any:
-        """A device handle for the GPU at `index`, as pynvml's c_nvmlDevice_t."""
-        return pointer(Kind.GPU, self._sessions, index)
+    def handle(self, gpu: GpuState) -> Any:
+        """A device handle for a GPU, as pynvml's c_nvmlDevice_t."""
+        return pointer(Kind.GPU, self._sessions, gpu.seat)
 
     def handle_of_instance(self, instance: GpuInstance) -> Any:
         """A handle of a GPU instance, as pynvml's c_nvmlGpuInstance_t."""
@@ -138,19 +146,18 @@ class Session:
         return pointer(Kind.MIG_DEVICE, self._sessions, compute.serial)
 
     def gpu(self, handle: Any) -> GpuState:
-        """The whole GPU behind a handle; raises what a faulty GPU answers to everything."""
-        return self.indexed(handle)[1]
+        """The whole GPU behind a handle; NOT_SUPPORTED for a MIG device, which few functions take.
 
-    def indexed(self, handle: Any) -> tuple[int, GpuState]:
-        """Index and state of the GPU behind a handle; NOT_SUPPORTED for a MIG device, which few functions take."""
+        Raises what a faulty GPU answers to everything.
+        """
         found = self.device(handle)
         if found.compute is not None:
             raise not_supported()
-        return found.index, found.gpu
+        return found.gpu
 
-    def index_of(self, handle: Any) -> int:
-        """Index that a handle of a GPU names, whatever the state of that GPU."""
-        return self._checked(handle, Kind.GPU).number
+    def check_gpu(self, handle: Any) -> None:
+        """Raise for what is no handle of a GPU, whatever the state of that GPU."""
+        self._checked(handle, Kind.GPU)
 
     def device(self, handle: Any, state: NodeState | None = None) -> "Located":
         """A GPU or a MIG device; raises what a faulty GPU answers to everything."""
@@ -188,9 +195,10 @@ class Located(msgspec.Struct, frozen=True):
 def located(handle: Handle, state: NodeState) -> Located:
     """What a handle leads to, whatever is wrong with the GPU. INVALID_ARGUMENT without it, NOT_FOUND after its end."""
     if handle.kind == Kind.GPU:
-        if handle.number >= len(state.gpus):
-            raise invalid_argument()
-        return Located(handle.number, state.gpus[handle.number])
+        for index, gpu in enumerate(state.gpus):
+            if gpu.seat == handle.number:
+                return Located(index, gpu)
+        raise invalid_argument()
     for index, gpu in enumerate(state.gpus):
         for instance in gpu.instances:
             if handle.kind == Kind.GPU_INSTANCE and instance.serial == handle.number:
@@ -201,14 +209,14 @@ def located(handle: Handle, state: NodeState) -> Located:
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
 
-def _failure_of(state: NodeState, function: str, handle: Handle | None) -> int | None:
-    """Position of the first failure chosen for a call. One chosen for a GPU fails no call that names none."""
+def _failure_of(state: NodeState, function: str, handle: Handle | None, *, hangs: bool = False) -> int | None:
+    """Position of the first failure chosen for a call, or what hangs it. One chosen for a GPU fails no call that names none."""
     try:
         target = None if handle is None else located(handle, state)
     except pynvml.NVMLError:
         target = None
     for position, failure in enumerate(state.failures):
-        if failure.function not in ("", function):
+        if failure.function not in ("", function) or (failure.effect == "hang") is not hangs:
             continue
         if failure.gpu_uuid and (target is None or target.gpu.uuid != failure.gpu_uuid):
             continue

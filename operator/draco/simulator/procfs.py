@@ -8,13 +8,13 @@ list of devices: the kernel below has none of these, so nobody can make their no
 import os
 import shutil
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from draco.simulator.gpu_state import GpuState, NodeState, Process
 
 _CONFIG, _MONITOR = 1, 2
-_FIRST = 3  # minor number of the first GPU's instance 0
+FIRST = 3  # minor number of the first GPU's instance 0
 _INSTANCES, _COMPUTE = 15, 8  # what the driver sets numbers aside for, per GPU and per GPU instance
 
 
@@ -57,10 +57,13 @@ def refresh(state_file: Path, state: NodeState) -> None:
             file.write_text(content)
 
 
-def capability(minor: int, gpu_instance: int, compute_instance: int | None = None) -> int:
-    """Minor number of /dev/nvidia-caps/nvidia-cap<N> for an instance: it follows from who it is, made or not."""
-    first = _FIRST + (minor * _INSTANCES + gpu_instance) * (_COMPUTE + 1)
-    return first if compute_instance is None else first + 1 + compute_instance
+def capability(minor: int, gpu_instance: int, compute_instance: int | None = None, *, first: int = FIRST) -> int:
+    """Minor number of /dev/nvidia-caps/nvidia-cap<N> for an instance: it follows from who it is, made or not.
+
+    `first` is that of the first GPU's instance 0.
+    """
+    whole = first + (minor * _INSTANCES + gpu_instance) * (_COMPUTE + 1)
+    return whole if compute_instance is None else whole + 1 + compute_instance
 
 
 def capability_nodes(gpus: int) -> list[str]:
@@ -71,22 +74,26 @@ def capability_nodes(gpus: int) -> list[str]:
 def _entries(state: NodeState) -> Iterator[tuple[Path, str]]:
     """Every file of the tree with its content; of those in an fd folder, what they link to."""
     yield Path("sys/kernel/random/boot_id"), f"{state.boot_id}\n"
-    yield Path("driver/nvidia-caps/mig-minors"), _minors(tuple(sorted(gpu.minor for gpu in state.gpus)))
+    yield (
+        Path("driver/nvidia-caps/mig-minors"),
+        _minors(tuple(sorted(gpu.minor for gpu in state.gpus)), state.first_capability),
+    )
     capabilities = Path("driver/nvidia/capabilities")
+    numbered = partial(capability, first=state.first_capability)
     yield capabilities / "mig/config", _access(_CONFIG)
     yield capabilities / "mig/monitor", _access(_MONITOR)
     for gpu in state.gpus:
         for instance in gpu.instances:
             folder = capabilities / f"gpu{gpu.minor}" / "mig" / f"gi{instance.id}"
-            yield folder / "access", _access(capability(gpu.minor, instance.id))
+            yield folder / "access", _access(numbered(gpu.minor, instance.id))
             for compute in instance.compute:
-                yield folder / f"ci{compute.id}" / "access", _access(capability(gpu.minor, instance.id, compute.id))
+                yield folder / f"ci{compute.id}" / "access", _access(numbered(gpu.minor, instance.id, compute.id))
     for pid, held in _by_pid(state).items():
         process = held[0][1]
         yield Path(str(pid), "comm"), f"{process.name[:15] or 'python3'}\n"
         yield Path(str(pid), "cgroup"), f"0::{process.cgroup}\n"
         yield Path(str(pid), "environ"), f"HOSTNAME={process.hostname}\0" if process.hostname else ""
-        files = [file for gpu, each in held for file in _open_files(gpu, each)]
+        files = [file for gpu, each in held for file in _open_files(gpu, each, state.first_capability)]
         for number, file in enumerate(dict.fromkeys(["/dev/nvidiactl", *files]), start=3):
             yield Path(str(pid), "fd", str(number)), file
 
@@ -99,22 +106,25 @@ def _by_pid(state: NodeState) -> dict[int, list[tuple[GpuState, Process]]]:
     return found
 
 
-def _open_files(gpu: GpuState, process: Process) -> Iterator[str]:
+def _open_files(gpu: GpuState, process: Process, first: int) -> Iterator[str]:
     yield f"/dev/nvidia{gpu.minor}"
-    if process.gpu_instance is not None:
-        yield f"/dev/nvidia-caps/nvidia-cap{capability(gpu.minor, process.gpu_instance)}"
-        if process.compute_instance is not None:
-            yield f"/dev/nvidia-caps/nvidia-cap{capability(gpu.minor, process.gpu_instance, process.compute_instance)}"
+    gi, ci = process.gpu_instance, process.compute_instance
+    if gi is not None:
+        yield f"/dev/nvidia-caps/nvidia-cap{capability(gpu.minor, gi, first=first)}"
+        if ci is not None:
+            yield f"/dev/nvidia-caps/nvidia-cap{capability(gpu.minor, gi, ci, first=first)}"
 
 
 @lru_cache(maxsize=64)
-def _minors(minors: tuple[int, ...]) -> str:
+def _minors(minors: tuple[int, ...], first: int) -> str:
     lines = [f"config {_CONFIG}", f"monitor {_MONITOR}"]
     for minor in minors:
         for instance in range(_INSTANCES):
             place = f"gpu{minor}/gi{instance}"
-            lines.append(f"{place}/access {capability(minor, instance)}")
-            lines += [f"{place}/ci{each}/access {capability(minor, instance, each)}" for each in range(_COMPUTE)]
+            lines.append(f"{place}/access {capability(minor, instance, first=first)}")
+            lines += [
+                f"{place}/ci{each}/access {capability(minor, instance, each, first=first)}" for each in range(_COMPUTE)
+            ]
     return "\n".join([*lines, ""])
 
 

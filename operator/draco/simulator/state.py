@@ -69,7 +69,10 @@ def new_node(*, board: str = "H100-80GB", gpus: int = 8, node_name: str) -> Node
     model = board_named(board)
     if not 0 <= gpus <= len(model.slots):
         raise BoardError(f"A node has 0 to {len(model.slots)} GPUs of board {model.key}, not {gpus}.")
-    return NodeState(node_name=node_name, gpus=[_new_gpu(model, node_name, index) for index in range(gpus)])
+    state = NodeState(node_name=node_name, gpus=[_new_gpu(model, node_name, index) for index in range(gpus)])
+    for minor, gpu in enumerate(sorted(state.gpus, key=lambda gpu: gpu.probed)):
+        gpu.minor = minor  # also where the server has more slots than GPUs
+    return state
 
 
 def _new_gpu(board: Board, node_name: str, index: int) -> GpuState:
@@ -79,6 +82,8 @@ def _new_gpu(board: Board, node_name: str, index: int) -> GpuState:
         uuid=f"GPU-{identity}",
         board=board.key,
         minor=slot.minor,
+        probed=slot.minor,
+        seat=index,
         serial=f"{identity.int % 10**13:013d}",
         pci_bus=slot.bus,
         pcie_root_bus=slot.root_bus,
@@ -121,6 +126,9 @@ def decode(content: bytes, path: Path) -> NodeState:
             "delete it and create the simulated node again."
         )
     state.format = FORMAT
+    for index, gpu in enumerate(state.gpus):
+        if gpu.seat < 0:  # from before boards could be taken out
+            gpu.seat, gpu.probed = index, gpu.minor
     return state
 
 

@@ -23,7 +23,7 @@ from draco.agent.instances import Instance, Use
 from draco.agent.mig_inventory import Seen
 from draco.resources.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid
-from draco.simulator import by_hand, faults, state
+from draco.simulator import by_hand, faults, hotplug, state
 from draco.simulator.gpu_state import Process
 from tests.builders import a_claim
 from tests.doubles.files import FullDisk
@@ -533,6 +533,7 @@ def test_a_gpu_that_is_lost_keeps_its_claims_and_is_dirty(node: MigNode) -> None
     with pytest.raises(InstanceHeld, match="fallen off the PCI bus"):
         node.unprepare(ONE)
     faults.reboot(node.path)
+    hotplug.reseat(node.path, node.uuid)
     again = MigNode(node.folder, boot="the next boot")
     assert (again.real(), again.mig.divisions[again.uuid].dirty) == ([], False)
     assert not again.record.claims

@@ -15,7 +15,7 @@ from draco.agent.gpus import EventKind, Gpu, GpuEvent, HealthState
 from draco.agent.nvml import ARCHITECTURES, EVENT_KINDS, Nvml
 from draco.agent.nvml_errors import DriverError, DriverMissing, DriverReloaded, GpuUnknown, NotSupported
 from draco.resources.names import GpuUuid
-from draco.simulator import faults
+from draco.simulator import faults, hotplug
 from draco.simulator.boards import BOARDS
 from draco.simulator.nvml import SimulatedNvml
 from draco.simulator.state import RemappedRows, create, load, mutate
@@ -237,7 +237,7 @@ def test_a_gpu_that_was_never_readable_is_counted_apart(path: Path) -> None:
     [missing] = nvml.unidentified()
     assert missing.index == 0
     assert missing.message.startswith("The GPU is lost")
-    faults.reboot(path)
+    hotplug.reseat(path, 0)
     nvml.close()
     nvml.open()
     assert len(nvml.gpus()) == 8

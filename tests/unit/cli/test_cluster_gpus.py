@@ -75,6 +75,25 @@ def test_a_day_of_an_instance_made_by_hand(run: Run, path: Path) -> None:
     assert load(path).gpus[0].instances == []
 
 
+def test_a_dead_gpu_is_not_there_after_a_reboot_until_somebody_comes(run: Run, path: Path) -> None:
+    uuid = load(path).gpus[0].uuid
+    run("lose gpu-node-0 0")
+    run("reboot gpu-node-0")
+    assert f"Not there: {uuid}  H100-80GB  at {load(path).missing[0].bus_id}, dead\n" in run("show gpu-node-0")
+    run(f"reseat gpu-node-0 {uuid}")
+    run("remove gpu-node-0 0")
+    assert ", taken out\n" in run("show gpu-node-0")
+    assert run(f"replace gpu-node-0 {uuid}") == f"The new GPU is {load(path).gpus[0].uuid}.\n"
+    assert load(path).gpus[0].uuid != uuid
+
+
+def test_what_hangs_is_shown_and_let_go(run: Run, path: Path) -> None:
+    run("hang gpu-node-0 nvmlDeviceGetName --gpu 1")
+    assert f"nvmlDeviceGetName hangs on {load(path).gpus[1].uuid}\n" in run("show gpu-node-0")
+    run("stop-failing gpu-node-0")
+    assert load(path).failures == []
+
+
 def test_what_is_in_the_way_is_named(run: Run) -> None:
     run("mig gpu-node-0 0 on")
     run("create gpu-node-0 0 3g.40gb --start 4")
@@ -114,6 +133,7 @@ def test_faults_are_set_shown_and_healed(run: Run, path: Path) -> None:
     assert (state.events[-1].data, state.events[-1].gpu_instance) == (48, 2)
     run("lose gpu-node-0 1")
     run("heal gpu-node-0 0")
+    run("heal gpu-node-0 1")
     run("reboot gpu-node-0 --minors 1,0")
     state = load(path)
     assert ([gpu.error for gpu in state.gpus], [gpu.minor for gpu in state.gpus]) == ([0, 0], [1, 0])

@@ -47,7 +47,7 @@ def test_a_node_of_another_name_is_told_with_those_there_are(folder: Path) -> No
         gpus.state_file("mixed", "real-2")
 
 
-def test_a_boot_takes_instances_and_brings_lost_gpus_back(tmp_path: Path) -> None:
+def test_a_boot_takes_instances_and_finds_no_lost_gpu(tmp_path: Path) -> None:
     create_gpus(tmp_path, board="A100-40GB", gpus=2, node="real-1")
     path = gpu_state_file(tmp_path)
     with mutate(path) as state:
@@ -58,4 +58,5 @@ def test_a_boot_takes_instances_and_brings_lost_gpus_back(tmp_path: Path) -> Non
     boot_gpus(tmp_path)
     after = load(path)
     assert after.boot_id != before.boot_id
-    assert [(gpu.instances, gpu.error, gpu.mig_current) for gpu in after.gpus] == [([], 0, 1), ([], 0, 0)]
+    assert [(gpu.instances, gpu.error, gpu.mig_current) for gpu in after.gpus] == [([], 0, 1)]
+    assert [gpu.uuid for gpu in after.missing] == [before.gpus[1].uuid]

@@ -1,6 +1,7 @@
 """Faults: what each of them makes NVML answer, and what ends it."""
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pynvml
@@ -102,16 +103,17 @@ def test_a_gpu_that_is_held_cannot_be_reset(path: Path) -> None:
         faults.reset(path, 0)
 
 
-def test_only_a_reboot_brings_a_lost_gpu_back(nvml: SimulatedNvml, path: Path) -> None:
-    faults.lose(path, 0)
-    faults.reset(path, 0)
-    faults.reload_driver(path)
-    nvml.nvmlInit()
-    with pytest.raises(pynvml.NVMLError_GpuIsLost):
-        nvml.nvmlDeviceGetHandleByIndex(0)
-    faults.reboot(path)
-    nvml.nvmlInit()
-    assert nvml.nvmlDeviceGetIndex(nvml.nvmlDeviceGetHandleByIndex(0)) == 0
+def test_a_call_that_hangs_goes_on_when_it_is_let_go(nvml: SimulatedNvml, path: Path) -> None:
+    first, second = (nvml.nvmlDeviceGetHandleByIndex(index) for index in (0, 1))
+    faults.hang(path, "nvmlDeviceGetName", gpu=0)
+    assert nvml.nvmlDeviceGetName(second)
+    assert nvml.nvmlDeviceGetSerial(first)
+    with ThreadPoolExecutor(1) as thread:
+        hung = thread.submit(nvml.nvmlDeviceGetName, first)
+        with pytest.raises(TimeoutError):
+            hung.result(timeout=0.2)
+        faults.stop_failing(path)
+        assert hung.result(timeout=5) == nvml.nvmlDeviceGetName(second)
 
 
 def test_a_driver_reload_voids_the_session_and_every_handle(nvml: SimulatedNvml, path: Path) -> None:

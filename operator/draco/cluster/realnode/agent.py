@@ -18,7 +18,7 @@ def gpu_state_file(disk: Path) -> Path:
 
 
 def boot_gpus(disk: Path) -> None:
-    """What a boot does to GPUs: instances and holders are gone, lost GPUs are back."""
+    """What a boot does to GPUs: instances and holders are gone, lost GPUs are not found."""
     faults.reboot(gpu_state_file(disk))
 
 
