@@ -25,6 +25,7 @@ from draco.agent.files import Files, LocalFiles
 from draco.agent.guard import ProcessLock, refuse_beside_others
 from draco.agent.hardware import Hardware, View
 from draco.agent.health_service import HealthService
+from draco.agent.known_gpus import KnownGpus
 from draco.agent.leftovers import KUBELET_RECORD, Leftovers
 from draco.agent.metrics import Metrics
 from draco.agent.node_status import NodeReporter, Standing
@@ -121,10 +122,17 @@ class Agent:
         self._events = EventRecorder(
             client, controller=FIELD_MANAGER_AGENT, instance=settings.node_name, clock=clock, random=random
         )
+        self._known = KnownGpus(
+            self._checkpoint,
+            in_thread=self._in_thread,
+            forgotten=lambda: self._dividing.keeper.forgotten,
+            promised=lambda: frozenset(self._dividing.promised),
+        )
         self._hardware = Hardware(
             nvml,
             SysfsPcieRoots(settings.sysfs_root),
             divided=self._dividing.inventory.look,
+            named=self._known.view,
             clock=clock,
             rescan_s=settings.rescan_s,
             retry_s=settings.nvml_retry_s,
@@ -165,7 +173,9 @@ class Agent:
             driver=settings.driver,
             node=settings.node_name,
             boot_id=self._boot_id,
+            known=self._known,
             view=lambda: self._hardware.view,
+            show_again=self._hardware.show_again,
             in_thread=self._in_thread,
             tell=self._tell,
             rewritten=self._claim_reporter.touch,
@@ -234,6 +244,7 @@ class Agent:
                 tasks.create_task(serving, name="endpoints")
             tasks.create_task(self._report(), name="gpunode")
             tasks.create_task(self._publish(), name="slices")
+            tasks.create_task(self._startup.name(), name="names")
             await self._hardware.ready.wait()
             await self._startup.recover()
             self._divided_anew()

@@ -1,10 +1,13 @@
-"""The record of this node: claims promised to kubelet, and GPU instances that are ours; durable before it is done.
+"""The record of this node: claims promised to kubelet, GPU instances that are ours, and what its GPUs are called.
+
+All of it is durable before it is done.
 
 Owns the file: its shape, its checksum, and that it always tells the last state that was written whole. Knows nothing of CDI,
 kubelet or NVML. A claim is first recorded as `preparing`, an intent, and as `prepared` when everything it needs is in place; one
 whose instances have to be destroyed is `releasing` meanwhile. An instance is on record before it is made and until it is gone.
 
-Version 2 of the format adds instances; version 1 is read as a record without any.
+Version 2 of the format adds instances; version 1 is read as a record without any. The known GPUs came later still: who knows
+only what was before reads the record without them.
 """
 
 import hashlib
@@ -17,6 +20,7 @@ import msgspec
 
 from draco.agent.errors import CheckpointDamaged
 from draco.agent.files import Files
+from draco.agent.gpus import Gpu, KnownGpu
 from draco.agent.instances import PlacementKey
 from draco.mig.board import unit_mask
 from draco.resources.names import ClaimUid, GpuUuid
@@ -124,6 +128,33 @@ class _Record(msgspec.Struct, kw_only=True):
     boot_id: str
     claims: list[PreparedClaim] = []
     instances: list[OwnedInstance] = []
+    gpus: list[KnownGpu] = []
+
+
+class _KnownGpu(msgspec.Struct, kw_only=True):
+    """A known GPU as it is read: how it was read last may have been written by an agent that knew other things of it."""
+
+    uuid: GpuUuid
+    device: str
+    last: msgspec.Raw = msgspec.Raw()
+    pcie_root: str | None = None
+    numa_node: int | None = None
+
+    def known(self) -> KnownGpu:
+        try:
+            last = msgspec.json.decode(self.last, type=Gpu) if bytes(self.last) else None
+        except msgspec.ValidationError:
+            last = None
+        return KnownGpu(
+            uuid=self.uuid, device=self.device, last=last, pcie_root=self.pcie_root, numa_node=self.numa_node
+        )
+
+
+class _ReadRecord(msgspec.Struct, kw_only=True):
+    boot_id: str
+    claims: list[PreparedClaim] = []
+    instances: list[OwnedInstance] = []
+    gpus: list[_KnownGpu] = []
 
 
 class _Envelope(msgspec.Struct, kw_only=True):
@@ -133,7 +164,7 @@ class _Envelope(msgspec.Struct, kw_only=True):
 
 
 class Checkpoint:
-    """Claims and instances of one node, in memory and on disk. Written by one thread at a time; others may read.
+    """Claims, instances and known GPUs of one node, in memory and on disk. Written by one thread at a time; others may read.
 
     `boot_id` is the boot in which the minor numbers on record were right; "" when nothing was ever recorded.
     """
@@ -144,11 +175,13 @@ class Checkpoint:
         self.boot_id = boot_id
         self._claims = {claim.uid: claim for claim in claims}
         self._instances: dict[PlacementKey, OwnedInstance] = {}
+        self._known: dict[GpuUuid, KnownGpu] = {}
 
     def restore(self, loaded: "Loaded") -> None:
         """Take up what was on disk."""
         self._claims = {claim.uid: claim for claim in loaded.claims}
         self._instances = {one.key: one for one in loaded.instances}
+        self._known = {one.uuid: one for one in loaded.gpus}
         self.boot_id = loaded.boot_id
 
     @property
@@ -160,6 +193,15 @@ class Checkpoint:
     def instances(self) -> Mapping[PlacementKey, OwnedInstance]:
         """Our instances by where they stand, oldest first. What is returned never changes."""
         return MappingProxyType(self._instances)
+
+    @property
+    def known(self) -> Mapping[GpuUuid, KnownGpu]:
+        """The GPUs that have a name, by UUID. What is returned never changes."""
+        return MappingProxyType(self._known)
+
+    def remember(self, gpus: Iterable[KnownGpu]) -> None:
+        """Record exactly these GPUs; raises OSError and changes nothing when the disk refuses."""
+        self._write(self._claims, self._instances, self.boot_id, {one.uuid: one for one in gpus})
 
     def change(
         self,
@@ -198,13 +240,20 @@ class Checkpoint:
         self._write({claim.uid: claim for claim in claims}, kept, boot_id)
 
     def _write(
-        self, claims: dict[ClaimUid, PreparedClaim], instances: dict[PlacementKey, OwnedInstance], boot_id: str
+        self,
+        claims: dict[ClaimUid, PreparedClaim],
+        instances: dict[PlacementKey, OwnedInstance],
+        boot_id: str,
+        known: dict[GpuUuid, KnownGpu] | None = None,
     ) -> None:
-        content = _Record(boot_id=boot_id, claims=list(claims.values()), instances=list(instances.values()))
+        gpus = self._known if known is None else known
+        content = _Record(
+            boot_id=boot_id, claims=list(claims.values()), instances=list(instances.values()), gpus=list(gpus.values())
+        )
         record = msgspec.json.encode(content)
         envelope = _Envelope(version=VERSION, checksum=_checksum(record), record=msgspec.Raw(record))
         self._files.write(self._path, msgspec.json.encode(envelope))
-        self._claims, self._instances, self.boot_id = claims, instances, boot_id
+        self._claims, self._instances, self.boot_id, self._known = claims, instances, boot_id, gpus
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -213,6 +262,7 @@ class Loaded(msgspec.Struct, frozen=True):
     boot_id: str
     claims: list[PreparedClaim]
     instances: list[OwnedInstance] = []
+    gpus: list[KnownGpu] = []
 
 
 def load(path: Path, files: Files) -> Loaded:
@@ -231,10 +281,10 @@ def load(path: Path, files: Files) -> Loaded:
             )
         if envelope.checksum != _checksum(bytes(envelope.record)):
             raise CheckpointDamaged(f"The record of prepared claims {path} does not match its checksum.")
-        record = msgspec.json.decode(envelope.record, type=_Record)
+        record = msgspec.json.decode(envelope.record, type=_ReadRecord)
     except msgspec.DecodeError as error:
         raise CheckpointDamaged(f"The record of prepared claims {path} is not whole: {error}.") from error
-    return Loaded(record.boot_id, record.claims, record.instances)
+    return Loaded(record.boot_id, record.claims, record.instances, [one.known() for one in record.gpus])
 
 
 def set_aside(path: Path, files: Files) -> Path:

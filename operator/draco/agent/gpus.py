@@ -33,6 +33,10 @@ class GpuHealth(msgspec.Struct, frozen=True):
 HEALTHY = GpuHealth(HealthState.HEALTHY)
 
 
+ABSENT = "Absent"
+"""The fault of a GPU that was here and that NVML no longer lists."""
+
+
 class GpuFault(msgspec.Struct, frozen=True):
     """What keeps a GPU from new work. `name` is one word for machines, such as Lost, Absent or Xid79; `message` a sentence."""
 
@@ -52,9 +56,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One whole GPU, with what is published about it.
 
     `board` is what it can be divided into, None where it cannot be; `instances` are those that it had when it was read.
+    `device` is the name it is published under, which stays with its UUID (`known_gpus`); "" for one that has none yet.
     """
 
     uuid: GpuUuid
+    device: str = ""
     index: int
     minor: int  # the device node is /dev/nvidia<minor>; it can change over a reboot
     product_name: str
@@ -74,6 +80,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     fault: GpuFault | None = None  # it takes no new work while there is one; claims that have it keep it
 
     @property
+    def absent(self) -> bool:
+        """Whether NVML no longer lists it: what is told of it is what was read last."""
+        return self.fault is not None and self.fault.name == ABSENT
+
+    @property
     def memory_mib(self) -> int:
         """Frame buffer in MiB, rounded down."""
         return self.memory_bytes >> 20
@@ -87,6 +98,19 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     def cuda_compute_capability(self) -> str:
         """As a semantic version, e.g. `9.0.0`."""
         return f"{self.compute_major}.{self.compute_minor}.0"
+
+
+class KnownGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A GPU that this node has, or had: the name that stays with it, and how it was when it was last read.
+
+    `last` is None when nothing but the name is known. `pcie_root` and `numa_node` are as they are published.
+    """
+
+    uuid: GpuUuid
+    device: str
+    last: Gpu | None = None
+    pcie_root: str | None = None
+    numa_node: int | None = None
 
 
 class UnidentifiedGpu(msgspec.Struct, frozen=True):

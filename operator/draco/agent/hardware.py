@@ -6,7 +6,7 @@ apart.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from types import MappingProxyType
@@ -20,12 +20,13 @@ from draco.agent.nvml_errors import NvmlError
 from draco.agent.pcie import PcieRoots
 from draco.agent.slices import Located, device_name
 from draco.kube.clock import Clock
+from draco.resources.names import GpuUuid
 
 log = structlog.get_logger()
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs at one moment. `fault` says why they could not be read then; what is known stays from before."""
+    """The GPUs at one moment, absent ones included. `fault` says why they could not be read; the rest is from before."""
 
     driver: DriverInfo | None = None
     gpus: tuple[Located, ...] = ()
@@ -38,11 +39,21 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         """GPUs by the names they are published under."""
         return MappingProxyType({device_name(located.gpu): located.gpu for located in self.gpus})
 
+    @property
+    def by_uuid(self) -> Mapping[GpuUuid, Gpu]:
+        """GPUs by what they are. Whoever asks about a GPU, and not about a name, looks here."""
+        return MappingProxyType({located.gpu.uuid: located.gpu for located in self.gpus})
+
+    @property
+    def present(self) -> tuple[Gpu, ...]:
+        """Those that NVML lists."""
+        return tuple(located.gpu for located in self.gpus if not located.gpu.absent)
+
 
 class Hardware:
     """Reads the GPUs of one node. `view` is the latest; `ready` is set when there has been a first attempt.
 
-    `divided` adds to each GPU what it can be divided into and what it is divided into.
+    `divided` adds to each GPU what it can be divided into and what it is divided into; `named` gives all of them their names.
     """
 
     def __init__(
@@ -51,6 +62,7 @@ class Hardware:
         pcie: PcieRoots,
         *,
         divided: Callable[[Sequence[Gpu]], Sequence[Gpu]],
+        named: Callable[[View], Awaitable[View]],
         clock: Clock,
         rescan_s: float,
         retry_s: float,
@@ -61,6 +73,8 @@ class Hardware:
         self._nvml = nvml
         self._pcie = pcie
         self._divided = divided
+        self._named = named
+        self._last: View | None = None
         self._clock = clock
         self._rescan_s = rescan_s
         self._retry_s = retry_s
@@ -72,13 +86,19 @@ class Hardware:
         """Call `callback` after every reading, also when nothing changed."""
         self._subscribers.append(callback)
 
+    async def show_again(self) -> None:
+        """Show the last reading once more: its GPUs may have other names."""
+        if self._last is not None:
+            self._show(await self._named(self._last))
+
     async def run(self) -> None:
         """Read until cancelled; then end the session. A driver that is missing or reloaded is tried again."""
         loop = asyncio.get_running_loop()
         try:
             while True:
                 try:
-                    self._show(await loop.run_in_executor(self._thread, self._read))
+                    self._last = await loop.run_in_executor(self._thread, self._read)
+                    self._show(await self._named(self._last))
                     await self._until_next()
                 except NvmlError as error:
                     await loop.run_in_executor(self._thread, self._close)

@@ -24,7 +24,7 @@ from draco.kube.store import Change
 from draco.resources.draco import GpuNode, PromisedDevice, WantedGpu
 from draco.resources.kinds import GPU_NODES
 from draco.resources.meta import ObjectKey
-from draco.resources.names import GpuUuid
+from draco.resources.names import FORGET_GPU, GpuUuid
 
 log = structlog.get_logger()
 
@@ -39,8 +39,8 @@ _Facts = tuple[bool, bool, frozenset[PlacementKey]]
 class MigKeeper:
     """Works on one GPU after the other. `wanted` is None until the API server was read once, and `known` is set from then on.
 
-    `promised` is what claims have been allocated beside that. `divisions` tells how the GPUs stand; `changed` is called after
-    every work on one, `gone` when somebody has deleted the GpuNode.
+    `promised` is what claims have been allocated beside that, `forgotten` are GPUs that a person says are gone for good.
+    `divisions` tells how the GPUs stand; `changed` is called after every work on one, `gone` when somebody deleted the GpuNode.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class MigKeeper:
     ) -> None:
         self.wanted: Mapping[GpuUuid, WantedGpu] | None = None
         self.promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = {}
+        self.forgotten: frozenset[GpuUuid] = frozenset()
         self.known = asyncio.Event()
         self._client = client
         self._clock = clock
@@ -127,6 +128,8 @@ class MigKeeper:
         found = self._informer.store.get(ObjectKey("", self._node))
         if change is not None and found is None:
             self._gone()
+        said = found.metadata.annotations.get(FORGET_GPU, "") if found else ""
+        self.forgotten = frozenset(GpuUuid(one.strip()) for one in said.split(",") if one.strip())
         fresh = {GpuUuid(one.uuid): one for one in found.spec.gpus} if found else {}
         before, self.wanted = self.wanted, fresh
         promised = _by_gpu(found.spec.promised if found else ())

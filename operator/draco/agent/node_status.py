@@ -18,7 +18,7 @@ from draco.agent.health_service import reports
 from draco.agent.instances import GpuMig
 from draco.agent.plugin import Registration
 from draco.agent.publisher import Published
-from draco.agent.slices import device_name, memory
+from draco.agent.slices import device_name, memory, position
 from draco.kube.client import Client
 from draco.kube.clock import Clock
 from draco.kube.discovery import PARTITIONABLE, Features
@@ -53,7 +53,7 @@ def status(standing: Standing, *, generation: int) -> GpuNodeStatus:
     """The status to report, conditions without times."""
     view = standing.view
     health = {report.device: report for report in reports(view)}
-    in_order = sorted((one.gpu for one in view.gpus), key=lambda gpu: gpu.minor)
+    in_order = sorted((one.gpu for one in view.gpus), key=position)
     boards = mig_report.boards(in_order)
     gpus = [
         GpuStatus(
@@ -69,7 +69,7 @@ def status(standing: Standing, *, generation: int) -> GpuNodeStatus:
             message=health[device_name(one.gpu)].message,
             mig=mig_report.mig(one.gpu, standing.divisions, boards),
         )
-        for one in sorted(view.gpus, key=lambda one: one.gpu.minor)
+        for one in sorted(view.gpus, key=lambda one: position(one.gpu))
     ]
     return GpuNodeStatus(
         observed_generation=generation,

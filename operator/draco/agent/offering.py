@@ -65,7 +65,7 @@ class Offering:
         """
         plain: list[Device] = []
         divisible: list[Divisible] = []
-        for located in sorted(gpus, key=lambda each: each.gpu.minor):
+        for located in sorted(gpus, key=lambda each: slices.position(each.gpu)):
             uuid = located.gpu.uuid
             mig = migs.get(uuid) or GpuMig(gpu=uuid)
             made = self._divisible(located, mig, wanted.get(uuid), keeping(None, mig.board, promised.get(uuid, ())))

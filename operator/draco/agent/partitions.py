@@ -124,17 +124,17 @@ def partition_name(parent: str, placement: Placement) -> str:
 
 def devices(gpus: Sequence[Divisible], driver: DriverInfo, order: Sequence[Place]) -> list[Device]:
     """The GPUs as devices: those to be had whole first, then the partitions in the given order."""
-    ascending = sorted(gpus, key=lambda each: each.located.gpu.minor)
+    ascending = sorted(gpus, key=lambda each: slices.position(each.located.gpu))
     by_uuid = {each.uuid: _Maker(each, driver) for each in ascending}
     whole = [by_uuid[each.uuid].whole() for each in ascending if each.whole]
     return whole + [by_uuid[place.gpu].partition(place.placement) for place in order if place.gpu in by_uuid]
 
 
 def counters(gpus: Sequence[Divisible]) -> list[CounterSet]:
-    """One set per GPU, in the order of their minor numbers."""
+    """One set per GPU, in the order of their names."""
     return [
         CounterSet(name=_counter_set(each), counters=_counted(_most(each), range(each.board.units)))
-        for each in sorted(gpus, key=lambda each: each.located.gpu.minor)
+        for each in sorted(gpus, key=lambda each: slices.position(each.located.gpu))
     ]
 
 
@@ -144,7 +144,7 @@ def order(gpus: Sequence[Divisible]) -> list[Place]:
     Behind it comes the one that is best once the first is taken, and so on: several claims that come faster than an order is
     published do not spread over GPUs that are all alike. What fits comes before what does not.
     """
-    ascending = sorted(gpus, key=lambda each: each.located.gpu.minor)
+    ascending = sorted(gpus, key=lambda each: slices.position(each.located.gpu))
     profiles = {(each.profile.size, each.profile.id) for gpu in gpus for each in gpu.placements}
     places: list[Place] = []
     for wanted in sorted(profiles):

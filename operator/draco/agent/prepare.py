@@ -19,7 +19,7 @@ from draco.agent.cdi import CdiFolder
 from draco.agent.checkpoint import Checkpoint, ClaimState, Partition, PreparedClaim, PreparedDevice
 from draco.agent.claim_instances import Acquired, ClaimInstances
 from draco.agent.errors import PrepareError
-from draco.agent.gpus import Gpu
+from draco.agent.gpus import ABSENT, Gpu
 from draco.mig.names import PartitionName, read_partition_name
 from draco.resources.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid
@@ -129,6 +129,15 @@ def _excludes(wanted: PreparedDevice, held: PreparedDevice) -> bool:
     return bool(wanted.partition.mask & held.partition.mask)
 
 
+def _refuse_absent(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> None:
+    by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
+    for device in claim.devices:
+        gpu = by_uuid.get(device.gpu)
+        if gpu is None or gpu.absent:
+            why = gpu.fault.message if gpu is not None and gpu.fault is not None else ""
+            raise PrepareError(f"Claim {claim} cannot have {device.device}: {ABSENT}. {why}".strip())
+
+
 class ClaimDesk:
     """The claims of one node: prepares them and gives them up. Without `instances` only claims of whole GPUs."""
 
@@ -153,10 +162,11 @@ class ClaimDesk:
         with self._lock(read_partition_name(result.device) is not None for result in results):
             known = self._checkpoint.claims.get(ClaimUid(claim.metadata.uid))
             if known is not None and known.state is ClaimState.PREPARED:
-                return self._again(known, claim)
+                return self._again(known, claim, gpus)
             if known is not None and known.state is ClaimState.RELEASING:
                 self.unprepare(known.uid)
             intent = plan(claim, driver=self._driver, pool=self._pool, gpus=gpus)
+            _refuse_absent(intent, gpus)
             taken = conflict(intent, self._checkpoint.claims.values())
             if taken:
                 raise PrepareError(taken)
@@ -199,7 +209,7 @@ class ClaimDesk:
         """Claims of whole GPUs ask NVML for the mode only; nothing else of theirs waits for it."""
         return self._instances.lock if self._instances is not None and any(partitions) else nullcontext()
 
-    def _again(self, known: PreparedClaim, claim: ResourceClaim) -> PreparedClaim:
+    def _again(self, known: PreparedClaim, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         """Kubelet asks again, after a restart or a lost answer."""
         allocation = claim.status.allocation
         results = allocation.devices.results if allocation else []
@@ -211,6 +221,7 @@ class ClaimDesk:
                 f"Claim {known} is prepared with {have}, but that is no longer its allocation; it can be prepared again "
                 "when kubelet has given it up."
             )
+        _refuse_absent(known, gpus)
         known = self._with_instances(known)
         if self._instances is not None:
             self._instances.whole(known)

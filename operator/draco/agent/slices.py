@@ -44,8 +44,15 @@ class Located(msgspec.Struct, frozen=True):
 
 
 def device_name(gpu: Gpu) -> str:
-    """The name a whole GPU is published under."""
-    return f"gpu-{gpu.minor}"
+    """The name a whole GPU is published under: its own, or the one it is given if nobody else has it."""
+    return gpu.device or f"gpu-{gpu.minor}"
+
+
+def position(gpu: Gpu) -> tuple[int, str]:
+    """Where a GPU stands among those of its node, in all lists: by the number in its name."""
+    name = device_name(gpu)
+    number = name.rpartition("-")[2]
+    return (int(number) if number.isdecimal() else 0, name)
 
 
 def memory(gpu: Gpu) -> str:
@@ -88,8 +95,8 @@ def device(located: Located, driver: DriverInfo) -> Device:
 
 
 def devices(gpus: Sequence[Located], driver: DriverInfo) -> list[Device]:
-    """All GPUs as devices, in the order of their minor numbers."""
-    return [device(located, driver) for located in sorted(gpus, key=lambda located: located.gpu.minor)]
+    """All GPUs as devices, in the order of their names."""
+    return [device(located, driver) for located in sorted(gpus, key=lambda located: position(located.gpu))]
 
 
 class Content(msgspec.Struct, frozen=True):

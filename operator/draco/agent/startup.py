@@ -1,7 +1,7 @@
 """From whatever the last run left to a node that is as its record says, and kept so.
 
-Owns when the record is read or rebuilt, when record, instances and CDI specs are made to agree, and that it is tried until it
-works. What agreeing means is `recovery`'s.
+Owns when the record is read or rebuilt, from where the names of the GPUs are had if it has none, when record, instances and CDI
+specs are made to agree, and that it is tried until it works. What agreeing means is `recovery`'s.
 """
 
 import asyncio
@@ -12,26 +12,31 @@ from typing import Any, TypeVar
 
 import structlog
 
-from draco.agent import recovery
+from draco.agent import known_gpus, recovery
 from draco.agent.cdi import CdiFolder
 from draco.agent.checkpoint import Checkpoint, OwnedInstance, PreparedClaim
 from draco.agent.claim_instances import ClaimInstances
 from draco.agent.files import Files
 from draco.agent.hardware import View
+from draco.agent.known_gpus import KnownGpus
 from draco.kube.client import Client
-from draco.kube.clock import Clock
+from draco.kube.clock import Clock, wait_for
 from draco.kube.errors import ApiError, NotFound
 from draco.kube.retry import Backoff, asked_to_wait_s
 from draco.resources.draco import GpuNode
-from draco.resources.kinds import CLAIMS, GPU_NODES
+from draco.resources.kinds import CLAIMS, GPU_NODES, SLICES
 from draco.resources.meta import ObjectKey
 from draco.resources.names import GpuUuid
+from draco.resources.slices import ResourceSlice
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 Tell = Callable[[str, str, str], None]
+
+NAMES_S = 5.0
+"""So long kubelet is served later for the names of the GPUs. Then it may give claims up; none is prepared without names."""
 
 
 async def persistently(event: str, attempt: Callable[[], Awaitable[T]], *, clock: Clock, random: Random) -> T:
@@ -50,6 +55,7 @@ class Startup:
     """One node's record, made true at start and whenever the ground moved.
 
     `record_read` is set when nothing of the last run's report is needed any more, `recovered` when the record can be relied on.
+    `known` are told their names as soon as these can be had, and `show_again` is awaited then.
     `rewritten` is called with each claim whose containers get other devices than they would have got before.
     """
 
@@ -65,7 +71,9 @@ class Startup:
         driver: str,
         node: str,
         boot_id: str,
+        known: KnownGpus,
         view: Callable[[], View],
+        show_again: Callable[[], Awaitable[None]],
         in_thread: InThread,
         tell: Tell,
         rewritten: Callable[[PreparedClaim], None],
@@ -83,7 +91,9 @@ class Startup:
         self._driver = driver
         self._node = node
         self._boot_id = boot_id
+        self._known = known
         self._view = view
+        self._show_again = show_again
         self._in_thread = in_thread
         self._tell = tell
         self._rewritten = rewritten
@@ -91,6 +101,25 @@ class Startup:
         self._random = random
         self._minors: dict[GpuUuid, int] | None = None
         self._minors_moved = asyncio.Event()
+        self._loaded = asyncio.Event()
+        self._named = asyncio.Event()
+        self._reported: GpuNode | None = None
+
+    async def name(self) -> None:
+        """Tell the GPUs their names, when the record has been read.
+
+        One that has none is of an earlier version, new, or lost: then what was published tells them, before it is overwritten.
+        """
+        await self._loaded.wait()
+        names: list[tuple[GpuUuid, str]] = []
+        if not self._record.known:
+            published = await self._persistently("recovery.api", self._own_slices)
+            self._reported = await self._persistently("recovery.api", self._own_report)
+            names = [*known_gpus.published(published), *known_gpus.reported(self._reported)]
+        self._known.tell(names)
+        self.record_read.set()
+        await self._show_again()
+        self._named.set()
 
     async def recover(self) -> None:
         """Read the record, or rebuild it; then make record, instances and specs agree. Not before that is kubelet served."""
@@ -98,10 +127,13 @@ class Startup:
             "recovery.disk", lambda: self._in_thread(lambda: recovery.read_record(self._path, self._files))
         )
         if isinstance(found, recovery.Damaged):
+            self._loaded.set()
             await self._rebuild(found)
         else:
             self._record.restore(found)
-        self.record_read.set()
+            self._known.record()
+            self._loaded.set()
+            await wait_for(self._named, self._clock, NAMES_S)
         await self._persistently("recovery.disk", self._converge)
         self.recovered.set()
 
@@ -114,7 +146,7 @@ class Startup:
 
     def seen(self, view: View) -> None:
         """The GPUs were read."""
-        if view.driver is not None and self._minors != {one.gpu.uuid: one.gpu.minor for one in view.gpus}:
+        if view.driver is not None and self._minors != {gpu.uuid: gpu.minor for gpu in view.present}:
             self._minors_moved.set()
 
     async def instances_changed(self, uuid: GpuUuid) -> None:
@@ -127,19 +159,25 @@ class Startup:
         log.error("checkpoint.damaged", node=self._node, error=damage.sentence, moved_to=str(damage.moved_to))
         note = f"{damage.sentence} It was moved to {damage.moved_to} and is rebuilt from the API server and the GPUs."
         self._tell("CheckpointDamaged", "Rebuild", note)
-        reported = await self._persistently("recovery.api", self._own_report)
-        self.record_read.set()
+        await self._named.wait()
         claims = await self._persistently("recovery.api", lambda: self._client.list(CLAIMS))
         while (view := self._view()).driver is None:
             await self._clock.sleep(1.0)
         prepared = recovery.rebuilt(
             claims, driver=self._driver, pool=self._node, gpus=view.by_device, with_spec=self._cdi.uids()
         )
-        uuids = recovery.instance_uuids(claims, reported, self._cdi.texts(), driver=self._driver, pool=self._node)
+        uuids = recovery.instance_uuids(claims, self._reported, self._cdi.texts(), driver=self._driver, pool=self._node)
         there = [one for located in view.gpus for one in located.gpu.instances]
         instances = recovery.adopted(there, uuids, boot_id=self._boot_id)
         await self._persistently("recovery.disk", lambda: self._replace(prepared, instances))
+        self._known.record()
+        await self._show_again()
         log.info("checkpoint.rebuilt", node=self._node, claims=len(prepared), instances=len(instances))
+
+    async def _own_slices(self) -> list[ResourceSlice]:
+        """What the last run published."""
+        ours = f"spec.nodeName={self._node},spec.driver={self._driver}"
+        return [one for one in await self._client.list(SLICES, field_selector=ours) if one.spec.pool.name == self._node]
 
     async def _own_report(self) -> GpuNode | None:
         """What the last run reported."""
@@ -153,7 +191,7 @@ class Startup:
 
     async def _converge(self) -> None:
         view = self._view()
-        gpus = None if view.driver is None else [located.gpu for located in view.gpus]
+        gpus = None if view.driver is None else view.present
         done = await self._in_thread(
             lambda: recovery.converge(
                 self._record, self._cdi, gpus=gpus, boot_id=self._boot_id, instances=self._instances
@@ -163,7 +201,7 @@ class Startup:
         self._say(done)
 
     async def _respec(self) -> None:
-        here = {located.gpu.uuid for located in self._view().gpus}
+        here = {gpu.uuid for gpu in self._view().present}
         self._say(await self._in_thread(lambda: recovery.respec(self._record, self._cdi, self._instances, here=here)))
 
     def _say(self, done: recovery.Converged) -> None:

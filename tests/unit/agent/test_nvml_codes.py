@@ -287,10 +287,14 @@ async def test_a_driver_that_is_gone_is_opened_again_with_fresh_handles(tmp_path
     def plain(gpus: Sequence[Gpu]) -> Sequence[Gpu]:
         return gpus
 
+    async def unnamed(view: View) -> View:
+        return view
+
     hardware = Hardware(
         nvml,
         SysfsPcieRoots(tmp_path),
         divided=plain,
+        named=unnamed,
         clock=SystemClock(),
         rescan_s=0.01,
         retry_s=0.01,

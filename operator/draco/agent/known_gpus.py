@@ -1,0 +1,199 @@
+"""The names of this node's GPUs: each stays with its board, whatever becomes of minor numbers.
+
+A GPU is published as gpu-<minor> when it is first seen, or under the lowest free number where another board has that name. From
+then on the name is its UUID's: over reboots that permute minor numbers, while it is away, and when it comes back. A board that is
+gone stays known, and is told of as absent, so that what names it never means another board. A board in whose place another one
+sits is no longer told of, unless a claim has it; its name stays its own all the same. Only a person's word (`FORGET` on the
+GpuNode) frees the name of an absent board.
+
+Owns the record of the GPUs that are known, and what of it everybody else sees. Reads no NVML and no API server. A name is on
+record before anybody is told of it.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from draco.agent.checkpoint import Checkpoint, ClaimState, PreparedClaim
+from draco.agent.gpus import ABSENT, HEALTHY, Gpu, GpuFault, GpuHealth, HealthState, KnownGpu, UnidentifiedGpu
+from draco.agent.hardware import View
+from draco.agent.slices import Located, device_name, position
+from draco.mig.names import read_partition_name
+from draco.resources.draco import GpuNode
+from draco.resources.names import FORGET_GPU, GpuUuid
+from draco.resources.slices import Device, ResourceSlice
+
+NOT_TOLD = "It is not known yet under which names this node's GPUs were published; the API server has to say."
+
+
+def whole_name(device: str) -> str:
+    """The name of a device's GPU: of the GPU itself, or of that of which it is a part."""
+    part = read_partition_name(device)
+    return device if part is None else part.parent
+
+
+def given(claims: Iterable[PreparedClaim]) -> list[tuple[GpuUuid, str]]:
+    """Names by what claims on record were given."""
+    return [(device.gpu, whole_name(device.device)) for claim in claims for device in claim.devices]
+
+
+def published(slices: Iterable[ResourceSlice]) -> list[tuple[GpuUuid, str]]:
+    """Names by what slices say, newest first."""
+    newest_first = sorted(slices, key=lambda one: -one.spec.pool.generation)
+    devices = [device for one in newest_first for device in one.spec.devices]
+    return [(uuid, whole_name(device.name)) for device in devices if (uuid := _uuid(device))]
+
+
+def _uuid(device: Device) -> GpuUuid | None:
+    """The UUID of a device's GPU."""
+    said = (device.attributes.get(name) for name in ("parentUUID", "uuid"))
+    return next((GpuUuid(one.string) for one in said if one is not None and one.string), None)
+
+
+def reported(node: GpuNode | None) -> list[tuple[GpuUuid, str]]:
+    """Names by what the GpuNode says."""
+    return [(GpuUuid(one.uuid), one.device) for one in (node.status.gpus if node else ()) if one.uuid and one.device]
+
+
+def bound(known: Mapping[GpuUuid, KnownGpu], told: Iterable[tuple[GpuUuid, str]]) -> dict[GpuUuid, KnownGpu]:
+    """The known GPUs, and those that somebody was told of; who says it first is right."""
+    found = dict(known)
+    taken = {one.device for one in found.values()}
+    for uuid, device in told:
+        if uuid not in found and device not in taken:
+            found[uuid] = KnownGpu(uuid=uuid, device=device)
+            taken.add(device)
+    return found
+
+
+def remembered(
+    known: Mapping[GpuUuid, KnownGpu],
+    present: Sequence[Located],
+    *,
+    needed: Collection[GpuUuid] = (),
+    forget: Collection[GpuUuid] = (),
+) -> dict[GpuUuid, KnownGpu]:
+    """The known GPUs after a reading: newcomers have names, and those in `forget` are gone if nothing of them is `needed`."""
+    here = {located.gpu.uuid: located for located in present}
+    gone = {uuid for uuid in forget if uuid not in here and uuid not in needed}
+    found = {uuid: one for uuid, one in known.items() if uuid not in gone}
+    taken = {one.device for one in found.values()}
+    newcomers = sorted((one for uuid, one in here.items() if uuid not in found), key=lambda one: position(one.gpu))
+    for located in newcomers:
+        plain = msgspec.structs.replace(located.gpu, device="")
+        if device_name(plain) not in taken:
+            found[plain.uuid] = KnownGpu(uuid=plain.uuid, device=device_name(plain))
+            taken.add(device_name(plain))
+    for located in newcomers:
+        if located.gpu.uuid not in found:
+            free = next(name for number in range(len(taken) + 1) if (name := f"gpu-{number}") not in taken)
+            found[located.gpu.uuid] = KnownGpu(uuid=located.gpu.uuid, device=free)
+            taken.add(free)
+    return {uuid: _as_read(one, here[uuid]) if uuid in here else one for uuid, one in found.items()}
+
+
+def _as_read(known: KnownGpu, located: Located) -> KnownGpu:
+    """What is worth keeping of a reading: not what changes while the GPU is at work."""
+    board = located.gpu.board or (known.last.board if known.last else None)
+    lasting = msgspec.structs.replace(
+        located.gpu, device=known.device, index=-1, board=board, instances=(), health=HEALTHY, fault=None
+    )
+    return msgspec.structs.replace(known, last=lasting, pcie_root=located.pcie_root, numa_node=located.numa_node)
+
+
+def shown(
+    known: Mapping[GpuUuid, KnownGpu],
+    present: Sequence[Located],
+    *,
+    needed: Collection[GpuUuid] = (),
+    unidentified: Sequence[UnidentifiedGpu] = (),
+) -> tuple[Located, ...]:
+    """The GPUs under their names, and those that are absent. One that has no name on record is left out."""
+    here = [
+        msgspec.structs.replace(located, gpu=msgspec.structs.replace(located.gpu, device=one.device))
+        for located in present
+        if (one := known.get(located.gpu.uuid)) is not None
+    ]
+    uuids = {located.gpu.uuid for located in present}
+    places = {located.gpu.pci_bus_id for located in present}
+    away = [
+        Located(_absent(one.last, unidentified), one.pcie_root, one.numa_node)
+        for uuid, one in known.items()
+        if uuid not in uuids and one.last is not None and (uuid in needed or one.last.pci_bus_id not in places)
+    ]
+    return (*here, *away)
+
+
+def _absent(last: Gpu, unidentified: Sequence[UnidentifiedGpu]) -> Gpu:
+    unnamed = f" {len(unidentified)} GPU of this node does not tell its UUID and may be it." if unidentified else ""
+    sentence = (
+        f"NVML does not list GPU {last.uuid} any more (it was at {last.pci_bus_id}).{unnamed} Bring it back and reboot the node, "
+        f"or annotate the GpuNode with {FORGET_GPU}={last.uuid} if it is gone for good."
+    )
+    health = GpuHealth(HealthState.UNHEALTHY, sentence)
+    return msgspec.structs.replace(last, health=health, fault=GpuFault(ABSENT, sentence))
+
+
+def needed_by(claims: Iterable[PreparedClaim]) -> set[GpuUuid]:
+    """The GPUs that claims on record have."""
+    return {device.gpu for claim in claims for device in claim.devices if claim.state is not ClaimState.PREPARING}
+
+
+class KnownGpus:
+    """The GPUs of one node by name: none until `tell` was called, and nothing is written before `record` was.
+
+    `in_thread` runs what writes the record. `forgotten` are GPUs that a person says will not come back, `promised` those of which
+    a claim has been allocated something.
+    """
+
+    def __init__(
+        self,
+        record: Checkpoint,
+        *,
+        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+        forgotten: Callable[[], Collection[GpuUuid]] = tuple,
+        promised: Callable[[], Collection[GpuUuid]] = tuple,
+    ) -> None:
+        self._told = False
+        self._recording = False
+        self._record = record
+        self._in_thread = in_thread
+        self._forgotten = forgotten
+        self._promised = promised
+        self._names: list[tuple[GpuUuid, str]] = []
+
+    def tell(self, names: Iterable[tuple[GpuUuid, str]] = ()) -> None:
+        """From now on the names are known: those on record, those of claims there, and these."""
+        self._names = [*given(self._record.claims.values()), *names]
+        self._told = True
+
+    def record(self) -> None:
+        """From now on new names go on record: the record is what it should be."""
+        self._recording = True
+
+    async def view(self, read: View) -> View:
+        """A reading with the GPUs under their names, and with the absent ones."""
+        if not self._told:
+            return View(fault=NOT_TOLD, unidentified=read.unidentified)
+        needed = needed_by(self._record.claims.values()) | set(self._promised())
+        known: Mapping[GpuUuid, KnownGpu] = bound(self._record.known, self._names)
+        fresh = remembered(known, read.gpus, needed=needed, forget=self._forgotten())
+        problem = ""
+        if self._recording and fresh != self._record.known:
+            try:
+                await self._in_thread(lambda: self._record.remember(fresh.values()))
+                self._names = []
+            except OSError as error:
+                problem = f"{error.strerror} ({error.filename}); make room or fix the folder."
+        known = known if problem else fresh
+        nameless = tuple(
+            UnidentifiedGpu(one.gpu.index, f"{one.gpu.uuid} has no name yet, since that cannot be recorded: {problem}")
+            for one in read.gpus
+            if one.gpu.uuid not in known
+        )
+        return msgspec.structs.replace(
+            read,
+            gpus=shown(known, read.gpus, needed=needed, unidentified=read.unidentified),
+            unidentified=(*read.unidentified, *nameless),
+        )
