@@ -5,6 +5,7 @@ import sys
 
 from draco.cluster import binaries
 from draco.cluster.progress import Lines
+from draco.cluster.versions import KUBERNETES_VERSIONS
 from draco.resources.errors import DracoError
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "helm")
@@ -15,9 +16,15 @@ def main() -> None:
     """Build what is missing, with progress."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--real-nodes", choices=["yes", "no"], default="no", help="also what runs on a real node")
-    wanted = CONTROL_PLANE + (REAL_NODE if parser.parse_args().real_nodes == "yes" else ())
+    parser.add_argument(
+        "--older", choices=["yes", "no"], default="no", help="also the API server of each older version"
+    )
+    asked = parser.parse_args()
+    wanted = CONTROL_PLANE + (REAL_NODE if asked.real_nodes == "yes" else ())
     try:
         binaries.find(*wanted, progress=Lines())
+        for version in KUBERNETES_VERSIONS if asked.older == "yes" else ():
+            binaries.find("kube-apiserver", kubernetes=version, progress=Lines())
     except DracoError as error:
         sys.exit(f"Error: {error}")
 

@@ -15,7 +15,7 @@ def call(plane: ControlPlane, method: str, path: str, body: object = None) -> di
     request = urllib.request.Request(
         plane.server + path,
         method=method,
-        data=None if body is None else json.dumps(body).encode(),
+        data=None if body is None else json.dumps(body, separators=(",", ":")).encode(),  # as programs write it
         headers={"Content-Type": "application/apply-patch+yaml" if method == "PATCH" else "application/json"},
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))

@@ -23,3 +23,22 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
+
+{{/* How an admission policy is for one service account alone. Call with a dict of root and account. */}}
+{{- define "draco.policyFor" -}}
+failurePolicy: Fail
+matchConditions:
+  - name: is-it
+    expression: request.userInfo.username == 'system:serviceaccount:{{ .root.Release.Namespace }}:{{ .account }}'
+{{- end -}}
+
+{{/* The node that an agent's token was issued for. */}}
+{{- define "draco.agentNode" -}}
+- name: node
+  expression: request.userInfo.extra[?'authentication.kubernetes.io/node-name'][0].orValue('')
+{{- end -}}
+
+{{- define "draco.agentHasNode" -}}
+- expression: variables.node != ''
+  message: the agent's token names no node; run the agent as a pod of its DaemonSet
+{{- end -}}

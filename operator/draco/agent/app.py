@@ -270,7 +270,8 @@ class Agent:
     async def _publish(self) -> None:
         """Publish, if the cluster can take it. Kubelet is served meanwhile: what it gives up needs no API server."""
         features = await self._persistently(
-            "features.unknown", lambda: discover(self._client, node_name=self._settings.node_name)
+            "features.unknown",
+            lambda: discover(self._client, node_name=self._settings.node_name, driver=self._settings.driver),
         )
         self._features = features
         self._asked.set()

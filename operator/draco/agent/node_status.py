@@ -22,7 +22,7 @@ from draco.agent.slices import device_name, memory, position
 from draco.kube.client import Client
 from draco.kube.clock import Clock
 from draco.kube.discovery import PARTITIONABLE, Features
-from draco.kube.errors import NotFound
+from draco.kube.errors import AlreadyExists, NotFound
 from draco.kube.queue import WorkQueue, run_workers
 from draco.resources.draco import GpuNode, GpuNodeStatus, GpuStatus
 from draco.resources.kinds import GPU_NODES, NODES
@@ -183,9 +183,10 @@ class NodeReporter:
         owner = OwnerReference(api_version="v1", kind="Node", name=key.name, uid=node.metadata.uid)
         manifest = GpuNode(metadata=ObjectMeta(name=key.name, owner_references=[owner]))
         try:
-            made = await self._client.apply(
-                GPU_NODES, key, {"metadata": msgspec.to_builtins(manifest.metadata)}, manager=FIELD_MANAGER_AGENT
-            )
+            # Made, not applied: the right to change all of an existing one would reach its spec, which is the operator's.
+            made = await self._client.create(GPU_NODES, {"metadata": msgspec.to_builtins(manifest.metadata)})
+        except AlreadyExists:
+            return await self._client.get(GPU_NODES, key)
         except NotFound:
             if not self._absent:
                 log.warning("gpunode.kind_missing", remedy="install Draco's CustomResourceDefinitions (crds/)")

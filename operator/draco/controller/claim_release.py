@@ -36,8 +36,8 @@ ROOM_REASON = "PlaceReleased"
 EVENT_ACTION = "Repairing"
 
 REMEDY = (
-    "the operator's ClusterRole needs patch on resourceclaims/status and resourceclaims/binding of resource.k8s.io, as the chart "
-    "gives it"
+    "set the chart's value operator.releaseIdleClaims to true, which gives the operator patch on resourceclaims/status and "
+    "resourceclaims/binding"
 )
 _REFUSED_S = 300.0
 """How long nothing is tried after the API server refused: a role is mended by a person."""

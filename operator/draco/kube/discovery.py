@@ -15,6 +15,7 @@ from draco.resources.kinds import SLICES, TAINT_RULES, Kind
 from draco.resources.taints import DeviceTaintRule
 
 _PROBE = "draco-dev-feature-probe"
+_PROBE_DRIVER = "probe.draco.dev"
 _PART = {"name": "probe", "consumesCounters": [{"counterSet": "probe", "counters": {"units": {"value": "1"}}}]}
 """It draws on counters in another slice of its pool, as partitions do. Kubernetes 1.34 wants them in the same slice."""
 _NEEDS = "Kubernetes 1.36 or newer has it on by default; on 1.34 and 1.35 enable the feature gate"
@@ -105,11 +106,11 @@ _MISSING = (
 )
 
 
-async def discover(client: Client, *, node_name: str = "") -> Features:
+async def discover(client: Client, *, node_name: str = "", driver: str = _PROBE_DRIVER) -> Features:
     """Find out what the cluster can do. Raises ApiError when it does not answer.
 
-    `node_name` is for an agent that may only write slices of its own node. Without the right to create ResourceSlices the
-    features of slices stay unknown.
+    `node_name` and `driver` are for an agent that may only write slices of its own node and driver. Without the right to create
+    ResourceSlices the features of slices stay unknown.
     """
     served = await _resources(client, SLICES)
     if "resourceslices" not in served:
@@ -132,10 +133,10 @@ async def discover(client: Client, *, node_name: str = "") -> Features:
         "bindingFailureConditions": ["draco.dev/probe-failed"],
         "taints": [{"key": "draco.dev/probe", "effect": "NoSchedule"}],
     }
-    kept = await _kept(client, node_name, {"devices": [device]})
+    kept = await _kept(client, node_name, driver, {"devices": [device]})
     kept_device = None if kept is None else next(iter(kept.get("devices") or [{}]))
     binding = None if kept_device is None else bool(kept_device.get("bindingConditions"))
-    kept_part = await _kept(client, node_name, {"devices": [_PART]})
+    kept_part = await _kept(client, node_name, driver, {"devices": [_PART]})
     part: dict[str, Any] = next(iter((kept_part or {}).get("devices") or [{}]))
     return Features(
         dra=True,
@@ -163,7 +164,7 @@ async def _resources(client: Client, kind: Kind[Any]) -> set[str]:
     return {resource["name"] for resource in msgspec.json.decode(answer)["resources"]}
 
 
-async def _kept(client: Client, node_name: str, fields: dict[str, Any]) -> dict[str, Any] | None:
+async def _kept(client: Client, node_name: str, driver: str, fields: dict[str, Any]) -> dict[str, Any] | None:
     """The spec of a slice with these fields as the server would store it; None when it may not be asked."""
     where: dict[str, Any] = {"nodeName": node_name} if node_name else {"allNodes": True}
     pool = {"name": node_name or _PROBE, "generation": 1, "resourceSliceCount": 1}
@@ -171,7 +172,7 @@ async def _kept(client: Client, node_name: str, fields: dict[str, Any]) -> dict[
         "apiVersion": SLICES.api_version,
         "kind": SLICES.kind,
         "metadata": {"name": _PROBE},
-        "spec": {"driver": "probe.draco.dev", "pool": pool, **where, **fields},
+        "spec": {"driver": driver, "pool": pool, **where, **fields},
     }
     try:
         answer = await client.connection.request(

@@ -115,7 +115,7 @@ async def test_looking_again_at_a_right_status_writes_nothing(node: SimulatedNod
             await asyncio.sleep(0.3)  # for a write that must not come
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-    assert gpu_node_requests(proxy) == ["GET", "PATCH", "PATCH", "GET"]
+    assert gpu_node_requests(proxy) == ["GET", "POST", "PATCH", "GET"]
 
 
 async def test_without_the_kind_the_agent_works_and_says_so_once(node: SimulatedNode, proxy: FaultProxy) -> None:
@@ -125,11 +125,11 @@ async def test_without_the_kind_the_agent_works_and_says_so_once(node: Simulated
         async with node.running_through(proxy):
             await node.published(2)
             assert not (await node.prepare(claim))[claim.metadata.uid].error
-            await eventually(lambda: gpu_node_requests(proxy).count("PATCH"))
-            tried = gpu_node_requests(proxy).count("PATCH")
+            await eventually(lambda: gpu_node_requests(proxy).count("POST"))
+            tried = gpu_node_requests(proxy).count("POST")
             faults.lose(node.gpus, 1)
             await eventually(lambda: lost_seen(node))
-            await eventually(lambda: gpu_node_requests(proxy).count("PATCH") > tried)
+            await eventually(lambda: gpu_node_requests(proxy).count("POST") > tried)
     assert [one["event"] for one in logs].count("gpunode.kind_missing") == 1
     assert not [one for one in logs if one["event"] in ("reconcile.failed", "informer.interrupted")]
 

@@ -83,8 +83,13 @@ def test_crds_are_kept_on_uninstall_unless_told_otherwise(helm: Path) -> None:
 
 def test_a_cluster_with_anothers_driver_gets_the_operator_alone(helm: Path) -> None:
     documents = render(helm, "--set", "agent.enabled=false", "--set", "deviceClasses.enabled=false")
-    assert not kinds(documents) & {"DaemonSet", "DeviceClass", "ValidatingAdmissionPolicy"}
+    assert not kinds(documents) & {"DaemonSet", "DeviceClass"}
+    assert not [each["metadata"]["name"] for each in documents if "-agent" in each["metadata"]["name"]]
     assert "Deployment" in kinds(documents)
+
+
+def test_agents_stay_on_nodes_with_any_taint(helm: Path) -> None:
+    assert only(render(helm), "DaemonSet")["spec"]["template"]["spec"]["tolerations"] == [{"operator": "Exists"}]
 
 
 def test_a_digest_wins_over_a_tag(helm: Path) -> None:

@@ -13,7 +13,7 @@ from draco.cluster import binaries
 from draco.cluster.controlplane import STORE, ControlPlane
 from draco.kube.client import Client
 from draco.kube.connection import Connection, FixedToken
-from draco.kube.errors import ApiError, Forbidden, Invalid
+from draco.kube.errors import AlreadyExists, ApiError, Forbidden, Invalid
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, NODES, PODS, SLICES, TAINT_RULES, Kind
 from draco.resources.meta import ObjectKey
 from tests.conftest import start_control_plane
@@ -138,19 +138,21 @@ async def test_an_agent_publishes_for_its_own_node_only(agent: Client) -> None:
     key = ObjectKey("", "node-a-slice")
     other = ObjectKey("", "node-b-slice")
     await policy_in_force(agent)
-    await agent.apply(SLICES, key, a_slice(key.name, "node-a"), manager="test")
+    await agent.create(SLICES, a_slice(key.name, "node-a"))
     await agent.delete(SLICES, key)
-    with pytest.raises(ApiError, match="the agent of node node-a may not write what belongs to node node-b"):
-        await agent.apply(SLICES, other, a_slice(other.name, "node-b"), manager="test")
+    with pytest.raises(
+        ApiError, match="the agent of node node-a may not write a slice that is not for that node alone"
+    ):
+        await agent.create(SLICES, a_slice(other.name, "node-b"))
 
 
 async def test_an_agent_writes_its_own_gpunode_only(agent: Client, administrator: Client) -> None:
     mine, other = ObjectKey("", "node-a"), ObjectKey("", "node-b")
     await policy_in_force(agent)
-    await agent.apply(GPU_NODES, mine, {"spec": {}}, manager="test")
+    await agent.create(GPU_NODES, {"metadata": {"name": mine.name}})
     await agent.apply(GPU_NODES, mine, {"status": {"driver": DRIVER}}, manager="test", subresource="status")
     await administrator.apply(GPU_NODES, other, {"spec": {}}, manager="test")
-    with pytest.raises(ApiError, match="may not write what belongs to node node-b"):
+    with pytest.raises(ApiError, match="may not write the GpuNode of node node-b"):
         await agent.apply(GPU_NODES, other, {"status": {"driver": "x"}}, manager="test", subresource="status")
     for key in (mine, other):
         await administrator.delete(GPU_NODES, key)
@@ -222,6 +224,8 @@ async def test_the_operator_cannot_touch_nodes_pods_slices_or_claims(
     with pytest.raises(Forbidden):
         await operator.patch(CLAIMS, key, {"metadata": {"labels": {"a": "b"}}})
     with pytest.raises(Forbidden):
+        await operator.patch(CLAIMS, key, {"status": {"allocation": None}}, subresource="status")
+    with pytest.raises(Forbidden):
         await operator.list(SECRETS)
 
 
@@ -255,9 +259,11 @@ async def policy_in_force(agent: Client) -> None:
     async with asyncio.timeout(30):
         while True:
             try:
-                await agent.apply(SLICES, probe, a_slice(probe.name, probe.name), manager="test")
-            except ApiError:
+                await agent.create(SLICES, a_slice(probe.name, probe.name))
+            except Invalid:
                 return
+            except AlreadyExists:
+                pass
             await asyncio.sleep(0.1)
 
 

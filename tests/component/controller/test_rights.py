@@ -1,5 +1,6 @@
 """The operator needs no more than what the installation gives it."""
 
+import subprocess
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 import yaml
 
+from draco.cluster import binaries
 from draco.cluster.controlplane import ControlPlane
 from draco.kube.client import Client
 from draco.resources.draco import MaintenancePhase
@@ -19,7 +21,7 @@ from tests.component.controller.replicas import Process, until
 
 pytestmark = pytest.mark.usefixtures("crds")
 
-INSTALL = Path(__file__).parents[3] / "manifests" / "install" / "draco.yaml"
+CHART = Path(__file__).parents[3] / "charts" / "draco"
 USER = "draco-operator-under-test"
 RBAC = "rbac.authorization.k8s.io"
 SUBJECTS = [{"apiGroup": RBAC, "kind": "User", "name": USER}]
@@ -44,9 +46,18 @@ async def lab(client: Client, namespace: str) -> AsyncIterator[Lab]:
 
 
 @pytest.fixture
-async def rights(client: Client, namespace: str) -> AsyncIterator[None]:
-    """The operator's roles of the rendered installation, bound to a user in the test's namespace."""
-    installed = [document for document in yaml.safe_load_all(INSTALL.read_text()) if document]
+def installed(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What the chart makes of the test's values."""
+    values = [value for marker in request.node.iter_markers("values") for value in marker.args]
+    command = [str(binaries.find("helm")["helm"]), "template", "draco", str(CHART)]
+    command += [word for value in values for word in ("--set", value)]
+    rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [document for document in yaml.safe_load_all(rendered) if document]
+
+
+@pytest.fixture
+async def rights(client: Client, namespace: str, installed: list[dict[str, Any]]) -> AsyncIterator[None]:
+    """The operator's roles as the chart makes them, bound to a user in the test's namespace."""
     role, cluster_role = (
         next(d["rules"] for d in installed if d["kind"] == wanted and d["metadata"]["name"] == "draco-operator")
         for wanted in ("Role", "ClusterRole")
@@ -141,8 +152,9 @@ def operator_of(served: ControlPlane, namespace: str, folder: Path) -> Awaitable
     return Process.start(served, folder, *options)
 
 
+@pytest.mark.values("operator.releaseIdleClaims=true")
 @pytest.mark.usefixtures("rights")
-async def test_it_may_release_a_claim_and_with_it_what_a_driver_says_of_the_devices(
+async def test_where_it_may_it_releases_a_claim_and_with_it_what_a_driver_says_of_the_devices(
     served: ControlPlane, client: Client, namespace: str, lab: Lab, tmp_path: Path
 ) -> None:
     async def released() -> bool:
@@ -161,20 +173,14 @@ async def test_it_may_release_a_claim_and_with_it_what_a_driver_says_of_the_devi
 
 
 @pytest.mark.usefixtures("rights")
-async def test_a_role_without_the_right_to_release_is_named_where_people_look(
-    served: ControlPlane, client: Client, namespace: str, lab: Lab, tmp_path: Path
+async def test_by_default_it_releases_nothing_and_says_how_to_permit_it_where_people_look(
+    served: ControlPlane, namespace: str, lab: Lab, tmp_path: Path
 ) -> None:
-    role = ObjectKey("", f"draco-{namespace}")
-    rules = (await client.get(kind("ClusterRole", namespaced=False), role))["rules"]
-    without = [rule for rule in rules if "resourceclaims/status" not in rule["resources"]]
-    assert len(without) == len(rules) - 1
-    await client.patch(kind("ClusterRole", namespaced=False), role, {"rules": without})
-
     async def told() -> bool:
         said = [*(await lab.said()).values(), (await lab.of_policy()).status.message]
         return len(said) == 3 and all(
             "does not let Draco release claims" in each
-            and "needs patch on resourceclaims/status and resourceclaims/binding" in each
+            and "set the chart's value operator.releaseIdleClaims to true" in each
             for each in said
         )
 

@@ -395,8 +395,8 @@ async def test_a_missing_right_is_named_and_not_asked_for_again_at_once(blocked:
     await blocked.look(after_s=200)
     assert blocked.server.patches == ["idle"]
     said = (
-        "The API server does not let Draco release claims: the operator's ClusterRole needs patch on resourceclaims/status and "
-        "resourceclaims/binding of resource.k8s.io, as the chart gives it (cannot patch resourceclaims/status)."
+        "The API server does not let Draco release claims: set the chart's value operator.releaseIdleClaims to true, which gives "
+        "the operator patch on resourceclaims/status and resourceclaims/binding (cannot patch resourceclaims/status)."
     )
     assert all(text.endswith(said) for text in blocked.said.texts.values())
     assert blocked.reconciler.advice("policy").endswith(said)

@@ -1,0 +1,208 @@
+"""An API server of a given version with the chart in it, objects worth tampering with, and the tokens of pods.
+
+A token is what kubelet would give a pod of that account on that node: asked for by TokenRequest and bound to the pod, so that the
+node's name in it is the API server's own word. No scheduler and no controller runs: what changes is what a test has changed.
+"""
+
+import ssl
+import subprocess
+import time
+import urllib.error
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from draco.cluster import binaries
+from draco.cluster.controlplane import ControlPlane
+from draco.kube.client import Client
+from draco.kube.connection import Connection, FixedToken
+from tests.requests import call
+
+CHART = Path(__file__).parents[3] / "charts" / "draco"
+NAMESPACE = "draco-system"
+PERMISSIVE = "draco-releasing"
+"""Where a second operator is installed, with operator.releaseIdleClaims on."""
+TENANT = "tenant"
+DRIVER, OTHER_DRIVER = "gpu.nvidia.com", "nic.example.com"
+MINE, OTHER = "node-a", "node-b"
+
+API = "/apis/resource.k8s.io/v1"
+_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+
+
+class Cluster:
+    """One API server. Tokens by the name of their owner: agent, homeless (an agent's, of no node), operator, releasing."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+        self.tokens: dict[str, str] = {}
+
+    def install(self) -> None:
+        """The chart with default values, and beside it an operator that may release claims; nodes, pods, objects."""
+        self._helm("draco", NAMESPACE)
+        less = "crds.enabled=false,deviceClasses.enabled=false,agent.enabled=false,operator.releaseIdleClaims=true"
+        self._helm("releasing", PERMISSIVE, "--set", less)
+        for node in (MINE, OTHER):
+            self.call("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+        self.tokens = {
+            "agent": self._token(NAMESPACE, "draco-agent", node=MINE),
+            "homeless": self._token(NAMESPACE, "draco-agent", node=""),
+            "operator": self._token(NAMESPACE, "draco-operator", node=OTHER),
+            "releasing": self._token(PERMISSIVE, "releasing-operator", node=OTHER),
+        }
+        self.call("POST", "/api/v1/namespaces", {"metadata": {"name": TENANT}})
+        self._make_objects()
+
+    def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        """As administrator."""
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                return call(self.plane, method, path, body)
+            except urllib.error.HTTPError as error:
+                # A kind that has just been defined asks to come again, or is not there yet.
+                if error.code not in (404, 429) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
+
+    @asynccontextmanager
+    async def holding(self, token: str) -> AsyncIterator[Client]:
+        """A client of whoever holds this token."""
+        tls = ssl.create_default_context(cafile=str(self.plane.pki / "ca.crt"))
+        async with Client(Connection(self.plane.server, tls=tls, credentials=FixedToken(self.tokens[token]))) as client:
+            yield client
+
+    def state(self) -> dict[str, str]:
+        """Version of every object that somebody might tamper with, by its path."""
+        found = {}
+        for path in (
+            f"{API}/resourceslices",
+            f"{API}/resourceclaims",
+            "/apis/draco.dev/v1alpha1/gpunodes",
+            "/apis/draco.dev/v1alpha1/migpolicies",
+            "/apis/draco.dev/v1alpha1/devicemaintenances",
+            "/api/v1/nodes",
+            "/api/v1/pods",
+            "/api/v1/events",
+            "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            f"{_ADMISSION}/validatingadmissionpolicies",
+            f"{_ADMISSION}/validatingadmissionpolicybindings",
+        ):
+            for item in self.call("GET", path)["items"]:
+                meta = item["metadata"]
+                found[f"{path} {meta.get('namespace', '')}/{meta['name']}"] = f"{meta['uid']} {meta['resourceVersion']}"
+        return found
+
+    def _helm(self, release: str, namespace: str, *arguments: str) -> None:
+        helm = [
+            str(binaries.find("helm")["helm"]),
+            "--kubeconfig",
+            str(self.plane.kubeconfig),
+            "--namespace",
+            namespace,
+        ]
+        install = [*helm, "install", release, str(CHART), "--create-namespace", *arguments]
+        done = subprocess.run(install, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def _token(self, namespace: str, account: str, *, node: str) -> str:
+        spec: dict[str, Any] = {"expirationSeconds": 3600}
+        if node:
+            name = f"{account}-on-{node}"
+            containers = [{"name": "main", "image": "none"}]
+            pod = {
+                "metadata": {"name": name},
+                "spec": {"serviceAccountName": account, "nodeName": node, "containers": containers},
+            }
+            uid = self.call("POST", f"/api/v1/namespaces/{namespace}/pods", pod)["metadata"]["uid"]
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        token: str = self.call("POST", path, {"spec": spec})["status"]["token"]
+        return token
+
+    def _make_objects(self) -> None:
+        for node in (MINE, OTHER):
+            self.make_slice(a_slice(f"{node}-real", nodeName=node, pool=node))
+            path = "/apis/draco.dev/v1alpha1/gpunodes"
+            wanted = {"gpus": [{"uuid": f"GPU-{node}", "policy": "p", "mode": "Dynamic"}]}
+            self.call("POST", path, {**_KIND_OF_GPU_NODE, "metadata": {"name": node}, "spec": wanted})
+        self.make_slice(a_slice("others", nodeName=MINE, pool=MINE, driver=OTHER_DRIVER))
+        self.make_slice(a_slice("everywhere", allNodes=True, pool="everywhere"))
+        nic = {"driver": OTHER_DRIVER, "pool": MINE, "device": "gpu-0"}
+        self.make_claim("here", on=MINE, results=[a_result(MINE), {**nic, "request": "gpu"}], devices=[nic])
+        self.make_claim("there", on=OTHER, results=[a_result(OTHER)])
+        self.make_claim("theirs", on=MINE, results=[{**nic, "request": "gpu"}])
+        self.make_claim("waiting", on="", results=[])
+        victim = {"metadata": {"name": "victim"}, "spec": {"containers": [{"name": "main", "image": "none"}]}}
+        self.call("POST", f"/api/v1/namespaces/{TENANT}/pods", victim)
+        for name in (MINE, OTHER):
+            self.call("POST", "/api/v1/namespaces/default/events", an_event(f"about-{name}", name))
+
+    def make_slice(self, item: dict[str, Any]) -> None:
+        """Publish as administrator."""
+        self.call("POST", f"{API}/resourceslices", item)
+
+    def make_claim(
+        self,
+        name: str,
+        *,
+        on: str,
+        results: list[dict[str, Any]],
+        devices: list[dict[str, Any]] | None = None,
+        reserved: bool = True,
+    ) -> None:
+        """A claim that the scheduler has allocated, unless there are no results."""
+        path = f"{API}/namespaces/{TENANT}/resourceclaims"
+        requests = [{"name": "gpu", "exactly": {"deviceClassName": DRIVER, "count": max(1, len(results))}}]
+        claim = self.call("POST", path, {"metadata": {"name": name}, "spec": {"devices": {"requests": requests}}})
+        if results:
+            status = {"allocation": an_allocation(on, results), "devices": devices or []}
+            if reserved:
+                status["reservedFor"] = [{"resource": "pods", "name": "victim", "uid": "victim"}]
+            self.call("PUT", f"{path}/{name}/status", {**claim, "status": status})
+
+
+_KIND_OF_GPU_NODE = {"apiVersion": "draco.dev/v1alpha1", "kind": "GpuNode"}
+
+
+def a_slice(name: str, *, pool: str, driver: str = DRIVER, generation: int = 1, **where: Any) -> dict[str, Any]:
+    """A slice with one device."""
+    devices: list[dict[str, Any]] = [{"name": "gpu-0"}]
+    if "perDeviceNodeSelection" in where:
+        devices[0]["nodeName"] = MINE
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "driver": driver,
+            "pool": {"name": pool, "generation": generation, "resourceSliceCount": 1},
+            "devices": devices,
+            **where,
+        },
+    }
+
+
+def a_result(pool: str, device: str = "gpu-0") -> dict[str, Any]:
+    """What a claim was allocated, of our driver."""
+    return {"request": "gpu", "driver": DRIVER, "pool": pool, "device": device}
+
+
+def an_allocation(node: str, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Devices on one node."""
+    fields = [{"key": "metadata.name", "operator": "In", "values": [node]}]
+    return {"devices": {"results": results}, "nodeSelector": {"nodeSelectorTerms": [{"matchFields": fields}]}}
+
+
+def an_event(name: str, about: str, *, kind: str = "Node", namespace: str = "default") -> dict[str, Any]:
+    """An Event about an object of this name."""
+    regarding = {"kind": kind, "apiVersion": "v1", "name": about}
+    if kind != "Node":
+        regarding["namespace"] = namespace
+    return {
+        "metadata": {"name": name, "namespace": namespace},
+        "involvedObject": regarding,
+        "reason": "Said",
+        "message": "something",
+        "type": "Warning",
+    }

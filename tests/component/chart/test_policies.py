@@ -1,0 +1,63 @@
+"""The chart's admission policies, as Kubernetes' own type checker sees them."""
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from draco.cluster import binaries
+from draco.cluster.controlplane import ControlPlane
+from tests.requests import call
+
+CHART = Path(__file__).parents[3] / "charts" / "draco"
+POLICY = "ValidatingAdmissionPolicy"
+PATH = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+
+
+def policies(*arguments: str) -> dict[str, dict[str, Any]]:
+    command = [str(binaries.find("helm")["helm"]), "template", "type-checked", str(CHART), *arguments]
+    rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    documents = [document for document in yaml.safe_load_all(rendered) if document]
+    return {each["metadata"]["name"]: each for each in documents if each["kind"] == POLICY}
+
+
+@pytest.mark.usefixtures("crds")
+def test_every_expression_fits_the_schema_of_what_it_looks_at(control_plane: ControlPlane) -> None:
+    rendered = policies()
+    # As a check of the check: a field that is not there must be found, or the others were not looked at.
+    wrong = rendered["type-checked-agent-claims"] | {"metadata": {"name": "type-checked-wrong"}}
+    wrong["spec"] = wrong["spec"] | {"variables": [], "validations": [{"expression": "object.status.allocated == 1"}]}
+    names = [*rendered, "type-checked-wrong"]
+    try:
+        for policy in [*rendered.values(), wrong]:
+            call(control_plane, "POST", PATH, policy)
+        warnings = {name: checked(control_plane, name) for name in names}
+    finally:
+        for name in names:
+            call(control_plane, "DELETE", f"{PATH}/{name}")
+    assert "undefined field 'allocated'" in str(warnings.pop("type-checked-wrong"))
+    assert warnings == {name: [] for name in rendered}
+
+
+def checked(plane: ControlPlane, name: str) -> list[dict[str, str]]:
+    """What the type checker, a part of kube-controller-manager, has to say."""
+    deadline = time.monotonic() + 30
+    while True:
+        policy = call(plane, "GET", f"{PATH}/{name}")
+        status = policy.get("status", {})
+        if status.get("observedGeneration") == policy["metadata"]["generation"]:
+            warnings: list[dict[str, str]] = status.get("typeChecking", {}).get("expressionWarnings", [])
+            return warnings
+        assert time.monotonic() < deadline, f"{name} has not been checked"
+        time.sleep(0.1)
+
+
+def test_an_agent_is_held_to_its_node_unless_that_is_switched_off() -> None:
+    assert set(policies()) == {
+        *(f"type-checked-agent-{kind}" for kind in ("slices", "claims", "gpunodes", "events")),
+        "type-checked-operator-claims",
+    }
+    assert set(policies("--set", "agent.restrictToOwnNode=false")) == {"type-checked-operator-claims"}

@@ -1,0 +1,520 @@
+"""What each program's token can be used for by whoever steals it, on every Kubernetes we run on: nothing but that program's work.
+
+Every row sets what it tries to set. One that is refused must be refused for the reason it names, and must have changed nothing;
+one that is allowed must be found as it was written.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from draco.cluster import binaries
+from draco.cluster.controlplane import APISERVER, STORE, ControlPlane, Settings
+from draco.cluster.versions import KUBERNETES_VERSIONS
+from draco.kube.client import Client
+from draco.kube.discovery import discover
+from draco.kube.errors import ApiError
+from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, NODES, PODS, SLICES, Kind
+from draco.resources.meta import Condition, ObjectKey
+from tests.component.chart.stolen import (
+    DRIVER,
+    MINE,
+    NAMESPACE,
+    OTHER,
+    OTHER_DRIVER,
+    TENANT,
+    Cluster,
+    a_result,
+    a_slice,
+    an_allocation,
+    an_event,
+)
+from tests.conftest import DIES_WITH_THE_TESTS
+
+OLDER_SLICES: Kind[Any] = Kind("resource.k8s.io", "v1beta2", "resourceslices", "ResourceSlice", False, dict)
+RAW_SLICES: Kind[Any] = Kind("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", False, dict)
+SECRETS: Kind[Any] = Kind("", "v1", "secrets", "Secret", True, dict)
+ACCOUNTS: Kind[Any] = Kind("", "v1", "serviceaccounts", "ServiceAccount", True, dict)
+ROLE_BINDINGS: Kind[Any] = Kind(
+    "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", False, dict
+)
+POLICIES: Kind[Any] = Kind(
+    "admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", False, dict
+)
+NO_RIGHT = "cannot (create|patch|update|delete|list|get)"
+READY = {
+    "type": "Ready",
+    "status": "True",
+    "reason": "Prepared",
+    "message": "",
+    "lastTransitionTime": "2026-01-01T00:00:00Z",
+}
+KIND_OF_GPU_NODE = {"apiVersion": "draco.dev/v1alpha1", "kind": "GpuNode"}
+
+
+def named(name: str) -> ObjectKey:
+    return ObjectKey("", name)
+
+
+def claim(name: str) -> ObjectKey:
+    return ObjectKey(TENANT, name)
+
+
+def event(name: str, namespace: str = "default") -> ObjectKey:
+    return ObjectKey(namespace, name)
+
+
+def report(pool: str = MINE, driver: str = DRIVER, **more: Any) -> dict[str, Any]:
+    return {"driver": driver, "pool": pool, "device": "gpu-0", "conditions": [READY], **more}
+
+
+Attempt = Callable[[Client], Awaitable[object]]
+
+
+class Theft(NamedTuple):
+    """Whose token is used, for what, and why that is refused."""
+
+    token: str
+    what: str
+    attempt: Attempt
+    refused: str
+
+    def __str__(self) -> str:
+        return f"{self.token}: {self.what}"
+
+
+def status_of(name: str, **status: Any) -> Attempt:
+    """Server-side apply to a claim's status, by force."""
+    return lambda client: client.apply(CLAIMS, claim(name), {"status": status}, manager="thief", subresource="status")
+
+
+def merged_status_of(name: str, **status: Any) -> Attempt:
+    """A merge patch of a claim's status, which replaces lists and takes away what is None."""
+    return lambda client: client.patch(CLAIMS, claim(name), {"status": status}, subresource="status")
+
+
+def publish(name: str, **of: Any) -> Attempt:
+    return lambda client: client.create(SLICES, a_slice(name, **of))
+
+
+async def rewritten(client: Client, name: str, **spec: Any) -> object:
+    """An existing slice, read and replaced with other fields in its spec."""
+    found = await client.get(RAW_SLICES, named(name))
+    return await client.replace(RAW_SLICES, named(name), {**found, "spec": {**found["spec"], **spec}})
+
+
+NOT_FOR_MY_NODE = "may not write a slice that is not for that node alone"
+NOT_MY_POOL = "may not write a slice of a pool that is not named after that node"
+NOT_MY_DRIVER = "may not write a slice of a driver other than"
+NOT_MY_DEVICE = "may report only devices of driver .* in the pool of that node|resourceclaims/driver"
+NO_RESERVATION = "may not change for whom a claim is reserved|resourceclaims/binding"
+NO_ALLOCATION = "may not change what a claim is allocated|resourceclaims/binding|field is immutable"
+
+THEFTS = [
+    # Slices
+    Theft("agent", "a slice of another node", publish("x", nodeName=OTHER, pool=OTHER), NOT_FOR_MY_NODE),
+    Theft("agent", "my pool on another node", publish("x", nodeName=OTHER, pool=MINE), NOT_FOR_MY_NODE),
+    Theft("agent", "another pool on my node", publish("x", nodeName=MINE, pool=OTHER), NOT_MY_POOL),
+    Theft("agent", "a newer generation of it", publish("x", nodeName=MINE, pool=OTHER, generation=10**9), NOT_MY_POOL),
+    Theft("agent", "a pool within mine", publish("x", nodeName=MINE, pool=f"{MINE}/part"), NOT_MY_POOL),
+    Theft("agent", "another driver", publish("x", nodeName=MINE, pool=MINE, driver=OTHER_DRIVER), NOT_MY_DRIVER),
+    Theft("agent", "a slice for all nodes", publish("x", allNodes=True, pool=MINE), NOT_FOR_MY_NODE),
+    Theft("agent", "nodes left to devices", publish("x", perDeviceNodeSelection=True, pool=MINE), NOT_FOR_MY_NODE),
+    Theft(
+        "agent",
+        "a slice for nodes by a selector",
+        publish(
+            "x",
+            pool=MINE,
+            nodeSelector={
+                "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [MINE]}]}]
+            },
+        ),
+        NOT_FOR_MY_NODE,
+    ),
+    Theft(
+        "agent",
+        "a slice of another node, in an older version of the API",
+        lambda client: client.create(OLDER_SLICES, a_slice("x", nodeName=OTHER, pool=OTHER)),
+        NOT_FOR_MY_NODE,
+    ),
+    Theft(
+        "agent",
+        "another node's devices taken off",
+        lambda client: rewritten(client, f"{OTHER}-real", devices=[]),
+        NOT_FOR_MY_NODE,
+    ),
+    Theft(
+        "agent",
+        "another driver's devices taken off",
+        lambda client: rewritten(client, "others", devices=[]),
+        NOT_MY_DRIVER,
+    ),
+    Theft(
+        "agent",
+        "devices of all nodes taken off",
+        lambda client: rewritten(client, "everywhere", devices=[]),
+        NOT_FOR_MY_NODE,
+    ),
+    Theft(
+        "agent",
+        "another node's slice deleted",
+        lambda client: client.delete(SLICES, named(f"{OTHER}-real")),
+        NOT_FOR_MY_NODE,
+    ),
+    Theft(
+        "agent", "another driver's slice deleted", lambda client: client.delete(SLICES, named("others")), NOT_MY_DRIVER
+    ),
+    Theft(
+        "agent",
+        "a slice for all nodes deleted",
+        lambda client: client.delete(SLICES, named("everywhere")),
+        NOT_FOR_MY_NODE,
+    ),
+    Theft("homeless", "a slice of a node", publish("x", nodeName=MINE, pool=MINE), "names no node"),
+    # Claims
+    Theft(
+        "agent",
+        "an allocation cleared",
+        merged_status_of("here", allocation=None, devices=None, reservedFor=None),
+        NO_ALLOCATION,
+    ),
+    Theft(
+        "agent",
+        "an allocation made",
+        status_of("waiting", allocation=an_allocation(MINE, [a_result(MINE)])),
+        NO_ALLOCATION,
+    ),
+    Theft(
+        "agent",
+        "an allocation and a report of it at once",
+        status_of("waiting", allocation=an_allocation(MINE, [a_result(MINE)]), devices=[report()]),
+        NO_ALLOCATION,
+    ),
+    Theft(
+        "agent",
+        "an allocation moved",
+        merged_status_of("here", allocation=an_allocation(MINE, [a_result(MINE, "gpu-7")]), devices=None),
+        NO_ALLOCATION,
+    ),
+    Theft(
+        "agent",
+        "a consumer added",
+        status_of("here", reservedFor=[{"resource": "pods", "name": "me", "uid": "me"}]),
+        NO_RESERVATION,
+    ),
+    Theft("agent", "consumers taken away", merged_status_of("here", reservedFor=None), NO_RESERVATION),
+    Theft(
+        "agent",
+        "another driver's report changed",
+        status_of("here", devices=[report(driver=OTHER_DRIVER)]),
+        NOT_MY_DEVICE,
+    ),
+    Theft("agent", "another driver's report taken away", merged_status_of("here", devices=[report()]), NOT_MY_DEVICE),
+    Theft(
+        "agent",
+        "another driver's report made",
+        status_of("theirs", devices=[report(driver=OTHER_DRIVER)]),
+        NOT_MY_DEVICE,
+    ),
+    Theft(
+        "agent", "a report of another node's device", status_of("there", devices=[report(pool=OTHER)]), NOT_MY_DEVICE
+    ),
+    Theft(
+        "homeless", "a report of a device", status_of("here", devices=[report()]), "names no node|resourceclaims/driver"
+    ),
+    Theft(
+        "agent",
+        "a claim's spec",
+        lambda client: client.patch(CLAIMS, claim("here"), {"metadata": {"labels": {"a": "b"}}}),
+        NO_RIGHT,
+    ),
+    Theft("agent", "a claim deleted", lambda client: client.delete(CLAIMS, claim("here")), NO_RIGHT),
+    # GpuNodes
+    Theft(
+        "agent",
+        "another node's state",
+        lambda client: client.patch(GPU_NODES, named(OTHER), {"status": {"driver": "x"}}, subresource="status"),
+        f"may not write the GpuNode of node {OTHER}",
+    ),
+    Theft(
+        "agent",
+        "a GpuNode of another name",
+        lambda client: client.create(GPU_NODES, {"metadata": {"name": "node-c"}}),
+        "may not write the GpuNode of node node-c",
+    ),
+    Theft(
+        "agent",
+        "how my GPUs are divided",
+        lambda client: client.patch(GPU_NODES, named(MINE), {"spec": {"gpus": []}}),
+        NO_RIGHT,
+    ),
+    Theft("agent", "another GpuNode deleted", lambda client: client.delete(GPU_NODES, named(OTHER)), NO_RIGHT),
+    # Events
+    Theft(
+        "agent",
+        "an Event about somebody's pod",
+        lambda client: client.create(EVENTS, an_event("x", "victim", kind="Pod", namespace=TENANT)),
+        "may write Events about that node only",
+    ),
+    Theft(
+        "agent",
+        "an Event about another node",
+        lambda client: client.create(EVENTS, an_event("x", OTHER)),
+        "may write Events about that node only",
+    ),
+    Theft(
+        "agent",
+        "another node's Event changed",
+        lambda client: client.patch(EVENTS, event(f"about-{OTHER}"), {"message": "all is well"}),
+        "may write Events about that node only",
+    ),
+    Theft("agent", "an Event deleted", lambda client: client.delete(EVENTS, event(f"about-{MINE}")), NO_RIGHT),
+    # What neither of them has any right to
+    *(
+        theft
+        for token in ("agent", "operator", "releasing")
+        for theft in (
+            Theft(token, "secrets", lambda client: client.list(SECRETS), NO_RIGHT),
+            Theft(token, "a pod deleted", lambda client: client.delete(PODS, ObjectKey(TENANT, "victim")), NO_RIGHT),
+            Theft(
+                token,
+                "a pod made",
+                lambda client: client.create(PODS, {"metadata": {"name": "x", "namespace": NAMESPACE}}),
+                NO_RIGHT,
+            ),
+            Theft(
+                token,
+                "a node changed",
+                lambda client: client.patch(NODES, named(MINE), {"spec": {"unschedulable": True}}),
+                NO_RIGHT,
+            ),
+            Theft(
+                token,
+                "another's token",
+                lambda client: client.create_subresource(ACCOUNTS, ObjectKey(NAMESPACE, "draco-agent"), "token", {}),
+                NO_RIGHT,
+            ),
+            Theft(
+                token,
+                "a role of one's own",
+                lambda client: client.create(ROLE_BINDINGS, {"metadata": {"name": "x"}}),
+                NO_RIGHT,
+            ),
+            Theft(
+                token,
+                "the policies deleted",
+                lambda client: client.delete(POLICIES, named("draco-agent-slices")),
+                NO_RIGHT,
+            ),
+        )
+    ),
+    # The operator
+    *(
+        theft
+        for token in ("operator", "releasing")
+        for theft in (
+            Theft(token, "a slice", publish("x", nodeName=MINE, pool=MINE), NO_RIGHT),
+            Theft(token, "a slice deleted", lambda client: client.delete(SLICES, named(f"{MINE}-real")), NO_RIGHT),
+            Theft(token, "a claim deleted", lambda client: client.delete(CLAIMS, claim("here")), NO_RIGHT),
+            Theft(
+                token,
+                "a GpuNode's state",
+                lambda client: client.patch(GPU_NODES, named(MINE), {"status": {"driver": "x"}}, subresource="status"),
+                NO_RIGHT,
+            ),
+        )
+    ),
+    Theft("operator", "an allocation cleared", merged_status_of("idle", allocation=None), NO_RIGHT),
+    Theft(
+        "releasing",
+        "an allocation made",
+        merged_status_of("waiting", allocation=an_allocation(MINE, [a_result(MINE)])),
+        "never make or change one",
+    ),
+    Theft(
+        "releasing",
+        "an allocation moved",
+        merged_status_of("idle", allocation=an_allocation(OTHER, [a_result(OTHER)])),
+        "never make or change one|field is immutable",
+    ),
+    Theft(
+        "releasing",
+        "a claim in use released",
+        merged_status_of("there", allocation=None, reservedFor=None),
+        "may not release a claim that is reserved",
+    ),
+    Theft(
+        "releasing",
+        "a claim reserved",
+        merged_status_of("idle", reservedFor=[{"resource": "pods", "name": "me", "uid": "me"}]),
+        "never make or change one",
+    ),
+    Theft(
+        "releasing",
+        "a report of a device",
+        status_of("idle", devices=[report(device="gpu-1")]),
+        "never make or change one|resourceclaims/driver",
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=KUBERNETES_VERSIONS)
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """An API server of each version, with the chart."""
+    version: str = request.param
+    environ = {
+        name: value for name, value in os.environ.items() if name != "KUBEBUILDER_ASSETS"
+    }  # that is one version's
+    settings = Settings(
+        programs=binaries.find(*STORE, kubernetes=version, environ=environ),
+        kubernetes=version,
+        enter=DIES_WITH_THE_TESTS,
+        extra_flags={APISERVER: ("--runtime-config", "resource.k8s.io/v1beta2=true")},
+    )
+    plane = ControlPlane(tmp_path_factory.mktemp(f"stolen-{version}") / "state", settings)
+    try:
+        plane.start()
+        made = Cluster(plane)
+        made.install()
+        made.make_claim("idle", on=MINE, results=[a_result(MINE, "gpu-1")], reserved=False)
+        made.make_claim("elsewhere", on=MINE, results=[a_result("elsewhere")])
+        asyncio.run(in_force(made))
+        yield made
+    finally:
+        plane.stop()
+
+
+async def in_force(cluster: Cluster) -> None:
+    """Wait until the API server enforces every policy: it does so a moment after it has stored it."""
+    probes: list[tuple[str, Attempt]] = [
+        ("agent", publish("probe", nodeName="nowhere", pool="nowhere")),
+        ("agent", lambda client: client.create(GPU_NODES, {"metadata": {"name": "probe"}})),
+        ("agent", lambda client: client.create(EVENTS, an_event("probe", "nowhere"))),
+        ("agent", status_of("probe", devices=[report(pool="elsewhere")])),
+        ("releasing", status_of("probe", reservedFor=[{"resource": "pods", "name": "me", "uid": "me"}])),
+    ]
+    cluster.make_claim("probe", on=MINE, results=[a_result("elsewhere")])
+    async with asyncio.timeout(30):
+        for token, probe in probes:
+            async with cluster.holding(token) as client:
+                while True:
+                    try:
+                        await probe(client)
+                    except ApiError as error:
+                        if "denied request" in str(error):
+                            break
+                    await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def thief(cluster: Cluster, theft: Theft) -> AsyncIterator[Client]:
+    async with cluster.holding(theft.token) as client:
+        yield client
+
+
+@pytest.mark.parametrize("theft", THEFTS, ids=str)
+async def test_a_stolen_token_changes_nothing_beyond_its_programs_work(
+    cluster: Cluster, thief: Client, theft: Theft
+) -> None:
+    before = cluster.state()
+    with pytest.raises(ApiError, match=theft.refused):
+        await theft.attempt(thief)
+    assert cluster.state() == before
+
+
+@pytest.fixture
+async def agent(cluster: Cluster) -> AsyncIterator[Client]:
+    async with cluster.holding("agent") as client:
+        yield client
+
+
+async def test_an_agent_publishes_changes_and_withdraws_slices_of_its_node(agent: Client) -> None:
+    await agent.create(SLICES, a_slice("mine", nodeName=MINE, pool=MINE))
+    changed: Any = await rewritten(agent, "mine", devices=[{"name": "gpu-0"}, {"name": "gpu-1"}])
+    assert len(changed["spec"]["devices"]) == 2
+    await agent.delete(SLICES, named("mine"))
+
+
+async def test_an_agent_finds_out_which_features_there_are(agent: Client) -> None:
+    features = await discover(agent, node_name=MINE, driver=DRIVER)
+    assert features.device_taints is True
+    assert features.binding_conditions is True
+
+
+async def test_an_agent_makes_its_gpunode_and_reports_in_it(cluster: Cluster, agent: Client) -> None:
+    cluster.call("DELETE", f"/apis/draco.dev/v1alpha1/gpunodes/{MINE}")
+    await agent.create(GPU_NODES, {"metadata": {"name": MINE}})
+    said = {"status": {"driver": DRIVER}}
+    reported = await agent.apply(GPU_NODES, named(MINE), said, manager="agent", subresource="status")
+    assert reported.status.driver == DRIVER
+
+
+async def test_an_agent_cannot_make_its_gpunode_with_wishes(cluster: Cluster, agent: Client) -> None:
+    cluster.call("DELETE", f"/apis/draco.dev/v1alpha1/gpunodes/{MINE}")
+    wishes = {"gpus": [{"uuid": "GPU-0", "policy": "p", "mode": "Disabled"}]}
+    with pytest.raises(ApiError, match="not say how GPUs are to be divided"):
+        await agent.create(GPU_NODES, {"metadata": {"name": MINE}, "spec": wishes})
+    await agent.create(GPU_NODES, {"metadata": {"name": MINE}, "spec": {}})
+
+
+async def test_what_an_agent_says_of_wishes_in_a_status_is_not_stored(cluster: Cluster, agent: Client) -> None:
+    path = f"/apis/draco.dev/v1alpha1/gpunodes/{MINE}"
+    wishes = {"gpus": [{"uuid": "GPU-0", "policy": "p", "mode": "Disabled"}]}
+    cluster.call("PATCH", f"{path}?fieldManager=test", {**KIND_OF_GPU_NODE, "spec": wishes})
+    before = cluster.call("GET", path)
+    body = {"metadata": {"labels": {"a": "b"}}, "spec": {"gpus": []}, "status": {"driver": "said"}}
+    await agent.patch(GPU_NODES, named(MINE), body, subresource="status")
+    stored = cluster.call("GET", path)
+    assert (stored["spec"], stored["status"]["driver"]) == (before["spec"], "said")
+    assert stored["spec"]["gpus"]
+    assert "labels" not in stored["metadata"]
+
+
+async def test_an_agent_says_what_happens_on_its_node(agent: Client) -> None:
+    await agent.apply(EVENTS, event("mine"), an_event("mine", MINE), manager="agent")
+    await agent.patch(
+        EVENTS, event("mine"), {"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:00.000000Z"}}
+    )
+    assert (await agent.patch(EVENTS, event("mine"), {"message": "twice"})).message == "twice"
+
+
+async def test_an_agent_reports_its_devices_and_withdraws_that(cluster: Cluster, agent: Client) -> None:
+    cluster.make_claim(
+        "reported",
+        on=MINE,
+        results=[a_result(MINE), {**a_result(MINE), "driver": OTHER_DRIVER}],
+        devices=[{"driver": OTHER_DRIVER, "pool": MINE, "device": "gpu-0", "data": {"of": "theirs"}}],
+    )
+
+    async def say(*devices: dict[str, Any]) -> list[tuple[str, str, list[Condition]]]:
+        said = await agent.apply(
+            CLAIMS, claim("reported"), {"status": {"devices": list(devices)}}, manager="agent", subresource="status"
+        )
+        assert said.status.allocation is not None
+        assert said.status.reserved_for
+        return sorted((each.driver, each.device, each.conditions) for each in said.status.devices)
+
+    theirs: tuple[str, str, list[Condition]] = (OTHER_DRIVER, "gpu-0", [])
+    ready = msgspec.convert(READY, Condition)
+    broken = msgspec.structs.replace(ready, status="False")
+    assert await say(report()) == [(DRIVER, "gpu-0", [ready]), theirs]
+    assert await say(report(conditions=[{**READY, "status": "False"}])) == [(DRIVER, "gpu-0", [broken]), theirs]
+    assert await say() == [theirs]
+    by_merge = await agent.patch(
+        CLAIMS, claim("reported"), {"metadata": {"labels": {"a": "b"}}, "status": {}}, subresource="status"
+    )
+    assert by_merge.metadata.labels == {}
+
+
+async def test_an_operator_that_may_release_does_so(cluster: Cluster) -> None:
+    cluster.make_claim("released", on=MINE, results=[a_result(MINE)], devices=[report()], reserved=False)
+    async with cluster.holding("releasing") as operator:
+        released = await operator.patch(
+            CLAIMS, claim("released"), {"status": {"allocation": None}}, subresource="status"
+        )
+    assert (released.status.allocation, released.status.devices) == (None, [])
