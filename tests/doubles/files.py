@@ -8,12 +8,46 @@ from draco.agent.files import LocalFiles
 
 
 class FullDisk(LocalFiles):
-    """Refuses to write files whose path contains one of the words in `refused`."""
+    """Has no room for new content in files whose path contains one of the words in `refused`."""
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
 
     def write(self, path: Path, content: bytes) -> None:
+        self._refuse(path)
+        super().write(path, content)
+
+    def write_volatile(self, path: Path, content: bytes) -> None:
+        self._refuse(path)
+        super().write_volatile(path, content)
+
+    def _refuse(self, path: Path) -> None:
         if any(word in str(path) for word in self.refused):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+class FullCopyOnWriteDisk(FullDisk):
+    """Needs room for each change of what is there, too, as Btrfs and ZFS do."""
+
+    def overwrite(self, path: Path, offset: int, content: bytes) -> None:
+        self._refuse(path)
+        super().overwrite(path, offset, content)
+
+
+class Writes(LocalFiles):
+    """Remembers what was written durably, in order: the file's name and the bytes."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, bytes]] = []
+
+    def write(self, path: Path, content: bytes) -> None:
         super().write(path, content)
+        self.written.append((path.name, content))
+
+    def overwrite(self, path: Path, offset: int, content: bytes) -> None:
+        super().overwrite(path, offset, content)
+        self.written.append((path.name, content))
+
+    def write_volatile(self, path: Path, content: bytes) -> None:
+        super().write_volatile(path, content)
+        self.written.append((path.name, content))

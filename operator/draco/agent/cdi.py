@@ -178,7 +178,7 @@ class CdiFolder:
 
     def write(self, claim: PreparedClaim) -> None:
         """Write the claim's spec; OSError when the disk refuses, CapabilityUnknown when the driver does. Then there is none."""
-        self._files.write(self.path(claim.uid), self._content(claim))
+        self._files.write_volatile(self.path(claim.uid), self._content(claim))
 
     def is_current(self, claim: PreparedClaim) -> bool:
         """Whether the claim's spec is there and says what it should."""

@@ -2,31 +2,36 @@
 
 All of it is durable before it is done.
 
-Owns the file: its shape, its checksum, and that it always tells the last state that was written whole. Knows nothing of CDI,
-kubelet or NVML. A claim is first recorded as `preparing`, an intent, and as `prepared` when everything it needs is in place; one
-whose instances have to be destroyed is `releasing` meanwhile. An instance is on record before it is made and until it is gone.
+Owns what is on record, and that the file always tells the last state that was written; the file's format is `journal`'s. Knows
+nothing of CDI, kubelet or NVML. A claim is first recorded as `preparing`, an intent, and as `prepared` when everything it needs
+is in place; one whose instances have to be destroyed is `releasing` meanwhile. An instance is on record before it is made and
+until it is gone.
 
-Version 2 of the format adds instances; version 1 is read as a record without any. The known GPUs came later still: who knows
-only what was before reads the record without them.
+The file is a journal of changes. Fields that a change may have can be added without another version: an agent that does not know
+them leaves them out when it next writes the file anew. Versions 1 and 2 held the whole record as one JSON object; they are read,
+and written as a journal with the first change. An older agent takes a journal for damaged, sets it aside and rebuilds the record.
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import StrEnum
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
 
+from draco.agent import journal
 from draco.agent.errors import CheckpointDamaged
 from draco.agent.files import Files
 from draco.agent.gpus import Gpu, KnownGpu
 from draco.agent.instances import PlacementKey
+from draco.agent.journal import Journal, Position
 from draco.mig.board import unit_mask
 from draco.resources.names import ClaimUid, GpuUuid
 
-VERSION = 2
-READABLE = frozenset({1, VERSION})
+OLD_VERSIONS = frozenset({1, 2})
 
 
 class ClaimState(StrEnum):
@@ -124,25 +129,18 @@ class PreparedClaim(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.namespace}/{self.name}"
 
 
-class _Record(msgspec.Struct, kw_only=True):
-    boot_id: str
-    claims: list[PreparedClaim] = []
-    instances: list[OwnedInstance] = []
-    gpus: list[KnownGpu] = []
-
-
-class _KnownGpu(msgspec.Struct, kw_only=True):
-    """A known GPU as it is read: how it was read last may have been written by an agent that knew other things of it."""
+class _KnownGpu(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A known GPU as it is written. How it was read last may have been written by an agent that knew other things of it."""
 
     uuid: GpuUuid
     device: str
-    last: msgspec.Raw = msgspec.Raw()
+    last: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     pcie_root: str | None = None
     numa_node: int | None = None
 
     def known(self) -> KnownGpu:
         try:
-            last = msgspec.json.decode(self.last, type=Gpu) if bytes(self.last) else None
+            last = None if self.last is msgspec.UNSET else msgspec.json.decode(self.last, type=Gpu)
         except msgspec.ValidationError:
             last = None
         return KnownGpu(
@@ -150,17 +148,53 @@ class _KnownGpu(msgspec.Struct, kw_only=True):
         )
 
 
-class _ReadRecord(msgspec.Struct, kw_only=True):
-    boot_id: str
-    claims: list[PreparedClaim] = []
-    instances: list[OwnedInstance] = []
-    gpus: list[_KnownGpu] = []
+def _as_written(one: KnownGpu) -> _KnownGpu:
+    last = msgspec.UNSET if one.last is None else msgspec.Raw(msgspec.json.encode(one.last))
+    return _KnownGpu(uuid=one.uuid, device=one.device, last=last, pcie_root=one.pcie_root, numa_node=one.numa_node)
 
 
-class _Envelope(msgspec.Struct, kw_only=True):
-    version: int
-    checksum: str
-    record: msgspec.Raw
+class _Change(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An entry of the journal. A whole one says everything; what came before no longer counts."""
+
+    whole: bool = False
+    boot_id: str | None = None
+    put: list[PreparedClaim] = []
+    drop: list[ClaimUid] = []
+    own: list[OwnedInstance] = []
+    disown: list[PlacementKey] = []
+    gpus: list[_KnownGpu] | None = None
+
+
+class _State(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything on record at one time."""
+
+    boot_id: str = ""
+    claims: dict[ClaimUid, PreparedClaim] = {}
+    instances: dict[PlacementKey, OwnedInstance] = {}
+    gpus: dict[GpuUuid, KnownGpu] = {}
+
+    def after(self, change: _Change) -> "_State":
+        """The state that a change leads to."""
+        before = _State() if change.whole else self
+        claims = {**before.claims, **{claim.uid: claim for claim in change.put}}
+        instances = {**before.instances, **{one.key: one for one in change.own}}
+        for uid in change.drop:
+            claims.pop(uid, None)
+        for key in change.disown:
+            instances.pop(key, None)
+        boot_id = before.boot_id if change.boot_id is None else change.boot_id
+        gpus = before.gpus if change.gpus is None else {one.uuid: one.known() for one in change.gpus}
+        return _State(boot_id=boot_id, claims=claims, instances=instances, gpus=gpus)
+
+    def as_change(self) -> _Change:
+        """The change that leads here from anywhere."""
+        return _Change(
+            whole=True,
+            boot_id=self.boot_id,
+            put=list(self.claims.values()),
+            own=list(self.instances.values()),
+            gpus=[_as_written(one) for one in self.gpus.values()],
+        )
 
 
 class Checkpoint:
@@ -170,38 +204,44 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path, files: Files, *, boot_id: str, claims: Iterable[PreparedClaim] = ()) -> None:
-        self._path = path
-        self._files = files
-        self.boot_id = boot_id
-        self._claims = {claim.uid: claim for claim in claims}
-        self._instances: dict[PlacementKey, OwnedInstance] = {}
-        self._known: dict[GpuUuid, KnownGpu] = {}
+        self._journal = Journal(path, files)
+        self._state = _State(boot_id=boot_id, claims={claim.uid: claim for claim in claims})
 
     def restore(self, loaded: "Loaded") -> None:
         """Take up what was on disk."""
-        self._claims = {claim.uid: claim for claim in loaded.claims}
-        self._instances = {one.key: one for one in loaded.instances}
-        self._known = {one.uuid: one for one in loaded.gpus}
-        self.boot_id = loaded.boot_id
+        self._state = _State(
+            boot_id=loaded.boot_id,
+            claims={claim.uid: claim for claim in loaded.claims},
+            instances={one.key: one for one in loaded.instances},
+            gpus={one.uuid: one for one in loaded.gpus},
+        )
+        self._journal.go_on(loaded.position)
+
+    @property
+    def boot_id(self) -> str:
+        """The boot in which the minor numbers on record were right; "" when nothing was ever recorded."""
+        return self._state.boot_id
 
     @property
     def claims(self) -> Mapping[ClaimUid, PreparedClaim]:
         """By uid. What is returned never changes."""
-        return MappingProxyType(self._claims)
+        return MappingProxyType(self._state.claims)
 
     @property
     def instances(self) -> Mapping[PlacementKey, OwnedInstance]:
         """Our instances by where they stand, oldest first. What is returned never changes."""
-        return MappingProxyType(self._instances)
+        return MappingProxyType(self._state.instances)
 
     @property
     def known(self) -> Mapping[GpuUuid, KnownGpu]:
         """The GPUs that have a name, by UUID. What is returned never changes."""
-        return MappingProxyType(self._known)
+        return MappingProxyType(self._state.gpus)
 
     def remember(self, gpus: Iterable[KnownGpu]) -> None:
         """Record exactly these GPUs; raises OSError and changes nothing when the disk refuses."""
-        self._write(self._claims, self._instances, self.boot_id, {one.uuid: one for one in gpus})
+        known = {one.uuid: one for one in gpus}
+        change = _Change(gpus=[_as_written(one) for one in known.values()])
+        self._make(change, msgspec.structs.replace(self._state, gpus=known))
 
     def change(
         self,
@@ -211,14 +251,20 @@ class Checkpoint:
         own: Iterable[OwnedInstance] = (),
         disown: Iterable[PlacementKey] = (),
     ) -> None:
-        """Record and forget, all in one write; raises OSError and changes nothing when the disk refuses."""
-        claims = {**self._claims, **{claim.uid: claim for claim in put}}
-        instances = {**self._instances, **{one.key: one for one in own}}
-        for uid in drop:
-            claims.pop(uid, None)
-        for key in disown:
-            instances.pop(key, None)
-        self._write(claims, instances, self.boot_id)
+        """Record and forget, all in one write; raises OSError and changes nothing when the disk refuses.
+
+        What is on record already is not written again.
+        """
+        change = _Change(put=list(put), drop=list(drop), own=list(own), disown=list(disown))
+        self._make(change, self._state.after(change))
+
+    def _make(self, change: _Change, after: _State) -> None:
+        if after == self._state:
+            return
+        reserve = _reserve(after) if _takes_more(change) else 0
+        if not self._journal.append(msgspec.json.encode(change), keep_free=reserve):
+            self._rewrite(after)
+        self._state = after
 
     def put(self, claim: PreparedClaim) -> None:
         """Record a claim; raises OSError and changes nothing when the disk refuses."""
@@ -236,24 +282,28 @@ class Checkpoint:
         instances: Iterable[OwnedInstance] | None = None,
     ) -> None:
         """Record exactly these claims, right in that boot; and exactly these instances, unless None are given."""
-        kept = self._instances if instances is None else {one.key: one for one in instances}
-        self._write({claim.uid: claim for claim in claims}, kept, boot_id)
-
-    def _write(
-        self,
-        claims: dict[ClaimUid, PreparedClaim],
-        instances: dict[PlacementKey, OwnedInstance],
-        boot_id: str,
-        known: dict[GpuUuid, KnownGpu] | None = None,
-    ) -> None:
-        gpus = self._known if known is None else known
-        content = _Record(
-            boot_id=boot_id, claims=list(claims.values()), instances=list(instances.values()), gpus=list(gpus.values())
+        kept = self._state.instances if instances is None else {one.key: one for one in instances}
+        after = msgspec.structs.replace(
+            self._state, boot_id=boot_id, claims={claim.uid: claim for claim in claims}, instances=kept
         )
-        record = msgspec.json.encode(content)
-        envelope = _Envelope(version=VERSION, checksum=_checksum(record), record=msgspec.Raw(record))
-        self._files.write(self._path, msgspec.json.encode(envelope))
-        self._claims, self._instances, self.boot_id, self._known = claims, instances, boot_id, gpus
+        self._rewrite(after)
+        self._state = after
+
+    def _rewrite(self, state: _State) -> None:
+        self._journal.rewrite(msgspec.json.encode(state.as_change()), keep_free=_reserve(state))
+
+
+def _takes_more(change: _Change) -> bool:
+    """Whether there will be more to give up. Room is kept so that giving up never fails for lack of it."""
+    claims = any(claim.state is not ClaimState.RELEASING for claim in change.put)
+    instances = any(one.state is not InstanceState.DESTROYING for one in change.own)
+    return claims or instances or change.gpus is not None
+
+
+def _reserve(state: _State) -> int:
+    """Bytes that giving up everything takes at most: each claim and instance is put once more, and forgotten."""
+    held = [*state.claims.values(), *state.instances.values()]
+    return len(msgspec.json.encode(held)) + 512 * len(held)
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -263,38 +313,87 @@ class Loaded(msgspec.Struct, frozen=True):
     claims: list[PreparedClaim]
     instances: list[OwnedInstance] = []
     gpus: list[KnownGpu] = []
+    position: Position | None = None
+    """Where the journal goes on; None when the next change writes it anew."""
+
+
+class _OldRecord(msgspec.Struct, kw_only=True):
+    boot_id: str
+    claims: list[PreparedClaim] = []
+    instances: list[OwnedInstance] = []
+
+
+class _OldEnvelope(msgspec.Struct, kw_only=True):
+    version: int
+    checksum: str
+    record: msgspec.Raw
 
 
 def load(path: Path, files: Files) -> Loaded:
     """Read the record. No file means no claims; CheckpointDamaged when it is not whole or not of a version we know."""
+    what = f"The record of prepared claims {path}"
     try:
         content = files.read(path)
     except FileNotFoundError:
         return Loaded("", [])
     except OSError as error:
-        raise CheckpointDamaged(f"The record of prepared claims {path} cannot be read: {error.strerror}.") from error
+        raise CheckpointDamaged(f"{what} cannot be read: {error.strerror}.") from error
+    return read(content, what)
+
+
+def read(content: bytes, what: str = "The record of prepared claims") -> Loaded:
+    """What the bytes of a record say; CheckpointDamaged when they are not whole or not of a version we know."""
+    old = _read_old(content)
+    if old is not None:
+        return old
+    found = journal.read(content)
+    state = _State()
+    damage = found.damage
+    for entry in found.entries:
+        try:
+            state = state.after(msgspec.json.decode(entry, type=_Change))
+        except journal.UNREADABLE as error:
+            damage = f"has an entry that this agent does not understand ({error})"
+            break
+    loaded = Loaded(
+        state.boot_id,
+        list(state.claims.values()),
+        list(state.instances.values()),
+        list(state.gpus.values()),
+        None if damage else found.position,
+    )
+    if damage:
+        raise CheckpointDamaged(f"{what} {damage}.", before=loaded)
+    return loaded
+
+
+def _read_old(content: bytes) -> Loaded | None:
+    """A record of version 1 or 2; None when it is not one, or not whole."""
     try:
-        envelope = msgspec.json.decode(content, type=_Envelope)
-        if envelope.version not in READABLE:
-            raise CheckpointDamaged(
-                f"The record of prepared claims {path} has version {envelope.version}; this agent knows {VERSION}."
-            )
-        if envelope.checksum != _checksum(bytes(envelope.record)):
-            raise CheckpointDamaged(f"The record of prepared claims {path} does not match its checksum.")
-        record = msgspec.json.decode(envelope.record, type=_ReadRecord)
-    except msgspec.DecodeError as error:
-        raise CheckpointDamaged(f"The record of prepared claims {path} is not whole: {error}.") from error
-    return Loaded(record.boot_id, record.claims, record.instances, [one.known() for one in record.gpus])
+        envelope = msgspec.json.decode(content, type=_OldEnvelope)
+        if envelope.version not in OLD_VERSIONS or envelope.checksum != _checksum(bytes(envelope.record)):
+            return None
+        record = msgspec.json.decode(envelope.record, type=_OldRecord)
+    except journal.UNREADABLE:
+        return None
+    return Loaded(record.boot_id, record.claims, record.instances)
 
 
 def set_aside(path: Path, files: Files) -> Path:
-    """Rename a damaged record to `<name>.corrupt-<n>`, the first free n, and return that path."""
-    taken = set(files.names(path.parent))
-    number = 1
-    while f"{path.name}.corrupt-{number}" in taken:
-        number += 1
-    target = path.with_name(f"{path.name}.corrupt-{number}")
-    files.rename(path, target)
+    """Keep a damaged record as `<name>.corrupt-<n>` too, n the first that is free, and return that path.
+
+    The record stays where it is until another takes its place: an agent that ends before that must not take a missing record
+    for a node without claims. What was kept before, then, is not kept again.
+    """
+    prefix = f"{path.name}.corrupt-"
+    taken = {name for name in files.names(path.parent) if name.startswith(prefix)}
+    for name in taken:
+        with suppress(OSError):
+            if files.read(path.with_name(name)) == files.read(path):
+                return path.with_name(name)
+    number = next(number for number in count(1) if f"{prefix}{number}" not in taken)
+    target = path.with_name(f"{prefix}{number}")
+    files.keep_as(path, target)
     return target
 
 

@@ -3,7 +3,12 @@
 Owns the hierarchy only; a sentence is written where it is raised.
 """
 
+from typing import TYPE_CHECKING
+
 from draco.resources.errors import DracoError
+
+if TYPE_CHECKING:
+    from draco.agent.checkpoint import Loaded
 
 
 class AgentError(DracoError):
@@ -27,7 +32,11 @@ class InstanceHeld(PrepareError):
 
 
 class CheckpointDamaged(AgentError):
-    """The record of prepared claims cannot be trusted."""
+    """The record of prepared claims cannot be trusted. `before` is what it said before the damage, if that is known."""
+
+    def __init__(self, sentence: str, *, before: "Loaded | None" = None) -> None:
+        super().__init__(sentence)
+        self.before = before
 
 
 class ClusterUnsuited(AgentError):

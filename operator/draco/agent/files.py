@@ -1,12 +1,15 @@
-"""Files that are whole or absent, on disk before the call returns.
+"""Files that are whole or absent.
 
-Owns durable writing: temporary file, fsync, rename, fsync of the folder. Knows nothing of what is written. The agent takes it as
-an argument (`Files`), so that a full disk can be tried.
+Owns the ways of writing: durably, where the call returns when the content survives a loss of power (temporary file, fsync,
+rename, fsync of the folder); durably in place, in room that the file has already; and without waiting for the disk, for what is
+made anew after a reboot. Knows nothing of what is written. The agent takes it as an argument (`Files`), so that a full disk can
+be tried.
 """
 
+import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -25,12 +28,23 @@ class Files(Protocol):
         """Make `path` hold `content`, durably. On an error the file is as it was before."""
         ...
 
-    def remove(self, path: Path) -> None:
-        """Make sure, durably, that there is no such file."""
+    def overwrite(self, path: Path, offset: int, content: bytes) -> None:
+        """Replace bytes of a file, durably. The file never grows, so a full disk does not refuse it.
+
+        FileNotFoundError when there is no such file, or none that long. After any other error nobody knows what is there.
+        """
         ...
 
-    def rename(self, path: Path, target: Path) -> None:
-        """Give a file another name in its folder, durably."""
+    def write_volatile(self, path: Path, content: bytes) -> None:
+        """Make `path` hold `content`, for every process at once; a loss of power may undo it."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Make sure that there is no such file; a loss of power may bring it back."""
+        ...
+
+    def keep_as(self, path: Path, target: Path) -> None:
+        """Give a file a second name in its folder, durably. It keeps that content when the first name gets another."""
         ...
 
     def names(self, folder: Path) -> list[str]:
@@ -48,31 +62,34 @@ class LocalFiles:
 
     def write(self, path: Path, content: bytes) -> None:
         """Make `path` hold `content`, durably. On an error the file is as it was before."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(path.name + TEMPORARY)
-        with _named(path):
-            try:
-                with fresh.open("wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                fresh.replace(path)
-            except OSError:
-                fresh.unlink(missing_ok=True)
-                raise
+        _replace(path, content, sync=os.fsync)
         _sync_folder(path.parent)
+
+    def overwrite(self, path: Path, offset: int, content: bytes) -> None:
+        """Replace bytes of a file, durably; it never grows."""
+        with _named(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                if os.fstat(descriptor).st_size < offset + len(content):
+                    raise FileNotFoundError(errno.ENOENT, "It is shorter than it was", str(path))
+                written = 0
+                while written < len(content):
+                    written += os.pwrite(descriptor, content[written:], offset + written)
+                os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def write_volatile(self, path: Path, content: bytes) -> None:
+        """Make `path` hold `content`, for every process at once; a loss of power may undo it."""
+        _replace(path, content, sync=lambda _: None)
 
     def remove(self, path: Path) -> None:
-        """Make sure, durably, that there is no such file."""
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            return
-        _sync_folder(path.parent)
+        """Make sure that there is no such file; a loss of power may bring it back."""
+        path.unlink(missing_ok=True)
 
-    def rename(self, path: Path, target: Path) -> None:
-        """Give a file another name in its folder, durably."""
-        path.rename(target)
+    def keep_as(self, path: Path, target: Path) -> None:
+        """Give a file a second name in its folder, durably."""
+        target.hardlink_to(path)
         _sync_folder(path.parent)
 
     def names(self, folder: Path) -> list[str]:
@@ -81,6 +98,22 @@ class LocalFiles:
             return sorted(path.name for path in folder.iterdir())
         except FileNotFoundError:
             return []
+
+
+def _replace(path: Path, content: bytes, *, sync: Callable[[int], None]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + TEMPORARY)
+    with _named(path):
+        try:
+            with fresh.open("wb") as file:
+                file.write(content)
+                file.flush()
+                sync(file.fileno())
+            fresh.replace(path)
+        except OSError:
+            with suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager

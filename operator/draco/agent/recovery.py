@@ -32,10 +32,11 @@ _MIG_UUID = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Damaged(msgspec.Struct, frozen=True):
-    """The record was lost: `sentence` says how, `moved_to` where it lies for inspection."""
+    """The record was lost: `sentence` says how, `moved_to` where it lies for inspection, `before` what it said until then."""
 
     sentence: str
     moved_to: Path
+    before: journal.Loaded
 
 
 class Converged(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,8 @@ def read_record(path: Path, files: Files) -> journal.Loaded | Damaged:
     try:
         return journal.load(path, files)
     except CheckpointDamaged as error:
-        return Damaged(str(error), journal.set_aside(path, files))
+        before = journal.Loaded("", []) if error.before is None else error.before
+        return Damaged(str(error), journal.set_aside(path, files), before)
 
 
 def rebuilt(
@@ -152,6 +154,8 @@ def converge(
     trusted = by_uuid is not None or not rebooted
     current = [_with_minors(claim, by_uuid) for claim in kept]
     boot = boot_id if trusted else record.boot_id
+    for uid in undone:
+        cdi.remove(uid)  # first, so that no spec is ever there without its claim on record
     if list(record.claims.values()) != current or record.boot_id != boot:
         record.replace(current, boot_id=boot)
     if not trusted:

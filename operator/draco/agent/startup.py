@@ -157,7 +157,7 @@ class Startup:
 
     async def _rebuild(self, damage: recovery.Damaged) -> None:
         log.error("checkpoint.damaged", node=self._node, error=damage.sentence, moved_to=str(damage.moved_to))
-        note = f"{damage.sentence} It was moved to {damage.moved_to} and is rebuilt from the API server and the GPUs."
+        note = f"{damage.sentence} It is kept as {damage.moved_to}, and rebuilt from the CDI specs, the API server and the GPUs."
         self._tell("CheckpointDamaged", "Rebuild", note)
         await self._named.wait()
         claims = await self._persistently("recovery.api", lambda: self._client.list(CLAIMS))

@@ -182,15 +182,15 @@ async def test_a_damaged_record_is_rebuilt_from_the_api_server(node: SimulatedNo
 
 
 class BrieflyReadOnly(LocalFiles):
-    """A disk that refuses the first rename."""
+    """A disk that at first gives no file a second name."""
 
     refusals = 1
 
-    def rename(self, path: Path, target: Path) -> None:
+    def keep_as(self, path: Path, target: Path) -> None:
         if self.refusals:
             self.refusals -= 1
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-        super().rename(path, target)
+        super().keep_as(path, target)
 
 
 async def test_a_damaged_record_that_cannot_be_set_aside_is_tried_again(node: SimulatedNode) -> None:
@@ -240,10 +240,10 @@ async def test_a_prepare_that_takes_too_long_is_answered_before_kubelet_gives_up
     claim = await node.claim("gpu-0")
 
     class Slow(FullDisk):
-        def write(self, path: Path, content: bytes) -> None:
+        def write_volatile(self, path: Path, content: bytes) -> None:
             if "/cdi/" in str(path):
                 time.sleep(1.0)
-            super().write(path, content)
+            super().write_volatile(path, content)
 
     async with node.running(files=Slow(), prepare_deadline_s=0.3):
         started = time.monotonic()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from draco.resources.claims import (
 from draco.resources.meta import Condition
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
-from tests.doubles.files import FullDisk
+from tests.doubles.files import FullCopyOnWriteDisk, FullDisk, Writes
 
 GPUS = {f"gpu-{minor}": a_gpu(minor) for minor in range(3)}
 BOOT = "this boot"
@@ -37,9 +38,16 @@ class Desk:
     """The claim keeping of one node on a folder; a new one on the same folder is a restart."""
 
     def __init__(
-        self, folder: Path, *, boot: str = BOOT, gpus: list[Gpu] | None = None, known: bool = True, **node: Any
+        self,
+        folder: Path,
+        *,
+        boot: str = BOOT,
+        gpus: list[Gpu] | None = None,
+        known: bool = True,
+        files: FullDisk | None = None,
+        **node: Any,
     ) -> None:
-        self.files = FullDisk()
+        self.files = files or FullDisk()
         self.path = folder / "state" / "checkpoint.json"
         self.cdi_dir = folder / "cdi"
         self.cdi = CdiFolder(self.cdi_dir, self.files, driver=NVIDIA_DRIVER, node=NodeFiles(**node))
@@ -78,20 +86,8 @@ SAME = a_claim("same", on=["node-0/gpu-0"])
 # Preparing
 
 
-class Ordered(FullDisk):
-    """Remembers what was on record when each file was written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[tuple[str, bytes]] = []
-
-    def write(self, path: Path, content: bytes) -> None:
-        super().write(path, content)
-        self.written.append((path.name, content))
-
-
 def test_a_claim_is_on_record_as_an_intent_before_its_spec_is_written(tmp_path: Path) -> None:
-    files = Ordered()
+    files = Writes()
     cdi = CdiFolder(tmp_path / "cdi", files, driver=NVIDIA_DRIVER, node=NodeFiles())
     record = Checkpoint(tmp_path / "checkpoint.json", files, boot_id=BOOT)
     ClaimDesk(record, cdi, driver=NVIDIA_DRIVER, pool="node-0").prepare(ONE, GPUS)
@@ -103,9 +99,27 @@ def test_a_file_is_on_the_disk_and_in_its_folder_before_the_call_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    for call in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, call, lambda one: synced.append(Path(f"/proc/self/fd/{one}").readlink()))
     LocalFiles().write(tmp_path / "record", b"content")
     assert synced == [tmp_path / f"record{TEMPORARY}", tmp_path]
+    synced.clear()
+    LocalFiles().overwrite(tmp_path / "record", 3, b"TE")
+    assert synced == [tmp_path / "record"]
+    assert (tmp_path / "record").read_bytes() == b"conTEnt"
+    with pytest.raises(FileNotFoundError):
+        LocalFiles().overwrite(tmp_path / "record", 6, b"TE")
+
+
+def test_preparing_a_whole_gpu_waits_for_the_disk_twice(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    for call in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, call, lambda _, call=call: synced.append(call))
+    desk.prepare(ONE)
+    assert synced == ["fdatasync", "fdatasync"]
+    synced.clear()
+    desk.desk.unprepare(uid(ONE))
+    assert synced == ["fdatasync"]
 
 
 def test_preparing_again_gives_the_same_devices_and_writes_nothing(desk: Desk) -> None:
@@ -219,7 +233,7 @@ def test_giving_up_needs_only_the_uid_and_twice_is_fine(desk: Desk) -> None:
 
 @pytest.mark.parametrize("full", ["/cdi/", "/state/"])
 def test_a_full_disk_is_one_sentence_leaves_nothing_and_passes(tmp_path: Path, full: str) -> None:
-    desk = Desk(tmp_path)
+    desk = Desk(tmp_path, files=FullCopyOnWriteDisk())
     desk.files.refused.add(full)
     with pytest.raises(PrepareError, match=r"default/one cannot be .*: No space left on device .*; make room"):
         desk.prepare(ONE)
@@ -229,8 +243,29 @@ def test_a_full_disk_is_one_sentence_leaves_nothing_and_passes(tmp_path: Path, f
     assert desk.prepare(SAME) == ["gpu-0"]
 
 
-def test_a_claim_survives_a_disk_too_full_to_give_it_up(tmp_path: Path) -> None:
+def test_claims_are_given_up_on_a_full_disk_however_many_were_prepared_on_it(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
+    desk.files.refused.add("/state/")
+    prepared: list[ResourceClaim] = []
+    refusal = ""
+    while not refusal:
+        claim = a_claim(f"claim-{len(prepared)}", on=["node-0/gpu-0"], admin_access=True)
+        try:
+            desk.prepare(claim)
+        except PrepareError as error:
+            refusal = str(error)
+        else:
+            prepared.append(claim)
+    assert re.search(r"cannot be \w+: No space left on device .*checkpoint.json\); make room", refusal)
+    assert len(prepared) > 20, "claims are refused although there is room"
+    for claim in prepared:
+        desk.desk.unprepare(uid(claim))
+    assert not desk.record.claims
+    assert not Desk(tmp_path).record.claims
+
+
+def test_a_claim_survives_a_disk_that_does_not_let_it_be_given_up(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, files=FullCopyOnWriteDisk())
     desk.prepare(ONE)
     desk.files.refused.add("/state/")
     with pytest.raises(PrepareError, match=r"cannot be given up: No space left .*checkpoint.json\); make room or fix"):
@@ -350,7 +385,8 @@ def test_the_record_survives_a_restart(tmp_path: Path) -> None:
     [
         lambda content: content[: len(content) // 2],
         lambda content: content.replace(b"gpu-0", b"gpu-1"),
-        lambda content: content.replace(b'"version":2', b'"version":99'),
+        lambda content: content.replace(b'"version":3', b'"version":99'),
+        lambda content: content[: content.index(b"\n") + 1],
         lambda _: b"",
         lambda _: b"\0" * 100,
     ],
@@ -359,14 +395,19 @@ def test_a_damaged_record_is_set_aside_not_believed(tmp_path: Path, damage: Any)
     desk = Desk(tmp_path)
     desk.prepare(ONE)
     content = damage(desk.path.read_bytes())
-    for number in (1, 2):
-        desk.path.write_bytes(content)
-        with pytest.raises(CheckpointDamaged):
-            checkpoint.load(desk.path, desk.files)
-        found = recovery.read_record(desk.path, desk.files)
-        assert isinstance(found, recovery.Damaged)
-        assert found.moved_to == desk.path.with_name(f"checkpoint.json.corrupt-{number}")
-        assert found.moved_to.read_bytes() == content
+    desk.path.write_bytes(content)
+    with pytest.raises(CheckpointDamaged):
+        checkpoint.load(desk.path, desk.files)
+    found = recovery.read_record(desk.path, desk.files)
+    assert isinstance(found, recovery.Damaged)
+    assert found.moved_to == desk.path.with_name("checkpoint.json.corrupt-1")
+    assert recovery.read_record(desk.path, desk.files) == found, "an agent that ended meanwhile forgot that it was lost"
+    desk.record.replace([], boot_id=BOOT)
+    assert found.moved_to.read_bytes() == content
+    desk.path.write_bytes(b"damaged again")
+    again = recovery.read_record(desk.path, desk.files)
+    assert isinstance(again, recovery.Damaged)
+    assert again.moved_to.name == "checkpoint.json.corrupt-2"
 
 
 def ready(claim: ResourceClaim) -> ResourceClaim:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from draco.agent import cdi, checkpoint, files, prepare, recovery
+from draco.agent import cdi, checkpoint, files, journal, prepare, recovery
 from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint, ClaimState
 from draco.agent.files import LocalFiles
@@ -32,7 +32,7 @@ SCENES = {
 }
 """What kubelet asks, in order: call, claim, device."""
 
-MODULES = (recovery, prepare, checkpoint, cdi, files)
+MODULES = (recovery, prepare, checkpoint, journal, cdi, files)
 CODE = frozenset(str(module.__file__) for module in MODULES)
 
 

@@ -17,7 +17,7 @@ from draco.resources.draco import GpuNode, GpuNodeStatus, GpuStatus
 from draco.resources.names import ClaimUid, GpuUuid
 from draco.resources.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
 from tests.builders import a_gpu
-from tests.doubles.files import FullDisk
+from tests.doubles.files import FullCopyOnWriteDisk
 from tests.unit.agent.mig_node import MigNode, build
 from tests.unit.agent.test_slices import DRIVER
 
@@ -145,8 +145,8 @@ def test_who_tells_a_name_first_is_right_and_no_name_is_told_twice() -> None:
 # On record
 
 
-def a_record(path: Path, files: FullDisk | None = None) -> Checkpoint:
-    files = files or FullDisk()
+def a_record(path: Path, files: FullCopyOnWriteDisk | None = None) -> Checkpoint:
+    files = files or FullCopyOnWriteDisk()
     record = Checkpoint(path, files, boot_id="")
     found = checkpoint.load(path, files)
     assert isinstance(found, Loaded)
@@ -163,7 +163,7 @@ def a_view(*gpus: Gpu) -> View:
 
 
 async def test_a_name_is_on_record_before_anybody_is_told_of_it(tmp_path: Path) -> None:
-    files, path = FullDisk(), tmp_path / "checkpoint.json"
+    files, path = FullCopyOnWriteDisk(), tmp_path / "checkpoint.json"
     known = KnownGpus(a_record(path, files), in_thread=at_once)
     known.tell()
     known.record()

@@ -16,7 +16,7 @@ from draco.resources.draco import MigMode, WantedGpu, WantedInstance
 from draco.simulator import by_hand, faults, state
 from draco.simulator.gpu_state import Process
 from tests.builders import a_claim
-from tests.doubles.files import FullDisk
+from tests.doubles.files import FullCopyOnWriteDisk
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 ONE = a_mig_claim("one", *names([(9, 4)]))
@@ -74,7 +74,7 @@ def test_what_somebody_makes_in_a_place_never_tried_is_not_undone_though_a_full_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(tmp_path)
-    files = FullDisk()
+    files = FullCopyOnWriteDisk()
     node = MigNode(tmp_path, files=files)
     create = node.edge.create
 
@@ -362,7 +362,7 @@ def test_a_refused_step_that_a_full_disk_keeps_on_record_undoes_nothing_of_anybo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(tmp_path)
-    files = FullDisk()
+    files = FullCopyOnWriteDisk()
     node = MigNode(tmp_path, files=files)
     create = node.edge.create
 

@@ -26,7 +26,7 @@ from draco.resources.names import ClaimUid, GpuUuid
 from draco.simulator import by_hand, faults, hotplug, state
 from draco.simulator.gpu_state import Process
 from tests.builders import a_claim
-from tests.doubles.files import FullDisk
+from tests.doubles.files import FullCopyOnWriteDisk
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 ONE = a_mig_claim("one", *names([(9, 4)]))
@@ -302,7 +302,7 @@ def test_an_instance_that_is_gone_already_is_given_up(node: MigNode) -> None:
 
 def test_a_full_disk_leaves_nothing_of_a_partition(tmp_path: Path) -> None:
     build(tmp_path)
-    files = FullDisk()
+    files = FullCopyOnWriteDisk()
     node = MigNode(tmp_path, files=files)
     for refused in ("/state/", "/cdi/"):
         files.refused = {refused}
@@ -322,7 +322,7 @@ def test_a_full_disk_leaves_nothing_of_a_partition(tmp_path: Path) -> None:
 
 def test_a_disk_too_full_to_make_a_gpu_whole_is_one_sentence_and_passes(tmp_path: Path) -> None:
     build(tmp_path)
-    files = FullDisk()
+    files = FullCopyOnWriteDisk()
     node = MigNode(tmp_path, files=files, keeping=Keeping(counts={9: 1}))
     node.prepare(ONE)
     node.unprepare(ONE)

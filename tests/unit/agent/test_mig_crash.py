@@ -20,7 +20,7 @@ import msgspec
 import pynvml
 import pytest
 
-from draco.agent import recovery
+from draco.agent import checkpoint, recovery
 from draco.agent.checkpoint import ClaimState, InstanceState, OwnedInstance
 from draco.agent.errors import PrepareError
 from draco.agent.files import LocalFiles
@@ -164,14 +164,20 @@ class Camera(LocalFiles):
         )
 
     def write(self, path: Path, content: bytes) -> None:
-        self.point(f"before {path}")
-        super().write(path, content)
-        self._written += 1
-        self.point(f"after {path}")
+        self._between(path, lambda: super(Camera, self).write(path, content))
+
+    def overwrite(self, path: Path, offset: int, content: bytes) -> None:
+        self._between(path, lambda: super(Camera, self).overwrite(path, offset, content))
+
+    def write_volatile(self, path: Path, content: bytes) -> None:
+        self._between(path, lambda: super(Camera, self).write_volatile(path, content))
 
     def remove(self, path: Path) -> None:
+        self._between(path, lambda: super(Camera, self).remove(path))
+
+    def _between(self, path: Path, change: Callable[[], None]) -> None:
         self.point(f"before {path}")
-        super().remove(path)
+        change()
         self._written += 1
         self.point(f"after {path}")
 
@@ -184,7 +190,10 @@ def essence(photo: Photo) -> str:
         for instance in gpu[2]:
             for part in (instance, *instance["compute"]):
                 part.pop("serial")
-    record = json.loads(photo.files.get("state/checkpoint.json", b"{}")).get("record")
+    written = photo.files.get("state/checkpoint.json")
+    record = None if written is None else msgspec.to_builtins(checkpoint.read(written))
+    if record:
+        record.pop("position")
     specs = sorted((name, content.decode()) for name, content in photo.files.items() if name.startswith("cdi"))
     text = json.dumps([gpus, record, specs, sorted(photo.told), photo.unsure, photo.boot, bool(photo.bare)])
     numbers: dict[str, str] = {}

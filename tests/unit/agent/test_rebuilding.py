@@ -69,7 +69,7 @@ def test_a_record_that_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
     found = recovery.read_record(path, Broken())
     assert isinstance(found, recovery.Damaged)
     assert "cannot be read: Input/output error" in found.sentence
-    assert (path.exists(), found.moved_to.exists()) == (False, True)
+    assert found.moved_to.samefile(path)
 
 
 def test_a_first_start_is_no_reboot(tmp_path: Path) -> None:

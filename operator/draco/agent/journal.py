@@ -1,0 +1,156 @@
+"""An append-only file of checksummed entries, in room that is reserved beforehand.
+
+Owns the format of the file, when an entry is appended in place and when the file is written anew, and what of a damaged file can
+still be believed. Knows nothing of what entries mean.
+
+The file is one JSON object a line, each with a checksum over itself and all before it, and spaces up to its full size. An entry
+is appended by writing over those spaces: that takes one fdatasync, and nothing that a full disk could refuse. When the room is
+used up the file is written anew from one entry that says everything. Part of the room is kept for entries that must never fail
+for lack of space.
+
+A write that was cut off leaves a last line without its end; it was never acknowledged and does not count. Anything else that
+does not match its checksum is damage, and so is a file shorter than its first line says.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from draco.agent.files import Files
+
+VERSION = 3
+"""Of the file's format. Versions 1 and 2 were one JSON object without lines."""
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+"""What decoding damaged bytes raises."""
+
+ROOM = 64 * 1024
+"""What a fresh file has for entries to come, at least."""
+PAGE = 4096
+_PAD = b" "
+
+
+class _Line(msgspec.Struct, kw_only=True, omit_defaults=True):
+    version: int
+    checksum: str
+    entry: msgspec.Raw
+    size: int = 0  # of the file; in the first line only
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Where a journal goes on: after the line with this checksum, in a file of that size."""
+
+    end: int
+    checksum: str
+    size: int
+
+
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file says. With `damage`, a sentence's end, `entries` are those before it.
+
+    `position` is None when the file has to be written anew before anything can be added.
+    """
+
+    entries: Sequence[bytes]
+    damage: str = ""
+    position: Position | None = None
+
+
+def read(content: bytes) -> Contents:
+    """The entries of a file, as far as they can be believed."""
+    entries: list[bytes] = []
+    checksum, size, start, clean = "", 0, 0, True
+    while (end := content.find(b"\n", start)) >= 0:
+        line = _line(content[start:end], checksum)
+        if line is None:
+            return Contents(entries=entries, damage=_damage(content[start:end], start))
+        entries.append(bytes(line.entry))
+        checksum, size, start = line.checksum, line.size or size, end + 1
+    rest = content[start:].rstrip(_PAD)
+    if rest:
+        clean = False
+        line = _line(rest, checksum) or _line(rest[:-1], checksum)
+        if line is not None:  # only the newline is lost, or another byte by now
+            entries.append(bytes(line.entry))
+            size = line.size or size
+    if not entries:
+        return Contents(entries=[], damage="is not whole")
+    if len(content) < size:
+        return Contents(entries=entries, damage=f"has {len(content)} of {size} bytes")
+    return Contents(entries=entries, position=Position(start, checksum, len(content)) if clean else None)
+
+
+def _line(text: bytes, after: str) -> _Line | None:
+    try:
+        line = msgspec.json.decode(text, type=_Line)
+    except UNREADABLE:
+        return None
+    if line.version != VERSION or line.checksum != _checksum(after, line.size, bytes(line.entry)):
+        return None
+    return line
+
+
+def _damage(text: bytes, at: int) -> str:
+    with suppress(*UNREADABLE):
+        version = msgspec.json.decode(text, type=_Versioned).version
+        if version != VERSION:
+            return f"has version {version}, and this agent knows {VERSION}"
+    return f"does not match its checksum at byte {at}"
+
+
+def _checksum(after: str, size: int, entry: bytes) -> str:
+    return hashlib.sha256(f"{after} {size} ".encode() + entry).hexdigest()
+
+
+def _encoded(after: str, entry: bytes, size: int = 0) -> tuple[bytes, str]:
+    checksum = _checksum(after, size, entry)
+    line = _Line(version=VERSION, checksum=checksum, entry=msgspec.Raw(entry), size=size)
+    return msgspec.json.encode(line) + b"\n", checksum
+
+
+class Journal:
+    """Writes one journal. After an error of the disk the next entry writes the file anew."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self._path = path
+        self._files = files
+        self._at: Position | None = None
+
+    def go_on(self, position: Position | None) -> None:
+        """Append after what was read."""
+        self._at = position
+
+    def append(self, entry: bytes, *, keep_free: int) -> bool:
+        """Add an entry, durably; False when it would leave fewer than `keep_free` bytes: write the file anew then.
+
+        OSError when the disk refuses; the entry may be there or not.
+        """
+        at = self._at
+        if at is None:
+            return False
+        line, checksum = _encoded(at.checksum, entry)
+        if at.size - at.end - len(line) < keep_free:
+            return False
+        self._at = None
+        try:
+            self._files.overwrite(self._path, at.end, line)
+        except FileNotFoundError:
+            return False  # somebody removed it
+        self._at = Position(at.end + len(line), checksum, at.size)
+        return True
+
+    def rewrite(self, entry: bytes, *, keep_free: int) -> None:
+        """Replace the file by one with a single entry, and room for more. OSError when the disk refuses; then it is as it was."""
+        longest = len(entry) + 256
+        size = math.ceil((longest + ROOM + 2 * keep_free) / PAGE) * PAGE
+        line, checksum = _encoded("", entry, size)
+        self._files.write(self._path, line.ljust(size, _PAD))
+        self._at = Position(len(line), checksum, size)
