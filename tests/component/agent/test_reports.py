@@ -89,8 +89,10 @@ async def settled(node: SimulatedNode) -> bool:
 
 
 def gpu_node_requests(proxy: FaultProxy) -> list[str]:
-    """Those for the object itself: what is wanted of it is followed by watching the kind."""
-    return [method for method, path, _ in proxy.seen if "/gpunodes/" in path]
+    """Those for the object itself, and those that make it: what is wanted of it is followed by watching the kind."""
+    return [
+        method for method, path, _ in proxy.seen if "/gpunodes/" in path or (method == "POST" and "/gpunodes" in path)
+    ]
 
 
 @pytest.mark.usefixtures("crds")
