@@ -57,7 +57,7 @@ class SimulatedNode:
         self.gpus = self.folder / "gpus.json"
         self.cdi = self.folder / "cdi"
         state.create(self.gpus, board=board, gpus=gpus, node_name=self.name)
-        sysfs.build(self.folder / "sys", state.load(self.gpus))
+        self.rebuild_sysfs()
         procfs.build(self.gpus, state.load(self.gpus))
         self.library = SimulatedNvml(self.gpus)
         self.namespace = "default"
@@ -87,6 +87,10 @@ class SimulatedNode:
             "event_wait_s": 0.1,
         }
         return AgentSettings(**{**defaults, **changes})
+
+    def rebuild_sysfs(self) -> None:
+        """As the kernel shows devices and drivers now."""
+        sysfs.build(self.folder / "sys", state.load(self.gpus))
 
     async def create(self) -> Node:
         return await self.client.create(NODES, Node(metadata=ObjectMeta(name=self.name)))

@@ -21,6 +21,7 @@ from draco.agent.claim_status import ClaimReporter
 from draco.agent.dividing import Dividing
 from draco.agent.dra_service import DraService
 from draco.agent.errors import AnotherPlugin, ClusterUnsuited, PrepareError
+from draco.agent.fault_record import FAULTS, FaultRecord, driver_load
 from draco.agent.files import Files, LocalFiles
 from draco.agent.guard import ProcessLock, refuse_beside_others
 from draco.agent.hardware import Hardware, View
@@ -131,6 +132,12 @@ class Agent:
         self._hardware = Hardware(
             nvml,
             SysfsPcieRoots(settings.sysfs_root),
+            faults=FaultRecord(
+                settings.state_folder / FAULTS,
+                files,
+                boot_id=self._boot_id,
+                driver_load=lambda: driver_load(settings.sysfs_root),
+            ),
             divided=self._dividing.inventory.look,
             named=self._known.view,
             clock=clock,

@@ -96,7 +96,8 @@ class DraService:
         try:
             async with asyncio.timeout(self._deadline_s):
                 allocated = await self._read(ObjectKey(claim.namespace, claim.name), ClaimUid(claim.uid))
-                prepared = await self._in_thread(self._desk.prepare, allocated, self._gpus(name))
+                # The GPUs as they are when its turn comes: a fault may have come meanwhile.
+                prepared = await self._in_thread(lambda: self._desk.prepare(allocated, self._gpus(name)))
             devices = [self._device(prepared, index, messages) for index in range(len(prepared.devices))]
             log.info("claim.prepared", claim=name, uid=claim.uid, devices=[one.device for one in prepared.devices])
             self._changed(prepared)

@@ -14,9 +14,10 @@ from types import MappingProxyType
 import msgspec
 import structlog
 
+from draco.agent.fault_record import FaultRecord
 from draco.agent.gpus import DriverInfo, EventKind, Gpu, GpuEvent, UnidentifiedGpu
 from draco.agent.nvml import Nvml
-from draco.agent.nvml_errors import NvmlError
+from draco.agent.nvml_errors import DriverReloaded, NvmlError
 from draco.agent.pcie import PcieRoots
 from draco.agent.slices import Located, device_name
 from draco.kube.clock import Clock
@@ -54,6 +55,7 @@ class Hardware:
     """Reads the GPUs of one node. `view` is the latest; `ready` is set when there has been a first attempt.
 
     `divided` adds to each GPU what it can be divided into and what it is divided into; `named` gives all of them their names.
+    `faults` remembers what NVML tells once.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Hardware:
         nvml: Nvml,
         pcie: PcieRoots,
         *,
+        faults: FaultRecord,
         divided: Callable[[Sequence[Gpu]], Sequence[Gpu]],
         named: Callable[[View], Awaitable[View]],
         clock: Clock,
@@ -72,6 +75,7 @@ class Hardware:
         self.ready = asyncio.Event()
         self._nvml = nvml
         self._pcie = pcie
+        self._faults = faults
         self._divided = divided
         self._named = named
         self._last: View | None = None
@@ -101,6 +105,8 @@ class Hardware:
                     self._show(await self._named(self._last))
                     await self._until_next()
                 except NvmlError as error:
+                    if isinstance(error, DriverReloaded):
+                        await loop.run_in_executor(self._thread, self._faults.reloaded)
                     await loop.run_in_executor(self._thread, self._close)
                     if self.view.fault != str(error):
                         log.warning("nvml.unreadable", error=str(error), again_in_s=self._retry_s)
@@ -114,7 +120,7 @@ class Hardware:
         with self._nvml.lock:
             self._nvml.open()
             driver = self._nvml.driver()
-            located = tuple(self._locate(gpu) for gpu in self._divided(self._nvml.gpus()))
+            located = tuple(self._locate(gpu) for gpu in self._divided(self._faults.look(self._nvml.gpus())))
             return View(driver=driver, gpus=located, unidentified=self._nvml.unidentified(), read_at=self._clock.now())
 
     def _close(self) -> None:
@@ -142,10 +148,30 @@ class Hardware:
                 else:
                     log.warning("gpu.event", kind=event.kind, gpu=event.gpu, data=event.data)
             if events:
+                self._condemn()
                 return
 
     def _wait(self, seconds: float) -> list[GpuEvent]:
-        return list(self._nvml.wait_events(max(1, int(seconds * 1000))))
+        found = []
+        for event in self._nvml.wait_events(max(1, int(seconds * 1000))):
+            self._faults.happened(event)  # one by one: an error that ends the wait takes no event along
+            found.append(event)
+        return found
+
+    def _condemn(self) -> None:
+        """Show at once what the events mean. The next reading may take its time: it is of a GPU that has just failed."""
+        if self._last is not None:
+            self._last = self._judged(self._last)
+        fresh = self._judged(self.view)
+        if fresh != self.view:
+            self._show(fresh)
+
+    def _judged(self, view: View) -> View:
+        gpus = self._faults.judge(located.gpu for located in view.gpus)
+        judged = zip(view.gpus, gpus, strict=True)
+        return msgspec.structs.replace(
+            view, gpus=tuple(msgspec.structs.replace(located, gpu=gpu) for located, gpu in judged)
+        )
 
     def _show(self, view: View) -> None:
         self.view = view

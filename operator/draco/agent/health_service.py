@@ -13,7 +13,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from draco.agent.checkpoint import PreparedClaim
-from draco.agent.gpus import HealthState
+from draco.agent.gpus import Gpu, HealthState
 from draco.agent.hardware import View
 from draco.agent.instances import GpuMig
 from draco.agent.slices import device_name
@@ -57,11 +57,20 @@ def partition_reports(
 
 
 def reports(view: View) -> list[DeviceReport]:
-    """Health of every GPU of a view. A view that could not be refreshed says nothing about now: Unknown."""
+    """Health of every GPU of a view. A view that could not be refreshed says nothing about now: Unknown.
+
+    A fault stays one: no GPU gets well while nobody looks.
+    """
     at = int(view.read_at.timestamp()) if view.read_at else 0
-    if view.fault:
-        return [DeviceReport(device_name(one.gpu), HealthState.UNKNOWN, view.fault, at) for one in view.gpus]
-    return [DeviceReport(device_name(one.gpu), one.gpu.health.state, one.gpu.health.message, at) for one in view.gpus]
+    return [_report(one.gpu, view.fault, at) for one in view.gpus]
+
+
+def _report(gpu: Gpu, unread: str, at: int) -> DeviceReport:
+    if gpu.fault is not None:
+        return DeviceReport(device_name(gpu), HealthState.UNHEALTHY, gpu.fault.message, at)
+    if unread:
+        return DeviceReport(device_name(gpu), HealthState.UNKNOWN, unread, at)
+    return DeviceReport(device_name(gpu), gpu.health.state, gpu.health.message, at)
 
 
 class HealthService:

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from draco.agent.gpus import HealthState
 from draco.agent.hardware import View
+from draco.agent.health_service import reports
 from draco.agent.instances import GpuMig, Use
 
 
@@ -56,12 +58,9 @@ class Metrics:
 
     def hardware(self, view: View) -> None:
         """The GPUs were read."""
-        states = [located.gpu.health.state for located in view.gpus]
-        for state in ("Healthy", "Unhealthy", "Unknown"):
-            count = sum(one == state for one in states) if not view.fault else 0
-            self._gpus.labels(state).set(count)
-        if view.fault:
-            self._gpus.labels("Unknown").set(len(states))
+        states = [one.state for one in reports(view)]
+        for state in HealthState:
+            self._gpus.labels(state.value).set(states.count(state))
 
     def divisions(self, divisions: Iterable[GpuMig]) -> None:
         """How the GPUs are divided."""

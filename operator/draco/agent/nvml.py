@@ -15,12 +15,15 @@ from typing import Any, TypeVar
 import msgspec
 import pynvml
 
+from draco.agent import faults
+from draco.agent.faults import with_fault
 from draco.agent.gpus import (
     HEALTHY,
     DriverInfo,
     EventKind,
     Gpu,
     GpuEvent,
+    GpuFault,
     GpuHealth,
     HealthState,
     UnidentifiedGpu,
@@ -30,6 +33,7 @@ from draco.agent.nvml_errors import (
     DriverMissing,
     DriverReloaded,
     GpuLost,
+    GpuUnknown,
     NoEvent,
     NotSupported,
     NvmlError,
@@ -65,9 +69,11 @@ class Nvml:
         self._library = library
         self._open = False
         self._seen: dict[int, Gpu] = {}
+        self._counted = 0
         self._unidentified: tuple[UnidentifiedGpu, ...] = ()
         self._handles: dict[GpuUuid, Any] = {}
         self._events: _Subscription | None = None
+        self._remap_failed: set[GpuUuid] = set()
 
     def open(self) -> None:
         """Start the session; DriverMissing when the node has no working driver."""
@@ -128,9 +134,13 @@ class Nvml:
         this session is in `unidentified`. DriverError when no GPU can be read at all.
         """
         unidentified = []
-        for index in range(self.call("nvmlDeviceGetCount")):
+        seen: dict[int, Gpu] = {}
+        count = self.call("nvmlDeviceGetCount")
+        if self._seen and count != self._counted:  # indexes have moved, so the handles are others'
+            self._seen, self._handles, self._events = {}, {}, None
+        for index in range(count):
             try:
-                self._seen[index] = self._read(index)
+                seen[index] = self._read(index)
             except DriverError:
                 raise
             except NvmlError as error:
@@ -138,9 +148,10 @@ class Nvml:
                 if known is None:
                     unidentified.append(UnidentifiedGpu(index, str(error)))
                 else:
-                    self._seen[index] = msgspec.structs.replace(known, health=_health_of(error))
+                    seen[index] = _troubled(known, error)
+        self._seen, self._counted = seen, count
         self._unidentified = tuple(unidentified)
-        return [gpu for _, gpu in sorted(self._seen.items())]
+        return [gpu for _, gpu in sorted(seen.items())]
 
     def unidentified(self) -> tuple[UnidentifiedGpu, ...]:
         """GPUs that the last `gpus` counted but could not identify."""
@@ -149,11 +160,12 @@ class Nvml:
     def health(self, uuid: GpuUuid) -> GpuHealth:
         """How a GPU is now, from what NVML says it needs. DriverError when the driver is the trouble."""
         try:
-            return self._health(self.handle(uuid))
+            fault = self._fault(uuid, self.handle(uuid))
         except DriverError:
             raise
         except NvmlError as error:
             return _health_of(error)
+        return HEALTHY if fault is None else GpuHealth(HealthState.UNHEALTHY, fault.message)
 
     def wait_events(self, timeout_ms: int) -> Iterator[GpuEvent]:
         """Wait up to `timeout_ms` for the first event, then yield all that are there.
@@ -182,7 +194,8 @@ class Nvml:
         pci = self.call("nvmlDeviceGetPciInfo", handle)
         mode = self.optional("nvmlDeviceGetMigMode", handle)
         self._handles[uuid] = handle
-        return Gpu(
+        fault = self._fault(uuid, handle)
+        gpu = Gpu(
             uuid=uuid,
             index=index,
             minor=int(self.call("nvmlDeviceGetMinorNumber", handle)),
@@ -197,8 +210,8 @@ class Nvml:
             mig_capable=mode is not None,
             mig_enabled=mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
             addressing_mode=ADDRESSING_MODES.get(self.optional("nvmlDeviceGetAddressingMode", handle)),
-            health=self._health(handle),
         )
+        return gpu if fault is None else with_fault(gpu, fault)
 
     def _numa_node(self, handle: Any) -> int | None:
         """The nearest NUMA node; nvmlDeviceGetNumaNodeId is for GPUs that are such nodes themselves."""
@@ -214,18 +227,19 @@ class Nvml:
             self._handles[uuid] = self.call("nvmlDeviceGetHandleByUUID", uuid)
         return self._handles[uuid]
 
-    def _health(self, handle: Any) -> GpuHealth:
+    def _fault(self, uuid: GpuUuid, handle: Any) -> GpuFault | None:
+        """What NVML says the GPU needs before it can be relied on."""
         wanted = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
         values = self.optional("nvmlDeviceGetFieldValues", handle, [wanted])
         if values is not None and values[0].nvmlReturn == pynvml.NVML_SUCCESS:
             action = int(values[0].value.uiVal)
             if action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
-                sentence = RECOVERY_ACTIONS.get(action, f"The GPU asks for recovery action {action}.")
-                return GpuHealth(HealthState.UNHEALTHY, sentence)
+                unnamed = GpuFault(faults.NEEDS_RECOVERY, f"The GPU asks for recovery action {action}.")
+                return RECOVERY_ACTIONS.get(action, unnamed)
         rows = self.optional("nvmlDeviceGetRemappedRows", handle)
-        if rows is not None and rows[3]:
-            return GpuHealth(HealthState.UNHEALTHY, "A broken memory row could not be remapped; replace the GPU.")
-        return HEALTHY
+        if rows is not None:  # it cannot be asked of a GPU that is divided: what it last said holds
+            (self._remap_failed.add if rows[3] else self._remap_failed.discard)(uuid)
+        return REMAP_FAILED if uuid in self._remap_failed else None
 
     def _subscription(self) -> "_Subscription":
         if self._events is None or self._events.session != self.sessions:
@@ -316,9 +330,22 @@ def _instance(number: int) -> int | None:
 
 
 def _health_of(error: NvmlError) -> GpuHealth:
-    unhealthy = isinstance(error, GpuLost | ResetRequired)
+    unhealthy = any(isinstance(error, kind) for kind in _FAULTS)
     return GpuHealth(HealthState.UNHEALTHY if unhealthy else HealthState.UNKNOWN, str(error))
 
+
+def _troubled(known: Gpu, error: NvmlError) -> Gpu:
+    """A GPU that answers with an error. One that says nothing about its state is unknown, and no faultier than before."""
+    name = next((name for kind, name in _FAULTS.items() if isinstance(error, kind)), "")
+    if name:
+        return with_fault(known, GpuFault(name, str(error)))
+    return msgspec.structs.replace(known, health=_health_of(error))
+
+
+_FAULTS: Mapping[type[NvmlError], str] = MappingProxyType(
+    {GpuLost: faults.LOST, GpuUnknown: faults.NOT_FOUND, ResetRequired: faults.NEEDS_RESET}
+)
+REMAP_FAILED = GpuFault(faults.REMAP_FAILED, "A broken memory row could not be remapped; replace the GPU.")
 
 # Spelled as NVIDIA's DRA driver spells them in its attributes.
 BRANDS: Mapping[int, str] = MappingProxyType(
@@ -376,16 +403,29 @@ EVENT_KINDS: Mapping[int, EventKind] = MappingProxyType(
 )
 WATCHED = sum(EVENT_KINDS)
 
-RECOVERY_ACTIONS: Mapping[int, str] = MappingProxyType(
+RECOVERY_ACTIONS: Mapping[int, GpuFault] = MappingProxyType(
     {
-        pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "The GPU needs a reset; drain it and run `nvidia-smi --gpu-reset`.",
-        pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "The GPU needs a reboot of its node.",
-        pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "The GPU needs all work that uses peer access to it to end.",
-        pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: (
-            "The GPU runs with less than its full capability; let its work end, then reset it."
+        pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: GpuFault(
+            faults.NEEDS_RESET, "The GPU needs a reset; drain it and run `nvidia-smi --gpu-reset`."
         ),
-        pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: "The GPU needs its IMEX domain to be recovered.",
-        pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: "The GPU needs a reset of its PCI bus.",
-        pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: "The GPU needs a reboot of the whole system.",
+        pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: GpuFault(
+            faults.NEEDS_REBOOT, "The GPU needs a reboot of its node."
+        ),
+        pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: GpuFault(
+            faults.NEEDS_DRAIN_P2P, "The GPU needs all work that uses peer access to it to end."
+        ),
+        pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: GpuFault(
+            faults.NEEDS_DRAIN_AND_RESET,
+            "The GPU runs with less than its full capability; let its work end, then reset it.",
+        ),
+        pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: GpuFault(
+            faults.NEEDS_IMEX_RECOVERY, "The GPU needs its IMEX domain to be recovered."
+        ),
+        pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: GpuFault(
+            faults.NEEDS_BUS_RESET, "The GPU needs a reset of its PCI bus."
+        ),
+        pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: GpuFault(
+            faults.NEEDS_SYSTEM_REBOOT, "The GPU needs a reboot of the whole system."
+        ),
     }
 )

@@ -86,7 +86,7 @@ class Unreadable(NvmlError):
 def translated(error: Any, function: str, *, gpu: str = "") -> NvmlError:
     """NVML's refusal of a function as one of these errors. `gpu` is the UUID of the GPU it was asked about, if of one."""
     code = int(error.value)
-    if code == pynvml.NVML_ERROR_NOT_FOUND and gpu:
+    if code in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_GPU_NOT_FOUND) and gpu:
         return GpuUnknown(
             f"NVML knows no GPU {gpu} ({function}): it was removed, or has fallen off the bus; {_LOOK_FOR_GPU}.", code
         )
@@ -104,6 +104,7 @@ def translated(error: Any, function: str, *, gpu: str = "") -> NvmlError:
 _NAMELESS: Mapping[int, str] = MappingProxyType({int(pynvml.NVML_ERROR_INVALID_STATE): "Invalid State"})
 """What pynvml has no words for."""
 _INSTALL = "install the NVIDIA driver, or have the container toolkit pass it into this container"
+_GONE = "NVML's {function} knows nothing of what it was asked about; it is gone, or was never there."
 _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProxyType(
     {
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
@@ -139,10 +140,8 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
             NotSupported,
             "The installed NVIDIA driver is too old for NVML's {function}; upgrade the driver.",
         ),
-        pynvml.NVML_ERROR_NOT_FOUND: (
-            GpuUnknown,
-            "NVML's {function} knows nothing of what it was asked about; it is gone, or was never there.",
-        ),
+        pynvml.NVML_ERROR_NOT_FOUND: (GpuUnknown, _GONE),
+        pynvml.NVML_ERROR_GPU_NOT_FOUND: (GpuUnknown, _GONE),
         pynvml.NVML_ERROR_TIMEOUT: (
             NoEvent,
             "NVML's {function} did not come to an end in the time given; if it goes on so, look for NVRM in the kernel log.",

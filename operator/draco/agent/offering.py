@@ -17,7 +17,7 @@ from draco.agent import partitions, slices
 from draco.agent.gpus import DriverInfo
 from draco.agent.holdings import Keeping, keeping, layout_of
 from draco.agent.instances import GpuMig, Use
-from draco.agent.partitions import Divisible, Place
+from draco.agent.partitions import Divisible, Place, fault_taints
 from draco.agent.slices import Located
 from draco.mig.board import Board, Placement
 from draco.resources.draco import MigMode, PromisedDevice, WantedGpu
@@ -126,7 +126,7 @@ def _claimed(mig: GpuMig, board: Board) -> tuple[Placement, ...]:
 
 def _whole(located: Located, mig: GpuMig, driver: DriverInfo) -> Device:
     """A GPU that is offered undivided, tainted where it cannot be had so now."""
-    taints = []
+    taints = fault_taints(located.gpu)
     if mig.foreign:
         taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
     if mig.enabled and located.gpu.mig_needs_reset:

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import msgspec
 
 from draco.agent import slices
-from draco.agent.gpus import DriverInfo
+from draco.agent.gpus import DriverInfo, Gpu
 from draco.agent.instances import GpuMig, MigState, Use
 from draco.agent.slices import Located
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry
-from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
+from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
 from draco.resources.quantity import Format, Quantity
 from draco.resources.slices import (
     Counter,
@@ -270,12 +270,19 @@ class _Maker:
         )
 
     def _taints(self, mask: int) -> list[DeviceTaint]:
-        taints = []
+        taints = fault_taints(self._gpu.located.gpu)
         if self._foreign & mask:
             taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
         if self._gpu.mig.state in _UNSETTLED:
             taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=self._gpu.mig.state.value, effect="NoSchedule"))
         return taints
+
+
+def fault_taints(gpu: Gpu) -> list[DeviceTaint]:
+    """What keeps new work off a GPU with a fault, and off all its parts. It stays published: dropped, it would read as lost."""
+    if gpu.fault is None:
+        return []
+    return [DeviceTaint(key=TAINT_FAULT, value=gpu.fault.name, effect="NoSchedule")]
 
 
 def _amounts(profile: Profile) -> dict[str, str]:

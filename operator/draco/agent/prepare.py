@@ -121,6 +121,25 @@ def conflict(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
     return ""
 
 
+def sick(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
+    """Which of the claim's GPUs take no new work, and why, as a sentence; "" when all do.
+
+    Who has administrative access comes to look at a GPU, not to compute on it: to such a claim no fault is an obstacle.
+    """
+    faults = {gpu.uuid: gpu.fault for gpu in gpus.values() if gpu.fault is not None}
+    ill = [
+        f"{one.device} ({faults[one.gpu].name}: {faults[one.gpu].message})"
+        for one in claim.devices
+        if one.gpu in faults and not one.admin
+    ]
+    if not ill:
+        return ""
+    return (
+        f"Claim {claim} was allocated what takes no new work: {'; '.join(ill)}; delete the pod so that the claim is allocated "
+        "again, elsewhere."
+    )
+
+
 def _excludes(wanted: PreparedDevice, held: PreparedDevice) -> bool:
     if wanted.gpu != held.gpu or wanted.partition is None or held.partition is None:
         return wanted.gpu == held.gpu and not wanted.admin and not held.admin
@@ -167,9 +186,9 @@ class ClaimDesk:
                 self.unprepare(known.uid)
             intent = plan(claim, driver=self._driver, pool=self._pool, gpus=gpus)
             _refuse_absent(intent, gpus)
-            taken = conflict(intent, self._checkpoint.claims.values())
-            if taken:
-                raise PrepareError(taken)
+            refusal = conflict(intent, self._checkpoint.claims.values()) or sick(intent, gpus)
+            if refusal:
+                raise PrepareError(refusal)
             return self._finish(self._acquire(intent))
 
     def _acquire(self, intent: PreparedClaim) -> Acquired:

@@ -20,7 +20,7 @@ from draco.explanation.selection import first_rows
 from draco.explanation.trials import Trials
 from draco.resources.core import Node
 from draco.resources.meta import ObjectKey
-from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINTS_OF_FACTS, DeviceKey, PoolKey
+from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINTS_OF_FACTS, DeviceKey, PoolKey
 from draco.resources.taints import DeviceTaint
 
 _NOT: Final = bytes(each == 0 for each in range(256))
@@ -81,6 +81,8 @@ def _otherwise(taint: DeviceTaint) -> str:
     """How the taint goes, or what does as well."""
     if taint.key == TAINT_FOREIGN_INSTANCE:
         return ", by removing the GPU instance that somebody else made there"
+    if taint.key == TAINT_FAULT:
+        return ", which its agent does when the GPU's fault is over: draco status says what the GPU needs"
     if taint.key in TAINTS_OF_FACTS:
         return ", which its agent does when the GPU is Ready again: draco layout show says what that waits for"
     return ", or the request tolerated it"

@@ -1,4 +1,4 @@
-"""The PCI part of a simulated node's sysfs: a folder that the agent reads in place of /sys.
+"""What the agent reads of a simulated node's sysfs: a folder in place of /sys.
 
 Owns the tree's shape, which is the kernel's: devices live below their root complex, `bus/pci/devices` links to them.
 """
@@ -10,7 +10,7 @@ from draco.simulator.state import GpuState, NodeState
 
 
 def build(sysfs_root: Path, state: NodeState) -> None:
-    """Write the tree for all GPUs of a node; writing it again changes nothing."""
+    """Write the tree for all GPUs of a node; writing it again changes nothing but which load of the driver it is."""
     links = sysfs_root / "bus" / "pci" / "devices"
     links.mkdir(parents=True, exist_ok=True)
     for gpu in state.gpus:
@@ -24,6 +24,17 @@ def build(sysfs_root: Path, state: NodeState) -> None:
         link = links / gpu.bus_id
         if not link.is_symlink():
             link.symlink_to(Path("../../..") / device.relative_to(sysfs_root))
+    _load_module(sysfs_root / "module", state.driver.generation)
+
+
+def _load_module(modules: Path, generation: int) -> None:
+    """The kernel module's folder: each load of it has one of its own, whose inode number no other has had."""
+    folder = modules / f".nvidia-{generation}"
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = modules / ".nvidia"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(folder.name)
+    fresh.replace(modules / "nvidia")
 
 
 def _place(devices: Path, gpu: GpuState) -> Path:

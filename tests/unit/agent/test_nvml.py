@@ -292,10 +292,10 @@ def test_a_failed_row_remap_makes_a_gpu_unhealthy_and_a_pending_one_does_not(nvm
     assert "replace the GPU" in nvml.health(uuid).message
 
 
-def test_the_health_of_a_gpu_that_is_not_there_is_unknown(nvml: Nvml) -> None:
+def test_a_gpu_that_is_not_there_is_not_healthy(nvml: Nvml) -> None:
     gone = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
     health = nvml.health(gone)
-    assert health.state is HealthState.UNKNOWN
+    assert health.state is HealthState.UNHEALTHY
     assert health.message == (
         f"NVML knows no GPU {gone} (nvmlDeviceGetHandleByUUID): it was removed, or has fallen off the bus; look for it with "
         "`nvidia-smi -L`, and reboot the node if it should be there."

@@ -14,6 +14,8 @@ import pytest
 
 from draco.agent import nvml_errors
 from draco.agent.errors import InstanceHeld, PrepareError
+from draco.agent.fault_record import FaultRecord
+from draco.agent.files import LocalFiles
 from draco.agent.gpus import Gpu, HealthState
 from draco.agent.hardware import Hardware, View
 from draco.agent.instances import Use
@@ -118,7 +120,7 @@ def test_a_gpu_that_answers_with_a_code_is_unhealthy_or_unknown_and_hides_no_oth
     faults.fail(path, "nvmlDeviceGetMemoryInfo", faults.ERRORS[name], gpu=1)
     sound, other = node.nvml.gpus()
     assert sound.health.state is HealthState.HEALTHY
-    unhealthy = name in ("GPU_IS_LOST", "RESET_REQUIRED")
+    unhealthy = name in ("GPU_IS_LOST", "RESET_REQUIRED", "NOT_FOUND")
     assert other.health.state is (HealthState.UNHEALTHY if unhealthy else HealthState.UNKNOWN)
     assert CODES[name].told in other.health.message
 
@@ -293,6 +295,7 @@ async def test_a_driver_that_is_gone_is_opened_again_with_fresh_handles(tmp_path
     hardware = Hardware(
         nvml,
         SysfsPcieRoots(tmp_path),
+        faults=FaultRecord(tmp_path / "faults.json", LocalFiles(), boot_id="", driver_load=lambda: ""),
         divided=plain,
         named=unnamed,
         clock=SystemClock(),

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.agent.gpus import DriverInfo
+from draco.agent.faults import with_fault
+from draco.agent.gpus import DriverInfo, GpuFault
 from draco.agent.instances import GpuMig, Held, Instance, Use
 from draco.agent.offering import Offer, Offering
 from draco.agent.slices import Located
@@ -202,3 +203,18 @@ def test_of_a_layout_only_what_the_board_has_is_offered() -> None:
     layout = [*LAYOUT, WantedInstance(profile="3g.40gb", start=1), WantedInstance(profile="9g.1tb", start=0)]
     offered = offer(located, a_mig(located, enabled=True), MigMode.STATIC, layout=layout)
     assert names(offered) == names(offer(located, a_mig(located, enabled=True), MigMode.STATIC, layout=LAYOUT))
+
+
+def test_a_gpu_with_a_fault_stays_published_whole_and_in_parts_and_all_of_it_is_tainted() -> None:
+    sick = Located(with_fault(a_gpu(0), GpuFault("Xid79", "It has fallen off the bus.")))
+    for mig, mode, count in (
+        (None, None, 1),
+        (a_mig(sick), MigMode.DYNAMIC, 1 + len(H100.placements)),
+        (a_mig(sick, ("1g.10gb", 0, Use.CLAIM), ("1g.10gb", 1, Use.FOREIGN)), MigMode.STATIC, 3),
+    ):
+        offered = offer(sick, mig, mode, layout=LAYOUT)
+        assert len(offered.devices) == count
+        for one in offered.devices:
+            assert [
+                taint.effect for taint in one.taints if (taint.key, taint.value) == ("draco.dev/fault", "Xid79")
+            ] == ["NoSchedule"], one.name

@@ -5,7 +5,8 @@ from datetime import timedelta
 import msgspec
 
 from draco.agent.conditions import merged
-from draco.agent.gpus import DriverInfo, GpuHealth, HealthState, UnidentifiedGpu
+from draco.agent.faults import with_fault
+from draco.agent.gpus import DriverInfo, GpuFault, GpuHealth, HealthState, UnidentifiedGpu
 from draco.agent.hardware import View
 from draco.agent.health_service import reports
 from draco.agent.node_status import Standing, status
@@ -84,6 +85,15 @@ def test_gpus_that_cannot_be_read_any_more_are_unknown_not_healthy() -> None:
     assert {(one.state, one.message) for one in reports(stale)} == {(HealthState.UNKNOWN, "The driver is gone.")}
     assert {one.at for one in reports(stale)} == {int(MOMENT.timestamp())}
     assert conditions(standing(stale))["Readable"] == ("False", "Unreadable", "The driver is gone.")
+
+
+def test_a_fault_is_told_also_while_the_gpus_cannot_be_read() -> None:
+    sick = with_fault(a_gpu(0), GpuFault("Xid79", "It has fallen off the bus."))
+    view = View(driver=DRIVER, gpus=(Located(sick), Located(a_gpu(1))), fault="The driver is gone.", read_at=MOMENT)
+    assert [(one.state, one.message) for one in reports(view)] == [
+        (HealthState.UNHEALTHY, "It has fallen off the bus."),
+        (HealthState.UNKNOWN, "The driver is gone."),
+    ]
 
 
 def test_a_gpu_that_never_told_its_identity_is_named() -> None:
