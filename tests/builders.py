@@ -63,7 +63,13 @@ from draco.resources.draco import (
 from draco.resources.meta import ObjectMeta
 from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER, DeviceKey, GpuUuid
 from draco.resources.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
-from draco.resources.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
+from draco.resources.taints import (
+    DeviceTaint,
+    DeviceTaintRule,
+    DeviceTaintRuleSpec,
+    DeviceTaintSelector,
+    DeviceToleration,
+)
 
 MOMENT = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -124,6 +130,7 @@ def a_claim(
     reserved_for: Iterable[str] = (),
     admin_access: bool | None = None,
     deleting: bool = False,
+    tolerations: Iterable[DeviceToleration] = (),
 ) -> ResourceClaim:
     """A claim for one device; allocated if `on` names devices as `a_device_key` reads them, reserved for the named pods."""
     results = [
@@ -132,7 +139,9 @@ def a_claim(
         )
         for key in map(a_device_key, on)
     ]
-    exactly = ExactDeviceRequest(device_class_name=device_class, admin_access=admin_access)
+    exactly = ExactDeviceRequest(
+        device_class_name=device_class, admin_access=admin_access, tolerations=list(tolerations)
+    )
     return ResourceClaim(
         metadata=ObjectMeta(
             name=name,

@@ -20,9 +20,9 @@ from draco.agent.checkpoint import Checkpoint, ClaimState, Partition, PreparedCl
 from draco.agent.claim_instances import Acquired, ClaimInstances
 from draco.agent.errors import PrepareError
 from draco.agent.gpus import ABSENT, Gpu
-from draco.mig.names import PartitionName, read_partition_name
 from draco.resources.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid
+from draco.resources.partition_names import PartitionName, read_partition_name
 
 
 def plan(claim: ResourceClaim, *, driver: str, pool: str, gpus: Mapping[str, Gpu]) -> PreparedClaim:

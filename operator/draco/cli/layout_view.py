@@ -12,12 +12,12 @@ from draco.cli.status_view import natural
 from draco.cli.world import nearest
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import Geometry, State, geometry
-from draco.mig.names import read_partition_name
 from draco.mig_policy.boards import boards_of
 from draco.resources.claims import ResourceClaim
 from draco.resources.draco import GpuMig, GpuNode, GpuStatus, MigInstance, MigMode, MigState, WantedGpu
 from draco.resources.errors import DracoError
 from draco.resources.names import PoolKey
+from draco.resources.partition_names import read_partition_name
 
 _UNSETTLED = frozenset({MigState.DIRTY, MigState.NEEDS_RESET})
 

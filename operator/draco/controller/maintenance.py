@@ -4,12 +4,13 @@ Owns the wake-ups and the writes of DeviceMaintenance and of its taint rules, an
 no rule that is not its own. Keys are UIDs of requests, also of those that are gone and left rules behind.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
 
 import structlog
 
-from draco.controller.view import BY_DEVICE, BY_POOL, ClusterView
+from draco.allocation.hardware import PoolHardware
+from draco.controller.view import ClusterView
 from draco.kube.client import Client
 from draco.kube.clock import Clock
 from draco.kube.errors import Conflict, NotFound
@@ -17,18 +18,19 @@ from draco.kube.store import Change
 from draco.maintenance import (
     MaintenancePlan,
     Seen,
+    isolated_board,
     maintained_device,
     maintenance_uid,
-    matching_devices,
     plan_abandoned,
     plan_maintenance,
+    scope_of,
 )
 from draco.resources.claims import ResourceClaim
-from draco.resources.draco import DeviceMaintenance
+from draco.resources.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.kinds import DEVICE_MAINTENANCES
-from draco.resources.names import FIELD_MANAGER_OPERATOR, PoolKey
+from draco.resources.names import FIELD_MANAGER_OPERATOR, DeviceKey, PoolKey
 from draco.resources.slices import ResourceSlice
-from draco.resources.taints import DeviceTaintRule
+from draco.resources.taints import DeviceTaint, DeviceTaintRule
 
 log = structlog.get_logger(__name__)
 
@@ -77,18 +79,38 @@ class MaintenanceReconciler:
 
     def plan(self, request: DeviceMaintenance) -> MaintenancePlan:
         """What the request needs, by what is known now."""
-        published = matching_devices(request.spec.device_selector, self._slices_for(request))
+        selector = request.spec.device_selector
         rules = self._view.rules_for(request.metadata.uid)
-        isolated = {device for rule in rules if (device := maintained_device(rule))}
+        isolated = {device: isolated_board(rule) for rule in rules if (device := maintained_device(rule))}
+        pools = self._pools_for(selector, isolated)
+        claims = {claim.metadata.key: claim for pool in pools for claim in self._view.claims_in(pool)}
+        scope = scope_of(
+            selector, pools, {device for claim in claims.values() for device in claim.devices_held}, isolated
+        )
+        taint = request.spec.taint
+        tolerant = self._view.tolerant_claims(DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect))
         seen = Seen(
             now=self._clock.now(),
-            published=published,
+            scope=scope,
             rules=tuple(rules),
-            claims=tuple(self._view.claims_on(published | isolated)),
+            claims=tuple(claims.values()),
+            tolerant=tuple(sorted(claim.metadata.key for claim in tolerant)),
             unavailable="" if self._view.taint_rules else RULES_NOT_SERVED,
             settle=self._settle,
         )
         return plan_maintenance(request, seen)
+
+    def _pools_for(
+        self, selector: MaintenanceSelector, isolated: Iterable[DeviceKey]
+    ) -> Mapping[PoolKey, PoolHardware]:
+        """The pools that the selector may name devices of, also such as have no slice any more."""
+        if selector.driver and selector.pool:
+            keys = {PoolKey(selector.driver, selector.pool)}
+        else:
+            held = (device for claim in self._view.claims.store.values() for device in claim.devices_held)
+            keys = {item.pool for item in self._view.slices.store.values()}
+            keys |= {PoolKey(device.driver, device.pool) for device in (*held, *isolated)}
+        return {key: self._view.hardware(key) for key in sorted(keys) if selector.may_match(key)}
 
     async def _plan_for_missing(self, uid: str) -> MaintenancePlan:
         rules = self._view.rules_for(uid)
@@ -102,31 +124,40 @@ class MaintenanceReconciler:
 
     async def _carry_out(self, plan: MaintenancePlan, request: DeviceMaintenance | None) -> None:
         kind = self._view.taint_rules
+        if plan.status_first and not await self._write_status(plan, request):
+            return
         for rule in plan.apply:
             if kind:
                 await self._client.apply(kind, rule.metadata.key, rule, manager=FIELD_MANAGER_OPERATOR)
         for rule in plan.delete:
             if kind:
                 await self._delete(rule)
-        if plan.status is not None and request is not None:
-            seen = request.metadata.resource_version
-            try:
-                written = await self._client.apply(
-                    DEVICE_MAINTENANCES,
-                    request.metadata.key,
-                    {
-                        # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
-                        "metadata": {"uid": request.metadata.uid, "resourceVersion": seen},
-                        "status": plan.status,
-                    },
-                    manager=FIELD_MANAGER_OPERATOR,
-                    subresource="status",
-                )
-            except NotFound:
-                log.info("maintenance.gone", request=plan.request)
-            else:
-                if written.metadata.resource_version != seen:
-                    self._superseded[request.metadata.uid] = seen
+        if not plan.status_first:
+            await self._write_status(plan, request)
+
+    async def _write_status(self, plan: MaintenancePlan, request: DeviceMaintenance | None) -> bool:
+        """Write what the plan says of the request. Returns whether the request is still there."""
+        if plan.status is None or request is None:
+            return True
+        seen = request.metadata.resource_version
+        try:
+            written = await self._client.apply(
+                DEVICE_MAINTENANCES,
+                request.metadata.key,
+                {
+                    # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
+                    "metadata": {"uid": request.metadata.uid, "resourceVersion": seen},
+                    "status": plan.status,
+                },
+                manager=FIELD_MANAGER_OPERATOR,
+                subresource="status",
+            )
+        except NotFound:
+            log.info("maintenance.gone", request=plan.request)
+            return False
+        if written.metadata.resource_version != seen:
+            self._superseded[request.metadata.uid] = seen
+        return True
 
     async def _delete(self, rule: DeviceTaintRule) -> None:
         kind = self._view.taint_rules
@@ -140,26 +171,28 @@ class MaintenanceReconciler:
             # Another rule has the name by now; its arrival on the watch wakes us.
             log.info("maintenance.rule_replaced", rule=rule.metadata.name)
 
-    def _slices_for(self, request: DeviceMaintenance) -> list[ResourceSlice]:
-        selector = request.spec.device_selector
-        if selector.driver and selector.pool:
-            return self._view.slices.store.by_index(BY_POOL, PoolKey(selector.driver, selector.pool))
-        return self._view.slices.store.values()
-
     def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
         item = change.after or change.before
         if item is None or (change.before and change.after and change.before.spec == change.after.spec):
             return
-        for request in self._view.maintenances.store.values():
-            selector = request.spec.device_selector
-            if selector.driver in {None, item.pool.driver} and selector.pool in {None, item.pool.pool}:
-                wake(request.metadata.uid)
+        self._wake_for_pools({item.pool}, wake)
 
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
-        devices = {device for claim in (change.before, change.after) if claim for device in claim.devices_held}
-        for device in devices:
-            for rule in self._view.rule_store.by_index(BY_DEVICE, device):
-                wake(maintenance_uid(rule))
+        claims = [claim for claim in (change.before, change.after) if claim]
+        # One that waits and tolerates taints may concern any request, as long as it waits.
+        for request in self._at_work() if any(claim.waits_tolerantly for claim in claims) else ():
+            wake(request.metadata.uid)
+        devices = {device for claim in claims for device in (*claim.devices_held, *claim.devices_watched)}
+        self._wake_for_pools({PoolKey(device.driver, device.pool) for device in devices}, wake)
+
+    def _wake_for_pools(self, pools: Collection[PoolKey], wake: Callable[[str], None]) -> None:
+        for request in self._at_work() if pools else ():
+            if any(request.spec.device_selector.may_match(pool) for pool in pools):
+                wake(request.metadata.uid)
+
+    def _at_work(self) -> Iterable[DeviceMaintenance]:
+        every = self._view.maintenances.store.values()
+        return (request for request in every if request.status.phase is not MaintenancePhase.COMPLETED)
 
 
 def _wake_for_request(change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:

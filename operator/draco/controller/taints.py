@@ -12,10 +12,9 @@ from prometheus_client.core import Metric
 from draco.controller.metrics import Metrics, Reading, Values, gauge
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.store import Change
-from draco.maintenance import devices_in
 from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey, PoolKey
-from draco.resources.slices import ResourceSlice
+from draco.resources.slices import ResourceSlice, current_slices
 from draco.resources.taints import DeviceTaintRule, DeviceTaintSelector
 
 log = structlog.get_logger(__name__)
@@ -85,4 +84,6 @@ def _devices(selector: DeviceTaintSelector | None, view: ClusterView) -> set[Dev
         slices = view.slices.store.by_index(BY_POOL, PoolKey(selector.driver, selector.pool))
     else:
         slices = view.slices.store.values()
-    return {device for device in devices_in(slices) if selector.matches(device)}
+    current = ((pool, part) for pool, parts in current_slices(slices).items() for part in parts)
+    devices = (DeviceKey(*pool, device.name) for pool, part in current for device in part.spec.devices)
+    return {device for device in devices if selector.matches(device)}

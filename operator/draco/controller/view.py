@@ -4,13 +4,14 @@ Owns the list of collections that are watched, their indexes, the fleet that exp
 for metrics. Writes nothing and decides nothing.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable
 from random import Random
 from typing import Any
 
 from draco.allocation import Survey, survey
 from draco.allocation.fleet import Fleet
+from draco.allocation.hardware import PoolHardware
 from draco.controller.following import FollowedFleet
 from draco.kube.client import Client
 from draco.kube.clock import Clock
@@ -35,13 +36,18 @@ from draco.resources.kinds import (
 from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.slices import ResourceSlice
-from draco.resources.taints import DeviceTaintRule
+from draco.resources.taints import DeviceTaint, DeviceTaintRule
 
 BY_DEVICE = "device"
 BY_MAINTENANCE = "maintenance"
 BY_POOL = "pool"
+BY_POOL_WATCHED = "pool watched"
+"""Claims by the pools in which they have administrative access."""
+TOLERANT = "tolerant"
+"""Claims that are not allocated and tolerate something, all under one value."""
 BY_CLAIM = "claim"
 BY_UID = "uid"
+_REMEMBERED_POOLS = 512
 
 
 class ClusterView:
@@ -90,6 +96,11 @@ class ClusterView:
         self.claims.store.add_index(
             BY_POOL, lambda claim: dict.fromkeys(PoolKey(held.driver, held.pool) for held in claim.devices_held)
         )
+        self.claims.store.add_index(
+            BY_POOL_WATCHED,
+            lambda claim: dict.fromkeys(PoolKey(each.driver, each.pool) for each in claim.devices_watched),
+        )
+        self.claims.store.add_index(TOLERANT, lambda claim: [True] if claim.waits_tolerantly else [])
         self.slices.store.add_index(BY_POOL, lambda item: [item.pool])
         self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
         self.maintenances.store.add_index(BY_UID, lambda request: [request.metadata.uid])
@@ -102,6 +113,8 @@ class ClusterView:
         self.followed.follow(
             slices=self.slices, rules=self.rules, nodes=self.nodes, classes=self.classes, claims=self.claims
         )
+
+        self._hardware: OrderedDict[PoolKey, tuple[list[ResourceSlice], PoolHardware]] = OrderedDict()
 
         self._clock = clock
         self._survey_every_s = survey_every_s
@@ -140,6 +153,17 @@ class ClusterView:
             self._outdated = False
         return self._survey
 
+    def hardware(self, pool: PoolKey) -> PoolHardware:
+        """Which of the pool's devices are the same hardware. Remembered for the pools last asked about, until they change."""
+        slices = self.slices.store.by_index(BY_POOL, pool)
+        remembered = self._hardware.get(pool)
+        if remembered is None or not _are_same(remembered[0], slices):
+            remembered = self._hardware[pool] = (slices, PoolHardware(slices))
+            if len(self._hardware) > _REMEMBERED_POOLS:
+                self._hardware.popitem(last=False)
+        self._hardware.move_to_end(pool)
+        return remembered[1]
+
     def request(self, uid: str) -> DeviceMaintenance | None:
         """The maintenance request with this UID."""
         return next(iter(self.maintenances.store.by_index(BY_UID, uid)), None)
@@ -147,6 +171,15 @@ class ClusterView:
     def rules_for(self, uid: str) -> list[DeviceTaintRule]:
         """The taint rules that serve the maintenance request with this UID, by name."""
         return sorted(self.rule_store.by_index(BY_MAINTENANCE, uid), key=lambda rule: rule.metadata.name)
+
+    def claims_in(self, pool: PoolKey) -> list[ResourceClaim]:
+        """Claims that hold or watch a device of the pool."""
+        found = [*self.claims.store.by_index(BY_POOL, pool), *self.claims.store.by_index(BY_POOL_WATCHED, pool)]
+        return list({claim.metadata.key: claim for claim in found}.values())
+
+    def tolerant_claims(self, taint: DeviceTaint) -> list[ResourceClaim]:
+        """Claims that wait for devices and may be given some in spite of the taint."""
+        return [claim for claim in self.claims.store.by_index(TOLERANT, True) if claim.may_get(taint)]
 
     def claims_on(self, devices: Iterable[DeviceKey]) -> list[ResourceClaim]:
         """Claims that hold one of the devices."""
@@ -181,6 +214,10 @@ class ClusterView:
 
     def _outdate(self, _: object) -> None:
         self._outdated = True
+
+
+def _are_same(one: list[ResourceSlice], other: list[ResourceSlice]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
 
 
 def _maintenance_of(rule: DeviceTaintRule) -> Iterable[Hashable]:

@@ -3,10 +3,11 @@
 Owns the state machine of DeviceMaintenance as one function from what is seen to a plan. Must not read a clock, write a log or
 talk to the API server: the controller carries the plans out.
 
-Rooms: `rules` (the exact taint rule of one device), `matching` (which devices a request names), `plan` (the state machine).
+Rooms: `rules` (the exact taint rule of one device), `matching` (which devices a request concerns), `plan` (the state machine),
+`wording` (what it says of itself).
 """
 
-from draco.maintenance.matching import devices_in, matching_devices
+from draco.maintenance.matching import Scope, scope_of
 from draco.maintenance.plan import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
@@ -15,19 +16,20 @@ from draco.maintenance.plan import (
     plan_abandoned,
     plan_maintenance,
 )
-from draco.maintenance.rules import maintained_device, maintenance_uid, rule_for, rule_name
+from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid, rule_for, rule_name
 
 __all__ = [
     "CONDITION_ISOLATED",
     "CONDITION_READY_FOR_WORK",
     "MaintenancePlan",
+    "Scope",
     "Seen",
-    "devices_in",
+    "isolated_board",
     "maintained_device",
     "maintenance_uid",
-    "matching_devices",
     "plan_abandoned",
     "plan_maintenance",
     "rule_for",
     "rule_name",
+    "scope_of",
 ]

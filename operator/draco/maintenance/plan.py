@@ -3,14 +3,19 @@
 Owns the one function from what is seen to what is to be done. Phases are recomputed from what is there, never remembered: a
 claim that still lands on an isolated device (its allocation was on its way when the taint was written) brings the request back
 from InMaintenance to Isolated, and an operator that died between any two writes leaves nothing that the next plan does not see.
+
+A device stands for its hardware: what overlaps it is isolated with it, and is in use if a claim holds any part. Claims with
+administrative access only look on: monitoring has them on every device for ever, so they are named and do not hold up the work.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
-from draco.maintenance.rules import isolates_as, maintained_device, rule_for
+from draco.maintenance import wording
+from draco.maintenance.matching import Scope
+from draco.maintenance.rules import isolated_board, isolates_as, maintained_device, overlapped, rule_for
 from draco.resources.claims import ResourceClaim
 from draco.resources.draco import (
     DeviceMaintenance,
@@ -19,7 +24,7 @@ from draco.resources.draco import (
     MaintenancePhase,
     MaintenanceSelector,
 )
-from draco.resources.meta import Condition
+from draco.resources.meta import Condition, ObjectKey
 from draco.resources.names import DeviceKey
 from draco.resources.taints import BLOCKING_EFFECTS, DeviceTaintRule
 
@@ -28,21 +33,25 @@ CONDITION_READY_FOR_WORK = "ReadyForWork"
 LISTED_DEVICES = 256
 """The status lists no more devices than this (the schema says the same), those in use first; the counts are always whole."""
 
-_NAMED_IN_MESSAGES = 3
+
+_DESCRIBED = 3
+"""So many rules are told one by one: a GPU that is divided has dozens."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """What is known when a plan is made.
 
-    `published` are the devices in slices that the selector matches, `rules` the rules of this request, `claims` at least those
-    that hold one of its devices. `unavailable` says why no rule can be written and what to do, "" when rules can be written.
-    `settle` is how long devices stay isolated and free before work may start: a scheduler learns of a taint a moment late.
+    `scope` is what the request concerns, `rules` are the rules of this request, `claims` at least those that hold or watch one of
+    its devices. `tolerant` are claims that wait and may be allocated one in spite of the taint. `unavailable` says why no rule
+    can be written and what to do, "" when rules can be written. `settle` is how long devices stay isolated and free before work
+    may start: a scheduler learns of a taint a moment late.
     """
 
     now: datetime
-    published: frozenset[DeviceKey] = frozenset()
+    scope: Scope = Scope()
     rules: tuple[DeviceTaintRule, ...] = ()
     claims: tuple[ResourceClaim, ...] = ()
+    tolerant: tuple[ObjectKey, ...] = ()
     unavailable: str = ""
     settle: timedelta = timedelta(seconds=2)
 
@@ -50,10 +59,13 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to write, in this order: rules to apply, rules to delete, the status.
 
-    `status` is `None` when it is already as it should be. `look_again` is when time alone may change the plan.
+    `status_first`: the status takes back what it said before, so it comes before all else. Else an operator that died in between
+    would leave devices called settled that were isolated just now. `status` is `None` when it is already as it should be.
+    `look_again` is when time alone may change the plan.
     """
 
     request: str
+    status_first: bool = False
     apply: tuple[DeviceTaintRule, ...] = ()
     delete: tuple[DeviceTaintRule, ...] = ()
     status: DeviceMaintenanceStatus | None = None
@@ -65,8 +77,11 @@ class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.apply or self.delete or self.status)
 
     def __str__(self) -> str:
-        steps = [f"apply {_describe(rule)}" for rule in self.apply]
-        steps += [f"delete {_describe(rule)}" for rule in self.delete]
+        steps = [
+            f"{verb} {_describe_all(rules)}"
+            for verb, rules in (("apply", self.apply), ("delete", self.delete))
+            if rules
+        ]
         if self.status is not None:
             steps.append(f"set status {self.status.phase}: {self.status.message}")
         return f"maintenance {self.request}: " + ("; ".join(steps) or "nothing to do")
@@ -86,37 +101,54 @@ def plan_abandoned(request: str, rules: Iterable[DeviceTaintRule]) -> Maintenanc
     return MaintenancePlan(request=request, delete=tuple(rules))
 
 
-def holders(devices: Iterable[DeviceKey], claims: Iterable[ResourceClaim]) -> dict[DeviceKey, list[str]]:
-    """Claims ("namespace/name", sorted) that hold each device."""
-    held: dict[DeviceKey, set[str]] = {device: set() for device in devices}
+def _claims_by_device(
+    devices: Iterable[DeviceKey],
+    claims: Iterable[ResourceClaim],
+    devices_of: Callable[[ResourceClaim], Iterable[DeviceKey]],
+) -> dict[DeviceKey, list[str]]:
+    """Claims ("namespace/name", sorted) that have each device."""
+    found: dict[DeviceKey, set[str]] = {device: set() for device in devices}
     for claim in claims:
-        for device in claim.devices_held:
-            if device in held:
-                held[device].add(str(claim.metadata.key))
-    return {device: sorted(names) for device, names in held.items() if names}
+        for device in devices_of(claim):
+            if device in found:
+                found[device].add(str(claim.metadata.key))
+    return {device: sorted(names) for device, names in found.items() if names}
 
 
 def _plan_isolation(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
-    selector = request.spec.device_selector
+    scope = seen.scope
     in_place: dict[DeviceKey, DeviceTaintRule] = {}
     for rule in seen.rules:
         device = maintained_device(rule)
-        if device is not None and selector.matches(device):
+        if device is not None and _concerns(request.spec.device_selector, scope, device, rule):
             in_place[device] = rule
     # A device whose slice is gone (its agent is down, its node reboots) is no less under maintenance: its rule stays.
-    devices = sorted(seen.published | in_place.keys())
-    wanted = {device: rule_for(request, device) for device in devices}
+    devices = sorted(scope.named | scope.overlapping.keys() | in_place.keys())
+    wanted = {device: _wanted(request, device, in_place.get(device), scope) for device in devices}
     names = {rule.metadata.name for rule in wanted.values()}
     missing = tuple(
         rule for device, rule in wanted.items() if device not in in_place or not isolates_as(in_place[device], rule)
     )
     surplus = tuple(rule for rule in seen.rules if rule.metadata.name not in names)
-    held = holders(devices, seen.claims)
+    held = _claims_by_device((*devices, *scope.doubtful), seen.claims, lambda claim: claim.devices_held)
+    watched = _claims_by_device(devices, seen.claims, lambda claim: claim.devices_watched)
+    listed = sorted({*devices, *held})
 
     isolated = _isolated(request, devices, in_place, seen)
     since = isolated.last_transition_time or seen.now
     settled_in = max(since + seen.settle - seen.now, timedelta(0)) if isolated.status == "True" else timedelta(0)
-    ready = _ready_for_work(request, isolated, held, settled_in=settled_in, count=len(devices), now=seen.now)
+    ready = _ready_for_work(
+        request,
+        isolated,
+        _Findings(
+            count=len(listed),
+            held=held,
+            watchers=sorted({name for names in watched.values() for name in names}),
+            replaced=_replaced(in_place, scope),
+            settled_in=settled_in,
+        ),
+        seen,
+    )
     if isolated.status != "True":
         phase, message = MaintenancePhase.PENDING, isolated.message
     elif ready.status != "True":
@@ -130,7 +162,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
         phase=phase,
         observed_generation=request.metadata.generation,
         message=message,
-        devices=_listed(devices, in_place, held),
+        devices=_listed(listed, wanted, in_place, held, watched),
         device_count=len(devices),
         in_use=len(held),
         started_at=started_at,
@@ -138,6 +170,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
     )
     return MaintenancePlan(
         request=request.metadata.name,
+        status_first=isolated.status != "True" and _was(request, CONDITION_ISOLATED),
         apply=() if seen.unavailable else missing,
         delete=surplus,
         status=_if_changed(request, status),
@@ -150,14 +183,12 @@ def _plan_return(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
     count = before.device_count or 0
     if seen.rules:
         phase = before.phase or MaintenancePhase.PENDING
-        message = (
-            f"Giving back {_devices(count or len(seen.rules))}: {_count(len(seen.rules), 'taint rule')} left to delete."
-        )
+        message = wording.giving_back(count or len(seen.rules), len(seen.rules))
         devices, in_use, completed_at = before.devices, before.in_use, before.completed_at
     else:
         phase = MaintenancePhase.COMPLETED
-        message = f"{_devices(count)} {_were(count)} given back." if count else "Finished; no device had been isolated."
-        devices = [MaintainedDevice(driver=d.driver, pool=d.pool, device=d.device) for d in before.devices]
+        message = wording.given_back(count)
+        devices = [msgspec.structs.replace(each, rule="", claims=[], watched_by=[]) for each in before.devices]
         in_use, completed_at = 0, before.completed_at or seen.now
     isolated = _condition(
         request, CONDITION_ISOLATED, "True" if seen.rules else "False", "Finished", message, now=seen.now
@@ -179,6 +210,35 @@ def _plan_return(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
     )
 
 
+def _concerns(selector: MaintenanceSelector, scope: Scope, device: DeviceKey, rule: DeviceTaintRule) -> bool:
+    """Whether the device of one of its rules is still one that the request concerns."""
+    if device in scope.named or device in scope.overlapping:
+        return True
+    return device not in scope.others and (selector.matches(device) or bool(overlapped(rule)))
+
+
+def _wanted(
+    request: DeviceMaintenance, device: DeviceKey, in_place: DeviceTaintRule | None, scope: Scope
+) -> DeviceTaintRule:
+    """The rule for a device. It keeps what an earlier one noted down of the GPU: that is the one under maintenance."""
+    overlaps, board = str(scope.overlapping.get(device, "")), scope.boards.get(device, "")
+    if in_place is not None:
+        if device not in scope.named:
+            overlaps = overlaps or overlapped(in_place)
+        board = isolated_board(in_place) or board
+    return rule_for(request, device, overlaps=overlaps, board=board)
+
+
+def _replaced(in_place: Mapping[DeviceKey, DeviceTaintRule], scope: Scope) -> dict[DeviceKey, tuple[str, str]]:
+    """Devices whose name stands for another GPU now than when they were isolated: the two UUIDs."""
+    boards = {device: (isolated_board(rule), scope.boards.get(device, "")) for device, rule in in_place.items()}
+    return {device: (before, now) for device, (before, now) in boards.items() if before and now and before != now}
+
+
+def _was(request: DeviceMaintenance, type_: str) -> bool:
+    return any(each.type == type_ and each.status == "True" for each in request.status.conditions)
+
+
 def _isolated(
     request: DeviceMaintenance, devices: list[DeviceKey], in_place: Mapping[DeviceKey, DeviceTaintRule], seen: Seen
 ) -> Condition:
@@ -197,46 +257,48 @@ def _isolated(
         )
     elif done < len(devices):
         status, reason = "False", "Isolating"
-        message = f"{done} of {_devices(len(devices))} {_are(done or len(devices))} isolated."
+        message = wording.isolating(done, len(devices))
     else:
         status, reason = "True", "Isolated"
-        message = f"{_devices(done)} {_are(done)} isolated by an exact taint rule each."
+        message = wording.isolated(done)
     return _condition(request, CONDITION_ISOLATED, status, reason, message, now=seen.now)
 
 
-def _ready_for_work(
-    request: DeviceMaintenance,
-    isolated: Condition,
-    held: Mapping[DeviceKey, list[str]],
-    *,
-    settled_in: timedelta,
-    count: int,
-    now: datetime,
-) -> Condition:
+class _Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in the way of work on `count` devices; `replaced` has the GPUs before and now."""
+
+    count: int
+    held: Mapping[DeviceKey, list[str]]
+    watchers: list[str]
+    replaced: Mapping[DeviceKey, tuple[str, str]]
+    settled_in: timedelta
+
+
+def _ready_for_work(request: DeviceMaintenance, isolated: Condition, found: _Findings, seen: Seen) -> Condition:
+    count = found.count
     if isolated.status != "True":
         status, reason, message = "False", "NotIsolated", "Not every device is isolated yet."
-    elif held:
-        status, reason, message = "False", "InUse", _in_use(held, count)
-    elif settled_in:
+    elif found.held:
+        status, reason, message = "False", "InUse", wording.in_use(found.held, count)
+    elif found.replaced:
+        status, reason, message = "False", "OtherGpu", wording.other_gpu(found.replaced)
+    elif seen.tolerant:
+        status, reason, message = "False", "Obtainable", wording.obtainable(request, seen.tolerant, count)
+    elif found.settled_in:
         status, reason = "False", "Settling"
-        message = f"{_devices(count)} {_are(count)} isolated and free; waiting for allocations that were on their way."
+        message = wording.settling(count)
     else:
         status, reason = "True", "Free"
-        message = f"{_devices(count)} {_are(count)} isolated and no claim holds {_them(count)}: work can start."
-    return _condition(request, CONDITION_READY_FOR_WORK, status, reason, message, now=now)
-
-
-def _in_use(held: Mapping[DeviceKey, list[str]], count: int) -> str:
-    examples = [
-        f"{device.device} of {device.pool} by {', '.join(names[:_NAMED_IN_MESSAGES])}"
-        for device, names in sorted(held.items())[:_NAMED_IN_MESSAGES]
-    ]
-    more = f" and {len(held) - len(examples)} more" if len(held) > len(examples) else ""
-    return f"{len(held)} of {_devices(count)} {_are(len(held))} still in use: {'; '.join(examples)}{more}."
+        message = wording.free(count, found.watchers)
+    return _condition(request, CONDITION_READY_FOR_WORK, status, reason, message, now=seen.now)
 
 
 def _listed(
-    devices: list[DeviceKey], in_place: Mapping[DeviceKey, DeviceTaintRule], held: Mapping[DeviceKey, list[str]]
+    devices: list[DeviceKey],
+    wanted: Mapping[DeviceKey, DeviceTaintRule],
+    in_place: Mapping[DeviceKey, DeviceTaintRule],
+    held: Mapping[DeviceKey, list[str]],
+    watched: Mapping[DeviceKey, list[str]],
 ) -> list[MaintainedDevice]:
     kept = sorted(sorted(devices, key=lambda device: (device not in held, device))[:LISTED_DEVICES])
     return [
@@ -244,8 +306,11 @@ def _listed(
             driver=device.driver,
             pool=device.pool,
             device=device.device,
+            uuid=isolated_board(wanted[device]) if device in wanted else "",
+            overlaps=overlapped(wanted[device]) if device in wanted else "",
             rule=in_place[device].metadata.name if device in in_place else "",
             claims=held.get(device, []),
+            watched_by=watched.get(device, []),
         )
         for device in kept
     ]
@@ -270,6 +335,11 @@ def _if_changed(request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> 
     return None if status == request.status else status
 
 
+def _describe_all(rules: Sequence[DeviceTaintRule]) -> str:
+    more = f" and {len(rules) - _DESCRIBED} more rules" if len(rules) > _DESCRIBED else ""
+    return ", ".join(map(_describe, rules[:_DESCRIBED])) + more
+
+
 def _describe(rule: DeviceTaintRule) -> str:
     device = maintained_device(rule)
     taint = rule.spec.taint
@@ -279,23 +349,3 @@ def _describe(rule: DeviceTaintRule) -> str:
 def _names(selector: MaintenanceSelector) -> str:
     fields = {"driver": selector.driver, "pool": selector.pool, "device": selector.device}
     return ", ".join(f"{field} {value}" for field, value in fields.items() if value)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _devices(number: int) -> str:
-    return _count(number, "device")
-
-
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"
-
-
-def _were(number: int) -> str:
-    return "was" if number == 1 else "were"
-
-
-def _them(number: int) -> str:
-    return "it" if number == 1 else "them"

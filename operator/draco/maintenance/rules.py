@@ -10,7 +10,14 @@ import hashlib
 from draco.resources.draco import DeviceMaintenance
 from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco.resources.meta import ObjectMeta, OwnerReference
-from draco.resources.names import DRACO_DOMAIN, LABEL_MAINTENANCE, LABEL_MANAGED_BY, DeviceKey
+from draco.resources.names import (
+    ANNOTATION_OVERLAPS,
+    ANNOTATION_UUID,
+    DRACO_DOMAIN,
+    LABEL_MAINTENANCE,
+    LABEL_MANAGED_BY,
+    DeviceKey,
+)
 from draco.resources.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 
 RULE_PREFIX = "draco-maintenance-"
@@ -23,12 +30,17 @@ def rule_name(uid: str, device: DeviceKey) -> str:
     return f"{RULE_PREFIX}{device.device}-{digest}"
 
 
-def rule_for(request: DeviceMaintenance, device: DeviceKey) -> DeviceTaintRule:
-    """The rule that isolates `device` for `request`."""
+def rule_for(request: DeviceMaintenance, device: DeviceKey, *, overlaps: str = "", board: str = "") -> DeviceTaintRule:
+    """The rule that isolates `device` for `request`.
+
+    `overlaps` is the device that was asked for, if this one is merely the same hardware; `board` is the UUID of the GPU.
+    """
+    said = {ANNOTATION_OVERLAPS: overlaps, ANNOTATION_UUID: board}
     return DeviceTaintRule(
         metadata=ObjectMeta(
             name=rule_name(request.metadata.uid, device),
             labels={LABEL_MAINTENANCE: request.metadata.uid, LABEL_MANAGED_BY: MANAGED_BY},
+            annotations={name: text for name, text in said.items() if text},
             owner_references=[
                 OwnerReference(
                     api_version=DEVICE_MAINTENANCES.api_version,
@@ -64,6 +76,16 @@ def maintained_device(rule: DeviceTaintRule) -> DeviceKey | None:
     return device if rule.metadata.name == rule_name(maintenance_uid(rule), device) else None
 
 
+def isolated_board(rule: DeviceTaintRule) -> str:
+    """UUID of the GPU that the rule's device was when the rule was made; "" where that was not known."""
+    return rule.metadata.annotations.get(ANNOTATION_UUID, "")
+
+
+def overlapped(rule: DeviceTaintRule) -> str:
+    """The device that was asked for, if the rule's own one is merely the same hardware; else ""."""
+    return rule.metadata.annotations.get(ANNOTATION_OVERLAPS, "")
+
+
 def isolates_as(rule: DeviceTaintRule, wanted: DeviceTaintRule) -> bool:
     """Whether a rule seen in the cluster says what `wanted` says; fields that the server fills in are left aside."""
     seen, want = rule.spec.taint, wanted.spec.taint
@@ -72,5 +94,6 @@ def isolates_as(rule: DeviceTaintRule, wanted: DeviceTaintRule) -> bool:
         rule.spec.device_selector == wanted.spec.device_selector
         and (seen.key, seen.value, seen.effect) == (want.key, want.value, want.effect)
         and all(rule.metadata.labels.get(key) == value for key, value in wanted.metadata.labels.items())
+        and all(rule.metadata.annotations.get(key) == text for key, text in wanted.metadata.annotations.items())
         and all(owner.uid in owners for owner in wanted.metadata.owner_references)
     )

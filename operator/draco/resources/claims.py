@@ -3,6 +3,7 @@
 Owns their structs (resource.k8s.io/v1). Allocation is read, not decided, here.
 """
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 from draco.resources.base import ApiStruct
 from draco.resources.meta import Condition, NodeSelector, ObjectMeta
 from draco.resources.names import DeviceKey
-from draco.resources.taints import DeviceToleration
+from draco.resources.taints import DeviceTaint, DeviceToleration
 
 
 class CelSelector(ApiStruct, frozen=True, kw_only=True):
@@ -183,6 +184,38 @@ class ResourceClaim(ApiStruct, frozen=True, kw_only=True):
             for result in self.status.allocation.devices.results
             if not result.admin_access
         ]
+
+    @property
+    def devices_watched(self) -> list[DeviceKey]:
+        """The devices that it has administrative access to."""
+        if self.status.allocation is None:
+            return []
+        return [
+            DeviceKey(result.driver, result.pool, result.device)
+            for result in self.status.allocation.devices.results
+            if result.admin_access
+        ]
+
+    @property
+    def waits_tolerantly(self) -> bool:
+        """Whether it waits for devices and tolerates any taint at all: it may be given one that is tainted."""
+        return self._waits and any(each.tolerations for each in self._asked)
+
+    def may_get(self, taint: DeviceTaint) -> bool:
+        """Whether it waits for devices and this taint would not keep them from it."""
+        return self._waits and any(each.tolerates(taint) for asked in self._asked for each in asked.tolerations)
+
+    @property
+    def _waits(self) -> bool:
+        return self.status.allocation is None and self.metadata.deletion_timestamp is None
+
+    @property
+    def _asked(self) -> Iterator[ExactDeviceRequest | DeviceSubRequest]:
+        """What it asks to have for itself, alternatives included."""
+        for request in self.spec.devices.requests:
+            if request.exactly is not None and not request.exactly.admin_access:
+                yield request.exactly
+            yield from request.first_available
 
 
 class ResourceClaimTemplateSpec(ApiStruct, frozen=True, kw_only=True):

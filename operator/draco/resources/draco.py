@@ -11,7 +11,7 @@ import msgspec
 from draco.resources.base import ApiStruct
 from draco.resources.claims import DeviceSelector
 from draco.resources.meta import Condition, LabelSelector, ObjectMeta
-from draco.resources.names import TAINT_MAINTENANCE, DeviceKey
+from draco.resources.names import TAINT_MAINTENANCE, DeviceKey, PoolKey
 
 
 class MigMode(StrEnum):
@@ -209,6 +209,10 @@ class MaintenanceSelector(ApiStruct, frozen=True, kw_only=True):
         wanted = (self.driver, self.pool, self.device)
         return any(wanted) and all(not want or want == have for want, have in zip(wanted, device, strict=True))
 
+    def may_match(self, pool: PoolKey) -> bool:
+        """Whether there may be devices in the pool that it matches."""
+        return self.driver in {None, "", pool.driver} and self.pool in {None, "", pool.pool}
+
 
 class MaintenanceTaint(ApiStruct, frozen=True, kw_only=True):
     """The taint that isolates a request's devices; the schema fills in the same defaults."""
@@ -228,13 +232,20 @@ class DeviceMaintenanceSpec(ApiStruct, frozen=True, kw_only=True):
 
 
 class MaintainedDevice(ApiStruct, frozen=True, kw_only=True):
-    """One device of a request. `rule` is the DeviceTaintRule that isolates it, `claims` ("namespace/name") still hold it."""
+    """One device of a request. `rule` is the DeviceTaintRule that isolates it, `claims` ("namespace/name") still hold it.
+
+    `uuid` is the GPU that it was or was a part of when it was isolated, `overlaps` the device that was asked for if this one is
+    the same hardware, `watched_by` the claims that have administrative access to it.
+    """
 
     driver: str
     pool: str
     device: str
+    uuid: str = ""
+    overlaps: str = ""
     rule: str = ""
     claims: list[str] = []
+    watched_by: list[str] = []
 
 
 class DeviceMaintenanceStatus(ApiStruct, frozen=True, kw_only=True):

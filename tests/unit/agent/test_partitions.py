@@ -12,9 +12,9 @@ from draco.agent.partitions import Divisible
 from draco.agent.slices import Located
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
-from draco.mig.names import read_partition_name
 from draco.mig.placement import choose
 from draco.resources.names import GpuUuid
+from draco.resources.partition_names import read_partition_name
 from draco.resources.quantity import Quantity
 from draco.resources.slices import Counter, CounterSet, Device, DeviceAttribute
 from draco.simulator.planner_boards import BOARDS

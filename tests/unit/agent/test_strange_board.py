@@ -11,8 +11,8 @@ from draco.agent.gpus import DriverInfo
 from draco.agent.offering import Offering
 from draco.agent.slices import Located
 from draco.mig.board import Placement
-from draco.mig.names import read_partition_name
 from draco.resources.draco import MigMode, WantedGpu, WantedInstance
+from draco.resources.partition_names import read_partition_name
 from draco.resources.slices import Device
 from draco.simulator import boards, nvml_session
 from draco.simulator.boards_mig import GiProfile, GiProfileEnum, MigTable

@@ -15,7 +15,6 @@ from draco.cli.layout_steps import Scene, Steps, steps
 from draco.cli.layout_view import parts_of
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
-from draco.mig.names import read_partition_name
 from draco.mig_policy import promises
 from draco.resources.claims import ResourceClaim
 from draco.resources.draco import (
@@ -28,6 +27,7 @@ from draco.resources.draco import (
     WantedGpu,
     WantedInstance,
 )
+from draco.resources.partition_names import read_partition_name
 from draco.simulator import by_hand
 from draco.simulator.state import StateError
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build

@@ -1,0 +1,174 @@
+"""Whole GPUs and their partitions on a real API server: maintenance of the one is maintenance of the others."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
+
+import msgspec
+import pytest
+
+from draco.agent import partitions
+from draco.agent.gpus import DriverInfo
+from draco.agent.instances import GpuMig
+from draco.agent.slices import Located
+from draco.cluster.controlplane import ControlPlane
+from draco.kube.client import Client
+from draco.kube.errors import NotFound
+from draco.resources.draco import DeviceMaintenance, MaintenancePhase
+from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, SLICES
+from draco.resources.meta import ObjectKey
+from draco.resources.slices import Device
+from draco.resources.taints import DeviceToleration
+from draco.simulator.planner_boards import BOARDS
+from tests.builders import a_claim, a_gpu, a_slice
+from tests.component.controller.replicas import an_operator, until
+from tests.component.controller.test_maintenance import DRIVER, Lab, as_json
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+H100 = BOARDS["H100-80GB"]
+PARTS = {partitions.partition_name("gpu-0", place) for place in H100.placements}
+ALL = len(PARTS) + 1
+SMALL = [f"gpu-0-mig-1g10gb-19-{start}" for start in range(7)]
+
+
+class DividedLab(Lab):
+    """A pool with one GPU in Dynamic MIG beside a plain one, under a driver that Draco's agent does not serve."""
+
+    generation = 0
+
+    async def publish(self, *, divided: bool = True) -> None:
+        """One slice of counters and one of devices, or one without any partition; replaced as an agent replaces them."""
+        gpu = a_gpu(0)
+        one = partitions.Divisible(located=Located(gpu), mig=GpuMig(gpu=gpu.uuid, board=H100), board=H100)
+        driver = DriverInfo("580.1", "13.0", "13.580")
+        devices = partitions.devices([one], driver, partitions.order([one]))
+        plain = [Device(name="gpu-1")]
+        self.generation += 1
+        made = [
+            a_slice(
+                self.pool, [], driver=DRIVER, name=f"{self.pool}-0", of=2, shared_counters=partitions.counters([one])
+            ),
+            a_slice(
+                self.pool, [*(devices if divided else devices[:1]), *plain], driver=DRIVER, name=f"{self.pool}-1", of=2
+            ),
+        ]
+        for item in made:
+            pool = msgspec.structs.replace(item.spec.pool, generation=self.generation)
+            spec = as_json(msgspec.structs.replace(item.spec, pool=pool))
+            manifest = {"metadata": {"name": item.metadata.name}, "spec": spec}
+            await self.client.apply(SLICES, item.metadata.key, manifest, manager="test")
+
+    async def tainted(self) -> set[str]:
+        return {str(rule.spec.device_selector.device) for rule in await self.rules() if rule.spec.device_selector}
+
+    async def is_tainted(self, devices: Iterable[str]) -> None:
+        wanted = set(devices)
+
+        async def look() -> bool:
+            return await self.tainted() == wanted
+
+        await until(look, what=f"taints on exactly {len(wanted)} devices")
+
+    async def message(self, key: ObjectKey, text: str) -> DeviceMaintenance:
+        async def look() -> DeviceMaintenance | None:
+            request = await self.client.get(DEVICE_MAINTENANCES, key)
+            return request if text in request.status.message else None
+
+        return await until(look, what=f"a message with {text!r}")
+
+    async def clean(self) -> None:
+        await super().clean()
+        for number in range(2):
+            with suppress(NotFound):
+                await self.client.delete(SLICES, ObjectKey("", f"{self.pool}-{number}"))
+
+
+@pytest.fixture
+async def lab(client: Client, namespace: str) -> AsyncIterator[DividedLab]:
+    made = DividedLab(client, namespace)
+    await made.publish()
+    yield made
+    await made.clean()
+
+
+async def test_work_on_a_gpu_waits_for_all_seven_partitions(served: ControlPlane, lab: DividedLab) -> None:
+    held = [await lab.hold(f"tenant-{number}", device) for number, device in enumerate(SMALL)]
+    async with an_operator(served):
+        key = await lab.request(device="gpu-0")
+        busy = await lab.phase(key, MaintenancePhase.ISOLATED)
+        assert busy.status.in_use == 7
+        assert await lab.tainted() == {"gpu-0", *PARTS}
+        assert {each.uuid for each in busy.status.devices} == {a_gpu(0).uuid}
+        for claim in held[:-1]:
+            await lab.let_go(claim)
+        await lab.message(key, f"1 of {ALL} devices is still in use")
+        await lab.let_go(held[-1])
+        ready = await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        assert (ready.status.in_use, ready.status.device_count) == (0, ALL)
+        await lab.finish(key)
+        await lab.phase(key, MaintenancePhase.COMPLETED)
+        assert await lab.rules() == []
+
+
+async def test_work_on_a_partition_leaves_alone_what_does_not_overlap_it(served: ControlPlane, lab: DividedLab) -> None:
+    neighbour = await lab.hold("neighbour", SMALL[6])
+    async with an_operator(served):
+        key = await lab.request(device=SMALL[0])
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        tainted = await lab.tainted()
+        assert {"gpu-0", SMALL[0], "gpu-0-mig-7g80gb-0-0", "gpu-0-mig-2g20gb-14-0"} <= tainted
+        assert not tainted & {*SMALL[1:], "gpu-0-mig-2g20gb-14-2", "gpu-1"}
+        whole = await lab.hold("whole", "gpu-0")
+        await lab.message(key, f"gpu-0 of {lab.pool} by {lab.namespace}/whole")
+        await lab.let_go(whole)
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+    assert (await lab.client.get(CLAIMS, neighbour)).status.allocation is not None
+
+
+async def test_partitions_published_during_the_work_are_isolated_and_hold_it_up_when_held(
+    served: ControlPlane, lab: DividedLab
+) -> None:
+    await lab.publish(divided=False)
+    async with an_operator(served):
+        key = await lab.request(device="gpu-0")
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        assert await lab.tainted() == {"gpu-0"}
+        await lab.publish()
+        await lab.is_tainted({"gpu-0", *PARTS})
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        landed = await lab.hold("landed", SMALL[2])  # its allocation was on its way
+        await lab.phase(key, MaintenancePhase.ISOLATED)
+        await lab.publish(divided=False)
+        await lab.message(key, f"{SMALL[2]} of {lab.pool} by {lab.namespace}/landed")
+        await lab.let_go(landed)
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+
+
+async def test_a_claim_that_tolerates_everything_holds_up_the_promise_until_it_is_gone(
+    served: ControlPlane, lab: DividedLab
+) -> None:
+    async with an_operator(served):
+        key = await lab.request(device="gpu-0")
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        greedy = a_claim("greedy", namespace=lab.namespace, tolerations=[DeviceToleration(operator="Exists")])
+        name = {"name": "greedy", "namespace": lab.namespace}
+        await lab.client.create(CLAIMS, {"metadata": name, "spec": as_json(greedy.spec)})
+        said = await lab.message(key, f"{lab.namespace}/greedy waits for devices and tolerates the taint")
+        assert said.status.phase is MaintenancePhase.ISOLATED
+        await lab.client.delete(CLAIMS, ObjectKey(lab.namespace, "greedy"))
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+
+
+# A rule for each, and three statuses until work can start; a second operator finds any of them missing.
+@pytest.mark.parametrize("writes", [1, 2, ALL // 2, ALL - 1, ALL, ALL + 1, ALL + 2, ALL + 3])
+async def test_an_operator_that_dies_after_any_write_leaves_no_part_out(
+    served: ControlPlane, lab: DividedLab, writes: int
+) -> None:
+    key = await lab.request(device="gpu-0")
+    async with an_operator(served, dies_after_writes=writes) as (_, operating):
+        await asyncio.wait({operating}, timeout=10)
+        assert operating.done(), f"there are less than {writes} writes on the way"
+    async with an_operator(served):
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+    assert await lab.tainted() == {"gpu-0", *PARTS}

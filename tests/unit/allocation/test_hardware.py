@@ -1,0 +1,178 @@
+"""Which devices are the same hardware: as NVIDIA's names say it, as counters say it, and that the relation is one."""
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draco.agent import partitions
+from draco.agent.gpus import DriverInfo
+from draco.agent.instances import GpuMig
+from draco.agent.slices import Located
+from draco.allocation.hardware import PoolHardware
+from draco.mig.board import Board
+from draco.resources.slices import Counter, CounterSet, Device, DeviceAttribute, DeviceCounterConsumption, ResourceSlice
+from draco.simulator.planner_boards import BOARDS
+from tests.builders import a_gpu, a_slice
+
+H100 = BOARDS["H100-80GB"]
+WHOLE = "gpu-0"
+
+
+def published(*, gpus: int = 2, counters: bool = True, board: Board = H100, generation: int = 1) -> list[ResourceSlice]:
+    """GPUs in Dynamic MIG as an agent publishes them."""
+    divisible = [
+        partitions.Divisible(located=Located(a_gpu(minor)), mig=GpuMig(gpu=a_gpu(minor).uuid, board=board), board=board)
+        for minor in range(gpus)
+    ]
+    devices = partitions.devices(divisible, DriverInfo("580.1", "13.0", "13.580"), partitions.order(divisible))
+    sets = partitions.counters(divisible)
+    if not counters:
+        return [a_slice("node-0", [without_counters(each) for each in devices], generation=generation)]
+    return [
+        a_slice("node-0", [], name="counters", of=2, shared_counters=sets, generation=generation),
+        a_slice("node-0", devices, name="devices", of=2, generation=generation),
+    ]
+
+
+def without_counters(device: Device) -> Device:
+    return Device(name=device.name, attributes=device.attributes)
+
+
+def masks(board: Board) -> dict[str, int]:
+    """The memory units of each partition of gpu-0."""
+    return {partitions.partition_name(WHOLE, place): place.mask for place in board.placements}
+
+
+def test_a_whole_gpu_overlaps_all_its_partitions_and_no_other() -> None:
+    hardware = PoolHardware(published())
+    assert hardware.overlapping(WHOLE) == set(masks(H100))
+    assert hardware.parts(WHOLE) == set(masks(H100))
+    assert all(name.startswith("gpu-1-mig-") for name in hardware.overlapping("gpu-1"))
+
+
+def test_partitions_overlap_where_their_memory_does_and_where_they_want_the_same_engine() -> None:
+    hardware, units = PoolHardware(published()), masks(H100)
+    engines = {name for name in units if "-me-" in name}
+    assert engines
+    for name, mask in units.items():
+        same_memory = {other for other, theirs in units.items() if other != name and mask & theirs}
+        same_engine = engines - {name} if name in engines else set()
+        assert hardware.overlapping(name) == same_memory | same_engine | {WHOLE}
+
+
+def test_a_small_partition_is_a_part_of_a_large_one_in_the_same_place() -> None:
+    hardware, units = PoolHardware(published()), masks(H100)
+    (half,) = [name for name in units if "-3g40gb-" in name and units[name] == 0b1111]
+    small = [name for name in units if "-1g10gb-19-" in name]
+    assert {name for name in small if name in hardware.parts(half)} == {name for name in small if units[name] & 0b1111}
+    assert half not in hardware.parts(small[0])
+
+
+def test_without_counters_a_partition_belongs_to_the_gpu_that_its_parent_uuid_names() -> None:
+    hardware = PoolHardware(published(counters=False))
+    assert hardware.overlapping(WHOLE) == set(masks(H100))
+    assert hardware.overlapping(next(iter(masks(H100)))) == {WHOLE}
+
+
+def test_a_parent_uuid_outweighs_a_name() -> None:
+    part = Device(name="gpu-0-mig-1g10gb-19-0", attributes={"parentUUID": DeviceAttribute(string="GPU-b")})
+    wholes = [
+        Device(name=f"gpu-{n}", attributes={"gpu.nvidia.com/uuid": DeviceAttribute(string=f"GPU-{uuid}")})
+        for n, uuid in enumerate("ab")
+    ]
+    hardware = PoolHardware([a_slice("node-0", [*wholes, part])])
+    assert hardware.overlapping("gpu-0") == set()
+    assert hardware.overlapping("gpu-1") == {part.name}
+    assert (hardware.board(part.name), hardware.board("gpu-0")) == ("GPU-b", "GPU-a")
+
+
+def test_a_whole_gpu_that_is_not_published_is_implied_by_its_partitions() -> None:
+    parts = [device for device in published(counters=False)[0].spec.devices if "-mig-" in device.name]
+    hardware = PoolHardware([a_slice("node-0", parts)])
+    assert hardware.implied == {"gpu-0", "gpu-1"}
+    assert hardware.overlapping(WHOLE) == set(masks(H100))
+    assert hardware.board(WHOLE) == a_gpu(0).uuid
+
+
+def test_what_an_older_generation_says_counts_until_it_is_replaced() -> None:
+    before, after = published(generation=1), published(generation=2)
+    hardware = PoolHardware([*before, after[0]])
+    assert hardware.published == set()
+    assert hardware.overlapping(WHOLE) == set(masks(H100))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "surely", "perhaps"),
+    [
+        ("gpu-0", "gpu-0-mig-9g99gb-99-0", True, True),
+        ("gpu-0-mig-1g10gb-19-0", "gpu-0-mig-9g99gb-99-3", False, True),
+        ("gpu-1-mig-1g10gb-19-0", "gpu-0-mig-9g99gb-99-3", False, False),
+        ("gpu-1", "gpu-0-mig-9g99gb-99-3", False, False),
+        ("gpu-10", "gpu-1-mig-9g99gb-99-3", False, False),
+        ("gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1", False, False),
+    ],
+)
+def test_of_a_partition_that_is_published_no_more_its_name_says_whose_it_was(
+    one: str, other: str, surely: bool, perhaps: bool
+) -> None:
+    hardware = PoolHardware(published())
+    assert (hardware.overlap(one, other), hardware.may_overlap(one, other)) == (surely, perhaps)
+    assert (hardware.overlap(other, one), hardware.may_overlap(other, one)) == (surely, perhaps)
+
+
+def drawing(name: str, counter_set: str = "board", **counters: int) -> Device:
+    consumed = {each: Counter(value=str(amount)) for each, amount in counters.items()}
+    return Device(name=name, consumes_counters=[DeviceCounterConsumption(counter_set=counter_set, counters=consumed)])
+
+
+def a_pool(devices: Iterable[Device], **totals: int) -> PoolHardware:
+    sets = [CounterSet(name="board", counters={name: Counter(value=str(total)) for name, total in totals.items()})]
+    return PoolHardware(
+        [a_slice("node-0", [], name="counters", of=2, shared_counters=sets), a_slice("node-0", devices, name="d", of=2)]
+    )
+
+
+def test_counters_of_any_driver_decide_not_names() -> None:
+    devices = [drawing("die", core=2), drawing("half-a", core=1), drawing("half-b", core=1), drawing("dsp", dsp=1)]
+    hardware = a_pool(devices, core=2, dsp=1)
+    assert hardware.overlapping("die") == {"half-a", "half-b"}
+    assert hardware.overlapping("half-a") == {"die"}
+    assert hardware.parts("half-a") == set()
+    assert hardware.overlapping("dsp") == set()
+
+
+def test_a_counter_without_a_published_total_pays_for_nobody_twice() -> None:
+    devices = [drawing("a", core=1), drawing("b", core=1)]
+    assert PoolHardware([a_slice("node-0", devices, of=2)]).overlapping("a") == {"b"}
+
+
+NAMES = ["gpu-0", "gpu-1", "gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1", "gpu-1-mig-3g40gb-9-0", "nic-0"]
+AMOUNTS = st.dictionaries(st.sampled_from("xyz"), st.integers(0, 3))
+UUIDS = st.sampled_from(["", "GPU-a", "GPU-b"])
+
+
+@given(
+    devices=st.dictionaries(st.sampled_from(NAMES), st.tuples(AMOUNTS, UUIDS, UUIDS)),
+    totals=st.dictionaries(st.sampled_from("xyz"), st.integers(0, 4)),
+)
+def test_overlapping_is_mutual_and_whole_whatever_is_published(
+    devices: Mapping[str, tuple[Mapping[str, int], str, str]], totals: Mapping[str, int]
+) -> None:
+    made = []
+    for name, (amounts, uuid, parent) in devices.items():
+        texts = {"uuid": uuid, "parentUUID": parent}
+        attributes = {key: DeviceAttribute(string=text) for key, text in texts.items() if text}
+        consumed = drawing(name, "board", **amounts).consumes_counters if amounts else []
+        made.append(Device(name=name, attributes=attributes, consumes_counters=consumed))
+    hardware = a_pool(made, **totals)
+    for one in NAMES:
+        for other in NAMES:
+            assert hardware.overlap(one, other) == hardware.overlap(other, one)
+            assert hardware.may_overlap(one, other) or not hardware.overlap(one, other)
+            if one != other and {one, other} <= devices.keys():
+                # What it says of one device is all that it would say of each pair.
+                assert (other in hardware.overlapping(one)) == hardware.overlap(one, other)
+        assert hardware.parts(one) <= hardware.overlapping(one)
+        assert one not in hardware.overlapping(one)
