@@ -19,9 +19,9 @@ from draco.agent.checkpoint import Checkpoint, ClaimState, PreparedClaim
 from draco.agent.gpus import ABSENT, HEALTHY, Gpu, GpuFault, GpuHealth, HealthState, KnownGpu, UnidentifiedGpu
 from draco.agent.hardware import View
 from draco.agent.slices import Located, device_name, position
-from draco.mig.names import read_partition_name
 from draco.resources.draco import GpuNode
 from draco.resources.names import FORGET_GPU, GpuUuid
+from draco.resources.partition_names import read_partition_name
 from draco.resources.slices import Device, ResourceSlice
 
 NOT_TOLD = "It is not known yet under which names this node's GPUs were published; the API server has to say."
