@@ -103,6 +103,24 @@ class ControlPlane:
         self.processes.stop(ETCD, grace_s=0.0)
         self.processes.stop(APISERVER, grace_s=0.0)
 
+    def kill(self, name: str) -> None:
+        """End one component by force, as a machine that fails does; `start_again` starts it."""
+        self.processes.stop(name, grace_s=0.0)
+
+    def start_again(self, name: str, *, extra_flags: Sequence[str] = ()) -> None:
+        """Start a component that was killed, with the same state, certificates and port; `extra_flags` come last.
+
+        Returns at once for all but the API server, which is waited for. Raises ProcessFailed.
+        """
+        if name == ETCD:
+            self._start_etcd()
+        elif name == APISERVER:
+            argv = [*self._apiserver_argv(), *self._extra(APISERVER), *extra_flags]
+            self.processes.start(APISERVER, argv, directory=self.folder / "etcd")
+            self._wait_until_ready()
+        else:
+            self._start_component(name)
+
     def destroy(self) -> None:
         """Stop everything and remove the folder."""
         self.stop()

@@ -1,0 +1,393 @@
+"""What the adversary does next: drawn from a seed, one action at a time, and nothing else.
+
+Owns the choice. An action is plain data with every name in it, so that a list of them can be written down and done again; what
+it comes to in the cluster is for `performing`. Nothing here looks at the cluster: the same seed draws the same actions.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, NamedTuple
+
+from tests.adversary.cluster import manifests as write
+from tests.adversary.cluster.manifests import ADMINS, ANY, DRIVER, GPU, MIG, PROFILES, TENANTS, Document
+
+NODES = ("adv-0", "adv-1", "adv-2")
+GPUS = 4
+MOST_PODS = 24
+XIDS = (13, 31, 43, 45, 48, 63, 74, 79, 92, 94, 95, 119)
+BUSES = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0", "0000:07:00.0", "0000:0b:00.0")
+LAYOUTS = {
+    "adv-0": (("3g.40gb", "3g.40gb"), ("1g.10gb",) * 7, ("4g.40gb", "2g.20gb", "1g.10gb"), ("7g.80gb",)),
+    "adv-1": (("3g.40gb", "2g.20gb"), ("1g.10gb",) * 4, ("2g.20gb",) * 3),
+    "adv-2": (("3g.20gb", "3g.20gb"), ("1g.5gb",) * 7, ("2g.10gb",) * 3),
+}
+EFFECTS = ("NoSchedule", "NoSchedule", "NoExecute", "None")
+SLOW_CALLS = (
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetGpuInstances",
+    "",
+)
+REPLICAS = ("operator-a", "operator-b")
+
+
+class Action(NamedTuple):
+    """One thing to do. `wait_s` is the pause before it."""
+
+    kind: str
+    arguments: Document
+    wait_s: float = 0.0
+
+    def __str__(self) -> str:
+        shown = {
+            key: value if not isinstance(value, dict | list) else _brief(value) for key, value in self.arguments.items()
+        }
+        return f"{self.kind} " + " ".join(f"{key}={value}" for key, value in shown.items())
+
+
+def _brief(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 160 else f"{text[:157]}..."
+
+
+class Chooser:
+    """Draws actions. What it made, and has not taken back, is all it remembers."""
+
+    def __init__(self, seed: int, *, pace_s: float = 0.4) -> None:
+        self._random = Random(seed)
+        self._pace_s = pace_s
+        self._number = 0
+        self._pods: list[tuple[str, str]] = []
+        self._claims: list[tuple[str, str]] = []
+        self._costly: list[tuple[str, str]] = []
+        self._rules: list[str] = []
+        self._requests: list[str] = []
+        self._policies: list[str] = []
+        self._sick: list[str] = []
+        self._table: list[tuple[float, Callable[[], Action]]] = [
+            (8, self._whole), (9, self._parts), (3, self._several), (2, self._templated), (2, self._admin),
+            (4, self._shared), (2, self._alone), (2, self._either), (14, self._end_pod), (5, self._end_claim),
+            (1.2, self._costly_selectors), (2, self._failing_selectors), (1, self._odd_names), (1, self._many_tolerations),
+            (4, self._tolerates_all), (0.7, self._huge), (1, self._odd_configuration),
+            (4, self._exact_rule), (1, self._wide_rule), (6, self._end_rule),
+            (5, self._maintain), (5, self._end_maintenance),
+            (4, self._set_policy), (2, self._end_policy),
+            (3, self._xid), (1.5, self._lose), (1, self._unreadable), (2, self._reset), (1.2, self._reboot), (1, self._reload),
+            (1.5, self._slow), (0.8, self._hang), (1, self._by_hand), (5, self._heal),
+            (1.5, self._kill_operator), (0.4, self._kill_both), (0.5, self._stop_for_a_while), (2, self._kill_agent),
+            (1, self._kill_kubelet), (0.6, self._kill_api), (0.5, self._kill_scheduler), (0.5, self._kill_controllers),
+            (0.3, self._kill_etcd), (0.2, self._switch_off),
+        ]  # fmt: skip
+
+    def next(self) -> Action:
+        """The next action."""
+        self._number += 1
+        weights = [weight for weight, _ in self._table]
+        (choose,) = self._random.choices([each for _, each in self._table], weights)
+        if len(self._pods) > MOST_PODS and self._random.random() < 0.5:
+            choose = self._end_pod
+        drawn = choose()
+        return drawn._replace(wait_s=round(self._random.expovariate(1 / self._pace_s), 2))
+
+    def _name(self, what: str) -> str:
+        return f"{what}-{self._number}"
+
+    def _tenant(self) -> str:
+        return self._random.choice(TENANTS)
+
+    def _claimed(self, kind: str, requests: list[Document], **devices: Any) -> Action:
+        """A claim and a pod that uses it."""
+        namespace, title = self._tenant(), self._name("p")
+        seconds = self._random.choice([None, None, None, 1.0, 5.0])
+        node = self._random.choice(["", "", "", *NODES])
+        self._pods.append((namespace, title))
+        self._claims.append((namespace, title))
+        documents = [
+            write.claim(namespace, title, requests, **devices),
+            write.pod(namespace, title, [title], seconds=seconds, node=node),
+        ]
+        return Action(kind, {"create": documents})
+
+    def _whole(self) -> Action:
+        count = self._random.choice([1, 1, 1, 2, 3, 4])
+        selectors = self._random.choice(
+            [
+                [],
+                [],
+                [f'device.attributes["{DRIVER}"].architecture == "Hopper"'],
+                [f'device.capacity["{DRIVER}"].memory.isGreaterThan(quantity("60Gi"))'],
+            ]
+        )
+        return self._claimed("tenant: whole GPUs", [write.request("gpu", GPU, count=count, selectors=selectors)])
+
+    def _parts(self) -> Action:
+        count = self._random.choice([1, 1, 1, 2, 3])
+        wanted = self._random.choice(PROFILES)
+        return self._claimed(
+            "tenant: partitions", [write.request("part", MIG, count=count, selectors=[write.profile(wanted)])]
+        )
+
+    def _several(self) -> Action:
+        requests = [write.request("gpu", GPU), write.request("part", MIG)]
+        constraint = {"requests": [], "matchAttribute": "resource.kubernetes.io/pcieRoot"}
+        constraints = self._random.choice([{}, {"constraints": [constraint]}])
+        return self._claimed("tenant: several requests", requests, **constraints)
+
+    def _either(self) -> Action:
+        part = write.request("x", MIG, selectors=[write.profile(self._random.choice(PROFILES))])
+        return self._claimed("tenant: either of two", [write.first_of("any", write.request("x", GPU, count=2), part)])
+
+    def _templated(self) -> Action:
+        namespace, title = self._tenant(), self._name("t")
+        self._pods.append((namespace, title))
+        kind = self._random.choice([GPU, MIG])
+        documents = [
+            write.template(namespace, title, [write.request("r", kind)]),
+            write.pod(namespace, title, [], templates=[title]),
+        ]
+        return Action("tenant: template", {"create": documents})
+
+    def _admin(self) -> Action:
+        title = self._name("a")
+        self._pods.append((ADMINS, title))
+        self._claims.append((ADMINS, title))
+        wanted = write.request("all", self._random.choice([GPU, MIG]), admin=True, everything=True, tolerations=ANY)
+        documents = [
+            write.claim(ADMINS, title, [wanted]),
+            write.pod(ADMINS, title, [title], node=self._random.choice(NODES)),
+        ]
+        return Action("admin: looks at all", {"create": documents})
+
+    def _shared(self) -> Action:
+        if not self._claims:
+            return self._alone()
+        namespace, shared = self._random.choice(self._claims)
+        title = self._name("s")
+        self._pods.append((namespace, title))
+        return Action("tenant: shares a claim", {"create": [write.pod(namespace, title, [shared])]})
+
+    def _alone(self) -> Action:
+        namespace, title = self._tenant(), self._name("c")
+        self._claims.append((namespace, title))
+        wanted = write.request("gpu", self._random.choice([GPU, MIG]))
+        return Action("tenant: claim without a pod", {"create": [write.claim(namespace, title, [wanted])]})
+
+    def _end_pod(self) -> Action:
+        if self._costly and self._random.random() < 0.5:
+            namespace, title = self._costly.pop(0)
+        elif self._pods:
+            namespace, title = self._pods.pop(self._random.randrange(len(self._pods)))
+        else:
+            return self._whole()
+        grace = self._random.choice([None, None, 0])
+        return Action("tenant: deletes a pod", {"pod": f"{namespace}/{title}", "grace": grace})
+
+    def _end_claim(self) -> Action:
+        if not self._claims:
+            return self._alone()
+        namespace, title = self._claims.pop(self._random.randrange(len(self._claims)))
+        return Action("tenant: deletes a claim", {"claim": f"{namespace}/{title}"})
+
+    def _hostile(
+        self, kind: str, requests: list[Document], *, title: str = "", pod: Document | None = None, **devices: Any
+    ) -> Action:
+        title = title or self._name("h")
+        self._pods.append(("hostile", title))
+        self._claims.append(("hostile", title))
+        documents = [
+            write.claim("hostile", title, requests, **devices),
+            write.pod("hostile", title, [title], **(pod or {})),
+        ]
+        return Action(f"hostile: {kind}", {"create": documents})
+
+    def _costly_selectors(self) -> Action:
+        if self._costly:
+            return self._end_pod()
+        number = self._number * 100
+        drawn = self._hostile(
+            "16 costly selectors",
+            [write.request("gpu", GPU, selectors=[write.costly(number=number + each) for each in range(16)])],
+        )
+        self._costly.append(self._pods.pop())
+        return drawn
+
+    def _failing_selectors(self) -> Action:
+        selectors = [write.failing(each) for each in range(self._random.choice([1, 4]))]
+        return self._hostile(
+            "selectors that fail", [write.request("gpu", self._random.choice([GPU, MIG]), selectors=selectors)]
+        )
+
+    def _odd_names(self) -> Action:
+        title = f"{self._number}.{'x' * 55}.{'9' * 60}.a-.-b".replace(".-", ".").replace("-.", ".")
+        wanted = write.request("r" + "-" * 61 + "r", GPU)
+        return self._hostile("odd names", [wanted], title=title)
+
+    def _many_tolerations(self) -> Action:
+        each = [{"key": f"key-{number}", "operator": "Exists"} for number in range(4000)]
+        few = [{"key": f"key-{number}", "operator": "Exists", "effect": "NoExecute"} for number in range(16)]
+        return self._hostile(
+            "thousands of tolerations", [write.request("gpu", GPU, tolerations=few)], pod={"tolerations": each}
+        )
+
+    def _tolerates_all(self) -> Action:
+        wanted = write.request("gpu", self._random.choice([GPU, MIG]), tolerations=ANY)
+        return self._hostile("tolerates every taint", [wanted])
+
+    def _huge(self) -> Action:
+        long = f'device.driver == "{DRIVER}" || "{"x" * 9000}" == ""'
+        requests = [
+            write.request(f"r{number}", GPU, selectors=[long, long, long])
+            for number in range(self._random.choice([4, 30]))
+        ]
+        return self._hostile("huge claim", requests)
+
+    def _odd_configuration(self) -> Action:
+        parameters = self._random.choice(
+            [
+                {
+                    "apiVersion": "resource.nvidia.com/v1beta1",
+                    "kind": "GpuConfig",
+                    "sharing": {"strategy": "TimeSlicing"},
+                },
+                {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "Nothing", "x": ["\u202e", "\\u0000", {"a": 1}]},
+                {"kind": 7},
+            ]
+        )
+        config = [{"requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": parameters}}]
+        return self._hostile("odd configuration", [write.request("gpu", GPU)], config=config)
+
+    def _device(self) -> Document:
+        """A device of a node: a whole GPU by its number, or a partition by its place among those published."""
+        node = self._random.choice(NODES)
+        whole = self._random.random() < 0.6
+        device = f"gpu-{self._random.randrange(GPUS)}" if whole else f"partition:{self._random.randrange(64)}"
+        return {"driver": DRIVER, "pool": node, "device": device}
+
+    def _exact_rule(self) -> Action:
+        title = self._name("rule")
+        self._rules.append(title)
+        effect = self._random.choice(EFFECTS)
+        document = write.rule(title, self._device(), effect=effect, key="example.com/exact")
+        return Action("rule: one device", {"rule": document})
+
+    def _wide_rule(self) -> Action:
+        title = self._name("rule")
+        self._rules.append(title)
+        selector = self._random.choice([{"driver": DRIVER}, {"pool": self._random.choice(NODES)}, {"device": "gpu-1"}])
+        effect = self._random.choice(EFFECTS)
+        document = write.rule(title, selector, effect=effect, key="example.com/wide")
+        return Action("rule: many devices", {"rule": document})
+
+    def _end_rule(self) -> Action:
+        if not self._rules:
+            return self._exact_rule()
+        return Action("rule: lifted", {"title": self._rules.pop(self._random.randrange(len(self._rules)))})
+
+    def _maintain(self) -> Action:
+        title = self._name("dm")
+        self._requests.append(title)
+        device = self._device()
+        selector = self._random.choice([device, device, device, {"driver": DRIVER, "pool": device["pool"]}])
+        effect = self._random.choice(["NoSchedule", "NoSchedule", "NoSchedule", "NoExecute", "None"])
+        return Action("maintenance: asked for", {"request": write.maintenance(title, selector, effect=effect)})
+
+    def _end_maintenance(self) -> Action:
+        if not self._requests:
+            return self._maintain()
+        title = self._random.choice(self._requests)
+        if self._random.random() < 0.5:
+            return Action("maintenance: finished", {"title": title})
+        self._requests.remove(title)
+        return Action("maintenance: deleted", {"title": title})
+
+    def _set_policy(self) -> Action:
+        node = self._random.choice(NODES)
+        mode = self._random.choice(["Dynamic", "Dynamic", "Dynamic", "Static", "Static", "Disabled"])
+        bus = self._random.choice(["", *BUSES])
+        layout = self._random.choice(LAYOUTS[node])
+        title = (
+            self._random.choice(self._policies) if self._policies and self._random.random() < 0.4 else self._name("mp")
+        )
+        if title not in self._policies:
+            self._policies.append(title)
+        return Action("policy: set", {"policy": write.policy(title, node, mode, bus=bus, layout=layout)})
+
+    def _end_policy(self) -> Action:
+        if not self._policies:
+            return self._set_policy()
+        return Action("policy: deleted", {"title": self._policies.pop(self._random.randrange(len(self._policies)))})
+
+    def _fault(self, what: str, **arguments: Any) -> Action:
+        node = self._random.choice(NODES)
+        self._sick.append(node)
+        return Action(f"hardware: {what}", {"node": node, "gpu": self._random.randrange(GPUS), **arguments})
+
+    def _xid(self) -> Action:
+        return self._fault("XID", code=self._random.choice(XIDS))
+
+    def _lose(self) -> Action:
+        return self._fault("lost")
+
+    def _unreadable(self) -> Action:
+        return self._fault("unreadable")
+
+    def _reset(self) -> Action:
+        return self._fault("reset")
+
+    def _reload(self) -> Action:
+        return self._fault("driver reloaded")
+
+    def _reboot(self) -> Action:
+        return self._fault("reboot", minors=self._random.choice([None, self._random.sample(range(GPUS), GPUS)]))
+
+    def _slow(self) -> Action:
+        return self._fault(
+            "slow", function=self._random.choice(SLOW_CALLS), seconds=self._random.choice([0.2, 1.0, 3.0])
+        )
+
+    def _hang(self) -> Action:
+        return self._fault("hangs", function=self._random.choice(SLOW_CALLS), seconds=self._random.choice([5.0, 15.0]))
+
+    def _by_hand(self) -> Action:
+        return self._fault("instance made by hand", profile=self._random.choice(PROFILES))
+
+    def _heal(self) -> Action:
+        if not self._sick:
+            return self._whole()
+        return Action("hardware: healed", {"node": self._sick.pop(0)})
+
+    def _kill_operator(self) -> Action:
+        who = self._random.choice(["leader", "leader", "follower"])
+        return Action("kill: operator", {"who": who, "back_in_s": self._random.choice([0.5, 3.0, 8.0])})
+
+    def _kill_both(self) -> Action:
+        return Action("kill: both operators", {"back_in_s": self._random.choice([0.5, 3.0])})
+
+    def _stop_for_a_while(self) -> Action:
+        return Action("kill: leader stops for a while", {"back_in_s": self._random.choice([4.0, 20.0])})
+
+    def _kill_agent(self) -> Action:
+        back_in_s = self._random.choice([0.5, 3.0, 8.0])
+        return Action("kill: agent", {"node": self._random.choice(NODES), "back_in_s": back_in_s})
+
+    def _kill_kubelet(self) -> Action:
+        return Action("kill: kubelet", {"node": self._random.choice(NODES), "back_in_s": 2.0})
+
+    def _kill_api(self) -> Action:
+        return Action("kill: kube-apiserver", {})
+
+    def _kill_scheduler(self) -> Action:
+        return Action("kill: kube-scheduler", {})
+
+    def _kill_controllers(self) -> Action:
+        return Action("kill: kube-controller-manager", {})
+
+    def _kill_etcd(self) -> Action:
+        return Action("kill: etcd", {})
+
+    def _switch_off(self) -> Action:
+        return Action(
+            "feature switched off",
+            {"feature": self._random.choice(["taint rules", "device status"]), "back_in_s": 15.0},
+        )

@@ -1,0 +1,238 @@
+"""The cluster that is tormented: control plane, kubelet stand-ins, agents and two operators, each a process that can be killed.
+
+Owns starting, killing and starting again, and telling the observer of each. Chooses nothing.
+"""
+
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from draco.cluster import attach, binaries, ports
+from draco.cluster.controlplane import ALL, APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER, ControlPlane, Settings
+from draco.cluster.process import Processes
+from draco.simulator import faults, state
+from tests.adversary.cluster.observer.api import Access
+from tests.adversary.cluster.observer.observer import Node, Observer
+
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+REPLICAS = ("operator-a", "operator-b")
+NODES: Mapping[str, str] = {"adv-0": "H100-80GB", "adv-1": "H100-80GB", "adv-2": "A100-40GB"}
+"""Nodes and the model of their GPUs."""
+GPUS = 4
+READY_WITHIN_S = 120.0
+REPLICA_GRACE_S = 25.0
+"""A replica that was started has to import, connect, list everything, and wait for its turn."""
+AGENT_GRACE_S = 30.0
+API_GRACE_S = 15.0
+"""Informers come back with backoff and list anew."""
+WITHOUT_RULES = ("--runtime-config=resource.k8s.io/v1beta2=false,resource.k8s.io/v1alpha3=false",)
+WITHOUT_DEVICE_STATUS = ("--feature-gates=DRAResourceClaimDeviceStatus=false",)
+FEATURES: Mapping[str, tuple[str, ...]] = {"taint rules": WITHOUT_RULES, "device status": WITHOUT_DEVICE_STATUS}
+"""What can be switched off by other flags of the API server."""
+
+
+class DidNotStart(Exception):
+    """Something of the cluster is not there in time."""
+
+
+@dataclass
+class Cluster:
+    """Everything below one folder. Use it in one thread."""
+
+    folder: Path
+    sockets: Path
+    plane: ControlPlane
+    processes: Processes
+    observer: Observer
+    kubeconfig: Path
+    operator_options: tuple[str, ...] = ()
+    running: set[str] = field(default_factory=set)
+
+    @classmethod
+    def up(cls, folder: Path, *, operator_options: tuple[str, ...] = ()) -> "Cluster":
+        """Start everything and return when all nodes have published their GPUs and an operator is ready."""
+        version = binaries.kubernetes_version()
+        settings = Settings(programs=binaries.find(*ALL, kubernetes=version), kubernetes=version, enter=DIES_WITH_US)
+        plane = ControlPlane(folder / "plane", settings)
+        sockets = Path(tempfile.mkdtemp(prefix="adv-"))
+        plane.start()
+        nodes = {name: Node(sockets / name / "cdi", sockets / name / "gpus.json") for name in NODES}
+        observer = Observer(access_of(plane), nodes)
+        cluster = cls(
+            folder, sockets, plane, Processes(folder / "programs"), observer, plane.kubeconfig, operator_options
+        )
+        try:
+            (folder / "programs").mkdir()
+            asyncio.run(cluster._install())
+            for name in NODES:
+                cluster.start_kubelet(name)
+            for name in NODES:
+                cluster.start_agent(name)
+            for name in REPLICAS:
+                cluster.start_operator(name)
+            observer.start()
+            cluster._wait()
+        except BaseException:
+            cluster.stop()
+            raise
+        return cluster
+
+    def stop(self) -> None:
+        """End everything by force, the observer first."""
+        if self.observer.ready.is_set():
+            self.observer.stop()
+        self.processes.stop_each([record.name for record in self.processes.records()], grace_s=0.0)
+        self.plane.stop()
+        shutil.rmtree(self.plane.folder / "etcd", ignore_errors=True)
+        shutil.rmtree(self.sockets, ignore_errors=True)
+
+    async def _install(self) -> None:
+        async with attach.client_of(self.kubeconfig) as client:
+            await attach.install(client)
+
+    def _wait(self) -> None:
+        """Until every node's GPUs are published and somebody leads."""
+        deadline = time.monotonic() + READY_WITHIN_S
+        while True:
+            pools = {one["spec"]["pool"]["name"] for one in list(self.observer.world.slices.values())}
+            held = any((each["spec"].get("holderIdentity")) for each in list(self.observer.world.leases.values()))
+            if pools >= set(NODES) and held:
+                return
+            if time.monotonic() > deadline:
+                raise DidNotStart(f"pools: {sorted(pools)}, somebody leads: {held}; logs are in {self.folder}")
+            time.sleep(0.2)
+
+    def start_kubelet(self, name: str) -> None:
+        """Start a node's kubelet stand-in; on the first start it makes the GPUs."""
+        argv = [
+            *DIES_WITH_US,
+            sys.executable,
+            "-m",
+            "tests.adversary.cluster.kubelets",
+            "--kubeconfig",
+            self.kubeconfig,
+        ]
+        argv += ["--root", self.sockets, "--name", name, "--gpus", str(GPUS), "--board", NODES[name]]
+        self._start(f"kubelet-{name}", argv)
+
+    def start_agent(self, name: str) -> None:
+        """Start a node's agent."""
+        root = self.sockets / name
+        if not (root / "gpus.json").exists():
+            root.mkdir(parents=True, exist_ok=True)
+            state.create(root / "gpus.json", board=NODES[name], gpus=GPUS, node_name=name)
+        argv = [*DIES_WITH_US, sys.executable, "-m", "draco.simulator.agent", "--state", root / "gpus.json"]
+        argv += ["--node-name", name, "--kubelet-dir", root, "--cdi-dir", root / "cdi", "--kubeconfig", self.kubeconfig]
+        self._start(f"agent-{name}", argv)
+        self.observer.up(f"agent of {name}", grace_s=AGENT_GRACE_S)
+
+    def start_operator(self, name: str) -> None:
+        """Start a replica."""
+        argv = [*DIES_WITH_US, sys.executable, "-m", "draco", "operator", "--kubeconfig", self.kubeconfig]
+        argv += [
+            "--namespace",
+            attach.SYSTEM_NAMESPACE,
+            "--identity",
+            name,
+            "--idle-grace",
+            "5",
+            "--pending-after",
+            "3",
+        ]
+        argv += ["--listen", f"127.0.0.1:{ports.pick(taken=frozenset({self.plane.port}))}", *self.operator_options]
+        self._start(name, argv)
+        self.observer.up("replicas", grace_s=REPLICA_GRACE_S)
+
+    def _start(self, name: str, argv: list[object]) -> None:
+        record = self.processes.start(
+            name,
+            [str(each) for each in argv],
+            directory=Path(__file__).parents[3],
+            environment={"PYTHONUNBUFFERED": "1"},
+        )
+        self.running.add(name)
+        if not name.startswith("kubelet"):
+            self.observer.programs.started(name, record.pid, self.processes.log(name))
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to a program of ours."""
+        self.observer.killed(name)
+        if name.startswith("agent-"):
+            self.observer.down(f"agent of {name.removeprefix('agent-')}")
+        if name in REPLICAS and self.holder() in {name, ""}:
+            self.observer.lease.killed(time.monotonic())
+        self.processes.stop(name, grace_s=0.0)
+        self.running.discard(name)
+        if not self.running & set(REPLICAS):
+            self.observer.down("replicas")
+
+    def revive(self) -> list[str]:
+        """Start again what does not run: what was killed, and what ended by itself, as Kubernetes would."""
+        self.restart_ended()
+        wanted = [*REPLICAS, *(f"kubelet-{each}" for each in NODES), *(f"agent-{each}" for each in NODES)]
+        missing = [name for name in wanted if name not in self.running]
+        for name in missing:
+            self.start(name)
+        return missing
+
+    def restart_ended(self) -> None:
+        """Start again what ended by itself."""
+        for name in self.observer.programs.ended():
+            self.kill(name)
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        """Start a program of ours that does not run."""
+        if name in self.running:
+            return
+        if name in REPLICAS:
+            self.start_operator(name)
+        elif name.startswith("kubelet-"):
+            self.start_kubelet(name.removeprefix("kubelet-"))
+        else:
+            self.start_agent(name.removeprefix("agent-"))
+
+    def pid(self, name: str) -> int | None:
+        """A program's process; None when it does not run."""
+        return next((record.pid for record in self.processes.records() if record.name == name), None)
+
+    def holder(self) -> str:
+        """The replica that holds the lease."""
+        for lease in list(self.observer.world.leases.values()):
+            if lease["metadata"]["name"] == "draco-operator":
+                return str(lease["spec"].get("holderIdentity") or "").rpartition("_")[0]
+        return ""
+
+    def restart_plane(self, component: str, *, flags: tuple[str, ...] = ()) -> None:
+        """SIGKILL to a component of Kubernetes, and start it again."""
+        api = component in {ETCD, APISERVER}
+        parts = {CONTROLLER_MANAGER: "collector", SCHEDULER: "scheduler"}
+        part = "api" if api else parts[component]
+        self.observer.down(part)
+        self.plane.kill(component)
+        self.plane.start_again(component, extra_flags=flags)
+        self.observer.up(part, grace_s=API_GRACE_S)
+
+    def reboot(self, node: str, minors: list[int] | None) -> None:
+        """Cut a node's power: its kubelet and agent die, what was in memory is gone, and the boards come back."""
+        self.kill(f"kubelet-{node}")
+        self.kill(f"agent-{node}")
+        for spec in (self.sockets / node / "cdi").glob("*"):
+            spec.unlink(missing_ok=True)
+        faults.reboot(self.state(node), minors=minors)
+        self.start_kubelet(node)
+        self.start_agent(node)
+
+    def state(self, node: str) -> Path:
+        """The state file of a node's GPUs."""
+        return self.sockets / node / "gpus.json"
+
+
+def access_of(plane: ControlPlane) -> Access:
+    """An administrator's access."""
+    return Access(plane.server, plane.pki / "ca.crt", plane.pki / "admin.crt", plane.pki / "admin.key")

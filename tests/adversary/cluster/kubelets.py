@@ -1,0 +1,59 @@
+"""One simulated node without its agent: `python -m tests.adversary.cluster.kubelets --root FOLDER --name NODE`.
+
+Owns running a kubelet stand-in by itself, so that the agent beside it is a process of its own and can be killed alone. The
+agent is `python -m draco.simulator.agent`.
+"""
+
+import argparse
+import asyncio
+import signal
+from pathlib import Path
+from random import Random
+
+from draco.kube.client import Client
+from draco.kube.clock import SystemClock
+from draco.kube.events import EventRecorder
+from draco.kube.kubeconfig import connect
+from draco.logs import configure_log
+from draco.resources.names import NodeName
+from draco.simulator.node_object import NodeShape
+from draco.simulator.nodes import SimulatedNode, SimulatedNodes
+from draco.simulator.podfeed import PodFeed
+
+LABEL = "adversary.example.com/node"
+
+
+class NodeWithoutAgent(SimulatedNode):
+    """A node whose agent somebody else runs."""
+
+    async def keep_agent(self) -> None:
+        """Run none."""
+
+
+async def main(kubeconfig: Path, root: Path, name: str, *, gpus: int, board: str) -> None:
+    """Run the stand-in until it is told to end."""
+    clock, random = SystemClock(), Random()
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    nodes = SimulatedNodes(root=root, count=1, gpus=gpus, board=board, shape=NodeShape(labels={LABEL: name}))
+    nodes.check()
+    async with Client(await connect(kubeconfig)) as client, asyncio.TaskGroup() as tasks:
+        events = EventRecorder(client, controller="kubelet", instance=name, clock=clock, random=random)
+        feed = PodFeed(client, events=events, clock=clock, random=random, workers=16)
+        node = NodeWithoutAgent(NodeName(name), nodes, client, feed=feed, clock=clock, random=random)
+        running = [tasks.create_task(each) for each in (events.run(), feed.run(), node.run(asyncio.Semaphore()))]
+        await stopped.wait()
+        for each in running:
+            each.cancel()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kubeconfig", type=Path, required=True)
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--board", default="H100-80GB")
+    given = parser.parse_args()
+    configure_log("info")
+    asyncio.run(main(given.kubeconfig, given.root, given.name, gpus=given.gpus, board=given.board))

@@ -1,0 +1,183 @@
+"""The cluster machine: acts on a whole cluster for a while, lets it come to rest, and tells what the observer saw.
+
+Owns the order of acting and resting, the record of what was done, and the report. What is done is drawn by `actions`, done by
+`performing`, and judged by the observer.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.adversary.cluster.actions import Action, Chooser
+from tests.adversary.cluster.cluster import Cluster, access_of
+from tests.adversary.cluster.observer.api import Api
+from tests.adversary.cluster.observer.observer import Violation
+from tests.adversary.cluster.performing import Performer
+
+REST_WITHIN_S = 90.0
+"""How long a cluster may take from the last action until each pod runs or is told why not, in time that counts."""
+REST_EVERY_S = 150.0
+QUIET_S = 3.0
+"""It must be so at several looks over this time: an explanation that comes and goes is none."""
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Report:
+    """What came of a run."""
+
+    seed: int | None
+    folder: Path
+    seconds: float = 0.0
+    actions: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    seen: dict[str, float] = field(default_factory=dict)
+    violations: list[Violation] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"cluster machine: seed {self.seed}, {self.seconds:.0f} s, {sum(self.actions.values())} actions"]
+        lines += [f"  {count:>6}  {kind}" for kind, count in sorted(self.actions.items())]
+        lines += [f"  {value:>6g}  {what}" for what, value in sorted(self.seen.items())]
+        lines += [f"  {count:>6}  refused: {what}" for what, count in sorted(self.refused.items())]
+        lines += [f"  {len(self.violations)} violations; what was done and all logs are in {self.folder}"]
+        return "\n".join([*lines, *(f"\n{each}" for each in self.violations)])
+
+
+def run(
+    seconds: float,
+    seed: int,
+    *,
+    folder: Path | None = None,
+    operator_options: tuple[str, ...] = (),
+    say: Say = print,
+    stop_at_first: bool = False,
+) -> Report:
+    """Act for so long on a new cluster; actions are drawn from the seed."""
+    say(f"cluster machine: {seconds:.0f} s with seed {seed}")
+    chooser = Chooser(seed)
+
+    def drawn() -> Iterator[Action]:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            yield chooser.next()
+
+    return _on_a_cluster(drawn, seed, folder, operator_options, say, stop_at_first=stop_at_first)
+
+
+def replay(
+    actions: Sequence[Action], *, folder: Path | None = None, say: Say = print, stop_at_first: bool = True
+) -> Report:
+    """Do again what was recorded."""
+    say(f"cluster machine: {len(actions)} recorded actions")
+    return _on_a_cluster(lambda: iter(actions), None, folder, (), say, stop_at_first=stop_at_first)
+
+
+def shrink(actions: Sequence[Action], law: str, *, say: Say = print, attempts: int = 40) -> list[Action]:
+    """A shorter list of actions that still breaks the law: pieces are left out as long as it does."""
+    kept, size = list(actions), max(1, len(actions) // 2)
+    while size and attempts:
+        start = 0
+        while start < len(kept) and attempts:
+            attempts -= 1
+            fewer = kept[:start] + kept[start + size :]
+            found = replay(fewer, say=say).violations
+            broken = any(each.law == law for each in found)
+            say(f"  {len(fewer)} actions: {'still' if broken else 'no longer'} {law}")
+            if broken:
+                kept = fewer
+            else:
+                start += size
+        size //= 2
+    return kept
+
+
+def save(actions: Sequence[Action], path: Path) -> None:
+    """Write a record."""
+    path.write_text(json.dumps([list(each) for each in actions], indent=1))
+
+
+def load(path: Path) -> list[Action]:
+    """Read a record."""
+    return [Action(*each) for each in json.loads(path.read_text())]
+
+
+def _on_a_cluster(
+    drawn: Callable[[], Iterator[Action]],
+    seed: int | None,
+    folder: Path | None,
+    operator_options: tuple[str, ...],
+    say: Say,
+    *,
+    stop_at_first: bool,
+) -> Report:
+    folder = folder or Path(tempfile.mkdtemp(prefix="adversary-"))
+    report = Report(seed, folder)
+    cluster = Cluster.up(folder, operator_options=operator_options)
+    try:
+        asyncio.run(_act(cluster, drawn(), report, say, stop_at_first=stop_at_first))
+    finally:
+        cluster.stop()
+        observer = cluster.observer
+        report.violations = list(observer.violations)
+        report.seen = {key: float(value) for key, value in observer.counts.items()}
+        report.seen |= {f"longest, s: {law}": float(value) for law, value in observer.longest.items()}
+        report.seen["oldest lease, s, while its holder lived"] = round(observer.lease.oldest_s, 2)
+        report.seen["takeovers of the lease"] = len(observer.lease.takeovers)
+        report.seen["longest takeover, s"] = round(max([0.0, *observer.lease.takeovers]), 1)
+    return report
+
+
+async def _act(cluster: Cluster, drawn: Iterator[Action], report: Report, say: Say, *, stop_at_first: bool) -> None:
+    recorded: list[Action] = []
+    observer = cluster.observer
+    async with Api(access_of(cluster.plane)) as api:
+        performer = Performer(cluster, api)
+        await performer.prepare()
+        started = rested = time.monotonic()
+        told = 0
+        try:
+            for action in drawn:
+                await asyncio.sleep(action.wait_s)
+                recorded.append(action)
+                await performer.perform(action)
+                await asyncio.to_thread(cluster.restart_ended)
+                for violation in observer.violations[told:]:
+                    told += 1
+                    say(f"{violation.at} {violation.law}: {violation.text}")
+                if told and stop_at_first:
+                    return
+                if time.monotonic() - rested > REST_EVERY_S:
+                    await _rest(cluster, performer)
+                    rested = time.monotonic()
+            await _rest(cluster, performer)
+        finally:
+            report.seconds = time.monotonic() - started
+            report.actions, report.refused = dict(performer.done), dict(performer.refused)
+            save(recorded, report.folder / "actions.json")
+
+
+async def _rest(cluster: Cluster, performer: Performer) -> None:
+    """Let everything come back, and judge what does not run."""
+    await performer.settle()
+    observer = cluster.observer
+    counted = quiet = 0.0
+    last = time.monotonic()
+    while quiet < QUIET_S:
+        await asyncio.sleep(0.5)
+        now = time.monotonic()
+        passed, last = min(now - last, 1.0), now
+        waiting = observer.unexplained()
+        quiet = 0.0 if waiting else quiet + passed
+        if observer.settled(now):
+            counted += passed
+        if counted > REST_WITHIN_S:
+            for wrong in waiting:
+                observer.violated(wrong)
+            return
+    observer.counts["times at rest"] += 1
+    observer.counts["longest until rest, s"] = max(observer.counts["longest until rest, s"], round(counted))

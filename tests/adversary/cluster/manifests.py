@@ -1,0 +1,150 @@
+"""The objects that tenants and administrators write, as plain documents; also what no friendly tenant writes.
+
+Owns their shapes. Draws nothing: whoever calls says what is in them.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+Document = dict[str, Any]
+GPU, MIG = "gpu.nvidia.com", "mig.nvidia.com"
+DRIVER = "gpu.nvidia.com"
+RUN_SECONDS = "draco.dev/run-seconds"
+PROFILES = ("1g.10gb", "2g.20gb", "3g.40gb", "1g.5gb", "2g.10gb", "3g.20gb")
+"""Of H100 and of A100."""
+TENANTS = ("tenant-a", "tenant-b", "hostile")
+ADMINS = "gpu-admins"
+ANY = ({"operator": "Exists"},)
+
+
+def request(
+    title: str,
+    kind: str,
+    *,
+    count: int = 1,
+    selectors: Sequence[str] = (),
+    tolerations: Sequence[Document] = (),
+    admin: bool = False,
+    everything: bool = False,
+) -> Document:
+    """One request for devices of a class."""
+    exactly: Document = {"deviceClassName": kind}
+    if everything:
+        exactly["allocationMode"] = "All"
+    elif count != 1:
+        exactly["count"] = count
+    if selectors:
+        exactly["selectors"] = [{"cel": {"expression": each}} for each in selectors]
+    if tolerations:
+        exactly["tolerations"] = list(tolerations)
+    if admin:
+        exactly["adminAccess"] = True
+    return {"name": title, "exactly": exactly}
+
+
+def first_of(title: str, *alternatives: Document) -> Document:
+    """One request that is content with any of several, the first preferred."""
+    return {
+        "name": title,
+        "firstAvailable": [{"name": f"option-{index}", **each["exactly"]} for index, each in enumerate(alternatives)],
+    }
+
+
+def claim(namespace: str, title: str, requests: Sequence[Document], **devices: Any) -> Document:
+    """A claim."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": title, "namespace": namespace},
+        "spec": {"devices": {"requests": list(requests), **devices}},
+    }
+
+
+def template(namespace: str, title: str, requests: Sequence[Document]) -> Document:
+    """A template of claims."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": title, "namespace": namespace},
+        "spec": {"spec": {"devices": {"requests": list(requests)}}},
+    }
+
+
+def pod(
+    namespace: str,
+    title: str,
+    claims: Sequence[str],
+    *,
+    templates: Sequence[str] = (),
+    seconds: float | None = None,
+    node: str = "",
+    tolerations: Sequence[Document] = (),
+) -> Document:
+    """A pod that uses claims."""
+    uses = [{"name": f"c{index}", "resourceClaimName": each} for index, each in enumerate(claims)]
+    uses += [{"name": f"t{index}", "resourceClaimTemplateName": each} for index, each in enumerate(templates)]
+    spec: Document = {
+        "terminationGracePeriodSeconds": 0,
+        "restartPolicy": "Never",
+        "resourceClaims": uses,
+        "containers": [
+            {"name": "main", "image": "busybox", "resources": {"claims": [{"name": use["name"]} for use in uses]}}
+        ],
+    }
+    if node:
+        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    if tolerations:
+        spec["tolerations"] = list(tolerations)
+    annotations = {} if seconds is None else {RUN_SECONDS: str(seconds)}
+    metadata = {"name": title, "namespace": namespace, "annotations": annotations}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def profile(name: str) -> str:
+    """Selects partitions of a profile."""
+    return f'device.attributes["{DRIVER}"].profile == "{name}"'
+
+
+def costly(depth: int = 4, width: int = 12, *, number: int = 0) -> str:
+    """Costs as much as the API server lets pass, is always true, and is another text for each number."""
+    numbers = json.dumps(list(range(width)))
+    inner = f"v0 + {number} >= 0"
+    for level in reversed(range(depth)):
+        inner = f"{numbers}.all(v{level}, {inner})"
+    return inner
+
+
+def failing(number: int = 0) -> str:
+    """Ends in an error on every device."""
+    return f'device.attributes["{DRIVER}"].nothing{number} == "x"'
+
+
+def rule(title: str, selector: Document, *, effect: str, key: str) -> Document:
+    """A taint rule of an administrator; its version is filled in by whoever writes it."""
+    spec: Document = {"taint": {"key": key, "value": "adversary", "effect": effect}}
+    if selector:
+        spec["deviceSelector"] = selector
+    return {"kind": "DeviceTaintRule", "metadata": {"name": title}, "spec": spec}
+
+
+def maintenance(title: str, selector: Document, *, effect: str = "NoSchedule") -> Document:
+    """A request for maintenance."""
+    return {
+        "apiVersion": "draco.dev/v1alpha1",
+        "kind": "DeviceMaintenance",
+        "metadata": {"name": title},
+        "spec": {"deviceSelector": selector, "reason": "adversary", "taint": {"effect": effect}},
+    }
+
+
+def policy(title: str, node: str, mode: str, *, bus: str = "", layout: Sequence[str] = ()) -> Document:
+    """A policy for a node's GPUs, or for the one at a PCI address."""
+    spec: Document = {"mode": mode, "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": node}}}
+    if bus:
+        expression = f'device.attributes["resource.kubernetes.io"].pciBusID == "{bus}"'
+        spec["deviceSelectors"] = [{"cel": {"expression": expression}}]
+    if mode == "Static":
+        spec["layout"] = "chosen"
+        spec["layouts"] = [{"name": "chosen", "instances": [{"profile": each} for each in layout]}]
+    return {"apiVersion": "draco.dev/v1alpha1", "kind": "MigPolicy", "metadata": {"name": title}, "spec": spec}

@@ -1,0 +1,67 @@
+"""Which time counts against the product: seconds in which the observer was awake and everything needed was up.
+
+Owns the bookkeeping of outages that were made on purpose, and of the observer's own lag. Knows no law. A deadline that a crowded
+machine misses is nobody's fault: what the observer itself could not do in time, it does not ask of others.
+"""
+
+from collections import deque
+
+LONGEST_STEP_S = 0.5
+"""Of a longer gap between two looks only so much counts: the observer did not run either."""
+
+
+class Fairness:
+    """What is down, by name, and until when it is given time to recover. All times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._down: set[str] = set()
+        self._back_at: dict[str, float] = {}
+        self._outages: deque[tuple[str, float, float]] = deque(maxlen=1000)
+        self._since: dict[str, float] = {}
+        self._last: float | None = None
+
+    def down(self, part: str, now: float) -> None:
+        """A part was taken down on purpose."""
+        self._down.add(part)
+        self._since.setdefault(part, now)
+
+    def up(self, part: str, now: float, *, grace_s: float) -> None:
+        """It was started again, and has so long to recover."""
+        if part in self._down:
+            self._down.discard(part)
+            self._outages.append((part, self._since.pop(part, now), now + grace_s))
+        self._back_at[part] = max(self._back_at.get(part, 0.0), now + grace_s)
+
+    def is_up(self, part: str, now: float) -> bool:
+        """Whether it runs and has had its time."""
+        return part not in self._down and self._back_at.get(part, 0.0) <= now
+
+    def was_down(self, part: str, since: float, until: float) -> float:
+        """Seconds of an interval in which the part was down or recovering."""
+        spans = [(start, end) for name, start, end in self._outages if name == part]
+        if part in self._since:
+            spans.append((self._since[part], until))
+        return sum(max(0.0, min(end, until) - max(start, since)) for start, end in spans)
+
+    def step(self, now: float) -> float:
+        """Seconds since the last look that count, as far as the observer's own lag is concerned."""
+        passed = 0.0 if self._last is None else now - self._last
+        self._last = now
+        return min(passed, LONGEST_STEP_S)
+
+
+class Pace:
+    """What this machine grants a program that does one small write every few seconds: the gaps between a twin's renewals."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=1000)  # when it ended, how long it was
+
+    def renewed(self, now: float, gap_s: float) -> None:
+        """The twin's write was answered, so long after the one before."""
+        self._gaps.append((now, gap_s))
+
+    def excess_s(self, since: float, until: float) -> float:
+        """The most by which a gap that touches this interval was longer than it should be."""
+        found = [gap - self._every_s for end, gap in self._gaps if end >= since and end - gap <= until]
+        return max([0.0, *found])

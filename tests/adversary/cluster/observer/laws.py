@@ -1,0 +1,181 @@
+"""The laws about objects: pure functions from a world to what is wrong in it now.
+
+A law says what it sees at this moment; how long that may last, and whether a fresh look confirms it, is up to `observer`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from tests.adversary.cluster.observer.world import Holding, Object, Part, World, condition, name, revision, stamp
+
+BLOCKING = frozenset({"NoSchedule", "NoExecute"})
+READY = "ReadyForWork"
+MANAGER_LABEL = "app.kubernetes.io/managed-by"
+MANAGER = "draco.dev"
+
+
+class Suspicion(NamedTuple):
+    """Something that breaks a law, if it lasts. `key` is the same as long as it is the same."""
+
+    law: str
+    key: str
+    text: str
+
+
+class Law(NamedTuple):
+    """How long a suspicion of this law may last, in seconds in which everything it `needs` was up."""
+
+    look: Callable[[World], Iterator[Suspicion]]
+    lasts_s: float
+    needs: frozenset[str]
+
+
+def held_twice(world: World) -> Iterator[Suspicion]:
+    """No two claims hold one device, or parts of one board that overlap."""
+    by_gpu: dict[str, list[Holding]] = {}
+    by_name: dict[object, list[Holding]] = {}
+    for holding in world.holdings():
+        by_name.setdefault(holding.device, []).append(holding)
+        if holding.part is not None:
+            by_gpu.setdefault(holding.part.gpu, []).append(holding)
+    told = set()
+    for holdings in (*by_name.values(), *by_gpu.values()):
+        for one, other in combinations(sorted(holdings), 2):
+            if one.uid == other.uid or (one.uid, other.uid) in told:
+                continue
+            same = one.device == other.device
+            if same or (one.part and other.part and one.part.overlaps(other.part)):
+                told.add((one.uid, other.uid))
+                key = f"{one.uid} {one.device} {other.uid} {other.device}"
+                text = f"claims {one.claim} ({one.device}) and {other.claim} ({other.device}) hold {one.part or one.device}"
+                yield Suspicion("held twice", key, text)
+
+
+def name_moved(world: World) -> Iterator[Suspicion]:
+    """A name that a claim holds stands for the board that it stood for when the claim got it."""
+    published = {device: part for device, seen in world.names.history.items() for _, part in seen[-1:]}
+    there = {device for device, _ in world.published()}
+    for holding in world.holdings():
+        now = published.get(holding.device) if holding.device in there else None
+        if now is not None and holding.part is not None and now.gpu != holding.part.gpu:
+            text = f"{holding.device} stood for {holding.part.gpu} when claim {holding.claim} got it, and for {now.gpu} now"
+            yield Suspicion("name moved", f"{holding.uid} {holding.device}", text)
+
+
+def ready_but_held(world: World) -> Iterator[Suspicion]:
+    """No claim holds any part of what is ready for work."""
+    for request, reach in _ready(world):
+        for holding in world.holdings():
+            if holding.part is not None and any(holding.part.overlaps(part) for part in reach):
+                key = f"{request['metadata']['uid']} {holding.uid} {holding.device}"
+                text = f"{name(request)} is ready for work, and claim {holding.claim} holds {holding.device} of it"
+                yield Suspicion("ready but held", key, text)
+
+
+def ready_but_obtainable(world: World) -> Iterator[Suspicion]:
+    """Everything published of what is ready for work has a taint that keeps claims away."""
+    for request, reach in _ready(world):
+        for device, published in world.published():
+            part = _part_now(world, device)
+            if part is None or not any(part.overlaps(each) for each in reach):
+                continue
+            if not any(taint.get("effect") in BLOCKING for taint in world.taints(device, published)):
+                key = f"{request['metadata']['uid']} {device}"
+                text = f"{name(request)} is ready for work, and {device} of it has no taint that keeps claims away"
+                yield Suspicion("ready but obtainable", key, text)
+
+
+def orphan_rule(world: World) -> Iterator[Suspicion]:
+    """Each of Draco's rules belongs to something that is there and still wants it."""
+    for uid, rule in world.rules.items():
+        metadata = rule["metadata"]
+        ours = (metadata.get("labels") or {}).get(MANAGER_LABEL) == MANAGER or metadata["name"].startswith("draco-")
+        if not ours or metadata.get("deletionTimestamp"):
+            continue
+        owners = metadata.get("ownerReferences") or []
+        if not any(_wants(world, owner["uid"]) for owner in owners):
+            whose = ", ".join(f"{owner['kind']} {owner['name']}" for owner in owners) or "nobody"
+            yield Suspicion("orphan rule", uid, f"rule {name(rule)} is there, but {whose} is not, or is finished")
+
+
+def _wants(world: World, uid: str) -> bool:
+    if uid in world.nodes:
+        return True
+    request = world.requests.get(uid)
+    return request is not None and not request["spec"].get("finished")
+
+
+LAWS: Mapping[str, Law] = {
+    "held twice": Law(held_twice, 0.0, frozenset({"api"})),
+    "name moved": Law(name_moved, 5.0, frozenset({"api"})),
+    "ready but held": Law(ready_but_held, 5.0, frozenset({"api", "operator"})),
+    "ready but obtainable": Law(ready_but_obtainable, 5.0, frozenset({"api", "operator", "rules"})),
+    "orphan rule": Law(orphan_rule, 10.0, frozenset({"api", "operator", "rules"})),
+}
+"""What the operator has to see first gets five seconds: its watches lag, and so do its writes."""
+IN_FLIGHT_S = 5.0
+"""How long the scheduler may take to write an allocation that it decided before it knew of the taint."""
+
+
+class Latecomers:
+    """No claim that does not tolerate it gets a device that has been ready for work for a while. Told of each change in order."""
+
+    def __init__(self) -> None:
+        self._ready_since: dict[str, float] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def requested(self, uid: str, request: Object | None, now: float) -> None:
+        """A request has changed, or gone."""
+        if request is None or condition(request, READY).get("status") != "True":
+            self._ready_since.pop(uid, None)
+        else:
+            self._ready_since.setdefault(uid, now)
+
+    def allocated(self, world: World, claim: Object, now: float, *, grace_s: float) -> Iterator[Suspicion]:
+        """A claim has got devices."""
+        for request, reach in _ready(world):
+            uid = request["metadata"]["uid"]
+            since = self._ready_since.get(uid)
+            if since is None or now - since < IN_FLIGHT_S + grace_s or revision(claim) < revision(request):
+                continue
+            taint = {"key": "draco.dev/maintenance", "effect": "NoSchedule", **(request["spec"].get("taint") or {})}
+            for holding in world.holdings():
+                if holding.uid != claim["metadata"]["uid"] or holding.part is None:
+                    continue
+                if any(holding.part.overlaps(part) for part in reach) and not tolerates(holding.tolerations, taint):
+                    key = f"{uid} {holding.uid} {stamp(claim)}"
+                    text = f"claim {holding.claim} was given {holding.device} of {name(request)}, ready for work since {now - since:.1f} s"
+                    yield Suspicion("given while ready", key, text)
+
+
+def tolerates(tolerations: tuple[tuple[str, str, str, str], ...], taint: Mapping[str, Any]) -> bool:
+    """Whether one of the tolerations is for the taint."""
+    return any(
+        (not key or key == taint.get("key"))
+        and (operator == "Exists" or value == (taint.get("value") or ""))
+        and (not effect or effect == taint.get("effect"))
+        for key, operator, value, effect in tolerations
+    )
+
+
+def _ready(world: World) -> Iterator[tuple[Object, list[Part]]]:
+    """The requests that say that work can start, each with the parts of boards that it is about."""
+    for request in world.requests.values():
+        if condition(request, READY).get("status") != "True":
+            continue
+        selector = request["spec"]["deviceSelector"]
+        wanted = (selector.get("driver"), selector.get("pool"), selector.get("device"))
+        listed = (request.get("status") or {}).get("devices") or []
+        asked = {(each["driver"], each["pool"], each["device"]) for each in listed}
+        parts = []
+        for device in world.names.history:
+            selected = all(want in {None, have} for want, have in zip(wanted, device, strict=True))
+            if (selected or tuple(device) in asked) and (part := _part_now(world, device)):
+                parts.append(part)
+        yield request, parts
+
+
+def _part_now(world: World, device: Any) -> Part | None:
+    seen = world.names.history.get(device)
+    return seen[-1][1] if seen else None

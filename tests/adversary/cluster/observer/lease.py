@@ -1,0 +1,122 @@
+"""The law of the lease: renewed all the time, except when its holder was killed; then taken over in time.
+
+Owns what is known of the lease's past. Gaps are taken from what the holder itself wrote, so that the observer's own lag is in none.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from tests.adversary.cluster.observer.fairness import Fairness, Pace
+from tests.adversary.cluster.observer.laws import Suspicion
+from tests.adversary.cluster.observer.world import Object, World
+
+LEASE = "draco-operator"
+QUICK_S = 3.0
+"""No older than this where nothing else is to blame."""
+TAKEOVER_GRACE_S = 5.0
+"""Two attempts of whoever waits, jitter included, and its writes."""
+LEADING_FOR_S = 3.0
+"""A new leader first reads what the one before has left."""
+WITHOUT_WHOM_S = 60.0
+
+
+class LeaseLaw:
+    """Told of each change of the lease; `killed` of the end of its holder on purpose."""
+
+    def __init__(self, fairness: Fairness, pace: Pace) -> None:
+        self.oldest_s = 0.0
+        self.takeovers: list[float] = []
+        self.late: Counter[str] = Counter()
+        self._fairness = fairness
+        self._pace = pace
+        self._killed_at: float | None = None
+        self._renewed_at: float | None = None
+        self._leads_since = 0.0
+        self._resumed = False
+
+    def killed(self, now: float) -> None:
+        """The holder, or all that could hold it, were killed, or stopped for a while."""
+        self._killed_at = now
+        self._resumed = False
+
+    def resumed(self) -> None:
+        """The holder was only stopped, and goes on; if nobody took the lease, it still has it."""
+        self._resumed = True
+
+    def renewed(self, before: Object | None, after: Object, now: float) -> Iterator[Suspicion]:
+        """The lease has changed."""
+        if after["metadata"]["name"] != LEASE:
+            return
+        spec = after["spec"]
+        old = before["spec"] if before else {}
+        last, self._renewed_at = self._renewed_at, now
+        if old.get("holderIdentity") != spec.get("holderIdentity"):
+            if spec.get("holderIdentity"):
+                self._leads_since = now
+                if self._killed_at is not None:
+                    self.takeovers.append(now - self._killed_at)
+                    self._killed_at = None
+            return
+        if self._killed_at is not None:
+            if self._resumed:
+                self._killed_at = None
+            return
+        if not spec.get("renewTime") or not old.get("renewTime") or last is None:
+            return
+        gap = (_time(spec["renewTime"]) - _time(old["renewTime"])).total_seconds()
+        start = now - gap
+        down = self._fairness.was_down("api", start - QUICK_S, now)
+        if down:
+            return
+        self.oldest_s = max(self.oldest_s, gap)
+        allowed = QUICK_S + 2 * self._pace.excess_s(start - QUICK_S, now)
+        if gap > allowed:
+            text = f"{spec.get('holderIdentity')} renewed the lease after {gap:.1f} s; {allowed:.1f} s would be in time here"
+            yield Suspicion("lease late", f"{spec.get('holderIdentity')} {spec['renewTime']}", text)
+
+    def look(self, world: World, now: float, clock: datetime) -> Iterator[Suspicion]:
+        """Whether the lease has not been renewed for longer than it lasts."""
+        lease = _lease(world)
+        if lease is None or not lease["spec"].get("renewTime"):
+            return
+        spec = lease["spec"]
+        duration = float(spec.get("leaseDurationSeconds") or 0)
+        age = (clock - _time(spec["renewTime"])).total_seconds()
+        allowed = duration + 2 * self._pace.excess_s(now - duration, now)
+        if self._killed_at is not None:
+            since = now - self._killed_at
+            down = self._fairness.was_down("api", self._killed_at, now) + self._fairness.was_down(
+                "replicas", self._killed_at, now
+            )
+            limit = allowed + TAKEOVER_GRACE_S + down
+            if since > limit:
+                text = f"nobody took the lease over {since:.1f} s after its holder was killed; {limit:.1f} s would be in time"
+                yield Suspicion("lease not taken over", f"{self._killed_at}", text)
+            return
+        down = self._fairness.was_down("api", now - age - 1.0, now) + self._fairness.was_down(
+            "replicas", now - age - 1.0, now
+        )
+        if age > allowed + TAKEOVER_GRACE_S + down * 2 + (WITHOUT_WHOM_S if down else 0.0):
+            text = (
+                f"the lease of {spec.get('holderIdentity') or 'nobody'} is {age:.1f} s old and lasts {duration:.0f} s"
+            )
+            yield Suspicion("lease stale", f"{spec.get('holderIdentity')} {spec['renewTime']}", text)
+
+    def led(self, world: World, now: float) -> bool:
+        """Whether somebody leads and has done so for long enough to know the cluster."""
+        lease = _lease(world)
+        if lease is None or not lease["spec"].get("holderIdentity") or not lease["spec"].get("renewTime"):
+            return False
+        if self._killed_at is not None:
+            return False
+        age = (datetime.now(UTC) - _time(lease["spec"]["renewTime"])).total_seconds()
+        return age <= float(lease["spec"].get("leaseDurationSeconds") or 0) and now - self._leads_since >= LEADING_FOR_S
+
+
+def _lease(world: World) -> Object | None:
+    return next((each for each in world.leases.values() if each["metadata"]["name"] == LEASE), None)
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)

@@ -1,0 +1,348 @@
+"""The observer as a whole: a thread of its own that watches, judges, and keeps the story of what happened.
+
+Owns how long a suspicion may last, the second look that confirms it, and what is told of a violation. What is wrong is for `laws`,
+`hardware` and `programs` to say.
+"""
+
+import asyncio
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.adversary.cluster.observer import hardware
+from tests.adversary.cluster.observer.api import Access, Api
+from tests.adversary.cluster.observer.fairness import Fairness, Pace
+from tests.adversary.cluster.observer.laws import LAWS, READY, Latecomers, Suspicion
+from tests.adversary.cluster.observer.lease import LeaseLaw
+from tests.adversary.cluster.observer.programs import Programs
+from tests.adversary.cluster.observer.rest import unexplained
+from tests.adversary.cluster.observer.watching import KINDS, Watching, fresh
+from tests.adversary.cluster.observer.world import Object, World, condition, name, results, stamp
+
+LOOK_EVERY_S = 0.25
+FILES_EVERY_S = 0.5
+TWIN_EVERY_S = 2.0
+STORY = 400
+"""Lines of the story that are kept."""
+TOLD = 60
+"""Lines of it that go with a violation."""
+SLOW_ANSWER_S = 1.0
+"""While the API server takes longer than this for a small read, no time counts."""
+SPEC_LASTS_S = 1.0
+WRONG_BOARD_LASTS_S = 15.0
+"""A driver that was reloaded is noticed at the agent's next reading, ten seconds later at most."""
+
+
+class Node(NamedTuple):
+    """A simulated node's files."""
+
+    cdi: Path
+    state: Path
+
+
+class Violation(NamedTuple):
+    """A law that was broken, and what happened before."""
+
+    at: str
+    law: str
+    text: str
+    story: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.at} {self.law}: {self.text}", *(f"    {line}" for line in self.story)])
+
+
+class Seen(NamedTuple):
+    """A suspicion that stands: how many seconds of it counted, and what was last said."""
+
+    counted_s: float
+    said: Suspicion
+    told: bool = False
+
+
+class Observer:
+    """Start it, tell it what you do, stop it, read `violations`. Everything but `start` and `stop` may be called at any time."""
+
+    def __init__(self, access: Access, nodes: Mapping[str, Node]) -> None:
+        self.world = World()
+        self.fairness = Fairness()
+        self.violations: list[Violation] = []
+        self.counts: Counter[str] = Counter()
+        self.longest: Counter[str] = Counter()
+        self.programs = Programs(self._api_was_down)
+        self.pace = Pace(TWIN_EVERY_S)
+        self.lease = LeaseLaw(self.fairness, self.pace)
+        self.ready = threading.Event()
+        self._access = access
+        self._nodes = dict(nodes)
+        self._story: deque[str] = deque(maxlen=STORY)
+        self._suspicions: dict[tuple[str, str], Seen] = {}
+        self._told: set[tuple[str, str]] = set()
+        self._late = Latecomers()
+        self._answer_s = 0.0
+        self._stop = threading.Event()
+        self._lock = threading.RLock()
+        self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
+        self._watching: list[Watching] = []
+        self._failure: BaseException | None = None
+
+    def start(self) -> None:
+        """Begin, and return when everything has been listed once."""
+        self._thread.start()
+        while not self.ready.wait(0.1):
+            self._check()
+
+    def stop(self) -> None:
+        """End."""
+        self._stop.set()
+        self._thread.join(30.0)
+        self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError("the observer failed") from self._failure
+
+    def note(self, text: str) -> None:
+        """Add a line to the story: what is being done."""
+        self._story.append(f"{_clock()} > {text}")
+
+    def down(self, part: str) -> None:
+        """A part is taken down on purpose: "api", "collector", "rules", "agent of <node>"."""
+        self.fairness.down(part, time.monotonic())
+
+    def up(self, part: str, *, grace_s: float) -> None:
+        """It was started again."""
+        self.fairness.up(part, time.monotonic(), grace_s=grace_s)
+
+    def killed(self, program: str) -> None:
+        """A program is about to be killed."""
+        with self._lock:
+            for wrong in self.programs.killed(program):
+                self._violated(wrong)
+
+    def settled(self, now: float) -> bool:
+        """Whether everything runs and has had its time."""
+        parts = ("api", "collector", "scheduler", "operator", "replicas", *(f"agent of {node}" for node in self._nodes))
+        return self._answer_s < SLOW_ANSWER_S and all(self._is_up(part, now) for part in parts)
+
+    def unexplained(self) -> list[Suspicion]:
+        """At rest: the pods that neither run nor are told why not."""
+        with self._lock:
+            states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
+            return list(unexplained(self.world, states))
+
+    def violated(self, wrong: Suspicion) -> None:
+        """Report a violation that was found by whoever uses the observer, such as at rest."""
+        with self._lock:
+            self._violated(wrong)
+
+    def story(self, lines: int = TOLD) -> list[str]:
+        """The last lines of it."""
+        return list(self._story)[-lines:]
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    async def _main(self) -> None:
+        async with Api(self._access) as api:
+            self._watching = [Watching(api, kind, self.world, self._changed) for kind in KINDS]
+            tasks = [asyncio.create_task(each.run(), name=f"watch of {each.kind}") for each in self._watching]
+            tasks += [asyncio.create_task(self._files()), asyncio.create_task(self._twin(api))]
+            tasks.append(asyncio.create_task(self._look(api)))
+            for each in self._watching:
+                await each.listed.wait()
+            self.ready.set()
+            try:
+                while not self._stop.is_set():
+                    await asyncio.sleep(LOOK_EVERY_S)
+                    for task in tasks:
+                        if task.done():
+                            task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self, api: Api) -> None:
+        """Judge everything, again and again; what has lasted too long is looked at afresh."""
+        while True:
+            started = time.monotonic()
+            with self._lock:
+                counts_s = self.fairness.step(started)
+                for wrong in (*self.programs.look(), *self.lease.look(self.world, started, datetime.now(UTC))):
+                    self._violated(wrong)
+                due = self._weigh(counts_s, started) if self.ready.is_set() else []
+            if due:
+                await self._confirm(api, due)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _weigh(self, counts_s: float, now: float) -> list[Suspicion]:
+        """Let time pass over the suspicions, and return those that stand longer than they may."""
+        due = []
+        for law, (look, lasts_s, needs) in LAWS.items():
+            up = self._answer_s < SLOW_ANSWER_S and all(self._is_up(part, now) for part in needs)
+            found = {wrong.key: wrong for wrong in look(self.world)}
+            for law_, key in [each for each in self._suspicions if each[0] == law and each[1] not in found]:
+                del self._suspicions[law_, key]
+            for key, wrong in found.items():
+                before = self._suspicions.get((law, key))
+                lasted = (before.counted_s if before else 0.0) + (counts_s if up and before else 0.0)
+                self._suspicions[law, key] = Seen(lasted, wrong)
+                self.longest[law] = max(self.longest[law], round(lasted, 1))  # type: ignore[assignment]
+                if up and lasted >= lasts_s and (law, key) not in self._told:
+                    due.append(wrong)
+        return due
+
+    def _is_up(self, part: str, now: float) -> bool:
+        if part == "operator":
+            return self.lease.led(self.world, now)
+        if part == "rules" and not all(each.served for each in self._watching if each.kind == "rule"):
+            return False
+        return self.fairness.is_up(part, now)
+
+    async def _confirm(self, api: Api, due: Iterable[Suspicion]) -> None:
+        """What the store itself shows too, read in one go, is a violation."""
+        before = await fresh(api, ("request",), self.world)
+        found = await fresh(api, ("claim", "slice", "rule", "node", "request"), self.world)
+        if before is None or found is None:
+            return
+        for wrong in due:
+            again = {each.key: each for each in LAWS[wrong.law].look(found)}
+            found_before = dict(found.__dict__) | {"requests": before.requests}
+            also = {each.key for each in LAWS[wrong.law].look(World(**found_before))}
+            if wrong.key in again and wrong.key in also:
+                with self._lock:
+                    self._violated(again[wrong.key])
+
+    def _violated(self, wrong: Suspicion) -> None:
+        if (wrong.law, wrong.key) in self._told:
+            return
+        self._told.add((wrong.law, wrong.key))
+        self.counts[f"violation: {wrong.law}"] += 1
+        self.violations.append(Violation(_clock(), wrong.law, wrong.text, tuple(self.story())))
+        self._story.append(f"{_clock()} ! {wrong.law}: {wrong.text}")
+
+    async def _files(self) -> None:
+        """Look at what lies on the nodes. A suspicion must last over several readings: files are not read all at once."""
+        since: dict[tuple[str, str], float] = {}
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(FILES_EVERY_S)
+            now = time.monotonic()
+            passed, last = min(now - last, 2 * FILES_EVERY_S), now
+            states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
+            specs = [each for node, files in self._nodes.items() for each in hardware.read_specs(node, files.cdi)]
+            with self._lock:
+                admins = {
+                    uid
+                    for uid, claim in self.world.claims.items()
+                    if any(each.get("adminAccess") for each in results(claim))
+                }
+                self.counts["specs seen at once, at most"] = max(self.counts["specs seen at once, at most"], len(specs))
+                found = {(each.law, each.key): each for each in hardware.given_twice(specs, admins)}
+                for each in hardware.wrong_board(specs, states):
+                    node = each.key.split()[0]
+                    if self.fairness.is_up(f"agent of {node}", now):
+                        found[each.law, each.key] = each
+                since = {key: since.get(key, -passed) + passed for key in found}
+                for key, lasted in since.items():
+                    limit = SPEC_LASTS_S if key[0] == "prepared twice" else WRONG_BOARD_LASTS_S
+                    if lasted >= limit:
+                        self._violated(found[key])
+
+    async def _twin(self, api: Api) -> None:
+        """Renew a lease of our own as the operator renews its: what this machine grants."""
+        path = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+        body: Object = {"metadata": {"name": "observer-twin"}, "spec": {"holderIdentity": "observer"}}
+        await api.call("POST", path, body)
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(TWIN_EVERY_S)
+            asked = time.monotonic()
+            stamped = {"spec": {"renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}}
+            answer = await api.call("PATCH", f"{path}/observer-twin", stamped)
+            self._answer_s = time.monotonic() - asked
+            if answer.ok:
+                self.pace.renewed(asked, asked - last)
+                last = asked
+
+    def _api_was_down(self) -> bool:
+        now = time.monotonic()
+        return self.fairness.was_down("api", now - 30.0, now) > 0
+
+    def _changed(self, kind: str, before: Object | None, after: Object | None) -> None:
+        with self._lock:
+            now = time.monotonic()
+            self.counts[f"{kind}s: changes"] += 1
+            if kind == "request":
+                one = after or before
+                assert one is not None
+                self._late.requested(one["metadata"]["uid"], after, now)
+            if kind == "lease" and after is not None:
+                for wrong in self.lease.renewed(before, after, now):
+                    self._violated(wrong)
+            if (
+                kind == "claim"
+                and after is not None
+                and stamp(after)
+                and (before is None or stamp(before) != stamp(after))
+            ):
+                self.counts["claims allocated"] += 1
+                grace_s = self.pace.excess_s(now - 30.0, now) + self.fairness.was_down("api", now - 30.0, now)
+                for wrong in self._late.allocated(self.world, after, now, grace_s=grace_s):
+                    self._violated(wrong)
+            if (
+                kind == "pod"
+                and after is not None
+                and _phase(after) == "Running"
+                and (not before or _phase(before) != "Running")
+            ):
+                self.counts["pods that ran"] += 1
+            if line := _told(kind, before, after):
+                self._story.append(f"{_clock()}   {line}")
+
+
+def _phase(pod: Object) -> str:
+    return str((pod.get("status") or {}).get("phase"))
+
+
+def _told(kind: str, before: Object | None, after: Object | None) -> str:
+    """A change in few words; empty for one that is not worth it."""
+    if kind in {"lease", "event", "node"} or (one := after or before) is None:
+        return ""
+    brief = _brief(kind, after) if after else "gone"
+    if before is not None and after is not None and _brief(kind, before) == brief:
+        return ""
+    return f"{kind} {name(one)} [{one['metadata'].get('resourceVersion')}] {brief}"
+
+
+def _brief(kind: str, one: Any) -> str:
+    if kind == "claim":
+        consumers = ",".join(each["name"] for each in (one.get("status") or {}).get("reservedFor") or [])
+        return f"holds {stamp(one) or 'nothing'} for {consumers or 'nobody'}"
+    if kind == "pod":
+        return f"{_phase(one)} on {one['spec'].get('nodeName', 'no node')}{' ending' if one['metadata'].get('deletionTimestamp') else ''}"
+    if kind == "request":
+        ready = condition(one, READY)
+        return f"{ready.get('status', '?')} ({ready.get('message', '')})"
+    if kind == "rule":
+        return f"{one['spec'].get('deviceSelector')} {one['spec']['taint']}"
+    if kind == "slice":
+        spec = one["spec"]
+        tainted = [each["name"] for each in spec.get("devices") or [] if each.get("taints")]
+        return (
+            f"generation {spec['pool']['generation']}, {len(spec.get('devices') or [])} devices, tainted: {tainted[:4]}"
+        )
+    return ""
+
+
+def _clock() -> str:
+    return datetime.now(UTC).strftime("%H:%M:%S.%f")[:-3]

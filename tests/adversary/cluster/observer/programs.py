@@ -1,0 +1,103 @@
+"""Who runs: that no program ends unless it was killed, and that none of them logs an error of its own.
+
+Owns reading the processes and their logs. Starts and ends nothing.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.adversary.cluster.observer.laws import Suspicion
+
+EXPECTED_ERRORS = {
+    "election.lost": "api",
+    "operator.leadership_lost": "api",
+}
+"""Errors that are right to log after an outage of the API server: without it a leader cannot know that it still leads."""
+
+
+@dataclass
+class Program:
+    """One running process and how far its log has been read."""
+
+    name: str
+    pid: int
+    log: Path
+    read: int = 0
+    ended: bool = False
+    may_end: bool = False
+
+
+class Programs:
+    """The programs of the product. `excused(since)` says whether the API server was down lately."""
+
+    def __init__(self, excused: Callable[[], bool]) -> None:
+        self._excused = excused
+        self._programs: dict[str, Program] = {}
+
+    def started(self, name: str, pid: int, log: Path) -> None:
+        """A program was started; what its log says already was said by an earlier run."""
+        self._programs[name] = Program(name, pid, log, read=log.stat().st_size if log.exists() else 0)
+
+    def killed(self, name: str) -> list[Suspicion]:
+        """A program is about to be killed on purpose: its last words are read, its end is none of ours."""
+        program = self._programs.pop(name, None)
+        return list(self._said(program)) if program else []
+
+    def may_end(self, name: str) -> None:
+        """A program was stopped for a while: when it goes on it may find that it has lost its lease, and must end."""
+        if name in self._programs:
+            self._programs[name].may_end = True
+
+    def look(self) -> Iterator[Suspicion]:
+        """What is wrong since the last look; each is told once."""
+        for program in list(self._programs.values()):
+            yield from self._said(program)
+            if not program.ended and not _runs(program.pid):
+                program.ended = True
+                if program.name.startswith("operator") and (program.may_end or self._excused()):
+                    continue  # it could not renew its lease: it must end, and whoever runs it starts it again
+                text = f"{program.name} (pid {program.pid}) ended by itself: see {program.log}"
+                yield Suspicion("program ended", f"{program.name} {program.pid}", text)
+
+    def ended(self) -> list[str]:
+        """Those that ended by themselves."""
+        return [each.name for each in self._programs.values() if each.ended]
+
+    def _said(self, program: Program) -> Iterator[Suspicion]:
+        try:
+            with program.log.open("rb") as file:
+                file.seek(program.read)
+                text = file.read()
+        except OSError:
+            return
+        whole = text[: text.rfind(b"\n") + 1]
+        program.read += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            if wrong := _wrong(line, excused=program.may_end or self._excused()):
+                yield Suspicion("error logged", f"{program.name} {wrong}", f"{program.name} logged: {line[:2000]}")
+
+
+def _wrong(line: str, *, excused: bool) -> str:
+    """What makes a line wrong; empty when nothing does."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):
+        return "a traceback" if line.startswith("Traceback (most recent call last)") else ""
+    event = str(said.get("event", ""))
+    if EXPECTED_ERRORS.get(event) == "api" and excused:
+        return ""
+    if "exception" in said or said.get("level") in {"error", "critical"}:
+        return event
+    return ""
+
+
+def _runs(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"

@@ -1,0 +1,94 @@
+"""The law of rest: when nothing happens, each pod runs, or is told why not, by the cause for which it is refused.
+
+Owns the comparison of what the scheduler says, what the pod's Event says and what is there; coarse, since it shares no code with
+whoever wrote the Event. Does no I/O.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tests.adversary.cluster.observer.laws import BLOCKING, Suspicion
+from tests.adversary.cluster.observer.world import Object, World, condition, name, results
+
+_FITS = "The devices are there: all claims can be allocated"
+_TAINT = re.compile(r"tainted ([A-Za-z0-9./_-]+?)(?:=[^:\s]*)?:(NoSchedule|NoExecute)")
+_HOLDER = re.compile(r"in use by ((?:[a-z0-9.-]+/[a-z0-9.-]+)) ")
+_MISSING = re.compile(r'(?:device class|resourceclaim|claim) "?([A-Za-z0-9./-]+)"? (?:does not exist|not found)')
+
+
+def unexplained(world: World, states: Mapping[str, Mapping[str, Any]]) -> Iterator[Suspicion]:
+    """Every pod that is neither running nor told why not."""
+    told = {each["regarding"].get("uid"): each for each in world.events.values() if each.get("regarding")}
+    claims = {name(claim): claim for claim in world.claims.values()}
+    for uid, pod in world.pods.items():
+        status = pod.get("status") or {}
+        if status.get("phase") in {"Running", "Succeeded", "Failed"} and not pod["metadata"].get("deletionTimestamp"):
+            continue
+        if not pod["spec"].get("resourceClaims"):
+            continue
+        if wrong := _wrong(world, pod, told.get(uid), claims, states):
+            yield Suspicion("not explained", uid, f"pod {name(pod)}: {wrong}")
+
+
+def _wrong(
+    world: World,
+    pod: Object,
+    event: Object | None,
+    claims: Mapping[str, Object],
+    states: Mapping[str, Mapping[str, Any]],
+) -> str:
+    """What is not right about a pod that does not run; empty when it is told why."""
+    if pod["metadata"].get("deletionTimestamp"):
+        return "" if _sick(pod, states) else "it is deleted, and does not go"
+    if pod["spec"].get("nodeName"):
+        return (
+            "" if _sick(pod, states) else f"it is on node {pod['spec']['nodeName']} and does not start: {_waiting(pod)}"
+        )
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("reason") == "SchedulingGated":
+        return ""
+    said = str(scheduled.get("message") or "")
+    note = str((event or {}).get("note") or "")
+    if scheduled.get("status") != "False":
+        return "the scheduler has said nothing of it" if not note else ""
+    if "untolerated taint" in said and "cannot allocate" not in said and "claim" not in said:
+        return ""  # no matter of devices
+    if not note:
+        return f"no Event says why; the scheduler says: {said}"
+    return _contradicts(world, said, note, claims)
+
+
+def _contradicts(world: World, said: str, note: str, claims: Mapping[str, Object]) -> str:
+    """Where what Draco says cannot be, by what the scheduler says and by what is there."""
+    if note.startswith(_FITS) and "cannot allocate all claims" in said:
+        return f"the scheduler says: {said} Draco says: {note}"
+    if (missing := _MISSING.search(said)) and missing[1].rpartition("/")[2] not in note:
+        return f"the scheduler misses {missing[1]}, Draco says: {note}"
+    keys = {
+        taint.get("key")
+        for device, published in world.published()
+        for taint in world.taints(device, published)
+        if taint.get("effect") in BLOCKING
+    }
+    for key, _ in _TAINT.findall(note):
+        if key not in keys:
+            return f"nothing is tainted {key}, but Draco says: {note}"
+    for holder in _HOLDER.findall(note):
+        if holder not in claims or not results(claims[holder]):
+            return f"claim {holder} holds nothing, but Draco says: {note}"
+    return ""
+
+
+def _waiting(pod: Object) -> str:
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    return (
+        "; ".join(((each.get("state") or {}).get("waiting") or {}).get("message", "") for each in statuses) or "no word"
+    )
+
+
+def _sick(pod: Object, states: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether something is wrong with the hardware of the pod's node, and the pod says so."""
+    state = states.get(pod["spec"].get("nodeName", ""), {})
+    broken = any(gpu.get("error") for gpu in state.get("gpus") or []) or (state.get("driver") or {}).get("error")
+    return bool(broken or state.get("failures") or state.get("latency_s")) and bool(_waiting(pod) != "no word")

@@ -1,0 +1,128 @@
+"""Lists and watches: keeps a world up with the API server, and says what changed.
+
+Owns one task per kind. Judges nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from tests.adversary.cluster.observer.api import Api, Gone
+from tests.adversary.cluster.observer.world import Object, World, revision, stamp
+
+RESOURCE = "/apis/resource.k8s.io"
+RULE_VERSIONS = ("v1", "v1beta2", "v1alpha3")
+RETRY_S = 0.3
+
+
+class Kind(NamedTuple):
+    """Where objects of one kind are, and the attribute of World that has them. The first path that is served is used."""
+
+    paths: tuple[str, ...]
+    kept_in: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "claim": Kind((f"{RESOURCE}/v1/resourceclaims",), "claims"),
+    "slice": Kind((f"{RESOURCE}/v1/resourceslices",), "slices"),
+    "rule": Kind(tuple(f"{RESOURCE}/{version}/devicetaintrules" for version in RULE_VERSIONS), "rules"),
+    "request": Kind(("/apis/draco.dev/v1alpha1/devicemaintenances",), "requests"),
+    "pod": Kind(("/api/v1/pods",), "pods"),
+    "event": Kind(("/apis/events.k8s.io/v1/events?fieldSelector=reason%3DClaimPending",), "events"),
+    "lease": Kind(("/apis/coordination.k8s.io/v1/namespaces/draco-system/leases",), "leases"),
+    "node": Kind(("/api/v1/nodes",), "nodes"),
+}
+
+Changed = Callable[[str, Object | None, Object | None], None]
+"""Told of a kind, the object before and the object after; None for there being none."""
+
+
+async def fresh(api: Api, kinds: tuple[str, ...], known: World) -> World | None:
+    """A world of these kinds as the store has them now, with what `known` remembers of names; None when there is no answer."""
+    found = World(names=known.names, held_since=known.held_since)
+    for kind in kinds:
+        for path in KINDS[kind].paths:
+            answer = await api.call("GET", path)
+            if answer.status != 404:
+                break
+        if answer.status == 404:
+            continue
+        if not answer.ok:
+            return None
+        for one in answer.body["items"]:
+            learn(found, kind, one)
+    return found
+
+
+def learn(world: World, kind: str, one: Object) -> Object | None:
+    """Put an object into a world; what was there before."""
+    kept: dict[str, Object] = getattr(world, KINDS[kind].kept_in)
+    uid = one["metadata"]["uid"]
+    before = kept.get(uid)
+    kept[uid] = one
+    if kind == "slice":
+        world.names.learn(one)
+    if kind == "claim" and stamp(one) and (before is None or stamp(before) != stamp(one)):
+        world.held_since.setdefault((uid, stamp(one)), revision(one))
+    return before
+
+
+class Watching:
+    """One kind, listed and watched until cancelled."""
+
+    def __init__(self, api: Api, kind: str, world: World, changed: Changed) -> None:
+        self.kind = kind
+        self.listed = asyncio.Event()
+        self.served = True
+        self.lists = 0
+        self._api = api
+        self._world = world
+        self._changed = changed
+
+    async def run(self) -> None:
+        """List, watch, and again."""
+        while True:
+            started = await self._list()
+            if started is not None:
+                path, since = started
+                try:
+                    async for type_, one in self._api.watch(path, since):
+                        if type_ != "BOOKMARK":
+                            self._take(type_, one)
+                except Gone:
+                    pass
+            await asyncio.sleep(RETRY_S)
+
+    async def _list(self) -> tuple[str, str] | None:
+        for path in KINDS[self.kind].paths:
+            answer = await self._api.call("GET", path)
+            if answer.status == 404:
+                continue
+            if not answer.ok:
+                return None
+            self.served = True
+            self.lists += 1
+            self._replace(answer.body["items"])
+            self.listed.set()
+            return path, answer.body["metadata"]["resourceVersion"]
+        self.served = False  # what is known stays: the objects are there, nobody can read them
+        self.listed.set()
+        return None
+
+    def _replace(self, items: list[Object]) -> None:
+        kept: dict[str, Object] = getattr(self._world, KINDS[self.kind].kept_in)
+        there = {one["metadata"]["uid"] for one in items}
+        for one in items:
+            self._take("ADDED", one)
+        for uid in [uid for uid in kept if uid not in there]:
+            self._take("DELETED", kept[uid])
+
+    def _take(self, type_: str, one: Object) -> None:
+        kept: dict[str, Object] = getattr(self._world, KINDS[self.kind].kept_in)
+        if type_ == "DELETED":
+            before = kept.pop(one["metadata"]["uid"], None)
+            self._changed(self.kind, before or one, None)
+            return
+        before = learn(self._world, self.kind, one)
+        if before is None or revision(before) != revision(one):
+            self._changed(self.kind, before, one)

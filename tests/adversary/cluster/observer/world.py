@@ -1,0 +1,178 @@
+"""What the observer knows of the cluster: objects as JSON, and which part of which board a device's name has stood for.
+
+Owns these and nothing else: whether something is right is for `laws`. Does no I/O.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Object = dict[str, Any]
+WHOLE: frozenset[str] = frozenset()
+
+
+class DeviceName(NamedTuple):
+    """A device's full name."""
+
+    driver: str
+    pool: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.pool}/{self.device}"
+
+
+class Part(NamedTuple):
+    """A part of one board, told by the memory slices that it takes of it; no slices mean all of it."""
+
+    gpu: str
+    slices: frozenset[str] = WHOLE
+
+    def overlaps(self, other: "Part") -> bool:
+        """Whether both cannot be had at once."""
+        return self.gpu == other.gpu and (not self.slices or not other.slices or bool(self.slices & other.slices))
+
+    def __str__(self) -> str:
+        return f"{self.gpu} {'whole' if not self.slices else '+'.join(sorted(self.slices))}"
+
+
+class Holding(NamedTuple):
+    """A claim that holds a device. `part` is what the name stood for when the claim got it; None when nobody has seen that."""
+
+    claim: str
+    uid: str
+    device: DeviceName
+    part: Part | None
+    revision: int
+    tolerations: tuple[tuple[str, str, str, str], ...]
+
+
+@dataclass
+class Names:
+    """What each device's name has stood for, revision by revision: names may move, and a claim means what it was given."""
+
+    history: dict[DeviceName, list[tuple[int, Part]]] = field(default_factory=dict)
+    generations: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def learn(self, one: Object) -> None:
+        """Read a slice. One of an older generation than its pool's newest says nothing anymore."""
+        spec = one["spec"]
+        pool = (spec["driver"], spec["pool"]["name"])
+        generation = spec["pool"].get("generation", 0)
+        if generation < self.generations.get(pool, 0):
+            return
+        self.generations[pool] = generation
+        for device in spec.get("devices") or []:
+            part = part_of(device)
+            if part is None:
+                continue
+            seen = self.history.setdefault(DeviceName(*pool, device["name"]), [])
+            if not seen or seen[-1][1] != part:
+                seen.append((revision(one), part))
+
+    def at(self, name: DeviceName, when: int) -> Part | None:
+        """What the name stood for at a revision; what came first, when that was later; None when it was never published."""
+        seen = self.history.get(name)
+        if not seen:
+            return None
+        return next((part for since, part in reversed(seen) if since <= when), seen[0][1])
+
+
+@dataclass
+class World:
+    """Objects by UID. `held_since` is the revision at which a claim's present allocation was first seen."""
+
+    claims: dict[str, Object] = field(default_factory=dict)
+    slices: dict[str, Object] = field(default_factory=dict)
+    rules: dict[str, Object] = field(default_factory=dict)
+    requests: dict[str, Object] = field(default_factory=dict)
+    pods: dict[str, Object] = field(default_factory=dict)
+    events: dict[str, Object] = field(default_factory=dict)
+    leases: dict[str, Object] = field(default_factory=dict)
+    nodes: dict[str, Object] = field(default_factory=dict)
+    names: Names = field(default_factory=Names)
+    held_since: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def holdings(self) -> Iterator[Holding]:
+        """Every device that a claim holds; who has administrative access only looks at it."""
+        for uid, claim in self.claims.items():
+            for result in results(claim):
+                if result.get("adminAccess"):
+                    continue
+                device = DeviceName(result["driver"], result["pool"], result["device"])
+                since = self.held_since.get((uid, stamp(claim)), revision(claim))
+                yield Holding(
+                    name(claim), uid, device, self.names.at(device, since), since, tuple(_tolerations(result))
+                )
+
+    def published(self) -> Iterator[tuple[DeviceName, Object]]:
+        """Every device in the newest generation of its pool."""
+        for one in self.slices.values():
+            spec = one["spec"]
+            pool = (spec["driver"], spec["pool"]["name"])
+            if spec["pool"].get("generation", 0) < self.names.generations.get(pool, 0):
+                continue
+            for device in spec.get("devices") or []:
+                yield DeviceName(*pool, device["name"]), device
+
+    def taints(self, device: DeviceName, published: Object) -> list[Object]:
+        """What is tainted of a device, by its slice and by rules."""
+        found = list(published.get("taints") or [])
+        for rule in self.rules.values():
+            selector = rule["spec"].get("deviceSelector") or {}
+            wanted = (selector.get("driver"), selector.get("pool"), selector.get("device"))
+            if all(want in {None, "", have} for want, have in zip(wanted, device, strict=True)):
+                found.append(rule["spec"]["taint"])
+        return found
+
+
+def part_of(device: Object) -> Part | None:
+    """What a published device is of which board; None for a device that says neither."""
+    attributes = device.get("attributes") or {}
+
+    def text(key: str) -> str:
+        found = attributes.get(key) or attributes.get(f"gpu.nvidia.com/{key}") or {}
+        return str(found.get("string") or "")
+
+    if parent := text("parentUUID"):
+        drawn = {
+            counter
+            for consumed in device.get("consumesCounters") or []
+            for counter in consumed.get("counters") or {}
+            if counter.startswith("memory-slice-")
+        }
+        return Part(parent, frozenset(drawn or {device["name"]}))
+    return Part(text("uuid")) if text("uuid") else None
+
+
+def name(one: Object) -> str:
+    """Namespace and name, or the name alone."""
+    metadata = one["metadata"]
+    return f"{metadata['namespace']}/{metadata['name']}" if metadata.get("namespace") else str(metadata["name"])
+
+
+def revision(one: Object) -> int:
+    """The store's revision of an object: one clock for all kinds, since one etcd keeps them."""
+    return int(one["metadata"].get("resourceVersion") or 0)
+
+
+def results(claim: Object) -> list[Object]:
+    """The devices of a claim's allocation."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    return (allocation.get("devices") or {}).get("results") or []
+
+
+def stamp(claim: Object) -> str:
+    """Tells one allocation of a claim from another."""
+    return ",".join(f"{each['driver']}/{each['pool']}/{each['device']}" for each in results(claim))
+
+
+def condition(one: Object, kind: str) -> Object:
+    """A condition of an object, empty when it has none."""
+    found: Iterable[Object] = (one.get("status") or {}).get("conditions") or []
+    return next((each for each in found if each["type"] == kind), {})
+
+
+def _tolerations(result: Object) -> Iterator[tuple[str, str, str, str]]:
+    for each in result.get("tolerations") or []:
+        yield each.get("key", ""), each.get("operator", "Equal"), each.get("value", ""), each.get("effect", "")

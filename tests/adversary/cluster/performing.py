@@ -1,0 +1,297 @@
+"""Does what was chosen: writes objects, breaks hardware, ends programs and starts them again.
+
+Owns one function per kind of action. What the cluster refuses is counted and forgotten: an adversary expects no thanks. Things
+that come back by themselves later are tasks of the performer, and `settle` waits for them.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from draco.cluster.controlplane import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER
+from draco.simulator import by_hand, faults, hotplug, state
+from draco.simulator.state import NodeState, StateError
+from tests.adversary.cluster.actions import Action
+from tests.adversary.cluster.cluster import FEATURES, NODES, REPLICAS, Cluster
+from tests.adversary.cluster.manifests import ADMINS, TENANTS, Document
+from tests.adversary.cluster.observer.api import Answer, Api
+from tests.adversary.cluster.observer.watching import RESOURCE, RULE_VERSIONS
+
+PATHS = {
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "ResourceClaim": RESOURCE + "/v1/namespaces/{}/resourceclaims",
+    "ResourceClaimTemplate": RESOURCE + "/v1/namespaces/{}/resourceclaimtemplates",
+}
+REQUESTS = "/apis/draco.dev/v1alpha1/devicemaintenances"
+POLICIES = "/apis/draco.dev/v1alpha1/migpolicies"
+WRITE_TIMEOUT_S = 5.0
+
+
+class Performer:
+    """Performs on one cluster. `done` counts actions by kind, `refused` what the API server said no to."""
+
+    def __init__(self, cluster: Cluster, api: Api) -> None:
+        self.done: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self._cluster = cluster
+        self._api = api
+        self._later: set[asyncio.Task[None]] = set()
+        self._restarting = asyncio.Lock()
+        self._rules = ""
+        self._kinds: dict[str, Callable[[Document], Awaitable[None]]] = {
+            "rule: one device": self._rule,
+            "rule: many devices": self._rule,
+            "rule: lifted": self._lift,
+            "maintenance: asked for": self._maintain,
+            "maintenance: finished": self._finish,
+            "maintenance: deleted": self._delete_request,
+            "policy: set": self._policy,
+            "policy: deleted": self._delete_policy,
+            "tenant: deletes a pod": self._delete_pod,
+            "tenant: deletes a claim": self._delete_claim,
+            "kill: operator": self._kill_operator,
+            "kill: both operators": self._kill_both,
+            "kill: leader stops for a while": self._pause_leader,
+            "kill: agent": self._kill_agent,
+            "kill: kubelet": self._kill_kubelet,
+            "kill: kube-apiserver": lambda _: self._restart(APISERVER),
+            "kill: kube-scheduler": lambda _: self._restart(SCHEDULER),
+            "kill: kube-controller-manager": lambda _: self._restart(CONTROLLER_MANAGER),
+            "kill: etcd": lambda _: self._restart(ETCD),
+            "feature switched off": self._switch_off,
+            "hardware: reboot": self._reboot,
+            "hardware: hangs": self._hang,
+        }
+
+    async def prepare(self) -> None:
+        """Namespaces, and where taint rules are served."""
+        for name in (*TENANTS, ADMINS):
+            labels = {"resource.kubernetes.io/admin-access": "true"} if name == ADMINS else {}
+            body = {"metadata": {"name": name, "labels": labels}}
+            await self._api.call("POST", "/api/v1/namespaces", body)
+        for version in RULE_VERSIONS:
+            if (await self._api.call("GET", f"{RESOURCE}/{version}/devicetaintrules?limit=1")).ok:
+                self._rules = f"{RESOURCE}/{version}/devicetaintrules"
+                break
+
+    async def perform(self, action: Action) -> None:
+        """Do it, now."""
+        self._cluster.observer.note(str(action))
+        self.done[action.kind] += 1
+        arguments = action.arguments
+        if "create" in arguments:
+            for document in arguments["create"]:
+                await self._create(document)
+        elif action.kind in self._kinds:
+            await self._kinds[action.kind](arguments)
+        else:
+            await asyncio.to_thread(self._fault, action)
+
+    async def settle(self) -> None:
+        """Wait for what comes back by itself, end every fault, and have everything run."""
+        while self._later:
+            await asyncio.gather(*self._later)
+        for node in NODES:
+            await asyncio.to_thread(self._heal, node)
+        async with self._restarting:
+            revived = await asyncio.to_thread(self._cluster.revive)
+        self._cluster.observer.note(f"at rest; started again: {', '.join(revived) or 'nothing'}")
+
+    async def _create(self, document: Document) -> None:
+        namespace = document["metadata"]["namespace"]
+        await self._write("POST", PATHS[document["kind"]].format(namespace), document)
+
+    async def _write(self, method: str, path: str, body: object = None) -> Answer:
+        answer = await self._api.call(method, path, body, timeout_s=WRITE_TIMEOUT_S)
+        if not answer.ok:
+            self.refused[f"{method} {answer.status}"] += 1
+            self._cluster.observer.note(f"refused: {answer.status} {str(answer.body.get('message'))[:200]}")
+        return answer
+
+    async def _rule(self, arguments: Document) -> None:
+        document = dict(arguments["rule"])
+        document["apiVersion"] = self._rules.removeprefix("/apis/").rpartition("/")[0]
+        document["spec"] = {
+            **document["spec"],
+            "deviceSelector": self._resolved(document["spec"].get("deviceSelector", {})),
+        }
+        await self._write("POST", self._rules, document)
+
+    async def _lift(self, arguments: Document) -> None:
+        await self._write("DELETE", f"{self._rules}/{arguments['title']}")
+
+    async def _maintain(self, arguments: Document) -> None:
+        document = dict(arguments["request"])
+        document["spec"] = {**document["spec"], "deviceSelector": self._resolved(document["spec"]["deviceSelector"])}
+        await self._write("POST", REQUESTS, document)
+
+    def _resolved(self, selector: Document) -> Document:
+        """A partition that was drawn by number is the one that is published there; written down, so that it stays the same."""
+        wanted = selector.get("device", "")
+        if not wanted.startswith("partition:"):
+            return selector
+        names = sorted(
+            device["name"]
+            for one in list(self._cluster.observer.world.slices.values())
+            if one["spec"]["pool"]["name"] == selector["pool"]
+            for device in one["spec"].get("devices") or []
+            if "-mig-" in device["name"]
+        )
+        number = int(wanted.partition(":")[2])
+        selector["device"] = names[number % len(names)] if names else "gpu-0"
+        return selector
+
+    async def _finish(self, arguments: Document) -> None:
+        await self._write("PATCH", f"{REQUESTS}/{arguments['title']}", {"spec": {"finished": True}})
+
+    async def _delete_request(self, arguments: Document) -> None:
+        await self._write("DELETE", f"{REQUESTS}/{arguments['title']}")
+
+    async def _policy(self, arguments: Document) -> None:
+        document = arguments["policy"]
+        answer = await self._api.call("POST", POLICIES, document, timeout_s=WRITE_TIMEOUT_S)
+        if answer.status == 409:
+            await self._write("PATCH", f"{POLICIES}/{document['metadata']['name']}", {"spec": document["spec"]})
+
+    async def _delete_policy(self, arguments: Document) -> None:
+        await self._write("DELETE", f"{POLICIES}/{arguments['title']}")
+
+    async def _delete_pod(self, arguments: Document) -> None:
+        namespace, _, name = arguments["pod"].partition("/")
+        grace = "" if arguments["grace"] is None else f"?gracePeriodSeconds={arguments['grace']}"
+        await self._write("DELETE", f"{PATHS['Pod'].format(namespace)}/{name}{grace}")
+
+    async def _delete_claim(self, arguments: Document) -> None:
+        namespace, _, name = arguments["claim"].partition("/")
+        await self._write("DELETE", f"{PATHS['ResourceClaim'].format(namespace)}/{name}")
+
+    def _soon(self, after_s: float, do: Callable[[], Awaitable[None]]) -> None:
+        async def later() -> None:
+            await asyncio.sleep(after_s)
+            await do()
+
+        task = asyncio.create_task(later())
+        self._later.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._later.discard(task)
+        if not task.cancelled():
+            task.result()
+
+    async def _kill_for(self, name: str, back_in_s: float) -> None:
+        if name not in self._cluster.running:
+            return
+        await asyncio.to_thread(self._cluster.kill, name)
+        self._soon(back_in_s, lambda: asyncio.to_thread(self._cluster.start, name))
+
+    async def _kill_operator(self, arguments: Document) -> None:
+        leader = self._cluster.holder()
+        others = [name for name in REPLICAS if name != leader]
+        await self._kill_for(leader if arguments["who"] == "leader" and leader else others[0], arguments["back_in_s"])
+
+    async def _kill_both(self, arguments: Document) -> None:
+        for name in REPLICAS:
+            await self._kill_for(name, arguments["back_in_s"])
+
+    async def _pause_leader(self, arguments: Document) -> None:
+        """SIGSTOP: a process that sleeps past its lease and wakes up believing that it leads."""
+        name = self._cluster.holder()
+        pid = self._cluster.pid(name)
+        if name not in self._cluster.running or pid is None:
+            return
+        self._cluster.observer.lease.killed(time.monotonic())
+        self._cluster.observer.programs.may_end(name)
+        os.kill(pid, signal.SIGSTOP)
+
+        async def go_on() -> None:
+            if self._cluster.pid(name) == pid and name in self._cluster.running:
+                os.kill(pid, signal.SIGCONT)
+                self._cluster.observer.lease.resumed()
+
+        self._soon(arguments["back_in_s"], go_on)
+
+    async def _kill_agent(self, arguments: Document) -> None:
+        await self._kill_for(f"agent-{arguments['node']}", arguments["back_in_s"])
+
+    async def _kill_kubelet(self, arguments: Document) -> None:
+        await self._kill_for(f"kubelet-{arguments['node']}", arguments["back_in_s"])
+
+    async def _restart(self, component: str) -> None:
+        async with self._restarting:
+            await asyncio.to_thread(self._cluster.restart_plane, component)
+
+    async def _switch_off(self, arguments: Document) -> None:
+        flags = FEATURES[arguments["feature"]]
+        async with self._restarting:
+            if arguments["feature"] == "taint rules":
+                self._cluster.observer.down("rules")
+            await asyncio.to_thread(self._cluster.restart_plane, APISERVER, flags=flags)
+
+        async def back() -> None:
+            await self._restart(APISERVER)
+            self._cluster.observer.up("rules", grace_s=30.0)
+
+        self._soon(arguments["back_in_s"], back)
+
+    async def _reboot(self, arguments: Document) -> None:
+        node = arguments["node"]
+        minors = arguments["minors"]
+        there = len(state.load(self._cluster.state(node)).gpus)
+        order = [each for each in minors if each < there] if minors else None
+        await asyncio.to_thread(self._cluster.reboot, node, order)
+
+    async def _hang(self, arguments: Document) -> None:
+        path = self._cluster.state(arguments["node"])
+        faults.hang(path, arguments["function"])
+
+        async def back() -> None:
+            await asyncio.to_thread(faults.stop_failing, path, arguments["function"])
+
+        self._soon(arguments["seconds"], back)
+
+    def _fault(self, action: Action) -> None:
+        """What is done to one board; StateError is the simulator's way of saying that it cannot be done now."""
+        arguments: Any = action.arguments
+        path, gpu = self._cluster.state(arguments["node"]), arguments.get("gpu", 0)
+        try:
+            match action.kind.removeprefix("hardware: "):
+                case "XID":
+                    faults.xid(path, gpu, arguments["code"])
+                case "lost":
+                    faults.lose(path, gpu)
+                case "unreadable":
+                    faults.make_unreadable(path, gpu)
+                case "reset":
+                    faults.reset(path, gpu)
+                case "driver reloaded":
+                    faults.reload_driver(path)
+                case "slow":
+                    faults.latency(path, arguments["seconds"], arguments["function"] or "*")
+                case "instance made by hand":
+                    by_hand.create_instance(path, gpu, arguments["profile"])
+                case "healed":
+                    self._heal(arguments["node"])
+                case other:
+                    raise AssertionError(f"nobody knows how to do {other}")
+        except StateError as error:
+            self.refused["hardware"] += 1
+            self._cluster.observer.note(f"refused: {error}")
+
+    def _heal(self, node: str) -> None:
+        """A person comes with spare parts: every board is in and well, no call fails or waits."""
+        path = self._cluster.state(node)
+
+        def well(found: NodeState) -> None:
+            found.failures.clear()
+            found.latency_s.clear()
+
+        faults.change(path, well)
+        found = state.load(path)
+        for gpu in [*found.gpus, *found.missing]:
+            if gpu in found.missing or gpu.error:
+                hotplug.reseat(path, gpu.uuid)
