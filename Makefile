@@ -6,6 +6,8 @@ SHELL := bash
 BIN := .venv/bin
 PYTEST_ARGS ?=
 FUZZ_ARGS ?=
+SECONDS ?= 3600
+ADVERSARY_ARGS ?=
 
 .PHONY: help
 help: ## Show this help
@@ -43,6 +45,11 @@ bench: setup ## Measure every performance figure, in one table
 .PHONY: fuzz
 fuzz: setup ## Feed random texts to all that reads texts (FUZZ_ARGS=--seconds 600 and names of targets)
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
+.PHONY: adversary
+adversary: setup ## Look for trouble on simulated nodes and whole clusters (SECONDS=3600 ADVERSARY_ARGS="--seed 7 cluster")
+	@$(BIN)/python scripts/programs.py
+	@$(BIN)/python -m tests.adversary --seconds $(SECONDS) $(ADVERSARY_ARGS)
 
 .PHONY: fmt
 fmt: setup ## Format the code and sort imports

@@ -13,6 +13,7 @@ from tests.adversary.cluster.manifests import ADMINS, ANY, DRIVER, GPU, MIG, PRO
 
 NODES = ("adv-0", "adv-1", "adv-2")
 GPUS = 4
+DYNAMIC = ("adv-0", "adv-2")
 MOST_PODS = 24
 XIDS = (13, 31, 43, 45, 48, 63, 74, 79, 92, 94, 95, 119)
 BUSES = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0", "0000:07:00.0", "0000:0b:00.0")
@@ -81,8 +82,12 @@ class Chooser:
         ]  # fmt: skip
 
     def next(self) -> Action:
-        """The next action."""
+        """The next action. The first ones divide GPUs on demand, so that wholes and parts meet from the start."""
         self._number += 1
+        if self._number <= len(DYNAMIC):
+            title, node = self._name("mp"), DYNAMIC[self._number - 1]
+            self._policies.append(title)
+            return Action("policy: set", {"policy": write.policy(title, node, "Dynamic")})
         weights = [weight for weight, _ in self._table]
         (choose,) = self._random.choices([each for _, each in self._table], weights)
         if len(self._pods) > MOST_PODS and self._random.random() < 0.5:
@@ -102,7 +107,10 @@ class Chooser:
         seconds = self._random.choice([None, None, None, 1.0, 5.0])
         node = self._random.choice(["", "", "", *NODES])
         self._pods.append((namespace, title))
-        self._claims.append((namespace, title))
+        if (
+            seconds is None
+        ):  # kube-controller-manager gives a claim back and forth when one of its pods ends before another
+            self._claims.append((namespace, title))
         documents = [
             write.claim(namespace, title, requests, **devices),
             write.pod(namespace, title, [title], seconds=seconds, node=node),

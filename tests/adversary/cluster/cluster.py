@@ -31,7 +31,12 @@ AGENT_GRACE_S = 30.0
 API_GRACE_S = 15.0
 """Informers come back with backoff and list anew."""
 WITHOUT_RULES = ("--runtime-config=resource.k8s.io/v1beta2=false,resource.k8s.io/v1alpha3=false",)
-WITHOUT_DEVICE_STATUS = ("--feature-gates=DRAResourceClaimDeviceStatus=false",)
+_STATUS_GATES = (
+    "DRAResourceClaimDeviceStatus",
+    "DRADeviceBindingConditions",  # needs it
+    "DRAResourceClaimGranularStatusAuthorization",  # needs it too
+)
+WITHOUT_DEVICE_STATUS = (f"--feature-gates={','.join(f'{gate}=false' for gate in _STATUS_GATES)}",)
 FEATURES: Mapping[str, tuple[str, ...]] = {"taint rules": WITHOUT_RULES, "device status": WITHOUT_DEVICE_STATUS}
 """What can be switched off by other flags of the API server."""
 
@@ -84,8 +89,7 @@ class Cluster:
 
     def stop(self) -> None:
         """End everything by force, the observer first."""
-        if self.observer.ready.is_set():
-            self.observer.stop()
+        self.observer.stop()
         self.processes.stop_each([record.name for record in self.processes.records()], grace_s=0.0)
         self.plane.stop()
         shutil.rmtree(self.plane.folder / "etcd", ignore_errors=True)

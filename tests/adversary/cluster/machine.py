@@ -156,6 +156,8 @@ async def _act(cluster: Cluster, drawn: Iterator[Action], report: Report, say: S
                     rested = time.monotonic()
             await _rest(cluster, performer)
         finally:
+            # Programs die with the thread that started them, and those threads end with this loop.
+            await asyncio.to_thread(observer.stop)
             report.seconds = time.monotonic() - started
             report.actions, report.refused = dict(performer.done), dict(performer.refused)
             save(recorded, report.folder / "actions.json")

@@ -106,10 +106,10 @@ def profile(name: str) -> str:
     return f'device.attributes["{DRIVER}"].profile == "{name}"'
 
 
-def costly(depth: int = 4, width: int = 12, *, number: int = 0) -> str:
-    """Costs as much as the API server lets pass, is always true, and is another text for each number."""
+def costly(*, number: int = 0, depth: int = 4, width: int = 14) -> str:
+    """Costs nearly as much as the API server lets pass, on each device anew, and is always true; another text for each number."""
     numbers = json.dumps(list(range(width)))
-    inner = f"v0 + {number} >= 0"
+    inner = f'device.attributes["resource.kubernetes.io"].pciBusID.size() + v0 + {number} >= 0'
     for level in reversed(range(depth)):
         inner = f"{numbers}.all(v{level}, {inner})"
     return inner

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import aiohttp
 
@@ -54,7 +54,7 @@ class Api:
         self._tls.load_cert_chain(access.certificate, access.key)
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> "Api":
+    async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._tls, limit=0))
         return self
 

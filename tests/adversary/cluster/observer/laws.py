@@ -145,7 +145,10 @@ class Latecomers:
                     continue
                 if any(holding.part.overlaps(part) for part in reach) and not tolerates(holding.tolerations, taint):
                     key = f"{uid} {holding.uid} {stamp(claim)}"
-                    text = f"claim {holding.claim} was given {holding.device} of {name(request)}, ready for work since {now - since:.1f} s"
+                    for_s = f"for {now - since:.1f} s"
+                    text = (
+                        f"claim {holding.claim} was given {holding.device} of {name(request)}, ready for work {for_s}"
+                    )
                     yield Suspicion("given while ready", key, text)
 
 

@@ -1,6 +1,7 @@
 """The law of the lease: renewed all the time, except when its holder was killed; then taken over in time.
 
-Owns what is known of the lease's past. Gaps are taken from what the holder itself wrote, so that the observer's own lag is in none.
+Owns what is known of the lease's past. Gaps are taken from what the holder itself wrote, so that none has
+the observer's own lag in it.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """The observer as a whole: a thread of its own that watches, judges, and keeps the story of what happened.
 
-Owns how long a suspicion may last, the second look that confirms it, and what is told of a violation. What is wrong is for `laws`,
-`hardware` and `programs` to say.
+Owns how long a suspicion may last, the second look that confirms it, and what is told of a violation. What is wrong is for
+`laws`, `lease`, `rest`, `hardware` and `programs` to say.
 """
 
 import asyncio
@@ -83,6 +83,7 @@ class Observer:
         self._suspicions: dict[tuple[str, str], Seen] = {}
         self._told: set[tuple[str, str]] = set()
         self._late = Latecomers()
+        self._admins: set[str] = set()  # remembered: a spec may outlive its claim for a moment
         self._answer_s = 0.0
         self._stop = threading.Event()
         self._lock = threading.RLock()
@@ -97,9 +98,10 @@ class Observer:
             self._check()
 
     def stop(self) -> None:
-        """End."""
+        """End. A second time does nothing."""
         self._stop.set()
-        self._thread.join(30.0)
+        if self._thread.ident is not None:
+            self._thread.join(30.0)
         self._check()
 
     def _check(self) -> None:
@@ -241,13 +243,8 @@ class Observer:
             states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
             specs = [each for node, files in self._nodes.items() for each in hardware.read_specs(node, files.cdi)]
             with self._lock:
-                admins = {
-                    uid
-                    for uid, claim in self.world.claims.items()
-                    if any(each.get("adminAccess") for each in results(claim))
-                }
                 self.counts["specs seen at once, at most"] = max(self.counts["specs seen at once, at most"], len(specs))
-                found = {(each.law, each.key): each for each in hardware.given_twice(specs, admins)}
+                found = {(each.law, each.key): each for each in hardware.given_twice(specs, self._admins)}
                 for each in hardware.wrong_board(specs, states):
                     node = each.key.split()[0]
                     if self.fairness.is_up(f"agent of {node}", now):
@@ -296,6 +293,8 @@ class Observer:
                 and (before is None or stamp(before) != stamp(after))
             ):
                 self.counts["claims allocated"] += 1
+                if any(each.get("adminAccess") for each in results(after)):
+                    self._admins.add(after["metadata"]["uid"])
                 grace_s = self.pace.excess_s(now - 30.0, now) + self.fairness.was_down("api", now - 30.0, now)
                 for wrong in self._late.allocated(self.world, after, now, grace_s=grace_s):
                     self._violated(wrong)
@@ -329,7 +328,8 @@ def _brief(kind: str, one: Any) -> str:
         consumers = ",".join(each["name"] for each in (one.get("status") or {}).get("reservedFor") or [])
         return f"holds {stamp(one) or 'nothing'} for {consumers or 'nobody'}"
     if kind == "pod":
-        return f"{_phase(one)} on {one['spec'].get('nodeName', 'no node')}{' ending' if one['metadata'].get('deletionTimestamp') else ''}"
+        ending = " ending" if one["metadata"].get("deletionTimestamp") else ""
+        return f"{_phase(one)} on {one['spec'].get('nodeName', 'no node')}{ending}"
     if kind == "request":
         ready = condition(one, READY)
         return f"{ready.get('status', '?')} ({ready.get('message', '')})"

@@ -15,6 +15,8 @@ _FITS = "The devices are there: all claims can be allocated"
 _TAINT = re.compile(r"tainted ([A-Za-z0-9./_-]+?)(?:=[^:\s]*)?:(NoSchedule|NoExecute)")
 _HOLDER = re.compile(r"in use by ((?:[a-z0-9.-]+/[a-z0-9.-]+)) ")
 _MISSING = re.compile(r'(?:device class|resourceclaim|claim) "?([A-Za-z0-9./-]+)"? (?:does not exist|not found)')
+_OWN_FAULT = re.compile("configures? its devices with")
+"""What kubelet is told of a claim that asks for what no driver here has: the tenant's own doing."""
 
 
 def unexplained(world: World, states: Mapping[str, Mapping[str, Any]]) -> Iterator[Suspicion]:
@@ -45,6 +47,11 @@ def _wrong(
         return (
             "" if _sick(pod, states) else f"it is on node {pod['spec']['nodeName']} and does not start: {_waiting(pod)}"
         )
+    return _refused(world, pod, event, claims)
+
+
+def _refused(world: World, pod: Object, event: Object | None, claims: Mapping[str, Object]) -> str:
+    """The same of a pod that is on no node."""
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("reason") == "SchedulingGated":
         return ""
@@ -82,13 +89,11 @@ def _contradicts(world: World, said: str, note: str, claims: Mapping[str, Object
 
 def _waiting(pod: Object) -> str:
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return (
-        "; ".join(((each.get("state") or {}).get("waiting") or {}).get("message", "") for each in statuses) or "no word"
-    )
+    return "; ".join(((each.get("state") or {}).get("waiting") or {}).get("message", "") for each in statuses)
 
 
 def _sick(pod: Object, states: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether something is wrong with the hardware of the pod's node, and the pod says so."""
     state = states.get(pod["spec"].get("nodeName", ""), {})
     broken = any(gpu.get("error") for gpu in state.get("gpus") or []) or (state.get("driver") or {}).get("error")
-    return bool(broken or state.get("failures") or state.get("latency_s")) and bool(_waiting(pod) != "no word")
+    return bool(broken or state.get("failures") or state.get("latency_s")) and bool(_waiting(pod))

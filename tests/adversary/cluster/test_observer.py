@@ -1,0 +1,485 @@
+"""The observer catches each violation that is planted for it, leaves what is right alone, and shares no code with the product."""
+
+import ast
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draco.cluster.controlplane import ControlPlane
+from tests.adversary.cluster.cluster import access_of
+from tests.adversary.cluster.observer import hardware, laws
+from tests.adversary.cluster.observer.fairness import Fairness, Pace
+from tests.adversary.cluster.observer.lease import LeaseLaw
+from tests.adversary.cluster.observer.observer import Node, Observer
+from tests.adversary.cluster.observer.programs import Programs
+from tests.adversary.cluster.observer.rest import unexplained
+from tests.adversary.cluster.observer.watching import learn
+from tests.adversary.cluster.observer.world import World
+from tests.requests import call
+
+FOLDER = Path(__file__).parent / "observer"
+DRIVER = "gpu.nvidia.com"
+GPU = "GPU-11111111-1111-1111-1111-111111111111"
+OTHER = "GPU-22222222-2222-2222-2222-222222222222"
+CLAIM, POD = "00000000-0000-4000-8000-00000000000{}", "pod-{}"
+Document = dict[str, Any]
+
+
+def test_the_observer_imports_nothing_of_the_product() -> None:
+    roots = set()
+    for file in FOLDER.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                roots |= {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                roots.add(node.module or "")
+    foreign = {name for name in roots if name.partition(".")[0] not in sys.stdlib_module_names | {"aiohttp"}}
+    assert foreign
+    assert all(name.startswith("tests.adversary.cluster.observer") for name in foreign), foreign
+
+
+def a_slice(*devices: Document, pool: str = "node", number: int = 1, generation: int = 1) -> Document:
+    spec: Document = {"driver": DRIVER, "nodeName": pool, "devices": list(devices)}
+    spec["pool"] = {"name": pool, "generation": generation, "resourceSliceCount": 1}
+    return {
+        "metadata": {"name": f"{pool}-{number}", "uid": f"slice-{pool}-{number}", "resourceVersion": "1"},
+        "spec": spec,
+    }
+
+
+def whole(name: str = "gpu-0", gpu: str = GPU, **more: Any) -> Document:
+    return {"name": name, "attributes": {"type": {"string": "gpu"}, "uuid": {"string": gpu}}, **more}
+
+
+def partition(name: str, first: int, last: int, gpu: str = GPU, **more: Any) -> Document:
+    counters = {f"memory-slice-{unit}": {"value": "1"} for unit in range(first, last + 1)}
+    drawn = [{"counterSet": "gpu-0-counter-set", "counters": counters}]
+    return {"name": name, "attributes": {"parentUUID": {"string": gpu}}, "consumesCounters": drawn, **more}
+
+
+def a_claim(number: int, *devices: str, pool: str = "node", revision: int = 5, **more: Any) -> Document:
+    results = [{"request": "r", "driver": DRIVER, "pool": pool, "device": each, **more} for each in devices]
+    metadata = {"name": f"c{number}", "namespace": "default", "uid": CLAIM.format(number)}
+    return {
+        "metadata": metadata | {"resourceVersion": str(revision)},
+        "status": {"allocation": {"devices": {"results": results}}} if devices else {},
+    }
+
+
+def a_request(device: str = "gpu-0", *, ready: str = "True", uid: str = "dm", **spec: Any) -> Document:
+    return {
+        "metadata": {"name": uid, "uid": uid, "resourceVersion": "4"},
+        "spec": {"deviceSelector": {"driver": DRIVER, "pool": "node", "device": device}, **spec},
+        "status": {"conditions": [{"type": "ReadyForWork", "status": ready}]},
+    }
+
+
+def a_rule(
+    name: str = "draco-maintenance-x", *, owner: str = "", effect: str = "NoSchedule", **selector: str
+) -> Document:
+    metadata: Document = {"name": name, "uid": name, "resourceVersion": "3"}
+    if owner:
+        metadata["ownerReferences"] = [{"kind": "DeviceMaintenance", "name": owner, "uid": owner}]
+    return {"metadata": metadata, "spec": {"deviceSelector": selector, "taint": {"key": "k", "effect": effect}}}
+
+
+def a_world(*objects: tuple[str, Document]) -> World:
+    world = World()
+    for kind, one in objects:
+        learn(world, kind, one)
+    return world
+
+
+PARTS = ("slice", a_slice(whole(), partition("a", 0, 3), partition("b", 4, 7), partition("c", 2, 5)))
+HELD_TWICE = {
+    "one device": (True, [a_claim(1, "gpu-0"), a_claim(2, "gpu-0")]),
+    "a whole and its part": (True, [a_claim(1, "gpu-0"), a_claim(2, "a")]),
+    "parts that overlap": (True, [a_claim(1, "a"), a_claim(2, "c")]),
+    "parts that do not": (False, [a_claim(1, "a"), a_claim(2, "b")]),
+    "one that only looks": (False, [a_claim(1, "gpu-0"), a_claim(2, "gpu-0", adminAccess=True)]),
+    "a device that nobody published": (True, [a_claim(1, "x"), a_claim(2, "x")]),
+}
+
+
+@pytest.mark.parametrize("case", HELD_TWICE)
+def test_no_device_is_held_twice(case: str) -> None:
+    wrong, claims = HELD_TWICE[case]
+    world = a_world(PARTS, *(("claim", each) for each in claims))
+    assert bool(list(laws.held_twice(world))) is wrong
+
+
+def test_a_claim_means_the_board_that_its_device_stood_for_when_it_got_it() -> None:
+    world = a_world(PARTS, ("claim", a_claim(1, "gpu-0")))
+    moved = a_slice(whole("gpu-0", OTHER), whole("gpu-1", GPU), generation=2)
+    moved["metadata"]["resourceVersion"] = "7"
+    learn(world, "slice", moved)
+    learn(world, "claim", a_claim(2, "gpu-1", revision=9))
+    assert [each.law for each in laws.held_twice(world)] == ["held twice"]
+    assert [each.law for each in laws.name_moved(world)] == ["name moved"]
+
+
+def tainted(device: Document) -> Document:
+    return {**device, "taints": [{"key": "k", "effect": "NoSchedule"}]}
+
+
+READY = {
+    "a part is held": ("ready but held", [("claim", a_claim(1, "a")), ("rule", a_rule(driver=DRIVER))]),
+    "the whole of a part is held": (
+        "ready but held",
+        [("claim", a_claim(1, "gpu-0")), ("rule", a_rule(driver=DRIVER)), ("request", a_request("a"))],
+    ),
+    "a part has no taint": ("ready but obtainable", [("rule", a_rule(driver=DRIVER, pool="node", device="gpu-0"))]),
+    "a taint that blocks nothing": ("ready but obtainable", [("rule", a_rule(driver=DRIVER, effect="None"))]),
+    "all is tainted by a rule": ("", [("rule", a_rule(driver=DRIVER))]),
+    "all is tainted by the slice": (
+        "",
+        [("slice", a_slice(tainted(whole()), tainted(partition("a", 0, 3)), generation=2))],
+    ),
+    "another part is held": (
+        "",
+        [("request", a_request("a", uid="dm")), ("claim", a_claim(1, "b")), ("rule", a_rule(driver=DRIVER))],
+    ),
+    "it is not ready": ("", [("request", a_request(ready="False")), ("claim", a_claim(1, "a"))]),
+    "who holds it only looks": ("", [("claim", a_claim(1, "a", adminAccess=True)), ("rule", a_rule(driver=DRIVER))]),
+}
+
+
+@pytest.mark.parametrize("case", READY)
+def test_nothing_is_ready_for_work_that_is_held_or_can_be_had(case: str) -> None:
+    law, objects = READY[case]
+    world = a_world(PARTS, ("request", a_request()), *objects)
+    found = {each.law for look in (laws.ready_but_held, laws.ready_but_obtainable) for each in look(world)}
+    assert found == ({law} if law else set())
+
+
+def test_no_claim_is_given_what_has_been_ready_for_a_while() -> None:
+    late = laws.Latecomers()
+    world = a_world(PARTS, ("request", a_request()))
+    late.requested("dm", world.requests["dm"], 100.0)
+
+    def given(claim: Document, now: float) -> list[laws.Suspicion]:
+        learn(world, "claim", claim)
+        return list(late.allocated(world, claim, now, grace_s=1.0))
+
+    assert not given(a_claim(1, "a"), 105.0), "it was on its way"
+    assert given(a_claim(2, "a"), 107.0)
+    everything = [{"operator": "Exists"}]
+    assert not given(a_claim(3, "a", tolerations=everything), 108.0), "it tolerates the taint"
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong"),
+    [
+        (a_rule(owner="dm"), False),
+        (a_rule(owner="gone"), True),
+        (a_rule(owner="done"), True),
+        (a_rule(), True),
+        (a_rule("someone-elses"), False),
+    ],
+)
+def test_each_rule_of_dracos_has_an_owner_that_wants_it(rule: Document, wrong: bool) -> None:
+    world = a_world(("request", a_request()), ("request", a_request(uid="done", finished=True)), ("rule", rule))
+    assert bool(list(laws.orphan_rule(world))) is wrong
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def a_lease(holder: str, renewed_s: float) -> Document:
+    stamp = (NOW + timedelta(seconds=renewed_s)).isoformat()
+    spec = {"holderIdentity": holder, "renewTime": stamp, "leaseDurationSeconds": 15}
+    return {"metadata": {"name": "draco-operator", "uid": "lease"}, "spec": spec}
+
+
+class LeaseHistory:
+    """A lease through time: seconds since the start are both clocks."""
+
+    def __init__(self) -> None:
+        self.fairness, self.pace, self.world = Fairness(), Pace(2.0), World()
+        self.law = LeaseLaw(self.fairness, self.pace)
+        self.found: list[str] = []
+
+    def renewed(self, holder: str, at: float) -> None:
+        before, after = self.world.leases.get("lease"), a_lease(holder, at)
+        self.found += [each.law for each in self.law.renewed(before, after, at)]
+        self.world.leases["lease"] = after
+
+    def looked(self, at: float) -> list[str]:
+        found = [each.law for each in self.law.look(self.world, at, NOW + timedelta(seconds=at))]
+        return found + self.found
+
+
+def test_a_lease_that_is_renewed_late_is_told() -> None:
+    lease = LeaseHistory()
+    for at in (0.0, 2.0, 4.1):
+        lease.renewed("a", at)
+    assert not lease.looked(4.2)
+    lease.renewed("a", 7.6)
+    assert lease.looked(7.7) == ["lease late"]
+
+
+def test_a_lease_is_not_late_where_the_twin_was_as_late() -> None:
+    lease = LeaseHistory()
+    lease.renewed("a", 0.0)
+    lease.renewed("a", 2.0)
+    lease.pace.renewed(5.0, 3.5)
+    lease.renewed("a", 5.5)
+    assert not lease.looked(5.6)
+
+
+def test_a_lease_that_nobody_renews_is_told() -> None:
+    lease = LeaseHistory()
+    lease.renewed("a", 0.0)
+    assert not lease.looked(19.0)
+    assert lease.looked(21.0) == ["lease stale"]
+
+
+def test_a_lease_whose_holder_was_killed_is_taken_over_in_time() -> None:
+    lease = LeaseHistory()
+    lease.renewed("a", 0.0)
+    lease.law.killed(1.0)
+    assert not lease.looked(20.0)
+    assert lease.looked(22.0) == ["lease not taken over"]
+    lease.renewed("b", 22.5)
+    assert not lease.looked(23.0)
+
+
+def test_a_lease_may_wait_while_the_api_server_is_down() -> None:
+    lease = LeaseHistory()
+    lease.renewed("a", 0.0)
+    lease.renewed("a", 2.0)
+    lease.fairness.down("api", 3.0)
+    lease.fairness.up("api", 9.0, grace_s=5.0)
+    lease.renewed("a", 12.0)
+    assert not lease.looked(12.1)
+
+
+def a_spec(*devices: tuple[str, list[str]], uid: str = "1", node: str = "node") -> hardware.Spec:
+    edits = [
+        {"containerEdits": {"env": [f"DRACO_DEVICE={uuid}"], "deviceNodes": [{"path": path} for path in paths]}}
+        for uuid, paths in devices
+    ]
+    return hardware.spec_of(node, uid, {"devices": edits})
+
+
+CAP = "/dev/nvidia-caps/nvidia-cap{}"
+GIVEN = {
+    "one board": (True, a_spec((GPU, ["/dev/nvidia0"])), a_spec((GPU, ["/dev/nvidia0"]), uid="2")),
+    "one device file": (True, a_spec((GPU, ["/dev/nvidia0"])), a_spec((OTHER, ["/dev/nvidia0"]), uid="2")),
+    "a board and a part of it": (
+        True,
+        a_spec((GPU, ["/dev/nvidia0"])),
+        a_spec(("MIG-1", ["/dev/nvidia0", CAP.format(3)]), uid="2"),
+    ),
+    "one capability": (
+        True,
+        a_spec(("MIG-1", ["/dev/nvidia0", CAP.format(3)])),
+        a_spec(("MIG-2", ["/dev/nvidia0", CAP.format(3)]), uid="2"),
+    ),
+    "two parts": (
+        False,
+        a_spec(("MIG-1", ["/dev/nvidia0", CAP.format(3)])),
+        a_spec(("MIG-2", ["/dev/nvidia0", CAP.format(4)]), uid="2"),
+    ),
+    "two nodes": (False, a_spec((GPU, ["/dev/nvidia0"])), a_spec((OTHER, ["/dev/nvidia0"]), uid="2", node="other")),
+    "one that only looks": (False, a_spec((GPU, ["/dev/nvidia0"])), a_spec((GPU, ["/dev/nvidia0"]), uid="admin")),
+}
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_no_two_specs_give_the_same(case: str) -> None:
+    wrong, *specs = GIVEN[case]
+    assert bool(list(hardware.given_twice(specs, {"admin"}))) is wrong
+
+
+def test_a_spec_gives_the_board_that_it_names() -> None:
+    state: Document = {"gpus": [{"uuid": GPU, "minor": 1}, {"uuid": OTHER, "minor": 0}]}
+    spec = a_spec((GPU, ["/dev/nvidia0"]))
+    assert list(hardware.wrong_board([spec], {"node": state}))
+    state["gpus"].reverse()
+    state["gpus"][0]["minor"], state["gpus"][1]["minor"] = 1, 0
+    assert not list(hardware.wrong_board([spec], {"node": state}))
+
+
+def test_a_program_that_ends_or_logs_an_error_is_told(tmp_path: Path) -> None:
+    said = [
+        {"level": "info", "event": "fine"},
+        {"level": "error", "event": "broken"},
+        {"event": "e", "exception": "..."},
+    ]
+    log = tmp_path / "agent.log"
+    log.write_text(
+        "".join(json.dumps(each) + "\n" for each in said) + "Traceback (most recent call last):\n  half a line"
+    )
+    program = subprocess.Popen([sys.executable, "-c", "pass"])
+    program.wait()
+    programs = Programs(lambda: False)
+    programs.started("agent", program.pid, tmp_path / "later.log")
+    (tmp_path / "later.log").write_text(log.read_text())
+    found = sorted(each.law for each in programs.look())
+    assert found == ["error logged"] * 3 + ["program ended"]
+    assert not list(programs.look()), "each is told once"
+    assert programs.ended() == ["agent"]
+
+
+def test_a_program_that_was_killed_on_purpose_is_not_told(tmp_path: Path) -> None:
+    program = subprocess.Popen([sys.executable, "-c", "pass"])
+    program.wait()
+    programs = Programs(lambda: False)
+    programs.started("agent", program.pid, tmp_path / "agent.log")
+    programs.killed("agent")
+    assert not list(programs.look())
+
+
+REFUSED = "0/3 nodes are available: 3 cannot allocate all claims."
+
+
+def a_pod(*, message: str = REFUSED, node: str = "", phase: str = "Pending", waiting: str = "") -> Document:
+    conditions = (
+        [] if node else [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
+    )
+    status: Document = {"phase": phase, "conditions": conditions}
+    if waiting:
+        status["containerStatuses"] = [{"state": {"waiting": {"message": waiting}}}]
+    metadata = {"name": "p", "namespace": "default", "uid": "p", "resourceVersion": "1"}
+    return {"metadata": metadata, "spec": {"nodeName": node, "resourceClaims": [{"name": "c"}]}, "status": status}
+
+
+def told(note: str) -> tuple[str, Document]:
+    return "event", {
+        "metadata": {"name": "e", "uid": "e", "resourceVersion": "1"},
+        "regarding": {"uid": "p"},
+        "note": note,
+    }
+
+
+SICK = {"node": {"gpus": [{"error": 15}]}}
+REST = {
+    "nobody says why": (True, a_pod(), []),
+    "it is said why": (False, a_pod(), [told("Cannot be allocated: all 4 devices are in use by other claims.")]),
+    "it is said to fit": (True, a_pod(), [told("The devices are there: all claims can be allocated on node.")]),
+    "a taint that is nowhere": (True, a_pod(), [told("Cannot be allocated: the only device is tainted k:NoSchedule.")]),
+    "a taint that is there": (
+        False,
+        a_pod(),
+        [told("Cannot be allocated: the only device is tainted k=v:NoSchedule."), ("rule", a_rule()), PARTS],
+    ),
+    "a holder that holds nothing": (True, a_pod(), [told("Cannot be allocated: in use by default/c1 (pod x).")]),
+    "a holder that holds": (
+        False,
+        a_pod(),
+        [told("Cannot be allocated: in use by default/c1 (pod x)."), ("claim", a_claim(1, "a"))],
+    ),
+    "another class is missing": (
+        True,
+        a_pod(message="request r: device class no.such does not exist"),
+        [told("Cannot be allocated: all devices are in use by other claims.")],
+    ),
+    "it runs": (False, a_pod(phase="Running", node="node"), []),
+    "it does not start": (True, a_pod(node="node", waiting="GPU is lost"), []),
+}
+
+
+@pytest.mark.parametrize("case", REST)
+def test_at_rest_each_pod_runs_or_is_told_why_not(case: str) -> None:
+    wrong, pod, objects = REST[case]
+    world = a_world(("pod", pod), *objects)
+    assert bool(list(unexplained(world, {}))) is wrong
+
+
+def test_a_pod_may_wait_for_a_sick_node_that_says_so() -> None:
+    world = a_world(("pod", a_pod(node="node", waiting="GPU is lost")))
+    assert not list(unexplained(world, SICK))
+
+
+def test_time_in_which_the_observer_did_not_run_does_not_count() -> None:
+    fairness = Fairness()
+    assert fairness.step(10.0) == 0.0
+    assert fairness.step(10.25) == 0.25
+    assert fairness.step(60.0) == 0.5
+
+
+@pytest.fixture
+def observer(api_server: ControlPlane, crds: None, tmp_path: Path) -> Iterator[Observer]:
+    """On a real API server, of a node whose files are in `tmp_path`."""
+    (tmp_path / "cdi").mkdir()
+    found = Observer(access_of(api_server), {"node": Node(tmp_path / "cdi", tmp_path / "gpus.json")})
+    found.start()
+    yield found
+    found.stop()
+
+
+def create(plane: ControlPlane, path: str, document: Document, *, status: Document | None = None) -> Document:
+    made = call(plane, "POST", path, document)
+    if status is None:
+        return made
+    return call(plane, "PUT", f"{path}/{made['metadata']['name']}/status", {**made, "status": status})
+
+
+def test_what_is_planted_on_a_real_api_server_is_found(
+    observer: Observer, api_server: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    plane, resource, pool = api_server, "/apis/resource.k8s.io/v1", namespace
+    devices = [partition("half", 0, 3), partition("part", 2, 5), whole("gpu-0"), whole("gpu-1", OTHER)]
+    published = a_slice(*({**each, "consumesCounters": []} for each in devices), pool=pool)["spec"]
+    for device, slices in zip(published["devices"], ("0123", "2345", "01234567", ""), strict=True):
+        counters = {f"memory-slice-{unit}": {"value": "1"} for unit in slices}
+        device["consumesCounters"] = [{"counterSet": "set", "counters": counters}] if counters else None
+    published["nodeName"] = "node"
+    counted = {key: value for key, value in published.items() if key != "devices"}
+    most = {f"memory-slice-{unit}": {"value": "1"} for unit in range(8)}
+    counted["sharedCounters"] = [{"name": "set", "counters": most}]
+    for number, spec in enumerate((published, counted)):
+        spec["pool"] = {"name": pool, "generation": 1, "resourceSliceCount": 2}
+        create(plane, f"{resource}/resourceslices", {"metadata": {"name": f"{pool}-{number}"}, "spec": spec})
+    system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "draco-system"}}
+    call(plane, "PATCH", "/api/v1/namespaces/draco-system?fieldManager=tests", system)
+    leases = "/apis/coordination.k8s.io/v1/namespaces/draco-system/leases"
+    now = datetime.now(UTC) + timedelta(seconds=40)  # whoever leads here need not renew during this test
+    spec = {
+        "holderIdentity": "somebody",
+        "leaseDurationSeconds": 15,
+        "renewTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+    }
+    create(plane, leases, {"metadata": {"name": "draco-operator"}, "spec": spec})
+
+    request = {"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
+    for name, device in {"whole": "gpu-0", "one": "half", "two": "part", "fine": "gpu-1"}.items():
+        document = {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}
+        results = [{"request": "r", "driver": DRIVER, "pool": pool, "device": device}]
+        path = f"{resource}/namespaces/{namespace}/resourceclaims"
+        create(plane, path, document, status={"allocation": {"devices": {"results": results}}})
+    selector = {"driver": DRIVER, "pool": pool, "device": "gpu-0"}
+    ready = {"type": "ReadyForWork", "status": "True"}
+    document = {"apiVersion": "draco.dev/v1alpha1", "kind": "DeviceMaintenance"}
+    document |= {"metadata": {"name": pool}, "spec": {"deviceSelector": selector}}
+    path = "/apis/draco.dev/v1alpha1/devicemaintenances"
+    made = create(plane, path, document, status={"conditions": [ready]})
+    taint = {"key": "draco.dev/maintenance", "effect": "NoSchedule"}
+    rules = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
+    for name, uid in {f"draco-{pool}-orphan": "nobody", f"draco-{pool}-owned": made["metadata"]["uid"]}.items():
+        owner = {"apiVersion": "draco.dev/v1alpha1", "kind": "DeviceMaintenance", "name": pool, "uid": uid}
+        spec = {"deviceSelector": {**selector, "device": "nothing"}, "taint": taint}
+        create(plane, rules, {"metadata": {"name": name, "ownerReferences": [owner]}, "spec": spec})
+    for number in (1, 2):
+        edits = {"env": [f"DRACO_DEVICE={GPU}"], "deviceNodes": [{"path": "/dev/nvidia0"}]}
+        document = {"devices": [{"name": "d", "containerEdits": edits}]}
+        (tmp_path / "cdi" / f"draco-{DRIVER}-{CLAIM.format(number)}.json").write_text(json.dumps(document))
+
+    wanted = {"held twice", "ready but held", "ready but obtainable", "orphan rule", "prepared twice"}
+    deadline = time.monotonic() + 60
+    while not wanted <= {each.law for each in observer.violations} and time.monotonic() < deadline:
+        time.sleep(0.2)
+    found = {each.law: each for each in observer.violations}
+    assert found.keys() == wanted
+    said = "\n".join(each.text for each in observer.violations)
+    assert f"{namespace}/fine" not in said
+    assert f"{pool}-owned" not in said
+    assert any("claim" in line for line in found["held twice"].story), "the story goes with it"
