@@ -215,7 +215,7 @@ class Chooser:
         number = self._number * 100
         drawn = self._hostile(
             "16 costly selectors",
-            [write.request("gpu", GPU, selectors=[write.costly(number=number + each) for each in range(16)])],
+            [write.request("gpu", GPU, count=8, selectors=[write.costly(number=number + each) for each in range(16)])],
         )
         self._costly.append(self._pods.pop())
         return drawn
