@@ -28,6 +28,7 @@ from draco.controller.pending_claims import EVENT_ACTION, EVENT_REASON, PendingC
 from draco.controller.reconciling import Reconciling, register_queues
 from draco.controller.repair import RepairReconciler
 from draco.controller.settings import OperatorSettings
+from draco.controller.taint_extensions import TaintExtensionReconciler
 from draco.controller.taints import register_reach, warn_of_wide_rules
 from draco.controller.view import ClusterView
 from draco.controller.webhook import Certificate, keep_fresh, serving_webhook, webhook_app
@@ -112,6 +113,7 @@ class Operator:
             action=EVENT_ACTION,
         )
         maintenance = MaintenanceReconciler(client, self.view, clock=clock, settle_s=settings.settle_s)
+        extensions = TaintExtensionReconciler(client, self.view)
         self._decisions = decisions = MigDecisions(self.view, clock=clock)
         layouts = MigLayoutReconciler(client, self.view, decisions)
         advice = Notes(
@@ -146,12 +148,14 @@ class Operator:
             )
 
         self.maintenance: Reconciling[str] = working("maintenance", maintenance)
+        self.extensions: Reconciling[str] = working("taint-extensions", extensions)
         self.pending: Reconciling[Subject] = working("pending-claims", self._pending_claims)
         self.layouts: Reconciling[str] = working("mig-layouts", layouts)
         self.policies: Reconciling[str] = working("mig-policies", policies)
         self.repairs: Reconciling[str] = working("mig-repair", repairs)
         self.reconcilers: list[Reconciling[Any]] = [
             self.maintenance,
+            self.extensions,
             self.pending,
             self.layouts,
             self.policies,

@@ -18,6 +18,7 @@ from draco.kube.clock import Clock
 from draco.kube.informer import Informer
 from draco.kube.store import Store
 from draco.maintenance import maintained_device, maintenance_uid
+from draco.maintenance.extensions import extended_device, extends
 from draco.resources.claims import ResourceClaim
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node, Pod
@@ -47,6 +48,10 @@ TOLERANT = "tolerant"
 """Claims that are not allocated and tolerate something, all under one value."""
 BY_CLAIM = "claim"
 BY_UID = "uid"
+BY_EXTENDED = "extended"
+"""Taint rules by the UID of the rule that they extend."""
+BY_EXTENDED_POOL = "extended pool"
+"""Taint rules that are to be extended, by the pool of the device that they name."""
 _REMEMBERED_POOLS = 512
 
 
@@ -106,6 +111,12 @@ class ClusterView:
         self.maintenances.store.add_index(BY_UID, lambda request: [request.metadata.uid])
         self.mig_policies.store.add_index(BY_UID, lambda policy: [policy.metadata.uid])
         self.rule_store.add_index(BY_MAINTENANCE, _maintenance_of)
+        self.rule_store.add_index(BY_UID, lambda rule: [rule.metadata.uid])
+        self.rule_store.add_index(BY_EXTENDED, lambda rule: [uid] if (uid := extends(rule)) else [])
+        self.rule_store.add_index(
+            BY_EXTENDED_POOL,
+            lambda rule: [PoolKey(device.driver, device.pool)] if (device := extended_device(rule)) else [],
+        )
         self.rule_store.add_index(BY_DEVICE, _maintained_device_of)
 
         self.followed = FollowedFleet()

@@ -1,10 +1,10 @@
-"""Maintenance: which taints a request for maintenance needs, and where the request stands.
+"""Maintenance: which taints devices need that are taken out of service, by request or by rule, and where a request stands.
 
 Owns the state machine of DeviceMaintenance as one function from what is seen to a plan. Must not read a clock, write a log or
 talk to the API server: the controller carries the plans out.
 
 Rooms: `rules` (the exact taint rule of one device), `matching` (which devices a request concerns), `plan` (the state machine),
-`wording` (what it says of itself).
+`wording` (what it says of itself), `extensions` (a rule on one device, put on all that is the same hardware).
 """
 
 from draco.maintenance.matching import Scope, scope_of

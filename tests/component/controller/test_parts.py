@@ -20,9 +20,9 @@ from draco.resources.meta import ObjectKey
 from draco.resources.slices import Device
 from draco.resources.taints import DeviceToleration
 from draco.simulator.planner_boards import BOARDS
-from tests.builders import a_claim, a_gpu, a_slice
+from tests.builders import a_claim, a_gpu, a_rule, a_slice
 from tests.component.controller.replicas import an_operator, until
-from tests.component.controller.test_maintenance import DRIVER, Lab, as_json
+from tests.component.controller.test_maintenance import DRIVER, RULES, Lab, as_json
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -172,3 +172,61 @@ async def test_an_operator_that_dies_after_any_write_leaves_no_part_out(
     async with an_operator(served):
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
     assert await lab.tainted() == {"gpu-0", *PARTS}
+
+
+async def admins_rule(lab: DividedLab, device: str = "gpu-0", effect: str = "NoSchedule") -> ObjectKey:
+    rule = a_rule(f"admins-{lab.pool}", driver=DRIVER, pool=lab.pool, device=device, effect=effect)
+    await lab.client.create(RULES, {"metadata": {"name": rule.metadata.name}, "spec": as_json(rule.spec)})
+    return rule.metadata.key
+
+
+async def test_a_rule_on_a_gpu_reaches_its_partitions_as_they_come_and_goes_with_the_rule(
+    served: ControlPlane, lab: DividedLab
+) -> None:
+    await lab.publish(divided=False)
+    rule = await admins_rule(lab)
+    before = await lab.client.get(RULES, rule)
+    async with an_operator(served):
+        await lab.publish()
+        await lab.is_tainted({"gpu-0", *PARTS})
+        assert {each.spec.taint.effect for each in await lab.rules()} == {"NoSchedule"}
+        await lab.client.patch(RULES, rule, {"spec": {"taint": {"effect": "NoExecute"}}})
+
+        async def harder() -> bool:
+            return {each.spec.taint.effect for each in await lab.rules()} == {"NoExecute"}
+
+        await until(harder, what="the effect of all rules")
+        (extended, *_) = [each for each in await lab.rules() if each.metadata.name != rule.name]
+        await lab.client.delete(RULES, extended.metadata.key)
+        await lab.is_tainted({"gpu-0", *PARTS})
+        after = await lab.client.get(RULES, rule)
+        assert (after.metadata.uid, after.metadata.labels) == (before.metadata.uid, {})
+        await lab.client.delete(RULES, rule)
+        await lab.no_rules()
+
+
+async def test_extensions_of_a_rule_deleted_while_no_operator_ran_are_collected(
+    control_plane: ControlPlane, lab: DividedLab
+) -> None:
+    rule = await admins_rule(lab)
+    async with an_operator(control_plane):
+        await lab.is_tainted({"gpu-0", *PARTS})
+    await lab.client.delete(RULES, rule)
+    await lab.no_rules(within_s=90)
+
+
+@pytest.mark.parametrize("writes", [1, 2, ALL - 2, ALL - 1])
+async def test_a_second_operator_extends_what_a_first_that_died_left_out(
+    served: ControlPlane, lab: DividedLab, writes: int
+) -> None:
+    rule = await admins_rule(lab)
+    async with an_operator(served, dies_after_writes=writes) as (_, operating):
+        await asyncio.wait({operating}, timeout=10)
+        assert operating.done(), f"there are less than {writes} writes on the way"
+    async with an_operator(served), an_operator(served):
+        await lab.is_tainted({"gpu-0", *PARTS})
+    await lab.client.delete(RULES, rule)
+    async with an_operator(served, dies_after_writes=writes) as (_, operating):
+        await asyncio.wait({operating}, timeout=10)
+    async with an_operator(served):
+        await lab.no_rules()
