@@ -8,6 +8,8 @@ own. The driver tells the numbers below /proc/driver, and leaves making the node
 import os
 import re
 import stat
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 from draco.agent.errors import PrepareError
@@ -23,6 +25,11 @@ class CapabilityUnknown(PrepareError):
     """The driver does not tell which node opens an instance, or the node cannot be made."""
 
 
+def path(number: int) -> str:
+    """The node with that device number, as containers see it."""
+    return f"/dev/nvidia-caps/nvidia-cap{number}"
+
+
 class Capabilities:
     """Looks below `proc`, where the node's /proc is seen; makes missing nodes below `device_root`."""
 
@@ -32,16 +39,32 @@ class Capabilities:
 
     def paths(self, minor: int, gi: int, ci: int | None) -> tuple[str, ...]:
         """The nodes of a GPU instance and of a compute instance in it, as containers see them. CapabilityUnknown."""
-        whole = self._path(minor, gi, "")
-        return (whole,) if ci is None else (whole, self._path(minor, gi, f"ci{ci}/"))
+        return tuple(map(path, self.numbers(minor, gi, ci)))
 
-    def ensure(self, path: str) -> None:
+    def numbers(self, minor: int, gi: int, ci: int | None) -> tuple[int, ...]:
+        """The device numbers of the same."""
+        return self.told_once()(minor, gi, ci)
+
+    def told_once(self) -> Callable[[int, int, int | None], tuple[int, ...]]:
+        """`numbers`, as the driver's table is when it is first asked; for whoever asks for many."""
+
+        @cache
+        def table() -> Mapping[str, str]:
+            return dict(re.findall(r"^(\S+access) ([0-9]+)$", _text(self._proc / TABLE), re.MULTILINE))
+
+        def numbers(minor: int, gi: int, ci: int | None) -> tuple[int, ...]:
+            whole = self._number(table(), minor, gi, "")
+            return (whole,) if ci is None else (whole, self._number(table(), minor, gi, f"ci{ci}/"))
+
+        return numbers
+
+    def ensure(self, node: str) -> None:
         """Make a node that is missing. Where the kernel has no such devices (a simulated node) there is nothing to make."""
-        on_host = self._device_root / path.removeprefix("/")
+        on_host = self._device_root / node.removeprefix("/")
         major = self._major()
         if major is None or on_host.exists():
             return
-        number = int(path.rpartition("nvidia-cap")[2])
+        number = int(node.rpartition("nvidia-cap")[2])
         try:
             on_host.parent.mkdir(parents=True, exist_ok=True)
             os.mknod(on_host, MODE | stat.S_IFCHR, os.makedev(major, number))
@@ -53,15 +76,12 @@ class Capabilities:
                 f"device nodes there, or run `nvidia-modprobe -f /proc/{TABLE}` on the node."
             ) from error
 
-    def _path(self, minor: int, gi: int, ci: str) -> str:
-        return f"/dev/nvidia-caps/nvidia-cap{self._number(minor, gi, ci)}"
-
-    def _number(self, minor: int, gi: int, ci: str) -> int:
-        name = f"gpu{minor}/gi{gi}/{ci}access"
+    def _number(self, table: Mapping[str, str], minor: int, gi: int, ci: str) -> int:
+        listed = table.get(f"gpu{minor}/gi{gi}/{ci}access")
+        if listed is not None:
+            return int(listed)
         one = self._proc / ONE.format(minor=minor, gi=gi, ci=ci)
-        found = re.search(rf"^{name} ([0-9]+)$", _text(self._proc / TABLE), re.MULTILINE) or re.search(
-            r"^DeviceFileMinor: *([0-9]+)$", _text(one), re.MULTILINE
-        )
+        found = re.search(r"^DeviceFileMinor: *([0-9]+)$", _text(one), re.MULTILINE)
         if found is None:
             raise CapabilityUnknown(
                 f"The driver does not say which device node opens instance {gi} of GPU {minor}: neither {self._proc / TABLE} nor "

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from draco.agent import capabilities
 from draco.agent.capabilities import Capabilities, CapabilityUnknown
 from draco.agent.checkpoint import PreparedClaim, PreparedDevice
 from draco.agent.files import TEMPORARY, Files
@@ -87,6 +88,11 @@ class NodeFiles(msgspec.Struct, frozen=True, kw_only=True):
     library_view: Path | None = None
     proc: Path = Path("/proc")
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """What opens instances on this node."""
+        return Capabilities(self.proc, self.device_root)
+
     def node(self, path: str) -> DeviceNode:
         """The device node that containers see as `path`."""
         on_host = self.on_host(path)
@@ -113,7 +119,10 @@ def kind(driver: str) -> str:
 
 
 def spec(claim: PreparedClaim, driver: str, node: NodeFiles) -> CdiSpec:
-    """The spec of a claim. A device that the claim got twice (administrative access) is in it once."""
+    """The spec of a claim, from what is on record for it and nothing else.
+
+    A device that the claim got twice (administrative access) is in it once.
+    """
     devices = {device.device: device for device in claim.devices}
     return CdiSpec(
         cdi_version=VERSION if node.device_root == Path("/") else VERSION_WITH_HOST_PATH,
@@ -132,12 +141,10 @@ def spec(claim: PreparedClaim, driver: str, node: NodeFiles) -> CdiSpec:
 def _device_edits(device: PreparedDevice, node: NodeFiles) -> ContainerEdits:
     """For a partition also what opens its instance; without the nodes of others a container sees no more of the GPU."""
     part = device.partition
-    paths = [f"/dev/nvidia{device.minor}"]
-    if part is not None:
-        capabilities = Capabilities(node.proc, node.device_root)
-        for path in capabilities.paths(device.minor, part.gi, part.ci):
-            capabilities.ensure(path)
-            paths.append(path)
+    opening = [capabilities.path(number) for number in device.capabilities]
+    for path in opening:
+        node.capabilities.ensure(path)
+    paths = [f"/dev/nvidia{device.minor}", *opening]
     return ContainerEdits(
         env=[f"{variable(device.device)}={device.gpu if part is None else part.uuid}"],
         device_nodes=[node.node(path) for path in paths],
@@ -171,6 +178,11 @@ class CdiFolder:
         self._driver = driver
         self._node = node
         self._prefix = f"draco-{driver}-"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What opens instances on this node."""
+        return self._node.capabilities
 
     def path(self, uid: ClaimUid) -> Path:
         """The spec file of a claim."""

@@ -79,7 +79,10 @@ class OwnedInstance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The part of a GPU that a device is. `uuid`, `gi` and `ci` are those of the instance, once it is made."""
+    """The part of a GPU that a device is. `uuid`, `gi` and `ci` are those of the instance, once it is made.
+
+    `profile` is the profile's name; "" on records of an earlier version.
+    """
 
     profile_id: int
     start: int
@@ -87,6 +90,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gi: int = -1
     ci: int = -1
     uuid: str = ""
+    profile: str = ""
 
     @property
     def mask(self) -> int:
@@ -97,7 +101,8 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One device of a claim. `gpu` says which hardware it is; `device` is only the name it had when it was allocated.
 
-    `partition` is the part of that GPU, None for all of it.
+    `partition` is the part of that GPU, None for all of it. `minor`, `pci_bus_id`, `capabilities` (the device numbers that open
+    the instance) and the numbers of the instance are those with which the claim's spec was written.
     """
 
     request: str
@@ -108,6 +113,8 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     admin: bool = False
     share_id: str = ""
     partition: Partition | None = None
+    pci_bus_id: str = ""
+    capabilities: tuple[int, ...] = ()
 
     @property
     def key(self) -> PlacementKey | None:

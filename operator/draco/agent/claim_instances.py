@@ -11,11 +11,12 @@ import msgspec
 
 from draco.agent.checkpoint import Checkpoint, ClaimState, InstanceState, PreparedClaim, PreparedDevice
 from draco.agent.errors import InstanceHeld, PrepareError
+from draco.agent.gpus import Gpu
 from draco.agent.holdings import Keeping, kept, references
 from draco.agent.instances import Instance, PlacementKey
 from draco.agent.mig_desk import NOBODY_LISTED, MigDesk, NotVerified, StillHeld
 from draco.agent.mig_inventory import MigInventory, Seen
-from draco.agent.nvml_errors import InUse, NvmlError
+from draco.agent.nvml_errors import DriverError, GpuLost, GpuUnknown, InUse, NvmlError
 from draco.mig.board import Placement
 from draco.resources.names import GpuUuid
 
@@ -101,6 +102,26 @@ class ClaimInstances:
                 self._desk.settle(uuid)
             except (NvmlError, OSError):
                 continue
+
+    def verify(self, claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> None:
+        """See that NVML says of a claim's GPUs what `gpus` say, which may be older. PrepareError when it does not.
+
+        A session that outlived its driver answers nothing, so what was read in it is not relied on. A GPU of which only this
+        cannot be read is where it was: within a session nothing moves.
+        """
+        for uuid in dict.fromkeys(device.gpu for device in claim.devices):
+            try:
+                now = self._inventory.where(uuid)
+            except (DriverError, GpuLost, GpuUnknown) as error:
+                raise PrepareError(f"Claim {claim} cannot be prepared: {error} Kubelet tries again.") from error
+            except NvmlError:
+                continue
+            gpu = gpus[uuid]
+            if now != (gpu.minor, gpu.pci_bus_id):
+                raise PrepareError(
+                    f"Claim {claim} cannot be prepared: GPU {uuid} has moved from /dev/nvidia{gpu.minor} at {gpu.pci_bus_id} to "
+                    f"/dev/nvidia{now.minor} at {now.pci_bus_id}; kubelet tries again."
+                )
 
     def whole(self, intent: PreparedClaim) -> None:
         """Make the whole GPUs of an intent on record undivided. PrepareError says what is in the way.
@@ -290,13 +311,15 @@ class ClaimInstances:
                 hindrances.append(hindrance)
         return hindrances
 
-    def lacking(self, claim: PreparedClaim) -> bool:
-        """Whether an instance of a prepared claim is not there, as far as is known."""
-        return any(
-            (own := self._record.instances.get(device.key)) is None or own.state is not InstanceState.MADE
-            for device in claim.devices
-            if device.key is not None
-        )
+    def observed(self) -> dict[PlacementKey, Instance]:
+        """Our instances that were seen in the last look at their GPU; where that failed nothing was."""
+        found = {}
+        for key in self._record.instances:
+            seen = self._inventory.listed(key.gpu)
+            one = seen.at(key) if seen is not None else None
+            if one is not None and self._usable(one):
+                found[key] = one
+        return found
 
     def rebuild(self, uuid: GpuUuid) -> str:
         """Make the instances that prepared claims need and that are gone; what hinders, as a sentence, "" for nothing.

@@ -4,6 +4,7 @@ Owns the shapes only. `nvml` fills them; everything else in the agent reads them
 """
 
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -98,6 +99,13 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     def cuda_compute_capability(self) -> str:
         """As a semantic version, e.g. `9.0.0`."""
         return f"{self.compute_major}.{self.compute_minor}.0"
+
+
+class Where(NamedTuple):
+    """Where a GPU is: its minor number, and its PCI address as sysfs writes it."""
+
+    minor: int
+    pci_bus_id: str
 
 
 class KnownGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

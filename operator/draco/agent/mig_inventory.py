@@ -19,7 +19,7 @@ import msgspec
 
 from draco.agent.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparedClaim
 from draco.agent.failures import Failures
-from draco.agent.gpus import Gpu
+from draco.agent.gpus import Gpu, Where
 from draco.agent.holdings import Attempt, Whose, held, references, whose
 from draco.agent.instances import GpuMig, Instance, MigState, PlacementKey, Use
 from draco.agent.nvml_errors import DriverError, NvmlError, never_seen
@@ -76,6 +76,7 @@ class MigInventory:
         self._record = record
         self._mig = mig
         self._seen: dict[GpuUuid, Seen] = {}
+        self._unlisted: set[GpuUuid] = set()
         self._trouble: dict[GpuUuid, str] = {}
         self._notes: dict[GpuUuid, str] = {}
         self._lacks: dict[GpuUuid, str] = {}
@@ -99,6 +100,7 @@ class MigInventory:
         with self._mig.lock:
             for uuid in self._seen.keys() - {gpu.uuid for gpu in gpus}:
                 del self._seen[uuid]
+                self._unlisted.discard(uuid)
                 for known in (self._trouble, self._notes, self._lacks, self._layouts):
                     known.pop(uuid, None)
                 self.failures.over(uuid)
@@ -135,7 +137,9 @@ class MigInventory:
             listed = () if mode is None or not mode.enabled else tuple(self._mig.instances(uuid))
         except NvmlError as error:
             self._trouble[uuid] = str(error)
+            self._unlisted.add(uuid)
             raise
+        self._unlisted.discard(uuid)
         self._seen[uuid] = Seen(gpu=gpu, mode=mode, board=board, instances=listed)
         return self._seen[uuid]
 
@@ -148,6 +152,15 @@ class MigInventory:
     def known(self, uuid: GpuUuid) -> Seen | None:
         """The last look."""
         return self._seen.get(uuid)
+
+    def listed(self, uuid: GpuUuid) -> Seen | None:
+        """The last look, if it succeeded."""
+        return None if uuid in self._unlisted else self._seen.get(uuid)
+
+    def where(self, uuid: GpuUuid) -> Where:
+        """Where a GPU is at this moment. NvmlError when it does not say."""
+        with self._mig.lock:
+            return self._mig.where(uuid)
 
     def named(self, key: PlacementKey) -> str:
         """A place as people write it: 1g.10gb at 3."""

@@ -27,6 +27,7 @@ from draco.agent.gpus import (
     GpuHealth,
     HealthState,
     UnidentifiedGpu,
+    Where,
 )
 from draco.agent.nvml_errors import (
     DriverError,
@@ -191,7 +192,6 @@ class Nvml:
         handle = self.call("nvmlDeviceGetHandleByIndex", index)
         uuid = GpuUuid(self.call("nvmlDeviceGetUUID", handle))
         major, minor = self.call("nvmlDeviceGetCudaComputeCapability", handle)
-        pci = self.call("nvmlDeviceGetPciInfo", handle)
         mode = self.optional("nvmlDeviceGetMigMode", handle)
         self._handles[uuid] = handle
         fault = self._fault(uuid, handle)
@@ -205,7 +205,7 @@ class Nvml:
             compute_major=int(major),
             compute_minor=int(minor),
             memory_bytes=int(self.call("nvmlDeviceGetMemoryInfo", handle).total),
-            pci_bus_id=f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0",
+            pci_bus_id=self._address(handle),
             numa_node=self._numa_node(handle),
             mig_capable=mode is not None,
             mig_enabled=mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
@@ -220,6 +220,15 @@ class Nvml:
             if word:
                 return number * 64 + ((word & -word).bit_length() - 1)
         return None
+
+    def where(self, uuid: GpuUuid) -> Where:
+        """Where a GPU is now: asked of NVML, not remembered."""
+        handle = self.handle(uuid)
+        return Where(int(self.call("nvmlDeviceGetMinorNumber", handle)), self._address(handle))
+
+    def _address(self, handle: Any) -> str:
+        pci = self.call("nvmlDeviceGetPciInfo", handle)
+        return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
     def handle(self, uuid: GpuUuid) -> Any:
         """Handles are kept: looking one up by UUID can take NVML seconds."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import pynvml
 
+from draco.agent.gpus import Where
 from draco.agent.instances import Instance
 from draco.agent.nvml import Nvml
 from draco.agent.nvml_errors import GpuUnknown, InvalidArgument, NotSupported, translated
@@ -65,6 +66,10 @@ class NvmlInstances:
             return None
         current, pending = found
         return Mode(current == pynvml.NVML_DEVICE_MIG_ENABLE, pending == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+    def where(self, uuid: GpuUuid) -> Where:
+        """Where the GPU is at this moment."""
+        return self._nvml.where(uuid)
 
     def set_mode(self, uuid: GpuUuid, wanted: int) -> None:
         """Ask for a MIG mode (NVML_DEVICE_MIG_ENABLE or _DISABLE); an NvmlError when it did not come about at once.

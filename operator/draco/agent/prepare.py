@@ -15,13 +15,15 @@ from typing import Any
 
 import msgspec
 
+from draco.agent.capabilities import CapabilityUnknown
 from draco.agent.cdi import CdiFolder
 from draco.agent.checkpoint import Checkpoint, ClaimState, Partition, PreparedClaim, PreparedDevice
 from draco.agent.claim_instances import Acquired, ClaimInstances
 from draco.agent.errors import PrepareError
-from draco.agent.gpus import ABSENT, Gpu
+from draco.agent.gpus import Gpu
+from draco.agent.presence import Ground, NotThere, as_it_is, gpus_of, moved
 from draco.resources.claims import DeviceRequestAllocationResult, ResourceClaim
-from draco.resources.names import ClaimUid
+from draco.resources.names import ClaimUid, GpuUuid
 from draco.resources.partition_names import PartitionName, read_partition_name
 
 
@@ -69,6 +71,7 @@ def _device(name: str, result: DeviceRequestAllocationResult, pool: str, gpus: M
         device=result.device,
         gpu=gpu.uuid,
         minor=gpu.minor,
+        pci_bus_id=gpu.pci_bus_id,
         admin=bool(result.admin_access),
         share_id=result.share_id or "",
         partition=None if part is None else _partition(name, result.device, gpu, part),
@@ -82,7 +85,7 @@ def _partition(name: str, device: str, gpu: Gpu, part: PartitionName) -> Partiti
             f"Claim {name} was allocated {device}, but GPU {part.parent} ({gpu.product_name}) cannot be divided so; delete "
             "the pod so that the claim is allocated again."
         )
-    return Partition(profile_id=profile.id, start=part.start, size=profile.size)
+    return Partition(profile_id=profile.id, start=part.start, size=profile.size, profile=profile.name)
 
 
 def _check_parameters(name: str, parameters: Any) -> None:
@@ -148,13 +151,13 @@ def _excludes(wanted: PreparedDevice, held: PreparedDevice) -> bool:
     return bool(wanted.partition.mask & held.partition.mask)
 
 
-def _refuse_absent(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> None:
-    by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
-    for device in claim.devices:
-        gpu = by_uuid.get(device.gpu)
-        if gpu is None or gpu.absent:
-            why = gpu.fault.message if gpu is not None and gpu.fault is not None else ""
-            raise PrepareError(f"Claim {claim} cannot have {device.device}: {ABSENT}. {why}".strip())
+def ground(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances | None) -> Ground:
+    """What is there: these GPUs, our instances as they were seen last, and what the driver says opens them."""
+    return Ground(
+        gpus={gpu.uuid: gpu for gpu in gpus},
+        instances={} if instances is None else instances.observed(),
+        numbers=cdi.capabilities.told_once(),
+    )
 
 
 class ClaimDesk:
@@ -185,13 +188,13 @@ class ClaimDesk:
             if known is not None and known.state is ClaimState.RELEASING:
                 self.unprepare(known.uid)
             intent = plan(claim, driver=self._driver, pool=self._pool, gpus=gpus)
-            _refuse_absent(intent, gpus)
+            gpus_of(intent, _by_uuid(gpus))
             refusal = conflict(intent, self._checkpoint.claims.values()) or sick(intent, gpus)
             if refusal:
                 raise PrepareError(refusal)
-            return self._finish(self._acquire(intent))
+            return self._finish(self._acquire(intent, gpus), gpus)
 
-    def _acquire(self, intent: PreparedClaim) -> Acquired:
+    def _acquire(self, intent: PreparedClaim, gpus: Mapping[str, Gpu]) -> Acquired:
         """The intent on record, and with it whatever has to be made or moved for it."""
         if self._instances is not None and any(device.partition is not None for device in intent.devices):
             acquired = self._instances.acquire(intent)
@@ -203,15 +206,17 @@ class ClaimDesk:
             acquired = Acquired(intent, ())
         if self._instances is not None:
             try:
+                self._instances.verify(intent, _by_uuid(gpus))
                 self._instances.whole(intent)
             except PrepareError:
                 self._undo(acquired)
                 raise
         return acquired
 
-    def _finish(self, acquired: Acquired) -> PreparedClaim:
+    def _finish(self, acquired: Acquired, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         prepared = msgspec.structs.replace(acquired.claim, state=ClaimState.PREPARED)
         try:
+            prepared = as_it_is(prepared, ground(gpus.values(), self._cdi, self._instances))
             self._cdi.write(prepared)
             self._checkpoint.put(prepared)
         except OSError as error:
@@ -240,30 +245,52 @@ class ClaimDesk:
                 f"Claim {known} is prepared with {have}, but that is no longer its allocation; it can be prepared again "
                 "when kubelet has given it up."
             )
-        _refuse_absent(known, gpus)
-        known = self._with_instances(known)
-        if self._instances is not None:
-            self._instances.whole(known)
-        if not self._cdi.is_current(known):
-            try:
-                self._cdi.write(known)
-            except OSError as error:
-                raise PrepareError(_disk(known, "prepared", error)) from error
-        return known
-
-    def _with_instances(self, known: PreparedClaim) -> PreparedClaim:
-        """The claim with the instances it has now: they may have been lost since it was prepared."""
-        gpus = {device.gpu for device in known.devices if device.partition is not None}
-        if self._instances is None or not gpus:
-            return known
         try:
-            hindrances = self._instances.restore(gpus)
+            return self._as_it_is_now(known, gpus)
+        except (NotThere, CapabilityUnknown):
+            self._withdraw(known)
+            raise
+
+    def _as_it_is_now(self, known: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
+        """The claim with its spec, if all that it has is there. NotThere when it is not; other PrepareErrors say what else."""
+        gpus_of(known, _by_uuid(gpus))
+        hindrances: list[str] = []
+        if self._instances is not None:
+            self._instances.verify(known, _by_uuid(gpus))
+            hindrances = self._with_instances(known, self._instances)
+            self._instances.whole(known)
+        known = self._checkpoint.claims[known.uid]
+        try:
+            now = as_it_is(known, ground(gpus.values(), self._cdi, self._instances))
+        except NotThere as error:
+            raise NotThere(f"{error} {' '.join(hindrances)}".strip()) from error
+        has_moved = moved(known, now)
+        try:
+            if now != known:
+                self._cdi.remove(known.uid)
+                self._checkpoint.put(now)
+            if not self._cdi.is_current(now):
+                self._cdi.write(now)
         except OSError as error:
             raise PrepareError(_disk(known, "prepared", error)) from error
-        known = self._checkpoint.claims[known.uid]
-        if self._instances.lacking(known):
-            raise PrepareError(f"Claim {known} has lost an instance. {' '.join(hindrances)}")
-        return known
+        if has_moved:
+            raise PrepareError(f"Claim {known} was prepared for where its GPU was: {has_moved} Kubelet tries again.")
+        return now
+
+    def _with_instances(self, known: PreparedClaim, instances: ClaimInstances) -> list[str]:
+        """Make again what the claim has lost since it was prepared; what hinders."""
+        gpus = {device.gpu for device in known.devices if device.partition is not None}
+        try:
+            return instances.restore(gpus)
+        except OSError as error:
+            raise PrepareError(_disk(known, "prepared", error)) from error
+
+    def _withdraw(self, claim: PreparedClaim) -> None:
+        """What opened a device that is gone may open somebody else's at any time."""
+        try:
+            self._cdi.remove(claim.uid)
+        except OSError as error:
+            raise PrepareError(_disk(claim, "taken back", error)) from error
 
     def _undo(self, acquired: Acquired) -> None:
         """Leave nothing of a failed prepare. What the disk does not even let us undo is undone at the next start."""
@@ -290,6 +317,10 @@ class ClaimDesk:
             except OSError as error:
                 raise PrepareError(_disk(known or uid, "given up", error)) from error
             return known
+
+
+def _by_uuid(gpus: Mapping[str, Gpu]) -> dict[GpuUuid, Gpu]:
+    return {gpu.uuid: gpu for gpu in gpus.values()}
 
 
 def _disk(claim: PreparedClaim | ClaimUid, what: str, error: OSError) -> str:

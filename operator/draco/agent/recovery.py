@@ -4,13 +4,15 @@ Owns what happens to the record and the CDI specs at start, before any socket is
 record was lost.
 
 A claim on record as prepared is kept whatever else changed: kubelet keeps a record of its own, survives reboots with it, and
-asks to give up every claim it was ever told is prepared. Its CDI spec is written again where it is missing (a reboot empties
-/var/run) or names an old minor number. An intent is undone: kubelet was never told. Specs that no claim on record needs go.
+asks to give up every claim it was ever told is prepared. Its CDI spec exists as long as all that it names is there (`presence`):
+it is written again where it is missing (a reboot empties /var/run) and where its GPU has another number now, and taken away where
+a GPU or an instance is gone. An intent is undone: kubelet was never told. Specs that no claim on record needs go.
 """
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,10 +25,11 @@ from draco.agent.errors import CheckpointDamaged, PrepareError
 from draco.agent.files import Files
 from draco.agent.gpus import Gpu
 from draco.agent.instances import Instance
-from draco.agent.prepare import plan
+from draco.agent.prepare import ground, plan
+from draco.agent.presence import NotThere, as_it_is, gone, located
 from draco.resources.claims import ResourceClaim
 from draco.resources.draco import GpuNode, InstanceUse
-from draco.resources.names import ClaimUid, GpuUuid
+from draco.resources.names import ClaimUid
 
 _MIG_UUID = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -141,65 +144,89 @@ def converge(
 ) -> Converged:
     """Make record, GPU instances and specs agree.
 
-    To be run at start, when GPUs have other minor numbers than before, and when instances that prepared claims need are gone.
+    To be run at start, when GPUs are others or elsewhere than before, and when instances that prepared claims need are gone.
+    What points at something else by now goes before anything else is done.
 
-    `gpus` None: they cannot be read yet. Then minor numbers are taken as recorded, but not after a reboot: they may belong
-    to other GPUs now, so no spec is written until the GPUs are known. Raises OSError when the disk refuses; running it again
-    continues.
+    `gpus` None: they cannot be read yet. Then no spec is written, and those there are stay, but not after a reboot: their minor
+    numbers may belong to other GPUs now. Raises OSError when the disk refuses; running it again continues.
     """
     rebooted = bool(record.boot_id) and record.boot_id != boot_id
     undone = [uid for uid, claim in record.claims.items() if claim.state is ClaimState.PREPARING]
-    kept = [claim for claim in record.claims.values() if claim.state is not ClaimState.PREPARING]
-    by_uuid = None if gpus is None else {gpu.uuid: gpu.minor for gpu in gpus}
-    trusted = by_uuid is not None or not rebooted
-    current = [_with_minors(claim, by_uuid) for claim in kept]
-    boot = boot_id if trusted else record.boot_id
-    for uid in undone:
-        cdi.remove(uid)  # first, so that no spec is ever there without its claim on record
-    if list(record.claims.values()) != current or record.boot_id != boot:
-        record.replace(current, boot_id=boot)
-    if not trusted:
-        return Converged(undone=undone, swept=cdi.sweep([]), rebooted=True)
-    hindered = [] if instances is None or gpus is None else instances.restore([gpu.uuid for gpu in gpus])
-    done = respec(record, cdi, instances, here=by_uuid, rebooted=rebooted)
-    return msgspec.structs.replace(done, undone=undone, hindered=hindered, rebooted=rebooted)
+    if gpus is None:
+        kept = [uid for uid, claim in record.claims.items() if claim.state is ClaimState.PREPARED and not rebooted]
+        done = Converged(undone=undone, swept=cdi.sweep(kept), rebooted=rebooted)
+        _record(record, _kept(record), boot_id=record.boot_id if rebooted else boot_id)
+        return done
+    swept = _retract(record, cdi, _judged(record, cdi, instances, gpus))
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    _record(record, [located(claim, by_uuid) for claim in _kept(record)], boot_id=boot_id)
+    hindered = [] if instances is None else instances.restore([gpu.uuid for gpu in gpus if not gone(gpu)])
+    done = respec(record, cdi, instances, gpus=gpus)
+    return msgspec.structs.replace(
+        done,
+        undone=undone,
+        hindered=hindered,
+        rebooted=rebooted,
+        swept=[uid for uid in dict.fromkeys([*swept, *done.swept]) if uid not in done.rewritten],
+    )
 
 
-def respec(
-    record: Checkpoint,
-    cdi: CdiFolder,
-    instances: ClaimInstances | None,
-    *,
-    here: Collection[GpuUuid] | None,
-    rebooted: bool = False,
-) -> Converged:
-    """Make the specs those of the prepared claims, and no others. `here` are the GPUs that are there, None: not known."""
-    claims = [claim for claim in record.claims.values() if claim.state is ClaimState.PREPARED]
-    rewritten: list[ClaimUid] = []
-    without_gpu: list[ClaimUid] = []
-    without_instance: list[ClaimUid] = []
-    for claim in claims:
-        if here is not None and any(device.gpu not in here for device in claim.devices):
-            without_gpu.append(claim.uid)
-        elif here is not None and instances is not None and instances.lacking(claim):
-            without_instance.append(claim.uid)
-        elif not cdi.is_current(claim):
+def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances | None, *, gpus: Sequence[Gpu]) -> Converged:
+    """Make the specs those of the prepared claims of which all is there. To be run after every look at the GPUs."""
+    judged = _judged(record, cdi, instances, gpus)
+    swept = _retract(record, cdi, judged)
+    moved = [now for uid, now in judged.there.items() if now != record.claims[uid]]
+    if moved:
+        record.change(put=moved)
+    rewritten = []
+    for uid, now in judged.there.items():
+        if not cdi.is_current(now):
             try:
-                cdi.write(claim)
+                cdi.write(now)
             except CapabilityUnknown:
-                without_instance.append(claim.uid)
+                judged.without_instance.append(uid)
             else:
-                rewritten.append(claim.uid)
-    # In the boot in which it was written a spec of a lost GPU is still right; after a reboot its minor may be another GPU's.
-    # What opened an instance that is gone may open somebody else's at any time.
-    unsafe = {*without_instance, *(without_gpu if rebooted else ())}
-    swept = cdi.sweep(claim.uid for claim in claims if claim.uid not in unsafe)
-    return Converged(rewritten=rewritten, without_gpu=without_gpu, without_instance=without_instance, swept=swept)
+                rewritten.append(uid)
+    return Converged(
+        rewritten=rewritten,
+        without_gpu=judged.without_gpu,
+        without_instance=judged.without_instance,
+        swept=[uid for uid in swept if uid not in rewritten],
+    )
 
 
-def _with_minors(claim: PreparedClaim, by_uuid: Mapping[GpuUuid, int] | None) -> PreparedClaim:
-    """The claim with the minor numbers its GPUs have now; they can move over a reboot."""
-    if by_uuid is None:
-        return claim
-    devices = [msgspec.structs.replace(device, minor=by_uuid.get(device.gpu, device.minor)) for device in claim.devices]
-    return claim if devices == claim.devices else msgspec.structs.replace(claim, devices=devices)
+class _Judged(NamedTuple):
+    """The prepared claims as they are now, and those that lack something."""
+
+    there: dict[ClaimUid, PreparedClaim]
+    without_gpu: list[ClaimUid]
+    without_instance: list[ClaimUid]
+
+
+def _judged(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances | None, gpus: Sequence[Gpu]) -> _Judged:
+    what = ground(gpus, cdi, instances)
+    judged = _Judged({}, [], [])
+    for claim in record.claims.values():
+        if claim.state is not ClaimState.PREPARED:
+            continue
+        try:
+            judged.there[claim.uid] = as_it_is(claim, what)
+        except (NotThere, CapabilityUnknown):
+            no_gpu = any(gone(what.gpus.get(device.gpu)) for device in claim.devices)
+            (judged.without_gpu if no_gpu else judged.without_instance).append(claim.uid)
+    return judged
+
+
+def _retract(record: Checkpoint, cdi: CdiFolder, judged: _Judged) -> list[ClaimUid]:
+    """Take away every spec that is not what its claim's devices are now."""
+    right = (uid for uid, now in judged.there.items() if now == record.claims[uid] and cdi.is_current(now))
+    return cdi.sweep(right)
+
+
+def _kept(record: Checkpoint) -> list[PreparedClaim]:
+    return [claim for claim in record.claims.values() if claim.state is not ClaimState.PREPARING]
+
+
+def _record(record: Checkpoint, claims: list[PreparedClaim], *, boot_id: str) -> None:
+    if list(record.claims.values()) != claims or record.boot_id != boot_id:
+        record.replace(claims, boot_id=boot_id)

@@ -17,6 +17,7 @@ from draco.agent.cdi import CdiFolder
 from draco.agent.checkpoint import Checkpoint, OwnedInstance, PreparedClaim
 from draco.agent.claim_instances import ClaimInstances
 from draco.agent.files import Files
+from draco.agent.gpus import Where
 from draco.agent.hardware import View
 from draco.agent.known_gpus import KnownGpus
 from draco.kube.client import Client
@@ -26,7 +27,7 @@ from draco.kube.retry import Backoff, asked_to_wait_s
 from draco.resources.draco import GpuNode
 from draco.resources.kinds import CLAIMS, GPU_NODES, SLICES
 from draco.resources.meta import ObjectKey
-from draco.resources.names import GpuUuid
+from draco.resources.names import ClaimUid, GpuUuid
 from draco.resources.slices import ResourceSlice
 
 log = structlog.get_logger()
@@ -99,11 +100,12 @@ class Startup:
         self._rewritten = rewritten
         self._clock = clock
         self._random = random
-        self._minors: dict[GpuUuid, int] | None = None
-        self._minors_moved = asyncio.Event()
+        self._where: dict[GpuUuid, Where] | None = None
+        self._looked = asyncio.Event()
         self._loaded = asyncio.Event()
         self._named = asyncio.Event()
         self._reported: GpuNode | None = None
+        self._lacking: tuple[list[ClaimUid], list[ClaimUid]] = ([], [])
 
     async def name(self) -> None:
         """Tell the GPUs their names, when the record has been read.
@@ -138,16 +140,20 @@ class Startup:
         self.recovered.set()
 
     async def keep(self) -> None:
-        """Make all agree again when minor numbers have moved: the driver was loaded late, or again."""
+        """See after every look at the GPUs that what is prepared is what is there.
+
+        Where they are others or elsewhere than before, because the driver was loaded late or again, instances are made again too.
+        """
         while True:
-            await self._minors_moved.wait()
-            self._minors_moved.clear()
-            await self._persistently("recovery.disk", self._converge)
+            await self._looked.wait()
+            self._looked.clear()
+            moved = self._where != _where(self._view())
+            await self._persistently("recovery.disk", self._converge if moved else self._respec)
 
     def seen(self, view: View) -> None:
         """The GPUs were read."""
-        if view.driver is not None and self._minors != {gpu.uuid: gpu.minor for gpu in view.present}:
-            self._minors_moved.set()
+        if view.driver is not None and not view.fault and (self._record.claims or self._where != _where(view)):
+            self._looked.set()
 
     async def instances_changed(self, uuid: GpuUuid) -> None:
         """Instances of a GPU may have been made again, with other UUIDs and other device nodes."""
@@ -191,27 +197,37 @@ class Startup:
 
     async def _converge(self) -> None:
         view = self._view()
-        gpus = None if view.driver is None else view.present
+        gpus = None if view.driver is None else [located.gpu for located in view.gpus]
         done = await self._in_thread(
             lambda: recovery.converge(
                 self._record, self._cdi, gpus=gpus, boot_id=self._boot_id, instances=self._instances
             )
         )
-        self._minors = None if gpus is None else {gpu.uuid: gpu.minor for gpu in gpus}
+        self._where = None if gpus is None else _where(view)
         self._say(done)
 
     async def _respec(self) -> None:
-        here = {gpu.uuid for gpu in self._view().present}
-        self._say(await self._in_thread(lambda: recovery.respec(self._record, self._cdi, self._instances, here=here)))
+        view = self._view()
+        if view.driver is None:
+            return  # nothing is known of what is there
+        gpus = [located.gpu for located in view.gpus]
+        self._say(await self._in_thread(lambda: recovery.respec(self._record, self._cdi, self._instances, gpus=gpus)))
 
     def _say(self, done: recovery.Converged) -> None:
         names = ("undone", "rewritten", "without_gpu", "without_instance", "swept")
         counts = {name: len(getattr(done, name)) for name in names}
-        if done.rebooted or any(counts.values()):
+        lacking = (done.without_gpu, done.without_instance)
+        if done.rebooted or done.undone or done.rewritten or done.swept or lacking != self._lacking:
             log.info("claims.converged", node=self._node, rebooted=done.rebooted, **counts)
+        self._lacking = lacking
         for uid in done.rewritten:
             if uid in self._record.claims:
                 self._rewritten(self._record.claims[uid])
 
     async def _persistently(self, event: str, attempt: Callable[[], Awaitable[T]]) -> T:
         return await persistently(event, attempt, clock=self._clock, random=self._random)
+
+
+def _where(view: View) -> dict[GpuUuid, Where]:
+    """Where each GPU is."""
+    return {gpu.uuid: Where(gpu.minor, gpu.pci_bus_id) for gpu in view.present}

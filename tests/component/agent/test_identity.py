@@ -12,7 +12,7 @@ from draco.resources.claims import ResourceClaim
 from draco.resources.kinds import GPU_NODES
 from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR, FORGET_GPU
-from draco.simulator import faults, state
+from draco.simulator import faults, hotplug, state
 from draco.simulator.gpu_state import GpuState
 from tests.agents import SimulatedNode, eventually
 
@@ -36,19 +36,15 @@ def opened(node: SimulatedNode, claim: ResourceClaim) -> dict[str, str]:
 
 def remove(node: SimulatedNode, index: int) -> GpuState:
     """A board leaves, the node boots, and the minor numbers of the others close the gap."""
-    removed: list[GpuState] = []
-
-    def change(known: state.NodeState) -> None:
-        removed.append(known.gpus.pop(index))
-
-    faults.change(node.gpus, change)
-    faults.reboot(node.gpus, minors=range(len(hardware(node))))
-    return removed[0]
+    gone = hardware(node)[index]
+    hotplug.remove(node.gpus, index)
+    faults.reboot(node.gpus)
+    return gone
 
 
 def bring_back(node: SimulatedNode, gpu: GpuState) -> None:
-    faults.change(node.gpus, lambda known: known.gpus.insert(0, gpu))
-    faults.reboot(node.gpus, minors=range(len(hardware(node))))
+    hotplug.reseat(node.gpus, gpu.uuid)
+    faults.reboot(node.gpus)
 
 
 async def test_a_reboot_that_permutes_minor_numbers_moves_no_name(node: SimulatedNode) -> None:

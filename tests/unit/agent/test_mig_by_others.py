@@ -271,7 +271,7 @@ def test_a_gpu_whose_mode_was_turned_off_by_hand_since_the_last_look_is_divided_
     assert node.real() == [(9, 4, 1)]
 
 
-def test_a_gpu_that_has_no_mig_is_given_whole_without_asking_nvml(tmp_path: Path) -> None:
+def test_a_gpu_that_has_no_mig_is_given_whole_though_it_cannot_be_read_now(tmp_path: Path) -> None:
     build(tmp_path, board="L40S", mig=False)
     node = MigNode(tmp_path)
     faults.make_unreadable(node.path, 0)

@@ -359,7 +359,7 @@ def check(stage: Stage) -> tuple[list[Photo], int]:
         assert "may be what an interrupted step of this agent made" in node.mig.divisions[node.uuid].message
         node.now_s += DOUBT_S
         node.layouts.keep(node.uuid)
-        recovery.respec(node.record, node.cdi, node.instances, here={node.uuid})  # so it is told when instances are new
+        recovery.respec(node.record, node.cdi, node.instances, gpus=node.gpus)  # so it is told when instances are new
     recovering, points = list(stage.camera.photos), stage.camera.points
     assert node.left_open == {uuid for uuid, one in node.at_first.items() if one.dirty}, (
         "dirty until settled, and only then"
