@@ -28,14 +28,18 @@ class RecordingPlugin:
         self.info = registration_pb2.PluginInfo(type="DRAPlugin", name=driver, supported_versions=["v1.DRAPlugin"])
 
     @asynccontextmanager
-    async def serving(self, root: Path) -> AsyncIterator["RecordingPlugin"]:
-        """Serve on the node whose kubelet directory is `root`; remove the sockets at the end."""
+    async def serving(self, root: Path, *, pod: str = "") -> AsyncIterator["RecordingPlugin"]:
+        """Serve on the node whose kubelet directory is `root`; remove the sockets at the end.
+
+        As plugins in Go do, it removes what is there in its place. With `pod` it has sockets of its own instead.
+        """
         self.registered.clear()
         home = root / "plugins" / self.driver
         home.mkdir(parents=True, exist_ok=True)
         (root / "plugins_registry").mkdir(exist_ok=True)
-        self.info.endpoint = str(home / "dra.sock")
-        sockets = [home / "dra.sock", root / "plugins_registry" / f"{self.driver}-reg.sock"]
+        own = f"-{pod}" if pod else ""
+        sockets = [home / f"dra{own}.sock", root / "plugins_registry" / f"{self.driver}{own}-reg.sock"]
+        self.info.endpoint = str(sockets[0])
         server = grpc.aio.server()
         server.add_generic_rpc_handlers(
             (

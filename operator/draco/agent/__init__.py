@@ -10,6 +10,6 @@ view of all that); `slices` and `partitions` (what is published), `offering` and
 `checkpoint`, `journal`, `cdi`, `capabilities`, `files`, `recovery` and `leftovers` (claims on this node); `dividing` (how GPUs
 are divided, put together), `mig_desk` (making and destroying instances), `mig_inventory` (what there is), `holdings` (whose they
 are), `failures` (where making fails), `claim_instances` (for claims), `mig_layout` and `mig_keeper` (for policies), `holders`
-(who keeps one); `claim_status`, `node_status`, `mig_report`, `conditions`, `endpoints` and `metrics` (reports); `guard` (one
-plugin per driver and node); `errors`; `api` and `proto` (kubelet's messages).
+(who keeps one); `claim_status`, `node_status`, `mig_report`, `conditions`, `endpoints` and `metrics` (reports); `guard` and
+`unix_sockets` (one plugin per driver and node); `errors`; `api` and `proto` (kubelet's messages).
 """

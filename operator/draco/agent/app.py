@@ -33,7 +33,7 @@ from draco.agent.node_status import NodeReporter, Standing
 from draco.agent.nvml import Nvml
 from draco.agent.offers import Offers
 from draco.agent.pcie import SysfsPcieRoots
-from draco.agent.plugin import Plugin, Registration, sockets
+from draco.agent.plugin import Contest, Plugin, Registration, sockets
 from draco.agent.prepare import ClaimDesk
 from draco.agent.publisher import SlicePublisher
 from draco.agent.settings import AgentSettings
@@ -42,6 +42,7 @@ from draco.agent.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, ha
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.discovery import PARTITIONABLE, Features, discover, serves
+from draco.kube.errors import ApiError
 from draco.kube.events import EventRecorder
 from draco.resources.events import ObjectReference
 from draco.resources.kinds import GPU_NODES
@@ -52,6 +53,8 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 CHECKPOINT = "checkpoint.json"
+REFUSAL_S = 5.0
+"""How long an agent that does not start tries to say so."""
 SILENT_S = 5.0
 """How long GpuNode is left as the last run wrote it, while this one finds out how things stand."""
 
@@ -206,6 +209,7 @@ class Agent:
             view=lambda: self._hardware.view,
             claims=self._claims_thread,
             changed=self._claim_changed,
+            hindrance=lambda: self._giving_way,
             metrics=self._metrics,
             clock=self._clock,
             random=self._random,
@@ -223,6 +227,7 @@ class Agent:
             clock=self._clock,
             check_s=self._settings.socket_check_s,
             on_registration=self._registered,
+            on_contest=self._contested,
             on_stopping=self._health.close,
         )
 
@@ -235,7 +240,10 @@ class Agent:
         except AnotherPlugin as refusal:
             self._log.error("agent.refused", error=str(refusal))
             self._tell("AnotherPlugin", "Start", str(refusal))
-            await self._events.flush(5.0)
+            with suppress(ApiError, TimeoutError):
+                async with asyncio.timeout(REFUSAL_S):
+                    await self._node_reporter.refused(str(refusal), by_ours=refusal.ours)
+            await self._events.flush(REFUSAL_S)
             raise
         finally:
             self._claims_thread.shutdown(wait=False)
@@ -370,6 +378,22 @@ class Agent:
             self._tell("RegistrationRefused", "Register", f"Kubelet refused the driver: {registration.error}")
         self._standing_changed()
 
+    def _contested(self, contest: Contest | None) -> None:
+        """Somebody else serves the driver, too, or does so no more."""
+        if contest is not None:
+            self._log.error("plugin.contested", gives_way=contest.gives_way, error=contest.sentence)
+            self._tell("AnotherPlugin", "GiveWay" if contest.gives_way else "KeepNode", contest.sentence)
+        else:
+            self._log.info("plugin.uncontested")
+        self._publisher.hold(self._giving_way)
+        self._standing_changed()
+
+    @property
+    def _giving_way(self) -> str:
+        """To whom, as a sentence; "" while the node is ours."""
+        contest = self._plugin.contest
+        return contest.sentence if contest is not None and contest.gives_way else ""
+
     def _standing_changed(self) -> None:
         self._node_reporter.touch()
 
@@ -380,6 +404,7 @@ class Agent:
             published=self._publisher.published,
             problem=self._publisher.problem,
             registration=self._plugin.registration,
+            contest=self._plugin.contest,
             claims=node_status.prepared(self._checkpoint.claims),
             divisions=self._dividing.divisions if self._startup.recovered.is_set() else {},
             features=self._features,
@@ -388,6 +413,8 @@ class Agent:
     def _lacking(self) -> list[str]:
         """What keeps the agent from being ready. That kubelet has not registered us is its own business."""
         sentences = [] if self._plugin.serving.is_set() else ["Kubelet's sockets are not served yet."]
+        if self._giving_way:
+            return [*sentences, self._giving_way]
         return sentences if self._publisher.published else [*sentences, self._publisher.problem]
 
     def _metrics_text(self) -> bytes:

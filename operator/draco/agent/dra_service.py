@@ -45,6 +45,7 @@ class DraService:
     """Behaviours of the DRAPlugin service, for every version of its messages.
 
     `claims` is the thread in which `desk` is used. `changed` is called with each claim that was prepared or given up.
+    `hindrance` says why no claim may be prepared now, "" when nothing is in the way.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class DraService:
         view: Callable[[], View],
         claims: ThreadPoolExecutor,
         changed: Callable[[PreparedClaim], None],
+        hindrance: Callable[[], str] = str,
         metrics: Metrics,
         clock: Clock,
         random: Random,
@@ -67,6 +69,7 @@ class DraService:
         self._view = view
         self._claims = claims
         self._changed = changed
+        self._hindrance = hindrance
         self._metrics = metrics
         self._clock = clock
         self._random = random
@@ -94,6 +97,7 @@ class DraService:
         started = self._clock.monotonic()
         error, devices = "", []
         try:
+            self._refuse_if_hindered(name)
             async with asyncio.timeout(self._deadline_s):
                 allocated = await self._read(ObjectKey(claim.namespace, claim.name), ClaimUid(claim.uid))
                 # The GPUs as they are when its turn comes: a fault may have come meanwhile.
@@ -113,6 +117,10 @@ class DraService:
         self._metrics.prepared(self._clock.monotonic() - started, failed=bool(error))
         response: Message = messages.NodePrepareResourceResponse(devices=devices, error=error)
         return response
+
+    def _refuse_if_hindered(self, name: str) -> None:
+        if hindrance := self._hindrance():
+            raise PrepareError(f"Claim {name} cannot be prepared: {hindrance}")
 
     def _gpus(self, name: str) -> Mapping[str, Any]:
         view = self._view()

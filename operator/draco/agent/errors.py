@@ -20,7 +20,11 @@ class SettingsError(AgentError):
 
 
 class AnotherPlugin(AgentError):
-    """Something else already serves this driver, or this folder, on the node."""
+    """Something else already serves this driver, or this folder, on the node. `ours`: it is an agent of Draco, too."""
+
+    def __init__(self, sentence: str, *, ours: bool = False) -> None:
+        super().__init__(sentence)
+        self.ours = ours
 
 
 class PrepareError(AgentError):

@@ -16,7 +16,7 @@ from draco.agent.conditions import merged
 from draco.agent.hardware import View
 from draco.agent.health_service import reports
 from draco.agent.instances import GpuMig
-from draco.agent.plugin import Registration
+from draco.agent.plugin import Contest, Registration
 from draco.agent.publisher import Published
 from draco.agent.slices import device_name, memory, position
 from draco.kube.client import Client
@@ -44,6 +44,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     registration: Registration
     claims: int
+    contest: Contest | None = None
     divisions: Mapping[GpuUuid, GpuMig] = {}
     features: Features | None = None
     """What the cluster can do, once that is known."""
@@ -99,10 +100,18 @@ def _conditions(standing: Standing) -> list[Condition]:
         _condition("Published", published is not None, "SlicesWritten", "NotWritten", standing.problem),
         _condition("Registered", registration.accepted, "KubeletAccepted", "NotAccepted", registration.error),
     ]
-    lacking = [part for part in parts if part.status != "True"]
-    sentences = " ".join(part.message for part in lacking)
+    contest = standing.contest
+    exclusive = _exclusive("" if contest is None else contest.sentence)
+    needed = [exclusive, *parts] if contest is not None and contest.gives_way else parts
+    lacking = [part for part in needed if part.status != "True"]
+    sentences = " ".join(dict.fromkeys(part.message for part in lacking))
     ready = _condition("Ready", not lacking, "Serving", lacking[0].reason if lacking else "", sentences)
-    return [ready, *parts, *_partitionable(standing.features)]
+    return [ready, *parts, exclusive, *_partitionable(standing.features)]
+
+
+def _exclusive(contest: str) -> Condition:
+    """Whether nobody else serves the driver on this node."""
+    return _condition("Exclusive", not contest, "OnlyPlugin", "AnotherPlugin", contest)
 
 
 def _partitionable(features: Features | None) -> list[Condition]:
@@ -167,6 +176,28 @@ class NodeReporter:
                 subresource="status",
             )
         return RECHECK_S
+
+    async def refused(self, sentence: str, *, by_ours: bool) -> None:
+        """Report that this agent does not start, since another plugin serves the driver. Whatever else is reported stays.
+
+        Under a name of its own, which the next report of an agent that does start takes back. `by_ours`: it is an agent of Draco,
+        whose own report says whether the node is ready.
+        """
+        key = ObjectKey("", self._node)
+        current = await self._read_or_create(key)
+        if current is None:
+            return
+        exclusive = _exclusive(sentence)
+        ready = Condition(type="Ready", status="False", reason=exclusive.reason, message=sentence)
+        wanted = [exclusive] if by_ours else [ready, exclusive]
+        fresh = merged(wanted, current.status.conditions, self._clock.now())
+        await self._client.apply(
+            GPU_NODES,
+            key,
+            {"status": {"conditions": msgspec.to_builtins(fresh)}},
+            manager=f"{FIELD_MANAGER_AGENT}-refused",
+            subresource="status",
+        )
 
     async def _read_or_create(self, key: ObjectKey) -> GpuNode | None:
         try:

@@ -68,6 +68,7 @@ class SlicePublisher:
         )
         self._queue: WorkQueue[str] = WorkQueue(clock=clock, random=random, cap_s=60.0)
         self._wanted: tuple[list[Device], list[CounterSet]] | None = None
+        self._held = ""
         self._generation = 0
         self._unseen: dict[ObjectKey, int] = {}  # resource versions of our writes that the watch has not brought yet
         self._unseen_until = 0.0
@@ -78,6 +79,12 @@ class SlicePublisher:
         wanted = (list(devices), list(counters))
         if wanted != self._wanted:
             self._wanted = wanted
+            self._queue.add(self._node)
+
+    def hold(self, why: str) -> None:
+        """Write nothing while there is a reason not to; "" goes on. The slices stay as they are."""
+        if why != self._held:
+            self._held = why
             self._queue.add(self._node)
 
     async def run(self) -> None:
@@ -97,6 +104,9 @@ class SlicePublisher:
 
     async def _reconcile(self, _node: str) -> float | None:
         """Read, decide, write."""
+        if self._held:
+            self._tell(None, self._held)
+            return None
         if self._wanted is None:
             return None
         if self._unseen and self._clock.monotonic() < self._unseen_until:

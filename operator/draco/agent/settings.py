@@ -38,7 +38,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     rescan_s: float = 10.0
     nvml_retry_s: float = 5.0
     event_wait_s: float = 1.0
-    socket_check_s: float = 5.0
+    socket_check_s: float = 1.0
     prepare_deadline_s: float = DEADLINE_S
     health_timeout_s: int = TIMEOUT_S
 

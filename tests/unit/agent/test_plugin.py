@@ -1,0 +1,183 @@
+"""Serving a driver beside other plugins of it, over real sockets: who keeps the node, and that nobody's socket is harmed."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draco.agent import plugin
+from draco.agent.api import registration_pb2
+from draco.agent.plugin import Contest, Plugin, sockets
+from draco.agent.unix_sockets import Identity, identity, listener
+from draco.agent.wire import REGISTRATION, unary
+from draco.kube.clock import SystemClock
+from tests.agents import channel, eventually
+from tests.doubles.draplugin import RecordingPlugin
+
+DRIVER = "gpu.nvidia.com"
+
+
+class Served:
+    """A plugin that runs, and what it said of others."""
+
+    def __init__(self, root: Path) -> None:
+        self.contests: list[Contest | None] = []
+        self.where = sockets(root, DRIVER)
+        self.plugin = Plugin(
+            self.where, driver=DRIVER, services=[], clock=SystemClock(), check_s=0.02, on_contest=self.contests.append
+        )
+
+    @property
+    def registration(self) -> Path:
+        """The socket by which kubelet finds it now."""
+        return self.plugin._registry.path
+
+    async def info(self) -> Any:
+        async with channel(self.registration) as connected:
+            return await unary(connected, REGISTRATION, "GetInfo")(registration_pb2.InfoRequest(), timeout=5)
+
+
+@asynccontextmanager
+async def running(root: Path) -> AsyncIterator[Served]:
+    served = Served(root)
+    task = asyncio.create_task(served.plugin.run())
+    await served.plugin.serving.wait()
+    try:
+        yield served
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def names(root: Path) -> list[str]:
+    """All sockets, hidden ones too."""
+    return [path.name for path in root.rglob("*") if path.is_socket()]
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder whose path leaves room for the names of sockets."""
+    with tempfile.TemporaryDirectory(prefix="dra-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def other() -> RecordingPlugin:
+    return RecordingPlugin(DRIVER)
+
+
+async def until_contested(served: Served) -> Contest:
+    await eventually(lambda: served.plugin.contest)
+    assert served.plugin.contest
+    return served.plugin.contest
+
+
+async def test_one_that_comes_later_by_a_socket_of_its_own_is_named_and_we_register_again(
+    root: Path, other: RecordingPlugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "REGISTER_AGAIN_S", (0.0, 0.2))
+    async with running(root) as served:
+        before = identity(served.registration)
+        async with other.serving(root, pod="its-uid"):
+            contest = await until_contested(served)
+            assert not contest.gives_way
+            assert f"{DRIVER}-its-uid-reg.sock" in contest.sentence
+            assert f"process {os.getpid()}" in contest.sentence
+            assert "Draco keeps the node and has registered again" in contest.sentence
+            seen: set[Identity | None] = {before}
+
+            def registered_twice() -> bool:
+                seen.add(identity(served.registration))
+                return len(seen - {None}) == 3
+
+            await eventually(registered_twice)
+            assert (await served.info()).name == DRIVER
+        await eventually(lambda: served.plugin.contest is None)
+        assert [contest is not None for contest in served.contests] == [True, False]
+
+
+async def test_one_that_puts_its_sockets_in_the_place_of_ours_keeps_them_and_we_serve_beside_it(
+    root: Path, other: RecordingPlugin
+) -> None:
+    async with running(root) as served:
+        async with other.serving(root):
+            theirs = [identity(path) for path in (served.where.registration, served.where.service)]
+            contest = await until_contested(served)
+            assert not contest.gives_way
+            await eventually(lambda: served.registration != served.where.registration and served.registration.exists())
+            info = await served.info()
+            assert info.name == DRIVER
+            assert info.endpoint != str(served.where.service), "kubelet would call the other one"
+            assert listener(Path(info.endpoint)) == os.getpid()
+            assert [identity(path) for path in (served.where.registration, served.where.service)] == theirs
+        await eventually(lambda: served.plugin.contest is None)
+    assert names(root) == []
+
+
+async def test_to_one_that_was_there_first_we_give_way_until_it_is_gone(root: Path, other: RecordingPlugin) -> None:
+    async with other.serving(root, pod="its-uid"), running(root) as served:
+        contest = await until_contested(served)
+        assert contest.gives_way
+        assert "was served on this node before Draco by" in contest.sentence
+        assert not served.where.registration.exists()
+        assert served.plugin.registration.error == contest.sentence
+    async with other.serving(root, pod="its-uid"):
+        late = Served(root)
+        task = asyncio.create_task(late.plugin.run())
+        await until_contested(late)
+    await eventually(late.where.registration.exists)
+    assert late.plugin.contest is None
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_of_two_agents_that_begin_at_the_same_moment_the_later_one_gives_way(root: Path) -> None:
+    one, two = Served(root), Served(root)
+    for served in (one, two):
+        served.plugin._rivals.begin = lambda: None  # type: ignore[method-assign]  # each looked before the other was there
+    one.plugin._rivals.since_s, two.plugin._rivals.since_s = 1.0, 2.0
+    tasks = [asyncio.create_task(served.plugin.run()) for served in (two, one)]
+    assert (await until_contested(two)).gives_way
+    await eventually(lambda: one.plugin.contest is None and one.plugin.serving.is_set())
+    assert (await one.info()).name == DRIVER
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_where_others_have_all_paths_it_says_so_and_goes_on_when_they_end(root: Path) -> None:
+    where = sockets(root, DRIVER)
+    alternative = plugin.other_sockets(where)
+    assert len(str(alternative.registration)) == len(str(where.registration))
+    mute = []
+    for path in (where.service, alternative.service):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mute.append(await asyncio.start_unix_server(lambda _reader, writer: writer.close(), path))
+    async with running(root) as served:
+        contest = await until_contested(served)
+        assert contest.gives_way
+        assert f"{where.service} is served by process" in contest.sentence
+        for server in mute:
+            server.close()
+            await server.wait_closed()
+        await eventually(lambda: served.plugin.contest is None)
+        assert (await served.info()).endpoint == str(where.service)
+
+
+async def test_other_drivers_and_what_does_not_answer_contest_nothing(root: Path) -> None:
+    async with running(root) as served, RecordingPlugin("gpu.example.com").serving(root):
+        silent = await asyncio.start_unix_server(
+            lambda _reader, writer: writer.close(), served.registration.with_name("silent.sock")
+        )
+        looks = served.plugin._rivals
+        await eventually(lambda: len(looks._known) == 1 and looks._ask_again)
+        assert served.contests == []
+        silent.close()
+        await silent.wait_closed()
