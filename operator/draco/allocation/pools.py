@@ -13,7 +13,7 @@ from draco.allocation.node_selection import targets
 from draco.allocation.state import amount
 from draco.resources.core import Node
 from draco.resources.names import DeviceKey, PoolKey
-from draco.resources.slices import Device, ResourceSliceSpec
+from draco.resources.slices import Device, ResourceSliceSpec, taken_together
 from draco.resources.taints import DeviceTaint
 
 Charges = tuple[tuple[int, int], ...]
@@ -25,7 +25,7 @@ class Standing(IntEnum):
 
     CURRENT = 0
     OBSOLETE = 1
-    """There is a newer generation of the pool."""
+    """There is a newer generation of the pool, and no node that has all of this one."""
     INCOMPLETE = 2
     """Slices of the pool's newest generation are missing."""
     INVALID = 3
@@ -124,20 +124,33 @@ class Pool:
         if self.plain is not None:
             yield self.plain, Standing.CURRENT
             return
-        newest = max(entry.spec.pool.generation for entry in self._entries.values())
-        current = [entry for entry in self._entries.values() if entry.spec.pool.generation == newest]
-        standing = Standing.CURRENT
-        if any(len(current) != entry.spec.pool.resource_slice_count for entry in current):
-            standing = Standing.INCOMPLETE
-        elif self._is_invalid(current):
-            standing = Standing.INVALID
-        for entry in self._entries.values():
-            yield entry, standing if entry.spec.pool.generation == newest else Standing.OBSOLETE
+        entries = sorted(self._entries.values(), key=lambda entry: entry.name)
+        standings = [Standing.OBSOLETE] * len(entries)
+        for places, complete in taken_together([entry.spec for entry in entries]):
+            lot = [entries[place] for place in places]
+            valid = self._valid(lot) if complete else ()
+            for place in places:
+                if entries[place].name in valid:
+                    standings[place] = Standing.CURRENT
+                elif standings[place] is not Standing.CURRENT:
+                    standings[place] = Standing.INVALID if complete else Standing.INCOMPLETE
+        yield from zip(entries, standings, strict=True)
 
-    def _is_invalid(self, current: list[Entry]) -> bool:
+    def _valid(self, lot: list[Entry]) -> set[str]:
+        """The slices whose node finds nothing wrong; of devices it sees those that it may reach."""
+        if not self._is_invalid(lot):
+            return {entry.name for entry in lot}
+        valid = set()
+        for node in {entry.spec.node_name for entry in lot}:
+            here = [entry for entry in lot if entry.spec.node_name in (node, None)]
+            if len(here) < len(lot) and not self._is_invalid(here, [entry for entry in lot if entry not in here]):
+                valid.update(entry.name for entry in here)
+        return valid
+
+    def _is_invalid(self, here: list[Entry], rest: Sequence[Entry] = ()) -> bool:
         try:
-            index, _ = _check(current, [])
-            for entry in _with_devices(current):
+            index, _ = _check(here, rest)
+            for entry in _with_devices([*here, *rest]):
                 for device in entry.spec.devices:
                     if device.consumes_counters:
                         _charges(device, index)

@@ -5,13 +5,13 @@ or consumable capacity: that is for explanations.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node
 from draco.resources.names import DeviceKey
-from draco.resources.slices import Device, ResourceSlice, current_slices
+from draco.resources.slices import Device, Publication, ResourceSlice, publications
 from draco.resources.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector
 
 
@@ -41,9 +41,8 @@ def survey(
     used = {device for claim in claims for device in claim.devices_held}
     tainting = _Rules(rules)
     states: Survey = Counter()
-    for pool, parts in current_slices(slices).items():
-        complete = len(parts) == parts[0].spec.pool.resource_slice_count
-        for part in parts:
+    for pool, found in publications(slices).items():
+        for part, complete in _parts(found):
             for device in part.spec.devices:
                 key = DeviceKey(pool.driver, pool.pool, device.name)
                 if not complete:
@@ -56,6 +55,14 @@ def survey(
                     state = DeviceState.TAINTED if tainting.hits(key, device) else DeviceState.FREE
                 states[pool.driver, state] += 1
     return states
+
+
+def _parts(found: Sequence[Publication]) -> Iterable[tuple[ResourceSlice, bool]]:
+    """Each slice once, and whether it is complete for somebody."""
+    if len(found) == 1:
+        return [(part, found[0].complete) for part in found[0].slices]
+    incomplete_first = sorted(found, key=lambda each: each.complete)
+    return {id(part): (part, each.complete) for each in incomplete_first for part in each.slices}.values()
 
 
 def _node_state(name: str, nodes: Mapping[str, Node]) -> DeviceState | None:

@@ -37,7 +37,7 @@ from draco.mig_policy.wishes import wish
 from draco.resources.draco import GpuMig, GpuNode, GpuStatus, MigMode, MigPolicy, ResetPermit, WantedGpu
 from draco.resources.meta import LabelSelector, ObjectMeta
 from draco.resources.names import PoolKey
-from draco.resources.slices import ResourceSlice, current_slices
+from draco.resources.slices import ResourceSlice, by_pool, own_slices
 
 _NONE_OF_ITS_OWN = frozenset({"NotUnderstood", "NothingMatches", "OlderPolicy"})
 
@@ -93,7 +93,7 @@ def plan(seen: Observed, now: datetime) -> PlanView:
     """What applying `seen.asked` and deleting `seen.deleted` changes."""
     policies = _policies(seen, now)
     holders = holders_of(seen.claims)
-    slices = current_slices(seen.slices)
+    slices = by_pool(seen.slices)
     nodes = [
         _node(seen, node, policies, slices, holders)
         for _, node in sorted(seen.gpu_nodes.items(), key=lambda pair: natural(pair[0]))
@@ -145,7 +145,9 @@ def _node(
 ) -> _Node:
     name, driver = node.metadata.name, node.status.driver
     known = seen.nodes.get(name)
-    devices = [device for part in slices.get(PoolKey(driver, name), ()) for device in part.spec.devices]
+    devices = [
+        device for part in own_slices(slices.get(PoolKey(driver, name), ()), name) for device in part.spec.devices
+    ]
     whole = whole_gpus(devices, node.status.gpus, driver=driver)
     at = SeenNode(gpu_node=node, labels=known.metadata.labels if known else {}, devices=whole)
     before = decide(at, policies.before, policies.granted)

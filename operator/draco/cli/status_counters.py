@@ -4,7 +4,7 @@ Owns the sums over shared counters. Pure: what is published and held in, devices
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 from draco.resources.names import DeviceKey, PoolKey
@@ -12,10 +12,12 @@ from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.slices import Device, ResourceSlice
 
 
-def short_of_counters(pools: Mapping[PoolKey, Sequence[ResourceSlice]], held: Collection[DeviceKey]) -> set[DeviceKey]:
+def short_of_counters(
+    pools: Iterable[tuple[PoolKey, Sequence[ResourceSlice]]], held: Collection[DeviceKey]
+) -> set[DeviceKey]:
     """The devices for which too little is left of a counter, those that are held left out."""
     found: set[DeviceKey] = set()
-    for pool, slices in pools.items():
+    for pool, slices in pools:
         drawing = [
             (key, device)
             for item in slices

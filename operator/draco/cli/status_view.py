@@ -29,7 +29,7 @@ from draco.resources.core import Node, Pod
 from draco.resources.draco import DeviceMaintenance, GpuNode, GpuStatus, MaintenancePhase, MigMode, MigPolicy
 from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey, PoolKey
-from draco.resources.slices import Device, DeviceAttribute, ResourceSlice, current_slices
+from draco.resources.slices import Device, DeviceAttribute, Publication, ResourceSlice, by_pool, publications, strangers
 from draco.resources.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector
 
 _UNSEEN = "The operator has not taken it up yet; does it run?"
@@ -58,7 +58,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> Status:
     """The whole screen. `namespace` narrows the list of claims; what devices are in use for is always cluster-wide."""
-    pools = dict(sorted(current_slices(snapshot.slices).items()))
+    pools = dict(sorted(publications(snapshot.slices).items()))
     devices = _devices(snapshot, pools)
     claims = [claim for claim in snapshot.claims if not namespace or claim.metadata.namespace == namespace]
     waiting = _waiting(snapshot.pods)
@@ -118,7 +118,7 @@ def _product(attributes: Mapping[str, DeviceAttribute]) -> str:
     return ""
 
 
-def _devices(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[ResourceSlice]]) -> list[DeviceView]:
+def _devices(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> list[DeviceView]:
     holders: dict[DeviceKey, list[str]] = defaultdict(list)
     for claim in snapshot.claims:
         for held in claim.devices_held:
@@ -135,10 +135,12 @@ def _devices(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[ResourceSlice]
         for gpu in node.status.gpus
     }
     ready = {node.metadata.name: node.ready for node in snapshot.nodes}
-    short = short_of_counters(pools, holders.keys())
+    short = short_of_counters(
+        ((pool, each.slices) for pool, published in pools.items() for each in published), holders.keys()
+    )
     views = []
-    for pool, slices in pools.items():
-        for item in slices:
+    for pool, published in pools.items():
+        for item in {id(item): item for each in published for item in each.slices}.values():
             for device in item.spec.devices:
                 key = DeviceKey(pool.driver, pool.pool, device.name)
                 node = item.spec.node_name or device.node_name or ""
@@ -340,18 +342,24 @@ def _policy(policy: MigPolicy) -> PolicyView:
     )
 
 
-def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[ResourceSlice]]) -> list[str]:
+def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> list[str]:
     """What makes the screen itself doubtful."""
     known = {node.metadata.name for node in snapshot.nodes}
     warnings = list(snapshot.unread)
-    for key, slices in pools.items():
-        wanted = slices[0].spec.pool.resource_slice_count
-        if len(slices) != wanted:
-            warnings.append(
-                f"Pool {key} is incomplete: {len(slices)} of {wanted} slices; the scheduler allocates nothing from it until "
-                "its driver has published the rest."
-            )
-        nodes = {item.spec.node_name for item in slices if item.spec.node_name}
+    parts = by_pool(snapshot.slices)
+    for key, published in pools.items():
+        warnings += [
+            f"Pool {key} is incomplete: {len(each.slices)} of {each.slices[0].spec.pool.resource_slice_count} slices; the "
+            "scheduler allocates nothing from it until its driver has published the rest."
+            for each in published
+            if not each.complete
+        ]
+        nodes = {item.spec.node_name for each in published for item in each.slices if item.spec.node_name}
+        warnings += [
+            f"Pool {key} of node {key.pool} is published for {item.spec.audience} too, by slice {item.metadata.name}: where both "
+            "have a device of one name, only one of the two can be had. Delete that slice, and see who writes it."
+            for item in sorted(strangers(parts[key]), key=lambda item: item.metadata.name)
+        ]
         warnings += [
             f"Pool {key} is published for node {name}, which does not exist." for name in sorted(nodes - known)
         ]

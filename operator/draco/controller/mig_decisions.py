@@ -22,7 +22,7 @@ from draco.mig_policy.standing import Standing
 from draco.resources.draco import GpuNode, MigPolicy
 from draco.resources.meta import ObjectKey
 from draco.resources.names import PoolKey
-from draco.resources.slices import ResourceSlice, current_slices
+from draco.resources.slices import ResourceSlice, own_slices
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
@@ -111,8 +111,8 @@ class MigDecisions:
 
     def _slices(self, gpu_node: GpuNode) -> list[ResourceSlice]:
         pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
-        found = current_slices(self._view.slices.store.by_index(BY_POOL, pool)).get(pool, [])
-        return sorted(found, key=lambda each: each.metadata.name)
+        own = own_slices(self._view.slices.store.by_index(BY_POOL, pool), gpu_node.metadata.name)
+        return sorted(own, key=lambda each: each.metadata.name)
 
     def _permitted(self, rules: Sequence[Rules]) -> Mapping[str, bool]:
         """Whether each policy may reset now; the same object as long as that is the same."""

@@ -15,6 +15,7 @@ from draco.explanation.expressions import path_text
 from draco.explanation.model import Holder, SeenValue, SelectorRef, Shortage, TaintSeen
 from draco.explanation.verdicts import Ask, Judge, counter_names
 from draco.resources.claims import ResourceClaim
+from draco.resources.names import PoolKey
 from draco.resources.quantity import Quantity
 from draco.resources.slices import Device
 
@@ -75,6 +76,18 @@ def most_frequent(counts: dict[tuple[str, str], int]) -> list[SeenValue]:
 def consumers_of(claim: ResourceClaim) -> list[str]:
     """Who a claim is reserved for, each as "pod NAME"."""
     return [f"{each.resource.removesuffix('s')} {each.name}" for each in claim.status.reserved_for]
+
+
+def newer_elsewhere(fleet: Fleet, candidate: Candidate) -> str:
+    """Whose slice has the newest generation of the pool of a node's device; "" if it is the node's own."""
+    pool = fleet.inventory.pool(PoolKey(candidate.key.driver, candidate.key.pool))
+    entries = list(pool.entries) if pool is not None else []
+    newest = max((entry.spec.pool.generation for entry in entries), default=0)
+    ahead = sorted((each for each in entries if each.spec.pool.generation == newest), key=lambda entry: entry.name)
+    own = candidate.spec.node_name
+    if not own or any(entry.spec.node_name == own for entry in ahead):
+        return ""
+    return f"published by slice {ahead[0].name} for {ahead[0].spec.audience}"
 
 
 def holder(claim: ResourceClaim, devices: int = 1) -> Holder:

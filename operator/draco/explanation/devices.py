@@ -16,6 +16,7 @@ from draco.explanation.details import (
     capacity_shortage,
     counter_shortage,
     holder,
+    newer_elsewhere,
     selector_ref,
     taint_seen,
     values_seen,
@@ -65,6 +66,7 @@ class _Telling:
             text="",
             holders_total=len(parts.get("holders", ())),
             pools=[f"{candidate.key.driver}/{candidate.key.pool}"],
+            newer=newer_elsewhere(self._fleet, candidate) if finding.cause is Cause.POOL_OBSOLETE else "",
             constraint=str(finding.respect) if finding.cause is Cause.CONSTRAINT else "",
             **parts,
         )

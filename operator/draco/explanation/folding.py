@@ -17,6 +17,7 @@ from draco.explanation.details import (
     counter_shortage,
     holder,
     most_frequent,
+    newer_elsewhere,
     paths_of,
     selector_ref,
     taint_seen,
@@ -128,6 +129,8 @@ class _Folding:
             case Finding(Cause.POOL_INCOMPLETE | Cause.POOL_INVALID | Cause.POOL_OBSOLETE):
                 pools = {f"{each.key.driver}/{each.key.pool}" for _, each in tally.examples}
                 told = {"pools": sorted(pools)[:MAX_LISTED]}
+                if finding.cause is Cause.POOL_OBSOLETE:
+                    told["newer"] = newer_elsewhere(fleet, first)
         return told
 
     def _holders(self, tally: Tally) -> dict[str, Any]:

@@ -168,6 +168,8 @@ class CauseCount(Told, frozen=True, kw_only=True):
     taints: list[TaintSeen] = []
     shortage: Shortage | None = None
     pools: list[str] = []
+    newer: str = ""
+    """Where the newer generation of such a pool comes from, if from another node."""
     constraint: str = ""
 
 

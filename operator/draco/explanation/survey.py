@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from draco.allocation.fleet import Fleet
-from draco.allocation.pools import Candidate, Entry, PoolView
+from draco.allocation.pools import Candidate, Entry, PoolView, Standing
 from draco.explanation.ground import NOTHING, Ground, Sight, candidate_of
 from draco.explanation.model import Cause
 from draco.explanation.rows import Rows
@@ -266,15 +266,14 @@ class _Surveyor:
         for entry in self._ground.lost:
             yield from self._of_slice(entry, Cause.NO_NODE)
         for pool in self._ground.others:
-            newest = max(entry.spec.pool.generation for entry in pool.entries)
-            slices = sum(entry.spec.pool.generation == newest for entry in pool.entries)
-            for entry in pool.entries:
-                if entry.spec.pool.generation < newest:
-                    cause = Cause.POOL_OBSOLETE
-                elif slices != entry.spec.pool.resource_slice_count:
-                    cause = Cause.POOL_INCOMPLETE
-                else:
-                    cause = self._broken.get(pool.key, Cause.NO_NODE)
+            for entry, standing in pool.standings():
+                match standing:
+                    case Standing.OBSOLETE:
+                        cause = Cause.POOL_OBSOLETE
+                    case Standing.INCOMPLETE:
+                        cause = Cause.POOL_INCOMPLETE
+                    case _:
+                        cause = self._broken.get(pool.key, Cause.NO_NODE)
                 yield from self._of_slice(entry, cause)
 
     def _of_slice(self, entry: Entry, cause: Cause) -> Iterator[Seen]:

@@ -30,7 +30,6 @@ _SCHEDULER_TEXT: Final = 200
 _PREEMPTION: Final = re.compile(r"(?: [^.]*,)? preemption: .*", re.DOTALL)
 """What the scheduler says of preemption, which does nothing for devices."""
 _PLAIN: Final = {
-    Cause.POOL_OBSOLETE: "in slices of an older generation than their pool's newest",
     Cause.NO_NODE: "published for no node that exists",
     Cause.NODE_RULES: "on nodes to which the pod cannot go",
     Cause.FREE: "free",
@@ -82,6 +81,9 @@ def _particular(count: CauseCount) -> str:
             text = f"tainted {' and '.join(taints)}"
         case Cause.POOL_INCOMPLETE:
             text = f"in pools of which slices are missing ({some(count.pools)})"
+        case Cause.POOL_OBSOLETE:
+            newer = f", which is {count.newer}" if count.newer else ""
+            text = f"in slices of an older generation than their pool's newest{newer}"
         case Cause.POOL_INVALID:
             text = f"in pools that contradict themselves ({some(count.pools)})"
         case Cause.CONSTRAINT:

@@ -163,6 +163,21 @@ def test_pools_of_two_drivers_with_one_name_are_two_pools() -> None:
     assert status_of(Snapshot(nodes=[a_node()], slices=slices)).devices.total == 4
 
 
+def test_who_publishes_under_another_nodes_name_hides_nothing_and_is_named() -> None:
+    intruder = a_slice("node-b", ["gpu-0"], pool="node-a", name="x", generation=10**9)
+    status = status_of(Snapshot(nodes=[a_node("node-a"), a_node("node-b")], slices=[a_slice("node-a"), intruder]))
+    assert [(view.node, view.device) for view in status.device_list] == [
+        ("node-a", "gpu-0"),
+        ("node-a", "gpu-1"),
+        ("node-b", "gpu-0"),
+    ]
+    (warning,) = status.warnings
+    assert warning == (
+        "Pool gpu.nvidia.com/node-a of node node-a is published for node node-b too, by slice x: where both have a device of one "
+        "name, only one of the two can be had. Delete that slice, and see who writes it."
+    )
+
+
 def test_an_incomplete_pool_is_a_warning() -> None:
     warnings = status_of(Snapshot(nodes=[a_node()], slices=[a_slice(of=2)])).warnings
     assert warnings == [

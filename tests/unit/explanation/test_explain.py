@@ -260,6 +260,18 @@ def test_devices_of_pools_that_do_not_count_are_counted_still(published: list[Re
     assert count_of(told, cause).devices == 2
 
 
+def test_who_is_ahead_of_a_nodes_own_slices_is_named() -> None:
+    parts = [a_slice("n3", [f"gpu-{n}"], name=f"part-{n}", of=2) for n in range(2)]
+    intruder = a_slice("n4", [], pool="n3", name="intruder", generation=10**9)
+    fleet = Fleet.of(slices=[*parts, intruder], nodes=[a_node("n3"), a_node("n4")], classes=[a_device_class()])
+    assert explain(fleet, [asking()]).requests[0].free == 2
+    fleet.remove_slice("part-1")
+    told = explain(fleet, [asking()])
+    assert count_of(told, Cause.POOL_OBSOLETE).text == (
+        "in slices of an older generation than their pool's newest, which is published by slice intruder for node n4"
+    )
+
+
 def test_devices_of_a_node_that_is_gone_are_counted_still() -> None:
     told = explain(Fleet.of(slices=[a_slice("gone")], classes=[a_device_class()]), [asking()])
     assert told.reason is Reason.NO_NODE
