@@ -140,7 +140,7 @@ class Pool:
         """The slices whose node finds nothing wrong; of devices it sees those that it may reach."""
         if not self._is_invalid(lot):
             return {entry.name for entry in lot}
-        valid = set()
+        valid: set[str] = set()
         for node in {entry.spec.node_name for entry in lot}:
             here = [entry for entry in lot if entry.spec.node_name in (node, None)]
             if len(here) < len(lot) and not self._is_invalid(here, [entry for entry in lot if entry not in here]):

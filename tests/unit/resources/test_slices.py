@@ -87,7 +87,7 @@ def test_what_some_node_sees_counts_and_nothing_is_both_counted_and_obsolete(num
             name=f"slice-{place}",
             generation=source.randint(1, 2),
             of=source.randint(1, 2),
-            **({} if node else {"all_nodes": True}),
+            all_nodes=None if node else True,
         )
         for place in range(source.randint(1, 4))
     ]
