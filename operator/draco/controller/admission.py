@@ -1,23 +1,25 @@
 """What an author of a claim is told when the claim is written: warnings that kubectl shows at once.
 
-Owns the reading of an AdmissionReview, the answer, and how much of the processor goes into answers. What is wrong with a claim is
-found by `draco.explanation.problems`. In doubt everything is allowed and nothing said: a request that is not understood, a claim
-that cannot be read, a fleet that is not known yet, more requests than can be looked at. Only a selector of the claim itself that
-fails on published devices is ever denied, and only where that is asked for.
+Owns the reading of an AdmissionReview, the answer, and its time limit. What is wrong with a claim is found by the workers, in
+processes of their own. In doubt everything is allowed: a request that is not understood, a claim that cannot be read, a fleet
+that is not known yet, a claim that is too costly to look at or has not been looked at in time. Only a selector of the claim
+itself that fails on published devices is ever denied, and only where that is asked for.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import structlog
 
 from draco.controller.following import FollowedFleet
+from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.messages import Failed, OutOfMemory, OverBudget, Question, WhatIsWrong, Wrong
+from draco.controller.workers.pool import Answered
+from draco.controller.workers.refusals import refusal
 from draco.explanation.model import Problem, ProblemKind
-from draco.explanation.problems import problems_of
-from draco.kube.clock import Clock
 from draco.resources.base import ApiStruct
 from draco.resources.claims import ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate
 from draco.resources.errors import DracoError
@@ -30,10 +32,6 @@ _WARNING_CHARACTERS = 256
 """The API server may cut longer ones."""
 _MOST_WARNINGS = 10
 _REMEMBERED = 256
-_REST = 1.0
-_LONGEST_REST_S = 1.0
-"""Each look is owed a rest as long as itself. While more than this is owed, claims are let pass unseen: looks take half of one
-processor at most, in bursts of half a second."""
 
 
 class AdmissionMode(StrEnum):
@@ -52,7 +50,7 @@ class Outcome(StrEnum):
     WARNED = "warned"
     DENIED = "denied"
     UNSEEN = "unseen"
-    """Allowed without a look: not readable, not known enough yet, or too many at once."""
+    """Allowed without a look: not readable, not known enough yet, too costly, or not in time."""
 
 
 class NotAReview(DracoError):
@@ -77,69 +75,111 @@ class _Review(ApiStruct, frozen=True, kw_only=True):
     request: _Request
 
 
+class AskWorkers(Protocol):
+    """`Workers`, as far as it matters here."""
+
+    async def ask_within(
+        self, question: Question, namespace: str, urgency: Urgency, within_s: float
+    ) -> Answered | None:
+        """The answer, if it comes in time."""
+        ...
+
+    def may_ask(self, namespace: str) -> bool:
+        """Whether the namespace has some of its budget left."""
+        ...
+
+    @property
+    def long_cpu_s(self) -> float:
+        """What a question may take at most."""
+        ...
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """What came of a look at a claim; `unseen` says why there was none."""
+
+    problems: Sequence[Problem] = ()
+    unseen: str | None = None
+
+
 class Admission:
-    """Reviews of claims and templates against one fleet. `ready` says whether all of it is known."""
+    """Reviews of claims and templates, each within `within_s`. `ready` says whether all of the fleet is known."""
 
     def __init__(
-        self, followed: FollowedFleet, *, mode: AdmissionMode, ready: Callable[[], bool], clock: Clock
+        self,
+        followed: FollowedFleet,
+        workers: AskWorkers,
+        *,
+        mode: AdmissionMode,
+        ready: Callable[[], bool],
+        within_s: float,
     ) -> None:
         self._followed = followed
+        self._workers = workers
         self._mode = mode
         self._ready = ready
-        self._clock = clock
-        self._rested_at_s = 0.0
-        self._known: OrderedDict[bytes, list[Problem]] = OrderedDict()  # of `_known_version`, the oldest first
+        self._within_s = within_s
+        self._known: OrderedDict[bytes, Sequence[Problem]] = OrderedDict()  # of `_known_version`, the oldest first
         self._known_version = -1
 
-    def review(self, body: bytes) -> tuple[bytes, Outcome]:
+    async def review(self, body: bytes) -> tuple[bytes, Outcome]:
         """The answer to an AdmissionReview. Raises NotAReview."""
         try:
             request = msgspec.json.decode(body, type=_Review).request
         except msgspec.DecodeError as error:
             raise NotAReview(f"this endpoint takes an AdmissionReview of admission.k8s.io/v1 ({error})") from error
-        problems = self._problems(request)
-        if problems is None:
-            return _answer(request, []), Outcome.UNSEEN
-        fatal = [problem for problem in problems if _is_deniable(problem)]
+        look = await self._look(request)
+        if look.unseen is not None:
+            return _answer(
+                request, [_short(f"Draco did not look: {look.unseen}")] if look.unseen else []
+            ), Outcome.UNSEEN
+        fatal = [problem for problem in look.problems if _is_deniable(problem)]
         if fatal and self._mode is AdmissionMode.ENFORCE and _may_deny(request):
             return _answer(request, [], denied=". ".join(map(_sentence, fatal))), Outcome.DENIED
-        return _answer(request, problems), Outcome.WARNED if problems else Outcome.CLEAN
+        return _answer(request, _warnings(look.problems)), Outcome.WARNED if look.problems else Outcome.CLEAN
 
-    def _problems(self, request: _Request) -> Sequence[Problem] | None:
-        """What is wrong with the claim of the request; None when nobody looked."""
+    async def _look(self, request: _Request) -> _Look:
+        """What is wrong with the claim of the request."""
         if not self._ready():
-            return None
+            return _Look(unseen="")
         try:
             claim = _claim(request)
-            problems = self._of_claim(claim) if claim is not None else None
         except (msgspec.DecodeError, DracoError) as error:
             log.warning("admission.unreadable", kind=request.kind.kind, namespace=request.namespace, error=str(error))
-            return None
-        if problems and request.kind.kind == CLAIM_TEMPLATES.kind:
-            return [_of_template(problem) for problem in problems]
-        return problems
+            return _Look(unseen="")
+        if claim is None:
+            return _Look(unseen="")
+        look = await self._at_claim(claim)
+        if request.kind.kind == CLAIM_TEMPLATES.kind:
+            return msgspec.structs.replace(look, problems=[_of_template(problem) for problem in look.problems])
+        return look
 
-    def _of_claim(self, claim: ResourceClaim) -> Sequence[Problem] | None:
+    async def _at_claim(self, claim: ResourceClaim) -> _Look:
         question = msgspec.json.encode((claim.metadata.key, claim.spec))
         if (known := self._remembered(question)) is not None:
-            return known
-        started_s = self._clock.monotonic()
-        if self._rested_at_s - started_s > _LONGEST_REST_S:
-            return None
-        problems = problems_of(self._followed.fleet, [claim])
-        took_s = self._clock.monotonic() - started_s
-        self._rested_at_s = max(self._rested_at_s, started_s) + (1 + _REST) * took_s
-        self._remember(question, problems)
-        return problems
+            return _Look(known)
+        if not self._workers.may_ask(claim.metadata.namespace):
+            return _Look(unseen="the namespace has used up its budget for advice; the claim is stored as ever")
+        answered = await self._workers.ask_within(
+            WhatIsWrong(claim), claim.metadata.namespace, Urgency.REVIEW, self._within_s
+        )
+        if answered is None:
+            return _Look(unseen=f"it takes longer than {self._within_s:g} s; the claim is stored as ever")
+        match answered.answer:
+            case Wrong(problems):
+                self._remember(question, problems, answered.version)
+                return _Look(problems)
+            case OverBudget() | OutOfMemory() | Failed() as why:
+                return _Look(unseen=refusal(why, [claim], self._workers.long_cpu_s))
+        raise TypeError(f"{answered.answer} answers another question")
 
-    def _remembered(self, question: bytes) -> list[Problem] | None:
+    def _remembered(self, question: bytes) -> Sequence[Problem] | None:
         if self._known_version != self._followed.version:
             self._known.clear()
             self._known_version = self._followed.version
         return self._known.get(question)
 
-    def _remember(self, question: bytes, problems: list[Problem]) -> None:
-        if self._known_version == self._followed.version:
+    def _remember(self, question: bytes, problems: Sequence[Problem], version: int) -> None:
+        if self._known_version == self._followed.version == version:
             self._known[question] = problems
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
@@ -205,10 +245,10 @@ def _short(text: str) -> str:
     return flat if len(flat) <= _WARNING_CHARACTERS else f"{flat[: _WARNING_CHARACTERS - 1]}…"
 
 
-def _answer(request: _Request, problems: Sequence[Problem], *, denied: str = "") -> bytes:
+def _answer(request: _Request, warnings: Sequence[str], *, denied: str = "") -> bytes:
     response: dict[str, Any] = {"uid": request.uid, "allowed": not denied}
     if denied:
         response["status"] = {"code": 422, "reason": "Invalid", "message": denied}
-    if problems:
-        response["warnings"] = _warnings(problems)
+    if warnings:
+        response["warnings"] = list(warnings)
     return msgspec.json.encode({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response})

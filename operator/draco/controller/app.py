@@ -19,7 +19,7 @@ from draco.controller.claim_release import ClaimReleases
 from draco.controller.health import http_app, serving
 from draco.controller.kopf_thread import OwnKinds
 from draco.controller.maintenance import MaintenanceReconciler
-from draco.controller.metrics import Metrics, Reading, gauge, register_view
+from draco.controller.metrics import Metrics, Reading, gauge, register_view, register_workers
 from draco.controller.mig_decisions import MigDecisions, register_mig
 from draco.controller.mig_layouts import MigLayoutReconciler
 from draco.controller.mig_policies import MigPolicyReconciler
@@ -32,6 +32,7 @@ from draco.controller.taint_extensions import TaintExtensionReconciler
 from draco.controller.taints import register_reach, warn_of_wide_rules
 from draco.controller.view import ClusterView
 from draco.controller.webhook import Certificate, keep_fresh, serving_webhook, webhook_app
+from draco.controller.workers.pool import Workers
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connection import Connection
@@ -48,6 +49,9 @@ from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR
 
 log = structlog.get_logger(__name__)
+
+_ADVICE_BY = 0.75
+"""Of the time that the API server waits for advice, the rest is for the way."""
 
 
 class NoDynamicResourceAllocation(DracoError):
@@ -135,11 +139,18 @@ class Operator:
             count=self.metrics.claims_released,
             patience=Patience(grace_s=settings.idle_grace_s),
         )
+        self.workers = Workers(self.view.followed, clock=clock, random=random, settings=settings.worker)
         movable = MovableClaims(self.view, decisions)
-        repairs = RepairReconciler(self.view, movable, advice, releases, clock=clock, random=random)
+        repairs = RepairReconciler(self.view, movable, advice, releases, self.workers, clock=clock, random=random)
         policies = MigPolicyReconciler(client, self.view, decisions, clock=clock, adviser=repairs)
         self._pending_claims = PendingClaims(
-            self.view, notes, clock=clock, random=random, pending_after_s=settings.pending_after_s, minor=minor
+            self.view,
+            notes,
+            clock=clock,
+            random=random,
+            pending_after_s=settings.pending_after_s,
+            minor=minor,
+            workers=self.workers,
         )
 
         def working(name: str, reconciler: Any) -> Reconciling[Any]:
@@ -192,6 +203,7 @@ class Operator:
             tasks = [group.create_task(informer.run(), name=name) for name, informer in self.view.informers.items()]
             if certificate:
                 tasks.append(group.create_task(keep_fresh(certificate, self._clock), name="certificate"))
+            tasks.append(group.create_task(self.workers.run(), name="workers"))
             tasks.append(group.create_task(self._run_kopf(), name="kopf"))
             tasks.append(group.create_task(self._lead_when_ready(), name="lead"))
             await stop.wait()
@@ -217,7 +229,11 @@ class Operator:
             yield None
             return
         admission = Admission(
-            self.view.followed, mode=settings.mode, ready=lambda: not self.view.unsynced, clock=self._clock
+            self.view.followed,
+            self.workers,
+            mode=settings.mode,
+            ready=lambda: not self.view.unsynced,
+            within_s=_ADVICE_BY * settings.timeout_s,
         )
         async with serving_webhook(settings, webhook_app(admission, self.metrics.admission_reviews)) as certificate:
             yield certificate
@@ -257,6 +273,7 @@ class Operator:
 
     def _export(self) -> None:
         register_view(self.metrics, self.view)
+        register_workers(self.metrics, self.workers)
         register_reach(self.metrics, self.view)
         register_mig(self.metrics, self._decisions)
         reconcilers: list[Reconciling[Hashable]] = list(self.reconcilers)

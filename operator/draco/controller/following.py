@@ -1,23 +1,24 @@
-"""The fleet as the informers see it: all that allocation depends on, kept current change by change.
+"""What of the cluster matters to allocation, and what the process that holds the fleet has not been told of it yet.
 
-Owns the feeding of one `Fleet`, and which changes can alter what anyone is allocated. A change costs what it touches, however
-large the cluster. Structs are handed on as the stores hold them, never copied. An object that cannot be taken in is left out, as
-a scheduler that cannot read it would, and is said in the log once.
+Owns which changes can alter what anyone is allocated, and the hand-over: the key of each changed object is kept, once, until the
+object as it then is has been handed on. So however much changes, no more waits than there are objects, and a process that starts
+anew is told everything.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
+import msgspec
 import structlog
 
-from draco.allocation.fleet import Fleet
+from draco.controller.workers.messages import Changes, LeftOut, Put, Remove
 from draco.kube.informer import Informer
 from draco.kube.store import ApiObject, Change
 from draco.resources.claims import ResourceClaim
-from draco.resources.classes import DeviceClass
+from draco.resources.classes import DeviceClass, DeviceClassSpec
 from draco.resources.core import Node
-from draco.resources.errors import DracoError
-from draco.resources.meta import ObjectKey
+from draco.resources.meta import ObjectKey, ObjectMeta
 from draco.resources.slices import ResourceSlice
 from draco.resources.taints import DeviceTaintRule
 
@@ -25,19 +26,29 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T", bound=ApiObject)
 
+_BYTES_AT_ONCE: Final = 1 << 20
+
 
 class FollowedFleet:
-    """A fleet that follows informers. `version` grows with every change that can alter what a claim is allocated, or why not."""
+    """The objects that informers know. `version` grows with every change that can alter what a claim is allocated, or why not."""
 
     def __init__(self) -> None:
-        self.fleet = Fleet()
         self.version = 0
         self._wakes: list[Callable[[], None]] = []
+        self._when_unsaid: list[Callable[[], None]] = []
+        self._informers: dict[str, Informer[Any]] = {}
+        self._unsaid: OrderedDict[tuple[str, ObjectKey], int] = (
+            OrderedDict()
+        )  # with the version before the first change
         self._left_out: dict[tuple[str, ObjectKey], str] = {}
 
     def subscribe(self, wake: Callable[[], None]) -> None:
         """Have `wake` called after each change that can alter what a claim is allocated. It must be quick."""
         self._wakes.append(wake)
+
+    def when_unsaid(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called whenever there is something to hand on. It must be quick."""
+        self._when_unsaid.append(wake)
 
     def follow(
         self,
@@ -49,49 +60,89 @@ class FollowedFleet:
         claims: Informer[ResourceClaim],
     ) -> None:
         """Take in what these informers know and everything that they come to know."""
-        fleet = self.fleet
-        self._feed(slices, fleet.put_slice, lambda key: fleet.remove_slice(key.name), lambda item: item.spec)
+        self._follow(slices, lambda item: item.spec)
         if rules:
-            self._feed(rules, fleet.put_rule, lambda key: fleet.remove_rule(key.name), lambda rule: rule.spec)
-        self._feed(nodes, fleet.put_node, lambda key: fleet.remove_node(key.name), _of_node)
-        self._feed(classes, fleet.put_class, lambda key: fleet.remove_class(key.name), lambda item: item.spec)
-        self._feed(claims, fleet.put_claim, fleet.remove_claim, _of_claim)
+            self._follow(rules, lambda rule: rule.spec)
+        self._follow(nodes, _of_node)
+        self._follow(classes, lambda item: item.spec)
+        self._follow(claims, _of_claim)
 
-    def _feed(
-        self,
-        informer: Informer[T],
-        put: Callable[[T], None],
-        remove: Callable[[ObjectKey], None],
-        matters: Callable[[T], object],
-    ) -> None:
+    def class_spec(self, name: str) -> DeviceClassSpec | None:
+        """What the class of that name says, if there is one."""
+        classes = self._informers.get("DeviceClass")
+        found = classes.store.get(ObjectKey("", name)) if classes else None
+        return found.spec if found else None
+
+    @property
+    def is_unsaid(self) -> bool:
+        """Whether something has not been handed on."""
+        return bool(self._unsaid)
+
+    @property
+    def said_version(self) -> int:
+        """Everything up to this version has been handed on."""
+        return next(iter(self._unsaid.values())) if self._unsaid else self.version
+
+    def say_all_again(self) -> None:
+        """Hand on everything: who was told is gone."""
+        self._unsaid.clear()
+        for kind, informer in self._informers.items():
+            for key in informer.store:
+                self._unsaid[kind, key] = -1
+        self._left_out.clear()
+
+    def next_changes(self, most: int) -> Changes:
+        """So many of the changes that have not been handed on, the oldest first; they count as handed on from now."""
+        changes: list[Put | Remove] = []
+        size = 0
+        while self._unsaid and len(changes) < most and size < _BYTES_AT_ONCE:
+            (kind, key), _ = self._unsaid.popitem(last=False)
+            found = self._informers[kind].store.get(key)
+            if found is None:
+                changes.append(Remove(kind, key))
+            else:
+                body = msgspec.msgpack.encode(_slim(found))
+                size += len(body)
+                changes.append(Put(kind, body))
+        return Changes(changes, self.said_version)
+
+    def left_out(self, what: LeftOut) -> None:
+        """An object could not be taken in: said once, as long as it is for the same cause."""
+        if self._left_out.get((what.kind, what.key)) != what.error:
+            self._left_out[what.kind, what.key] = what.error
+            log.warning("fleet.left_out", kind=what.kind, key=str(what.key), error=what.error)
+
+    def _follow(self, informer: Informer[T], matters: Callable[[T], object]) -> None:
         kind = informer.kind.kind
+        self._informers[kind] = informer
 
         def take(change: Change[T]) -> None:
+            self._unsaid.setdefault((kind, change.key), self.version)
             if change.after is None:
-                remove(change.key)
                 self._left_out.pop((kind, change.key), None)
-            else:
-                self._put(kind, change.key, change.after, put, remove)
             before, after = (matters(each) if each is not None else None for each in (change.before, change.after))
             if before != after:
                 self.version += 1
                 for wake in self._wakes:
                     wake()
+            for wake in self._when_unsaid:
+                wake()
 
         informer.subscribe(take)
 
-    def _put(
-        self, kind: str, key: ObjectKey, obj: T, put: Callable[[T], None], remove: Callable[[ObjectKey], None]
-    ) -> None:
-        try:
-            put(obj)
-        except DracoError as error:
-            remove(key)
-            if self._left_out.get((kind, key)) != str(error):
-                self._left_out[kind, key] = str(error)
-                log.warning("fleet.left_out", kind=kind, key=str(key), error=str(error))
-        else:
-            self._left_out.pop((kind, key), None)
+
+def _slim(obj: Any) -> Any:
+    """The object without what allocation never reads."""
+    meta = obj.metadata
+    named = ObjectMeta(
+        name=meta.name,
+        namespace=meta.namespace,
+        uid=meta.uid,
+        creation_timestamp=meta.creation_timestamp,
+        deletion_timestamp=meta.deletion_timestamp,
+        labels=meta.labels if isinstance(obj, Node) else {},
+    )
+    return msgspec.structs.replace(obj, metadata=named)
 
 
 def _of_node(node: Node) -> tuple[object, ...]:

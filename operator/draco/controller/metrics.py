@@ -7,11 +7,12 @@ scrapes, so they cost nothing otherwise and are never stale.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from draco import __version__
 from draco.controller.view import ClusterView
+from draco.controller.workers.pool import Workers
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -90,6 +91,44 @@ def gauge(name: str, help_: str, labels: Iterable[str], values: Values) -> Gauge
     for key, value in sorted(values.items()):
         family.add_metric(list(key), value)
     return family
+
+
+def register_workers(metrics: Metrics, workers: Workers) -> None:
+    """Add the numbers about the workers."""
+
+    def read() -> list[Metric]:
+        counts = workers.counts
+        outcomes = {
+            ("answered",): counts.answered,
+            ("too-costly",): counts.too_costly,
+            ("remembered",): counts.remembered,
+            ("failed",): counts.failed,
+        }
+        questions = CounterMetricFamily(
+            "draco_worker_questions",
+            "Questions about claims that workers were asked: answered, too costly, remembered as too costly (or failed) "
+            "without being asked again, or failed.",
+            labels=["outcome"],
+        )
+        for labels, count in outcomes.items():
+            questions.add_metric(list(labels), count)
+        seconds = CounterMetricFamily("draco_worker_cpu_seconds", "CPU time that went into answers.")
+        seconds.add_metric([], counts.cpu_s)
+        killed = CounterMetricFamily("draco_worker_killed", "Workers that died, or were killed, before they answered.")
+        killed.add_metric([], counts.killed)
+        restarts = CounterMetricFamily("draco_worker_restarts", "Times the process that holds the fleet was replaced.")
+        restarts.add_metric([], counts.restarts)
+        waiting = gauge("draco_worker_waiting", "Questions that wait for their turn.", [], {(): float(workers.waiting)})
+        return [questions, seconds, killed, restarts, waiting]
+
+    names = (
+        "draco_worker_questions_total",
+        "draco_worker_cpu_seconds_total",
+        "draco_worker_killed_total",
+        "draco_worker_restarts_total",
+        "draco_worker_waiting",
+    )
+    metrics.registry.register(Reading(names, read))
 
 
 def register_view(metrics: Metrics, view: ClusterView) -> None:

@@ -40,16 +40,17 @@ class MovableClaims:
         """Those that are idle, and all of whose devices are partitions of GPUs that one policy lets be repaired."""
         repairs = {each.name: each.policy.spec.repair for each in self._decisions.rules}
         movable: dict[ObjectKey, Movable] = {}
-        for claim in claims:
-            if claim not in self._view.fleet.idle:
+        for key in claims:
+            claim = self._view.claims.store.get(key)
+            if claim is None or claim.status.allocation is None or claim.status.reserved_for:
                 continue
-            homes = {self._home(device) for device in self._view.fleet.state.held_by(claim)}
+            homes = {self._home(device) for device in claim.devices_held}
             policies = {self._policy_of(home) for home in homes}
             policy = next(iter(policies)) if len(policies) == 1 else ""
             if policy in repairs and repairs[policy].max_moves > 0:
-                keys = sorted({ObjectKey("", home.node) for home in homes})
-                nodes = tuple(node for key in keys if (node := self._view.gpu_nodes.store.get(key)))
-                movable[claim] = Movable(policy, repairs[policy].max_moves, repairs[policy].idle_claims, nodes)
+                names = sorted({ObjectKey("", home.node) for home in homes})
+                nodes = tuple(node for name in names if (node := self._view.gpu_nodes.store.get(name)))
+                movable[key] = Movable(policy, repairs[policy].max_moves, repairs[policy].idle_claims, nodes)
         return movable
 
     def _policy_of(self, home: _Home) -> str:
@@ -61,11 +62,10 @@ class MovableClaims:
         return ""
 
     def _home(self, device: DeviceKey) -> _Home:
-        inventory = self._view.fleet.inventory
-        for row in inventory.rows(device):
-            published = inventory.columns.devices[row]
-            if published is not None:
-                attributes = published.attributes
-                parent = attributes.get("parentUUID") or attributes.get(f"{device.driver}/parentUUID")
-                return _Home(parent.string or "" if parent else "", inventory.node_of(row))
-        return _Home("", "")
+        found = self._view.published(device)
+        if found is None:
+            return _Home("", "")
+        published, node = found
+        attributes = published.attributes
+        parent = attributes.get("parentUUID") or attributes.get(f"{device.driver}/parentUUID")
+        return _Home(parent.string or "" if parent else "", node)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import structlog
 
-from draco.controller.explaining import Asks, Explanations, Told
+from draco.controller.explaining import Asks, AskWorkers, Explanations, Told
 from draco.controller.view import ClusterView
 from draco.explanation.model import Reason
 from draco.kube.clock import Clock
@@ -58,13 +58,14 @@ class PendingClaims:
         random: Random,
         pending_after_s: float,
         minor: int | None,
+        workers: AskWorkers,
     ) -> None:
         self._view = view
         self._notes = notes
         self._clock = clock
         self._random = random
         self._pending_after_s = pending_after_s
-        self._explanations = Explanations(view.followed, clock=clock, minor=minor)
+        self._explanations = Explanations(view.followed, workers, clock=clock, minor=minor)
         self._adopted = asyncio.Event()
         self._noted: dict[Subject, ObjectReference] = {}
         self._reasons: dict[ObjectKey, str] = {}
@@ -118,8 +119,10 @@ class PendingClaims:
             return None
         if left_s > 0:
             return left_s
-        told = await self._told(pod)
+        told = self._explanations.of(*self._asks(pod))
         if told is None:
+            return None  # what was said stays until there is an answer, which wakes us
+        if told.reason == Reason.ALLOCATED:
             await self._withdraw(subject)
             return None
         return await self._say(subject, pod.metadata, PODS.api_version, told)
@@ -134,8 +137,10 @@ class PendingClaims:
             left = {pod.metadata.name: left_s for pod in pods if (left_s := self._left_s(pod)) is not None}
             due = next((pod for pod in pods if left.get(pod.metadata.name, 1.0) <= 0), None)
             wait_s = min(left.values(), default=None)
-            told = await self._told(due) if due else None
-        if claim is None or told is None:
+            told = self._explanations.of(*self._asks(due)) if due else None
+            if due and told is None:
+                return None  # what was said stays until there is an answer, which wakes us
+        if claim is None or told is None or told.reason == Reason.ALLOCATED:
             self._reasons.pop(subject.key, None)
             await self._withdraw(subject)
             return wait_s if wait_s and wait_s > 0 else None
@@ -158,11 +163,6 @@ class PendingClaims:
         if noted := self._noted.get(subject):
             await self._notes.withdraw(noted)
             del self._noted[subject]
-
-    async def _told(self, pod: Pod) -> Told | None:
-        """What is to be said of a pod that waits; None when nothing of devices is in its way."""
-        told = await self._explanations.of(*self._asks(pod))
-        return None if told.reason == Reason.ALLOCATED else told
 
     def _asks(self, pod: Pod) -> Asks:
         return pod, [claim for key in pod.claims if (claim := self._view.claims.store.get(key))]

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from random import Random
+from typing import Protocol
 
 import structlog
 
@@ -19,11 +20,14 @@ from draco.controller.bites import Bites
 from draco.controller.claim_release import ClaimReleases, reference
 from draco.controller.movable_claims import Movable, MovableClaims
 from draco.controller.view import ClusterView
+from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.messages import Question, ToRelease, WhatToRelease
+from draco.controller.workers.pool import Answered
 from draco.kube.clock import Clock
 from draco.kube.errors import ApiError
 from draco.kube.notes import Notes
 from draco.kube.retry import retry
-from draco.mig_policy.releases import Release, Searches, plan_release, release_steps
+from draco.mig_policy.releases import Release
 from draco.mig_policy.taking_back import Obstacle
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Pod
@@ -44,10 +48,22 @@ _SEARCHES = 100
 """Searches in one go, a few milliseconds each; a pod that needs more has to do with these."""
 _GO_S = 1.0
 """How much work one go may be, on fleets where a search takes longer."""
+_ANSWER_WITHIN_S = 5.0
+"""A namespace that has used up its budget must not keep the others from being helped."""
 _AT_A_STRETCH = 256
 """Pods or claims that are picked out before others may have a turn."""
 _KEEP_S = 30.0
 _ADOPT_WITHIN_S = 30.0
+
+
+class AskWorkers(Protocol):
+    """`Workers`, as far as it matters here."""
+
+    async def ask_within(
+        self, question: Question, namespace: str, urgency: Urgency, within_s: float
+    ) -> Answered | None:
+        """The answer, if it comes in time."""
+        ...
 
 
 class RepairReconciler:
@@ -59,6 +75,7 @@ class RepairReconciler:
         movable: MovableClaims,
         notes: Notes,
         releases: ClaimReleases,
+        workers: AskWorkers,
         *,
         clock: Clock,
         random: Random,
@@ -67,6 +84,7 @@ class RepairReconciler:
         self._movable = movable
         self._notes = notes
         self._releases = releases
+        self._workers = workers
         self._clock = clock
         self._random = random
         self._adopted = False
@@ -114,14 +132,14 @@ class RepairReconciler:
     async def reconcile(self, _: str) -> float | None:
         """Say of every claim concerned what is so, take back what no longer is, and release what may be."""
         await self._adopt()
-        if not (self._view.fleet.idle or self._noted or self._by_policy):
+        if not (self._view.idle_claims or self._noted or self._by_policy):
             return None
         wait_s = self._due_s - self._clock.monotonic()
         if wait_s > 0:
             return wait_s
         if self._releases.in_flight:
             return _PACE_S  # what is known is what was before our own write
-        go = _Go(Searches(self._view.fleet, _SEARCHES), self._clock)
+        go = _Go(self._workers, self._clock)
         is_all_seen = await self._look(go)
         self._due_s = self._clock.monotonic() + max(_PACE_S, _REST * go.worked_s)
         problem: ApiError | None = None
@@ -141,7 +159,7 @@ class RepairReconciler:
     async def _look(self, go: "_Go") -> bool:
         """Look at as many pods as one go suffices for, each in its turn. Returns whether it was every one."""
         movable: dict[ObjectKey, Movable] = {}
-        async for some in go.parts(list(self._view.fleet.idle)):
+        async for some in go.parts(self._view.idle_claims):
             movable |= self._movable.among(some)
         keys: list[ObjectKey] = []
         async for more in go.parts(list(self._view.pods.store) if movable else []):
@@ -188,10 +206,10 @@ class RepairReconciler:
 
     async def _release(self) -> float:
         """Release what one pod needs, if that may be done now. Returns in how many seconds more may be done."""
-        searches = Searches(self._view.fleet, _SEARCHES)
+        go = _Go(self._workers, self._clock)
         pause_s = self._releases.pause_s()
         for pod in sorted(self._advised) if pause_s <= 0 else ():
-            release, policies = self._still_needed(pod, searches)
+            release, policies = await self._still_needed(pod, go)
             if release is None:
                 continue
             if await self._releases.carry_out(release, policies, partial(self._may_go, pod)):
@@ -205,7 +223,7 @@ class RepairReconciler:
             waits.append(max(pause_s, _PACE_S))
         return min([_KEEP_S, *waits])
 
-    def _still_needed(self, pod: ObjectKey, searches: Searches) -> tuple[Release | None, Mapping[ObjectKey, str]]:
+    async def _still_needed(self, pod: ObjectKey, go: "_Go") -> tuple[Release | None, Mapping[ObjectKey, str]]:
         """What must go for the pod, tried once more with what is known now, and by which policies; None if it may not be."""
         waiting, advised = self._refused(pod), self._advised[pod]
         movable = self._movable.among(advised.claims)
@@ -213,7 +231,7 @@ class RepairReconciler:
         if waiting is None or len(may_go) < len(advised.claims):
             return None, {}
         most = {key: each.most for key, each in movable.items()}
-        release = plan_release(searches, waiting, self._claims_of(waiting), most)
+        release = await go.find(waiting, self._claims_of(waiting), most)
         return release, {key: each.policy for key, each in movable.items()}
 
     def _may_go(self, pod: ObjectKey, claim: ObjectKey) -> bool:
@@ -297,33 +315,46 @@ class RepairReconciler:
 
 
 class _Go:
-    """One go of searches, which lets others work in between and is over when its searches or its time are used up."""
+    """One go of searches, which the workers make, and which is over when its searches or its time are used up."""
 
-    def __init__(self, searches: Searches, clock: Clock) -> None:
-        self._searches = searches
+    def __init__(self, workers: AskWorkers, clock: Clock) -> None:
+        self._workers = workers
+        self._searches = _SEARCHES
         self._bites = Bites(clock)
+        self._searched_s = 0.0
 
     @property
     def worked_s(self) -> float:
         """How long this has taken so far, but no longer than a whole go: what takes more was held up by the machine."""
-        return min(_GO_S, self._bites.spent_s)
+        return min(_GO_S, self._bites.work_s + self._searched_s)
 
     @property
     def is_over(self) -> bool:
         """Whether something may have been left out."""
-        return self._searches.left < 0 or self.worked_s >= _GO_S
+        return self._searches < 0 or self.worked_s >= _GO_S
 
     async def find(self, pod: Pod, claims: list[ResourceClaim], movable: Mapping[ObjectKey, int]) -> Release | None:
-        """The idle claims in the pod's way; None too when the go is over."""
-        steps = release_steps(self._searches, pod, claims, movable)
-        while not self.is_over:
-            try:
-                next(steps)
-            except StopIteration as end:
-                found: Release | None = end.value
-                return found
-            await self._bites.pause()
-        return None
+        """The idle claims in the pod's way; None too when the go is over, or looking takes too much."""
+        if self.is_over or not movable or all(claim.status.allocation is not None for claim in claims):
+            return None
+        question = WhatToRelease(pod, claims, list(movable.items()), self._searches)
+        answered = await self._workers.ask_within(question, pod.metadata.namespace, Urgency.SEARCH, _ANSWER_WITHIN_S)
+        if answered is None:
+            return None
+        self._searched_s += answered.cpu_s
+        if not isinstance(answered.answer, ToRelease):
+            return None
+        self._searches = answered.answer.searches_left
+        freed = answered.answer.release
+        if freed is None:
+            return None
+        return Release(
+            pod=pod.metadata.key,
+            waiting=tuple(freed.waiting),
+            node=freed.node,
+            claims=tuple(freed.claims),
+            devices={key: tuple(names) for key, names in freed.devices},
+        )
 
     async def parts(self, keys: list[ObjectKey]) -> AsyncIterator[list[ObjectKey]]:
         """All keys, some at a time."""

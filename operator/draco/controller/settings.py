@@ -6,6 +6,7 @@ Owns the settings struct; reading options and the environment is the command's b
 import msgspec
 
 from draco.controller.webhook import WebhookSettings
+from draco.controller.workers.pool import WorkerSettings
 
 
 class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +36,8 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     stalled_after_s: float = 120.0
     """How long one reconciliation, or the renewal of a held lease, may take before /livez fails."""
 
+    worker: WorkerSettings = WorkerSettings()
+    """What may go into answers to what users ask."""
     webhook: WebhookSettings | None = None
     """How claims are reviewed when they are written; None: they are not."""
     survey_every_s: float = 1.0

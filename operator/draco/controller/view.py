@@ -1,7 +1,7 @@
 """What the operator knows of the cluster: one informer per kind, and the indexes that its questions need.
 
-Owns the list of collections that are watched, their indexes, the fleet that explanations are made of, and the survey of devices
-for metrics. Writes nothing and decides nothing.
+Owns the list of collections that are watched, their indexes, what the process that holds the fleet is told, and the survey of
+devices for metrics. Writes nothing and decides nothing.
 """
 
 from collections import Counter, OrderedDict
@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 from draco.allocation import Survey, survey
-from draco.allocation.fleet import Fleet
 from draco.allocation.hardware import PoolHardware
 from draco.controller.following import FollowedFleet
 from draco.kube.client import Client
@@ -36,7 +35,7 @@ from draco.resources.kinds import (
 )
 from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey, PoolKey
-from draco.resources.slices import ResourceSlice
+from draco.resources.slices import Device, ResourceSlice, current_slices
 from draco.resources.taints import DeviceTaint, DeviceTaintRule
 
 BY_DEVICE = "device"
@@ -53,6 +52,8 @@ BY_EXTENDED = "extended"
 BY_EXTENDED_POOL = "extended pool"
 """Taint rules that are to be extended, by the pool of the device that they name."""
 _REMEMBERED_POOLS = 512
+BY_USE = "use"
+IDLE = "idle"
 
 
 class ClusterView:
@@ -98,6 +99,7 @@ class ClusterView:
             self.informers[taint_rules.kind] = self.rules
 
         self.claims.store.add_index(BY_DEVICE, lambda claim: claim.devices_held)
+        self.claims.store.add_index(BY_USE, _use_of)
         self.claims.store.add_index(
             BY_POOL, lambda claim: dict.fromkeys(PoolKey(held.driver, held.pool) for held in claim.devices_held)
         )
@@ -120,7 +122,7 @@ class ClusterView:
         self.rule_store.add_index(BY_DEVICE, _maintained_device_of)
 
         self.followed = FollowedFleet()
-        """Subscribed before anyone else, so that whoever is woken by a change finds it in the fleet."""
+        """Subscribed before anyone else, so that what is asked because of a change is asked about the cluster with it."""
         self.followed.follow(
             slices=self.slices, rules=self.rules, nodes=self.nodes, classes=self.classes, claims=self.claims
         )
@@ -138,9 +140,18 @@ class ClusterView:
                 informer.subscribe(self._outdate)
 
     @property
-    def fleet(self) -> Fleet:
-        """All that allocation depends on, as of the last change."""
-        return self.followed.fleet
+    def idle_claims(self) -> list[ObjectKey]:
+        """Claims that are allocated but reserved for nobody."""
+        return [claim.metadata.key for claim in self.claims.store.by_index(BY_USE, IDLE)]
+
+    def published(self, device: DeviceKey) -> tuple[Device, str] | None:
+        """A device as its pool publishes it now, and the node it is for ("" if that is not one)."""
+        pool = PoolKey(device.driver, device.pool)
+        for item in current_slices(self.slices.store.by_index(BY_POOL, pool)).get(pool, []):
+            for each in item.spec.devices:
+                if each.name == device.device:
+                    return each, item.spec.node_name or each.node_name or ""
+        return None
 
     @property
     def rule_store(self) -> Store[DeviceTaintRule]:
@@ -229,6 +240,10 @@ class ClusterView:
 
 def _are_same(one: list[ResourceSlice], other: list[ResourceSlice]) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _use_of(claim: ResourceClaim) -> Iterable[Hashable]:
+    return [IDLE] if claim.status.allocation is not None and not claim.status.reserved_for else []
 
 
 def _maintenance_of(rule: DeviceTaintRule) -> Iterable[Hashable]:

@@ -34,6 +34,8 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 9443
     certificates: Path
     mode: AdmissionMode = AdmissionMode.WARN
+    timeout_s: float = 2.0
+    """How long the API server waits; the answer is there a quarter earlier."""
 
 
 class CertificateUnusable(DracoError):
@@ -91,7 +93,7 @@ def webhook_app(admission: Admission, reviews: Counter) -> web.Application:
 
     async def validate(request: web.Request) -> web.Response:
         try:
-            answer, outcome = admission.review(await request.read())
+            answer, outcome = await admission.review(await request.read())
         except NotAReview as error:
             return web.Response(status=400, text=f"{error}\n")
         reviews.labels(str(outcome)).inc()

@@ -20,6 +20,7 @@ from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, EVENTS, NODES, PODS, S
 from draco.resources.meta import ObjectKey
 from tests.builders import a_claim, a_slice
 from tests.component.controller.replicas import Died, an_operator, settings_for_test, until
+from tests.doubles.workers import fleet_of
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -125,8 +126,9 @@ def as_json(struct: Any) -> Any:
 
 def explained(operator: Operator, pod: ObjectKey, *claims: ObjectKey, scheduler: str = "") -> str:
     """What the explanation says by what the operator knows."""
-    known = [operator.view.fleet.claims[key] for key in claims]
-    return str(explain(operator.view.fleet, known, pod=operator.view.pods.store.get(pod), scheduler=scheduler))
+    fleet = fleet_of(operator.view)
+    known = [fleet.claims[key] for key in claims]
+    return str(explain(fleet, known, pod=operator.view.pods.store.get(pod), scheduler=scheduler))
 
 
 @pytest.fixture

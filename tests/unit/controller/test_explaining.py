@@ -2,19 +2,26 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
+import pytest
 from structlog.testing import capture_logs
 
-from draco.allocation.errors import AllocationError
-from draco.allocation.fleet import Fleet
-from draco.controller.explaining import Asks, Explanations, scheduler_says
+from draco.controller.explaining import Asks, Explanations, Told, scheduler_says
 from draco.controller.following import FollowedFleet
-from draco.explanation.model import Explanation, Reason
-from draco.resources.claims import ResourceClaim
+from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.messages import (
+    Answer,
+    CostlySelector,
+    Failed,
+    OverBudget,
+    Question,
+    Waiting,
+    WhyWaiting,
+)
+from draco.controller.workers.pool import Answered
 from draco.resources.core import Pod, PodCondition
 from draco.resources.meta import ObjectKey
 from tests.builders import a_claim, a_pod
@@ -26,43 +33,57 @@ MINOR = 36
 class Lab:
     """Explanations of pods, of which each takes `takes_s` and says how often the cluster has changed."""
 
-    def __init__(self, takes_s: float = 0.0) -> None:
+    long_cpu_s = 2.0
+
+    def __init__(self) -> None:
         self.clock = ManualClock()
         self.followed = FollowedFleet()
-        self.explanations = Explanations(self.followed, clock=self.clock, minor=MINOR, explain=self.explain)
-        self.takes_s = takes_s
+        self.explanations = Explanations(self.followed, self, clock=self.clock, minor=MINOR)
+        self.takes_s = 0.0
         self.pods: dict[ObjectKey, Asks] = {}
         self.made: Counter[str] = Counter()
+        self.urgencies: list[Urgency] = []
         self.changed: list[str] = []
         self.backlog = 0
         self.text: Callable[[Pod], str] = lambda _: f"changed {self.followed.version} times"
+        self.answer: Callable[[Pod], Answer] = lambda pod: Waiting(self.text(pod), "InUse")
 
-    def explain(
-        self, fleet: Fleet, claims: Sequence[ResourceClaim], *, pod: Pod, scheduler: str, minor: int | None
-    ) -> Explanation:
-        assert fleet is self.followed.fleet
-        assert minor == MINOR
-        self.clock._elapsed += self.takes_s
-        self.made[pod.metadata.name] += 1
-        return Explanation(reason=Reason.IN_USE, summary=self.text(pod))
+    async def ask(self, question: Question, namespace: str, urgency: Urgency) -> Answered:
+        assert isinstance(question, WhyWaiting)
+        assert (question.minor, question.pod.metadata.namespace) == (MINOR, namespace)
+        version = self.followed.version
+        self.urgencies.append(urgency)
+        self.made[question.pod.metadata.name] += 1
+        answer = self.answer(question.pod)
+        if self.takes_s:
+            await self.clock.sleep(self.takes_s)
+        return Answered(answer, version, self.takes_s)
 
-    async def add(self, *names: str, alike: bool = False) -> None:
+    def add(self, *names: str, alike: bool = False, namespace: str = "default") -> None:
         for name in names:
-            pod = a_pod(name, claims=[f"claim-of-{name}"])
+            pod = a_pod(name, claims=[f"claim-of-{name}"], namespace=namespace)
             device_class = "any" if alike else f"class-of-{name}"
-            asks = (pod, [a_claim(f"claim-of-{name}", device_class=device_class)])
-            self.pods[pod.metadata.key] = asks
-            await self._advance_until(self.explanations.of(*asks))
-        self.made.clear()
+            self.pods[pod.metadata.key] = (pod, [a_claim(f"claim-of-{name}", device_class=device_class)])
 
-    async def _advance_until(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.create_task(work)
-        while not task.done():
-            await self.clock.advance(0.05)
+    def known(self) -> dict[str, str]:
+        """What is said of each pod now; asked for where it is not known."""
+        told = {key.name: self.explanations.of(*asks) for key, asks in self.pods.items()}
+        return {name: each.text for name, each in told.items() if each is not None}
+
+    async def explained(self) -> None:
+        """Have everything explained for the first time."""
+        for _ in range(3):  # what names itself is asked about twice
+            self.known()
+            await self.clock.advance(1.0)
+        assert self.known().keys() == {key.name for key in self.pods}
+        await self.clock.advance(2.0)  # what was said long ago may be said anew at once
+        self.made.clear()
+        self.changed.clear()
 
     def change(self) -> None:
         self.followed.version += 1
-        self.explanations._changed.set()
+        for wake in self.followed._wakes:
+            wake()
 
     @asynccontextmanager
     async def kept_young(self) -> AsyncIterator[None]:
@@ -71,7 +92,7 @@ class Lab:
                 self.pods.get, lambda pod: self.changed.append(pod.metadata.name), lambda: self.backlog
             )
         )
-        await self.clock.advance(2.0)  # what was said long ago may be said anew at once
+        await self.clock.advance(0)
         try:
             yield
             assert not task.done()
@@ -80,25 +101,42 @@ class Lab:
             await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_nobody_waits_for_an_answer_but_is_woken_by_it() -> None:
+    lab = Lab()
+    lab.add("slow", "other")
+    lab.takes_s = 30.0
+    async with lab.kept_young():
+        assert lab.known() == {}
+        await lab.clock.advance(29.0)
+        assert (lab.known(), lab.changed) == ({}, [])
+        await lab.clock.advance(2.0)
+        assert sorted(lab.changed) == ["other", "slow"]
+        assert lab.known() == {"slow": "changed 0 times", "other": "changed 0 times"}
+        assert lab.made == {"slow": 1, "other": 1}
+        assert set(lab.urgencies) == {Urgency.FIRST}
+
+
 async def test_a_burst_of_changes_is_one_change_and_is_told_within_a_second() -> None:
     lab = Lab()
-    await lab.add("pod")
+    lab.add("pod")
     async with lab.kept_young():
+        await lab.explained()
         for _ in range(100):
             lab.change()
             await lab.clock.advance(0.0005)
         await lab.clock.advance(0.9)
         assert lab.made == {"pod": 1}
         assert lab.changed == ["pod"]
-        told = await lab.explanations.of(*next(iter(lab.pods.values())))
-        assert (told.text, told.reason) == ("changed 100 times", "InUse")
+        assert lab.known() == {"pod": "changed 100 times"}
+        assert lab.urgencies[-1] is Urgency.AGAIN
 
 
 async def test_nobody_is_woken_when_the_same_is_to_be_said() -> None:
     lab = Lab()
     lab.text = lambda _: "as ever"
-    await lab.add("pod")
+    lab.add("pod")
     async with lab.kept_young():
+        await lab.explained()
         lab.change()
         await lab.clock.advance(1)
         assert (lab.made, lab.changed) == ({"pod": 1}, [])
@@ -106,57 +144,65 @@ async def test_nobody_is_woken_when_the_same_is_to_be_said() -> None:
 
 async def test_changes_without_end_cost_one_pod_two_explanations_a_second() -> None:
     lab = Lab()
-    await lab.add("pod")
+    lab.add("pod")
     async with lab.kept_young():
+        await lab.explained()
         for _ in range(100):
             lab.change()
             await lab.clock.advance(0.1)
         assert 18 <= lab.made["pod"] <= 21
 
 
-async def test_a_thousand_pods_take_half_of_the_processor_at_most_and_each_has_its_turn() -> None:
+async def test_of_each_namespace_the_longest_unexplained_comes_first_and_one_at_a_time() -> None:
     lab = Lab()
-    names = [f"pod-{number:03}" for number in range(200)]
-    await lab.add(*names)
-    lab.takes_s = 0.05
+    many = [f"pod-{number:02}" for number in range(20)]
+    lab.add(*many)
+    lab.add("alone", namespace="quiet")
     async with lab.kept_young():
-        started = lab.clock.monotonic()
-        while lab.clock.monotonic() - started < 40.0:
+        await lab.explained()
+        lab.takes_s = 1.0
+        for _ in range(40):
             lab.change()
-            await lab.clock.advance(0.2)
-        busy_s = sum(lab.made.values()) * lab.takes_s
-        assert busy_s <= (lab.clock.monotonic() - started) / 2 + lab.takes_s
-        assert busy_s >= 10.0, "and they do go on"
-        assert set(lab.made) == set(names)
-        assert max(lab.made.values()) - min(lab.made.values()) <= 1
+            await lab.clock.advance(1.0)
+        assert lab.made["alone"] >= 25, "it waits for no other namespace"
+        others = [lab.made[name] for name in many]
+        assert max(others) - min(others) <= 1
+        assert sum(others) <= 40
 
 
 async def test_pods_that_ask_the_same_share_one_explanation() -> None:
     lab = Lab()
-    await lab.add(*(f"pod-{number}" for number in range(100)), alike=True)
+    lab.add(*(f"pod-{number}" for number in range(100)), alike=True)
     async with lab.kept_young():
-        lab.change()
+        lab.known()
         await lab.clock.advance(1)
         assert sum(lab.made.values()) == 1
+        assert len(lab.known()) == 100
+        lab.changed.clear()
+        lab.change()
+        await lab.clock.advance(1)
+        assert sum(lab.made.values()) == 2
         assert len(lab.changed) == 100
 
 
 async def test_an_explanation_that_names_its_pod_is_not_given_to_another() -> None:
     lab = Lab()
     lab.text = lambda pod: f"{pod.metadata.name} cannot be placed, {lab.followed.version}"
-    await lab.add("one", "two", alike=True)
+    lab.add("one", "two", alike=True)
     async with lab.kept_young():
+        await lab.explained()
+        assert lab.known() == {"one": "one cannot be placed, 0", "two": "two cannot be placed, 0"}
         lab.change()
         await lab.clock.advance(1)
         assert lab.made == {"one": 1, "two": 1}
-        texts = [(await lab.explanations.of(*asks)).text for asks in lab.pods.values()]
-        assert texts == ["one cannot be placed, 1", "two cannot be placed, 1"]
+        assert lab.known() == {"one": "one cannot be placed, 1", "two": "two cannot be placed, 1"}
 
 
 async def test_what_waits_to_be_written_is_written_before_more_is_explained() -> None:
     lab = Lab()
-    await lab.add("pod")
+    lab.add("pod")
     async with lab.kept_young():
+        await lab.explained()
         lab.backlog = 100
         lab.change()
         await lab.clock.advance(5)
@@ -168,56 +214,99 @@ async def test_what_waits_to_be_written_is_written_before_more_is_explained() ->
 
 async def test_a_pod_that_waits_no_more_is_forgotten() -> None:
     lab = Lab()
-    await lab.add("pod")
+    lab.add("pod")
     async with lab.kept_young():
+        await lab.explained()
         lab.pods.clear()
         lab.change()
         await lab.clock.advance(1)
         lab.change()
         await lab.clock.advance(1)
         assert not lab.made
-        assert not lab.explanations._explained
+        kept = lab.explanations
+        assert (kept._topics, kept._topic_of, kept._answered) == ({}, {}, {})
+
+
+async def test_a_pod_that_comes_back_is_explained_again() -> None:
+    lab = Lab()
+    lab.add("pod")
+    async with lab.kept_young():
+        await lab.explained()
+        pods, lab.pods = lab.pods, {}
+        lab.change()
+        await lab.clock.advance(1)
+        lab.pods = pods
+        lab.explanations.of(*next(iter(pods.values())))
+        await lab.clock.advance(1)
+        assert lab.known() == {"pod": "changed 1 times"}
+        lab.pods = pods
 
 
 async def test_a_fault_in_one_explanation_stops_neither_the_others_nor_the_operator() -> None:
     lab = Lab()
-    await lab.add("bad", "good")
+    lab.add("bad", "good")
 
     def text(pod: Pod) -> str:
         if pod.metadata.name == "bad":
             raise ZeroDivisionError
         return "changed"
 
-    lab.text = text
-    with capture_logs() as logs:
-        async with lab.kept_young():
+    async with lab.kept_young():
+        await lab.explained()
+        lab.text = text
+        with capture_logs() as logs:
             lab.change()
-            await lab.clock.advance(1)
-            assert lab.made["good"] == 1
-            assert sorted(lab.changed) == ["bad", "good"], "the reconciler meets the fault, and tries again with pauses"
-    (said,) = logs
-    assert (said["event"], said["pod"]) == ("explaining.failed", "default/bad")
+            await lab.clock.advance(1.5)
+        assert lab.made["good"] == 1
+        assert sorted(lab.changed) == ["bad", "good"], "its reconciliation asks anew"
+    assert {(said["event"], said["pod"]) for said in logs} == {("explaining.failed", "default/bad")}
 
 
-async def test_what_cannot_be_read_is_said_to_who_waits() -> None:
+@pytest.mark.parametrize(
+    ("answer", "text", "reason"),
+    [
+        (
+            OverBudget(CostlySelector(0, "gpu", "", 2, 1_000_000), 800),
+            (
+                "Too costly to explain: selector #2 of request gpu of claim default/claim-of-pod takes 1,000,000 steps, the most "
+                "that Kubernetes allows, on each of 800 devices; simplify it."
+            ),
+            "TooCostly",
+        ),
+        (
+            OverBudget(CostlySelector(0, "", "huge", 0, 43_210), 800),
+            "Too costly to explain: selector #0 of class huge takes about 43,000 steps on each of 800 devices; simplify it.",
+            "TooCostly",
+        ),
+        (
+            OverBudget(None, 800),
+            "Too costly to explain: it takes more than 2 s of a processor on 800 devices; ask for less in one claim.",
+            "TooCostly",
+        ),
+        (Failed("no"), "Cannot be explained: looking at it failed (no); Draco tries again later.", "Unknown"),
+    ],
+)
+async def test_who_waits_is_told_why_there_is_no_explanation(answer: Answer, text: str, reason: str) -> None:
     lab = Lab()
-
-    def text(_: Pod) -> str:
-        raise AllocationError("the selector of node x is not valid")
-
-    lab.text = text
-    told = await lab.explanations.of(a_pod("pod"), [a_claim()])
-    assert (told.reason, told.text) == ("Unknown", "Cannot be explained: the selector of node x is not valid")
+    lab.add("pod")
+    lab.answer = lambda _: answer
+    async with lab.kept_young():
+        await lab.explained()
+        ((pod, claims),) = lab.pods.values()
+        assert lab.explanations.of(pod, claims) == Told(text, reason)
 
 
 async def test_a_pod_of_which_something_else_is_known_is_explained_at_once() -> None:
     lab = Lab()
-    pod, claim = a_pod("pod", claims=["claim"]), a_claim()
-    await lab.explanations.of(pod, [claim])
-    await lab.explanations.of(pod, [claim])
-    assert lab.made["pod"] == 1
-    await lab.explanations.of(pod, [a_claim(device_class="other")])
-    assert lab.made["pod"] == 2
+    lab.add("pod")
+    async with lab.kept_young():
+        await lab.explained()
+        ((pod, _),) = lab.pods.values()
+        lab.pods[pod.metadata.key] = (pod, [a_claim("claim-of-pod", device_class="other")])
+        assert lab.known() == {}
+        await lab.clock.advance(0)
+        assert lab.made["pod"] == 1
+        assert lab.known() == {"pod": "changed 0 times"}
 
 
 def test_the_scheduler_speaks_in_one_condition_of_a_pod_and_in_no_other() -> None:

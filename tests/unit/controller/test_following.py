@@ -1,4 +1,4 @@
-"""The fleet follows the informers: change by change, across relists, past objects that cannot be read."""
+"""The fleet of another process follows the informers: change by change, across relists, past objects that cannot be read."""
 
 from collections.abc import Iterable
 from random import Random
@@ -19,6 +19,7 @@ from draco.resources.kinds import TAINT_RULES
 from draco.resources.meta import ObjectKey
 from tests.builders import MOMENT, a_claim, a_device_class, a_device_key, a_node, a_rule, a_slice
 from tests.doubles.clock import ManualClock
+from tests.doubles.workers import hand_on, told_fleet
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_every_change_of_every_kind_reaches_the_fleet(view: ClusterView) -> None
     remove(view.nodes, "node-2")
     remove(view.classes, "other")
     remove(view.claims, "default", "done")
-    assert content(view.fleet) == content(
+    assert content(told_fleet(view.followed).fleet) == content(
         Fleet.of(
             slices=[a_slice("node-0"), a_slice("node-1", ["gpu-0"])],
             rules=[a_rule("broken", device="gpu-0")],
@@ -83,17 +84,18 @@ def test_every_change_of_every_kind_reaches_the_fleet(view: ClusterView) -> None
             claims=[a_claim("train", on=["node-0/gpu-0"])],
         )
     )
-    assert view.fleet.holders(a_device_key("node-0/gpu-0")) == [ObjectKey("default", "train")]
 
 
 def test_what_vanished_between_two_lists_vanishes_from_the_fleet(view: ClusterView) -> None:
     relist(view.slices, [a_slice("node-0"), a_slice("node-1")])
     relist(view.nodes, [a_node("node-0"), a_node("node-1")])
     relist(view.claims, [a_claim("train", on=["node-0/gpu-0"])])
+    feed = told_fleet(view.followed)
     relist(view.slices, [a_slice("node-1")])
     relist(view.nodes, [a_node("node-1")])
     relist(view.claims, [])
-    assert content(view.fleet) == content(Fleet.of(slices=[a_slice("node-1")], nodes=[a_node("node-1")]))
+    hand_on(view.followed, feed)
+    assert content(feed.fleet) == content(Fleet.of(slices=[a_slice("node-1")], nodes=[a_node("node-1")]))
 
 
 def test_an_object_that_cannot_be_read_is_left_out_and_said_once(view: ClusterView) -> None:
@@ -106,16 +108,18 @@ def test_an_object_that_cannot_be_read_is_left_out_and_said_once(view: ClusterVi
     status = msgspec.structs.replace(good.status, allocation=msgspec.structs.replace(allocation, devices=devices))
     bad = msgspec.structs.replace(good, status=status)
     put(view.claims, good)
+    feed = told_fleet(view.followed)
     with capture_logs() as logs:
-        put(view.claims, bad)
-        put(view.claims, msgspec.structs.replace(bad))
-        put(view.claims, a_claim("other", on=["node-0/gpu-1"]))
+        for claim in (bad, msgspec.structs.replace(bad), a_claim("other", on=["node-0/gpu-1"])):
+            put(view.claims, claim)
+            hand_on(view.followed, feed)
     (said,) = logs
     assert (said["event"], said["kind"], said["key"]) == ("fleet.left_out", "ResourceClaim", "default/train")
     assert "forty" in said["error"]
-    assert list(view.fleet.state.devices()) == [a_device_key("node-0/gpu-1")]
+    assert list(feed.fleet.state.devices()) == [a_device_key("node-0/gpu-1")]
     put(view.claims, good)
-    assert sorted(view.fleet.state.devices()) == [a_device_key("node-0/gpu-0"), a_device_key("node-0/gpu-1")]
+    hand_on(view.followed, feed)
+    assert sorted(feed.fleet.state.devices()) == [a_device_key("node-0/gpu-0"), a_device_key("node-0/gpu-1")]
 
 
 def test_only_changes_that_can_alter_an_explanation_count(view: ClusterView) -> None:
@@ -149,3 +153,26 @@ def test_only_changes_that_can_alter_an_explanation_count(view: ClusterView) -> 
     before = len(woken)
     remove(view.claims, "default", "train")
     assert len(woken) == before + 1
+
+
+def test_a_process_that_starts_anew_is_told_everything_and_no_object_waits_twice(view: ClusterView) -> None:
+    put(view.slices, a_slice("node-0"))
+    for number in range(3):
+        put(view.claims, a_claim("train", on=[f"node-0/gpu-{number}"]))
+    put(view.nodes, a_node("node-0"))
+    first = view.followed.next_changes(100)
+    assert [type(each).__name__ for each in first.changes] == ["Put", "Put", "Put"]
+    assert (first.version, view.followed.is_unsaid) == (view.followed.version, False)
+    view.followed.say_all_again()
+    assert content(told_fleet(view.followed).fleet) == content(
+        Fleet.of(slices=[a_slice("node-0")], nodes=[a_node("node-0")], claims=[a_claim("train", on=["node-0/gpu-2"])])
+    )
+
+
+def test_what_has_been_said_is_known_while_more_changes(view: ClusterView) -> None:
+    for number in range(4):
+        put(view.nodes, a_node(f"node-{number}"))
+    assert view.followed.next_changes(2).version == 2, "the third change has not been said"
+    put(view.nodes, a_node("node-2", ready=False))
+    assert view.followed.next_changes(1).version == 3, "its change has, but that of the fourth node has not"
+    assert view.followed.next_changes(1).version == view.followed.version == 5

@@ -1,6 +1,5 @@
 """Idle claims in the way: which pods are looked at, when what was said is taken back, and when what they hold is."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from random import Random
@@ -10,19 +9,18 @@ import msgspec
 import pytest
 
 from draco.controller import repair
-from draco.controller.bites import BITE_S
 from draco.controller.claim_release import ClaimReleases
 from draco.controller.metrics import Metrics
 from draco.controller.mig_decisions import MigDecisions
 from draco.controller.movable_claims import MovableClaims
 from draco.controller.repair import RepairReconciler
 from draco.controller.view import ClusterView
+from draco.controller.workers.messages import Answer, OverBudget, Question, WhatToRelease
 from draco.kube.client import Client
 from draco.kube.errors import ApiError, Conflict, Forbidden, ServerError, TooManyRequests, Unreachable
 from draco.kube.events import EventRecorder
 from draco.kube.informer import Informer
 from draco.kube.notes import Notes
-from draco.mig_policy.releases import Release, Steps, release_steps
 from draco.mig_policy.taking_back import Patience
 from draco.resources.claims import ResourceClaim, ResourceClaimStatus
 from draco.resources.core import PodCondition, PodStatus
@@ -32,6 +30,7 @@ from draco.resources.kinds import Kind
 from draco.resources.meta import ObjectKey, micro_time
 from tests.builders import a_gpu_uuid, a_mig_instance, a_mig_node, a_mig_policy, a_node, a_pod
 from tests.doubles.clock import ManualClock
+from tests.doubles.workers import PromptWorkers
 from tests.mig_claims import H100, MIG_CLASS, a_mig_claim, a_mig_pool
 
 REFUSED = PodStatus(conditions=[PodCondition(type="PodScheduled", status="False", reason="Unschedulable")])
@@ -64,23 +63,6 @@ class Happenings:
         self.texts.append((reason, regarding.name, note))
 
 
-def let_steps_take(monkeypatch: pytest.MonkeyPatch, clock: ManualClock, seconds: float) -> None:
-    """Each step of a search takes so long, by the clock."""
-
-    def slowly(*arguments: Any) -> Steps:
-        steps = release_steps(*arguments)
-        while True:
-            clock.pass_without_a_turn(seconds)
-            try:
-                next(steps)
-            except StopIteration as end:
-                found: Release | None = end.value
-                return found
-            yield
-
-    monkeypatch.setattr(repair, "release_steps", slowly)
-
-
 class Server:
     """Takes back allocations as asked, or answers as told. What it did is seen on the watch by `arrive`."""
 
@@ -108,6 +90,7 @@ class World:
         self.said = Said()
         self.view = ClusterView(cast("Client", None), None, clock=self.clock, random=Random(1))
         decisions = MigDecisions(self.view, clock=self.clock)
+        self.workers = PromptWorkers(self.view)
         self.server = Server()
         self.happenings = Happenings()
         self.releases = ClaimReleases(
@@ -123,6 +106,7 @@ class World:
             MovableClaims(self.view, decisions),
             cast("Notes", self.said),
             self.releases,
+            self.workers,
             clock=self.clock,
             random=Random(1),
         )
@@ -472,31 +456,8 @@ async def test_a_claim_that_may_be_released_goes_before_one_that_may_not() -> No
     assert world.server.patches == ["second"]
 
 
-async def test_the_event_loop_is_free_again_within_moments_of_a_long_look(
-    blocked: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    let_steps_take(monkeypatch, blocked.clock, BITE_S)
-    await blocked.clock.advance(3600)
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(others())
-    await asyncio.sleep(0)
-    before = turns
-    await blocked.reconciler.reconcile("idle-claims")
-    task.cancel()
-    assert turns > before
-
-
-async def test_a_stall_of_the_machine_delays_the_next_look_by_seconds_only(
-    blocked: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    let_steps_take(monkeypatch, blocked.clock, 60.0)
+async def test_a_look_is_followed_by_a_rest_that_is_bounded_however_much_it_took(blocked: World) -> None:
+    blocked.workers.cpu_s = 60.0
     for name in ("a", "b"):
         blocked.wait_for(name, "7g.80gb")
     again_s = await blocked.reconciler.reconcile("idle-claims")
@@ -504,8 +465,20 @@ async def test_a_stall_of_the_machine_delays_the_next_look_by_seconds_only(
     assert again_s <= repair._REST * repair._GO_S
 
 
-async def test_a_look_that_takes_long_goes_on_where_it_stopped(blocked: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    let_steps_take(monkeypatch, blocked.clock, repair._GO_S * 0.3)
+async def test_a_pod_whose_search_is_too_costly_keeps_no_other_from_being_helped(blocked: World) -> None:
+    def instead(question: Question) -> Answer | None:
+        assert isinstance(question, WhatToRelease)
+        return OverBudget(None, 8) if question.pod.metadata.name == "pod-a" else None
+
+    blocked.workers.instead = instead
+    blocked.put(a_mig_policy(repair=MigRepair(idle_claims=IdleClaims.KEEP)))
+    blocked.wait_for("a", "7g.80gb")
+    await blocked.look()
+    assert blocked.said.texts.keys() == {"idle", "large"}
+
+
+async def test_a_look_that_takes_long_goes_on_where_it_stopped(blocked: World) -> None:
+    blocked.workers.cpu_s = repair._GO_S
     for name in ("a", "b"):
         blocked.wait_for(name, "7g.80gb")
     blocked.put(a_mig_policy(repair=MigRepair(idle_claims=IdleClaims.KEEP)))

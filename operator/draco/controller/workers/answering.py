@@ -1,0 +1,134 @@
+"""The answers to questions, each within a budget of CPU time.
+
+Owns what a child of the fleet process does: one question at a time, on the fleet as it was when the child was forked. An answer
+that exceeds its budget leaves the fleet in whatever state it was in, so the child ends after saying so. Time spent in one call
+that is not interrupted is bounded by the kernel, which kills the child a moment later.
+"""
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Final, NoReturn, TypeVar
+
+from draco.allocation.fleet import Fleet
+from draco.controller.workers.costs import Costliest
+from draco.controller.workers.messages import (
+    Answer,
+    Ask,
+    Failed,
+    Frames,
+    Freed,
+    OutOfMemory,
+    OverBudget,
+    Question,
+    Reply,
+    ToRelease,
+    Waiting,
+    WhatIsWrong,
+    WhyWaiting,
+    Wrong,
+    claims_of,
+    frame,
+    inward,
+)
+from draco.explanation.explain import explain
+from draco.explanation.problems import problems_of
+from draco.mig_policy.releases import Searches, plan_release
+from draco.resources.errors import DracoError
+
+R = TypeVar("R")
+
+_LOOKING_FOR_THE_CAUSE_S: Final = 0.5
+_AGAIN_S: Final = 0.05
+"""What is raised where nothing can be raised is raised again so much later."""
+_KILLED_AFTER_S: Final = 2
+"""Seconds of CPU time beyond the budget after which the kernel ends the child, whatever it does."""
+
+
+class BudgetUsedUp(BaseException):
+    """Not an Exception, so that nothing on the way takes it for a fault of what it tried."""
+
+
+def answer(fleet: Fleet, question: Question) -> Answer:
+    """The answer, whatever it takes."""
+    if isinstance(question, WhyWaiting):
+        return _why_waiting(fleet, question)
+    if isinstance(question, WhatIsWrong):
+        return Wrong(problems_of(fleet, [question.claim]))
+    searches = Searches(fleet, question.searches)
+    found = plan_release(searches, question.pod, question.claims, dict(question.movable))
+    if found is None:
+        return ToRelease(None, searches.left)
+    devices = [(key, list(names)) for key, names in found.devices.items()]
+    return ToRelease(Freed(list(found.waiting), found.node, list(found.claims), devices), searches.left)
+
+
+def _why_waiting(fleet: Fleet, question: WhyWaiting) -> Waiting:
+    try:
+        explanation = explain(
+            fleet, question.claims, pod=question.pod, scheduler=question.scheduler, minor=question.minor
+        )
+    except DracoError as error:
+        # Something published cannot be read. Whoever waits is told so, and all others are still explained.
+        return Waiting(f"Cannot be explained: {error}", "Unknown")
+    return Waiting(str(explanation), str(explanation.reason))
+
+
+def answer_within(fleet: Fleet, question: Question, cpu_s: float) -> Answer:
+    """The answer, or what kept it from being found. After OverBudget and OutOfMemory the fleet is not to be used again."""
+    try:
+        return _limited(lambda: answer(fleet, question), cpu_s)
+    except BudgetUsedUp:
+        return _why_over_budget(fleet, question)
+    except MemoryError:
+        return OutOfMemory()
+    except Exception as error:  # noqa: BLE001 - the outermost loop: the operator says it, and asks somebody else next time
+        return Failed(f"{type(error).__name__}: {error}")
+
+
+def _why_over_budget(fleet: Fleet, question: Question) -> OverBudget:
+    costliest = Costliest(fleet, claims_of(question))
+    with suppress(BudgetUsedUp, MemoryError):  # what was found until then is said
+        _limited(costliest.look, _LOOKING_FOR_THE_CAUSE_S)
+    return OverBudget(costliest.found, len(fleet.inventory))
+
+
+def _limited(work: Callable[[], R], cpu_s: float) -> R:
+    """What the work returns. Raises BudgetUsedUp after so much CPU time."""
+    hard_s = int(time.process_time() + cpu_s) + _KILLED_AFTER_S
+    resource.setrlimit(resource.RLIMIT_CPU, (hard_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    signal.signal(signal.SIGPROF, _use_up)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s, _AGAIN_S)
+    try:
+        return work()
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _use_up(_: int, __: FrameType | None) -> NoReturn:
+    raise BudgetUsedUp
+
+
+def serve(fleet: Fleet, version: int, questions: int, answers: int) -> NoReturn:
+    """Answer what comes through one pipe into the other, until that ends."""
+    frames = Frames()
+    while data := os.read(questions, 1 << 20):
+        for body in frames.feed(data):
+            ask = inward(body)
+            if not isinstance(ask, Ask):
+                raise TypeError(f"{ask} is no question")
+            began_s = time.process_time()
+            answered = answer_within(fleet, ask.question, ask.cpu_s)
+            _write(answers, frame(Reply(ask.number, answered, version, time.process_time() - began_s)))
+            if isinstance(answered, OverBudget | OutOfMemory | Failed):
+                os._exit(0)
+    os._exit(0)
+
+
+def _write(pipe: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(pipe, data) :]

@@ -1,0 +1,135 @@
+"""Whose turn it is to have a question answered.
+
+Owns the order and each namespace's budget of CPU time. The laws:
+
+- What people wait for comes first (`Urgency`), and of equally urgent questions that of the namespace which has used least.
+- A namespace's budget fills up by `refill` CPU seconds each second, to `burst_s` at most. While it has none left, its questions
+  wait, so that nobody has the workers to himself by asking for ever.
+- What is said already is only said anew by namespaces with half of their budget left, one at a time, and all of that together
+  takes half of one processor at most.
+"""
+
+from collections import OrderedDict, deque
+from enum import IntEnum
+from typing import Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class Urgency(IntEnum):
+    """What is answered first."""
+
+    REVIEW = 0
+    """Somebody writes a claim, and the API server waits."""
+    FIRST = 1
+    """Nothing has been said yet of a pod that waits."""
+    SEARCH = 2
+    """Something could be moved out of the way."""
+    AGAIN = 3
+    """What is said may not be so any more."""
+
+
+class _Namespace(msgspec.Struct):
+    left_s: float
+    """Of its budget, at `at_s`. May be less than none: what a question takes is known afterwards."""
+    at_s: float
+    served: int = 0
+
+
+class FairQueue(Generic[T]):
+    """Questions of namespaces. `now_s` is monotonic time; it never goes back."""
+
+    def __init__(self, *, burst_s: float = 20.0, refill: float = 0.25, rest: float = 1.0) -> None:
+        self._burst_s = burst_s
+        self._refill = refill
+        self._rest = rest
+        self._lanes: dict[Urgency, OrderedDict[str, deque[T]]] = {urgency: OrderedDict() for urgency in Urgency}
+        self._namespaces: dict[str, _Namespace] = {}
+        self._served = 0
+        self._running_again = 0
+        self._again_from_s = float("-inf")
+
+    def __len__(self) -> int:
+        return sum(len(waiting) for lane in self._lanes.values() for waiting in lane.values())
+
+    def put(self, item: T, namespace: str, urgency: Urgency) -> None:
+        """Have it wait for its turn."""
+        self._lanes[urgency].setdefault(namespace, deque()).append(item)
+
+    def discard(self, item: T, namespace: str, urgency: Urgency) -> None:
+        """Nobody waits for it any more; nothing happens if it does not wait here."""
+        waiting = self._lanes[urgency].get(namespace)
+        if waiting is not None and item in waiting:
+            waiting.remove(item)
+            if not waiting:
+                del self._lanes[urgency][namespace]
+
+    def take(self, now_s: float, *, least_urgent: Urgency = Urgency.AGAIN) -> T | None:
+        """The next one, if any may be answered now. What it takes is charged by `charge` afterwards."""
+        for urgency, lane in self._lanes.items():
+            if urgency > least_urgent:
+                return None
+            if urgency is Urgency.AGAIN and (self._running_again or now_s < self._again_from_s):
+                continue
+            allowed = [name for name in lane if self._left_s(name, now_s) > self._needed_s(urgency)]
+            if not allowed:
+                continue
+            name = max(allowed, key=lambda each: (self._left_s(each, now_s), -self._namespaces[each].served))
+            self._served += 1
+            self._namespaces[name].served = self._served
+            self._running_again += urgency is Urgency.AGAIN
+            item = lane[name].popleft()
+            if not lane[name]:
+                del lane[name]
+            return item
+        return None
+
+    def hold(self, namespace: str, cpu_s: float, now_s: float) -> None:
+        """Something of the namespace is being answered that may take so long. It is given back by a negative time."""
+        self._left_s(namespace, now_s)
+        self._namespaces[namespace].left_s -= cpu_s
+
+    def finished(self, namespace: str, urgency: Urgency, cpu_s: float, now_s: float) -> None:
+        """What was taken has been answered, and took so long."""
+        self.hold(namespace, cpu_s, now_s)
+        if urgency is Urgency.AGAIN:
+            self._running_again -= 1
+            self._again_from_s = now_s + self._rest * cpu_s
+        self._forget(now_s)
+
+    def may_ask(self, namespace: str, now_s: float) -> bool:
+        """Whether the namespace has some of its budget left."""
+        return self._left_s(namespace, now_s) > 0
+
+    def due_in_s(self, now_s: float) -> float | None:
+        """In how many seconds something that waits for its budget, or for a rest, may be taken; None if nothing does."""
+        waits = []
+        for urgency, lane in self._lanes.items():
+            if urgency is Urgency.AGAIN and (self._running_again or not lane):
+                continue
+            rest_s = self._again_from_s - now_s if urgency is Urgency.AGAIN else 0.0
+            for name in lane:
+                short_s = self._needed_s(urgency) - self._left_s(name, now_s)
+                waits.append(max(rest_s, short_s / self._refill, 0.0))
+        return min(waits, default=None)
+
+    def _needed_s(self, urgency: Urgency) -> float:
+        return self._burst_s / 2 if urgency is Urgency.AGAIN else 0.0
+
+    def _left_s(self, name: str, now_s: float) -> float:
+        known = self._namespaces.get(name)
+        if known is None:
+            known = self._namespaces[name] = _Namespace(self._burst_s, now_s)
+        known.left_s = min(self._burst_s, known.left_s + self._refill * (now_s - known.at_s))
+        known.at_s = now_s
+        return known.left_s
+
+    def _forget(self, now_s: float) -> None:
+        """A namespace with its whole budget is as one that was never met."""
+        if len(self._namespaces) > 256:
+            waiting = {name for lane in self._lanes.values() for name in lane}
+            for name in [name for name in self._namespaces if name not in waiting]:
+                if self._left_s(name, now_s) >= self._burst_s:
+                    del self._namespaces[name]

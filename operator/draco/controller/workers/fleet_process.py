@@ -1,0 +1,286 @@
+"""The process that holds the fleet and forks children that answer questions about it.
+
+Owns the fleet, the children and their deadlines. It takes in changes, each of which costs what it touches, and never evaluates
+what users write. It has one thread and opens nothing, so a child that is forked at any moment finds everything as it was; the
+memory of the fleet is shared with the children until either writes to it.
+
+Started by `process` with a pipe for what is said to it and one for what it says: `python -m
+draco.controller.workers.fleet_process`.
+"""
+
+import gc
+import os
+import resource
+import selectors
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from ctypes import CDLL
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from draco.allocation.fleet import Fleet
+from draco.cel.selector import compile_selector
+from draco.controller.workers.answering import serve
+from draco.controller.workers.messages import (
+    MEMORY_MIB,
+    Answer,
+    Ask,
+    Changes,
+    Failed,
+    Frames,
+    LeftOut,
+    OutOfMemory,
+    OverBudget,
+    Put,
+    Reply,
+    frame,
+    inward,
+    outward,
+)
+from draco.resources.claims import ResourceClaim
+from draco.resources.classes import DeviceClass
+from draco.resources.core import Node
+from draco.resources.errors import DracoError
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, SLICES, TAINT_RULES
+from draco.resources.meta import ObjectKey
+from draco.resources.slices import ResourceSlice
+from draco.resources.taints import DeviceTaintRule
+
+_AT_ONCE: Final = 1 << 20
+_IDLE_S: Final = 5.0
+"""A child that nobody asks for so long ends: what it has written to is memory of its own."""
+_PR_SET_PDEATHSIG: Final = 1
+_NICER: Final = 10
+"""Answers give way to the operator's own work, lease and probes among it."""
+_FIRST_TO_KILL: Final = "1000"
+"""If memory runs out, the kernel ends a child rather than the operator."""
+
+
+class FleetFeed:
+    """The fleet, and what changes of each kind mean to it."""
+
+    def __init__(self, left_out: Callable[[LeftOut], None]) -> None:
+        self.fleet = fleet = Fleet()
+        self.version = 0
+        self._left_out = left_out
+        self._kinds: dict[str, tuple[Any, Callable[[Any], None], Callable[[ObjectKey], None]]] = {
+            SLICES.kind: (_decoder(ResourceSlice), fleet.put_slice, lambda key: fleet.remove_slice(key.name)),
+            TAINT_RULES[0].kind: (_decoder(DeviceTaintRule), fleet.put_rule, lambda key: fleet.remove_rule(key.name)),
+            NODES.kind: (_decoder(Node), fleet.put_node, lambda key: fleet.remove_node(key.name)),
+            DEVICE_CLASSES.kind: (_decoder(DeviceClass), fleet.put_class, lambda key: fleet.remove_class(key.name)),
+            CLAIMS.kind: (_decoder(ResourceClaim), fleet.put_claim, fleet.remove_claim),
+        }
+
+    def take(self, changes: Changes) -> None:
+        """Take changes in."""
+        for change in changes.changes:
+            decoder, put, remove = self._kinds[change.kind]
+            if not isinstance(change, Put):
+                remove(change.key)
+                continue
+            found = decoder.decode(change.body)
+            try:
+                put(found)
+            except DracoError as error:
+                remove(found.metadata.key)
+                self._left_out(LeftOut(change.kind, found.metadata.key, str(error)))
+        self.version = changes.version
+
+
+class _Child:
+    """A forked process with the fleet as of `version`."""
+
+    def __init__(self, pid: int, version: int, questions: int, answers: int) -> None:
+        self.pid = pid
+        self.version = version
+        self.questions = questions
+        self.answers = answers
+        self.frames = Frames()
+        self.ask: Ask | None = None
+        self.until_s = time.monotonic() + _IDLE_S
+        """When it is late with its answer, or idle for too long."""
+
+
+class FleetProcess:
+    """The loop: changes and questions in, answers out."""
+
+    def __init__(self, inbox: int, outbox: int) -> None:
+        self._inbox = inbox
+        self._outbox = outbox
+        self._feed = FleetFeed(self._say)
+        self._frames = Frames()
+        self._bodies: deque[bytes] = deque()
+        self._children: dict[int, _Child] = {}  # by the pipe of their answers
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(inbox, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Work until the operator's pipe ends."""
+        while True:
+            ready = [key.fd for key, _ in self._selector.select(self._patience_s())]
+            for fd in ready:
+                if fd != self._inbox:
+                    self._hear(self._children[fd])
+            self._end_the_late()
+            if self._bodies:
+                self._take(self._bodies.popleft())  # no more is read before this is done: it waits in the pipe
+            elif self._inbox in ready:
+                data = os.read(self._inbox, _AT_ONCE)
+                if not data:
+                    return
+                self._bodies.extend(self._frames.feed(data))
+
+    def _patience_s(self) -> float | None:
+        if self._bodies:
+            return 0.0
+        due = [child.until_s for child in self._children.values()]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _take(self, body: bytes) -> None:
+        message = inward(body)
+        if isinstance(message, Changes):
+            self._feed.take(message)
+            return
+        self._give(message)
+
+    def _give(self, ask: Ask) -> None:
+        """Have a child answer that sees what the question is about."""
+        idle = [child for child in self._children.values() if child.ask is None]
+        child = next((each for each in idle if each.version >= ask.version), None)
+        if child is None:
+            for old in idle:
+                self._end(old)
+            child = self._fork()
+        child.ask = ask
+        child.until_s = time.monotonic() + ask.wall_s
+        try:
+            _write(child.questions, frame(ask))
+        except BrokenPipeError:
+            self._lose(child)
+
+    def _fork(self) -> _Child:
+        theirs, questions = os.pipe()
+        answers, mine = os.pipe()
+        self._warm_up()
+        pid = os.fork()
+        if not pid:
+            try:
+                self._be_a_child(theirs, mine)
+            finally:
+                os._exit(1)
+        os.close(theirs)
+        os.close(mine)
+        child = _Child(pid, self._feed.version, questions, answers)
+        self._children[answers] = child
+        self._selector.register(answers, selectors.EVENT_READ)
+        return child
+
+    def _warm_up(self) -> None:
+        """Work out once what every child would have to."""
+        self._feed.fleet.recount(sys.maxsize)
+
+    def _be_a_child(self, questions: int, answers: int) -> NoReturn:
+        gc.freeze()  # a collection that walked the fleet would copy it
+        die_with_parent()
+        for fd in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
+            if fd not in {2, questions, answers}:
+                with suppress(OSError):  # the folder's own is closed already
+                    os.close(fd)
+        os.nice(_NICER)
+        _let_die_first()
+        _limit_memory()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # nothing more can be opened: no file, no connection
+        serve(self._feed.fleet, self._feed.version, questions, answers)
+
+    def _hear(self, child: _Child) -> None:
+        data = os.read(child.answers, _AT_ONCE)
+        if not data:
+            self._lose(child)
+            return
+        for body in child.frames.feed(data):
+            reply = outward(body)
+            child.ask = None
+            child.until_s = time.monotonic() + _IDLE_S
+            self._say(reply)
+            if isinstance(reply, Reply) and isinstance(reply.answer, OverBudget | OutOfMemory | Failed):
+                self._end(child)  # it ends itself; it must not be asked again
+                return
+
+    def _end_the_late(self) -> None:
+        now_s = time.monotonic()
+        for child in [each for each in self._children.values() if each.until_s <= now_s]:
+            if child.ask is not None:
+                self._answer(child, Failed(f"no answer within {child.ask.wall_s:g} s"))
+            self._end(child)
+
+    def _lose(self, child: _Child) -> None:
+        """It has ended by itself, or was ended by the kernel."""
+        status = self._end(child)
+        if child.ask is not None:
+            how = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "ended"
+            self._answer(child, Failed(f"its process was {how}"))
+
+    def _answer(self, child: _Child, answer: Answer) -> None:
+        if child.ask is not None:
+            self._say(Reply(child.ask.number, answer, child.version, 0.0))
+            child.ask = None
+
+    def _end(self, child: _Child) -> int:
+        self._selector.unregister(child.answers)
+        del self._children[child.answers]
+        os.close(child.questions)
+        os.close(child.answers)
+        os.kill(child.pid, signal.SIGKILL)
+        return os.waitpid(child.pid, 0)[1]
+
+    def _say(self, message: Reply | LeftOut) -> None:
+        _write(self._outbox, frame(message))
+
+
+def _decoder(of: Any) -> Any:
+    return msgspec.msgpack.Decoder(of)
+
+
+def _write(pipe: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(pipe, view) :]
+
+
+def _let_die_first() -> None:
+    with suppress(OSError):  # else the kernel chooses by size
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")
+
+
+def _limit_memory() -> None:
+    taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    most = taken + (MEMORY_MIB << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when the one that started it ends."""
+    parent = os.getppid()
+    CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it ended just before
+
+
+def main() -> None:
+    """Be the fleet process: what stands on standard input is said to it, and it answers on standard output."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what ends the operator's process group ends this by its pipe
+    compile_selector("true")  # reads the grammar: a child can open nothing
+    outbox = os.dup(1)
+    os.dup2(2, 1)  # whatever is printed by accident is no answer
+    FleetProcess(0, outbox).run()
+
+
+if __name__ == "__main__":
+    main()

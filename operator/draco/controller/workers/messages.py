@@ -1,0 +1,209 @@
+"""What the operator and its fleet process say to each other, and how it is framed on a pipe.
+
+Owns the structs and the frames: four bytes of length, then MessagePack. Both ends are of the same release, always.
+"""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import msgspec
+
+from draco.explanation.model import Problem
+from draco.resources.claims import ResourceClaim
+from draco.resources.core import Pod
+from draco.resources.meta import ObjectKey
+
+MEMORY_MIB = 384
+"""What a child may take beyond what it shares at first."""
+MOST_STEPS = 1_000_000
+"""Steps after which Kubernetes, and so Draco, ends an evaluation."""
+_LENGTH_BYTES = 4
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Base of everything that is sent."""
+
+
+class WhyWaiting(Message, frozen=True):
+    """Why the claims of a pod are not allocated."""
+
+    pod: Pod
+    claims: list[ResourceClaim]
+    scheduler: str
+    minor: int | None
+
+
+class WhatIsWrong(Message, frozen=True):
+    """What is wrong with a claim itself."""
+
+    claim: ResourceClaim
+
+
+class WhatToRelease(Message, frozen=True):
+    """Which of the movable claims, each with how many may go at once, stand in a pod's way."""
+
+    pod: Pod
+    claims: list[ResourceClaim]
+    movable: list[tuple[ObjectKey, int]]
+    searches: int
+
+
+Question: TypeAlias = WhyWaiting | WhatIsWrong | WhatToRelease
+
+
+def claims_of(question: Question) -> list[ResourceClaim]:
+    """The claims that a question is about."""
+    return [question.claim] if isinstance(question, WhatIsWrong) else question.claims
+
+
+class Waiting(Message, frozen=True):
+    """The answer to WhyWaiting: the text, and the main cause in one word."""
+
+    text: str
+    reason: str
+
+
+class Wrong(Message, frozen=True):
+    """The answer to WhatIsWrong."""
+
+    problems: list[Problem]
+
+
+class Freed(Message, frozen=True):
+    """A Release, as it is sent."""
+
+    waiting: list[ObjectKey]
+    node: str
+    claims: list[ObjectKey]
+    devices: list[tuple[ObjectKey, list[str]]]
+
+
+class ToRelease(Message, frozen=True):
+    """The answer to WhatToRelease, with the searches that are left of those that were granted."""
+
+    release: Freed | None
+    searches_left: int
+
+
+class CostlySelector(Message, frozen=True):
+    """The selector that costs most: number `number`, counted from 0, of a request, or of a class where there is none."""
+
+    claim: int
+    request: str
+    device_class: str
+    number: int
+    steps: int
+
+
+class OverBudget(Message, frozen=True):
+    """Instead of an answer: the budget did not suffice. `selector` is the costliest, if one explains it."""
+
+    selector: CostlySelector | None
+    devices: int
+
+
+class OutOfMemory(Message, frozen=True):
+    """Instead of an answer: the budget of memory did not suffice."""
+
+
+class Failed(Message, frozen=True):
+    """Instead of an answer: the child failed, died, or did not answer in time."""
+
+    why: str
+
+
+Answer: TypeAlias = Waiting | Wrong | ToRelease | OverBudget | OutOfMemory | Failed
+
+
+class Put(Message, frozen=True):
+    """An object as it now is, in MessagePack."""
+
+    kind: str
+    body: bytes
+
+
+class Remove(Message, frozen=True):
+    """An object that is gone."""
+
+    kind: str
+    key: ObjectKey
+
+
+class Changes(Message, frozen=True):
+    """Changes of the cluster. With them everything up to `version` has been said."""
+
+    changes: list[Put | Remove]
+    version: int
+
+
+class Ask(Message, frozen=True):
+    """A question about the cluster as of `version` or later, with its budget."""
+
+    number: int
+    question: Question
+    version: int
+    cpu_s: float
+    wall_s: float
+
+
+class Reply(Message, frozen=True):
+    """The answer to the question of this number, about the cluster as of `version`, and what it took."""
+
+    number: int
+    answer: Answer
+    version: int
+    cpu_s: float
+
+
+class LeftOut(Message, frozen=True):
+    """An object that cannot be taken in, as a scheduler that cannot read it would leave it out."""
+
+    kind: str
+    key: ObjectKey
+    error: str
+
+
+Inward: TypeAlias = Changes | Ask
+Outward: TypeAlias = Reply | LeftOut
+
+_encoder = msgspec.msgpack.Encoder()
+_inward = msgspec.msgpack.Decoder(Changes | Ask)
+_outward = msgspec.msgpack.Decoder(Reply | LeftOut)
+
+
+def frame(message: Message) -> bytes:
+    """The message as it goes through a pipe."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+def inward(body: bytes) -> Inward:
+    """A message to the fleet process, or to one of its children."""
+    message: Inward = _inward.decode(body)
+    return message
+
+
+def outward(body: bytes) -> Outward:
+    """A message from there."""
+    message: Outward = _outward.decode(body)
+    return message
+
+
+class Frames:
+    """Bodies of messages out of what a pipe gives, piece by piece."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies that are complete with this piece."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _LENGTH_BYTES:
+            begin = start + _LENGTH_BYTES
+            end = begin + int.from_bytes(self._buffer[start:begin], "big")
+            if len(self._buffer) < end:
+                break
+            yield bytes(self._buffer[begin:end])
+            start = end
+        del self._buffer[:start]

@@ -1,0 +1,84 @@
+"""The fleet process, as the operator sees it: started, written to, read from, ended.
+
+Owns the operating system's side. What is said is `messages`, when is `pool`.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Final, Protocol, Self
+
+from draco.controller.workers.messages import Ask, Changes, Frames, Outward, frame, outward
+
+_AT_ONCE: Final = 1 << 18
+_ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""All that it is given: what Python needs to find itself. Where the API server is, and how to reach it, is not among it."""
+
+
+class ProcessEnded(Exception):
+    """It does not answer any more."""
+
+
+class Process(Protocol):
+    """A fleet process."""
+
+    async def send(self, message: Changes | Ask) -> None:
+        """Say something; returns when there is room for more. Raises ProcessEnded."""
+        ...
+
+    def replies(self) -> AsyncIterator[list[Outward]]:
+        """What it says, several at a time, until it ends."""
+        ...
+
+    async def end(self) -> None:
+        """End it, and with it its children."""
+        ...
+
+
+class FleetProcessHandle:
+    """A fleet process as a child of this one."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        if process.stdin is None or process.stdout is None:
+            raise ValueError("it must be started with pipes")
+        self._process = process
+        self._in, self._out = process.stdin, process.stdout
+
+    @classmethod
+    async def start(cls) -> Self:
+        """Start one. Raises OSError."""
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "draco.controller.workers.fleet_process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    async def send(self, message: Changes | Ask) -> None:
+        """Say something; returns when there is room for more. Raises ProcessEnded."""
+        try:
+            self._in.write(frame(message))
+            await self._in.drain()
+        except ConnectionError as error:
+            raise ProcessEnded("it reads no more") from error
+
+    async def replies(self) -> AsyncIterator[list[Outward]]:
+        """What it says, several at a time, until it ends."""
+        frames = Frames()
+        while data := await self._out.read(_AT_ONCE):
+            yield [outward(body) for body in frames.feed(data)]
+
+    async def end(self) -> None:
+        """End it; its children end with it."""
+        if self._process.returncode is None:
+            self._process.kill()
+        self._in.close()
+        await self._process.wait()

@@ -1,0 +1,58 @@
+"""Workers that answer at once, in this process."""
+
+from collections.abc import Callable
+
+from draco.allocation.fleet import Fleet
+from draco.controller.following import FollowedFleet
+from draco.controller.view import ClusterView
+from draco.controller.workers.answering import answer
+from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.fleet_process import FleetFeed
+from draco.controller.workers.messages import Answer, LeftOut, Question
+from draco.controller.workers.pool import Answered
+
+
+def told_fleet(followed: FollowedFleet, left_out: Callable[[LeftOut], None] | None = None) -> FleetFeed:
+    """The fleet of a process that has been told everything."""
+    feed = FleetFeed(left_out or followed.left_out)
+    hand_on(followed, feed)
+    return feed
+
+
+def hand_on(followed: FollowedFleet, feed: FleetFeed) -> None:
+    """Tell it what it has not been told."""
+    while followed.is_unsaid:
+        feed.take(followed.next_changes(7))
+
+
+def fleet_of(view: ClusterView) -> Fleet:
+    """What the view knows, as a fleet."""
+    return Fleet.of(
+        slices=view.slices.store.values(),
+        rules=view.rule_store.values(),
+        nodes=view.nodes.store.values(),
+        classes=view.classes.store.values(),
+        claims=view.claims.store.values(),
+    )
+
+
+class PromptWorkers:
+    """Answers about what a view knows. Each takes `cpu_s`; `instead` may say something else."""
+
+    long_cpu_s = 2.0
+
+    def __init__(self, view: ClusterView) -> None:
+        self._view = view
+        self.cpu_s = 0.0
+        self.asked: list[Question] = []
+        self.instead: Callable[[Question], Answer | None] = lambda _: None
+
+    async def ask(self, question: Question, namespace: str, urgency: Urgency) -> Answered:
+        self.asked.append(question)
+        found = self.instead(question) or answer(fleet_of(self._view), question)
+        return Answered(found, self._view.followed.version, self.cpu_s)
+
+    async def ask_within(
+        self, question: Question, namespace: str, urgency: Urgency, within_s: float
+    ) -> Answered | None:
+        return await self.ask(question, namespace, urgency)

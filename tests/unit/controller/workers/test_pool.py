@@ -1,0 +1,281 @@
+"""How questions are asked of a process that may not answer: budgets, what is remembered, and what is asked again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+from structlog.testing import capture_logs
+
+from draco.controller.view import ClusterView
+from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.messages import (
+    Answer,
+    Ask,
+    Changes,
+    Failed,
+    OutOfMemory,
+    Outward,
+    OverBudget,
+    Reply,
+    Waiting,
+    WhatIsWrong,
+    WhyWaiting,
+    Wrong,
+)
+from draco.controller.workers.pool import Answered, Workers, WorkerSettings
+from draco.controller.workers.process import ProcessEnded
+from draco.kube.client import Client
+from draco.kube.connection import Connection
+from draco.resources.claims import ResourceClaim
+from tests.builders import a_claim, a_device_class, a_node, a_pod
+from tests.doubles.clock import ManualClock
+
+GOOD = Waiting("it is so", "InUse")
+SETTINGS = WorkerSettings(places=2, short_cpu_s=0.5, long_cpu_s=2.0, short_wall_s=5.0, long_wall_s=15.0)
+
+
+class Scripted:
+    """A process that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.asks: list[Ask] = []
+        self.changes = 0
+        self.version = -1
+        self.ended = False
+        self._replies: asyncio.Queue[Outward | None] = asyncio.Queue()
+
+    async def send(self, message: Changes | Ask) -> None:
+        if self.ended:
+            raise ProcessEnded("it reads no more")
+        if isinstance(message, Ask):
+            self.asks.append(message)
+        else:
+            self.changes += len(message.changes)
+            self.version = message.version
+
+    async def replies(self) -> AsyncIterator[list[Outward]]:
+        while (reply := await self._replies.get()) is not None:
+            yield [reply]
+
+    async def end(self) -> None:
+        self.ended = True
+
+    def answer(self, answer: Answer, cpu_s: float = 0.01) -> Ask:
+        """To the oldest question."""
+        ask = self.asks.pop(0)
+        self._replies.put_nowait(Reply(ask.number, answer, self.version, cpu_s))
+        return ask
+
+    def die(self) -> None:
+        self._replies.put_nowait(None)
+
+
+class Lab:
+    """Workers whose processes are scripted."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.view = ClusterView(Client(Connection("http://127.0.0.1:1")), None, clock=self.clock, random=Random(1))
+        self.processes: list[Scripted] = []
+        self.workers = Workers(
+            self.view.followed, clock=self.clock, random=Random(1), settings=SETTINGS, start=self.start
+        )
+        self.asked: list[asyncio.Task[Answered]] = []
+
+    async def start(self) -> Scripted:
+        self.processes.append(Scripted())
+        return self.processes[-1]
+
+    @property
+    def process(self) -> Scripted:
+        return self.processes[-1]
+
+    async def ask(
+        self, name: str = "claim", *, namespace: str = "default", urgency: Urgency = Urgency.FIRST
+    ) -> "asyncio.Task[Answered]":
+        question = WhyWaiting(a_pod(namespace=namespace), [a_claim(name, device_class=name)], "", 36)
+        task = asyncio.create_task(self.workers.ask(question, namespace, urgency))
+        self.asked.append(task)
+        await self.clock.advance(0)
+        return task
+
+    def names(self) -> list[str]:
+        """The claims that are being looked at."""
+        return [
+            ask.question.claims[0].metadata.name for ask in self.process.asks if isinstance(ask.question, WhyWaiting)
+        ]
+
+
+@pytest.fixture
+async def lab() -> AsyncIterator[Lab]:
+    made = Lab()
+    async with running(made):
+        yield made
+
+
+@asynccontextmanager
+async def running(lab: Lab) -> AsyncIterator[None]:
+    task = asyncio.create_task(lab.workers.run())
+    await lab.clock.advance(0)
+    try:
+        yield
+        assert not task.done()
+    finally:
+        for each in (task, *lab.asked):
+            each.cancel()
+        await asyncio.gather(task, *lab.asked, return_exceptions=True)
+
+
+def put(lab: Lab, number: int) -> None:
+    informer = lab.view.nodes
+    informer._publish(informer.store.put(a_node(f"node-{number}")))
+
+
+async def test_a_question_is_answered_about_everything_that_was_known_when_it_was_asked(lab: Lab) -> None:
+    for number in range(1000):
+        put(lab, number)
+    asked = await lab.ask()
+    assert (lab.process.changes, lab.process.asks[0].version) == (1000, 1000)
+    lab.process.answer(GOOD)
+    assert await asked == Answered(GOOD, 1000, 0.01)
+
+
+async def test_no_more_is_asked_at_once_than_there_are_places_and_one_review_beside(lab: Lab) -> None:
+    for name in "abc":
+        await lab.ask(name, namespace=name)
+    assert lab.names() == ["a", "b"]
+    await lab.ask("review", urgency=Urgency.REVIEW)
+    assert lab.names() == ["a", "b", "review"]
+    await lab.ask("another-review", urgency=Urgency.REVIEW)
+    assert lab.names() == ["a", "b", "review"]
+    assert lab.workers.waiting == 2
+
+
+async def test_a_costly_question_is_asked_again_with_more_and_keeps_no_other_waiting(lab: Lab) -> None:
+    asked = [await lab.ask(f"costly-{number}", namespace="hostile") for number in range(4)]
+    for _ in range(2):
+        assert lab.process.asks[0].cpu_s == SETTINGS.short_cpu_s
+        lab.process.answer(OverBudget(None, 8), cpu_s=0.5)
+    await lab.clock.advance(0)
+    budgets = {name: ask.cpu_s for name, ask in zip(lab.names(), lab.process.asks, strict=True)}
+    assert budgets == {"costly-0": 2.0, "costly-2": 0.5, "costly-3": 0.5}, "only one has a long budget"
+    lab.process.asks.sort(key=lambda ask: ask.cpu_s)
+    for _ in range(2):
+        lab.process.answer(OverBudget(None, 8), cpu_s=0.5)
+    await lab.ask("honest", namespace="honest")
+    assert lab.names() == ["costly-0", "honest"]
+    assert not any(each.done() for each in asked)
+
+
+async def test_what_is_too_costly_is_remembered_until_the_claim_or_its_class_changes(lab: Lab) -> None:
+    asked = await lab.ask("claim")
+    for cpu_s in (0.5, 2.0):
+        lab.process.answer(OverBudget(None, 8), cpu_s=cpu_s)
+        await lab.clock.advance(0)
+    assert (await asked) == Answered(OverBudget(None, 8), 0, 2.5)
+    put(lab, 1)
+    again = await lab.ask("claim")
+    assert (await again) == Answered(OverBudget(None, 8), 1, 0.0), "whatever else changes"
+    other = await lab.ask("claim", namespace="elsewhere")
+    assert other.done(), "the same question of others costs the same"
+    assert lab.process.asks == []
+    await lab.ask("another")
+    assert len(lab.process.asks) == 1
+    classes = lab.view.classes
+    classes._publish(classes.store.put(a_device_class("claim")))
+    await lab.ask("claim")
+    assert len(lab.process.asks) == 2
+
+
+async def test_what_takes_too_much_memory_is_not_asked_again(lab: Lab) -> None:
+    asked = await lab.ask()
+    lab.process.answer(OutOfMemory())
+    assert (await asked).answer == OutOfMemory()
+    assert (await (await lab.ask())).answer == OutOfMemory()
+    assert lab.process.asks == []
+
+
+async def test_a_question_that_kills_its_process_is_asked_once_more_and_then_not_for_a_while(lab: Lab) -> None:
+    with capture_logs() as logs:
+        asked = await lab.ask()
+        lab.process.answer(Failed("killed"))
+        await lab.clock.advance(0)
+        assert len(lab.process.asks) == 1
+        lab.process.answer(Failed("killed"))
+        assert (await asked).answer == Failed("killed")
+    assert [said["event"] for said in logs] == ["workers.question_failed"] * 2
+    assert (await lab.ask()).done()
+    await lab.clock.advance(301)
+    await lab.ask()
+    assert len(lab.process.asks) == 1
+
+
+async def test_a_process_that_ends_is_replaced_after_a_pause_and_told_everything(lab: Lab) -> None:
+    put(lab, 1)
+    asked = await lab.ask()
+    with capture_logs() as logs:
+        lab.process.die()
+        await lab.clock.advance(0)
+        assert (len(lab.processes), lab.process.ended) == (1, True)
+        await lab.clock.advance(1)
+    assert [said["event"] for said in logs] == ["workers.ended", "workers.question_failed"]
+    assert (len(lab.processes), lab.process.changes, lab.workers.counts.restarts) == (2, 1, 1)
+    assert lab.names() == ["claim"]
+    lab.process.answer(GOOD)
+    assert (await asked).answer == GOOD
+
+
+async def test_a_question_during_which_the_process_ends_twice_is_not_asked_a_third_time(lab: Lab) -> None:
+    asked = await lab.ask()
+    with capture_logs():
+        for _ in range(2):
+            lab.process.die()
+            await lab.clock.advance(2)
+    assert isinstance((await asked).answer, Failed)
+    assert (len(lab.processes), lab.process.asks) == (3, [])
+
+
+async def test_a_process_that_dies_again_and_again_is_replaced_ever_more_rarely(lab: Lab) -> None:
+    with capture_logs():
+        for _ in range(120):
+            if not lab.process.ended:
+                lab.process.die()
+            await lab.clock.advance(1)
+    assert 5 <= len(lab.processes) <= 25
+
+
+async def test_a_process_that_does_not_answer_long_after_the_deadline_is_replaced(lab: Lab) -> None:
+    await lab.ask()
+    with capture_logs():
+        await lab.clock.advance(SETTINGS.short_wall_s + 4)
+        assert len(lab.processes) == 1
+        await lab.clock.advance(3)
+    assert len(lab.processes) == 2
+    assert lab.processes[0].ended
+
+
+async def test_who_does_not_wait_any_longer_has_no_place_taken(lab: Lab) -> None:
+    tasks = [await lab.ask(name, namespace=name) for name in "abc"]
+    tasks[2].cancel()
+    await lab.clock.advance(0)
+    lab.process.answer(GOOD)
+    await lab.clock.advance(0)
+    assert lab.names() == ["b"]
+    assert lab.workers.waiting == 0
+
+
+async def test_an_answer_that_comes_too_late_is_not_waited_for(lab: Lab) -> None:
+    claim: ResourceClaim = a_claim()
+    task = asyncio.create_task(lab.workers.ask_within(WhatIsWrong(claim), "default", Urgency.REVIEW, 1.5))
+    await lab.clock.advance(1.4)
+    assert not task.done()
+    await lab.clock.advance(0.2)
+    assert await task is None
+    lab.process.answer(Wrong([]))
+    await lab.clock.advance(0)
+    in_time = asyncio.create_task(lab.workers.ask_within(WhatIsWrong(claim), "default", Urgency.REVIEW, 1.5))
+    await lab.clock.advance(0)
+    lab.process.answer(Wrong([]))
+    assert (await in_time) == Answered(Wrong([]), 0, 0.01)
