@@ -15,7 +15,7 @@ from types import MappingProxyType
 from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, PoolKey
 from draco.resources.partition_names import read_partition_name
 from draco.resources.quantity import Quantity, QuantityError
-from draco.resources.slices import Device, ResourceSlice
+from draco.resources.slices import Device, ResourceSlice, current_slices, strangers
 
 Draws = Mapping[str, Mapping[str, int]]
 """What a device takes, in billionths, by counter set and counter."""
@@ -26,18 +26,22 @@ class PoolHardware:
     """One pool's devices and how they overlap. Worked out device by device, when asked, and remembered.
 
     Slices of older generations count as well: while a driver replaces a pool slice by slice, what it has not replaced yet is
-    known from them only. `published` are the devices of the newest generation.
+    known from them only. `published` are the devices of those that count. A node's own slices come before what somebody else
+    publishes under its name, however new that is.
     """
 
     def __init__(self, slices: Iterable[ResourceSlice]) -> None:
-        self._slices = sorted(slices, key=lambda item: (-item.spec.pool.generation, item.metadata.name))
+        found = list(slices)
+        foreign = {id(item) for item in strangers(found)}
+        self._slices = sorted(
+            found, key=lambda item: (id(item) in foreign, -item.spec.pool.generation, item.metadata.name)
+        )
         self._devices: dict[str, Device] = {}
         for item in self._slices:
             for device in item.spec.devices:
                 self._devices.setdefault(device.name, device)
-        newest = self._slices[0].spec.pool.generation if self._slices else 0
         self.published = frozenset(
-            device.name for item in self._slices if item.spec.pool.generation == newest for device in item.spec.devices
+            device.name for parts in current_slices(found).values() for item in parts for device in item.spec.devices
         )
         self._by_parent: dict[str, list[str]] = {}
         for name in self._devices:

@@ -190,8 +190,7 @@ def own_slices(slices: Iterable[ResourceSlice], node: str) -> list[ResourceSlice
 
 def strangers(slices: Sequence[ResourceSlice]) -> list[ResourceSlice]:
     """Of one pool, what is not published for the node that it is named after, where something is."""
-    name = slices[0].spec.pool.name
-    others = [item for item in slices if item.spec.node_name != name]
+    others = [item for item in slices if item.spec.node_name != item.spec.pool.name]
     return others if len(others) < len(slices) else []
 
 

@@ -6,11 +6,20 @@ import pytest
 
 from draco.allocation import DeviceState, survey
 from draco.allocation.fleet import Fleet
+from draco.allocation.hardware import PoolHardware
 from draco.allocation.pools import Standing
-from draco.maintenance.matching import matching_devices
+from draco.maintenance.matching import scope_of
 from draco.resources.draco import MaintenanceSelector
 from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
-from draco.resources.slices import ResourceSlice, current_slices, own_slices, publications, strangers
+from draco.resources.slices import (
+    Device,
+    DeviceAttribute,
+    ResourceSlice,
+    current_slices,
+    own_slices,
+    publications,
+    strangers,
+)
 from tests.builders import a_node, a_slice
 
 NEWEST = 10**9
@@ -31,7 +40,8 @@ def names(slices: list[ResourceSlice]) -> set[str]:
 def test_a_pool_is_not_hidden_by_another_node_that_publishes_under_its_name(intruder: ResourceSlice) -> None:
     slices = [REAL, intruder]
     assert REAL.metadata.name in names(current_slices(slices)[POOL])
-    assert DeviceKey(*POOL, "gpu-1") in matching_devices(MaintenanceSelector(pool="node-a"), slices)
+    scope = scope_of(MaintenanceSelector(pool="node-a", device="gpu-1"), {POOL: PoolHardware(slices)})
+    assert scope.named == {DeviceKey(*POOL, "gpu-1")}
     nodes = {name: a_node(name) for name in ("node-a", "node-b")}
     assert survey(slices, [], [], nodes)[NVIDIA_DRIVER, DeviceState.FREE] >= 2
     fleet = Fleet.of(slices=slices, nodes=nodes.values())
@@ -40,6 +50,14 @@ def test_a_pool_is_not_hidden_by_another_node_that_publishes_under_its_name(intr
     assert standing[REAL.metadata.name] == Standing.CURRENT
     (view,) = inventory.views(nodes["node-a"])
     assert [candidate.key.device for candidate in view.candidates] == ["gpu-0", "gpu-1"]
+
+
+def test_a_gpu_is_what_its_own_node_says_and_not_what_another_says_under_its_name() -> None:
+    def gpu(uuid: str) -> Device:
+        return Device(name="gpu-0", attributes={"uuid": DeviceAttribute(string=uuid)})
+
+    intruder = a_slice("node-b", [gpu("GPU-false")], pool="node-a", name="intruder", generation=NEWEST)
+    assert PoolHardware([a_slice("node-a", [gpu("GPU-true")]), intruder]).board("gpu-0") == "GPU-true"
 
 
 def test_a_slice_of_a_pool_in_parts_counts_for_its_node_although_another_is_newer() -> None:
