@@ -10,9 +10,13 @@ from pathlib import Path
 
 from tests.adversary.cluster.observer.laws import Suspicion
 
-EXPECTED_ERRORS = frozenset({"election.lost", "operator.leadership_lost", "reconcile.failed"})
-"""Errors that are right to log after an outage of the API server: a leader cannot know that it still leads, and nothing can be
-written."""
+EXPECTED_ERRORS = frozenset(
+    {"election.lost", "election.body_did_not_end", "operator.leadership_lost", "reconcile.failed"}
+)
+"""Errors that are right to log after an outage of the API server, or after a sleep: a leader cannot know that it still leads, and
+nothing can be written."""
+FACTS = frozenset({"gpu.fault"})
+"""What is an error of the hardware, told as one."""
 EXPECTED_LOGGERS = ("kopf.",)
 """Libraries that call a request that failed an error, and try again."""
 
@@ -88,6 +92,8 @@ def _wrong(line: str, *, excused: bool) -> str:
     if not isinstance(said, dict):
         return "a traceback" if line.startswith("Traceback (most recent call last)") else ""
     event = str(said.get("event", ""))
+    if event in FACTS and "exception" not in said:
+        return ""
     if excused and (event in EXPECTED_ERRORS or str(said.get("logger", "")).startswith(EXPECTED_LOGGERS)):
         return ""
     if "exception" in said or said.get("level") in {"error", "critical"}:

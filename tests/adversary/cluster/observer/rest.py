@@ -15,6 +15,8 @@ _FITS = "The devices are there: all claims can be allocated"
 _TAINT = re.compile(r"tainted ([A-Za-z0-9./_-]+?)(?:=[^:\s]*)?:(NoSchedule|NoExecute)")
 _HOLDER = re.compile(r"in use by ((?:[a-z0-9.-]+/[a-z0-9.-]+)) ")
 _MISSING = re.compile(r'(?:device class|resourceclaim|claim) "?([A-Za-z0-9./-]+)"? (?:does not exist|not found)')
+_XID = 8
+"""NVML's type of the event that tells of an XID; what became of the board nobody but the driver knows."""
 _OWN_FAULT = re.compile("configures? its devices with")
 """What kubelet is told of a claim that asks for what no driver here has: the tenant's own doing."""
 
@@ -41,12 +43,12 @@ def _wrong(
     states: Mapping[str, Mapping[str, Any]],
 ) -> str:
     """What is not right about a pod that does not run; empty when it is told why."""
-    if pod["metadata"].get("deletionTimestamp"):
-        return "" if _sick(pod, states) else "it is deleted, and does not go"
-    if pod["spec"].get("nodeName"):
-        return (
-            "" if _sick(pod, states) else f"it is on node {pod['spec']['nodeName']} and does not start: {_waiting(pod)}"
-        )
+    node, ending = pod["spec"].get("nodeName"), pod["metadata"].get("deletionTimestamp")
+    if node or ending:
+        said = _waiting(pod)
+        if _sick(pod, states) or _OWN_FAULT.search(said):
+            return ""
+        return f"on node {node}, it {'is deleted and does not go' if ending else 'does not start'}: {said or 'no word'}"
     return _refused(world, pod, event, claims)
 
 
@@ -96,4 +98,5 @@ def _sick(pod: Object, states: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether something is wrong with the hardware of the pod's node, and the pod says so."""
     state = states.get(pod["spec"].get("nodeName", ""), {})
     broken = any(gpu.get("error") for gpu in state.get("gpus") or []) or (state.get("driver") or {}).get("error")
-    return bool(broken or state.get("failures") or state.get("latency_s")) and bool(_waiting(pod))
+    told = any(event.get("type") == _XID for event in state.get("events") or [])
+    return bool(broken or told or state.get("failures") or state.get("latency_s")) and bool(_waiting(pod))
