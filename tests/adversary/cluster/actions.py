@@ -24,7 +24,7 @@ LAYOUTS = {
 }
 EFFECTS = ("NoSchedule", "NoSchedule", "NoExecute", "None")
 SLOW_CALLS = (
-    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetGpuInstances",

@@ -125,6 +125,19 @@ def test_a_claim_means_the_board_that_its_device_stood_for_when_it_got_it() -> N
     assert [each.law for each in laws.name_moved(world)] == ["name moved"]
 
 
+def test_a_pool_whose_slices_were_deleted_begins_anew() -> None:
+    world = a_world(("slice", a_slice(whole(), generation=7)))
+    world.slices.clear()
+    learn(world, "slice", a_slice(whole("gpu-0", OTHER), generation=1))
+    learn(world, "claim", a_claim(1, "gpu-0"))
+    assert [device.device for device, _ in world.published()] == ["gpu-0"]
+    old = a_slice(whole("gpu-9"), number=2, generation=0)
+    learn(world, "slice", old)
+    assert [device.device for device, _ in world.published()] == ["gpu-0"], (
+        "what is older than the newest does not count"
+    )
+
+
 def tainted(device: Document) -> Document:
     return {**device, "taints": [{"key": "k", "effect": "NoSchedule"}]}
 

@@ -49,8 +49,8 @@ async def fresh(api: Api, kinds: tuple[str, ...], known: World) -> World | None:
             continue
         if not answer.ok:
             return None
-        for one in answer.body["items"]:
-            learn(found, kind, one)
+        kept: dict[str, Object] = getattr(found, KINDS[kind].kept_in)
+        kept.update({one["metadata"]["uid"]: one for one in answer.body["items"]})
     return found
 
 
@@ -61,7 +61,9 @@ def learn(world: World, kind: str, one: Object) -> Object | None:
     before = kept.get(uid)
     kept[uid] = one
     if kind == "slice":
-        world.names.learn(one)
+        pool = (one["spec"]["driver"], one["spec"]["pool"]["name"])
+        if one["spec"]["pool"].get("generation", 0) >= world.generation(pool):
+            world.names.learn(one)
     if kind == "claim" and stamp(one) and (before is None or stamp(before) != stamp(one)):
         world.held_since.setdefault((uid, stamp(one)), revision(one))
     return before

@@ -52,16 +52,11 @@ class Names:
     """What each device's name has stood for, revision by revision: names may move, and a claim means what it was given."""
 
     history: dict[DeviceName, list[tuple[int, Part]]] = field(default_factory=dict)
-    generations: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def learn(self, one: Object) -> None:
-        """Read a slice. One of an older generation than its pool's newest says nothing anymore."""
+        """Read a slice."""
         spec = one["spec"]
         pool = (spec["driver"], spec["pool"]["name"])
-        generation = spec["pool"].get("generation", 0)
-        if generation < self.generations.get(pool, 0):
-            return
-        self.generations[pool] = generation
         for device in spec.get("devices") or []:
             part = part_of(device)
             if part is None:
@@ -105,12 +100,21 @@ class World:
                     name(claim), uid, device, self.names.at(device, since), since, tuple(_tolerations(result))
                 )
 
+    def generation(self, pool: tuple[str, str]) -> int:
+        """The newest generation of a pool among the slices there are: it begins anew when all of them were deleted."""
+        specs = [one["spec"] for one in self.slices.values()]
+        found = [spec["pool"].get("generation", 0) for spec in specs if (spec["driver"], spec["pool"]["name"]) == pool]
+        return max(found, default=0)
+
     def published(self) -> Iterator[tuple[DeviceName, Object]]:
         """Every device in the newest generation of its pool."""
+        newest: dict[tuple[str, str], int] = {}
         for one in self.slices.values():
             spec = one["spec"]
             pool = (spec["driver"], spec["pool"]["name"])
-            if spec["pool"].get("generation", 0) < self.names.generations.get(pool, 0):
+            if pool not in newest:
+                newest[pool] = self.generation(pool)
+            if spec["pool"].get("generation", 0) < newest[pool]:
                 continue
             for device in spec.get("devices") or []:
                 yield DeviceName(*pool, device["name"]), device
