@@ -15,11 +15,14 @@ from pathlib import Path
 from tests.adversary.cluster.actions import Action, Chooser
 from tests.adversary.cluster.cluster import Cluster, access_of
 from tests.adversary.cluster.observer.api import Api
+from tests.adversary.cluster.observer.laws import Suspicion
 from tests.adversary.cluster.observer.observer import Violation
 from tests.adversary.cluster.performing import Performer
 
 REST_WITHIN_S = 90.0
 """How long a cluster may take from the last action until each pod runs or is told why not, in time that counts."""
+UNSETTLED_S = 120.0
+"""How long it may take until everything that was killed is up again and has had its time."""
 REST_EVERY_S = 150.0
 QUIET_S = 3.0
 """It must be so at several looks over this time: an explanation that comes and goes is none."""
@@ -167,7 +170,7 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
     """Let everything come back, and judge what does not run."""
     await performer.settle()
     observer = cluster.observer
-    counted = quiet = 0.0
+    counted = quiet = unsettled = 0.0
     last = time.monotonic()
     while quiet < QUIET_S:
         await asyncio.sleep(0.5)
@@ -175,8 +178,13 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
         passed, last = min(now - last, 1.0), now
         waiting = observer.unexplained()
         quiet = 0.0 if waiting else quiet + passed
-        if observer.settled(now):
+        if down := observer.not_settled(now):
+            unsettled += passed
+        else:
             counted += passed
+        if unsettled > UNSETTLED_S:
+            observer.violated(Suspicion("no rest", str(now), f"nothing was killed lately, and still down: {down}"))
+            return
         if counted > REST_WITHIN_S:
             for wrong in waiting:
                 observer.violated(wrong)

@@ -194,11 +194,13 @@ def test_no_claim_is_given_what_has_been_ready_for_a_while() -> None:
         (a_rule(owner="gone"), True),
         (a_rule(owner="done"), True),
         (a_rule(), True),
+        (a_rule(owner="someone-elses"), False),
         (a_rule("someone-elses"), False),
     ],
 )
 def test_each_rule_of_dracos_has_an_owner_that_wants_it(rule: Document, wrong: bool) -> None:
     world = a_world(("request", a_request()), ("request", a_request(uid="done", finished=True)), ("rule", rule))
+    learn(world, "rule", a_rule("someone-elses"))
     assert bool(list(laws.orphan_rule(world))) is wrong
 
 
@@ -262,6 +264,13 @@ def test_a_lease_whose_holder_was_killed_is_taken_over_in_time() -> None:
     assert lease.looked(22.0) == ["lease not taken over"]
     lease.renewed("b", 22.5)
     assert not lease.looked(23.0)
+
+
+def test_a_lease_that_a_living_holder_loses_is_told() -> None:
+    lease = LeaseHistory()
+    lease.renewed("a", 0.0)
+    lease.renewed("b", 16.0)
+    assert lease.looked(16.5) == ["lease lost"]
 
 
 def test_a_lease_may_wait_while_the_api_server_is_down() -> None:

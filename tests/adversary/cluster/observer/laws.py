@@ -100,7 +100,7 @@ def orphan_rule(world: World) -> Iterator[Suspicion]:
 
 
 def _wants(world: World, uid: str) -> bool:
-    if uid in world.nodes:
+    if uid in world.nodes or uid in world.rules:
         return True
     request = world.requests.get(uid)
     return request is not None and not request["spec"].get("finished")

@@ -53,11 +53,7 @@ class LeaseLaw:
         old = before["spec"] if before else {}
         last, self._renewed_at = self._renewed_at, now
         if old.get("holderIdentity") != spec.get("holderIdentity"):
-            if spec.get("holderIdentity"):
-                self._leads_since = now
-                if self._killed_at is not None:
-                    self.takeovers.append(now - self._killed_at)
-                    self._killed_at = None
+            yield from self._taken_over(old, spec, now)
             return
         if self._killed_at is not None:
             if self._resumed:
@@ -75,6 +71,21 @@ class LeaseLaw:
         if gap > allowed:
             text = f"{spec.get('holderIdentity')} renewed the lease after {gap:.1f} s; {allowed:.1f} s would be in time here"
             yield Suspicion("lease late", f"{spec.get('holderIdentity')} {spec['renewTime']}", text)
+
+    def _taken_over(self, old: Object, new: Object, now: float) -> Iterator[Suspicion]:
+        """Somebody else has the lease, or nobody."""
+        if not new.get("holderIdentity"):
+            return
+        self._leads_since = now
+        if self._killed_at is not None:
+            self.takeovers.append(now - self._killed_at)
+            self._killed_at = None
+            return
+        since = now - float(new.get("leaseDurationSeconds") or 0) - TAKEOVER_GRACE_S
+        down = self._fairness.was_down("api", since, now) + self._fairness.was_down("replicas", since, now)
+        if old.get("holderIdentity") and not down:
+            text = f"{new['holderIdentity']} took the lease over from {old['holderIdentity']}, which nobody had killed"
+            yield Suspicion("lease lost", f"{old['holderIdentity']} {new['holderIdentity']}", text)
 
     def look(self, world: World, now: float, clock: datetime) -> Iterator[Suspicion]:
         """Whether the lease has not been renewed for longer than it lasts."""

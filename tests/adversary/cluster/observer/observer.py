@@ -126,10 +126,11 @@ class Observer:
             for wrong in self.programs.killed(program):
                 self._violated(wrong)
 
-    def settled(self, now: float) -> bool:
-        """Whether everything runs and has had its time."""
+    def not_settled(self, now: float) -> str:
+        """What does not run yet, or has not had its time; empty when everything has."""
         parts = ("api", "collector", "scheduler", "operator", "replicas", *(f"agent of {node}" for node in self._nodes))
-        return self._answer_s < SLOW_ANSWER_S and all(self._is_up(part, now) for part in parts)
+        slow = ["answers come slowly"] if self._answer_s >= SLOW_ANSWER_S else []
+        return ", ".join([*(part for part in parts if not self._is_up(part, now)), *slow])
 
     def unexplained(self) -> list[Suspicion]:
         """At rest: the pods that neither run nor are told why not."""
@@ -155,7 +156,7 @@ class Observer:
 
     async def _main(self) -> None:
         async with Api(self._access) as api:
-            self._watching = [Watching(api, kind, self.world, self._changed) for kind in KINDS]
+            self._watching = [Watching(api, kind, self.world, self._changed, self._lock) for kind in KINDS]
             tasks = [asyncio.create_task(each.run(), name=f"watch of {each.kind}") for each in self._watching]
             tasks += [asyncio.create_task(self._files()), asyncio.create_task(self._twin(api))]
             tasks.append(asyncio.create_task(self._look(api)))

@@ -4,6 +4,7 @@ Owns one task per kind. Judges nothing.
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -70,9 +71,9 @@ def learn(world: World, kind: str, one: Object) -> Object | None:
 
 
 class Watching:
-    """One kind, listed and watched until cancelled."""
+    """One kind, listed and watched until cancelled. The world is changed under `lock`, and `changed` called under it."""
 
-    def __init__(self, api: Api, kind: str, world: World, changed: Changed) -> None:
+    def __init__(self, api: Api, kind: str, world: World, changed: Changed, lock: threading.RLock) -> None:
         self.kind = kind
         self.listed = asyncio.Event()
         self.served = True
@@ -80,6 +81,7 @@ class Watching:
         self._api = api
         self._world = world
         self._changed = changed
+        self._lock = lock
 
     async def run(self) -> None:
         """List, watch, and again."""
@@ -90,7 +92,8 @@ class Watching:
                 try:
                     async for type_, one in self._api.watch(path, since):
                         if type_ != "BOOKMARK":
-                            self._take(type_, one)
+                            with self._lock:
+                                self._take(type_, one)
                 except Gone:
                     pass
             await asyncio.sleep(RETRY_S)
@@ -104,7 +107,8 @@ class Watching:
                 return None
             self.served = True
             self.lists += 1
-            self._replace(answer.body["items"])
+            with self._lock:
+                self._replace(answer.body["items"])
             self.listed.set()
             return path, answer.body["metadata"]["resourceVersion"]
         self.served = False  # what is known stays: the objects are there, nobody can read them
