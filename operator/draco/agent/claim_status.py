@@ -1,12 +1,13 @@
-"""What the claim's own status says of our devices: ready, and healthy.
+"""What the claim's own status says of our devices: which hardware they are, that they are ready, and how they are.
 
-Owns the entries of our driver in `status.devices`. Works in the background: kubelet never waits for it, and a failed write is
+Owns the entries of our driver in `status.devices`, and the shape of their `data` (docs/reference/device-identity.md). Devices are
+looked up by what they are, never by their names. Works in the background: kubelet never waits for it, and a failed write is
 tried again. The API server drops the entries when the claim is deallocated.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -38,8 +39,13 @@ class ClaimRef(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-def wanted(claim: PreparedClaim, driver: str, health: Mapping[str, DeviceReport]) -> list[AllocatedDeviceStatus]:
+IDENTITY_VERSION = 1
+"""Of the shape of `data`. What is added leaves it as it is."""
+
+
+def wanted(claim: PreparedClaim, driver: str, health: Iterable[DeviceReport]) -> list[AllocatedDeviceStatus]:
     """The entries for a prepared claim, without times."""
+    how = {(report.gpu, report.device if report.part else ""): report for report in health}
     by_device = {(device.device, device.share_id): device for device in claim.devices}
     return [
         AllocatedDeviceStatus(
@@ -47,24 +53,35 @@ def wanted(claim: PreparedClaim, driver: str, health: Mapping[str, DeviceReport]
             pool=device.pool,
             device=device.device,
             share_id=device.share_id or None,
-            data=_data(device),
+            data=identity(device),
             conditions=[
                 Condition(type="Ready", status="True", reason="Prepared", message="The device is ready for the pod."),
-                _healthy(device, health),
+                _healthy(device, how.get((device.gpu, "" if device.partition is None else device.device))),
             ],
         )
         for device in by_device.values()
     ]
 
 
-def _data(device: PreparedDevice) -> dict[str, str]:
-    if device.partition is None:
-        return {"uuid": device.gpu}
-    return {"uuid": device.partition.uuid, "parentUUID": device.gpu}
+def identity(device: PreparedDevice) -> dict[str, Any]:
+    """Which hardware a device is, for whoever joins claims with what NVML and DCGM measure. What is unknown is left out."""
+    said: dict[str, Any] = {"version": IDENTITY_VERSION, "pciBusID": device.pci_bus_id}
+    part = device.partition
+    if part is None:
+        said["uuid"] = device.gpu
+    else:
+        said |= {
+            "uuid": part.uuid,
+            "parentUUID": device.gpu,
+            "profile": part.profile,
+            "placement": {"start": part.start, "size": part.size},
+            "giID": part.gi if part.gi >= 0 else "",
+            "ciID": part.ci if part.ci >= 0 else "",
+        }
+    return {name: value for name, value in said.items() if value != ""}
 
 
-def _healthy(device: PreparedDevice, health: Mapping[str, DeviceReport]) -> Condition:
-    report = health.get(device.device)
+def _healthy(device: PreparedDevice, report: DeviceReport | None) -> Condition:
     if report is None:
         return Condition(
             type="Healthy",
@@ -144,7 +161,6 @@ class ClaimReporter:
         prepared = self._claims().get(uid)
         if prepared is None or prepared.state is not ClaimState.PREPARED:
             return []
-        health = {report.device: report for report in self._health()}
         known = {(one.device, one.share_id): one.conditions for one in before}
         now = self._clock.now()
         allocation = claim.status.allocation
@@ -154,6 +170,6 @@ class ClaimReporter:
             msgspec.structs.replace(
                 one, conditions=merged(one.conditions, known.get((one.device, one.share_id), []), now)
             )
-            for one in wanted(prepared, self._driver, health)
+            for one in wanted(prepared, self._driver, self._health())
             if (one.driver, one.pool, one.device) in allocated
         ]

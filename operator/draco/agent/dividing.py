@@ -4,15 +4,16 @@ Owns their wiring, and which Events tell people of them. What they do is their o
 `mig_desk` changes them, `claim_instances` those of claims, `mig_layout` those of policies, `mig_keeper` says when.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
 from draco.agent.capabilities import Capabilities
 from draco.agent.checkpoint import Checkpoint
 from draco.agent.claim_instances import ClaimInstances
+from draco.agent.gpus import Gpu
 from draco.agent.holders import Holders, HolderSearch, own_pid
-from draco.agent.holdings import Keeping, keeping
+from draco.agent.holdings import Keeping, keeping, remains
 from draco.agent.instances import GpuMig, Held, PlacementKey
 from draco.agent.mig_desk import NOBODY_LISTED, MigDesk
 from draco.agent.mig_inventory import UNFINISHED, MigInventory
@@ -65,6 +66,7 @@ class Dividing:
             clock=clock,
             random=random,
         )
+        self._record = record
         self._told: Mapping[GpuUuid, GpuMig] = {}
         self._blamed: dict[PlacementKey, str] = {}
 
@@ -72,6 +74,11 @@ class Dividing:
     def divisions(self) -> Mapping[GpuUuid, GpuMig]:
         """How each GPU is divided now, by UUID."""
         return self.inventory.divisions
+
+    def offered(self, gpus: Iterable[Gpu]) -> Mapping[GpuUuid, GpuMig]:
+        """The same, and of absent GPUs what claims on record have of them: that stays published."""
+        claims = self._record.claims.values()
+        return {**{gpu.uuid: remains(gpu, claims) for gpu in gpus if gpu.absent}, **self.divisions}
 
     @property
     def wanted(self) -> Mapping[GpuUuid, WantedGpu]:

@@ -27,32 +27,38 @@ GONE = "Its GPU instance is gone; containers that were given it have to be start
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """One device's health. `at` in Unix seconds."""
+    """One device's health. `at` in Unix seconds. `gpu` says which hardware it is, `part` that it is a part of that."""
 
     device: str
     state: HealthState
     message: str
     at: int
+    gpu: GpuUuid = GpuUuid("")
+    part: bool = False
 
 
-def partition_reports(
+def claimed_reports(
     whole: Iterable[DeviceReport],
     view: View,
     claims: Iterable[PreparedClaim],
     divisions: Mapping[GpuUuid, GpuMig],
 ) -> list[DeviceReport]:
-    """Health of the partitions that claims have: that of their GPU, unless the instance itself is gone."""
+    """Health of what claims have under other names than those of whole GPUs: partitions, and GPUs that were called otherwise.
+
+    It is that of their GPU, unless the instance itself is gone.
+    """
     names = {one.gpu.uuid: device_name(one.gpu) for one in view.gpus}
     parents = {one.device: one for one in whole}
     found: dict[str, DeviceReport] = {}
     for device in (device for claim in claims for device in claim.devices):
         parent = parents.get(names.get(device.gpu, ""))
-        if device.key is None or parent is None:
+        if parent is None or device.device in parents:
             continue
         division = divisions.get(device.gpu)
         if parent.state is HealthState.HEALTHY and division is not None and device.key in division.missing:
-            parent = DeviceReport(device.device, HealthState.UNHEALTHY, f"{GONE} {division.message}".strip(), parent.at)
-        found[device.device] = msgspec.structs.replace(parent, device=device.device)
+            message = f"{GONE} {division.message}".strip()
+            parent = msgspec.structs.replace(parent, state=HealthState.UNHEALTHY, message=message)
+        found[device.device] = msgspec.structs.replace(parent, device=device.device, part=device.key is not None)
     return list(found.values())
 
 
@@ -62,7 +68,7 @@ def reports(view: View) -> list[DeviceReport]:
     A fault stays one: no GPU gets well while nobody looks.
     """
     at = int(view.read_at.timestamp()) if view.read_at else 0
-    return [_report(one.gpu, view.fault, at) for one in view.gpus]
+    return [msgspec.structs.replace(_report(one.gpu, view.fault, at), gpu=one.gpu.uuid) for one in view.gpus]
 
 
 def _report(gpu: Gpu, unread: str, at: int) -> DeviceReport:
@@ -98,7 +104,7 @@ class HealthService:
     ) -> None:
         """Take a new view, and what claims have of it; streams learn at once when a state or message differs."""
         whole = reports(view)
-        before, self._reports = self.reports, [*whole, *partition_reports(whole, view, claims, divisions)]
+        before, self._reports = self.reports, [*whole, *claimed_reports(whole, view, claims, divisions)]
         if self.reports != before:
             self._changed.set()
             self._changed = asyncio.Event()

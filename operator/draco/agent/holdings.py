@@ -11,7 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from draco.agent.checkpoint import ClaimState, InstanceState, OwnedInstance, PreparedClaim
-from draco.agent.instances import Held, Instance, PlacementKey, Use
+from draco.agent.gpus import Gpu
+from draco.agent.instances import GpuMig, Held, Instance, PlacementKey, Use
 from draco.mig.board import Board, Placement
 from draco.resources.draco import MigMode, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
@@ -105,6 +106,33 @@ def _use(
     if one.key in needed:
         return Use.CLAIM
     return Use.LAYOUT if one.key in layout else Use.WARM
+
+
+def remains(gpu: Gpu, claims: Iterable[PreparedClaim]) -> GpuMig:
+    """How a GPU that cannot be looked at is divided, by what prepared claims have of it."""
+    parts = {
+        key: Held(
+            instance=Instance(
+                gpu=key.gpu,
+                gi=device.partition.gi,
+                profile_id=key.profile_id,
+                start=key.start,
+                size=device.partition.size,
+            ),
+            use=Use.CLAIM,
+            claims=tuple(map(str, holders)),
+        )
+        for key, holders in references(claims).items()
+        for device in holders[0].devices
+        if key.gpu == gpu.uuid and device.key == key and device.partition is not None
+    }
+    return GpuMig(
+        gpu=gpu.uuid,
+        capable=gpu.board is not None,
+        enabled=gpu.mig_enabled or bool(parts),
+        board=gpu.board,
+        held=tuple(parts.values()),
+    )
 
 
 class Promise(NamedTuple):

@@ -72,7 +72,7 @@ class Offers:
         offer = self._offering.offer(
             view.gpus,
             view.driver,
-            migs=self._dividing.divisions,
+            migs=self._dividing.offered(located.gpu for located in view.gpus),
             wanted=self._dividing.wanted,
             promised=self._dividing.promised,
             now_s=self._clock.monotonic(),

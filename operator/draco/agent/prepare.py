@@ -188,10 +188,10 @@ class ClaimDesk:
             if known is not None and known.state is ClaimState.RELEASING:
                 self.unprepare(known.uid)
             intent = plan(claim, driver=self._driver, pool=self._pool, gpus=gpus)
-            gpus_of(intent, _by_uuid(gpus))
             refusal = conflict(intent, self._checkpoint.claims.values()) or sick(intent, gpus)
             if refusal:
                 raise PrepareError(refusal)
+            gpus_of(intent, _by_uuid(gpus))
             return self._finish(self._acquire(intent, gpus), gpus)
 
     def _acquire(self, intent: PreparedClaim, gpus: Mapping[str, Gpu]) -> Acquired:

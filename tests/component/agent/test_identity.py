@@ -3,16 +3,14 @@
 import json
 from typing import Any
 
-import msgspec
-
 from draco.agent import checkpoint
 from draco.agent.checkpoint import Checkpoint, Loaded
 from draco.agent.files import LocalFiles
 from draco.resources.claims import ResourceClaim
-from draco.resources.kinds import GPU_NODES
+from draco.resources.kinds import CLAIMS, GPU_NODES
 from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR, FORGET_GPU
-from draco.simulator import faults, hotplug, state
+from draco.simulator import by_hand, faults, hotplug, state
 from draco.simulator.gpu_state import GpuState
 from tests.agents import SimulatedNode, eventually
 
@@ -67,19 +65,20 @@ async def test_names_outlive_a_record_that_is_lost_or_of_an_earlier_version(node
         before = await uuids(node)
     faults.reboot(node.gpus, minors=[1, 0])
     node.checkpoint.unlink()
+    first, second = await node.claim("gpu-0"), await node.claim("gpu-1")
     async with node.running():
+        assert (await node.prepare(first))[first.metadata.uid].error == ""
+        assert opened(node, first) == {before["gpu-0"]: "/dev/nvidia1"}
+        await node.unprepare(first)
         assert await uuids(node) == before
-
-    async def reported() -> dict[str, str]:
-        found = await node.client.get(GPU_NODES, ObjectKey("", node.name))
-        return {one.device: one.uuid for one in found.status.gpus}
-
     found = checkpoint.load(node.checkpoint, LocalFiles())
     assert isinstance(found, Loaded)
     record = Checkpoint(node.checkpoint, LocalFiles(), boot_id="")
-    record.restore(msgspec.structs.replace(found, gpus=[]))
-    record.change()
+    record.restore(found)
+    record.remember([])
     async with node.running():
+        assert (await node.prepare(second))[second.metadata.uid].error == ""
+        assert opened(node, second) == {before["gpu-1"]: "/dev/nvidia0"}
         assert await uuids(node) == before
 
 
@@ -119,3 +118,61 @@ async def test_a_person_can_say_that_a_gpu_is_gone_for_good(node: SimulatedNode,
         await node.client.apply(GPU_NODES, ObjectKey("", node.name), body, manager=FIELD_MANAGER_OPERATOR)
         await eventually(lambda: node.published(1))
         assert await uuids(node) == {"gpu-1": before["gpu-1"]}
+
+
+async def test_a_claim_says_which_instance_it_has_and_says_it_anew_after_a_reboot(
+    node: SimulatedNode, crds: None
+) -> None:
+    for gpu in (0, 1):
+        by_hand.set_mode(node.gpus, gpu, 1)
+    claim = await node.claim("gpu-0-mig-1g10gb-19-3")
+
+    async def said() -> dict[str, Any]:
+        found = await node.client.get(CLAIMS, claim.metadata.key)
+        return found.status.devices[0].data if found.status.devices else {}
+
+    def real() -> dict[str, Any]:
+        gpu = next(one for one in hardware(node) if one.uuid == mine)
+        made = next(iter(gpu.instances), None)
+        if made is None or not made.compute:
+            return {}
+        numbers = {"giID": made.id, "ciID": made.compute[0].id, "uuid": made.compute[0].uuid}
+        address = f"{gpu.pci_domain:04x}:{gpu.pci_bus:02x}:{gpu.pci_device:02x}.0"
+        place = {"profile": "1g.10gb", "placement": {"start": 3, "size": 1}}
+        return {"version": 1, "parentUUID": mine, "pciBusID": address, **place, **numbers}
+
+    async def right() -> bool:
+        return bool(real()) and await said() == real()
+
+    async with node.running():
+        mine = hardware(node)[0].uuid
+        assert (await node.prepare(claim))[claim.metadata.uid].error == ""
+        await eventually(right)
+    before = await said()
+    faults.reboot(node.gpus, minors=[1, 0])
+    async with node.running():
+        await eventually(right)
+        assert (await said())["uuid"] != before["uuid"]
+        assert set(opened(node, claim)) == {(await said())["uuid"]}
+        assert set(opened(node, claim).values()) == {"/dev/nvidia1"}
+
+
+async def test_a_board_in_the_place_of_another_gets_a_name_of_its_own(node: SimulatedNode, crds: None) -> None:
+    claim = await node.claim("gpu-0")
+    async with node.running():
+        await node.published(2)
+        before = await uuids(node)
+        assert (await node.prepare(claim))[claim.metadata.uid].error == ""
+    new = hotplug.replace(node.gpus, 0)
+    faults.reboot(node.gpus)
+    async with node.running():
+        await node.published(3)
+        assert await uuids(node) == {**before, "gpu-2": new}
+        error = (await node.prepare(claim))[claim.metadata.uid].error
+        assert f"NVML does not list GPU {before['gpu-0']} any more" in error
+        other = await node.claim("gpu-2")
+        assert (await node.prepare(other))[other.metadata.uid].error == ""
+        assert opened(node, other) == {new: "/dev/nvidia0"}
+        assert (await node.unprepare(claim))[claim.metadata.uid].error == ""
+        await eventually(lambda: node.published(2))
+        assert await uuids(node) == {"gpu-1": before["gpu-1"], "gpu-2": new}

@@ -102,7 +102,7 @@ async def device_uuid(node: SimulatedNode, claim: Any, uuid: str) -> bool:
     """Whether the claim's own status names the MIG device and calls it healthy."""
     found = await node.client.get(CLAIMS, claim.metadata.key)
     return any(
-        one.data == {"uuid": uuid, "parentUUID": hardware(node).uuid}
+        (one.data["version"], one.data["uuid"], one.data["parentUUID"]) == (1, uuid, hardware(node).uuid)
         and {each.type: each.status for each in one.conditions} == {"Ready": "True", "Healthy": "True"}
         for one in found.status.devices
     )

@@ -113,6 +113,7 @@ async def test_the_claim_says_that_its_devices_are_ready_and_healthy(node: Simul
         [device] = await eventually(reported)
         assert {one.type: one.status for one in device.conditions} == {"Ready": "True", "Healthy": "True"}
         assert all(one.last_transition_time for one in device.conditions)
+        assert device.data.keys() == {"version", "uuid", "pciBusID"}
         assert device.data["uuid"].startswith("GPU-")
         await node.unprepare(claim)
 

@@ -30,7 +30,9 @@ class Lab:
         publisher: Any = SimpleNamespace(
             want=lambda devices, _counters: self.told.append([one.name for one in devices])
         )
-        dividing: Any = SimpleNamespace(keeper=SimpleNamespace(known=self.known), divisions={}, wanted={}, promised={})
+        dividing: Any = SimpleNamespace(
+            keeper=SimpleNamespace(known=self.known), offered=lambda _gpus: {}, wanted={}, promised={}
+        )
         self.view = View(driver=DRIVER, gpus=(Located(a_gpu(0)),))
         self.offers = Offers(publisher, dividing, view=lambda: self.view, clock=self.clock, random=Random(0))
 
