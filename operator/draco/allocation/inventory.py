@@ -53,6 +53,10 @@ class Inventory:
         self._pools_of_node: dict[str, Counter[PoolKey]] = {}
         """How many slices of a pool name the node; under "" those that name none."""
         self._rules: dict[str, DeviceTaintRule] = {}
+        self._rules_of: dict[PoolKey, dict[str, DeviceTaintRule]] = {}
+        """Rules that keep claims away and name one pool, by that pool."""
+        self._wide_rules: dict[str, DeviceTaintRule] = {}
+        """Those that may concern several."""
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -214,13 +218,17 @@ class Inventory:
     def put_rule(self, rule: DeviceTaintRule) -> None:
         """Take a taint rule as it now is, by its name."""
         before = self._rules.get(rule.metadata.name)
+        if before is not None:
+            self._unlist(before)
         self._rules[rule.metadata.name] = rule
+        self._list(rule)
         self._taint_again([rule] if before is None else [before, rule])
 
     def remove_rule(self, name: str) -> None:
         """Forget a taint rule; nothing happens if it is not known."""
         rule = self._rules.pop(name, None)
         if rule is not None:
+            self._unlist(rule)
             self._taint_again([rule])
 
     def views(self, node: Node) -> list[PoolView]:
@@ -262,12 +270,36 @@ class Inventory:
                 self.columns.remove(row, driver, device)
         return [device for _, device in taken], [row for row, _ in taken]
 
+    def _list(self, rule: DeviceTaintRule) -> None:
+        pool = _only_pool(rule)
+        if pool is not None:
+            self._rules_of.setdefault(pool, {})[rule.metadata.name] = rule
+        else:
+            self._wide_rules[rule.metadata.name] = rule
+
+    def _unlist(self, rule: DeviceTaintRule) -> None:
+        pool = _only_pool(rule)
+        if pool is None:
+            del self._wide_rules[rule.metadata.name]
+            return
+        del self._rules_of[pool][rule.metadata.name]
+        if not self._rules_of[pool]:
+            del self._rules_of[pool]
+
     def _taints(self, key: PoolKey, devices: list[Device]) -> list[tuple[DeviceTaint, ...]]:
-        rules = [self._rules[name] for name in sorted(name for name, rule in self._rules.items() if _names(rule, key))]
+        listed = {name: rule for name, rule in self._wide_rules.items() if _names(rule, key)}
+        listed.update((name, rule) for name, rule in self._rules_of.get(key, {}).items() if _names(rule, key))
+        rules = [listed[name] for name in sorted(listed)]
+        of_all = [rule for rule in rules if _device(rule) is None]
+        named = {_device(rule) for rule in rules}
         return [
             (
                 *(taint for taint in device.taints if taint.effect in BLOCKING_EFFECTS),
-                *(rule.spec.taint for rule in rules if _hits(rule, device.name)),
+                *(
+                    rule.spec.taint
+                    for rule in (rules if device.name in named else of_all)
+                    if _device(rule) in {None, device.name}
+                ),
             )
             for device in devices
         ]
@@ -276,8 +308,11 @@ class Inventory:
         for key in {key for rule in rules for key in self._keys(rule)}:
             pool = self._pools[key]
             for entry in list(pool.entries):
+                taints = self._taints(key, entry.spec.devices)
+                if taints == entry.taints:
+                    continue
                 self._let_go(entry)
-                changed = msgspec.structs.replace(entry, taints=self._taints(key, entry.spec.devices))
+                changed = msgspec.structs.replace(entry, taints=taints)
                 pool.put(changed)
                 self._hold(changed)
 
@@ -299,9 +334,16 @@ def _names(rule: DeviceTaintRule, key: PoolKey) -> bool:
     )
 
 
-def _hits(rule: DeviceTaintRule, device: str) -> bool:
+def _device(rule: DeviceTaintRule) -> str | None:
+    """The one device that a rule with a selector names."""
+    return rule.spec.device_selector.device if rule.spec.device_selector is not None else None
+
+
+def _only_pool(rule: DeviceTaintRule) -> PoolKey | None:
     selector = rule.spec.device_selector
-    return selector is not None and selector.device in {None, device}
+    if selector is None or selector.driver is None or selector.pool is None:
+        return None
+    return PoolKey(selector.driver, selector.pool)
 
 
 def _meaning(taints: Sequence[DeviceTaint]) -> tuple[tuple[str, str, str], ...]:

@@ -27,6 +27,7 @@ from draco.controller.movable_claims import MovableClaims
 from draco.controller.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, Subject
 from draco.controller.reconciling import Reconciling, register_queues
 from draco.controller.repair import RepairReconciler
+from draco.controller.rule_reach import RuleReach
 from draco.controller.settings import OperatorSettings
 from draco.controller.taint_extensions import TaintExtensionReconciler
 from draco.controller.taints import register_reach, warn_of_wide_rules
@@ -187,6 +188,7 @@ class Operator:
                 retry_s=settings.retry_period_s,
             ),
         )
+        self.reach = RuleReach(self.view, clock=clock)
         warn_of_wide_rules(self.view)
         self._export()
         self._say_what_is_missing(features)
@@ -205,6 +207,7 @@ class Operator:
                 tasks.append(group.create_task(keep_fresh(certificate, self._clock), name="certificate"))
             tasks.append(group.create_task(self.workers.run(), name="workers"))
             tasks.append(group.create_task(self._run_kopf(), name="kopf"))
+            tasks.append(group.create_task(self._count_reach(), name="rule reach"))
             tasks.append(group.create_task(self._lead_when_ready(), name="lead"))
             await stop.wait()
             log.info("operator.stopping")
@@ -243,6 +246,10 @@ class Operator:
         await self._all_synced()
         await self.own_kinds.run()
 
+    async def _count_reach(self) -> None:
+        await self._all_synced()
+        await self.reach.run()
+
     async def _lead_when_ready(self) -> None:
         await self._all_synced()
         log.info(
@@ -274,7 +281,7 @@ class Operator:
     def _export(self) -> None:
         register_view(self.metrics, self.view)
         register_workers(self.metrics, self.workers)
-        register_reach(self.metrics, self.view)
+        register_reach(self.metrics, self.reach)
         register_mig(self.metrics, self._decisions)
         reconcilers: list[Reconciling[Hashable]] = list(self.reconcilers)
         register_queues(self.metrics, reconcilers)

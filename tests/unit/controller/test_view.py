@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from draco.allocation import DeviceState
 from draco.controller.metrics import Metrics, register_view
-from draco.controller.taints import reach, register_reach, warn_of_wide_rules
+from draco.controller.taints import warn_of_wide_rules
 from draco.controller.view import ClusterView
 from draco.kube.client import Client
 from draco.kube.connection import Connection
@@ -52,36 +52,6 @@ def test_only_live_pods_without_a_node_wait(pod: object, waits: bool) -> None:
     view = a_view()
     view.pods.store.put(pod)  # type: ignore[arg-type]
     assert bool(view.waiting_pods(ObjectKey("default", "claim"))) is waits
-
-
-def test_the_reach_of_a_rule_is_its_devices_their_claims_and_their_pods() -> None:
-    view = a_view()
-    view.slices.store.put(a_slice("node-0", ["gpu-0", "gpu-1"]))
-    view.slices.store.put(a_slice("node-1", ["gpu-0"], driver="gpu.example.com"))
-    view.claims.store.put(a_claim("train", on=["node-0/gpu-0"]))
-    for name in ("one", "two"):
-        view.pods.store.put(a_pod(name, claims=["train"], node="node-0"))
-    reached = reach(a_rule(driver=NVIDIA_DRIVER, pool="node-0"), view)
-    assert (reached.devices, reached.claims, reached.pods) == (2, 1, 2)
-    assert reach(a_rule(), view).devices == 3
-    assert reach(a_rule(device="gpu-0"), view).devices == 2
-    none = a_rule()
-    assert (
-        reach(
-            msgspec.structs.replace(none, spec=msgspec.structs.replace(none.spec, device_selector=None)), view
-        ).devices
-        == 0
-    )
-
-
-def test_the_reach_of_every_rule_is_exported() -> None:
-    view, metrics = a_view(), Metrics()
-    register_reach(metrics, view)
-    view.slices.store.put(a_slice("node-0"))
-    view.rule_store.put(a_rule("broken", driver=NVIDIA_DRIVER))
-    labels = {"rule": "broken", "effect": "NoSchedule"}
-    assert metrics.registry.get_sample_value("draco_taint_rule_devices", labels) == 2
-    assert metrics.registry.get_sample_value("draco_taint_rule_pods", labels) == 0
 
 
 def test_a_rule_that_hits_everything_is_warned_of_once() -> None:
