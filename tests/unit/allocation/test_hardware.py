@@ -103,6 +103,14 @@ def test_what_an_older_generation_says_counts_until_it_is_replaced() -> None:
     assert hardware.overlapping(WHOLE) == set(masks(H100))
 
 
+def test_another_node_that_publishes_under_the_pools_name_does_not_say_what_is_whose() -> None:
+    stolen = [drawing(name) for name in (WHOLE, *masks(H100))]
+    intruder = a_slice("node-evil", stolen, pool="node-0", name="intruder", generation=10**9)
+    hardware = PoolHardware([*published(), intruder])
+    assert hardware.overlapping(WHOLE) == set(masks(H100))
+    assert hardware.board(WHOLE) == a_gpu(0).uuid
+
+
 @pytest.mark.parametrize(
     ("one", "other", "surely", "perhaps"),
     [
