@@ -8,19 +8,19 @@ from collections.abc import Iterable
 import structlog
 from prometheus_client.core import Metric
 
-from draco.controller.metrics import Metrics, Reading, gauge
-from draco.controller.rule_reach import NAMED_RULES, OTHERS, RuleReach
+from draco.controller.metrics import Metrics, Reading, Values, gauge
+from draco.controller.rule_reach import RuleReach
 from draco.controller.view import ClusterView
 from draco.kube.store import Change
 from draco.resources.taints import DeviceTaintRule, DeviceTaintSelector
 
 log = structlog.get_logger(__name__)
 
-_MANY = f'The first {NAMED_RULES} rules by name, people\'s before those of maintenance; all others are summed as "{OTHERS}".'
 _METRICS = {
-    "draco_taint_rule_devices": f"Published devices that a DeviceTaintRule taints, extensions included. {_MANY}",
-    "draco_taint_rule_claims": f"Claims that hold hardware which a DeviceTaintRule taints. {_MANY}",
-    "draco_taint_rule_pods": f"Pods that use a claim which holds hardware that a DeviceTaintRule taints. {_MANY}",
+    "draco_taint_rule_devices": "Published devices that a DeviceTaintRule taints, extensions included. Of more than 100 rules all "
+    'but the first by name, people\'s before those of maintenance, are summed as "(others)".',
+    "draco_taint_rule_claims": "Claims that hold hardware which a DeviceTaintRule taints; sums as for devices.",
+    "draco_taint_rule_pods": "Pods that use a claim which holds hardware that a DeviceTaintRule taints; sums as for devices.",
 }
 
 
@@ -28,10 +28,13 @@ def register_reach(metrics: Metrics, reach: RuleReach) -> None:
     """Export the reach of rules: what is known when it is asked for."""
 
     def read() -> Iterable[Metric]:
-        return [
-            gauge(name, help_, ["rule", "effect"], {row: float(amounts[place]) for row, amounts in reach.rows.items()})
-            for place, (name, help_) in enumerate(_METRICS.items())
-        ]
+        rows = reach.rows
+        numbers: dict[str, Values] = {
+            "draco_taint_rule_devices": {row: float(amounts.devices) for row, amounts in rows.items()},
+            "draco_taint_rule_claims": {row: float(amounts.claims) for row, amounts in rows.items()},
+            "draco_taint_rule_pods": {row: float(amounts.pods) for row, amounts in rows.items()},
+        }
+        return [gauge(name, help_, ["rule", "effect"], numbers[name]) for name, help_ in _METRICS.items()]
 
     metrics.registry.register(Reading(_METRICS, read))
 
