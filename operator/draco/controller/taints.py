@@ -17,8 +17,8 @@ from draco.resources.taints import DeviceTaintRule, DeviceTaintSelector
 log = structlog.get_logger(__name__)
 
 _METRICS = {
-    "draco_taint_rule_devices": "Published devices that a DeviceTaintRule taints, extensions included. Of more than 100 rules all "
-    'but the first by name, people\'s before those of maintenance, are summed as "(others)".',
+    "draco_taint_rule_devices": "Published devices that a DeviceTaintRule taints, extensions included. Of more than 100 rules "
+    'all but the first by name, people\'s before those of maintenance, are summed as "(others)".',
     "draco_taint_rule_claims": "Claims that hold hardware which a DeviceTaintRule taints; sums as for devices.",
     "draco_taint_rule_pods": "Pods that use a claim which holds hardware that a DeviceTaintRule taints; sums as for devices.",
 }
