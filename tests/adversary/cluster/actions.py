@@ -75,6 +75,7 @@ class Chooser:
             (5, self._maintain), (5, self._end_maintenance),
             (4, self._set_policy), (2, self._end_policy),
             (3, self._xid), (1.5, self._lose), (1, self._unreadable), (2, self._reset), (1.2, self._reboot), (1, self._reload),
+            (0.8, self._take_out), (0.8, self._replace),
             (1.5, self._slow), (0.8, self._hang), (1, self._by_hand), (5, self._heal),
             (1.5, self._kill_operator), (0.4, self._kill_both), (0.5, self._stop_for_a_while), (2, self._kill_agent),
             (1, self._kill_kubelet), (0.6, self._kill_api), (0.5, self._kill_scheduler), (0.5, self._kill_controllers),
@@ -345,6 +346,12 @@ class Chooser:
 
     def _reload(self) -> Action:
         return self._fault("driver reloaded")
+
+    def _take_out(self) -> Action:
+        return self._fault("board taken out")
+
+    def _replace(self) -> Action:
+        return self._fault("board replaced")
 
     def _reboot(self) -> Action:
         return self._fault("reboot", minors=self._random.choice([None, self._random.sample(range(GPUS), GPUS)]))

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 from tests.adversary.cluster.actions import Action, Chooser
@@ -26,6 +27,8 @@ UNSETTLED_S = 120.0
 REST_EVERY_S = 150.0
 QUIET_S = 3.0
 """It must be so at several looks over this time: an explanation that comes and goes is none."""
+
+KEPT = Path(__file__).parent / "kept"
 
 Say = Callable[[str], None]
 
@@ -47,7 +50,7 @@ class Report:
         lines += [f"  {count:>6}  {kind}" for kind, count in sorted(self.actions.items())]
         lines += [f"  {value:>6g}  {what}" for what, value in sorted(self.seen.items())]
         lines += [f"  {count:>6}  refused: {what}" for what, count in sorted(self.refused.items())]
-        lines += [f"  {len(self.violations)} violations; what was done and all logs are in {self.folder}"]
+        lines += [f"  {len(self.violations)} violations told; what was done and all logs are in {self.folder}"]
         return "\n".join([*lines, *(f"\n{each}" for each in self.violations)])
 
 
@@ -55,16 +58,18 @@ def run(
     seconds: float,
     seed: int,
     *,
+    first: Sequence[Action] = (),
     folder: Path | None = None,
     operator_options: tuple[str, ...] = (),
     say: Say = print,
     stop_at_first: bool = False,
 ) -> Report:
-    """Act for so long on a new cluster; actions are drawn from the seed."""
+    """Act for so long on a new cluster: what is to be done `first`, then what the seed draws."""
     say(f"cluster machine: {seconds:.0f} s with seed {seed}")
     chooser = Chooser(seed)
 
     def drawn() -> Iterator[Action]:
+        yield from first
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             yield chooser.next()
@@ -78,6 +83,23 @@ def replay(
     """Do again what was recorded."""
     say(f"cluster machine: {len(actions)} recorded actions")
     return _on_a_cluster(lambda: iter(actions), None, folder, (), say, stop_at_first=stop_at_first)
+
+
+def together(records: Sequence[Sequence[Action]]) -> list[Action]:
+    """Several records as one, as if all had begun at the same moment."""
+    at = [(moment, action) for record in records for moment, action in zip(_moments(record), record, strict=True)]
+    at.sort(key=lambda each: each[0])
+    before = [0.0, *(moment for moment, _ in at)]
+    return [action._replace(wait_s=moment - last) for last, (moment, action) in zip(before, at, strict=False)]
+
+
+def _moments(record: Sequence[Action]) -> Iterator[float]:
+    return accumulate(action.wait_s for action in record)
+
+
+def kept() -> list[Action]:
+    """What earlier runs have found, each shrunk to a few actions."""
+    return together([load(file) for file in sorted(KEPT.glob("*.json"))])
 
 
 def shrink(actions: Sequence[Action], law: str, *, say: Say = print, attempts: int = 40) -> list[Action]:

@@ -268,6 +268,10 @@ class Performer:
                     faults.make_unreadable(path, gpu)
                 case "reset":
                     faults.reset(path, gpu)
+                case "board taken out":
+                    hotplug.remove(path, gpu)
+                case "board replaced":
+                    hotplug.replace(path, gpu)
                 case "driver reloaded":
                     faults.reload_driver(path)
                 case "slow":

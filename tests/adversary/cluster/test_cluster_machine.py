@@ -1,5 +1,7 @@
-"""What the cluster machine draws, writes down and shrinks."""
+"""What the cluster machine draws, writes down and shrinks, and a short run of it on a whole cluster."""
 
+import os
+import random
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,9 @@ import pytest
 from tests.adversary.cluster import machine
 from tests.adversary.cluster.actions import Action, Chooser
 from tests.adversary.cluster.observer.observer import Violation
+
+SECONDS = 45.0
+"""After what is kept, which takes half a minute."""
 
 
 def test_the_same_seed_draws_the_same_actions() -> None:
@@ -40,3 +45,19 @@ def test_a_record_is_shrunk_to_what_breaks_the_law(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(machine, "replay", replay)
     assert machine.shrink(actions, "held twice", say=lambda _: None, attempts=200) == needed
+
+
+def test_records_are_done_side_by_side() -> None:
+    one = [Action("a", {}, 1.0), Action("b", {}, 4.0)]
+    other = [Action("c", {}, 2.0), Action("d", {}, 2.0)]
+    assert [each.kind for each in machine.together([one, other])] == ["a", "c", "d", "b"]
+    assert [each.wait_s for each in machine.together([one, other])] == [1.0, 1.0, 2.0, 1.0]
+
+
+def test_a_tormented_cluster_breaks_no_law(tmp_path_factory: pytest.TempPathFactory) -> None:
+    seed = int(os.environ.get("ADVERSARY_SEED") or random.randrange(10**6))
+    report = machine.run(SECONDS, seed, first=machine.kept(), folder=tmp_path_factory.mktemp("adversary"))
+    print(report)  # noqa: T201 - pytest shows it when the test fails
+    assert not report.violations, f"again with ADVERSARY_SEED={seed}"
+    assert report.seen["claims allocated"]
+    assert report.seen["pods that ran"]

@@ -30,6 +30,8 @@ STORY = 400
 """Lines of the story that are kept."""
 TOLD = 60
 """Lines of it that go with a violation."""
+MOST_TOLD = 5
+"""Of one law so many are told in full, and all are counted."""
 SLOW_ANSWER_S = 1.0
 """While the API server takes longer than this for a small read, no time counts."""
 SPEC_LASTS_S = 1.0
@@ -230,6 +232,8 @@ class Observer:
             return
         self._told.add((wrong.law, wrong.key))
         self.counts[f"violation: {wrong.law}"] += 1
+        if self.counts[f"violation: {wrong.law}"] > MOST_TOLD:
+            return
         self.violations.append(Violation(_clock(), wrong.law, wrong.text, tuple(self.story())))
         self._story.append(f"{_clock()} ! {wrong.law}: {wrong.text}")
 
