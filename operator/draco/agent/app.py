@@ -27,7 +27,7 @@ from draco.agent.guard import ProcessLock, refuse_beside_others
 from draco.agent.hardware import Hardware, View
 from draco.agent.health_service import HealthService
 from draco.agent.known_gpus import KnownGpus
-from draco.agent.leftovers import KUBELET_RECORD, Leftovers
+from draco.agent.leftovers import KUBELET_RECORD, Leftovers, denies
 from draco.agent.metrics import Metrics
 from draco.agent.node_status import NodeReporter, Standing
 from draco.agent.nvml import Nvml
@@ -99,6 +99,7 @@ class Agent:
             settings.cdi_dir,
             files,
             driver=settings.driver,
+            boot_id=self._boot_id,
             node=NodeFiles(
                 device_root=settings.device_root,
                 library_folder=settings.library_folder,
@@ -186,6 +187,7 @@ class Agent:
             known=self._known,
             view=lambda: self._hardware.view,
             show_again=self._hardware.show_again,
+            kubelet_denies=lambda uid: denies(settings.kubelet_dir / KUBELET_RECORD, uid),
             in_thread=self._in_thread,
             tell=self._tell,
             rewritten=self._claim_reporter.touch,
@@ -309,6 +311,7 @@ class Agent:
     def _leftovers(self) -> Leftovers:
         return Leftovers(
             self._client,
+            driver=self._settings.driver,
             claims=lambda: self._checkpoint.claims,
             kubelet_record=self._settings.kubelet_dir / KUBELET_RECORD,
             give_up=self._give_up,

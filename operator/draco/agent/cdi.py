@@ -11,6 +11,7 @@ runtime hook to add nothing. CUDA sees the GPUs whose device nodes are there.
 Source: Container Device Interface specification; NVIDIA's DRA driver uses the same kind, k8s.gpu.nvidia.com/claim.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -24,9 +25,13 @@ from draco.agent.checkpoint import PreparedClaim, PreparedDevice
 from draco.agent.files import TEMPORARY, Files
 from draco.resources.names import ClaimUid
 
-VERSION = "0.3.0"
-VERSION_WITH_HOST_PATH = "0.5.0"
-"""The lowest version that has what a spec uses: a device node whose path on the host differs needs 0.5.0."""
+VERSION = "0.6.0"
+"""The lowest version that has what a spec uses: annotations. containerd knows it since 1.7.13."""
+
+CLAIM = "draco.dev/claim"
+BOOT = "draco.dev/boot-id"
+CHECKSUM = "draco.dev/checksum"
+"""Annotations of a spec: the claim as it is on record, the boot in which that was so, and a checksum over both."""
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Shared by all GPUs; given where the node has them."""
@@ -71,6 +76,7 @@ class CdiSpec(msgspec.Struct, frozen=True, rename="camel"):
 
     cdi_version: str
     kind: str
+    annotations: dict[str, str]
     devices: list[CdiDevice]
     container_edits: ContainerEdits
 
@@ -118,15 +124,17 @@ def kind(driver: str) -> str:
     return f"k8s.{driver}/claim"
 
 
-def spec(claim: PreparedClaim, driver: str, node: NodeFiles) -> CdiSpec:
+def spec(claim: PreparedClaim, driver: str, node: NodeFiles, *, boot_id: str = "") -> CdiSpec:
     """The spec of a claim, from what is on record for it and nothing else.
 
-    A device that the claim got twice (administrative access) is in it once.
+    Its annotations say what is on record, for when the record is lost. A device that the claim got twice (administrative access)
+    is in it once.
     """
     devices = {device.device: device for device in claim.devices}
     return CdiSpec(
-        cdi_version=VERSION if node.device_root == Path("/") else VERSION_WITH_HOST_PATH,
+        cdi_version=VERSION,
         kind=kind(driver),
+        annotations=_annotations(claim, boot_id),
         devices=[
             CdiDevice(device_name(name, claim.uid), _device_edits(device, node)) for name, device in devices.items()
         ],
@@ -151,6 +159,31 @@ def _device_edits(device: PreparedDevice, node: NodeFiles) -> ContainerEdits:
     )
 
 
+def _annotations(claim: PreparedClaim, boot_id: str) -> dict[str, str]:
+    text = msgspec.json.encode(claim).decode()
+    return {CLAIM: text, BOOT: boot_id, CHECKSUM: _checksum(text, boot_id)}
+
+
+def _checksum(claim: str, boot_id: str) -> str:
+    return hashlib.sha256(f"{boot_id} {claim}".encode()).hexdigest()
+
+
+def annotated(content: bytes, *, boot_id: str) -> PreparedClaim | None:
+    """The claim that a spec was written for; None when it does not say so, is damaged, or was written in another boot."""
+    try:
+        notes = msgspec.json.decode(content, type=_Annotated).annotations
+        text, boot = notes.get(CLAIM, ""), notes.get(BOOT, "")
+        if boot != boot_id or notes.get(CHECKSUM) != _checksum(text, boot):
+            return None
+        return msgspec.json.decode(text, type=PreparedClaim)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+
+
+class _Annotated(msgspec.Struct):
+    annotations: dict[str, str] = {}
+
+
 def variable(device: str) -> str:
     """The environment variable that tells a container the UUID of one of its devices: DRACO_DEVICE_GPU_0 for gpu-0."""
     return "DRACO_DEVICE_" + re.sub(r"[^A-Z0-9]", "_", device.upper())
@@ -172,11 +205,12 @@ def _library_mounts(node: NodeFiles) -> list[Mount]:
 class CdiFolder:
     """The spec files of one driver in the runtime's folder. Files of other names are never touched."""
 
-    def __init__(self, folder: Path, files: Files, *, driver: str, node: NodeFiles) -> None:
+    def __init__(self, folder: Path, files: Files, *, driver: str, node: NodeFiles, boot_id: str = "") -> None:
         self._folder = folder
         self._files = files
         self._driver = driver
         self._node = node
+        self._boot_id = boot_id
         self._prefix = f"draco-{driver}-"
 
     @property
@@ -207,6 +241,16 @@ class CdiFolder:
         """The claims that have a spec."""
         return [ClaimUid(name[len(self._prefix) : -len(".json")]) for name in self._own() if name.endswith(".json")]
 
+    def claims(self) -> list[PreparedClaim]:
+        """The claims that have a spec, as it says itself; without those of damaged specs and of another boot."""
+        found = []
+        for uid in self.uids():
+            with suppress(OSError):
+                claim = annotated(self._files.read(self.path(uid)), boot_id=self._boot_id)
+                if claim is not None and claim.uid == uid:
+                    found.append(claim)
+        return found
+
     def texts(self) -> list[str]:
         """The content of all specs, for finding out what was given when the record is lost."""
         found = []
@@ -234,4 +278,6 @@ class CdiFolder:
         ]
 
     def _content(self, claim: PreparedClaim) -> bytes:
-        return msgspec.json.format(msgspec.json.encode(spec(claim, self._driver, self._node)), indent=1)
+        return msgspec.json.format(
+            msgspec.json.encode(spec(claim, self._driver, self._node, boot_id=self._boot_id)), indent=1
+        )

@@ -3,8 +3,10 @@
 Owns the decision to give up a claim by ourselves. It is rare: kubelet records every claim it was told is prepared, survives its
 own restarts and reboots with that record, and asks to give each one up; until then its pod stays Terminating. Only when kubelet's
 record was lost (its folder wiped, ours kept) would a claim hold its device for ever. So a claim is given up by us only if it is
-gone from the API server (or its name is another claim's by now), has been so for `patience_s` without a break, and kubelet's own
-record, which must be there and readable, does not name its uid. Where that record cannot be read, nothing is given up.
+gone from the API server (or its name is another claim's by now) or was deallocated (it has no allocation any more, or one of
+other devices), has been so for `patience_s` without a break, and kubelet's own record, which must be there and readable, does
+not name its uid. Where that record cannot be read, nothing is given up. A claim that was deallocated and that kubelet does name
+is told once: something keeps kubelet from giving it up.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,6 +35,7 @@ class Leftovers:
         self,
         client: Client,
         *,
+        driver: str,
         claims: Callable[[], Mapping[ClaimUid, PreparedClaim]],
         kubelet_record: Path,
         give_up: Callable[[PreparedClaim], Awaitable[None]],
@@ -41,6 +44,7 @@ class Leftovers:
         patience_s: float = 600.0,
     ) -> None:
         self._client = client
+        self._driver = driver
         self._claims = claims
         self._kubelet_record = kubelet_record
         self._give_up = give_up
@@ -48,6 +52,7 @@ class Leftovers:
         self._interval_s = interval_s
         self._patience_s = patience_s
         self._gone_since: dict[ClaimUid, float] = {}
+        self._told: set[ClaimUid] = set()
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -64,23 +69,38 @@ class Leftovers:
         claims = self._claims()
         self._gone_since = {uid: since for uid, since in self._gone_since.items() if uid in claims}
         for uid, claim in claims.items():
-            if await self._exists(claim):
+            why = await self._why_not_ours(claim)
+            if not why:
                 self._gone_since.pop(uid, None)
+                self._told.discard(uid)
                 continue
             since = self._gone_since.setdefault(uid, self._clock.monotonic())
-            if self._clock.monotonic() - since >= self._patience_s and self._unknown_to_kubelet(uid):
-                log.warning("claim.left_behind", claim=str(claim), uid=uid)
+            if self._clock.monotonic() - since < self._patience_s:
+                continue
+            if denies(self._kubelet_record, uid):
+                log.warning("claim.left_behind", claim=str(claim), uid=uid, why=why)
                 await self._give_up(claim)
+            elif uid not in self._told:
+                self._told.add(uid)
+                log.warning("claim.not_given_up_by_kubelet", claim=str(claim), uid=uid, why=why)
 
-    async def _exists(self, claim: PreparedClaim) -> bool:
+    async def _why_not_ours(self, claim: PreparedClaim) -> str:
+        """Why nothing can use the claim here any more; "" while something can."""
         try:
             found = await self._client.get(CLAIMS, ObjectKey(claim.namespace, claim.name))
         except NotFound:
-            return False
-        return found.metadata.uid == claim.uid
+            return "gone"
+        if found.metadata.uid != claim.uid:
+            return "gone"
+        allocation = found.status.allocation
+        results = allocation.devices.results if allocation else []
+        allocated = {(one.pool, one.device) for one in results if one.driver == self._driver}
+        return "" if allocated & {(one.pool, one.device) for one in claim.devices} else "deallocated"
 
-    def _unknown_to_kubelet(self, uid: ClaimUid) -> bool:
-        try:
-            return uid not in self._kubelet_record.read_text()
-        except (OSError, UnicodeDecodeError):
-            return False
+
+def denies(kubelet_record: Path, uid: ClaimUid) -> bool:
+    """Whether kubelet's record can be read and does not name a claim."""
+    try:
+        return uid not in kubelet_record.read_text()
+    except (OSError, UnicodeDecodeError):
+        return False

@@ -9,8 +9,7 @@ it is written again where it is missing (a reboot empties /var/run) and where it
 a GPU or an instance is gone. An intent is undone: kubelet was never told. Specs that no claim on record needs go.
 """
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,19 +18,14 @@ import msgspec
 from draco.agent import checkpoint as journal
 from draco.agent.capabilities import CapabilityUnknown
 from draco.agent.cdi import CdiFolder
-from draco.agent.checkpoint import Checkpoint, ClaimState, InstanceState, OwnedInstance, PreparedClaim
+from draco.agent.checkpoint import Checkpoint, ClaimState, PreparedClaim
 from draco.agent.claim_instances import ClaimInstances
-from draco.agent.errors import CheckpointDamaged, PrepareError
+from draco.agent.errors import CheckpointDamaged
 from draco.agent.files import Files
 from draco.agent.gpus import Gpu
-from draco.agent.instances import Instance
-from draco.agent.prepare import ground, plan
+from draco.agent.prepare import ground
 from draco.agent.presence import NotThere, as_it_is, gone, located
-from draco.resources.claims import ResourceClaim
-from draco.resources.draco import GpuNode, InstanceUse
 from draco.resources.names import ClaimUid
-
-_MIG_UUID = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Damaged(msgspec.Struct, frozen=True):
@@ -64,74 +58,6 @@ def read_record(path: Path, files: Files) -> journal.Loaded | Damaged:
     except CheckpointDamaged as error:
         before = journal.Loaded("", []) if error.before is None else error.before
         return Damaged(str(error), journal.set_aside(path, files), before)
-
-
-def rebuilt(
-    claims: Iterable[ResourceClaim],
-    *,
-    driver: str,
-    pool: str,
-    gpus: Mapping[str, Gpu],
-    with_spec: Iterable[ClaimUid],
-) -> list[PreparedClaim]:
-    """The prepared claims of this node, from what the API server and the CDI folder know.
-
-    A claim counts as prepared when it is allocated from our pool and either its spec is here or its status says that we made it
-    ready. An allocated claim with neither was never given to kubelet.
-    """
-    specs = set(with_spec)
-    found: list[PreparedClaim] = []
-    for claim in claims:
-        if claim.metadata.uid not in specs and not _reported_ready(claim, driver, pool):
-            continue
-        try:
-            intent = plan(claim, driver=driver, pool=pool, gpus=gpus)
-        except PrepareError:
-            continue  # of another node or driver, or its GPU is gone: there is nothing here that could be given twice
-        found.append(msgspec.structs.replace(intent, state=ClaimState.PREPARED))
-    return found
-
-
-def instance_uuids(
-    claims: Iterable[ResourceClaim], node: GpuNode | None, specs: Iterable[str], *, driver: str, pool: str
-) -> set[str]:
-    """MIG UUIDs of instances that we made, as far as we told anybody: in claims' status, in our GpuNode, in CDI specs."""
-    found = {uuid for text in specs for uuid in _MIG_UUID.findall(text)}
-    for claim in claims:
-        for device in claim.status.devices:
-            if device.driver == driver and device.pool == pool and isinstance(device.data, dict):
-                found.add(str(device.data.get("uuid", "")))
-    for gpu in node.status.gpus if node else ():
-        found |= {one.uuid for one in (gpu.mig.instances if gpu.mig else ()) if one.use is not InstanceUse.FOREIGN}
-    return found - {""}
-
-
-def adopted(observed: Iterable[Instance], uuids: Collection[str], *, boot_id: str) -> list[OwnedInstance]:
-    """Those of the instances that are there that we made. Without such proof an instance counts as somebody else's."""
-    return [
-        OwnedInstance(
-            gpu=one.gpu,
-            profile_id=one.profile_id,
-            start=one.start,
-            size=one.size,
-            state=InstanceState.MADE,
-            boot_id=boot_id,
-            gi=one.gi,
-            ci=one.ci,
-            uuid=one.uuid,
-        )
-        for one in observed
-        if one.uuid is not None and one.uuid in uuids
-    ]
-
-
-def _reported_ready(claim: ResourceClaim, driver: str, pool: str) -> bool:
-    return any(
-        condition.type == "Ready" and condition.status == "True"
-        for device in claim.status.devices
-        if device.driver == driver and device.pool == pool
-        for condition in device.conditions
-    )
 
 
 def converge(

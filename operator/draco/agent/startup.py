@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from draco.agent import known_gpus, recovery
+from draco.agent import known_gpus, rebuilding, recovery
 from draco.agent.cdi import CdiFolder
 from draco.agent.checkpoint import Checkpoint, OwnedInstance, PreparedClaim
 from draco.agent.claim_instances import ClaimInstances
@@ -56,7 +56,8 @@ class Startup:
     """One node's record, made true at start and whenever the ground moved.
 
     `record_read` is set when nothing of the last run's report is needed any more, `recovered` when the record can be relied on.
-    `known` are told their names as soon as these can be had, and `show_again` is awaited then.
+    `known` are told their names as soon as these can be had, and `show_again` is awaited then. `kubelet_denies` says whether
+    kubelet's own record can be read and lacks a claim.
     `rewritten` is called with each claim whose containers get other devices than they would have got before.
     """
 
@@ -75,6 +76,7 @@ class Startup:
         known: KnownGpus,
         view: Callable[[], View],
         show_again: Callable[[], Awaitable[None]],
+        kubelet_denies: Callable[[ClaimUid], bool],
         in_thread: InThread,
         tell: Tell,
         rewritten: Callable[[PreparedClaim], None],
@@ -95,6 +97,7 @@ class Startup:
         self._known = known
         self._view = view
         self._show_again = show_again
+        self._kubelet_denies = kubelet_denies
         self._in_thread = in_thread
         self._tell = tell
         self._rewritten = rewritten
@@ -133,6 +136,7 @@ class Startup:
             await self._rebuild(found)
         else:
             self._record.restore(found)
+            await self._persistently("recovery.disk", self._find_again)
             self._known.record()
             self._loaded.set()
             await wait_for(self._named, self._clock, NAMES_S)
@@ -169,16 +173,43 @@ class Startup:
         claims = await self._persistently("recovery.api", lambda: self._client.list(CLAIMS))
         while (view := self._view()).driver is None:
             await self._clock.sleep(1.0)
-        prepared = recovery.rebuilt(
-            claims, driver=self._driver, pool=self._node, gpus=view.by_device, with_spec=self._cdi.uids()
+        by_spec = self._cdi.claims()
+        prepared = rebuilding.rebuilt(
+            claims,
+            driver=self._driver,
+            pool=self._node,
+            gpus=view.by_device,
+            with_spec=self._cdi.uids(),
+            by_spec=by_spec,
+            before=damage.before.claims,
+            kubelet_denies=self._kubelet_denies,
         )
-        uuids = recovery.instance_uuids(claims, self._reported, self._cdi.texts(), driver=self._driver, pool=self._node)
+        uuids = rebuilding.instance_uuids(
+            claims, self._reported, self._cdi.texts(), driver=self._driver, pool=self._node
+        )
         there = [one for located in view.gpus for one in located.gpu.instances]
-        instances = recovery.adopted(there, uuids, boot_id=self._boot_id)
+        instances = rebuilding.merged_instances(
+            damage.before.instances,
+            rebuilding.instances_of(by_spec, boot_id=self._boot_id),
+            rebuilding.adopted(there, uuids, boot_id=self._boot_id),
+        )
         await self._persistently("recovery.disk", lambda: self._replace(prepared, instances))
         self._known.record()
         await self._show_again()
         log.info("checkpoint.rebuilt", node=self._node, claims=len(prepared), instances=len(instances))
+
+    async def _find_again(self) -> None:
+        """Put on record what has a spec and is not there: the record was removed, or an older one put in its place."""
+        found = rebuilding.forgotten(self._record.claims.values(), self._cdi.claims())
+        if not found:
+            return
+        instances = rebuilding.instances_of(found, boot_id=self._boot_id)
+        fresh = [one for one in instances if one.key not in self._record.instances]
+        await self._in_thread(lambda: self._record.change(put=found, own=fresh))
+        names = ", ".join(map(str, found))
+        log.error("checkpoint.incomplete", node=self._node, claims=names)
+        note = f"The record of prepared claims {self._path} lacked {names}, whose CDI specs are here; they are on record again."
+        self._tell("CheckpointDamaged", "Rebuild", note)
 
     async def _own_slices(self) -> list[ResourceSlice]:
         """What the last run published."""

@@ -181,6 +181,25 @@ async def test_a_damaged_record_is_rebuilt_from_the_api_server(node: SimulatedNo
     await eventually(lambda: node.events("CheckpointDamaged"))
 
 
+async def test_a_claim_whose_container_runs_is_known_again_without_record_and_without_the_claim(
+    node: SimulatedNode,
+) -> None:
+    """The pod was deleted by force: the claim is gone, its container is not, and then the record is lost."""
+    held, rival = await node.claim("gpu-0"), await node.claim("gpu-0")
+    async with node.running():
+        await node.prepare(held)
+    await node.client.delete(CLAIMS, held.metadata.key)
+    for lose in (lambda: node.checkpoint.write_bytes(b"\0" * 100), node.checkpoint.unlink):
+        lose()
+        async with node.running():
+            assert len(node.specs()) == 1
+            refusal = (await node.prepare(rival))[rival.metadata.uid].error
+            assert f"still prepared for claim {held.metadata.key}" in refusal
+    async with node.running():
+        assert (await node.unprepare(held))[held.metadata.uid].error == ""
+        assert (await node.prepare(rival))[rival.metadata.uid].error == ""
+
+
 class BrieflyReadOnly(LocalFiles):
     """A disk that at first gives no file a second name."""
 

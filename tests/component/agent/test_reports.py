@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from draco.agent.checkpoint import PreparedClaim
+from draco.agent.checkpoint import ClaimState, PreparedClaim, PreparedDevice
 from draco.agent.hardware import View
 from draco.agent.leftovers import Leftovers
 from draco.agent.node_status import NodeReporter, Standing
@@ -22,7 +22,7 @@ from draco.kube.errors import NotFound
 from draco.resources.draco import GpuNode
 from draco.resources.kinds import CLAIMS, GPU_NODES
 from draco.resources.meta import ObjectKey
-from draco.resources.names import ClaimUid
+from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
 from draco.simulator import faults
 from tests.agents import SimulatedNode, eventually
 from tests.doubles.clock import ManualClock
@@ -236,6 +236,7 @@ class Looking:
         self.given_up: list[str] = []
         self.leftovers = Leftovers(
             node.client,
+            driver=NVIDIA_DRIVER,
             claims=lambda: {claim.uid: claim},
             kubelet_record=self.record,
             give_up=self._give_up,
@@ -252,15 +253,32 @@ class Looking:
         return self.given_up
 
 
-def on_record(name: str, uid: str, namespace: str) -> PreparedClaim:
-    return PreparedClaim(uid=ClaimUid(uid), namespace=namespace, name=name, state="prepared", devices=[])  # type: ignore[arg-type]
+def on_record(name: str, uid: str, namespace: str, *, pool: str = "node-0") -> PreparedClaim:
+    device = PreparedDevice(request="gpu", pool=pool, device="gpu-0", gpu=GpuUuid("GPU-0"), minor=0)
+    return PreparedClaim(uid=ClaimUid(uid), namespace=namespace, name=name, state=ClaimState.PREPARED, devices=[device])
 
 
-async def test_a_claim_that_exists_is_never_given_up(node: SimulatedNode) -> None:
+async def test_a_claim_that_has_its_devices_is_never_given_up(node: SimulatedNode) -> None:
     claim = await node.claim("gpu-0")
-    looking = Looking(node, on_record(claim.metadata.name, claim.metadata.uid, node.namespace))
+    looking = Looking(node, on_record(claim.metadata.name, claim.metadata.uid, node.namespace, pool=node.name))
     looking.record.write_text("{}")
     assert await looking.look_after(3600) == []
+
+
+@pytest.mark.parametrize("devices", [(), ("gpu-1",)], ids=["none", "another"])
+async def test_a_claim_that_was_deallocated_is_given_up_late_and_told_while_kubelet_has_it(
+    node: SimulatedNode, devices: tuple[str, ...]
+) -> None:
+    claim = await node.claim(*devices)
+    looking = Looking(node, on_record(claim.metadata.name, claim.metadata.uid, node.namespace, pool=node.name))
+    looking.record.write_text(claim.metadata.uid)
+    with capture_logs() as logs:
+        assert await looking.look_after(3600) == []
+        assert await looking.look_after(3600) == []
+    assert [(one["event"], one["why"]) for one in logs] == [("claim.not_given_up_by_kubelet", "deallocated")]
+    looking.record.write_text("{}")
+    await looking.leftovers.look()
+    assert looking.given_up == [claim.metadata.name]
 
 
 async def test_a_claim_that_is_gone_is_given_up_late_and_only_if_kubelet_forgot_it(node: SimulatedNode) -> None:

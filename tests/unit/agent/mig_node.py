@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from draco.agent import recovery
+from draco.agent import rebuilding, recovery
 from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint, InstanceState, Loaded, PreparedClaim
 from draco.agent.claim_instances import ClaimInstances
@@ -71,13 +71,16 @@ class MigNode:
         self.instances = ClaimInstances(
             self.record, self.mig, self.steps, keeping=lambda _uuid: self.keep, monotonic=lambda: self.now_s
         )
-        self.cdi = CdiFolder(folder / "cdi", self.files, driver=NVIDIA_DRIVER, node=NodeFiles(proc=folder / "proc"))
+        self.cdi = CdiFolder(
+            folder / "cdi", self.files, driver=NVIDIA_DRIVER, node=NodeFiles(proc=folder / "proc"), boot_id=boot
+        )
         self.desk = ClaimDesk(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=self.instances)
         self.layouts = LayoutDesk(self.record, self.mig, self.steps, self.instances)
         self.nvml.open()
         found = recovery.read_record(record, self.files)
         assert isinstance(found, Loaded), found
         self.record.restore(found)
+        self.forgotten = rebuilding.forgotten(found.claims, self.cdi.claims())
         self.gpus = self.scan()
         self.at_first = self.mig.divisions
         self.left_open = {one.gpu for one in self.record.instances.values() if one.state is not InstanceState.MADE}

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.agent import cdi, checkpoint, recovery
+from draco.agent import cdi, checkpoint, rebuilding, recovery
 from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint, ClaimState
 from draco.agent.errors import CheckpointDamaged, PrepareError
@@ -305,8 +305,9 @@ def test_each_device_has_its_own_edits_so_that_a_container_gets_only_its_request
     desk.prepare(TWO)
     spec = desk.spec(TWO)
     root = str(tmp_path)
+    assert set(spec.pop("annotations")) == {cdi.CLAIM, cdi.BOOT, cdi.CHECKSUM}
     assert spec == {
-        "cdiVersion": "0.5.0",
+        "cdiVersion": "0.6.0",
         "kind": "k8s.gpu.nvidia.com/claim",
         "devices": [
             {
@@ -327,11 +328,9 @@ def test_each_device_has_its_own_edits_so_that_a_container_gets_only_its_request
     }
 
 
-def test_on_a_real_node_the_spec_needs_only_the_oldest_version(desk: Desk) -> None:
+def test_on_a_real_node_a_device_is_where_containers_see_it(desk: Desk) -> None:
     desk.prepare(ONE)
-    spec = desk.spec(ONE)
-    assert spec["cdiVersion"] == "0.3.0"
-    assert spec["devices"][0]["containerEdits"]["deviceNodes"] == [{"path": "/dev/nvidia0"}]
+    assert desk.spec(ONE)["devices"][0]["containerEdits"]["deviceNodes"] == [{"path": "/dev/nvidia0"}]
 
 
 def test_a_device_that_a_claim_got_twice_is_in_its_spec_once(desk: Desk) -> None:
@@ -430,7 +429,7 @@ def test_a_lost_record_is_rebuilt_from_specs_and_from_what_claims_say() -> None:
         ready(a_claim("elsewhere", on=["node-1/gpu-0"])),
         a_claim("pending"),
     ]
-    found = recovery.rebuilt(claims, driver=NVIDIA_DRIVER, pool="node-0", gpus=GPUS, with_spec=[uid(TWO)])
+    found = rebuilding.rebuilt(claims, driver=NVIDIA_DRIVER, pool="node-0", gpus=GPUS, with_spec=[uid(TWO)])
     assert [(claim.name, claim.state) for claim in found] == [
         ("one", ClaimState.PREPARED),
         ("two", ClaimState.PREPARED),

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from draco.agent import cdi, checkpoint, files, journal, prepare, recovery
+from draco.agent import cdi, checkpoint, files, journal, prepare, rebuilding, recovery
 from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint, ClaimState
 from draco.agent.files import LocalFiles
@@ -48,6 +48,8 @@ class Node:
         found = recovery.read_record(path, local)
         assert not isinstance(found, recovery.Damaged), found
         self.record.restore(found)
+        left = rebuilding.forgotten(self.record.claims.values(), self.cdi.claims())
+        assert not left, "a spec was written before its claim was on record, or outlived it"
         recovery.converge(self.record, self.cdi, gpus=GPUS, boot_id="this boot")
 
     def play(self, call: str, name: str, device: str) -> None:

@@ -360,6 +360,7 @@ def check(stage: Stage) -> tuple[list[Photo], int]:
         node.now_s += DOUBT_S
         node.layouts.keep(node.uuid)
         recovery.respec(node.record, node.cdi, node.instances, gpus=node.gpus)  # so it is told when instances are new
+    assert not node.forgotten, "a spec was written before its claim was on record, or outlived it"
     recovering, points = list(stage.camera.photos), stage.camera.points
     assert node.left_open == {uuid for uuid, one in node.at_first.items() if one.dirty}, (
         "dirty until settled, and only then"

@@ -1,21 +1,39 @@
 """What is known again when the record was lost: from claims, from our own report, from specs, and from nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from draco.agent import recovery
+from draco.agent import checkpoint, rebuilding, recovery
+from draco.agent.cdi import CLAIM, annotated
+from draco.agent.checkpoint import OwnedInstance, PreparedClaim
+from draco.agent.errors import CheckpointDamaged
 from draco.agent.files import LocalFiles
-from draco.agent.instances import Instance
+from draco.agent.instances import Instance, PlacementKey
 from draco.resources.claims import AllocatedDeviceStatus, ResourceClaim
 from draco.resources.draco import GpuMig, InstanceUse
 from draco.resources.meta import Condition
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
+from draco.simulator import state
 from tests.builders import a_claim, a_gpu, a_mig_instance, a_mig_node
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 OURS, THEIRS = (f"MIG-{number}0000000-0000-0000-0000-000000000000" for number in (1, 2))
+
+
+def ready(claim: ResourceClaim) -> ResourceClaim:
+    """The claim with the status that its devices of node-0 are ready."""
+    allocation = claim.status.allocation
+    assert allocation
+    entries = [
+        AllocatedDeviceStatus(
+            driver=one.driver, pool=one.pool, device=one.device, conditions=[Condition(type="Ready", status="True")]
+        )
+        for one in allocation.devices.results
+    ]
+    return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, devices=entries))
 
 
 def reported(*, pool: str = "node-0", driver: str = NVIDIA_DRIVER, status: str = "True") -> ResourceClaim:
@@ -29,13 +47,13 @@ def reported(*, pool: str = "node-0", driver: str = NVIDIA_DRIVER, status: str =
 def counted(claim: ResourceClaim) -> int:
     """How many claims count as prepared, if only the claim itself may say so."""
     gpus = {"gpu-0": a_gpu(0)}
-    return len(recovery.rebuilt([claim], driver=NVIDIA_DRIVER, pool="node-0", gpus=gpus, with_spec=[]))
+    return len(rebuilding.rebuilt([claim], driver=NVIDIA_DRIVER, pool="node-0", gpus=gpus, with_spec=[]))
 
 
 def known(claims: Sequence[ResourceClaim] = (), *uses: InstanceUse) -> set[str]:
     instances = [a_mig_instance("1g.10gb@0", use=use, uuid=THEIRS) for use in uses]
     node = a_mig_node(gpus=[GpuMig(capable=True, instances=instances)]) if uses else None
-    return recovery.instance_uuids(claims, node, [], driver=NVIDIA_DRIVER, pool="node-0")
+    return rebuilding.instance_uuids(claims, node, [], driver=NVIDIA_DRIVER, pool="node-0")
 
 
 def test_a_claim_counts_as_prepared_only_if_this_driver_says_that_its_device_here_is_ready() -> None:
@@ -56,7 +74,7 @@ def test_what_has_no_compute_instance_is_nobody_s_that_is_known() -> None:
     one = Instance(gpu=GpuUuid("GPU-1"), gi=7, profile_id=19, start=0, size=1, ci=0, uuid=OURS, parts=1)
     bare = msgspec.structs.replace(one, gi=8, start=1, ci=None, uuid=None, parts=0)
     theirs = msgspec.structs.replace(one, gi=9, start=2, uuid=THEIRS)
-    assert [own.start for own in recovery.adopted([one, bare, theirs], {OURS}, boot_id="boot")] == [0]
+    assert [own.start for own in rebuilding.adopted([one, bare, theirs], {OURS}, boot_id="boot")] == [0]
 
 
 def test_a_record_that_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
@@ -90,3 +108,145 @@ def test_a_claim_whose_device_nodes_cannot_be_named_now_gets_no_spec_and_others_
     again = MigNode(tmp_path)
     assert again.converged.without_instance == [claims[0].metadata.uid]
     assert list(again.specs()) == [claims[1].metadata.uid]
+
+
+# Damage of every kind, with everything that is left
+
+
+FLIPS = (0x01, 0x20, 0x80, 0xFF)
+PAIR, SMALL = names([(15, 4), (14, 0)]), names([(19, 3)])
+
+
+class Lost:
+    """A node with prepared claims, and what can be had of them when its record is lost."""
+
+    def __init__(self, folder: Path) -> None:
+        build(folder, gpus=2)
+        with state.mutate(folder / "gpus.json") as changed:
+            changed.gpus[1].mig_current = changed.gpus[1].mig_pending = 0
+        self.node = MigNode(folder)
+        self.claims = [
+            a_mig_claim("pair", *PAIR),
+            a_mig_claim("small", *SMALL),
+            a_claim("whole", on=["node-0/gpu-1"]),
+            a_claim("watching", on=["node-0/gpu-1"], admin_access=True),
+        ]
+        for claim in self.claims:
+            self.node.prepare(claim)
+        self.path = folder / "state" / "checkpoint.json"
+        self.prepared = dict(self.node.record.claims)
+        self.instances = dict(self.node.record.instances)
+        self.content = self.path.read_bytes()
+
+    def again(
+        self, content: bytes, *, api: Sequence[ResourceClaim] = (), reboot: bool = False, denied: Collection[str] = ()
+    ) -> tuple[dict[ClaimUid, PreparedClaim], dict[PlacementKey, OwnedInstance]]:
+        """Claims and instances after a start with that record, as `startup` does it."""
+        by_spec = [] if reboot else self.node.cdi.claims()
+        try:
+            loaded = checkpoint.read(content)
+        except CheckpointDamaged as damage:
+            before = damage.before or checkpoint.Loaded("", [])
+            claims = rebuilding.rebuilt(
+                api,
+                driver=NVIDIA_DRIVER,
+                pool="node-0",
+                gpus=self.node.named,
+                with_spec=[] if reboot else self.node.cdi.uids(),
+                by_spec=by_spec,
+                before=before.claims,
+                kubelet_denies=lambda uid: uid in denied,
+            )
+            instances = rebuilding.merged_instances(
+                before.instances, rebuilding.instances_of(by_spec, boot_id=self.node.boot)
+            )
+        else:
+            fresh = rebuilding.forgotten(loaded.claims, by_spec)
+            claims = [*loaded.claims, *fresh]
+            instances = rebuilding.merged_instances(
+                rebuilding.instances_of(fresh, boot_id=self.node.boot), loaded.instances
+            )
+        return {claim.uid: claim for claim in claims}, {one.key: one for one in instances}
+
+
+def test_whatever_byte_is_flipped_every_claim_and_instance_is_known_again_from_the_specs_alone(tmp_path: Path) -> None:
+    lost = Lost(tmp_path)
+    written = len(lost.content.rstrip(b" "))
+    for at in range(written + 8):
+        harmed = bytearray(lost.content)
+        harmed[at] ^= FLIPS[at % len(FLIPS)]
+        assert lost.again(bytes(harmed)) == (lost.prepared, lost.instances), f"byte {at}"
+
+
+def test_wherever_the_record_was_cut_off_or_if_it_is_gone_it_is_known_again(tmp_path: Path) -> None:
+    lost = Lost(tmp_path)
+    for length in range(0, len(lost.content.rstrip(b" ")) + 8, 7):
+        assert lost.again(lost.content[:length]) == (lost.prepared, lost.instances), f"{length} bytes"
+    found = rebuilding.forgotten([], lost.node.cdi.claims())
+    assert {claim.uid: claim for claim in found} == lost.prepared
+
+
+def test_a_record_put_back_from_a_copy_gets_what_it_lacks_from_the_specs(tmp_path: Path) -> None:
+    lost = Lost(tmp_path)
+    late = a_mig_claim("late", *names([(19, 2)]))
+    lost.node.unprepare(lost.claims[1])
+    lost.node.prepare(late)
+    claims, instances = lost.again(lost.content)
+    assert set(lost.node.record.claims) <= set(claims)
+    assert set(lost.node.record.instances) <= set(instances)
+
+
+@pytest.mark.parametrize("which", [CLAIM.encode(), b"deviceNodes", b"cdiVersion"])
+def test_a_spec_damaged_together_with_the_record_is_made_up_for_by_the_api_server(tmp_path: Path, which: bytes) -> None:
+    lost = Lost(tmp_path)
+    path = lost.node.cdi.path(ClaimUid(lost.claims[2].metadata.uid))
+    content = path.read_bytes()
+    for at in range(content.index(which), content.index(which) + 40):
+        for flip in FLIPS:
+            harmed = bytearray(content)
+            harmed[at] ^= flip
+            path.write_bytes(harmed)
+            claims, _ = lost.again(b"", api=lost.claims)
+            assert {uid: claim.devices for uid, claim in claims.items()} == {
+                uid: claim.devices for uid, claim in lost.prepared.items()
+            }
+
+
+def test_after_a_reboot_claims_are_known_by_their_status_and_by_what_the_record_said_before(tmp_path: Path) -> None:
+    lost = Lost(tmp_path)
+    assert lost.again(b"", reboot=True) == ({}, {})
+    said = [ready(claim) for claim in lost.claims]
+    assert set(lost.again(b"", api=said, reboot=True)[0]) == set(lost.prepared)
+    cut = lost.content[: lost.content.rindex(b"\n", 0, len(lost.content.rstrip(b" ")) - 1) + 1]
+    known, instances = lost.again(cut, reboot=True)
+    assert set(known) == {claim.metadata.uid for claim in lost.claims[:3]}
+    assert instances == lost.instances
+    denied = [claim.metadata.uid for claim in lost.claims[:2]]
+    assert set(lost.again(cut, reboot=True, denied=denied)[0]) == {lost.claims[2].metadata.uid}
+
+
+def test_what_the_record_said_before_gives_no_device_a_second_time(tmp_path: Path) -> None:
+    lost = Lost(tmp_path)
+    whole = lost.prepared[ClaimUid(lost.claims[2].metadata.uid)]
+    stale = msgspec.structs.replace(whole, uid=ClaimUid("an earlier one"), name="earlier")
+    found = rebuilding.rebuilt(
+        [], driver=NVIDIA_DRIVER, pool="node-0", gpus={}, with_spec=[], by_spec=[whole], before=[stale]
+    )
+    assert found == [whole]
+
+
+def test_a_claim_whose_gpu_is_not_there_is_known_by_the_uuid_in_its_status() -> None:
+    claim = reported()
+    [entry] = claim.status.devices
+    gone = msgspec.structs.replace(entry, data={"uuid": "GPU-gone"})
+    claim = msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, devices=[gone]))
+    [found] = rebuilding.rebuilt([claim], driver=NVIDIA_DRIVER, pool="node-0", gpus={}, with_spec=[])
+    assert [(device.gpu, device.minor) for device in found.devices] == [("GPU-gone", rebuilding.NOT_THERE)]
+    assert rebuilding.rebuilt([claim], driver=NVIDIA_DRIVER, pool="node-1", gpus={}, with_spec=[]) == []
+
+
+def test_a_spec_of_another_boot_tells_nothing(tmp_path: Path) -> None:
+    lost = Lost(tmp_path)
+    path = lost.node.cdi.path(ClaimUid(lost.claims[0].metadata.uid))
+    assert annotated(path.read_bytes(), boot_id=lost.node.boot) is not None
+    assert annotated(path.read_bytes(), boot_id="the next boot") is None
