@@ -244,7 +244,7 @@ class ClaimInstances:
     def release(self, claim: PreparedClaim) -> None:
         """Give up a claim's instances and forget the claim. PrepareError while one of them is in use.
 
-        OSError when the disk refuses.
+        Those of a GPU that left the node are in nobody's way. OSError when the disk refuses.
         """
         others = references(one for one in self._record.claims.values() if one.uid != claim.uid)
         mine = [device.key for device in claim.devices if device.key is not None and device.key not in others]
@@ -255,7 +255,8 @@ class ClaimInstances:
             return
         self._desk.discard(go, put=[msgspec.structs.replace(claim, state=ClaimState.RELEASING)])
         problem = self._try_settle({key.gpu for key in go})
-        left = [key for key in go if key in self._record.instances]
+        # What a GPU took along is off the record when the GPU is back, or else never used again.
+        left = [key for key in go if key in self._record.instances and not self._inventory.left(key.gpu)]
         if not left:
             self._asked_since_s.pop(claim.uid, None)
             self._record.drop(claim.uid)

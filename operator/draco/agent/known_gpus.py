@@ -20,8 +20,15 @@ from draco.agent.gpus import ABSENT, HEALTHY, Gpu, GpuFault, GpuHealth, HealthSt
 from draco.agent.hardware import View
 from draco.agent.slices import Located, device_name, position
 from draco.resources.draco import GpuNode
-from draco.resources.names import FORGET_GPU, GpuUuid
+from draco.resources.names import (
+    FORGET_GPU,
+    STANDARD_NUMA_NODE,
+    STANDARD_PCI_BUS_ID,
+    STANDARD_PCIE_ROOT,
+    GpuUuid,
+)
 from draco.resources.partition_names import read_partition_name
+from draco.resources.quantity import Quantity
 from draco.resources.slices import Device, ResourceSlice
 
 NOT_TOLD = "It is not known yet under which names this node's GPUs were published; the API server has to say."
@@ -33,37 +40,71 @@ def whole_name(device: str) -> str:
     return device if part is None else part.parent
 
 
-def given(claims: Iterable[PreparedClaim]) -> list[tuple[GpuUuid, str]]:
-    """Names by what claims on record were given."""
-    return [(device.gpu, whole_name(device.device)) for claim in claims for device in claim.devices]
+def given(claims: Iterable[PreparedClaim]) -> list[KnownGpu]:
+    """What claims on record were given."""
+    devices = (device for claim in claims for device in claim.devices)
+    return [KnownGpu(uuid=device.gpu, device=whole_name(device.device)) for device in devices]
 
 
-def published(slices: Iterable[ResourceSlice]) -> list[tuple[GpuUuid, str]]:
-    """Names by what slices say, newest first."""
+def published(slices: Iterable[ResourceSlice]) -> list[KnownGpu]:
+    """What slices say, newest first."""
     newest_first = sorted(slices, key=lambda one: -one.spec.pool.generation)
     devices = [device for one in newest_first for device in one.spec.devices]
-    return [(uuid, whole_name(device.name)) for device in devices if (uuid := _uuid(device))]
+    return [known for device in devices if (known := _published(device)) is not None]
 
 
-def _uuid(device: Device) -> GpuUuid | None:
-    """The UUID of a device's GPU."""
-    said = (device.attributes.get(name) for name in ("parentUUID", "uuid"))
-    return next((GpuUuid(one.string) for one in said if one is not None and one.string), None)
+def _published(device: Device) -> KnownGpu | None:
+    """The GPU that a device is, or is a part of; of the GPU itself also all that was published."""
+    said = {name: one.value for name, one in device.attributes.items()}
+    if parent := said.get("parentUUID"):
+        return KnownGpu(uuid=GpuUuid(str(parent)), device=whole_name(device.name))
+    if not said.get("uuid"):
+        return None
+    known = KnownGpu(uuid=GpuUuid(str(said["uuid"])), device=device.name)
+    try:
+        major, minor, _ = str(said["cudaComputeCapability"]).split(".")
+        numa_node = said.get(STANDARD_NUMA_NODE)
+        last = Gpu(
+            uuid=known.uuid,
+            device=known.device,
+            index=-1,
+            minor=-1,
+            product_name=str(said["productName"]),
+            brand=str(said["brand"]),
+            architecture=str(said["architecture"]),
+            compute_major=int(major),
+            compute_minor=int(minor),
+            memory_bytes=Quantity.parse(device.capacity["memory"].value).value(),
+            pci_bus_id=str(said[STANDARD_PCI_BUS_ID]),
+            addressing_mode=None if (mode := said.get("addressingMode")) is None else str(mode),
+        )
+    except (KeyError, ValueError):  # published by somebody who said less: the name is what counts
+        return known
+    return msgspec.structs.replace(
+        known,
+        last=last,
+        pcie_root=None if (root := said.get(STANDARD_PCIE_ROOT)) is None else str(root),
+        numa_node=numa_node if isinstance(numa_node, int) else None,
+    )
 
 
-def reported(node: GpuNode | None) -> list[tuple[GpuUuid, str]]:
-    """Names by what the GpuNode says."""
-    return [(GpuUuid(one.uuid), one.device) for one in (node.status.gpus if node else ()) if one.uuid and one.device]
+def reported(node: GpuNode | None) -> list[KnownGpu]:
+    """What the GpuNode says."""
+    gpus = node.status.gpus if node else ()
+    return [KnownGpu(uuid=GpuUuid(one.uuid), device=one.device) for one in gpus if one.uuid and one.device]
 
 
-def bound(known: Mapping[GpuUuid, KnownGpu], told: Iterable[tuple[GpuUuid, str]]) -> dict[GpuUuid, KnownGpu]:
-    """The known GPUs, and those that somebody was told of; who says it first is right."""
+def bound(known: Mapping[GpuUuid, KnownGpu], told: Iterable[KnownGpu]) -> dict[GpuUuid, KnownGpu]:
+    """The known GPUs, and those that somebody was told of; who says a name first is right."""
     found = dict(known)
     taken = {one.device for one in found.values()}
-    for uuid, device in told:
-        if uuid not in found and device not in taken:
-            found[uuid] = KnownGpu(uuid=uuid, device=device)
-            taken.add(device)
+    for one in told:
+        before = found.get(one.uuid)
+        if before is None and one.device not in taken:
+            found[one.uuid] = one
+            taken.add(one.device)
+        elif before is not None and before.last is None and before.device == one.device:
+            found[one.uuid] = one
     return found
 
 
@@ -161,11 +202,11 @@ class KnownGpus:
         self._in_thread = in_thread
         self._forgotten = forgotten
         self._promised = promised
-        self._names: list[tuple[GpuUuid, str]] = []
+        self._before: list[KnownGpu] = []
 
-    def tell(self, names: Iterable[tuple[GpuUuid, str]] = ()) -> None:
-        """From now on the names are known: those on record, those of claims there, and these."""
-        self._names = [*given(self._record.claims.values()), *names]
+    def tell(self, before: Iterable[KnownGpu] = ()) -> None:
+        """From now on the names are known: those on record, those of claims there, and these, of before."""
+        self._before = [*given(self._record.claims.values()), *before]
         self._told = True
 
     def record(self) -> None:
@@ -177,13 +218,13 @@ class KnownGpus:
         if not self._told:
             return View(fault=NOT_TOLD, unidentified=read.unidentified)
         needed = needed_by(self._record.claims.values()) | set(self._promised())
-        known: Mapping[GpuUuid, KnownGpu] = bound(self._record.known, self._names)
+        known: Mapping[GpuUuid, KnownGpu] = bound(self._record.known, self._before)
         fresh = remembered(known, read.gpus, needed=needed, forget=self._forgotten())
         problem = ""
         if self._recording and fresh != self._record.known:
             try:
                 await self._in_thread(lambda: self._record.remember(fresh.values()))
-                self._names = []
+                self._before = []
             except OSError as error:
                 problem = f"{error.strerror} ({error.filename}); make room or fix the folder."
         known = known if problem else fresh

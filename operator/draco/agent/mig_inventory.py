@@ -77,6 +77,7 @@ class MigInventory:
         self._mig = mig
         self._seen: dict[GpuUuid, Seen] = {}
         self._unlisted: set[GpuUuid] = set()
+        self._looked = False
         self._trouble: dict[GpuUuid, str] = {}
         self._notes: dict[GpuUuid, str] = {}
         self._lacks: dict[GpuUuid, str] = {}
@@ -105,6 +106,7 @@ class MigInventory:
                     known.pop(uuid, None)
                 self.failures.over(uuid)
             looked = [self._look(gpu) for gpu in gpus]
+            self._looked = True
             self.show()
             return looked
 
@@ -156,6 +158,10 @@ class MigInventory:
     def listed(self, uuid: GpuUuid) -> Seen | None:
         """The last look, if it succeeded."""
         return None if uuid in self._unlisted else self._seen.get(uuid)
+
+    def left(self, uuid: GpuUuid) -> bool:
+        """Whether a GPU was not there in the last look at the node."""
+        return self._looked and uuid not in self._seen
 
     def where(self, uuid: GpuUuid) -> Where:
         """Where a GPU is at this moment. NvmlError when it does not say."""

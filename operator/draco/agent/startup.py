@@ -17,7 +17,7 @@ from draco.agent.cdi import CdiFolder
 from draco.agent.checkpoint import Checkpoint, OwnedInstance, PreparedClaim
 from draco.agent.claim_instances import ClaimInstances
 from draco.agent.files import Files
-from draco.agent.gpus import Where
+from draco.agent.gpus import KnownGpu, Where
 from draco.agent.hardware import View
 from draco.agent.known_gpus import KnownGpus
 from draco.kube.client import Client
@@ -116,12 +116,12 @@ class Startup:
         One that has none is of an earlier version, new, or lost: then what was published tells them, before it is overwritten.
         """
         await self._loaded.wait()
-        names: list[tuple[GpuUuid, str]] = []
+        before: list[KnownGpu] = []
         if not self._record.known:
             published = await self._persistently("recovery.api", self._own_slices)
             self._reported = await self._persistently("recovery.api", self._own_report)
-            names = [*known_gpus.published(published), *known_gpus.reported(self._reported)]
-        self._known.tell(names)
+            before = [*known_gpus.published(published), *known_gpus.reported(self._reported)]
+        self._known.tell(before)
         self.record_read.set()
         await self._show_again()
         self._named.set()

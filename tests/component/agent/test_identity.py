@@ -13,6 +13,7 @@ from draco.resources.names import FIELD_MANAGER_OPERATOR, FORGET_GPU
 from draco.simulator import by_hand, faults, hotplug, state
 from draco.simulator.gpu_state import GpuState
 from tests.agents import SimulatedNode, eventually
+from tests.doubles.faultproxy import FaultProxy, answer
 
 
 def hardware(node: SimulatedNode) -> list[GpuState]:
@@ -176,3 +177,28 @@ async def test_a_board_in_the_place_of_another_gets_a_name_of_its_own(node: Simu
         assert (await node.unprepare(claim))[claim.metadata.uid].error == ""
         await eventually(lambda: node.published(2))
         assert await uuids(node) == {"gpu-1": before["gpu-1"], "gpu-2": new}
+
+
+async def test_while_the_api_server_cannot_say_the_names_claims_are_given_up_and_none_is_prepared(
+    node: SimulatedNode, proxy: FaultProxy
+) -> None:
+    claim = await node.claim("gpu-0")
+    async with node.running():
+        await node.published(2)
+        assert (await node.prepare(claim))[claim.metadata.uid].error == ""
+    found = checkpoint.load(node.checkpoint, LocalFiles())
+    record = Checkpoint(node.checkpoint, LocalFiles(), boot_id="")
+    record.restore(found)
+    record.remember([])
+    proxy.fault(lambda request: "resourceslices" in request.path, answer(503), times=10_000)
+    async with node.running_through(proxy):
+        other = await node.claim("gpu-1")
+        assert "not known yet" in (await node.prepare(other))[other.metadata.uid].error
+        assert (await node.unprepare(claim))[claim.metadata.uid].error == ""
+        assert node.specs() == []
+        proxy.heal()
+
+        async def prepared() -> bool:
+            return not (await node.prepare(other))[other.metadata.uid].error
+
+        await eventually(prepared)

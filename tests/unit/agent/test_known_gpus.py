@@ -123,23 +123,35 @@ def a_slice(generation: int, *devices: Device) -> ResourceSlice:
 def test_names_are_found_again_in_claims_on_record_in_slices_and_in_the_gpunode() -> None:
     part = PreparedDevice(request="r", pool="node-0", device="gpu-4-mig-1g10gb-19-0", gpu=A.uuid, minor=4)
     claim = PreparedClaim(uid=ClaimUid("1"), namespace="n", name="c", state=ClaimState.PREPARED, devices=[part])
-    assert given([claim]) == [(A.uuid, "gpu-4")]
+    assert given([claim]) == [KnownGpu(uuid=A.uuid, device="gpu-4")]
     whole = device(Located(at(B, 3)), DRIVER)
     partition = Device(name="gpu-6-mig-1g10gb-19-0", attributes={"parentUUID": DeviceAttribute(string=C.uuid)})
     old = a_slice(1, device(Located(at(A, 0)), DRIVER))
-    assert published([old, a_slice(2, whole, partition)]) == [
+    assert [(one.uuid, one.device) for one in published([old, a_slice(2, whole, partition)])] == [
         (B.uuid, "gpu-3"),
         (C.uuid, "gpu-6"),
         (A.uuid, "gpu-0"),
     ]
     node = GpuNode(status=GpuNodeStatus(gpus=[GpuStatus(device="gpu-5", uuid=C.uuid)]))
-    assert reported(node) == [(C.uuid, "gpu-5")]
+    assert reported(node) == [KnownGpu(uuid=C.uuid, device="gpu-5")]
     assert reported(None) == []
 
 
 def test_who_tells_a_name_first_is_right_and_no_name_is_told_twice() -> None:
-    told = bound({}, [(A.uuid, "gpu-1"), (A.uuid, "gpu-2"), (B.uuid, "gpu-1"), (B.uuid, "gpu-0")])
-    assert names(told) == ["gpu-1", "gpu-0"]
+    said = [(A, "gpu-1"), (A, "gpu-2"), (B, "gpu-1"), (B, "gpu-0")]
+    assert names(bound({}, [KnownGpu(uuid=gpu.uuid, device=name) for gpu, name in said])) == ["gpu-1", "gpu-0"]
+
+
+def test_what_was_published_of_a_gpu_that_is_gone_is_enough_to_publish_it_again() -> None:
+    before = Located(msgspec.structs.replace(A, device="gpu-4", addressing_mode="ATS"), "pci0000:00", 1)
+    known = bound({}, [*reported(None), *published([a_slice(1, device(before, DRIVER))])])
+    [gone] = shown(known, [])
+    assert gone.gpu.absent
+    assert device(gone, DRIVER) == device(before, DRIVER)
+    bare = Device(name="gpu-4", attributes={"uuid": DeviceAttribute(string=A.uuid)})
+    assert published([a_slice(1, bare)]) == [KnownGpu(uuid=A.uuid, device="gpu-4")]
+    later = bound({A.uuid: KnownGpu(uuid=A.uuid, device="gpu-4")}, published([a_slice(1, device(before, DRIVER))]))
+    assert later[A.uuid].last is not None
 
 
 # On record
@@ -188,7 +200,7 @@ async def test_without_names_there_are_no_gpus(tmp_path: Path) -> None:
 async def test_nothing_is_written_over_a_record_that_is_being_rebuilt(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.json"
     known = KnownGpus(a_record(path), in_thread=at_once)
-    known.tell([(A.uuid, "gpu-3")])
+    known.tell([KnownGpu(uuid=A.uuid, device="gpu-3")])
     assert [one.gpu.device for one in (await known.view(a_view(A))).gpus] == ["gpu-3"]
     assert not path.exists()
     known.record()

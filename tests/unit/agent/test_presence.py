@@ -266,6 +266,22 @@ def test_a_reboot_without_a_dead_gpu_gives_nobody_its_number(node: MigNode, tmp_
     assert list(after.specs()) == [uid(OTHER)]
 
 
+def test_parts_of_a_gpu_that_left_the_node_are_given_up_at_once_and_gone_when_it_is_back(
+    divided: MigNode, tmp_path: Path
+) -> None:
+    divided.prepare(PART)
+    gone = divided.uuid
+    hotplug.remove(divided.path, 0)
+    faults.reboot(divided.path)
+    after = MigNode(tmp_path, boot="next boot")
+    after.unprepare(PART)
+    assert after.record.claims == {}
+    hotplug.reseat(divided.path, gone)
+    faults.reboot(divided.path)
+    back = MigNode(tmp_path, boot="the boot after that")
+    assert back.record.instances == {}
+
+
 def test_what_points_elsewhere_goes_before_anything_else_is_done(divided: MigNode, tmp_path: Path) -> None:
     divided.prepare(PART)
     divided.prepare(a_claim("whole", on=["node-0/gpu-1"]))
