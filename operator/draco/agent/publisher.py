@@ -28,6 +28,8 @@ log = structlog.get_logger()
 NODE_MISSING_S = 5.0
 RECHECK_S = 300.0
 """How often to look without a reason: a Node made anew under its old name does not touch the slices at once."""
+GONE_S = 0.2
+"""A slice was deleted while we looked, as a kubelet does when it starts: the watch will say which."""
 UNSEEN_S = 5.0
 """How long a write of ours may take to come back through the watch before it is no longer waited for."""
 
@@ -127,7 +129,10 @@ class SlicePublisher:
             same=self._same,
         )
         if not plan.empty:
-            await self._write(plan)
+            try:
+                await self._write(plan)
+            except NotFound:
+                return GONE_S
             log.info("slices.published", plan=str(plan), devices=len(devices))
         self._generation = plan.generation
         self._tell(Published(plan.generation, len(devices)), "")

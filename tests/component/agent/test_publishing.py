@@ -216,6 +216,38 @@ async def test_a_write_whose_answer_comes_after_the_watch_holds_up_nothing(node:
     await asyncio.gather(running, return_exceptions=True)
 
 
+class TooLateClient(Client):
+    """Somebody deletes a slice right before it is replaced, once."""
+
+    deleted = False
+
+    async def replace(self, kind: Kind[Any], key: ObjectKey, obj: Any, **options: Any) -> Any:
+        if not self.deleted:
+            self.deleted = True
+            await self.delete(kind, key)
+        return await super().replace(kind, key, obj, **options)
+
+
+async def test_a_slice_that_is_deleted_while_it_is_replaced_is_made_again_without_a_fuss(node: SimulatedNode) -> None:
+    publisher = SlicePublisher(
+        TooLateClient(node.client.connection),
+        node=node.name,
+        driver="gpu.nvidia.com",
+        clock=SystemClock(),
+        random=Random(0),
+    )
+    publisher.want([a_device("gpu-0")])
+    with capture_logs() as logs:
+        running = asyncio.create_task(publisher.run())
+        await eventually(lambda: publisher.published)
+        publisher.want([a_device("gpu-0"), a_device("gpu-1")])
+        await eventually(lambda: publisher.published and publisher.published.devices == 2)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert await devices_of(node) == [["gpu-0", "gpu-1"]]
+    assert [one["event"] for one in logs if one["log_level"] == "error"] == []
+
+
 async def test_a_cluster_without_dra_is_one_sentence(node: SimulatedNode, proxy: FaultProxy) -> None:
     proxy.fault(lambda request: "resource.k8s.io" in request.path, answer(404, "NotFound"), times=1000)
     async with Client(Connection(proxy.url)) as through:
