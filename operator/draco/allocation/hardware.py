@@ -78,8 +78,12 @@ class PoolHardware:
         return self._overlapping[device]
 
     def parts(self, device: str) -> frozenset[str]:
-        """Those of them that have nothing which this one has not: the partitions of a whole GPU."""
-        return frozenset(other for other in self.overlapping(device) if self._contains(device, other))
+        """Those of them that have some of what this one has and nothing else: the partitions of a whole GPU."""
+        return frozenset(
+            other
+            for other in self.overlapping(device)
+            if self._contains(device, other) and (self._is_whole_of(device, other) or not self._contains(other, device))
+        )
 
     def overlap(self, one: str, other: str) -> bool:
         """Whether two different devices are surely the same hardware, in part at least."""

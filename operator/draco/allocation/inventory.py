@@ -66,6 +66,11 @@ class Inventory:
         """All taint rules, by name."""
         return [rule for _, rule in sorted(self._rules.items())]
 
+    def rules_for(self, key: PoolKey) -> Iterable[DeviceTaintRule]:
+        """The taint rules that may concern a pool, by name."""
+        listed = self._wide_rules | self._rules_of.get(key, {})
+        return [rule for _, rule in sorted(listed.items())]
+
     @property
     def pools(self) -> Iterable[Pool]:
         """All pools, in no particular order."""

@@ -42,7 +42,7 @@ class TaintOption(click.ParamType[DeviceTaintRule]):
             self.fail(f"'{taint_value}' is no value of a taint: letters, digits, '-', '_' and '.' only.", param, ctx)
         selector = self._selector(devices, param, ctx) if at else DeviceTaintSelector()
         return DeviceTaintRule(
-            metadata=ObjectMeta(name=f"with-taint {value}"),
+            metadata=ObjectMeta(name=f"with-taint {value}", uid=f"with-taint {value}"),
             spec=DeviceTaintRuleSpec(
                 taint=DeviceTaint(key=key, value=taint_value, effect=effect), device_selector=selector
             ),

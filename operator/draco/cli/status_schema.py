@@ -59,7 +59,10 @@ class ClaimCounts(View, frozen=True, kw_only=True):
 
 
 class DeviceView(View, frozen=True, kw_only=True):
-    """One device. `taints` reads "key:effect" or "key=value:effect"; `claims` and `maintenance` name who holds it."""
+    """One device. `taints` reads "key:effect" or "key=value:effect"; `claims` and `maintenance` name who holds it.
+
+    `claims_on_parts` hold partitions of it.
+    """
 
     driver: str
     pool: str
@@ -68,6 +71,7 @@ class DeviceView(View, frozen=True, kw_only=True):
     product: str
     state: DeviceState
     claims: list[str] = []
+    claims_on_parts: list[str] = []
     taints: list[str] = []
     maintenance: str = ""
     health: str = ""
@@ -100,13 +104,18 @@ class ClaimView(View, frozen=True, kw_only=True):
 
 
 class RuleView(View, frozen=True, kw_only=True):
-    """One DeviceTaintRule and what it hits now."""
+    """One DeviceTaintRule and what it hits now, what is the same hardware included where Draco extends it.
+
+    `extends` names the rule that this one extends, `maintenance` the DeviceMaintenance that it belongs to.
+    """
 
     name: str
     taint: str
     selector: str
     devices: list[str] = []
     claims: list[str] = []
+    extends: str = ""
+    maintenance: str = ""
 
 
 class MaintenanceView(View, frozen=True, kw_only=True):

@@ -62,7 +62,7 @@ def show(status: Status, console: Console) -> None:
     _headline(status, console)
     _nodes(status.nodes, console, fold=len(status.nodes) > MOST_NODES)
     _devices(status.device_list, console, fold=len(status.device_list) > MOST_DEVICES)
-    _rest(status, console, most=MOST_CLAIMS)
+    _rest(status, console, most=MOST_CLAIMS, fold=True)
 
 
 def show_wide(status: Status, console: Console) -> None:
@@ -70,12 +70,12 @@ def show_wide(status: Status, console: Console) -> None:
     _headline(status, console)
     _nodes(status.nodes, console, fold=False)
     _devices(status.device_list, console, fold=False)
-    _rest(status, console, most=len(status.claim_list))
+    _rest(status, console, most=len(status.claim_list), fold=False)
 
 
-def _rest(status: Status, console: Console, *, most: int) -> None:
+def _rest(status: Status, console: Console, *, most: int, fold: bool) -> None:
     _claims(status, console, most=most)
-    _rules(status, console)
+    _rules(status, console, fold=fold)
     _maintenance(status, console)
     _policies(status, console)
     _notes(status, console)
@@ -181,6 +181,8 @@ def _detail(view: DeviceView) -> str:
         parts.append(" ".join(view.taints))
     if view.claims:
         parts.append(f"claim {', '.join(view.claims)}")
+    if view.claims_on_parts:
+        parts.append(f"in parts: claim {_some(view.claims_on_parts)}")
     return "; ".join(parts)
 
 
@@ -216,14 +218,22 @@ def _pods(view: ClaimView) -> str:
     return _some(view.consumers) if view.consumers else "-"
 
 
-def _rules(status: Status, console: Console) -> None:
+def _rules(status: Status, console: Console, *, fold: bool) -> None:
     if not status.taint_rules:
         return
     table = _table("RULE", "TAINT", "SELECTS", "DEVICES", "CLAIMS")
-    for rule in status.taint_rules:
+    # A GPU has dozens of partitions, and as many rules when it is tainted: what they do is told with the one that they serve.
+    shown = [rule for rule in status.taint_rules if not (fold and (rule.extends or rule.maintenance))]
+    for rule in shown:
         table.add_row(rule.name, rule.taint, rule.selector, _some(rule.devices), _some(rule.claims))
     _section("TAINT RULES", console)
-    console.print(table)
+    if shown:
+        console.print(table)
+    if folded := len(status.taint_rules) - len(shown):
+        rules = "1 rule" if folded == 1 else f"{folded} rules"
+        console.print(
+            f"{rules} of DeviceMaintenances and of Draco's extensions; list every one with -o wide.", style="dim"
+        )
 
 
 def _maintenance(status: Status, console: Console) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from draco.cli.status_counters import short_of_counters
+from draco.cli.status_parts import Hardware
 from draco.cli.status_schema import (
     ClaimCounts,
     ClaimState,
@@ -24,6 +25,8 @@ from draco.cli.status_schema import (
     RuleView,
     Status,
 )
+from draco.maintenance import maintenance_uid
+from draco.maintenance.extensions import extends
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node, Pod
 from draco.resources.draco import DeviceMaintenance, GpuNode, GpuStatus, MaintenancePhase, MigMode, MigPolicy
@@ -59,12 +62,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> Status:
     """The whole screen. `namespace` narrows the list of claims; what devices are in use for is always cluster-wide."""
     pools = dict(sorted(publications(snapshot.slices).items()))
-    devices = _devices(snapshot, pools)
+    hardware = Hardware(snapshot.slices)
+    devices = _devices(snapshot, pools, hardware)
     claims = [claim for claim in snapshot.claims if not namespace or claim.metadata.namespace == namespace]
     waiting = _waiting(snapshot.pods)
     claim_list = sorted(
         (_claim(claim, waiting) for claim in claims), key=lambda view: (view.namespace, natural(view.name))
     )
+    named = {rule.metadata.uid: rule.metadata.name for rule in snapshot.rules if not extends(rule)}
+    named |= {request.metadata.uid: request.metadata.name for request in snapshot.maintenances}
     return Status(
         server=server,
         namespace=namespace,
@@ -74,7 +80,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> S
         device_list=devices,
         claim_list=claim_list,
         taint_rules=[
-            _rule(rule, devices, snapshot.claims)
+            _rule(rule, devices, snapshot.claims, hardware, named)
             for rule in sorted(snapshot.rules, key=lambda rule: rule.metadata.name)
         ],
         maintenance=[_maintenance(item) for item in sorted(snapshot.maintenances, key=lambda item: item.metadata.name)],
@@ -118,7 +124,9 @@ def _product(attributes: Mapping[str, DeviceAttribute]) -> str:
     return ""
 
 
-def _devices(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> list[DeviceView]:
+def _devices(
+    snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]], hardware: Hardware
+) -> list[DeviceView]:
     holders: dict[DeviceKey, list[str]] = defaultdict(list)
     for claim in snapshot.claims:
         for held in claim.devices_held:
@@ -138,6 +146,7 @@ def _devices(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]])
     short = short_of_counters(
         ((pool, each.slices) for pool, published in pools.items() for each in published), holders.keys()
     )
+    used = hardware.used(holders)
     views = []
     for pool, published in pools.items():
         for item in {id(item): item for each in published for item in each.slices}.values():
@@ -152,7 +161,8 @@ def _devices(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]])
                         online=ready.get(node, False) if node else True,
                         rules=snapshot.rules,
                         claims=sorted(holders.get(key, [])),
-                        blocked=key in short,
+                        claims_on_parts=used.by_parts.get(key, []),
+                        blocked=key in short or key in used.overlapped,
                         maintenance=maintained.get(key, ""),
                         report=reports.get(key),
                     )
@@ -168,6 +178,7 @@ def _device(
     online: bool,
     rules: Sequence[DeviceTaintRule],
     claims: list[str],
+    claims_on_parts: list[str],
     blocked: bool,
     maintenance: str,
     report: GpuStatus | None,
@@ -181,7 +192,7 @@ def _device(
         state = DeviceState.OFFLINE
     elif any(taint.effect in BLOCKING_EFFECTS for taint in taints):
         state = DeviceState.TAINTED
-    elif claims:
+    elif claims or claims_on_parts:
         state = DeviceState.IN_USE
     else:
         state = DeviceState.BLOCKED if blocked else DeviceState.FREE
@@ -193,6 +204,7 @@ def _device(
         product=_product(device.attributes) or (report.product_name if report else ""),
         state=state,
         claims=claims,
+        claims_on_parts=claims_on_parts,
         taints=sorted({_taint(taint) for taint in taints}),
         maintenance=maintenance,
         health=report.health if report else "",
@@ -292,16 +304,26 @@ def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> Clai
     )
 
 
-def _rule(rule: DeviceTaintRule, devices: Iterable[DeviceView], claims: Iterable[ResourceClaim]) -> RuleView:
+def _rule(
+    rule: DeviceTaintRule,
+    devices: Iterable[DeviceView],
+    claims: Iterable[ResourceClaim],
+    hardware: Hardware,
+    named: Mapping[str, str],
+) -> RuleView:
     return RuleView(
         name=rule.metadata.name,
         taint=_taint(rule.spec.taint),
         selector=_selector(rule.spec.device_selector),
-        devices=[str(view.key) for view in devices if _hits(rule, view.key)],
+        devices=[str(view.key) for view in devices if hardware.hits(rule, view.key)],
         # From the claims themselves: a rule also hits a device whose slice is gone.
         claims=sorted(
-            str(claim.metadata.key) for claim in claims if any(_hits(rule, device) for device in _devices_of(claim))
+            str(claim.metadata.key)
+            for claim in claims
+            if any(hardware.hits(rule, device) for device in _devices_of(claim))
         ),
+        extends=named.get(extends(rule), ""),
+        maintenance=named.get(maintenance_uid(rule), ""),
     )
 
 

@@ -10,9 +10,11 @@ from typing import Final
 import msgspec
 
 from draco.allocation.fleet import Fleet
+from draco.allocation.hardware import PoolHardware
 from draco.cli.extended_resources import classes_asked
 from draco.cli.extended_resources import note as extended_note
 from draco.cli.live import LiveCluster
+from draco.maintenance.extensions import extended_device, plan_extensions
 from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node, Pod
@@ -179,9 +181,25 @@ def put_taints(world: World, rules: Sequence[DeviceTaintRule]) -> None:
             rule.spec.device_selector is not None and rule.spec.device_selector.matches(key)
             for key in device_keys(world.fleet)
         )
+        more = _extend(world, rule)
         taint = rule.spec.taint
         text = f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
-        world.notes.append(f"The taint {text} is put on {hit} {'device' if hit == 1 else 'devices'}.")
+        told = f"The taint {text} is put on {hit} {'device' if hit == 1 else 'devices'}"
+        extended = f", and on {more} more that {'is' if more == 1 else 'are'} the same hardware" if more else ""
+        world.notes.append(f"{told}{extended}.")
+
+
+def _extend(world: World, rule: DeviceTaintRule) -> int:
+    """Taint what is the same hardware as well, as Draco's operator would. Returns how many devices that are."""
+    named = extended_device(rule)
+    pool = world.fleet.inventory.pool(PoolKey(named.driver, named.pool)) if named else None
+    if named is None or pool is None:
+        return 0
+    slices = [ResourceSlice(metadata=ObjectMeta(name=entry.name), spec=entry.spec) for entry in pool.entries]
+    plan = plan_extensions(rule, (), PoolHardware(slices), api_version="")
+    for extension in plan.apply:
+        world.fleet.put_rule(extension)
+    return len(plan.apply)
 
 
 def device_keys(fleet: Fleet) -> Iterator[DeviceKey]:

@@ -15,9 +15,10 @@ from draco.explanation.expressions import path_text
 from draco.explanation.model import Holder, SeenValue, SelectorRef, Shortage, TaintSeen
 from draco.explanation.verdicts import Ask, Judge, counter_names
 from draco.resources.claims import ResourceClaim
-from draco.resources.names import PoolKey
+from draco.resources.names import LABEL_EXTENDS, PoolKey
 from draco.resources.quantity import Quantity
 from draco.resources.slices import Device
+from draco.resources.taints import DeviceTaintRule
 
 MAX_LISTED: Final = 5
 _BILLION: Final = 10**9
@@ -107,8 +108,8 @@ def taint_seen(fleet: Fleet, candidate: Candidate, taint: tuple[str, str, str]) 
     if not any((each.key, each.value, each.effect) == taint for each in candidate.device.taints):
         rule = next(
             (
-                each.metadata.name
-                for each in fleet.inventory.rules
+                _name_of(each)
+                for each in fleet.inventory.rules_for(PoolKey(candidate.key.driver, candidate.key.pool))
                 if (each.spec.taint.key, each.spec.taint.value, each.spec.taint.effect) == taint
                 and each.spec.device_selector is not None
                 and each.spec.device_selector.matches(candidate.key)
@@ -116,6 +117,12 @@ def taint_seen(fleet: Fleet, candidate: Candidate, taint: tuple[str, str, str]) 
             "",
         )
     return TaintSeen(taint=taint_text(*taint), rule=rule)
+
+
+def _name_of(rule: DeviceTaintRule) -> str:
+    """The rule that a person knows: that one which this one extends to more of the same hardware, if it does."""
+    extended = LABEL_EXTENDS in rule.metadata.labels
+    return next((owner.name for owner in rule.metadata.owner_references if extended), rule.metadata.name)
 
 
 def counter_shortage(fleet: Fleet, judge: Judge, view: PoolView, candidate: Candidate) -> Shortage | None:

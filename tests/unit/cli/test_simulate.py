@@ -384,3 +384,15 @@ def test_fields_of_a_claim_that_do_not_exist_are_told(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "there is no field cout of spec.devices.requests[0].exactly: the nearest is count." in result.stderr
     assert not simulate(tmp_path, [*CLUSTER, a_claim("one"), a_claim("held", 1, "node-0/gpu-0")]).stderr
+
+
+def test_a_taint_on_a_gpu_is_put_on_its_partitions_as_draco_would(tmp_path: Path) -> None:
+    partitions = [f"gpu-0-mig-1g10gb-19-{start}" for start in range(7)]
+    objects = [a_class(), a_slice("node-0", "gpu-0", *partitions), a_claim("one")]
+    told = document(tmp_path, objects, "--with-taint", f"suspect:NoSchedule@{DRIVER}/node-0/gpu-0")
+    assert placed(told) == [("default/one", None)]
+    assert "The taint suspect:NoSchedule is put on 1 device, and on 7 more that are the same hardware." in told["notes"]
+    assert "with-taint suspect:NoSchedule" in str(told["claims"][0]["explanation"])
+    assert "draco-extension-" not in str(told)
+    of_a_part = document(tmp_path, objects, "--with-taint", f"suspect:NoSchedule@{DRIVER}/node-0/{partitions[0]}")
+    assert placed(of_a_part) == [("default/one", [f"node-0/{partitions[1]}"])]

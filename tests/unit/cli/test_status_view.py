@@ -1,10 +1,17 @@
+from collections.abc import Callable
+
 import msgspec
 import pytest
+from rich.console import Console
 
-from draco.cli.status_schema import ClaimState, DeviceCounts, DeviceState, MissingView
+from draco.allocation.hardware import PoolHardware
+from draco.cli import status_screen
+from draco.cli.status_schema import ClaimState, DeviceCounts, DeviceState, MissingView, Status
 from draco.cli.status_view import Snapshot, claim_state, status_of
+from draco.maintenance.extensions import plan_extensions
 from draco.resources.core import PodResourceClaimStatus, PodStatus
 from draco.resources.draco import MaintenancePhase, MigPolicyStatus
+from draco.resources.names import NVIDIA_DRIVER
 from draco.resources.slices import Counter, CounterSet, Device, DeviceCounterConsumption, ResourceSlice
 from draco.resources.taints import DeviceTaint
 from tests.builders import (
@@ -50,15 +57,22 @@ def a_divided_gpu() -> list[ResourceSlice]:
 
 
 @pytest.mark.parametrize(
-    ("held", "free", "blocked"),
-    [("left", ["right"], ["gpu-0"]), ("gpu-0", [], ["left", "right"]), ("", ["gpu-0", "left", "right"], [])],
+    ("held", "free", "blocked", "in_use"),
+    [
+        ("left", ["right"], [], ["gpu-0", "left"]),
+        ("gpu-0", [], ["left", "right"], ["gpu-0"]),
+        ("", ["gpu-0", "left", "right"], [], []),
+    ],
 )
-def test_what_draws_from_counters_that_others_use_up_is_blocked(held: str, free: list[str], blocked: list[str]) -> None:
+def test_a_whole_is_in_use_with_any_part_and_what_others_use_up_is_blocked(
+    held: str, free: list[str], blocked: list[str], in_use: list[str]
+) -> None:
     claims = [a_claim(on=[f"node-0/{held}"])] if held else []
     status = status_of(Snapshot(nodes=[a_node()], slices=a_divided_gpu(), claims=claims))
     states = {state: [view.device for view in status.device_list if view.state is state] for state in DeviceState}
     assert (states[DeviceState.FREE], states[DeviceState.BLOCKED]) == (free, blocked)
-    assert (status.devices.blocked, status.devices.in_use) == (len(blocked), len(claims))
+    assert states[DeviceState.IN_USE] == in_use
+    assert (status.devices.blocked, status.devices.in_use) == (len(blocked), len(in_use))
 
 
 def test_looking_at_a_partition_as_an_administrator_blocks_nobody() -> None:
@@ -320,6 +334,7 @@ def test_the_json_document_names_its_schema_and_leaves_no_field_out() -> None:
             "product": "NVIDIA H100 80GB HBM3",
             "state": "free",
             "claims": [],
+            "claimsOnParts": [],
             "taints": [],
             "maintenance": "",
             "health": "",
@@ -350,3 +365,47 @@ def test_a_policy_says_what_the_operator_does_or_that_it_says_nothing_yet(
         Snapshot(mig_policies=[msgspec.structs.replace(policy, metadata=meta, status=status)])
     ).mig_policies
     assert view.message == said
+
+
+PARTS = [f"gpu-0-mig-1g10gb-19-{start}" for start in range(7)]
+
+
+def test_a_gpu_is_in_use_by_the_claims_on_its_partitions_even_on_one_published_no_more() -> None:
+    claims = [a_claim(f"tenant-{n}", on=[f"node-0/{PARTS[n]}"]) for n in range(3)]
+    status = status_of(
+        Snapshot(nodes=[a_node()], slices=[a_slice(devices=["gpu-0", "gpu-1", *PARTS[:2]])], claims=claims)
+    )
+    views = {view.device: view for view in status.device_list}
+    assert (views["gpu-0"].state, views["gpu-0"].claims) == (DeviceState.IN_USE, [])
+    assert views["gpu-0"].claims_on_parts == ["default/tenant-0", "default/tenant-1", "default/tenant-2"]
+    assert views["gpu-1"].state is DeviceState.FREE
+
+
+def test_a_partition_of_a_gpu_that_is_held_whole_is_blocked_without_any_counter() -> None:
+    status = status_of(
+        Snapshot(nodes=[a_node()], slices=[a_slice(devices=["gpu-0", *PARTS])], claims=[a_claim(on=["node-0/gpu-0"])])
+    )
+    assert {view.state for view in status.device_list if view.device != "gpu-0"} == {DeviceState.BLOCKED}
+
+
+def test_a_rule_on_a_gpu_hits_its_partitions_and_their_claims_and_says_which_rules_are_its_own() -> None:
+    rule = a_rule("broken", driver=NVIDIA_DRIVER, pool="node-0", device="gpu-0")
+    slices = [a_slice(devices=["gpu-0", "gpu-1", *PARTS])]
+    made = plan_extensions(rule, (), PoolHardware(slices), api_version="v1").apply
+    claims = [a_claim("tenant", on=[f"node-0/{PARTS[3]}"])]
+    status = status_of(Snapshot(nodes=[a_node()], slices=slices, claims=claims, rules=[rule, *made]))
+    views = {view.name: view for view in status.taint_rules}
+    assert len(views["broken"].devices) == 8
+    assert (views["broken"].claims, views["broken"].extends) == (["default/tenant"], "")
+    assert {view.extends for view in views.values()} == {"", "broken"}
+    text, wide = (shown(status, show) for show in (status_screen.show, status_screen.show_wide))
+    assert "7 rules of DeviceMaintenances and of Draco's extensions" in text
+    assert "draco-extension-" not in text
+    assert wide.count("draco-extension-") == 7
+
+
+def shown(status: Status, show: Callable[[Status, Console], None]) -> str:
+    console = Console(width=10_000)
+    with console.capture() as capture:
+        show(status, console)
+    return capture.get()
