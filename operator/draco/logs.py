@@ -6,10 +6,12 @@ everything else gets JSON.
 
 import logging
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
+
+from draco.resources.texts import shown
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -24,7 +26,7 @@ def configure_log(level: str, *, stream: TextIO | None = None) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if stream.isatty():
-        last: list[Processor] = [structlog.dev.ConsoleRenderer()]
+        last: list[Processor] = [_printable, structlog.dev.ConsoleRenderer()]
     else:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
     structlog.configure(
@@ -42,3 +44,14 @@ def configure_log(level: str, *, stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.WARNING))  # libraries speak only when something is wrong
+
+
+def _printable(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Keep what others wrote from steering a terminal; JSON escapes it anyway."""
+    return {name: shown(value) if isinstance(value, str) else _fit(value) for name, value in event.items()}
+
+
+def _fit(value: object) -> object:
+    """A value that is written with its str() or repr(), as that."""
+    plain = isinstance(value, int | float | bool | tuple | BaseException | None)
+    return value if plain else shown(str(value))

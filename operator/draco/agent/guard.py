@@ -24,6 +24,7 @@ from draco.agent.errors import AnotherPlugin
 from draco.agent.unix_sockets import DIAL_TIMEOUT_S, Identity, identity, listener
 from draco.agent.wire import REGISTRATION, unary
 from draco.kube.clock import Clock
+from draco.resources.texts import shown
 
 SERVING_SINCE = "draco-serving-since"
 """Metadata of an agent's answer: when it began to serve, in seconds of the clock that all processes of the node share."""
@@ -144,7 +145,7 @@ async def _ask(path: Path, one: Identity, driver: str) -> tuple[bool, Peer | Non
     for key, value in metadata or ():
         with suppress(ValueError):
             since_s = float(value) if key == SERVING_SINCE else since_s
-    endpoint = _printable(info.endpoint) or str(path)
+    endpoint = shown(info.endpoint) or str(path)
     return True, Peer(socket=path, endpoint=endpoint, identity=one, pid=pid, command=_command(pid), since_s=since_s)
 
 
@@ -153,12 +154,7 @@ def _command(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return ""
-    return _printable(b" ".join(words).decode(errors="replace").strip()[:200])
-
-
-def _printable(text: str) -> str:
-    """What others say of themselves is shown to people."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return shown(b" ".join(words).decode(errors="replace").strip()[:200])
 
 
 class ProcessLock:

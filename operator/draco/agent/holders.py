@@ -15,6 +15,7 @@ import msgspec
 from draco.agent.capabilities import Capabilities, CapabilityUnknown
 from draco.agent.gpus import Gpu
 from draco.agent.instances import Instance
+from draco.resources.texts import shown
 
 MOST = 3
 """So many holders are named; the rest is counted."""
@@ -90,7 +91,7 @@ class Holders:
         hostname = re.search(r"(?:^|\0)HOSTNAME=([a-z0-9.-]+)", _text(folder / "environ")) if pod else None
         return Holder(
             pid=pid,
-            command=_text(folder / "comm").strip(),
+            command=shown(_text(folder / "comm").strip()),
             container=container,
             pod=pod[1].replace("_", "-") if pod else "",
             hostname=hostname[1] if hostname else "",

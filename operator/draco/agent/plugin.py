@@ -32,6 +32,7 @@ from draco.agent.guard import SERVING_SINCE, Peer, Rivals
 from draco.agent.unix_sockets import Identity, SocketTaken, hidden_beside, identity, show, withdraw
 from draco.agent.wire import REGISTRATION, SUPPORTED_VERSIONS, handlers
 from draco.kube.clock import Clock
+from draco.resources.texts import shown
 
 log = structlog.get_logger()
 
@@ -207,7 +208,7 @@ class Plugin:
             log.info("plugin.registered", driver=self._driver)
         else:
             log.error("plugin.refused", driver=self._driver, error=request.error)
-        self.registration = Registration(accepted=request.plugin_registered, error=request.error)
+        self.registration = Registration(accepted=request.plugin_registered, error=shown(request.error))
         self._on_registration(self.registration)
         return registration_pb2.RegistrationStatusResponse()
 

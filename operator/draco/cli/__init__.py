@@ -22,6 +22,7 @@ from click.shell_completion import CompletionItem
 
 from draco import __version__
 from draco.resources.errors import DracoError
+from draco.resources.texts import shown_lines
 
 COMMANDS: Final = MappingProxyType(
     {
@@ -194,7 +195,7 @@ def _status_of(ending: SystemExit) -> int:
 
 
 def _say(line: str) -> None:
-    click.echo(line, err=True)
+    click.echo(shown_lines(line), err=True)
 
 
 def _discard_stdout() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import click
 import msgspec
 
+from draco.resources.texts import shown_document
+
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Base of what `-o json` writes: camelCase, every field always present."""
@@ -20,4 +22,4 @@ def written(document: Any) -> str:
 
 def print_document(document: Any) -> None:
     """Print it to standard output."""
-    click.echo(written(document))
+    click.echo(shown_document(written(document)))

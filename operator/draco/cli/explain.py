@@ -12,6 +12,7 @@ import yaml
 
 from draco.cli.documents import print_document
 from draco.cli.explain_subjects import Subject, pending, subject_of
+from draco.cli.showing import echo
 from draco.cli.sources import Sources, read_world, with_sources
 from draco.cli.world import World
 from draco.explanation.devices import device_verdicts
@@ -103,13 +104,13 @@ def _print(explained: Sequence[tuple[Subject, Explanation]], notes: Sequence[str
         _print_document(explained[0][1] if len(explained) == 1 else _document(explained), output)
         return
     for note in notes:
-        click.echo(note, err=True)
+        echo(note, err=True)
     for number, (subject, told) in enumerate(explained):
         if number:
-            click.echo()
-        click.echo(f"{subject}:")
+            echo()
+        echo(f"{subject}:")
         for line in report(told):
-            click.echo(line.rstrip())
+            echo(line.rstrip())
 
 
 def _print_list(explained: Iterator[tuple[Subject, Explanation]], made: World, output: str, kind: str) -> None:
@@ -117,13 +118,13 @@ def _print_list(explained: Iterator[tuple[Subject, Explanation]], made: World, o
         _print_document(_document(list(explained)), output)
         return
     for note in made.notes[1:]:
-        click.echo(note, err=True)
+        echo(note, err=True)
     waits = False
     for subject, told in explained:
         waits = True
-        click.echo(f"{subject}: {told.reason}: {told.summary}")
+        echo(f"{subject}: {told.reason}: {told.summary}")
     if not waits:
-        click.echo(f"{f'No {kind}' if kind else 'Nothing'} waits for devices in {made.server or 'the files'}.")
+        echo(f"{f'No {kind}' if kind else 'Nothing'} waits for devices in {made.server or 'the files'}.")
 
 
 def _document(explained: Sequence[tuple[Subject, Explanation]]) -> dict[str, object]:
@@ -135,4 +136,4 @@ def _print_document(document: object, output: str) -> None:
         print_document(document)
     else:
         plain = msgspec.to_builtins(document)
-        click.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=130), nl=False)
+        echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=130), nl=False)

@@ -16,6 +16,7 @@ from draco.cli.documents import print_document
 from draco.cli.layout_plan import plan as plan_of
 from draco.cli.layout_sources import LayoutSources, observe, with_layout_sources
 from draco.cli.layout_view import layout_of
+from draco.cli.showing import echo, visible
 
 _UNBROKEN = 10_000
 """Lines are broken where they are made, never by the console."""
@@ -55,10 +56,10 @@ def show(*, nodes: Sequence[str], sources: LayoutSources, output: str) -> None:
     elif output == "svg":
         click.echo(layout_svg.picture(view), nl=False)
         for note in view.notes:
-            click.echo(note, err=True)
+            echo(note, err=True)
     else:
         most = max(layout_screen.MOST_NODES, len(nodes))  # those that are asked for by name are to be seen
-        _print(lambda console, width: layout_screen.show(view, console, width, most))
+        _print(lambda console, width: layout_screen.show(visible(view), console, width, most))
 
 
 @command.command()
@@ -102,7 +103,7 @@ def plan(*, sources: LayoutSources, deleted: Sequence[str], output: str) -> int:
     if output == "json":
         print_document(view)
     else:
-        _print(lambda console, width: layout_plan_screen.show(view, console, width))
+        _print(lambda console, width: layout_plan_screen.show(visible(view), console, width))
     return 0 if view.applicable else 1
 
 

@@ -18,6 +18,7 @@ from draco.cli import lint_text
 from draco.cli.documents import written
 from draco.cli.lint_edits import Outcome, applied
 from draco.cli.lint_text import Document, TextError
+from draco.cli.showing import echo
 from draco.linting import Drop, Edit, Finding, Manifest, Move, Path, Put, Severity, lint
 
 RELEASES: Final = ("1.34", "1.35", "1.36", "1.37")
@@ -242,7 +243,7 @@ def command(
             click.echo("---\n".join(checked.after[file].removeprefix("---\n") for file in texts), nl=False)
         case _ if not (fix and STANDARD_INPUT in changed):
             for line in _text(checked, changed, is_written=fix):
-                click.echo(line)
+                echo(line)
     if any(told.severity == "error" and not (fix and told.corrected) for told in checked.findings):
         raise click.exceptions.Exit(1)
 

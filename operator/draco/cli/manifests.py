@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from draco import linting
+from draco.cli.showing import echo
 from draco.cli.yaml_documents import documents
 from draco.linting.fields import check_fields
 from draco.resources.core import Pod
@@ -64,10 +65,10 @@ def decode_all(manifests: Iterable[tuple[Manifest, str]], namespace: str) -> lis
         try:
             item = decode(manifest, source=source, namespace=namespace)
         except UnknownKindError as error:
-            click.echo(f"Left out: {error}", err=True)
+            echo(f"Left out: {error}", err=True)
             continue
         for finding in _unknown_fields(manifest):
-            click.echo(f"Ignored: {source}: {finding}.", err=True)
+            echo(f"Ignored: {source}: {finding}.", err=True)
         if refused := refusal(item):
             kind = type(item).__name__
             raise ManifestError(f"{source}: {kind} {item.metadata.key}: {refused}.")

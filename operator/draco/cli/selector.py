@@ -22,6 +22,7 @@ from draco.cli.documents import print_document
 from draco.cli.manifests import files_option, read_documents
 from draco.cli.options import with_cluster
 from draco.cli.selector_cases import Findings
+from draco.cli.showing import echo
 from draco.kube.client import Client
 from draco.kube.clock import SystemClock
 from draco.kube.errors import NotFound
@@ -83,10 +84,10 @@ def check(expression: str | None, file: Path | None, cases: Path | None, output:
         shown = {**msgspec.to_builtins(found), "acceptedBy": accepted}
         print_document(shown)
     elif found.compile_error:
-        click.echo(f"{found.compile_error}{_hint(text)}", err=True)
+        echo(f"{found.compile_error}{_hint(text)}", err=True)
     else:
         for line in _shown(text, found, refusals):
-            click.echo(line)
+            echo(line)
     if found.compile_error or all(refusals.values()):
         raise click.exceptions.Exit(1)
 
@@ -216,25 +217,25 @@ def evaluate(
     text = _argument(expression)
     selector = selector_cases.compiled(text)
     if isinstance(selector, str):
-        click.echo(f"{selector}{_hint(text)}", err=True)
+        echo(f"{selector}{_hint(text)}", err=True)
         raise click.exceptions.Exit(1)
     slices = _slices_of(filenames) if filenames else asyncio.run(_slices_there_are(kubeconfig, context))
     found = list(selector_devices.outcomes(selector, slices))
     match output:
         case "json":
-            click.echo(
+            echo(
                 msgspec.json.format(
                     msgspec.json.encode({"devices": list(map(selector_devices.record, found))}), indent=2
                 ).decode()
             )
         case "wide":
             for line in selector_devices.wide_lines(found):
-                click.echo(line)
+                echo(line)
         case _:
             groups = selector_devices.folded(found)
-            click.echo(selector_devices.summary(groups))
+            echo(selector_devices.summary(groups))
             for line in selector_devices.group_lines(groups):
-                click.echo(line)
+                echo(line)
     if any(outcome.error for outcome in found):
         raise click.exceptions.Exit(1)
 
@@ -268,5 +269,5 @@ async def _slices_there_are(kubeconfig: Path | None, context: str | None) -> lis
                 "1.34 or newer with the API group enabled, or give ResourceSlices with -f."
             ) from None
     for one in page.undecodable:
-        click.echo(f"{SLICES.kind} {one.key} is left out, because it cannot be read: {one.error}.", err=True)
+        echo(f"{SLICES.kind} {one.key} is left out, because it cannot be read: {one.error}.", err=True)
     return page.items

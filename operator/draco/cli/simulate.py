@@ -13,6 +13,7 @@ import yaml
 
 from draco.cli import simulate_mig, simulate_report, simulate_scenarios, simulate_trials, world
 from draco.cli.documents import print_document
+from draco.cli.showing import echo
 from draco.cli.simulate_taints import FORM, TaintOption
 from draco.cli.sources import Sources, read_world, with_sources
 from draco.cli.world import World, WorldError
@@ -150,7 +151,7 @@ def _print(run: simulate_trials.Run, notes: Sequence[str], output: str) -> None:
             print_document(document)
         case "yaml":
             document = simulate_report.document(run, notes)
-            click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=130), nl=False)
+            echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=130), nl=False)
         case _:
             for line in simulate_report.lines(run, notes):
-                click.echo(line)
+                echo(line)

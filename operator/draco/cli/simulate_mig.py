@@ -16,6 +16,7 @@ import click
 from draco.cli.documents import print_document
 from draco.cli.mig_traces import Arrive, Depart, TraceError, events, lines_of
 from draco.cli.options import with_cluster
+from draco.cli.showing import echo
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.kubeconfig import connect
@@ -141,7 +142,7 @@ def command(
         print_document(document)
     else:
         for line in _lines(document):
-            click.echo(line)
+            echo(line)
 
 
 def _chance(seed: int) -> Callable[[int], int]:

@@ -13,6 +13,7 @@ from draco.cli import status_screen
 from draco.cli.documents import print_document
 from draco.cli.options import with_cluster
 from draco.cli.reading import Reader, without_dra
+from draco.cli.showing import visible
 from draco.cli.status_schema import MissingView, Status
 from draco.cli.status_view import Snapshot, status_of
 from draco.kube.client import Client
@@ -46,7 +47,7 @@ def command(kubeconfig: Path | None, context: str | None, namespace: str, output
         return
     console = Console(highlight=False, soft_wrap=False, width=WIDTH)
     with console.capture() as screen:
-        (status_screen.show_wide if output == "wide" else status_screen.show)(status, console)
+        (status_screen.show_wide if output == "wide" else status_screen.show)(visible(status), console)
     for line in screen.get().splitlines():
         click.echo(status_screen.trimmed(line))
 

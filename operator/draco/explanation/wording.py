@@ -21,6 +21,7 @@ from draco.explanation.model import (
     SeenValue,
     SelectorRef,
 )
+from draco.resources.texts import shown
 
 MAX_SUMMARY: Final = 1000
 """Characters of an Event's note, less some."""
@@ -49,7 +50,7 @@ def some(names: Sequence[str], total: int = 0) -> str:
 
 def shortened(text: str, limit: int = _QUOTED) -> str:
     """One line of at most so many characters."""
-    flat = " ".join(text.split())
+    flat = " ".join(shown(text).split())
     return flat if len(flat) <= limit else f"{flat[: limit - 1].rstrip()}…"
 
 

@@ -31,6 +31,7 @@ from draco.kube.retry import TRANSIENT, Backoff
 from draco.resources.events import Event, EventSeries, ObjectReference
 from draco.resources.kinds import EVENTS
 from draco.resources.meta import ObjectKey, micro_time
+from draco.resources.texts import shown
 
 log = structlog.get_logger()
 
@@ -77,7 +78,7 @@ class EventWriter:
             reason=subject.reason,
             action=subject.action,
             type=subject.type,
-            message=cut(happening.note),
+            message=cut(shown(happening.note)),
             event_time=micro_time(happening.first),
             series=EventSeries(count=happening.count, last_observed_time=last) if happening.count > 1 else None,
             reporting_component=self._controller,

@@ -21,6 +21,7 @@ from draco.kube.errors import ApiError, Forbidden, Invalid, NamespaceTerminating
 from draco.kube.events import EventSubject, EventWriter, Happening, cut, event_name
 from draco.resources.events import Event, ObjectReference
 from draco.resources.kinds import EVENTS
+from draco.resources.texts import shown
 
 log = structlog.get_logger()
 
@@ -82,7 +83,7 @@ class Notes:
 
     async def say(self, regarding: ObjectReference, note: str) -> float:
         """Make the object's Event say `note`, now or when it is due. Returns in how many seconds to say it again."""
-        note = cut(note)
+        note = cut(shown(note))
         now_s = self._clock.monotonic()
         if (until_s := self._refused.get(regarding.uid, now_s)) > now_s:
             return until_s - now_s

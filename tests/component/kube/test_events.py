@@ -66,6 +66,16 @@ async def test_an_event_says_what_happened_to_what(client: Client, regarding: Ob
     assert event.series is None
 
 
+async def test_what_others_wrote_forges_no_line_of_an_event(
+    client: Client, regarding: ObjectReference, namespace: str
+) -> None:
+    recorder = a_recorder(client)
+    async with posting(recorder):
+        note = "Held by train\x1b[2J\nNormal  all is well"
+        recorder.record(regarding, type="Warning", reason="InUse", action="Destroy", note=note)
+        await events_in(client, namespace, count=1, note="Held by train\\u001b[2J Normal  all is well")
+
+
 async def test_what_happens_again_updates_its_event_with_the_new_note_and_the_count(
     client: Client, regarding: ObjectReference, namespace: str
 ) -> None:

@@ -54,6 +54,11 @@ def test_a_process_of_the_node_itself_is_in_no_pod(tmp_path: Path) -> None:
     assert sentence(Holders(tmp_path).named([7])) == "process 7 (nv-hostengine)"
 
 
+def test_a_process_names_itself_without_control_characters(tmp_path: Path) -> None:
+    a_process(tmp_path, 7, comm="a\x1b[2J\nb")
+    assert sentence(Holders(tmp_path).named([7])) == "process 7 (a\\u001b[2J b)"
+
+
 def test_a_process_that_is_gone_is_named_by_its_number(tmp_path: Path) -> None:
     assert sentence(Holders(tmp_path).named([7])) == "process 7"
 
