@@ -78,12 +78,12 @@ def _why_waiting(fleet: Fleet, question: WhyWaiting) -> Waiting:
     return Waiting(str(explanation), str(explanation.reason))
 
 
-def answer_within(fleet: Fleet, question: Question, cpu_s: float) -> Answer:
+def answer_within(fleet: Fleet, ask: Ask) -> Answer:
     """The answer, or what kept it from being found. After OverBudget and OutOfMemory the fleet is not to be used again."""
     try:
-        return _limited(lambda: answer(fleet, question), cpu_s)
+        return _limited(lambda: answer(fleet, ask.question), ask.cpu_s)
     except BudgetUsedUp:
-        return _why_over_budget(fleet, question)
+        return _why_over_budget(fleet, ask.question) if ask.is_last else OverBudget(None, 0)
     except MemoryError:
         return OutOfMemory()
     except Exception as error:  # noqa: BLE001 - the outermost loop: the operator says it, and asks somebody else next time
@@ -122,7 +122,7 @@ def serve(fleet: Fleet, version: int, questions: int, answers: int) -> NoReturn:
             if not isinstance(ask, Ask):
                 raise TypeError(f"{ask} is no question")
             began_s = time.process_time()
-            answered = answer_within(fleet, ask.question, ask.cpu_s)
+            answered = answer_within(fleet, ask)
             _write(answers, frame(Reply(ask.number, answered, version, time.process_time() - began_s)))
             if isinstance(answered, OverBudget | OutOfMemory | Failed):
                 os._exit(0)

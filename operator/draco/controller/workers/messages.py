@@ -137,13 +137,14 @@ class Changes(Message, frozen=True):
 
 
 class Ask(Message, frozen=True):
-    """A question about the cluster as of `version` or later, with its budget."""
+    """A question about the cluster as of `version` or later, with its budget. `is_last` asks why that did not suffice."""
 
     number: int
     question: Question
     version: int
     cpu_s: float
     wall_s: float
+    is_last: bool
 
 
 class Reply(Message, frozen=True):

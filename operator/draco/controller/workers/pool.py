@@ -276,7 +276,8 @@ class Workers:
         self._running[self._number] = pending
         pending.asked_s = now_s
         self._queue_of(pending).hold(pending.namespace, self._cpu_s(pending), now_s)
-        return Ask(self._number, pending.question, pending.version, self._cpu_s(pending), self._wall_s(pending))
+        cpu_s, wall_s = self._cpu_s(pending), self._wall_s(pending)
+        return Ask(self._number, pending.question, pending.version, cpu_s, wall_s, pending.is_long)
 
     def _queue_of(self, pending: _Pending) -> FairQueue[_Pending]:
         return self._long if pending.is_long else self._short

@@ -1,0 +1,283 @@
+"""Workers as processes: hostile selectors, deaths at every place, and nothing that is left behind or could be stolen."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from draco.controller.view import ClusterView
+from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.messages import (
+    OverBudget,
+    ToRelease,
+    Waiting,
+    WhatIsWrong,
+    WhatToRelease,
+    WhyWaiting,
+    Wrong,
+)
+from draco.controller.workers.pool import Answered, Workers, WorkerSettings
+from draco.controller.workers.process import FleetProcessHandle
+from draco.explanation.explain import explain
+from draco.kube.client import Client
+from draco.kube.clock import SystemClock
+from draco.kube.connection import Connection
+from draco.kube.informer import Informer
+from draco.resources.claims import CelSelector, DeviceSelector, ResourceClaim
+from draco.resources.slices import DeviceAttribute, ResourceSlice
+from tests.builders import a_claim, a_device_class, a_node, a_pod, a_slice
+from tests.doubles.workers import fleet_of
+
+NODES = 20
+NUMBERS = f"[{', '.join(map(str, range(90)))}]"
+COSTLY = f'{NUMBERS}.all(x, {NUMBERS}.exists(y, x == y)) && device.attributes["gpu.nvidia.com"].uuid != '
+"""Takes thousands of steps on each device, and nothing is remembered of it: each device has another UUID."""
+
+
+class Lab:
+    """Twenty nodes of two devices, and workers that are told of them."""
+
+    def __init__(self, **settings: float) -> None:
+        self.clock = SystemClock()
+        self.view = ClusterView(Client(Connection("http://127.0.0.1:1")), None, clock=self.clock, random=Random(1))
+        self.processes: list[FleetProcessHandle] = []
+        self.workers = Workers(
+            self.view.followed,
+            clock=self.clock,
+            random=Random(1),
+            settings=WorkerSettings(**settings),  # type: ignore[arg-type]
+            start=self._start,
+        )
+        self.put(self.view.classes, a_device_class())
+        for number in range(NODES):
+            self.put(self.view.nodes, a_node(f"node-{number}"))
+            self.put(self.view.slices, with_uuids(a_slice(f"node-{number}")))
+
+    async def _start(self) -> FleetProcessHandle:
+        self.processes.append(await FleetProcessHandle.start())
+        return self.processes[-1]
+
+    def put(self, informer: Informer, obj: object) -> None:  # type: ignore[type-arg]
+        informer._publish(informer.store.put(obj))
+
+    async def ask(self, claim: ResourceClaim, *, namespace: str = "default") -> Answered:
+        question = WhyWaiting(a_pod(namespace=namespace), [claim], "", 36)
+        return await self.workers.ask(question, namespace, Urgency.FIRST)
+
+    def children(self) -> list[int]:
+        """The processes that answer, or have."""
+        return children_of(self.processes[-1].pid)
+
+
+@asynccontextmanager
+async def a_lab(**settings: float) -> AsyncIterator[Lab]:
+    made = Lab(**settings)
+    task = asyncio.create_task(made.workers.run())
+    try:
+        yield made
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert not any(is_alive(each.pid) for each in made.processes)
+
+
+def selecting(name: str, *expressions: str) -> ResourceClaim:
+    """A claim whose one request has these selectors."""
+    claim = a_claim(name)
+    (request,) = claim.spec.devices.requests
+    assert request.exactly is not None
+    selectors = [DeviceSelector(cel=CelSelector(expression=each)) for each in expressions]
+    exactly = msgspec.structs.replace(request.exactly, selectors=selectors)
+    devices = msgspec.structs.replace(claim.spec.devices, requests=[msgspec.structs.replace(request, exactly=exactly)])
+    return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
+
+
+def with_uuids(published: ResourceSlice) -> ResourceSlice:
+    """The slice, with an attribute that no two devices share."""
+    devices = [
+        msgspec.structs.replace(
+            device,
+            attributes={
+                **device.attributes,
+                "uuid": DeviceAttribute(string=f"{published.metadata.name}/{device.name}"),
+            },
+        )
+        for device in published.spec.devices
+    ]
+    return msgspec.structs.replace(published, spec=msgspec.structs.replace(published.spec, devices=devices))
+
+
+def hostile(name: str) -> ResourceClaim:
+    """A claim of sixteen selectors, all of which but the first are costly."""
+    return selecting(name, "true", *[f"{COSTLY}'{name}-{number}'" for number in range(15)])
+
+
+def of_process(pid: int, file: str) -> str:
+    return Path(f"/proc/{pid}/{file}").read_bytes().decode(errors="replace")
+
+
+def opened_by(pid: int) -> list[str]:
+    return [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
+
+
+def children_of(pid: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def until(look: Callable[[], object], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not look():
+        assert time.monotonic() < deadline, "it did not happen"
+        await asyncio.sleep(0.01)
+
+
+async def test_what_a_worker_says_is_what_the_explanation_says() -> None:
+    async with a_lab() as lab:
+        claim = selecting("waiting", "device.attributes['gpu.nvidia.com'].none == 'x'")
+        said = await lab.ask(claim)
+        expected = explain(fleet_of(lab.view), [claim], pod=a_pod(), minor=36)
+        assert said.answer == Waiting(str(expected), str(expected.reason))
+        wrong = await lab.workers.ask(WhatIsWrong(claim), "default", Urgency.REVIEW)
+        assert wrong.answer == Wrong(expected.problems)
+        movable = WhatToRelease(a_pod(claims=["waiting"]), [claim], [(claim.metadata.key, 1)], 100)
+        found = await lab.workers.ask(movable, "default", Urgency.SEARCH)
+        assert isinstance(found.answer, ToRelease)
+        assert found.answer.release is None
+
+
+async def test_a_change_is_seen_by_the_next_question() -> None:
+    async with a_lab() as lab:
+        texts = []
+        for number in range(3):
+            said = (await lab.ask(selecting("waiting", "device.driver == 'none'"))).answer
+            assert isinstance(said, Waiting)
+            texts.append(said.text)
+            lab.put(lab.view.slices, a_slice(f"new-{number}"))
+        assert [f"all {devices} devices" in text for devices, text in zip((40, 42, 44), texts, strict=True)] == [
+            True
+        ] * 3
+
+
+async def test_hostile_selectors_are_named_and_cost_nothing_again_while_others_are_answered() -> None:
+    async with a_lab(short_cpu_s=0.1, long_cpu_s=0.4) as lab:
+        await lab.ask(a_claim("warm"))
+        bad = [asyncio.create_task(lab.ask(hostile(f"bad-{number}"), namespace="bad")) for number in range(6)]
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        longest_s = 0.0
+        honest = asyncio.create_task(lab.ask(a_claim("honest"), namespace="good"))
+        while not honest.done():
+            before = loop.time()
+            await asyncio.sleep(0.005)
+            longest_s = max(longest_s, loop.time() - before - 0.005)
+        assert isinstance(honest.result().answer, Waiting)
+        took_s = time.monotonic() - began
+        refused = await asyncio.gather(*bad)
+        for each in refused:
+            assert isinstance(each.answer, OverBudget)
+            assert each.answer.selector is not None
+            assert each.answer.selector.number >= 1
+            assert each.answer.selector.steps > 2_000
+            assert each.answer.devices == 2 * NODES
+        assert took_s < 2.0
+        assert longest_s < 0.25, "nothing of this is on the event loop"
+        before_s = lab.workers.counts.cpu_s
+        again = msgspec.structs.replace(hostile("bad-0"), metadata=a_claim("from-the-same-template").metadata)
+        assert (await lab.ask(again, namespace="bad")).answer == refused[0].answer
+        assert lab.workers.counts.cpu_s == before_s
+
+
+async def test_a_worker_that_is_killed_is_replaced_and_its_question_answered() -> None:
+    async with a_lab(short_cpu_s=5.0) as lab:
+        await lab.ask(a_claim("warm"))
+        asked = asyncio.create_task(lab.ask(hostile("slow")))
+        await until(lambda: lab.workers.waiting == 0 and any(cpu_s(pid) > 0.1 for pid in lab.children()))
+        busy = max(lab.children(), key=cpu_s)
+        with capture_logs() as logs:
+            os.kill(busy, signal.SIGKILL)
+            other = await lab.ask(a_claim("other"), namespace="other")
+            await until(lambda: logs)
+        assert isinstance(other.answer, Waiting)
+        assert [(said["event"], said["error"]) for said in logs] == [
+            ("workers.question_failed", "its process was killed by signal 9")
+        ]
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+
+async def test_the_process_that_holds_the_fleet_is_replaced_and_its_children_end_with_it() -> None:
+    async with a_lab() as lab:
+        before = await lab.ask(a_claim("one"))
+        (first,) = lab.processes
+        children = lab.children()
+        assert children
+        with capture_logs():
+            os.kill(first.pid, signal.SIGKILL)
+            await until(lambda: not any(map(is_alive, children)))
+            after = await lab.ask(a_claim("two"))
+        assert len(lab.processes) == 2
+        assert isinstance(before.answer, Waiting)
+        assert isinstance(after.answer, Waiting)
+
+
+async def test_workers_have_no_credentials_and_can_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    async with a_lab() as lab:
+        await lab.ask(a_claim("one"))
+        holder = lab.processes[0].pid
+        (child,) = lab.children()
+        for pid in (holder, child):
+            environment = of_process(pid, "environ")
+            assert "PATH=" in environment
+            assert not any(word in environment for word in ("KUBERNETES", "SECRET"))
+        assert all(each.startswith("pipe:") or "/dev/" in each or "/tmp" in each for each in opened_by(child))
+        (files,) = [line.split() for line in of_process(child, "limits").splitlines() if "open files" in line]
+        assert files[3:5] == ["0", "0"]
+
+
+async def test_workers_end_with_an_operator_that_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "an_operator.py"
+    program.write_text(
+        "import asyncio\n"
+        "from draco.controller.workers.process import FleetProcessHandle\n"
+        "async def main():\n"
+        "    process = await FleetProcessHandle.start()\n"
+        "    print(process.pid, flush=True)\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, str(program), stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    worker = int(await process.stdout.readline())
+    assert is_alive(worker)
+    process.kill()
+    await process.wait()
+    await until(lambda: not is_alive(worker))
+
+
+def cpu_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
