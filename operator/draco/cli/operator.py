@@ -81,6 +81,19 @@ _DEFAULT = OperatorSettings(identity="")
     help="Folder with the webhook's tls.crt and tls.key.",
 )
 @click.option(
+    "--webhook-client-ca",
+    envvar="DRACO_WEBHOOK_CLIENT_CA",
+    type=click.Path(path_type=Path),
+    help="File with the authority of the certificate that the API server shows to webhooks; then nobody else may ask.",
+)
+@click.option(
+    "--webhook-timeout",
+    envvar="DRACO_WEBHOOK_TIMEOUT",
+    type=click.FloatRange(min=0, min_open=True),
+    default=WebhookSettings(certificates=Path()).timeout_s,
+    help="Seconds that the API server waits for the webhook; the answer is given a quarter of that earlier.",
+)
+@click.option(
     "--webhook-mode",
     envvar="DRACO_WEBHOOK_MODE",
     type=click.Choice([mode.value for mode in AdmissionMode], case_sensitive=False),
@@ -121,6 +134,8 @@ def command(
     idle_grace: float,
     webhook_listen: tuple[str, int] | None,
     webhook_certificates: Path | None,
+    webhook_client_ca: Path | None,
+    webhook_timeout: float,
     webhook_mode: str,
     lease_duration: int,
     renew_deadline: float,
@@ -146,6 +161,8 @@ def command(
             host=webhook_listen[0] or _DEFAULT.http_host,
             port=webhook_listen[1],
             certificates=webhook_certificates,
+            client_ca=webhook_client_ca,
+            timeout_s=webhook_timeout,
             mode=AdmissionMode(webhook_mode),
         )
     settings = OperatorSettings(

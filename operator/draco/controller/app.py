@@ -18,6 +18,7 @@ from draco.controller.admission import Admission
 from draco.controller.claim_release import ClaimReleases
 from draco.controller.health import http_app, serving
 from draco.controller.kopf_thread import OwnKinds
+from draco.controller.loop_watch import LoopWatch, register_loop
 from draco.controller.maintenance import MaintenanceReconciler
 from draco.controller.metrics import Metrics, Reading, gauge, register_view, register_workers
 from draco.controller.mig_decisions import MigDecisions, register_mig
@@ -140,6 +141,7 @@ class Operator:
             count=self.metrics.claims_released,
             patience=Patience(grace_s=settings.idle_grace_s),
         )
+        self._loop_watch = LoopWatch(clock)
         self.workers = Workers(self.view.followed, clock=clock, random=random, settings=settings.worker)
         movable = MovableClaims(self.view, decisions)
         repairs = RepairReconciler(self.view, movable, advice, releases, self.workers, clock=clock, random=random)
@@ -206,6 +208,7 @@ class Operator:
             if certificate:
                 tasks.append(group.create_task(keep_fresh(certificate, self._clock), name="certificate"))
             tasks.append(group.create_task(self.workers.run(), name="workers"))
+            tasks.append(group.create_task(self._loop_watch.run(), name="loop-watch"))
             tasks.append(group.create_task(self._run_kopf(), name="kopf"))
             tasks.append(group.create_task(self._count_reach(), name="rule reach"))
             tasks.append(group.create_task(self._lead_when_ready(), name="lead"))
@@ -281,6 +284,20 @@ class Operator:
     def _export(self) -> None:
         register_view(self.metrics, self.view)
         register_workers(self.metrics, self.workers)
+        register_loop(self.metrics, self._loop_watch)
+        self.metrics.registry.register(
+            Reading(
+                ["draco_lease_age_seconds"],
+                lambda: [
+                    gauge(
+                        "draco_lease_age_seconds",
+                        "Since the lease was last renewed. 0 where this replica does not lead.",
+                        [],
+                        {(): self.election.since_renewal_s if self.election.leading else 0.0},
+                    )
+                ],
+            )
+        )
         register_reach(self.metrics, self.reach)
         register_mig(self.metrics, self._decisions)
         reconcilers: list[Reconciling[Hashable]] = list(self.reconcilers)

@@ -33,6 +33,8 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "0.0.0.0"  # noqa: S104 - the API server comes from another host
     port: int = 9443
     certificates: Path
+    client_ca: Path | None = None
+    """File with the authorities of which a caller must show a certificate; None: anyone may ask."""
     mode: AdmissionMode = AdmissionMode.WARN
     timeout_s: float = 2.0
     """How long the API server waits; the answer is there a quarter earlier."""
@@ -43,14 +45,19 @@ class CertificateUnusable(DracoError):
 
 
 class Certificate:
-    """A certificate and its key in a folder, loaded again when they change there."""
+    """A certificate and its key in a folder, loaded again when they change there.
 
-    def __init__(self, folder: Path) -> None:
+    With `client_ca`, only who shows a certificate of one of the authorities in that file is listened to.
+    """
+
+    def __init__(self, folder: Path, client_ca: Path | None = None) -> None:
         self._files = (folder / "tls.crt", folder / "tls.key")
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._loaded = self._state()
         self._load()
+        if client_ca is not None:
+            self._require(client_ca)
 
     def reload(self) -> None:
         """Show what is in the folder now; what was shown before, if that cannot be used (it is said in the log once)."""
@@ -75,6 +82,16 @@ class Certificate:
                 f"cannot use {self._files[0]} with {self._files[1]} ({error.strerror or error}); put a certificate and its "
                 "private key there, both PEM"
             ) from error
+
+    def _require(self, client_ca: Path) -> None:
+        try:
+            self.context.load_verify_locations(cafile=client_ca)
+        except OSError as error:  # SSLError is one
+            raise CertificateUnusable(
+                f"cannot use the authorities in {client_ca} ({error.strerror or error}); put the certificate there, PEM, of "
+                "the authority that signs what the API server shows to webhooks"
+            ) from error
+        self.context.verify_mode = ssl.CERT_REQUIRED
 
     def _state(self) -> list[tuple[int, int, int] | None]:
         return [_stamp(file) for file in self._files]
@@ -107,7 +124,7 @@ def webhook_app(admission: Admission, reviews: Counter) -> web.Application:
 @asynccontextmanager
 async def serving_webhook(settings: WebhookSettings, app: web.Application) -> AsyncIterator[Certificate]:
     """Serve until left; yields the certificate, for `keep_fresh`. Raises CertificateUnusable and PortTaken."""
-    certificate = Certificate(settings.certificates)
+    certificate = Certificate(settings.certificates, settings.client_ca)
     async with serving(
         app, settings.host, settings.port, tls=certificate.context, what="the webhook", option="--webhook-listen"
     ):

@@ -251,3 +251,18 @@ def test_cert_manager_can_make_the_webhooks_certificate(helm: Path) -> None:
 def test_the_network_policy_lets_the_api_server_ask(helm: Path) -> None:
     policy = only(with_webhook(helm, "--set", "networkPolicy.enabled=true"), "NetworkPolicy")
     assert {"port": 9443} in policy["spec"]["ingress"][0]["ports"]
+
+
+def test_with_an_authority_for_callers_the_operator_is_given_it(helm: Path) -> None:
+    authority = "-----BEGIN CERTIFICATE-----\nabc\n-----END CERTIFICATE-----\n"
+    documents = with_webhook(helm, "--set-string", f"webhook.clientCA={authority}")
+    (given,) = [each for each in documents if each["kind"] == "ConfigMap" and each["metadata"]["name"].endswith("-client")]
+    assert given["data"] == {"ca.crt": authority}
+    (deployment,) = [each for each in documents if each["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    environment = {each["name"]: each.get("value") for each in container["env"]}
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == "webhook-client"]
+    assert environment["DRACO_WEBHOOK_CLIENT_CA"] == f"{mount['mountPath']}/ca.crt"
+    volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["webhook-client"]["configMap"] == {"name": given["metadata"]["name"]}
+    assert "DRACO_WEBHOOK_CLIENT_CA" not in str(with_webhook(helm))

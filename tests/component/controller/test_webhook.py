@@ -234,3 +234,41 @@ async def test_a_certificate_that_was_rotated_is_shown_without_a_restart(lab: La
             return await shown() == expected
 
         await until(renewed, what="the new certificate")
+
+
+async def test_where_an_authority_is_given_nobody_is_answered_without_its_certificate(lab: Lab, tmp_path: Path) -> None:
+    clients, others = Authority.create("clients"), Authority.create("others")
+    authority = tmp_path / "ca.crt"
+    authority.write_bytes(clients.certificate)
+    settings = WebhookSettings(host="127.0.0.1", port=lab.port, certificates=lab.folder, client_ca=authority)
+    async with an_operator(lab.served, settings_for_test(webhook=settings)):
+
+        async def asked(credential: Credential | None) -> int:
+            """The status of the answer; 0 where the connection is refused."""
+            return await asyncio.to_thread(_post, lab, tmp_path, credential)
+
+        async def answered() -> bool:
+            return await asked(clients.issue("api-server")) == 400
+
+        await until(answered, what="an answer to who shows a certificate")
+        assert await asked(None) == 0
+        assert await asked(others.issue("api-server")) == 0
+        stored = await lab.write(CLAIMS, "stored", lab.spec(failing(lab)))
+        assert (stored.status, stored.warnings) == (201, []), "this API server shows no certificate, and claims are stored"
+
+
+def _post(lab: Lab, folder: Path, credential: Credential | None) -> int:
+    context = ssl.create_default_context(cadata=lab.authority.certificate.decode())
+    if credential is not None:
+        (folder / "client.crt").write_bytes(credential.certificate)
+        (folder / "client.key").write_bytes(credential.key)
+        context.load_cert_chain(folder / "client.crt", folder / "client.key")
+    handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    request = urllib.request.Request(f"https://127.0.0.1:{lab.port}{PATH}", data=b"{}", method="POST")
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=10) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0

@@ -1,0 +1,68 @@
+"""How long the event loop was held.
+
+Owns the measurement: a task that sleeps and notes how much later than it should it goes on. Nothing else can tell that a lease, a
+probe or a watch had to wait, since whoever holds the loop holds those too.
+"""
+
+import time
+from collections import deque
+from typing import NoReturn
+
+from prometheus_client.metrics_core import Metric
+
+from draco.controller.metrics import Metrics, Reading, gauge
+from draco.kube.clock import Clock
+
+_EVERY_S = 0.02
+_REMEMBERED_S = 60.0
+
+
+class LoopWatch:
+    """The longest hold of the last minute: by the clock, and by the processor time of this thread in it.
+
+    The second is what the operator's own work did. The first is more where the machine had no time for it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._holds: deque[tuple[float, float, float]] = deque()
+
+    async def run(self) -> NoReturn:
+        """Measure until cancelled."""
+        while True:
+            began_s, began_cpu_s = self._clock.monotonic(), time.thread_time()
+            await self._clock.sleep(_EVERY_S)
+            now_s = self._clock.monotonic()
+            self._note(now_s, max(0.0, now_s - began_s - _EVERY_S), time.thread_time() - began_cpu_s)
+
+    def _note(self, now_s: float, late_s: float, cpu_s: float) -> None:
+        self._holds.append((now_s, late_s, min(late_s, cpu_s)))
+        while self._holds[0][0] < now_s - _REMEMBERED_S:
+            self._holds.popleft()
+
+    @property
+    def longest_s(self) -> float:
+        """By the clock."""
+        return max((late_s for _, late_s, _ in self._holds), default=0.0)
+
+    @property
+    def longest_work_s(self) -> float:
+        """By the processor."""
+        return max((cpu_s for _, _, cpu_s in self._holds), default=0.0)
+
+
+def register_loop(metrics: Metrics, watch: LoopWatch) -> None:
+    """Export how long the loop was held."""
+
+    def read() -> list[Metric]:
+        return [
+            gauge(
+                "draco_event_loop_longest_hold_seconds",
+                "The longest that other work had to wait for the event loop in the last minute: by the clock, and how much of "
+                "that the operator itself worked (the rest the machine had no processor for it).",
+                ["by"],
+                {("clock",): watch.longest_s, ("processor",): watch.longest_work_s},
+            )
+        ]
+
+    metrics.registry.register(Reading(["draco_event_loop_longest_hold_seconds"], read))
