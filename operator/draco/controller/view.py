@@ -35,6 +35,7 @@ from draco.resources.kinds import (
 )
 from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.sharing import Shared
 from draco.resources.slices import Device, ResourceSlice, current_slices
 from draco.resources.taints import DeviceTaint, DeviceTaintRule
 
@@ -68,8 +69,10 @@ class ClusterView:
         random: Random,
         survey_every_s: float = 1.0,
     ) -> None:
+        shared = Shared()
+
         def follow(kind: Kind[Any]) -> Informer[Any]:
-            return Informer(client, kind, clock=clock, random=random)
+            return Informer(client, kind, clock=clock, random=random, keep=shared.of)
 
         self.taint_rules = taint_rules
         self.claims: Informer[ResourceClaim] = follow(CLAIMS)

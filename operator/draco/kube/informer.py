@@ -93,7 +93,9 @@ class Informer(Generic[T]):
         clock: Clock,
         random: Random,
         settings: InformerSettings | None = None,
+        keep: Callable[[T], T] = lambda obj: obj,
     ) -> None:
+        """With `keep`, what it makes of each object is kept in its place; it must be equal to the object."""
         self.kind = kind
         self.store: Store[T] = Store()
         self.synced = asyncio.Event()
@@ -104,6 +106,7 @@ class Informer(Generic[T]):
         self._clock = clock
         self._random = random
         self._settings = settings or InformerSettings()
+        self._keep = keep
         self._subscribers: list[Subscriber[T]] = []
         self._version = ""
         self._streams_lists = True  # until the server says that it cannot
@@ -170,6 +173,7 @@ class Informer(Generic[T]):
                 params=self._params,
                 timeout_s=self._settings.list_timeout_s,
                 page_size=self._settings.page_size,
+                keep=self._keep,
             )
             self._take(listed)
             self._pages_next = False
@@ -191,7 +195,7 @@ class Informer(Generic[T]):
                     for step in batch:
                         if listed is None:
                             self._apply(step)
-                        elif _collect(listed, step):
+                        elif _collect(listed, step, self._keep):
                             self._take(listed)
                             listed = None
                             self._watching_since = self._clock.monotonic()
@@ -237,7 +241,7 @@ class Informer(Generic[T]):
         changes: list[Change[T]] = []
         match step.event:
             case Upsert(obj):
-                changes = self.store.put(obj)
+                changes = self.store.put(self._keep(obj))
             case Removal(key):
                 changes = self.store.remove(key)
             case Unfit(what):
@@ -269,11 +273,11 @@ class Informer(Generic[T]):
             self._log.exception("informer.subscriber_failed", key=str(change.key))
 
 
-def _collect(listed: Listed[T], step: Step[T]) -> bool:
+def _collect(listed: Listed[T], step: Step[T], keep: Callable[[T], T]) -> bool:
     """Add one event of a streaming list to what was listed so far. Whether that was the last one."""
     match step.event:
         case Upsert(obj):
-            listed.objects[obj.metadata.key] = obj
+            listed.objects[obj.metadata.key] = keep(obj)
         case Removal(key):
             listed.objects.pop(key, None)
         case Unfit(what):

@@ -5,7 +5,7 @@ that the version at hand is of no use any more. Keeps no objects and never retri
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Generic, TypeVar
 
 import msgspec
@@ -88,9 +88,16 @@ _status_decoder = msgspec.json.Decoder(Status)
 
 
 async def list_all(
-    client: Client, kind: Kind[T], *, namespace: str, params: Mapping[str, str], timeout_s: float, page_size: int
+    client: Client,
+    kind: Kind[T],
+    *,
+    namespace: str,
+    params: Mapping[str, str],
+    timeout_s: float,
+    page_size: int,
+    keep: Callable[[T], T] = lambda obj: obj,
 ) -> Listed[T]:
-    """Read the collection as of now, in pages, the first of `page_size` objects.
+    """Read the collection as of now, in pages, the first of `page_size` objects. What `keep` makes of each is kept.
 
     Raises ApiError; Expired when it took longer than the server keeps versions.
     """
@@ -120,7 +127,7 @@ async def list_all(
             page = decode_page(kind, answer)
             # Every page carries the version of the first: the pages together are one moment.
             version = version or page.resource_version
-            objects.update((obj.metadata.key, obj) for obj in page.items)
+            objects.update((obj.metadata.key, keep(obj)) for obj in page.items)
             undecodable += page.undecodable
     finally:
         if following:

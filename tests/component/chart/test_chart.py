@@ -256,7 +256,9 @@ def test_the_network_policy_lets_the_api_server_ask(helm: Path) -> None:
 def test_with_an_authority_for_callers_the_operator_is_given_it(helm: Path) -> None:
     authority = "-----BEGIN CERTIFICATE-----\nabc\n-----END CERTIFICATE-----\n"
     documents = with_webhook(helm, "--set-string", f"webhook.clientCA={authority}")
-    (given,) = [each for each in documents if each["kind"] == "ConfigMap" and each["metadata"]["name"].endswith("-client")]
+    (given,) = [
+        each for each in documents if each["kind"] == "ConfigMap" and each["metadata"]["name"].endswith("-client")
+    ]
     assert given["data"] == {"ca.crt": authority}
     (deployment,) = [each for each in documents if each["kind"] == "Deployment"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]

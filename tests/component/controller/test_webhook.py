@@ -254,7 +254,9 @@ async def test_where_an_authority_is_given_nobody_is_answered_without_its_certif
         assert await asked(None) == 0
         assert await asked(others.issue("api-server")) == 0
         stored = await lab.write(CLAIMS, "stored", lab.spec(failing(lab)))
-        assert (stored.status, stored.warnings) == (201, []), "this API server shows no certificate, and claims are stored"
+        assert (stored.status, stored.warnings) == (201, []), (
+            "this API server shows no certificate, and claims are stored"
+        )
 
 
 def _post(lab: Lab, folder: Path, credential: Credential | None) -> int:

@@ -38,11 +38,16 @@ from draco.controller.workers.messages import (
 from draco.explanation.explain import explain
 from draco.explanation.problems import problems_of
 from draco.mig_policy.releases import Searches, plan_release
+from draco.resources.claims import DeviceClaim, DeviceRequest, ExactDeviceRequest, ResourceClaim, ResourceClaimSpec
+from draco.resources.classes import DeviceClass
+from draco.resources.core import Pod
 from draco.resources.errors import DracoError
+from draco.resources.meta import ObjectMeta
 
 R = TypeVar("R")
 
 _LOOKING_FOR_THE_CAUSE_S: Final = 0.5
+_NOBODYS: Final = "draco-warm-up"
 _AGAIN_S: Final = 0.05
 """What is raised where nothing can be raised is raised again so much later."""
 _KILLED_AFTER_S: Final = 2
@@ -111,6 +116,19 @@ def _limited(work: Callable[[], R], cpu_s: float) -> R:
 
 def _use_up(_: int, __: FrameType | None) -> NoReturn:
     raise BudgetUsedUp
+
+
+def warm_up(fleet: Fleet) -> None:
+    """Work out, on nobody's budget, what every explanation needs and no user has a hand in."""
+    asked = ExactDeviceRequest(device_class_name=_NOBODYS, selectors=[])
+    claim = ResourceClaim(
+        metadata=ObjectMeta(name=_NOBODYS),
+        spec=ResourceClaimSpec(devices=DeviceClaim(requests=[DeviceRequest(name=_NOBODYS, exactly=asked)])),
+    )
+    fleet.put_class(DeviceClass(metadata=ObjectMeta(name=_NOBODYS)))
+    with suppress(Exception):  # who asks will meet it
+        explain(fleet, [claim], pod=Pod(metadata=ObjectMeta(name=_NOBODYS)))
+    fleet.remove_class(_NOBODYS)
 
 
 def serve(fleet: Fleet, version: int, questions: int, answers: int) -> NoReturn:

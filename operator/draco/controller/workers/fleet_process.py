@@ -26,7 +26,7 @@ import msgspec
 
 from draco.allocation.fleet import Fleet
 from draco.cel.selector import compile_selector
-from draco.controller.workers.answering import serve
+from draco.controller.workers.answering import serve, warm_up
 from draco.controller.workers.messages import (
     MEMORY_MIB,
     Answer,
@@ -49,6 +49,7 @@ from draco.resources.core import Node
 from draco.resources.errors import DracoError
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, SLICES, TAINT_RULES
 from draco.resources.meta import ObjectKey
+from draco.resources.sharing import Shared
 from draco.resources.slices import ResourceSlice
 from draco.resources.taints import DeviceTaintRule
 
@@ -69,6 +70,7 @@ class FleetFeed:
         self.fleet = fleet = Fleet()
         self.version = 0
         self._left_out = left_out
+        self._shared = Shared()
         self._kinds: dict[str, tuple[Any, Callable[[Any], None], Callable[[ObjectKey], None]]] = {
             SLICES.kind: (_decoder(ResourceSlice), fleet.put_slice, lambda key: fleet.remove_slice(key.name)),
             TAINT_RULES[0].kind: (_decoder(DeviceTaintRule), fleet.put_rule, lambda key: fleet.remove_rule(key.name)),
@@ -84,7 +86,7 @@ class FleetFeed:
             if not isinstance(change, Put):
                 remove(change.key)
                 continue
-            found = decoder.decode(change.body)
+            found = self._shared.of(decoder.decode(change.body))
             try:
                 put(found)
             except DracoError as error:
@@ -196,6 +198,7 @@ class FleetProcess:
         _let_die_first()
         _limit_memory()
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # nothing more can be opened: no file, no connection
+        warm_up(self._feed.fleet)
         serve(self._feed.fleet, self._feed.version, questions, answers)
 
     def _hear(self, child: _Child) -> None:

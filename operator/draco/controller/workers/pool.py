@@ -4,9 +4,9 @@ Owns how many questions are answered at once and with which budgets, what become
 process, and the replacement of a fleet process that has ended.
 
 A question first has a short budget, in one of a few places. What needs more is asked again with a long one, in one place only, so
-that a costly question keeps no other waiting for longer than a short budget. What exceeds the long one too is remembered as too
-costly for as long as the claims and their classes stay as they are, and costs nothing any more. A question whose process dies is
-asked once more, and then remembered for a while.
+that a costly question keeps no other waiting for longer than a short budget; what looks costly by its length begins there. What
+exceeds the long one too is remembered as too costly for as long as the claims and their classes stay as they are, and costs
+nothing any more. A question whose process dies is asked once more, and then remembered for a while.
 """
 
 import asyncio
@@ -42,6 +42,8 @@ from draco.kube.retry import Backoff
 log = structlog.get_logger(__name__)
 
 _CHANGES_AT_ONCE: Final = 64
+_LONG_CHARACTERS: Final = 2000
+"""Selectors of so many characters together may well be costly; what people write has a few hundred."""
 _REMEMBERED: Final = 4096
 _FAILED_FOR_S: Final = 300.0
 _TWICE: Final = 2
@@ -54,7 +56,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     places: int = 2
     """Questions with a short budget that are answered at once; beside them one review, and one question with a long budget."""
-    short_cpu_s: float = 0.5
+    short_cpu_s: float = 0.15
     short_wall_s: float = 5.0
     long_cpu_s: float = 2.0
     long_wall_s: float = 15.0
@@ -144,7 +146,8 @@ class Workers:
             self.counts.remembered += 1
             return Answered(known[0], self._followed.version, 0.0)
         pending = _Pending(question, namespace, urgency, self._followed.version, key)
-        self._short.put(pending, namespace, urgency)
+        pending.is_long = urgency is not Urgency.REVIEW and _length(question) > _LONG_CHARACTERS
+        self._queue_of(pending).put(pending, namespace, urgency)
         self._wake.set()
         try:
             return await pending.future
@@ -347,6 +350,19 @@ class Workers:
         kind = type(question).__name__
         whole = msgspec.msgpack.encode((kind, [claim.spec for claim in claims], classes, of_pod))
         return hashlib.blake2b(whole, digest_size=16).digest()
+
+
+def _length(question: Question) -> int:
+    """The characters of all selectors that the question's claims bring along."""
+    return sum(
+        len(selector.cel.expression)
+        for claim in claims_of(question)
+        for request in claim.spec.devices.requests
+        for asked in (request.exactly, *request.first_available)
+        if asked is not None
+        for selector in asked.selectors
+        if selector.cel is not None
+    )
 
 
 async def _sleep(clock: Clock, seconds: float) -> None:
