@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pynvml
+
 from draco.cluster.controlplane import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER
 from draco.simulator import by_hand, faults, hotplug, state
 from draco.simulator.state import NodeState, StateError
@@ -241,7 +243,8 @@ class Performer:
     async def _reboot(self, arguments: Document) -> None:
         node = arguments["node"]
         minors = arguments["minors"]
-        there = len(state.load(self._cluster.state(node)).gpus)
+        found = state.load(self._cluster.state(node)).gpus
+        there = sum(gpu.error != pynvml.NVML_ERROR_GPU_IS_LOST for gpu in found)
         order = [each for each in minors if each < there] if minors else None
         await asyncio.to_thread(self._cluster.reboot, node, order)
 

@@ -330,6 +330,18 @@ def test_a_spec_gives_the_board_that_it_names() -> None:
     assert not list(hardware.wrong_board([spec], {"node": state}))
 
 
+def test_what_is_published_of_a_lost_board_is_tainted() -> None:
+    states = {"node": {"gpus": [{"uuid": GPU, "error": 15}], "missing": [{"uuid": OTHER}]}}
+
+    def told(*devices: Document) -> list[str]:
+        world = a_world(("slice", a_slice(*devices)))
+        return [each.key.split()[1] for each in hardware.lost_but_obtainable(world, states)]
+
+    assert told(whole(), partition("a", 0, 3), whole("gpu-1", OTHER)) == ["node/gpu-0", "node/a", "node/gpu-1"]
+    assert not told(tainted(whole()), tainted(partition("a", 0, 3)), tainted(whole("gpu-1", OTHER)))
+    assert not told(whole("gpu-2", "GPU-3"))
+
+
 def test_a_program_that_ends_or_logs_an_error_is_told(tmp_path: Path) -> None:
     said = [
         {"level": "info", "event": "fine"},

@@ -10,8 +10,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.adversary.cluster.observer.laws import Suspicion
+from tests.adversary.cluster.observer.laws import BLOCKING, Suspicion
+from tests.adversary.cluster.observer.world import World, part_of
 
+_LOST = 15
+"""What NVML answers for a board that fell off the bus."""
 _SPEC = re.compile(r"draco-(?P<driver>.+)-(?P<uid>[0-9a-f]{8}-[0-9a-f-]{27})\.json")
 _BOARD = re.compile(r"/dev/nvidia(\d+)")
 
@@ -91,6 +94,27 @@ def wrong_board(specs: Collection[Spec], states: Mapping[str, Mapping[str, Any]]
                     continue
                 text = f"on node {spec.node} the spec of claim {spec.uid} gives {file} as {uuid}; behind it is {_first(board)}"
                 yield Suspicion("wrong board", f"{spec.node} {spec.uid} {file} {uuid}", text)
+
+
+def lost_but_obtainable(world: World, states: Mapping[str, Mapping[str, Any]]) -> Iterator[Suspicion]:
+    """What is published of a board that fell off the bus, or is not there, has a taint that keeps claims away."""
+    lost = {
+        gpu["uuid"]: node
+        for node, state in states.items()
+        for gpu in [*state.get("gpus", []), *state.get("missing", [])]
+        if gpu.get("error") == _LOST or gpu in state.get("missing", [])
+    }
+    for device, published in world.published():
+        part = part_of(published)
+        node = lost.get(part.gpu) if part else None
+        if node is not None and not any(each.get("effect") in BLOCKING for each in world.taints(device, published)):
+            text = f"{part} is lost, and {device} of it has no taint that keeps claims away"
+            yield Suspicion("lost but obtainable", f"{node} {device} {part}", text)
+
+
+def minded(state: Mapping[str, Any]) -> bool:
+    """Whether the node's driver answers all calls at once: an agent that waits for it can know nothing."""
+    return bool(state) and not (state.get("failures") or state.get("latency_s") or state["driver"].get("error"))
 
 
 def _boards(state: Mapping[str, Any]) -> dict[int, list[str]]:

@@ -34,9 +34,8 @@ MOST_TOLD = 5
 """Of one law so many are told in full, and all are counted."""
 SLOW_ANSWER_S = 1.0
 """While the API server takes longer than this for a small read, no time counts."""
-SPEC_LASTS_S = 1.0
-WRONG_BOARD_LASTS_S = 15.0
-"""A driver that was reloaded is noticed at the agent's next reading, ten seconds later at most."""
+FILES_LAST_S = {"prepared twice": 1.0, "wrong board": 15.0, "lost but obtainable": 15.0}
+"""The agent notices at its next reading what the driver does not tell, ten seconds later at most."""
 
 
 class Node(NamedTuple):
@@ -250,14 +249,16 @@ class Observer:
             with self._lock:
                 self.counts["specs seen at once, at most"] = max(self.counts["specs seen at once, at most"], len(specs))
                 found = {(each.law, each.key): each for each in hardware.given_twice(specs, self._admins)}
-                for each in hardware.wrong_board(specs, states):
-                    node = each.key.split()[0]
-                    if self.fairness.is_up(f"agent of {node}", now):
-                        found[each.law, each.key] = each
+                known = {
+                    node
+                    for node, state in states.items()
+                    if hardware.minded(state) and all(self._is_up(part, now) for part in ("api", f"agent of {node}"))
+                }
+                for each in hardware.wrong_board(specs, states), hardware.lost_but_obtainable(self.world, states):
+                    found |= {(one.law, one.key): one for one in each if one.key.split()[0] in known}
                 since = {key: since.get(key, -passed) + passed for key in found}
                 for key, lasted in since.items():
-                    limit = SPEC_LASTS_S if key[0] == "prepared twice" else WRONG_BOARD_LASTS_S
-                    if lasted >= limit:
+                    if lasted >= FILES_LAST_S[key[0]]:
                         self._violated(found[key])
 
     async def _twin(self, api: Api) -> None:
