@@ -14,7 +14,7 @@ from tests.adversary.cluster.manifests import ADMINS, ANY, DRIVER, GPU, MIG, PRO
 NODES = ("adv-0", "adv-1", "adv-2")
 GPUS = 4
 DYNAMIC = ("adv-0", "adv-2")
-MOST_PODS = 24
+MOST_PODS = 20
 XIDS = (13, 31, 43, 45, 48, 63, 74, 79, 92, 94, 95, 119)
 BUSES = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0", "0000:07:00.0", "0000:0b:00.0")
 LAYOUTS = {
@@ -67,12 +67,12 @@ class Chooser:
         self._policies: list[str] = []
         self._sick: list[str] = []
         self._table: list[tuple[float, Callable[[], Action]]] = [
-            (8, self._whole), (9, self._parts), (3, self._several), (2, self._templated), (2, self._admin),
+            (10, self._whole), (12, self._parts), (3, self._several), (2, self._templated), (2, self._admin),
             (4, self._shared), (2, self._alone), (2, self._either), (14, self._end_pod), (5, self._end_claim),
             (1.2, self._costly_selectors), (2, self._failing_selectors), (1, self._odd_names), (1, self._many_tolerations),
             (4, self._tolerates_all), (0.7, self._huge), (1, self._odd_configuration),
-            (4, self._exact_rule), (1, self._wide_rule), (6, self._end_rule),
-            (5, self._maintain), (5, self._end_maintenance),
+            (4, self._exact_rule), (0.6, self._wide_rule), (9, self._end_rule),
+            (5, self._maintain), (8, self._end_maintenance),
             (4, self._set_policy), (2, self._end_policy),
             (3, self._xid), (1.5, self._lose), (1, self._unreadable), (2, self._reset), (1.2, self._reboot), (1, self._reload),
             (0.8, self._take_out), (0.8, self._replace),
@@ -105,7 +105,7 @@ class Chooser:
     def _claimed(self, kind: str, requests: list[Document], **devices: Any) -> Action:
         """A claim and a pod that uses it."""
         namespace, title = self._tenant(), self._name("p")
-        seconds = self._random.choice([None, None, None, 1.0, 5.0])
+        seconds = self._random.choice([None, None, 1.0, 5.0, 20.0])
         node = self._random.choice(["", "", "", *NODES])
         self._pods.append((namespace, title))
         if (
@@ -119,7 +119,7 @@ class Chooser:
         return Action(kind, {"create": documents})
 
     def _whole(self) -> Action:
-        count = self._random.choice([1, 1, 1, 2, 3, 4])
+        count = self._random.choice([1, 1, 1, 1, 2, 4])
         selectors = self._random.choice(
             [
                 [],
