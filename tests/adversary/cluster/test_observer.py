@@ -172,19 +172,35 @@ def test_nothing_is_ready_for_work_that_is_held_or_can_be_had(case: str) -> None
     assert found == ({law} if law else set())
 
 
+class Given:
+    """Claims that are given parts of a board while a request for it stands."""
+
+    def __init__(self) -> None:
+        self.late = laws.Latecomers()
+        self.world = a_world(PARTS, ("request", a_request()))
+        self.late.requested(self.world.requests["dm"], 100.0)
+
+    def told(self, claim: Document, at: float) -> list[str]:
+        learn(self.world, "claim", claim)
+        self.late.allocated(self.world, claim, at, grace_s=1.0)
+        return [each.law for each in self.late.weighed(at + 2.0)]
+
+
 def test_no_claim_is_given_what_has_been_ready_for_a_while() -> None:
-    late = laws.Latecomers()
-    world = a_world(PARTS, ("request", a_request()))
-    late.requested("dm", world.requests["dm"], 100.0)
+    given = Given()
+    assert not given.told(a_claim(1, "a"), 105.0), "it was on its way"
+    assert given.told(a_claim(2, "a"), 107.0) == ["given while ready"]
+    assert not given.told(a_claim(3, "a", tolerations=[{"operator": "Exists"}]), 108.0), "it tolerates the taint"
 
-    def given(claim: Document, now: float) -> list[laws.Suspicion]:
-        learn(world, "claim", claim)
-        return list(late.allocated(world, claim, now, grace_s=1.0))
 
-    assert not given(a_claim(1, "a"), 105.0), "it was on its way"
-    assert given(a_claim(2, "a"), 107.0)
-    everything = [{"operator": "Exists"}]
-    assert not given(a_claim(3, "a", tolerations=everything), 108.0), "it tolerates the taint"
+def test_a_claim_may_be_given_what_is_not_ready_any_more_though_the_watch_says_so_late() -> None:
+    given = Given()
+    learn(given.world, "claim", a_claim(1, "a", revision=9))
+    given.late.allocated(given.world, given.world.claims[CLAIM.format(1)], 110.0, grace_s=0.0)
+    finished = a_request(ready="False")
+    finished["metadata"]["resourceVersion"] = "8"
+    given.late.requested(finished, 110.5)
+    assert not list(given.late.weighed(113.0))
 
 
 @pytest.mark.parametrize(

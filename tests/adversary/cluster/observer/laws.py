@@ -118,26 +118,47 @@ IN_FLIGHT_S = 5.0
 """How long the scheduler may take to write an allocation that it decided before it knew of the taint."""
 
 
+WATCHES_LAG_S = 1.5
+"""How far one watch may be behind another."""
+
+
+class Late(NamedTuple):
+    """A claim that seems to have got what was ready for work: when that was seen, at which revision, and of which request."""
+
+    at: float
+    revision: int
+    request: str
+    suspicion: Suspicion
+
+
 class Latecomers:
-    """No claim that does not tolerate it gets a device that has been ready for work for a while. Told of each change in order."""
+    """No claim that does not tolerate it gets a device that has been ready for work for a while.
+
+    Told of each change as it is seen. Requests and claims are seen on different watches, so what seems wrong is weighed a moment
+    later, by what the request said at the claim's revision.
+    """
 
     def __init__(self) -> None:
         self._ready_since: dict[str, float] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._said: dict[str, list[tuple[int, bool]]] = {}
+        self._late: list[Late] = []
 
-    def requested(self, uid: str, request: Object | None, now: float) -> None:
+    def requested(self, request: Object, now: float, *, gone: bool = False) -> None:
         """A request has changed, or gone."""
-        if request is None or condition(request, READY).get("status") != "True":
-            self._ready_since.pop(uid, None)
-        else:
+        uid = request["metadata"]["uid"]
+        ready = not gone and condition(request, READY).get("status") == "True"
+        self._said.setdefault(uid, []).append((revision(request), ready))
+        if ready:
             self._ready_since.setdefault(uid, now)
+        else:
+            self._ready_since.pop(uid, None)
 
-    def allocated(self, world: World, claim: Object, now: float, *, grace_s: float) -> Iterator[Suspicion]:
+    def allocated(self, world: World, claim: Object, now: float, *, grace_s: float) -> None:
         """A claim has got devices."""
         for request, reach in _ready(world):
             uid = request["metadata"]["uid"]
             since = self._ready_since.get(uid)
-            if since is None or now - since < IN_FLIGHT_S + grace_s or revision(claim) < revision(request):
+            if since is None or now - since < IN_FLIGHT_S + grace_s:
                 continue
             taint = {"key": "draco.dev/maintenance", "effect": "NoSchedule", **(request["spec"].get("taint") or {})}
             for holding in world.holdings():
@@ -145,11 +166,18 @@ class Latecomers:
                     continue
                 if any(holding.part.overlaps(part) for part in reach) and not tolerates(holding.tolerations, taint):
                     key = f"{uid} {holding.uid} {stamp(claim)}"
-                    for_s = f"for {now - since:.1f} s"
-                    text = (
-                        f"claim {holding.claim} was given {holding.device} of {name(request)}, ready for work {for_s}"
-                    )
-                    yield Suspicion("given while ready", key, text)
+                    ready = f"{name(request)}, ready for work for {now - since:.1f} s"
+                    text = f"claim {holding.claim} was given {holding.device} of {ready}"
+                    suspicion = Suspicion("given while ready", key, text)
+                    self._late.append(Late(now, revision(claim), uid, suspicion))
+
+    def weighed(self, now: float) -> Iterator[Suspicion]:
+        """Those that were right: both watches have had their time."""
+        for late in [each for each in self._late if now - each.at >= WATCHES_LAG_S]:
+            self._late.remove(late)
+            said = [ready for at, ready in self._said.get(late.request, []) if at <= late.revision]
+            if said and said[-1]:
+                yield late.suspicion
 
 
 def tolerates(tolerations: tuple[tuple[str, str, str, str], ...], taint: Mapping[str, Any]) -> bool:

@@ -181,7 +181,9 @@ class Observer:
             started = time.monotonic()
             with self._lock:
                 counts_s = self.fairness.step(started)
-                for wrong in (*self.programs.look(), *self.lease.look(self.world, started, datetime.now(UTC))):
+                clock = datetime.now(UTC)
+                late = self._late.weighed(started)
+                for wrong in (*self.programs.look(), *self.lease.look(self.world, started, clock), *late):
                     self._violated(wrong)
                 due = self._weigh(counts_s, started) if self.ready.is_set() else []
             if due:
@@ -288,7 +290,7 @@ class Observer:
             if kind == "request":
                 one = after or before
                 assert one is not None
-                self._late.requested(one["metadata"]["uid"], after, now)
+                self._late.requested(one, now, gone=after is None)
             if kind == "lease" and after is not None:
                 for wrong in self.lease.renewed(before, after, now):
                     self._violated(wrong)
@@ -302,8 +304,7 @@ class Observer:
                 if any(each.get("adminAccess") for each in results(after)):
                     self._admins.add(after["metadata"]["uid"])
                 grace_s = self.pace.excess_s(now - 30.0, now) + self.fairness.was_down("api", now - 30.0, now)
-                for wrong in self._late.allocated(self.world, after, now, grace_s=grace_s):
-                    self._violated(wrong)
+                self._late.allocated(self.world, after, now, grace_s=grace_s)
             if (
                 kind == "pod"
                 and after is not None

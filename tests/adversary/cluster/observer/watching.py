@@ -126,8 +126,8 @@ class Watching:
     def _take(self, type_: str, one: Object) -> None:
         kept: dict[str, Object] = getattr(self._world, KINDS[self.kind].kept_in)
         if type_ == "DELETED":
-            before = kept.pop(one["metadata"]["uid"], None)
-            self._changed(self.kind, before or one, None)
+            kept.pop(one["metadata"]["uid"], None)
+            self._changed(self.kind, one, None)
             return
         before = learn(self._world, self.kind, one)
         if before is None or revision(before) != revision(one):
