@@ -30,7 +30,7 @@ SLOW_CALLS = (
     "nvmlDeviceGetGpuInstances",
     "",
 )
-REPLICAS = ("operator-a", "operator-b")
+COMPONENTS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager", "etcd")
 
 
 class Action(NamedTuple):
@@ -78,8 +78,7 @@ class Chooser:
             (0.8, self._take_out), (0.8, self._replace),
             (1.5, self._slow), (0.8, self._hang), (1, self._by_hand), (5, self._heal),
             (1.5, self._kill_operator), (0.4, self._kill_both), (0.5, self._stop_for_a_while), (2, self._kill_agent),
-            (1, self._kill_kubelet), (0.6, self._kill_api), (0.5, self._kill_scheduler), (0.5, self._kill_controllers),
-            (0.3, self._kill_etcd), (0.2, self._switch_off),
+            (1, self._kill_kubelet), (1.9, self._kill_component), (0.2, self._switch_off),
         ]  # fmt: skip
 
     def next(self) -> Action:
@@ -389,17 +388,10 @@ class Chooser:
     def _kill_kubelet(self) -> Action:
         return Action("kill: kubelet", {"node": self._random.choice(NODES), "back_in_s": 2.0})
 
-    def _kill_api(self) -> Action:
-        return Action("kill: kube-apiserver", {})
-
-    def _kill_scheduler(self) -> Action:
-        return Action("kill: kube-scheduler", {})
-
-    def _kill_controllers(self) -> Action:
-        return Action("kill: kube-controller-manager", {})
-
-    def _kill_etcd(self) -> Action:
-        return Action("kill: etcd", {})
+    def _kill_component(self) -> Action:
+        """The ones that recover slowest least often."""
+        (name,) = self._random.choices(COMPONENTS, (3, 2, 2, 1))
+        return Action(f"kill: {name}", {})
 
     def _switch_off(self) -> Action:
         return Action(

@@ -55,11 +55,10 @@ class Cluster:
     processes: Processes
     observer: Observer
     kubeconfig: Path
-    operator_options: tuple[str, ...] = ()
     running: set[str] = field(default_factory=set)
 
     @classmethod
-    def up(cls, folder: Path, *, operator_options: tuple[str, ...] = ()) -> "Cluster":
+    def up(cls, folder: Path) -> "Cluster":
         """Start everything and return when all nodes have published their GPUs and an operator is ready."""
         version = binaries.kubernetes_version()
         settings = Settings(programs=binaries.find(*ALL, kubernetes=version), kubernetes=version, enter=DIES_WITH_US)
@@ -68,9 +67,7 @@ class Cluster:
         plane.start()
         nodes = {name: Node(sockets / name / "cdi", sockets / name / "gpus.json") for name in NODES}
         observer = Observer(access_of(plane), nodes)
-        cluster = cls(
-            folder, sockets, plane, Processes(folder / "programs"), observer, plane.kubeconfig, operator_options
-        )
+        cluster = cls(folder, sockets, plane, Processes(folder / "programs"), observer, plane.kubeconfig)
         try:
             (folder / "programs").mkdir()
             asyncio.run(cluster._install())
@@ -148,7 +145,7 @@ class Cluster:
             "--pending-after",
             "3",
         ]
-        argv += ["--listen", f"127.0.0.1:{ports.pick(taken=frozenset({self.plane.port}))}", *self.operator_options]
+        argv += ["--listen", f"127.0.0.1:{ports.pick(taken=frozenset({self.plane.port}))}"]
         self._start(name, argv)
         self.observer.up("replicas", grace_s=REPLICA_GRACE_S)
 

@@ -60,7 +60,6 @@ def run(
     *,
     first: Sequence[Action] = (),
     folder: Path | None = None,
-    operator_options: tuple[str, ...] = (),
     say: Say = print,
     stop_at_first: bool = False,
 ) -> Report:
@@ -74,7 +73,7 @@ def run(
         while time.monotonic() < until:
             yield chooser.next()
 
-    return _on_a_cluster(drawn, seed, folder, operator_options, say, stop_at_first=stop_at_first)
+    return _on_a_cluster(drawn, seed, folder, say, stop_at_first=stop_at_first)
 
 
 def replay(
@@ -82,7 +81,7 @@ def replay(
 ) -> Report:
     """Do again what was recorded."""
     say(f"cluster machine: {len(actions)} recorded actions")
-    return _on_a_cluster(lambda: iter(actions), None, folder, (), say, stop_at_first=stop_at_first)
+    return _on_a_cluster(lambda: iter(actions), None, folder, say, stop_at_first=stop_at_first)
 
 
 def together(records: Sequence[Sequence[Action]]) -> list[Action]:
@@ -135,14 +134,13 @@ def _on_a_cluster(
     drawn: Callable[[], Iterator[Action]],
     seed: int | None,
     folder: Path | None,
-    operator_options: tuple[str, ...],
     say: Say,
     *,
     stop_at_first: bool,
 ) -> Report:
     folder = folder or Path(tempfile.mkdtemp(prefix="adversary-"))
     report = Report(seed, folder)
-    cluster = Cluster.up(folder, operator_options=operator_options)
+    cluster = Cluster.up(folder)
     try:
         asyncio.run(_act(cluster, drawn(), report, say, stop_at_first=stop_at_first))
     finally:
