@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from draco.controller.view import ClusterView
 from draco.controller.workers.fair_queue import Urgency
 from draco.controller.workers.messages import (
+    OutOfMemory,
     OverBudget,
     ToRelease,
     Waiting,
@@ -46,7 +47,8 @@ COSTLY = f'{NUMBERS}.all(x, {NUMBERS}.exists(y, x == y)) && device.attributes["g
 class Lab:
     """Twenty nodes of two devices, and workers that are told of them."""
 
-    def __init__(self, **settings: float) -> None:
+    def __init__(self, memory_mib: int = 384, **settings: float) -> None:
+        self.memory_mib = memory_mib
         self.clock = SystemClock()
         self.view = ClusterView(Client(Connection("http://127.0.0.1:1")), None, clock=self.clock, random=Random(1))
         self.processes: list[FleetProcessHandle] = []
@@ -63,7 +65,7 @@ class Lab:
             self.put(self.view.slices, with_uuids(a_slice(f"node-{number}")))
 
     async def _start(self) -> FleetProcessHandle:
-        self.processes.append(await FleetProcessHandle.start())
+        self.processes.append(await FleetProcessHandle.start(self.memory_mib))
         return self.processes[-1]
 
     def put(self, informer: Informer, obj: object) -> None:  # type: ignore[type-arg]
@@ -79,8 +81,8 @@ class Lab:
 
 
 @asynccontextmanager
-async def a_lab(**settings: float) -> AsyncIterator[Lab]:
-    made = Lab(**settings)
+async def a_lab(*, memory_mib: int = 384, **settings: float) -> AsyncIterator[Lab]:
+    made = Lab(memory_mib, **settings)
     task = asyncio.create_task(made.workers.run())
     try:
         yield made
@@ -204,6 +206,14 @@ async def test_hostile_selectors_are_named_and_cost_nothing_again_while_others_a
         again = msgspec.structs.replace(hostile("bad-0"), metadata=a_claim("from-the-same-template").metadata)
         assert (await lab.ask(again, namespace="bad")).answer == refused[0].answer
         assert lab.workers.counts.cpu_s == before_s
+
+
+async def test_a_question_that_takes_too_much_memory_ends_alone() -> None:
+    async with a_lab(memory_mib=16, short_cpu_s=2.0) as lab:
+        huge = selecting("huge", "lists.range(900000).map(x, x + 1000).size() == 3")
+        assert (await lab.ask(huge)).answer == OutOfMemory()
+        assert isinstance((await lab.ask(a_claim("other"))).answer, Waiting)
+        assert (await lab.ask(huge)).cpu_s == 0.0, "it is remembered"
 
 
 async def test_a_worker_that_is_killed_is_replaced_and_its_question_answered() -> None:

@@ -5,7 +5,7 @@ what users write. It has one thread and opens nothing, so a child that is forked
 memory of the fleet is shared with the children until either writes to it.
 
 Started by `process` with a pipe for what is said to it and one for what it says: `python -m
-draco.controller.workers.fleet_process`.
+draco.controller.workers.fleet_process MIB`, with the memory that a child may take beyond what it shares.
 """
 
 import gc
@@ -28,7 +28,6 @@ from draco.allocation.fleet import Fleet
 from draco.cel.selector import compile_selector
 from draco.controller.workers.answering import serve, warm_up
 from draco.controller.workers.messages import (
-    MEMORY_MIB,
     Answer,
     Ask,
     Changes,
@@ -112,7 +111,8 @@ class _Child:
 class FleetProcess:
     """The loop: changes and questions in, answers out."""
 
-    def __init__(self, inbox: int, outbox: int) -> None:
+    def __init__(self, inbox: int, outbox: int, memory_mib: int) -> None:
+        self._memory_mib = memory_mib
         self._inbox = inbox
         self._outbox = outbox
         self._feed = FleetFeed(self._say)
@@ -196,7 +196,7 @@ class FleetProcess:
                     os.close(fd)
         os.nice(_NICER)
         _let_die_first()
-        _limit_memory()
+        _limit_memory(self._memory_mib)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # nothing more can be opened: no file, no connection
         warm_up(self._feed.fleet)
         serve(self._feed.fleet, self._feed.version, questions, answers)
@@ -261,9 +261,9 @@ def _let_die_first() -> None:
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")
 
 
-def _limit_memory() -> None:
+def _limit_memory(mib: int) -> None:
     taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    most = taken + (MEMORY_MIB << 20)
+    most = taken + (mib << 20)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
@@ -282,7 +282,7 @@ def main() -> None:
     compile_selector("true")  # reads the grammar: a child can open nothing
     outbox = os.dup(1)
     os.dup2(2, 1)  # whatever is printed by accident is no answer
-    FleetProcess(0, outbox).run()
+    FleetProcess(0, outbox, int(sys.argv[1])).run()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Final, Protocol, Self
 
-from draco.controller.workers.messages import Ask, Changes, Frames, Outward, frame, outward
+from draco.controller.workers.messages import MEMORY_MIB, Ask, Changes, Frames, Outward, frame, outward
 
 _AT_ONCE: Final = 1 << 18
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -46,11 +46,11 @@ class FleetProcessHandle:
         self._in, self._out = process.stdin, process.stdout
 
     @classmethod
-    async def start(cls) -> Self:
-        """Start one. Raises OSError."""
+    async def start(cls, memory_mib: int = MEMORY_MIB) -> Self:
+        """Start one whose children may take so much memory. Raises OSError."""
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "draco.controller.workers.fleet_process"),
+            *(sys.executable, "-P", "-m", "draco.controller.workers.fleet_process", str(memory_mib)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment,

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -28,7 +29,7 @@ from draco.controller.workers.pool import Answered, Workers, WorkerSettings
 from draco.controller.workers.process import ProcessEnded
 from draco.kube.client import Client
 from draco.kube.connection import Connection
-from draco.resources.claims import ResourceClaim
+from draco.resources.claims import CelSelector, DeviceSelector, ResourceClaim
 from tests.builders import a_claim, a_device_class, a_node, a_pod
 from tests.doubles.clock import ManualClock
 
@@ -167,6 +168,24 @@ async def test_a_costly_question_is_asked_again_with_more_and_keeps_no_other_wai
     await lab.ask("honest", namespace="honest")
     assert lab.names() == ["costly-0", "honest"]
     assert not any(each.done() for each in asked)
+
+
+async def test_a_question_of_much_text_waits_where_the_costly_ones_do(lab: Lab) -> None:
+    claim: ResourceClaim = a_claim("long", device_class="any")
+    (request,) = claim.spec.devices.requests
+    assert request.exactly is not None
+    selectors = [DeviceSelector(cel=CelSelector(expression=f"device.driver != '{'x' * 600}'"))] * 4
+    exactly = msgspec.structs.replace(request.exactly, selectors=selectors)
+    devices = msgspec.structs.replace(claim.spec.devices, requests=[msgspec.structs.replace(request, exactly=exactly)])
+    long = msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
+    lab.asked.append(
+        asyncio.create_task(lab.workers.ask(WhyWaiting(a_pod(), [long], "", 36), "default", Urgency.FIRST))
+    )
+    await lab.ask("short")
+    assert {name: ask.is_last for name, ask in zip(lab.names(), lab.process.asks, strict=True)} == {
+        "short": False,
+        "long": True,
+    }
 
 
 async def test_what_is_too_costly_is_remembered_until_the_claim_or_its_class_changes(lab: Lab) -> None:
