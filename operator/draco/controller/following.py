@@ -34,6 +34,8 @@ class FollowedFleet:
 
     def __init__(self) -> None:
         self.version = 0
+        self.devices = 0
+        """How many devices are published."""
         self._wakes: list[Callable[[], None]] = []
         self._when_unsaid: list[Callable[[], None]] = []
         self._informers: dict[str, Informer[Any]] = {}
@@ -61,11 +63,16 @@ class FollowedFleet:
     ) -> None:
         """Take in what these informers know and everything that they come to know."""
         self._follow(slices, lambda item: item.spec)
+        slices.subscribe(self._count_devices)
         if rules:
             self._follow(rules, lambda rule: rule.spec)
         self._follow(nodes, _of_node)
         self._follow(classes, lambda item: item.spec)
         self._follow(claims, _of_claim)
+
+    def _count_devices(self, change: Change[ResourceSlice]) -> None:
+        before, after = (len(each.spec.devices) if each else 0 for each in (change.before, change.after))
+        self.devices += after - before
 
     def class_spec(self, name: str) -> DeviceClassSpec | None:
         """What the class of that name says, if there is one."""

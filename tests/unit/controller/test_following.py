@@ -169,6 +169,15 @@ def test_a_process_that_starts_anew_is_told_everything_and_no_object_waits_twice
     )
 
 
+def test_devices_are_counted_as_they_come_and_go(view: ClusterView) -> None:
+    put(view.slices, a_slice("node-0"))
+    put(view.slices, a_slice("node-1"))
+    put(view.slices, a_slice("node-1", ["gpu-0"]))
+    assert view.followed.devices == 3
+    remove(view.slices, a_slice("node-0").metadata.name)
+    assert view.followed.devices == 1
+
+
 def test_what_has_been_said_is_known_while_more_changes(view: ClusterView) -> None:
     for number in range(4):
         put(view.nodes, a_node(f"node-{number}"))

@@ -121,6 +121,7 @@ class FleetProcess:
         self._children: dict[int, _Child] = {}  # by the pipe of their answers
         self._selector = selectors.DefaultSelector()
         self._selector.register(inbox, selectors.EVENT_READ)
+        self._is_trimmed = False
 
     def run(self) -> None:
         """Work until the operator's pipe ends."""
@@ -184,8 +185,11 @@ class FleetProcess:
         return child
 
     def _warm_up(self) -> None:
-        """Work out once what every child would have to."""
+        """Work out once what every child would have to, and give back what reading everything has left behind."""
         self._feed.fleet.recount(sys.maxsize)
+        if not self._is_trimmed:
+            self._is_trimmed = True
+            CDLL(None).malloc_trim(0)
 
     def _be_a_child(self, questions: int, answers: int) -> NoReturn:
         gc.freeze()  # a collection that walked the fleet would copy it

@@ -52,7 +52,7 @@ _LATE_S: Final = 5.0
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How many questions are answered at once, and what one may take."""
+    """How many questions are answered at once, and what one may take on up to `devices` devices; on more, so much more."""
 
     places: int = 2
     """Questions with a short budget that are answered at once; beside them one review, and one question with a long budget."""
@@ -60,6 +60,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     short_wall_s: float = 5.0
     long_cpu_s: float = 2.0
     long_wall_s: float = 15.0
+    devices: int = 50_000
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -95,6 +96,7 @@ class _Pending:
         self.failures = 0
         self.cpu_s = 0.0
         self.asked_s = 0.0
+        self.scale = 1.0
         self.future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
 
 
@@ -132,7 +134,11 @@ class Workers:
     @property
     def long_cpu_s(self) -> float:
         """What a question may take at most."""
-        return self._settings.long_cpu_s
+        return self._settings.long_cpu_s * self._scale
+
+    @property
+    def _scale(self) -> float:
+        return max(1.0, self._followed.devices / self._settings.devices)
 
     def may_ask(self, namespace: str) -> bool:
         """Whether the namespace has some of its budget left."""
@@ -278,6 +284,7 @@ class Workers:
         self._number += 1
         self._running[self._number] = pending
         pending.asked_s = now_s
+        pending.scale = self._scale
         self._queue_of(pending).hold(pending.namespace, self._cpu_s(pending), now_s)
         cpu_s, wall_s = self._cpu_s(pending), self._wall_s(pending)
         return Ask(self._number, pending.question, pending.version, cpu_s, wall_s, pending.is_long)
@@ -286,10 +293,10 @@ class Workers:
         return self._long if pending.is_long else self._short
 
     def _cpu_s(self, pending: _Pending) -> float:
-        return self._settings.long_cpu_s if pending.is_long else self._settings.short_cpu_s
+        return pending.scale * (self._settings.long_cpu_s if pending.is_long else self._settings.short_cpu_s)
 
     def _wall_s(self, pending: _Pending) -> float:
-        return self._settings.long_wall_s if pending.is_long else self._settings.short_wall_s
+        return pending.scale * (self._settings.long_wall_s if pending.is_long else self._settings.short_wall_s)
 
     def _finish(self, pending: _Pending, reply: Reply) -> None:
         """It has been answered, or will be asked once more."""

@@ -208,6 +208,13 @@ async def test_what_is_too_costly_is_remembered_until_the_claim_or_its_class_cha
     assert len(lab.process.asks) == 2
 
 
+async def test_on_very_many_devices_a_question_may_take_longer(lab: Lab) -> None:
+    lab.view.followed.devices = 2 * SETTINGS.devices
+    await lab.ask()
+    (ask,) = lab.process.asks
+    assert (ask.cpu_s, ask.wall_s, lab.workers.long_cpu_s) == (1.0, 10.0, 4.0)
+
+
 async def test_what_takes_too_much_memory_is_not_asked_again(lab: Lab) -> None:
     asked = await lab.ask()
     lab.process.answer(OutOfMemory())
