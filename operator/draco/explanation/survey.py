@@ -25,6 +25,8 @@ MAX_EXAMPLES: Final = 20
 MAX_HELD: Final = 512
 """Devices in use of which the holders are looked up."""
 _ORDER: Final = {cause: place for place, cause in enumerate(Cause)}
+_ANYWHERE: Final = frozenset({Cause.NOT_SELECTED, Cause.IN_USE})
+"""What is found of a device before its pool is looked at."""
 _NO_VIEW: Final = PoolView(key=PoolKey("", ""))
 
 
@@ -123,6 +125,7 @@ class _Surveyor:
         self._judge = Judge(fleet.inventory.selectors, fleet.state)
         self._trying = Trying(fleet, claims, asks, self._rows, self._ground)
         self._findings: dict[Hashable, tuple[Finding, ...]] = {}
+        self._anywhere: dict[tuple[int, Cause], tuple[Finding, ...]] = {}
         self._tallies: list[dict[Finding, Tally]] = [{} for _ in asks]
         self._best: dict[int, Seen] = {}
         self._sights: dict[tuple[int, bool], list[Seen]] = {}
@@ -241,6 +244,16 @@ class _Surveyor:
             findings = self._findings[key] = self._judged(_NO_VIEW, candidate, at_most)
         return findings
 
+    def _of_pool(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
+        """What is found of a device in another pool: as of like devices, where its pool does not come into it."""
+        key = (self._rows.codes[candidate.row], at_most)
+        findings = self._anywhere.get(key)
+        if findings is None:
+            findings = self._judged(view, candidate, at_most)
+            if all(each.cause in _ANYWHERE for each in findings):
+                self._anywhere[key] = findings
+        return findings
+
     def _judged(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
         return tuple([at_best(self._judge.finding(ask, view, candidate), at_most) for ask in self._asks])
 
@@ -251,7 +264,7 @@ class _Surveyor:
         if known is None:
             at_most = Cause.FREE if kind.open else Cause.NODE_RULES
             known = self._sights[key] = [
-                Seen(view, candidate, self._judged(view, candidate, at_most))
+                Seen(view, candidate, self._of_pool(view, candidate, at_most))
                 for view, candidate in kind.sight.candidates(self._fleet.nodes[kind.names[0]])
             ]
             for seen in known:

@@ -56,7 +56,7 @@ _AT_ONCE: Final = 1 << 20
 _IDLE_S: Final = 5.0
 """A child that nobody asks for so long ends: what it has written to is memory of its own."""
 _PR_SET_PDEATHSIG: Final = 1
-_NICER: Final = 10
+_NICER: Final = 5
 """Answers give way to the operator's own work, lease and probes among it."""
 _FIRST_TO_KILL: Final = "1000"
 """If memory runs out, the kernel ends a child rather than the operator."""
