@@ -6,7 +6,6 @@ different settings, can run in one process and one event loop.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from random import Random
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from draco.agent.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v
 from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint, PreparedClaim
 from draco.agent.claim_status import ClaimReporter
+from draco.agent.claim_work import ClaimWork
 from draco.agent.dividing import Dividing
 from draco.agent.dra_service import DraService
 from draco.agent.errors import AnotherPlugin, ClusterUnsuited, PrepareError
@@ -27,6 +27,7 @@ from draco.agent.guard import ProcessLock, refuse_beside_others
 from draco.agent.hardware import Hardware, View
 from draco.agent.health_service import HealthService
 from draco.agent.known_gpus import KnownGpus
+from draco.agent.lanes import Lanes
 from draco.agent.leftovers import KUBELET_RECORD, Leftovers, denies
 from draco.agent.metrics import Metrics
 from draco.agent.node_status import NodeReporter, Standing
@@ -72,9 +73,10 @@ async def run_agent(
 
     AnotherPlugin when the driver is already served on this node, SettingsError when the settings cannot work.
     """
-    nvml = Nvml() if library is None else Nvml(library)
+    clock = clock or SystemClock()
+    nvml = Nvml(*([] if library is None else [library]), monotonic=clock.monotonic)
     jitter = random or Random()  # noqa: S311 - spreads retries, guards nothing
-    agent = Agent(settings, client, nvml, clock=clock or SystemClock(), random=jitter, files=files or LocalFiles())
+    agent = Agent(settings, client, nvml, clock=clock, random=jitter, files=files or LocalFiles())
     await agent.run()
 
 
@@ -92,7 +94,7 @@ class Agent:
         self._sockets = sockets(settings.kubelet_dir, settings.driver)
         self._log = log.bind(node=settings.node_name)
         self._metrics = Metrics()
-        self._claims_thread = ThreadPoolExecutor(1, thread_name_prefix="claims")
+        self._lanes = Lanes(calling=lambda: nvml.calling, reach=nvml.reach, clock=clock)
         self._checkpoint = Checkpoint(settings.state_folder / CHECKPOINT, files, boot_id="")
         self._boot_id = checkpoint.boot_id(settings.proc_root)
         self._cdi = CdiFolder(
@@ -116,7 +118,7 @@ class Agent:
             boot_id=self._boot_id,
             proc=settings.proc_root,
             device_root=settings.device_root,
-            in_thread=self._in_thread,
+            on_gpu=lambda uuid, work: self._lanes.with_driver(work, {uuid}),
             shown=self._divisions_shown,
             changed=self._worked_on,
             gone=self._gpunode_deleted,
@@ -129,7 +131,7 @@ class Agent:
         )
         self._known = KnownGpus(
             self._checkpoint,
-            in_thread=self._in_thread,
+            in_thread=self._lanes.on_record,
             forgotten=lambda: self._dividing.keeper.forgotten,
             promised=lambda: frozenset(self._dividing.promised),
         )
@@ -148,6 +150,7 @@ class Agent:
             rescan_s=settings.rescan_s,
             retry_s=settings.nvml_retry_s,
             event_wait_s=settings.event_wait_s,
+            limit_s=settings.nvml_limit_s,
         )
         self._publisher = SlicePublisher(
             client,
@@ -188,28 +191,30 @@ class Agent:
             view=lambda: self._hardware.view,
             show_again=self._hardware.show_again,
             kubelet_denies=lambda uid: denies(settings.kubelet_dir / KUBELET_RECORD, uid),
-            in_thread=self._in_thread,
+            on_record=self._lanes.on_record,
+            with_driver=self._lanes.with_driver,
             tell=self._tell,
             rewritten=self._claim_reporter.touch,
             clock=clock,
             random=random,
         )
-        self._desk = ClaimDesk(
+        desk = ClaimDesk(
             self._checkpoint,
             self._cdi,
             driver=settings.driver,
             pool=settings.node_name,
             instances=self._dividing.instances,
         )
+        self._work = ClaimWork(
+            desk, self._checkpoint, self._lanes, driver=settings.driver, view=lambda: self._hardware.view
+        )
         self._plugin = self._make_plugin()
 
     def _make_plugin(self) -> Plugin:
         service = DraService(
             self._client,
-            self._desk,
+            self._work,
             driver=self._settings.driver,
-            view=lambda: self._hardware.view,
-            claims=self._claims_thread,
             changed=self._claim_changed,
             hindrance=lambda: self._giving_way,
             metrics=self._metrics,
@@ -248,7 +253,7 @@ class Agent:
             await self._events.flush(REFUSAL_S)
             raise
         finally:
-            self._claims_thread.shutdown(wait=False)
+            self._lanes.close()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -257,20 +262,27 @@ class Agent:
             tasks.create_task(self._hardware.run(), name="hardware")
             tasks.create_task(self._events.run(), name="events")
             if self._settings.listen:
-                serving = endpoints.serve(*self._settings.listen, lacking=self._lacking, metrics=self._metrics_text)
+                serving = endpoints.serve(
+                    *self._settings.listen, stuck=self._lanes.stuck, lacking=self._lacking, metrics=self._metrics_text
+                )
                 tasks.create_task(serving, name="endpoints")
             tasks.create_task(self._report(), name="gpunode")
             tasks.create_task(self._publish(), name="slices")
             tasks.create_task(self._startup.name(), name="names")
             await self._hardware.ready.wait()
-            await self._startup.recover()
-            self._divided_anew()
+            recovering = tasks.create_task(self._recover(), name="recovery")
+            await self._hardware.unless_hanging(recovering)
+            await self._startup.trusted.wait()
             tasks.create_task(self._startup.keep(), name="minors")
             tasks.create_task(self._dividing.keeper.run(), name="partitions")
             tasks.create_task(self._claim_reporter.run(), name="claim status")
             tasks.create_task(self._plugin.run(), name="plugin")
             tasks.create_task(self._leftovers().run(), name="leftovers")
             self._claim_reporter.touch_all()
+
+    async def _recover(self) -> None:
+        await self._startup.recover()
+        self._divided_anew()
 
     async def _report(self) -> None:
         """Report, once it is known whose the instances are and what the cluster can do.
@@ -320,7 +332,7 @@ class Agent:
 
     async def _give_up(self, claim: PreparedClaim) -> None:
         try:
-            await self._in_thread(self._desk.unprepare, claim.uid)
+            await self._work.unprepare(claim.uid)
         except PrepareError as error:
             self._log.warning("claim.not_unprepared", claim=str(claim), uid=claim.uid, error=str(error))
             return
@@ -333,9 +345,6 @@ class Agent:
 
     async def _persistently(self, event: str, attempt: Callable[[], Awaitable[T]]) -> T:
         return await persistently(event, attempt, clock=self._clock, random=self._random)
-
-    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._claims_thread, work, *args)
 
     # Who is told of what
 
@@ -416,6 +425,8 @@ class Agent:
     def _lacking(self) -> list[str]:
         """What keeps the agent from being ready. That kubelet has not registered us is its own business."""
         sentences = [] if self._plugin.serving.is_set() else ["Kubelet's sockets are not served yet."]
+        if self._hardware.view.hang is not None:
+            sentences.append(self._hardware.view.fault)
         if self._giving_way:
             return [*sentences, self._giving_way]
         return sentences if self._publisher.published else [*sentences, self._publisher.problem]
@@ -426,6 +437,7 @@ class Agent:
             claims=standing.claims,
             generation=standing.published.generation if standing.published else 0,
             registered=standing.registration.accepted,
+            reading_age_s=self._hardware.reading_age_s,
         )
         self._metrics.divisions(standing.divisions.values())
         return self._metrics.render()

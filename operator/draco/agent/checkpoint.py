@@ -13,6 +13,7 @@ and written as a journal with the first change. An older agent takes a journal f
 """
 
 import hashlib
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
@@ -205,12 +206,15 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint:
-    """Claims, instances and known GPUs of one node, in memory and on disk. Written by one thread at a time; others may read.
+    """Claims, instances and known GPUs of one node, in memory and on disk.
 
+    Any thread may read and write. Who writes by what it has read, here or in CDI specs, holds `lock` meanwhile, and asks NVML
+    nothing while it does: the driver may never answer.
     `boot_id` is the boot in which the minor numbers on record were right; "" when nothing was ever recorded.
     """
 
     def __init__(self, path: Path, files: Files, *, boot_id: str, claims: Iterable[PreparedClaim] = ()) -> None:
+        self.lock = threading.RLock()
         self._journal = Journal(path, files)
         self._state = _State(boot_id=boot_id, claims={claim.uid: claim for claim in claims})
 
@@ -248,7 +252,8 @@ class Checkpoint:
         """Record exactly these GPUs; raises OSError and changes nothing when the disk refuses."""
         known = {one.uuid: one for one in gpus}
         change = _Change(gpus=[_as_written(one) for one in known.values()])
-        self._make(change, msgspec.structs.replace(self._state, gpus=known))
+        with self.lock:
+            self._make(change, msgspec.structs.replace(self._state, gpus=known))
 
     def change(
         self,
@@ -263,7 +268,8 @@ class Checkpoint:
         What is on record already is not written again.
         """
         change = _Change(put=list(put), drop=list(drop), own=list(own), disown=list(disown))
-        self._make(change, self._state.after(change))
+        with self.lock:
+            self._make(change, self._state.after(change))
 
     def _make(self, change: _Change, after: _State) -> None:
         if after == self._state:
@@ -289,12 +295,13 @@ class Checkpoint:
         instances: Iterable[OwnedInstance] | None = None,
     ) -> None:
         """Record exactly these claims, right in that boot; and exactly these instances, unless None are given."""
-        kept = self._state.instances if instances is None else {one.key: one for one in instances}
-        after = msgspec.structs.replace(
-            self._state, boot_id=boot_id, claims={claim.uid: claim for claim in claims}, instances=kept
-        )
-        self._rewrite(after)
-        self._state = after
+        with self.lock:
+            kept = self._state.instances if instances is None else {one.key: one for one in instances}
+            after = msgspec.structs.replace(
+                self._state, boot_id=boot_id, claims={claim.uid: claim for claim in claims}, instances=kept
+            )
+            self._rewrite(after)
+            self._state = after
 
     def _rewrite(self, state: _State) -> None:
         self._journal.rewrite(msgspec.json.encode(state.as_change()), keep_free=_reserve(state))

@@ -135,11 +135,24 @@ class ClaimInstances:
             try:
                 if self._inventory.divided(device.gpu):
                     self._undivide(intent, device, self._desk.settle(device.gpu))
+                elif seen.mode.enabled:  # somebody has turned it off since
+                    self._desk.settle(device.gpu)
             except (NvmlError, StillHeld) as error:
                 who = self._who(error, [device.gpu]) or "Kubelet tries again."
                 raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {error} {who}") from error
             except OSError as error:
                 raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {_refusal(error)}") from error
+
+    def seen_whole(self, intent: PreparedClaim) -> None:
+        """Refuse what was divided when it was last looked at. NVML is not asked."""
+        for device in intent.devices:
+            seen = self._inventory.known(device.gpu)
+            if device.admin or seen is None or seen.mode is None or not seen.mode.enabled:
+                continue
+            raise PrepareError(
+                f"Claim {intent} cannot have all of {device.device} now: it was divided when it was last looked at, and NVML "
+                "does not answer. Kubelet tries again."
+            )
 
     def _undivide(self, intent: PreparedClaim, device: PreparedDevice, seen: Seen) -> None:
         if seen.mode is None or not seen.mode.enabled:

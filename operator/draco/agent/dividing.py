@@ -17,7 +17,7 @@ from draco.agent.holdings import Keeping, keeping, remains
 from draco.agent.instances import GpuMig, Held, PlacementKey
 from draco.agent.mig_desk import NOBODY_LISTED, MigDesk
 from draco.agent.mig_inventory import UNFINISHED, MigInventory
-from draco.agent.mig_keeper import InThread, MigKeeper
+from draco.agent.mig_keeper import MigKeeper, OnGpu
 from draco.agent.mig_layout import LayoutDesk
 from draco.agent.nvml import Nvml
 from draco.agent.nvml_instances import NvmlInstances
@@ -43,7 +43,7 @@ class Dividing:
         boot_id: str,
         proc: Path,
         device_root: Path,
-        in_thread: InThread,
+        on_gpu: OnGpu,
         shown: Callable[[], None],
         changed: Callable[[GpuUuid], Awaitable[None]],
         gone: Callable[[], None],
@@ -60,7 +60,7 @@ class Dividing:
             node=node,
             layouts=LayoutDesk(record, self.inventory, desk, self.instances),
             divisions=lambda: self.divisions,
-            in_thread=in_thread,
+            on_gpu=on_gpu,
             changed=changed,
             gone=gone,
             clock=clock,

@@ -1,25 +1,23 @@
 """Kubelet's calls to prepare claims and to give them up.
 
 Owns the answers: one per claim, an error never spoiling the other claims of the call, and all of them within kubelet's patience.
-The work itself is `prepare`'s, done in one thread, one claim at a time; reading claims from the API server is not serialised.
+The work itself is `claim_work`'s.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 from google.protobuf.message import Message
 
 from draco.agent.cdi import device_id
 from draco.agent.checkpoint import PreparedClaim
+from draco.agent.claim_work import ClaimWork
 from draco.agent.errors import InstanceHeld, PrepareError
-from draco.agent.hardware import View
 from draco.agent.metrics import Metrics
-from draco.agent.prepare import ClaimDesk
 from draco.kube.client import Client
 from draco.kube.clock import Clock
 from draco.kube.errors import ApiError, NotFound
@@ -30,8 +28,6 @@ from draco.resources.meta import ObjectKey
 from draco.resources.names import ClaimUid
 
 log = structlog.get_logger()
-
-T = TypeVar("T")
 
 DEADLINE_S = 40.0
 """Kubelet gives a call 45 s; an answer that comes later is lost, and with it the reason."""
@@ -44,18 +40,16 @@ READ_TIMEOUT_S = 8.0
 class DraService:
     """Behaviours of the DRAPlugin service, for every version of its messages.
 
-    `claims` is the thread in which `desk` is used. `changed` is called with each claim that was prepared or given up.
-    `hindrance` says why no claim may be prepared now, "" when nothing is in the way.
+    `changed` is called with each claim that was prepared or given up. `hindrance` says why no claim may be prepared now, "" when
+    nothing is in the way.
     """
 
     def __init__(
         self,
         client: Client,
-        desk: ClaimDesk,
+        work: ClaimWork,
         *,
         driver: str,
-        view: Callable[[], View],
-        claims: ThreadPoolExecutor,
         changed: Callable[[PreparedClaim], None],
         hindrance: Callable[[], str] = str,
         metrics: Metrics,
@@ -64,10 +58,8 @@ class DraService:
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._client = client
-        self._desk = desk
+        self._work = work
         self._driver = driver
-        self._view = view
-        self._claims = claims
         self._changed = changed
         self._hindrance = hindrance
         self._metrics = metrics
@@ -100,8 +92,7 @@ class DraService:
             self._refuse_if_hindered(name)
             async with asyncio.timeout(self._deadline_s):
                 allocated = await self._read(ObjectKey(claim.namespace, claim.name), ClaimUid(claim.uid))
-                # The GPUs as they are when its turn comes: a fault may have come meanwhile.
-                prepared = await self._in_thread(lambda: self._desk.prepare(allocated, self._gpus(name)))
+                prepared = await self._work.prepare(allocated)
             devices = [self._device(prepared, index, messages) for index in range(len(prepared.devices))]
             log.info("claim.prepared", claim=name, uid=claim.uid, devices=[one.device for one in prepared.devices])
             self._changed(prepared)
@@ -121,12 +112,6 @@ class DraService:
     def _refuse_if_hindered(self, name: str) -> None:
         if hindrance := self._hindrance():
             raise PrepareError(f"Claim {name} cannot be prepared: {hindrance}")
-
-    def _gpus(self, name: str) -> Mapping[str, Any]:
-        view = self._view()
-        if view.driver is None:
-            raise PrepareError(f"Claim {name} cannot be prepared: {view.fault}")
-        return view.by_device
 
     def _device(self, claim: PreparedClaim, index: int, messages: ModuleType) -> Message:
         device = claim.devices[index]
@@ -188,14 +173,10 @@ class DraService:
         said = ""
         for pause_s in HELD_PAUSES_S:
             try:
-                return await self._in_thread(self._desk.unprepare, uid)
+                return await self._work.unprepare(uid)
             except InstanceHeld as error:
                 if str(error) != said:
                     log.info("claim.instance_held", uid=uid, error=str(error), again_in_s=pause_s)
                 said = str(error)
             await self._clock.sleep(pause_s)
-        return await self._in_thread(self._desk.unprepare, uid)
-
-    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
-        """Run in the claims thread. What has begun there is finished even if the caller has gone."""
-        return await asyncio.get_running_loop().run_in_executor(self._claims, work, *args)
+        return await self._work.unprepare(uid)

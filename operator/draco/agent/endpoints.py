@@ -11,11 +11,22 @@ from aiohttp import web
 from draco.agent.errors import SettingsError
 
 
-async def serve(host: str, port: int, *, lacking: Callable[[], list[str]], metrics: Callable[[], bytes]) -> None:
-    """Serve until cancelled; without a host on every address. `lacking` says in sentences what keeps it from being ready."""
+async def serve(
+    host: str,
+    port: int,
+    *,
+    stuck: Callable[[], str],
+    lacking: Callable[[], list[str]],
+    metrics: Callable[[], bytes],
+) -> None:
+    """Serve until cancelled; without a host on every address. `lacking` says in sentences what keeps it from being ready.
+
+    `stuck` says what only another process would mend.
+    """
 
     async def livez(_request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        sentence = stuck()
+        return web.Response(status=503 if sentence else 200, text=f"{sentence or 'ok'}\n")
 
     async def readyz(_request: web.Request) -> web.Response:
         sentences = lacking()

@@ -72,7 +72,7 @@ def reports(view: View) -> list[DeviceReport]:
 
 
 def _report(gpu: Gpu, unread: str, at: int) -> DeviceReport:
-    if gpu.fault is not None:
+    if gpu.fault is not None and gpu.health.state is HealthState.UNHEALTHY:
         return DeviceReport(device_name(gpu), HealthState.UNHEALTHY, gpu.fault.message, at)
     if unread:
         return DeviceReport(device_name(gpu), HealthState.UNKNOWN, unread, at)

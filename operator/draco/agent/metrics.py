@@ -43,6 +43,11 @@ class Metrics:
         self._generation = Gauge(
             "draco_agent_pool_generation", "Generation of the published pool, 0 for none.", registry=self._registry
         )
+        self._reading_age = Gauge(
+            "draco_agent_nvml_reading_age_seconds",
+            "Seconds since the GPUs were last read; it grows while NVML hangs or there is no driver.",
+            registry=self._registry,
+        )
         self._registered = Gauge(
             "draco_agent_registered", "1 when kubelet has accepted this driver.", registry=self._registry
         )
@@ -70,11 +75,12 @@ class Metrics:
             self._instances.labels(use.value).set(uses.count(use))
         self._unsettled.set(sum(one.dirty for one in known))
 
-    def state(self, *, claims: int, generation: int, registered: bool) -> None:
+    def state(self, *, claims: int, generation: int, registered: bool, reading_age_s: float) -> None:
         """Where the agent stands."""
         self._claims.set(claims)
         self._generation.set(generation)
         self._registered.set(registered)
+        self._reading_age.set(reading_age_s)
 
     def render(self) -> bytes:
         """The text format."""

@@ -29,8 +29,8 @@ from draco.resources.names import FORGET_GPU, GpuUuid
 log = structlog.get_logger()
 
 ABSENT_S = 60.0
-InThread = Callable[[Callable[[], str]], Awaitable[str]]
-"""Runs work in the thread that prepares claims."""
+OnGpu = Callable[[GpuUuid, Callable[[], str]], Awaitable[str]]
+"""Runs work on a GPU where claims of partitions are prepared, and while no claim of that GPU is."""
 
 _Facts = tuple[bool, bool, frozenset[PlacementKey]]
 """What of a GPU others may change: the MIG mode, whether another one is pending, and which instances there are."""
@@ -50,7 +50,7 @@ class MigKeeper:
         node: str,
         layouts: LayoutDesk,
         divisions: Callable[[], Mapping[GpuUuid, GpuMig]],
-        in_thread: InThread,
+        on_gpu: OnGpu,
         changed: Callable[[GpuUuid], Awaitable[None]],
         gone: Callable[[], None] = lambda: None,
         clock: Clock,
@@ -65,7 +65,7 @@ class MigKeeper:
         self._node = node
         self._layouts = layouts
         self._divisions = divisions
-        self._in_thread = in_thread
+        self._on_gpu = on_gpu
         self._changed = changed
         self._gone = gone
         self._random = random
@@ -147,10 +147,10 @@ class MigKeeper:
         if uuid not in self._divisions():
             return None
         if self.wanted is None:
-            note = await self._in_thread(lambda: self._layouts.keep(uuid))
+            note = await self._on_gpu(uuid, lambda: self._layouts.keep(uuid))
         else:
             wanted, promised = self.wanted.get(uuid), self.promised.get(uuid, ())
-            note = await self._in_thread(lambda: self._layouts.apply(uuid, wanted, promised))
+            note = await self._on_gpu(uuid, lambda: self._layouts.apply(uuid, wanted, promised))
         await self._changed(uuid)
         division = self._divisions().get(uuid)
         if division is None:  # it has left the node meanwhile

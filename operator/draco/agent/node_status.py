@@ -13,7 +13,7 @@ from draco import __version__
 from draco.agent import mig_report
 from draco.agent.checkpoint import PreparedClaim
 from draco.agent.conditions import merged
-from draco.agent.hardware import View
+from draco.agent.hardware import DRIVER_HANGS, View
 from draco.agent.health_service import reports
 from draco.agent.instances import GpuMig
 from draco.agent.plugin import Contest, Registration
@@ -90,7 +90,11 @@ def status(standing: Standing, *, generation: int) -> GpuNodeStatus:
 def _conditions(standing: Standing) -> list[Condition]:
     view, published, registration = standing.view, standing.published, standing.registration
     readable = _condition(
-        "Readable", view.driver is not None and not view.fault, "DriverAnswers", "Unreadable", view.fault
+        "Readable",
+        view.driver is not None and not view.fault,
+        "DriverAnswers",
+        "Unreadable" if view.hang is None else DRIVER_HANGS,
+        view.fault,
     )
     if view.unidentified and readable.status == "True":
         sentence = "; ".join(f"GPU {one.index}: {one.message}" for one in view.unidentified)

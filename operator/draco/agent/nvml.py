@@ -7,10 +7,12 @@ thread may wait for events without it, and must have stopped before the session 
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pynvml
@@ -41,6 +43,15 @@ from draco.agent.nvml_errors import (
     ResetRequired,
     translated,
 )
+from draco.agent.nvml_words import (
+    ADDRESSING_MODES,
+    ARCHITECTURES,
+    BRANDS,
+    EVENT_KINDS,
+    RECOVERY_ACTIONS,
+    REMAP_FAILED,
+    WATCHED,
+)
 from draco.resources.names import GpuUuid
 
 T = TypeVar("T")
@@ -60,10 +71,24 @@ __all__ = [
 ]
 
 
+class Call(NamedTuple):
+    """A call that is going on, the GPU it is about ("" for none, or not known), and since when, in monotonic seconds."""
+
+    function: str
+    gpu: str
+    since_s: float
+
+    def __str__(self) -> str:
+        return f"NVML's {self.function}" + (f" for GPU {self.gpu}" if self.gpu else "")
+
+
 class Nvml:
     """A session with NVML. `library` is the module pynvml, or any object with its functions."""
 
-    def __init__(self, library: Any = pynvml) -> None:
+    def __init__(self, library: Any = pynvml, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._calls: dict[int, Call] = {}  # by thread
+        self._subjects: dict[int, str] = {}  # by thread: the GPU it asked about last
         self.lock = threading.RLock()
         self._given_up = threading.Condition(self.lock)
         self.sessions = 0
@@ -75,6 +100,11 @@ class Nvml:
         self._handles: dict[GpuUuid, Any] = {}
         self._events: _Subscription | None = None
         self._remap_failed: set[GpuUuid] = set()
+
+    def reach(self) -> None:
+        """Return when nobody holds the lock."""
+        with self.lock:
+            return
 
     def open(self) -> None:
         """Start the session; DriverMissing when the node has no working driver."""
@@ -91,7 +121,8 @@ class Nvml:
             return
         self._open = False
         try:
-            self._library.nvmlShutdown()
+            with self._going_on("nvmlShutdown", ()):
+                self._library.nvmlShutdown()
         except pynvml.NVMLError:
             return  # a reloaded driver knows nothing of this session, so there is nothing to end
 
@@ -308,16 +339,42 @@ class Nvml:
     def call(self, function: str, *args: Any, **options: Any) -> Any:
         """What the function answers; an NvmlError with one sentence when it refuses."""
         try:
-            return getattr(self._library, function)(*args, **options)
+            with self._going_on(function, args):
+                return getattr(self._library, function)(*args, **options)
         except pynvml.NVMLError as error:
             raise translated(error, function, gpu=self._meant(args)) from error
+
+    @property
+    def calling(self) -> Call | None:
+        """The call that has been going on for longest. In any thread."""
+        return min(tuple(self._calls.values()), key=lambda one: one.since_s, default=None)
+
+    @contextmanager
+    def _going_on(self, function: str, args: tuple[Any, ...]) -> Iterator[None]:
+        thread = threading.get_ident()
+        waits_s = args[1] / 1000 if function == "nvmlEventSetWait_v2" else 0.0  # it may take as long as it was told to
+        self._calls[thread] = Call(function, self._about(thread, function, args), self._monotonic() + waits_s)
+        try:
+            yield
+        finally:
+            del self._calls[thread]
+
+    def _about(self, thread: int, function: str, args: tuple[Any, ...]) -> str:
+        """The UUID of the GPU that a call concerns: also where it is given an instance of the GPU that was asked about before."""
+        if function == "nvmlDeviceGetHandleByIndex":
+            known = self._seen.get(int(args[0]))
+            self._subjects[thread] = known.uuid if known else ""
+        elif not function.startswith(("nvmlDevice", "nvmlGpuInstance", "nvmlComputeInstance")) or not args:
+            self._subjects[thread] = ""
+        else:
+            self._subjects[thread] = self._meant(args) or self._subjects.get(thread, "")
+        return self._subjects[thread]
 
     def _meant(self, args: tuple[Any, ...]) -> str:
         """The UUID of the GPU that a call is about; "" when it is about none, or about an instance."""
         about = args[0] if args else None
-        return (
-            about if isinstance(about, str) else next((uuid for uuid, one in self._handles.items() if one is about), "")
-        )
+        handles = tuple(self._handles.items())  # another thread may add one
+        return about if isinstance(about, str) else next((uuid for uuid, one in handles if one is about), "")
 
 
 class _Subscription:
@@ -353,88 +410,4 @@ def _troubled(known: Gpu, error: NvmlError) -> Gpu:
 
 _FAULTS: Mapping[type[NvmlError], str] = MappingProxyType(
     {GpuLost: faults.LOST, GpuUnknown: faults.NOT_FOUND, ResetRequired: faults.NEEDS_RESET}
-)
-REMAP_FAILED = GpuFault(faults.REMAP_FAILED, "A broken memory row could not be remapped; replace the GPU.")
-
-# Spelled as NVIDIA's DRA driver spells them in its attributes.
-BRANDS: Mapping[int, str] = MappingProxyType(
-    {
-        pynvml.NVML_BRAND_QUADRO: "Quadro",
-        pynvml.NVML_BRAND_TESLA: "Tesla",
-        pynvml.NVML_BRAND_NVS: "NVS",
-        pynvml.NVML_BRAND_GRID: "Grid",
-        pynvml.NVML_BRAND_GEFORCE: "GeForce",
-        pynvml.NVML_BRAND_TITAN: "Titan",
-        pynvml.NVML_BRAND_NVIDIA_VAPPS: "NvidiaVApps",
-        pynvml.NVML_BRAND_NVIDIA_VPC: "NvidiaVPC",
-        pynvml.NVML_BRAND_NVIDIA_VCS: "NvidiaVCS",
-        pynvml.NVML_BRAND_NVIDIA_VWS: "NvidiaVWS",
-        pynvml.NVML_BRAND_NVIDIA_CLOUD_GAMING: "NvidiaCloudGaming",
-        pynvml.NVML_BRAND_QUADRO_RTX: "QuadroRTX",
-        pynvml.NVML_BRAND_NVIDIA_RTX: "NvidiaRTX",
-        pynvml.NVML_BRAND_NVIDIA: "Nvidia",
-        pynvml.NVML_BRAND_GEFORCE_RTX: "GeForceRTX",
-        pynvml.NVML_BRAND_TITAN_RTX: "TitanRTX",
-    }
-)
-ARCHITECTURES: Mapping[int, str] = MappingProxyType(
-    {
-        pynvml.NVML_DEVICE_ARCH_KEPLER: "Kepler",
-        pynvml.NVML_DEVICE_ARCH_MAXWELL: "Maxwell",
-        pynvml.NVML_DEVICE_ARCH_PASCAL: "Pascal",
-        pynvml.NVML_DEVICE_ARCH_VOLTA: "Volta",
-        pynvml.NVML_DEVICE_ARCH_TURING: "Turing",
-        pynvml.NVML_DEVICE_ARCH_AMPERE: "Ampere",
-        pynvml.NVML_DEVICE_ARCH_ADA: "Ada Lovelace",
-        pynvml.NVML_DEVICE_ARCH_HOPPER: "Hopper",
-        pynvml.NVML_DEVICE_ARCH_BLACKWELL: "Blackwell",
-    }
-)
-ADDRESSING_MODES: Mapping[int | None, str] = MappingProxyType(
-    {
-        pynvml.NVML_DEVICE_ADDRESSING_MODE_NONE: "None",
-        pynvml.NVML_DEVICE_ADDRESSING_MODE_HMM: "HMM",
-        pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS: "ATS",
-    }
-)
-
-EVENT_KINDS: Mapping[int, EventKind] = MappingProxyType(
-    {
-        pynvml.nvmlEventTypeXidCriticalError: EventKind.XID,
-        pynvml.nvmlEventTypeSingleBitEccErrorStorm: EventKind.CORRECTED_ECC,
-        pynvml.nvmlEventTypeDoubleBitEccError: EventKind.UNCORRECTED_ECC,
-        pynvml.nvmlEventTypeGpuRecoveryAction: EventKind.RECOVERY_ACTION,
-        pynvml.nvmlEventMigConfigChange: EventKind.MIG_CHANGED,
-        pynvml.nvmlEventTypeNonFatalPoisonError: EventKind.POISON,
-        pynvml.nvmlEventTypeFatalPoisonError: EventKind.POISON,
-        pynvml.nvmlEventTypeGpuUnavailableError: EventKind.UNAVAILABLE,
-    }
-)
-WATCHED = sum(EVENT_KINDS)
-
-RECOVERY_ACTIONS: Mapping[int, GpuFault] = MappingProxyType(
-    {
-        pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: GpuFault(
-            faults.NEEDS_RESET, "The GPU needs a reset; drain it and run `nvidia-smi --gpu-reset`."
-        ),
-        pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: GpuFault(
-            faults.NEEDS_REBOOT, "The GPU needs a reboot of its node."
-        ),
-        pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: GpuFault(
-            faults.NEEDS_DRAIN_P2P, "The GPU needs all work that uses peer access to it to end."
-        ),
-        pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: GpuFault(
-            faults.NEEDS_DRAIN_AND_RESET,
-            "The GPU runs with less than its full capability; let its work end, then reset it.",
-        ),
-        pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: GpuFault(
-            faults.NEEDS_IMEX_RECOVERY, "The GPU needs its IMEX domain to be recovered."
-        ),
-        pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: GpuFault(
-            faults.NEEDS_BUS_RESET, "The GPU needs a reset of its PCI bus."
-        ),
-        pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: GpuFault(
-            faults.NEEDS_SYSTEM_REBOOT, "The GPU needs a reboot of the whole system."
-        ),
-    }
 )

@@ -1,7 +1,8 @@
 """Preparing claims and giving them up: from an allocated claim to a recorded one with its CDI spec, and back.
 
 Owns the order of the steps, and that no device is given to two claims. Reads no API server: a claim comes in as it was read.
-All methods block on the disk, and on NVML where instances are made; one thread calls them, one call at a time.
+All methods block on the disk, and on NVML where instances are made. No two are called at a time that are about one claim, or that
+prepare claims of one GPU: `claim_work` sees to that.
 
 The order makes every crash harmless. Preparing: intent on record, spec written, claim on record as prepared; an intent found at
 start is undone, since kubelet was never told. Giving up: spec removed, then the record; a claim found on record without its
@@ -9,9 +10,9 @@ spec gets it back, since kubelet will ask again. Where partitions are in a claim
 spec, and destroyed between spec and record, in steps that are on record too (`claim_instances`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -160,6 +161,17 @@ def ground(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances | None
     )
 
 
+class Checks(NamedTuple):
+    """How it is made sure that the GPUs of a claim are where they are said to be, and undivided where it has all of them."""
+
+    verify: Callable[[PreparedClaim, Mapping[GpuUuid, Gpu]], None]
+    whole: Callable[[PreparedClaim], None]
+
+
+def _unchecked(_claim: PreparedClaim, _gpus: object = None) -> None:
+    """There is nothing to ask, or nobody."""
+
+
 class ClaimDesk:
     """The claims of one node: prepares them and gives them up. Without `instances` only claims of whole GPUs."""
 
@@ -173,6 +185,11 @@ class ClaimDesk:
         instances: ClaimInstances | None = None,
     ) -> None:
         self._instances = instances
+        self._asking = Checks(_unchecked, _unchecked)
+        self._not_asking = self._asking
+        if instances is not None:
+            self._asking = Checks(instances.verify, instances.whole)
+            self._not_asking = Checks(_unchecked, instances.seen_whole)
         self._checkpoint = checkpoint
         self._cdi = cdi
         self._driver = driver
@@ -182,19 +199,46 @@ class ClaimDesk:
         """Prepare an allocated claim; a claim that is prepared already is returned as it is. Raises PrepareError."""
         results = claim.status.allocation.devices.results if claim.status.allocation else []
         with self._lock(read_partition_name(result.device) is not None for result in results):
-            known = self._checkpoint.claims.get(ClaimUid(claim.metadata.uid))
-            if known is not None and known.state is ClaimState.PREPARED:
-                return self._again(known, claim, gpus)
-            if known is not None and known.state is ClaimState.RELEASING:
-                self.unprepare(known.uid)
-            intent = plan(claim, driver=self._driver, pool=self._pool, gpus=gpus)
-            refusal = conflict(intent, self._checkpoint.claims.values()) or sick(intent, gpus)
-            if refusal:
-                raise PrepareError(refusal)
-            gpus_of(intent, _by_uuid(gpus))
-            return self._finish(self._acquire(intent, gpus), gpus)
+            return self._prepare(claim, gpus, self._asking)
 
-    def _acquire(self, intent: PreparedClaim, gpus: Mapping[str, Gpu]) -> Acquired:
+    def clear(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> None:
+        """Make the GPUs of a claim of whole GPUs undivided, so that it can be prepared without NVML. Raises PrepareError."""
+        known = self._checkpoint.claims.get(ClaimUid(claim.metadata.uid))
+        if known is None or known.state is not ClaimState.PREPARED:
+            known = None
+        wanted = self._intent(claim, gpus) if known is None else known
+        try:
+            gpus_of(wanted, _by_uuid(gpus))
+            self._asking.verify(wanted, _by_uuid(gpus))
+            self._asking.whole(wanted)
+        except NotThere:
+            if known is not None:
+                self._withdraw(known)
+            raise
+
+    def prepare_unasked(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
+        """Prepare a claim of whole GPUs without NVML: where they are, and undivided, is known from `clear` or the last look."""
+        with self._checkpoint.lock:
+            return self._prepare(claim, gpus, self._not_asking)
+
+    def _prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu], checks: Checks) -> PreparedClaim:
+        known = self._checkpoint.claims.get(ClaimUid(claim.metadata.uid))
+        if known is not None and known.state is ClaimState.PREPARED:
+            return self._again(known, claim, gpus, checks)
+        if known is not None and known.state is ClaimState.RELEASING:
+            self.unprepare(known.uid)
+        return self._finish(self._acquire(self._intent(claim, gpus), gpus, checks), gpus)
+
+    def _intent(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
+        """A new claim, if it can be had."""
+        intent = plan(claim, driver=self._driver, pool=self._pool, gpus=gpus)
+        refusal = conflict(intent, self._checkpoint.claims.values()) or sick(intent, gpus)
+        if refusal:
+            raise PrepareError(refusal)
+        gpus_of(intent, _by_uuid(gpus))
+        return intent
+
+    def _acquire(self, intent: PreparedClaim, gpus: Mapping[str, Gpu], checks: Checks) -> Acquired:
         """The intent on record, and with it whatever has to be made or moved for it."""
         if self._instances is not None and any(device.partition is not None for device in intent.devices):
             acquired = self._instances.acquire(intent)
@@ -204,13 +248,12 @@ class ClaimDesk:
             except OSError as error:
                 raise PrepareError(_disk(intent, "recorded", error)) from error
             acquired = Acquired(intent, ())
-        if self._instances is not None:
-            try:
-                self._instances.verify(intent, _by_uuid(gpus))
-                self._instances.whole(intent)
-            except PrepareError:
-                self._undo(acquired)
-                raise
+        try:
+            checks.verify(intent, _by_uuid(gpus))
+            checks.whole(intent)
+        except PrepareError:
+            self._undo(acquired)
+            raise
         return acquired
 
     def _finish(self, acquired: Acquired, gpus: Mapping[str, Gpu]) -> PreparedClaim:
@@ -225,7 +268,7 @@ class ClaimDesk:
         except PrepareError as error:
             self._undo(acquired)
             raise PrepareError(f"Claim {prepared} cannot be prepared: {error}") from error
-        if self._instances is not None:
+        if self._instances is not None and any(device.partition is not None for device in prepared.devices):
             self._instances.shown()
         return prepared
 
@@ -233,7 +276,9 @@ class ClaimDesk:
         """Claims of whole GPUs ask NVML for the mode only; nothing else of theirs waits for it."""
         return self._instances.lock if self._instances is not None and any(partitions) else nullcontext()
 
-    def _again(self, known: PreparedClaim, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
+    def _again(
+        self, known: PreparedClaim, claim: ResourceClaim, gpus: Mapping[str, Gpu], checks: Checks
+    ) -> PreparedClaim:
         """Kubelet asks again, after a restart or a lost answer."""
         allocation = claim.status.allocation
         results = allocation.devices.results if allocation else []
@@ -246,19 +291,17 @@ class ClaimDesk:
                 "when kubelet has given it up."
             )
         try:
-            return self._as_it_is_now(known, gpus)
+            return self._as_it_is_now(known, gpus, checks)
         except (NotThere, CapabilityUnknown):
             self._withdraw(known)
             raise
 
-    def _as_it_is_now(self, known: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
+    def _as_it_is_now(self, known: PreparedClaim, gpus: Mapping[str, Gpu], checks: Checks) -> PreparedClaim:
         """The claim with its spec, if all that it has is there. NotThere when it is not; other PrepareErrors say what else."""
         gpus_of(known, _by_uuid(gpus))
-        hindrances: list[str] = []
-        if self._instances is not None:
-            self._instances.verify(known, _by_uuid(gpus))
-            hindrances = self._with_instances(known, self._instances)
-            self._instances.whole(known)
+        checks.verify(known, _by_uuid(gpus))
+        hindrances = self._with_instances(known)
+        checks.whole(known)
         known = self._checkpoint.claims[known.uid]
         try:
             now = as_it_is(known, ground(gpus.values(), self._cdi, self._instances))
@@ -277,11 +320,13 @@ class ClaimDesk:
             raise PrepareError(f"Claim {known} was prepared for where its GPU was: {has_moved} Kubelet tries again.")
         return now
 
-    def _with_instances(self, known: PreparedClaim, instances: ClaimInstances) -> list[str]:
+    def _with_instances(self, known: PreparedClaim) -> list[str]:
         """Make again what the claim has lost since it was prepared; what hinders."""
         gpus = {device.gpu for device in known.devices if device.partition is not None}
+        if self._instances is None or not gpus:
+            return []
         try:
-            return instances.restore(gpus)
+            return self._instances.restore(gpus)
         except OSError as error:
             raise PrepareError(_disk(known, "prepared", error)) from error
 
@@ -307,10 +352,11 @@ class ClaimDesk:
     def unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
         """Give a claim up; returns what it was, None when it was not known, which is fine. Raises PrepareError."""
         known = self._checkpoint.claims.get(uid)
-        with self._lock(device.partition is not None for device in (known.devices if known else ())):
+        divided = known is not None and any(device.partition is not None for device in known.devices)
+        with self._lock([True]) if divided else self._checkpoint.lock:
             try:
                 self._cdi.remove(uid)
-                if known is not None and self._instances is not None and any(one.partition for one in known.devices):
+                if known is not None and divided and self._instances is not None:
                     self._instances.release(known)
                 elif known is not None:
                     self._checkpoint.drop(uid)

@@ -76,18 +76,20 @@ def converge(
     `gpus` None: they cannot be read yet. Then no spec is written, and those there are stay, but not after a reboot: their minor
     numbers may belong to other GPUs now. Raises OSError when the disk refuses; running it again continues.
     """
-    rebooted = bool(record.boot_id) and record.boot_id != boot_id
-    undone = [uid for uid, claim in record.claims.items() if claim.state is ClaimState.PREPARING]
-    if gpus is None:
-        kept = [uid for uid, claim in record.claims.items() if claim.state is ClaimState.PREPARED and not rebooted]
-        done = Converged(undone=undone, swept=cdi.sweep(kept), rebooted=rebooted)
-        _record(record, _kept(record), boot_id=record.boot_id if rebooted else boot_id)
-        return done
-    swept = _retract(record, cdi, _judged(record, cdi, instances, gpus))
-    by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    _record(record, [located(claim, by_uuid) for claim in _kept(record)], boot_id=boot_id)
+    with record.lock:
+        rebooted = bool(record.boot_id) and record.boot_id != boot_id
+        undone = [uid for uid, claim in record.claims.items() if claim.state is ClaimState.PREPARING]
+        if gpus is None:
+            kept = [uid for uid, claim in record.claims.items() if claim.state is ClaimState.PREPARED and not rebooted]
+            done = Converged(undone=undone, swept=cdi.sweep(kept), rebooted=rebooted)
+            _record(record, _kept(record), boot_id=record.boot_id if rebooted else boot_id)
+            return done
+        swept = _retract(record, cdi, _judged(record, cdi, instances, gpus))
+        by_uuid = {gpu.uuid: gpu for gpu in gpus}
+        _record(record, [located(claim, by_uuid) for claim in _kept(record)], boot_id=boot_id)
     hindered = [] if instances is None else instances.restore([gpu.uuid for gpu in gpus if not gone(gpu)])
-    done = respec(record, cdi, instances, gpus=gpus)
+    with record.lock:
+        done = respec(record, cdi, instances, gpus=gpus)
     return msgspec.structs.replace(
         done,
         undone=undone,
@@ -98,7 +100,10 @@ def converge(
 
 
 def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances | None, *, gpus: Sequence[Gpu]) -> Converged:
-    """Make the specs those of the prepared claims of which all is there. To be run after every look at the GPUs."""
+    """Make the specs those of the prepared claims of which all is there. To be run after every look at the GPUs.
+
+    Whoever runs it holds the record's lock: a claim that is given up meanwhile would get its spec back.
+    """
     judged = _judged(record, cdi, instances, gpus)
     swept = _retract(record, cdi, judged)
     moved = [now for uid, now in judged.there.items() if now != record.claims[uid]]

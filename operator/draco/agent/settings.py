@@ -20,8 +20,9 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     `library_folder` and `library_view` are described at `cdi.NodeFiles`. `sysfs_root` and `proc_root` are where the node's /sys
     and /proc are seen; without the node's processes in it nobody can say who holds an instance.
     `listen` is host and port of the HTTP endpoints, None for none. `event_wait_s` is how long NVML is asked for events at a
-    time, and so how long stopping may take; 0 reads the GPUs at intervals only. `prepare_deadline_s` must be below kubelet's
-    45; `health_timeout_s` is after how long without news kubelet calls a device Unknown.
+    time, and so how long stopping may take; 0 reads the GPUs at intervals only. `nvml_limit_s` is how late a reading may be
+    before NVML counts as hanging. `prepare_deadline_s` must be below kubelet's 45; `health_timeout_s` is after how long without
+    news kubelet calls a device Unknown.
     """
 
     node_name: str
@@ -38,6 +39,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     rescan_s: float = 10.0
     nvml_retry_s: float = 5.0
     event_wait_s: float = 1.0
+    nvml_limit_s: float = 30.0
     socket_check_s: float = 1.0
     prepare_deadline_s: float = DEADLINE_S
     health_timeout_s: int = TIMEOUT_S

@@ -55,10 +55,11 @@ async def persistently(event: str, attempt: Callable[[], Awaitable[T]], *, clock
 class Startup:
     """One node's record, made true at start and whenever the ground moved.
 
-    `record_read` is set when nothing of the last run's report is needed any more, `recovered` when the record can be relied on.
+    `trusted` is set when the record is what it should be, `record_read` when nothing of the last run's report is needed any
+    more, `recovered` when all agrees with the record. `on_record` runs what needs the disk, `with_driver` what needs NVML too.
     `known` are told their names as soon as these can be had, and `show_again` is awaited then. `kubelet_denies` says whether
-    kubelet's own record can be read and lacks a claim.
-    `rewritten` is called with each claim whose containers get other devices than they would have got before.
+    kubelet's own record can be read and lacks a claim. `rewritten` is called with each claim whose containers get other devices
+    than they would have got before.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class Startup:
         view: Callable[[], View],
         show_again: Callable[[], Awaitable[None]],
         kubelet_denies: Callable[[ClaimUid], bool],
-        in_thread: InThread,
+        on_record: InThread,
+        with_driver: InThread,
         tell: Tell,
         rewritten: Callable[[PreparedClaim], None],
         clock: Clock,
         random: Random,
     ) -> None:
+        self.trusted = asyncio.Event()
         self.record_read = asyncio.Event()
         self.recovered = asyncio.Event()
         self._client = client
@@ -98,7 +101,8 @@ class Startup:
         self._view = view
         self._show_again = show_again
         self._kubelet_denies = kubelet_denies
-        self._in_thread = in_thread
+        self._on_record = on_record
+        self._with_driver = with_driver
         self._tell = tell
         self._rewritten = rewritten
         self._clock = clock
@@ -129,7 +133,7 @@ class Startup:
     async def recover(self) -> None:
         """Read the record, or rebuild it; then make record, instances and specs agree. Not before that is kubelet served."""
         found = await self._persistently(
-            "recovery.disk", lambda: self._in_thread(lambda: recovery.read_record(self._path, self._files))
+            "recovery.disk", lambda: self._on_record(lambda: recovery.read_record(self._path, self._files))
         )
         if isinstance(found, recovery.Damaged):
             self._loaded.set()
@@ -140,6 +144,7 @@ class Startup:
             self._known.record()
             self._loaded.set()
             await wait_for(self._named, self._clock, NAMES_S)
+        self.trusted.set()
         await self._persistently("recovery.disk", self._converge)
         self.recovered.set()
 
@@ -205,7 +210,7 @@ class Startup:
             return
         instances = rebuilding.instances_of(found, boot_id=self._boot_id)
         fresh = [one for one in instances if one.key not in self._record.instances]
-        await self._in_thread(lambda: self._record.change(put=found, own=fresh))
+        await self._on_record(lambda: self._record.change(put=found, own=fresh))
         names = ", ".join(map(str, found))
         log.error("checkpoint.incomplete", node=self._node, claims=names)
         note = f"The record of prepared claims {self._path} lacked {names}, whose CDI specs are here; they are on record again."
@@ -224,12 +229,13 @@ class Startup:
             return None
 
     async def _replace(self, claims: list[PreparedClaim], instances: list[OwnedInstance]) -> None:
-        await self._in_thread(lambda: self._record.replace(claims, boot_id=self._boot_id, instances=instances))
+        await self._on_record(lambda: self._record.replace(claims, boot_id=self._boot_id, instances=instances))
 
     async def _converge(self) -> None:
         view = self._view()
         gpus = None if view.driver is None else [located.gpu for located in view.gpus]
-        done = await self._in_thread(
+        run = self._on_record if gpus is None else self._with_driver
+        done = await run(
             lambda: recovery.converge(
                 self._record, self._cdi, gpus=gpus, boot_id=self._boot_id, instances=self._instances
             )
@@ -242,7 +248,12 @@ class Startup:
         if view.driver is None:
             return  # nothing is known of what is there
         gpus = [located.gpu for located in view.gpus]
-        self._say(await self._in_thread(lambda: recovery.respec(self._record, self._cdi, self._instances, gpus=gpus)))
+
+        def respec() -> recovery.Converged:
+            with self._record.lock:
+                return recovery.respec(self._record, self._cdi, self._instances, gpus=gpus)
+
+        self._say(await self._with_driver(respec))
 
     def _say(self, done: recovery.Converged) -> None:
         names = ("undone", "rewritten", "without_gpu", "without_instance", "swept")

@@ -28,6 +28,8 @@ async def exclusive(node: SimulatedNode) -> dict[str, tuple[str, str]]:
 
 async def is_said(node: SimulatedNode, *, status: str, ready: str, sentence: str) -> bool:
     told = await exclusive(node)
+    if "Exclusive" not in told:
+        return False  # nothing is reported yet
     return (told["Exclusive"][0], told["Ready"][0]) == (status, ready) and sentence in told["Exclusive"][1]
 
 

@@ -35,7 +35,7 @@ class Node:
             node="node-0",
             layouts=cast("LayoutDesk", self),
             divisions=lambda: self.divisions,
-            in_thread=self._in_thread,
+            on_gpu=self._on_gpu,
             changed=self._changed,
             clock=self.clock,
             random=Random(1),
@@ -49,7 +49,7 @@ class Node:
         self.done.append((uuid, wanted.mode.value if wanted else ""))
         return self.note
 
-    async def _in_thread(self, work: Callable[[], str]) -> str:
+    async def _on_gpu(self, _uuid: GpuUuid, work: Callable[[], str]) -> str:
         return work()
 
     async def _changed(self, _uuid: GpuUuid) -> None:

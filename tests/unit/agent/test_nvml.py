@@ -12,8 +12,9 @@ import pynvml
 import pytest
 
 from draco.agent.gpus import EventKind, Gpu, GpuEvent, HealthState
-from draco.agent.nvml import ARCHITECTURES, EVENT_KINDS, Nvml
+from draco.agent.nvml import Nvml
 from draco.agent.nvml_errors import DriverError, DriverMissing, DriverReloaded, GpuUnknown, NotSupported
+from draco.agent.nvml_words import ARCHITECTURES, EVENT_KINDS
 from draco.resources.names import GpuUuid
 from draco.simulator import faults, hotplug
 from draco.simulator.boards import BOARDS

@@ -18,7 +18,7 @@ from tests.unit.agent.mig_node import MigNode, a_mig_claim
 
 FAULT = GpuFault("Xid79", "XID 79: the GPU has fallen off the PCI bus; drain and reboot the node.")
 WELL = {f"gpu-{minor}": a_gpu(minor) for minor in range(3)}
-SICK = WELL | {"gpu-1": with_fault(a_gpu(1), FAULT), "gpu-2": with_fault(a_gpu(2), GpuFault("Lost", "It is gone."))}
+SICK = WELL | {"gpu-1": with_fault(a_gpu(1), FAULT), "gpu-2": with_fault(a_gpu(2), GpuFault("NeedsReset", "Reset it."))}
 
 
 class Desk:
@@ -41,7 +41,7 @@ def test_a_first_prepare_is_refused_with_the_faults_name_and_leaves_nothing(tmp_
 
 def test_of_several_gpus_the_sick_ones_are_named_and_no_other(tmp_path: Path) -> None:
     claim = a_claim("many", on=["node-0/gpu-0", "node-0/gpu-1", "node-0/gpu-2"])
-    with pytest.raises(PrepareError, match=r"gpu-1 \(Xid79: .*\); gpu-2 \(Lost: It is gone\.\)") as refused:
+    with pytest.raises(PrepareError, match=r"gpu-1 \(Xid79: .*\); gpu-2 \(NeedsReset: Reset it\.\)") as refused:
         Desk(tmp_path).desk.prepare(claim, SICK)
     assert "gpu-0" not in str(refused.value)
 

@@ -1,0 +1,205 @@
+"""Two threads for work that blocks, so that nothing waits for the driver that does not need it.
+
+A call of the driver may never return. So one thread asks NVML, and the other never does. Owns the threads, the turns of those who
+must not work at once, and that nothing is begun that needs NVML while it does not answer. What the work is, is not its business.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from draco.agent.nvml import Call
+from draco.kube.clock import Clock, wait_for
+
+T = TypeVar("T")
+
+
+SUSPECT_S = 5.0
+"""A call that takes so long may be one that hangs: nothing new is begun that needs NVML."""
+STUCK_S = 120.0
+"""No work takes so long unless something is wrong with it."""
+_LOOK_S = 0.25
+_DRIVER = "the driver"
+
+
+class Lane:
+    """One thread that does one thing after the other. Begun when there is something to do.
+
+    It is a daemon, which no executor's thread is: a call of a driver that never returns must not keep the process from ending.
+    """
+
+    def __init__(self, name: str, *, monotonic: Callable[[], float]) -> None:
+        self._name = name
+        self._monotonic = monotonic
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._since_s: float | None = None
+
+    def submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Have it done; what comes of it. It is done even if nobody waits for it any more."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        future: Future[T] = Future()
+        self._work.put((future, work))
+        return asyncio.wrap_future(future)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The same, awaited."""
+        return await asyncio.shield(self.submit(work))
+
+    @property
+    def busy_s(self) -> float:
+        """For how long it has been doing what it does now; 0 when it does nothing."""
+        since_s = self._since_s
+        return 0.0 if since_s is None else self._monotonic() - since_s
+
+    def close(self) -> None:
+        """Let the thread end when it has done what is on its list."""
+        if self._thread is not None:
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            future, work = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            self._since_s = self._monotonic()
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - whoever waits gets it, as from any executor
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            finally:
+                self._since_s = None
+            del future, work, item  # or they live until there is something to do again
+
+
+class Turns:
+    """Who works on what: no two at a time have a name in common. Names are taken all at once, so nobody waits holding some."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._freed = asyncio.Event()
+
+    @property
+    def freed(self) -> asyncio.Event:
+        """Set the next time that somebody gives names back."""
+        return self._freed
+
+    def try_take(self, names: Iterable[str]) -> bool:
+        """Take all of the names, if nobody has any."""
+        wanted = set(names)
+        if wanted & self._taken:
+            return False
+        self._taken |= wanted
+        return True
+
+    async def take(self, names: Iterable[str]) -> None:
+        """Take all of the names, as soon as nobody has any."""
+        wanted = set(names)
+        while not self.try_take(wanted):
+            await self._freed.wait()
+
+    def give_back(self, names: Iterable[str]) -> None:
+        """Let others have the names."""
+        self._taken.difference_update(names)
+        self._freed.set()
+        self._freed = asyncio.Event()
+
+
+class Lanes:
+    """The threads of one node. `calling` is the call of NVML that has been going on longest, None when there is none.
+
+    `reach` blocks until nobody keeps NVML for himself.
+    """
+
+    def __init__(self, *, calling: Callable[[], Call | None], reach: Callable[[], None], clock: Clock) -> None:
+        self._calling = calling
+        self._reach = reach
+        self._clock = clock
+        self._records = Lane("claims", monotonic=clock.monotonic)
+        self._driver = Lane("instances", monotonic=clock.monotonic)
+        self._turns = Turns()
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._records.close()
+        self._driver.close()
+
+    async def take(self, names: Iterable[str]) -> None:
+        """Take names, for `on_record` to give back."""
+        await self._turns.take(names)
+
+    def give_back(self, names: Iterable[str]) -> None:
+        """Give names back that nothing was done with."""
+        self._turns.give_back(names)
+
+    async def on_record(self, work: Callable[[], T], names: Collection[str] = ()) -> T:
+        """Work that needs the disk and never NVML. Names that were taken are given back when it has ended, whoever waits."""
+        return await asyncio.shield(self._holding(names, self._records, work))
+
+    async def with_driver(self, work: Callable[[], T], names: Collection[str] = ()) -> T:
+        """Work that needs NVML, and is alone with what it names meanwhile. Not begun while NVML does not answer."""
+        wanted = {_DRIVER, *names}
+        while True:
+            await self._turns.take({_DRIVER})
+            # Names are taken when NVML is free: who waits for a call that hangs would keep them from work that needs no driver.
+            await asyncio.shield(self._holding({_DRIVER}, self._driver, self._reach))
+            if self.hanging is None and self._turns.try_take(wanted):
+                return await asyncio.shield(self._holding(wanted, self._driver, work))
+            await wait_for(self._turns.freed, self._clock, _LOOK_S)
+
+    async def ask(self, work: Callable[[], None]) -> bool:
+        """The same for work that can be done without: whether it was done. What was begun goes on where NVML does not answer."""
+        while not self._turns.try_take({_DRIVER}):
+            if self.hanging is not None:
+                return False
+            await wait_for(self._turns.freed, self._clock, _LOOK_S)
+        if self.hanging is not None:
+            self._turns.give_back({_DRIVER})
+            return False
+        asked = self._holding({_DRIVER}, self._driver, work)
+        while not asked.done():
+            look = asyncio.ensure_future(self._clock.sleep(_LOOK_S))
+            try:
+                await asyncio.wait({asked, look}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                look.cancel()
+            if not asked.done() and self.hanging is not None:
+                asked.add_done_callback(_heard)
+                return False
+        asked.result()
+        return True
+
+    @property
+    def hanging(self) -> Call | None:
+        """A call of NVML that has not returned for so long that it may never do so."""
+        call = self._calling()
+        return call if call is not None and self._clock.monotonic() - call.since_s > SUSPECT_S else None
+
+    def stuck(self) -> str:
+        """Whose thread does not come to an end, as a sentence; "" when all is well.
+
+        Not the driver's: a process that is started again does not make it answer.
+        """
+        if self._records.busy_s > STUCK_S:
+            return f"Work on a claim's record has not ended for more than {STUCK_S:g} s."
+        if self._driver.busy_s > STUCK_S and self.hanging is None:
+            return f"Work on GPU instances has not ended for more than {STUCK_S:g} s, and does not wait for NVML."
+        return ""
+
+    def _holding(self, names: Iterable[str], lane: Lane, work: Callable[[], T]) -> "asyncio.Future[T]":
+        done = lane.submit(work)
+        done.add_done_callback(lambda _: self._turns.give_back(names))
+        return done
+
+
+def _heard(asked: "asyncio.Future[None]") -> None:
+    """Nobody waits any more for what a question comes to."""
+    if not asked.cancelled():
+        asked.exception()

@@ -1,0 +1,184 @@
+"""What waits for the driver and what does not, on gates that the test opens and a clock that it moves."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from draco.agent.lanes import STUCK_S, SUSPECT_S, Lane, Lanes, Turns
+from draco.agent.nvml import Call
+from tests.agents import eventually
+from tests.doubles.clock import ManualClock
+
+
+class Gate:
+    """Work that goes on until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self._open = threading.Event()
+
+    def __call__(self) -> str:
+        self.entered.set()
+        self._open.wait(30)
+        return "done"
+
+    def open(self) -> None:
+        self._open.set()
+
+
+class Node:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.call: Call | None = None
+        self.reach: Callable[[], object] = str
+        self.lanes = Lanes(calling=lambda: self.call, reach=self._reach, clock=self.clock)
+        self.gate = Gate()
+
+    def _reach(self) -> None:
+        self.reach()
+
+    def hang(self) -> None:
+        self.call = Call("nvmlDeviceGetName", "GPU-0", self.clock.monotonic() - SUSPECT_S - 1)
+
+    async def until(self, check: Callable[[], Any]) -> None:
+        """Let time pass until something holds."""
+        for _ in range(200):
+            if check():
+                return
+            await self.clock.advance(0.25)
+            await asyncio.sleep(0.005)
+        raise AssertionError("not in time")
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    made = Node()
+    yield made
+    made.gate.open()
+    made.lanes.close()
+
+
+async def test_a_lane_does_one_thing_after_the_other_and_hands_on_what_comes_of_each() -> None:
+    lane = Lane("test", monotonic=lambda: 0.0)
+    seen: list[int] = []
+
+    def note(number: int) -> int:
+        seen.append(number)
+        return number
+
+    assert await asyncio.gather(*(lane.run(partial(note, number)) for number in range(5))) == [*range(5)]
+    assert seen == [*range(5)]
+    with pytest.raises(ZeroDivisionError):
+        await lane.run(lambda: 1 // 0)
+    assert await lane.run(lambda: threading.current_thread().daemon) is True, (
+        "a call that never returns keeps no process"
+    )
+    lane.close()
+
+
+async def test_names_are_taken_all_or_none_and_nobody_waits_holding_some() -> None:
+    turns = Turns()
+    await turns.take({"a"})
+    both = asyncio.create_task(turns.take({"a", "b"}))
+    await asyncio.sleep(0)
+    assert turns.try_take({"b"}), "who waits for a does not keep b"
+    turns.give_back({"b"})
+    turns.give_back({"a"})
+    await both
+    assert not turns.try_take({"b"})
+
+
+async def test_work_that_needs_no_driver_goes_on_while_the_drivers_never_ends(node: Node) -> None:
+    stays = asyncio.create_task(node.lanes.with_driver(node.gate, {"GPU-0"}))
+    await eventually(node.gate.entered.is_set)
+    assert await node.lanes.on_record(lambda: "given up") == "given up"
+    await node.lanes.take({"GPU-1"})
+    waits = asyncio.create_task(node.lanes.take({"GPU-0"}))
+    await asyncio.sleep(0)
+    assert not waits.done(), "the GPU that is worked on waits"
+    node.gate.open()
+    assert await stays == "done"
+    await waits
+
+
+async def test_names_are_held_until_the_work_has_ended_whoever_still_waits_for_it(node: Node) -> None:
+    given_up = asyncio.create_task(node.lanes.with_driver(node.gate, {"GPU-0"}))
+    await eventually(node.gate.entered.is_set)
+    given_up.cancel()
+    next_one = asyncio.create_task(node.lanes.take({"GPU-0"}))
+    await asyncio.sleep(0.01)
+    assert not next_one.done()
+    node.gate.open()
+    await next_one
+
+
+async def test_nothing_that_needs_the_driver_is_begun_while_a_call_hangs_and_it_keeps_no_name(node: Node) -> None:
+    node.hang()
+    done = asyncio.create_task(node.lanes.with_driver(lambda: "made", {"GPU-1"}))
+    await node.clock.advance(10)
+    assert not done.done()
+    await node.lanes.take({"GPU-1"})
+    node.lanes.give_back({"GPU-1"})
+    node.call = None
+    await node.until(done.done)
+    assert done.result() == "made"
+
+
+async def test_who_waits_until_nvml_is_free_keeps_no_name_and_has_them_when_it_is(node: Node) -> None:
+    node.reach = node.gate
+    done = asyncio.create_task(node.lanes.with_driver(lambda: "made", {"GPU-1"}))
+    await eventually(node.gate.entered.is_set)
+    await node.lanes.take({"GPU-1"})  # at once: no call has been going on for long
+    node.gate.open()
+    await node.until(lambda: not node.lanes.stuck())
+    assert not done.done()
+    node.lanes.give_back({"GPU-1"})
+    await node.until(done.done)
+    assert done.result() == "made"
+
+
+async def test_a_question_is_left_when_the_driver_does_not_answer(node: Node) -> None:
+    def ask() -> None:
+        node.gate()
+
+    asked = asyncio.create_task(node.lanes.ask(ask))
+    await eventually(node.gate.entered.is_set)
+    await node.clock.advance(60)
+    assert not asked.done(), "slow work that asks NVML one thing after the other is waited for"
+    node.hang()
+    await node.until(asked.done)
+    assert asked.result() is False
+    assert await node.lanes.ask(ask) is False, "and nobody asks again"
+    node.call = None
+    node.gate.open()
+    again = asyncio.create_task(node.lanes.ask(lambda: None))
+    await node.until(again.done)
+    assert again.result() is True
+
+
+async def test_what_a_question_comes_to_is_raised(node: Node) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await node.lanes.ask(lambda: 1 // 0)  # type: ignore[arg-type]
+    assert await node.lanes.ask(lambda: None) is True, "the driver's turn was given back"
+
+
+async def test_a_stuck_record_is_stuck_and_a_driver_that_hangs_is_not(node: Node) -> None:
+    assert node.lanes.stuck() == ""
+    stays = asyncio.create_task(node.lanes.with_driver(node.gate))
+    await eventually(node.gate.entered.is_set)
+    node.clock.pass_without_a_turn(STUCK_S + 1)
+    assert node.lanes.stuck() == "Work on GPU instances has not ended for more than 120 s, and does not wait for NVML."
+    node.hang()
+    assert node.lanes.stuck() == "", "another process would hang as well"
+    other = Gate()
+    disk = asyncio.create_task(node.lanes.on_record(other))
+    await eventually(other.entered.is_set)
+    node.clock.pass_without_a_turn(STUCK_S + 1)
+    assert node.lanes.stuck() == "Work on a claim's record has not ended for more than 120 s."
+    other.open()
+    node.gate.open()
+    await asyncio.gather(stays, disk)
