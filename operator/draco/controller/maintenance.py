@@ -6,10 +6,12 @@ no rule that is not its own. Keys are UIDs of requests, also of those that are g
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
+from functools import lru_cache
 
 import structlog
 
 from draco.allocation.hardware import PoolHardware
+from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view
 from draco.controller.view import ClusterView
 from draco.kube.client import Client
 from draco.kube.clock import Clock
@@ -17,6 +19,7 @@ from draco.kube.errors import Conflict, NotFound
 from draco.kube.store import Change
 from draco.maintenance import (
     MaintenancePlan,
+    Scope,
     Seen,
     isolated_board,
     maintained_device,
@@ -26,14 +29,18 @@ from draco.maintenance import (
     scope_of,
 )
 from draco.resources.claims import ResourceClaim
+from draco.resources.classes import DeviceClass
 from draco.resources.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.kinds import DEVICE_MAINTENANCES
+from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR, DeviceKey, PoolKey
-from draco.resources.slices import ResourceSlice
+from draco.resources.slices import Device, ResourceSlice
 from draco.resources.taints import DeviceTaint, DeviceTaintRule
 
 log = structlog.get_logger(__name__)
 
+_MOST_ASKED = 64
+"""Of more devices than this some are taken to belong to any class."""
 RULES_NOT_SERVED = (
     "This cluster does not serve DeviceTaintRule, so devices cannot be isolated: enable the feature gate DRADeviceTaintRules "
     "(and DRADeviceTaints) and the API resource.k8s.io/v1beta2 (v1alpha3 before Kubernetes 1.36), then restart Draco's operator."
@@ -55,6 +62,7 @@ class MaintenanceReconciler:
         self._view.maintenances.subscribe(lambda change: _wake_for_request(change, wake))
         self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake))
         self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
+        self._view.classes.subscribe(lambda _: self._wake_all(wake))
         if self._view.rules:
             self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
 
@@ -89,16 +97,33 @@ class MaintenanceReconciler:
         )
         taint = request.spec.taint
         tolerant = self._view.tolerant_claims(DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect))
+        may_fit = self._classes_for(scope, pools, {name for classes in tolerant.values() for name in classes})
         seen = Seen(
             now=self._clock.now(),
             scope=scope,
             rules=tuple(rules),
             claims=tuple(claims.values()),
-            tolerant=tuple(sorted(claim.metadata.key for claim in tolerant)),
+            tolerant=tuple(sorted(key for key, classes in tolerant.items() if classes & may_fit)),
             unavailable="" if self._view.taint_rules else RULES_NOT_SERVED,
             settle=self._settle,
         )
         return plan_maintenance(request, seen)
+
+    def _classes_for(self, scope: Scope, pools: Mapping[PoolKey, PoolHardware], names: Iterable[str]) -> set[str]:
+        """Those of these classes that some device of the scope may belong to.
+
+        Only selectors of classes are asked, which administrators write. What a claim asks for beyond them could be anything.
+        """
+        if not names:
+            return set()
+        found = ((each, pools[PoolKey(each.driver, each.pool)]) for each in (*scope.named, *scope.overlapping))
+        devices = [(key.driver, device) for key, pool in found if (device := pool.published_as(key.device))]
+        may_fit = set()
+        for name in names:
+            known = self._view.classes.store.get(ObjectKey("", name))
+            if known is None or len(devices) > _MOST_ASKED or any(_may_belong(known, *each) for each in devices):
+                may_fit.add(name)
+        return may_fit
 
     def _pools_for(
         self, selector: MaintenanceSelector, isolated: Iterable[DeviceKey]
@@ -180,8 +205,8 @@ class MaintenanceReconciler:
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
         claims = [claim for claim in (change.before, change.after) if claim]
         # One that waits and tolerates taints may concern any request, as long as it waits.
-        for request in self._at_work() if any(claim.waits_tolerantly for claim in claims) else ():
-            wake(request.metadata.uid)
+        if any(claim.waits_tolerantly for claim in claims):
+            self._wake_all(wake)
         devices = {device for claim in claims for device in (*claim.devices_held, *claim.devices_watched)}
         self._wake_for_pools({PoolKey(device.driver, device.pool) for device in devices}, wake)
 
@@ -190,9 +215,31 @@ class MaintenanceReconciler:
             if any(request.spec.device_selector.may_match(pool) for pool in pools):
                 wake(request.metadata.uid)
 
+    def _wake_all(self, wake: Callable[[str], None]) -> None:
+        for request in self._at_work():
+            wake(request.metadata.uid)
+
     def _at_work(self) -> Iterable[DeviceMaintenance]:
         every = self._view.maintenances.store.values()
         return (request for request in every if request.status.phase is not MaintenancePhase.COMPLETED)
+
+
+def _may_belong(device_class: DeviceClass, driver: str, device: Device) -> bool:
+    """Whether the class selects the device. If its selectors fail, nobody knows."""
+    try:
+        view = device_view(driver, device)
+        return all(
+            _compiled(selector.cel.expression).matches(view)
+            for selector in device_class.spec.selectors
+            if selector.cel is not None
+        )
+    except (CompileError, EvaluationError):
+        return True
+
+
+@lru_cache(maxsize=256)
+def _compiled(expression: str) -> Selector:
+    return compile_selector(expression)
 
 
 def _wake_for_request(change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:

@@ -202,9 +202,10 @@ class ClusterView:
         found = [*self.claims.store.by_index(BY_POOL, pool), *self.claims.store.by_index(BY_POOL_WATCHED, pool)]
         return list({claim.metadata.key: claim for claim in found}.values())
 
-    def tolerant_claims(self, taint: DeviceTaint) -> list[ResourceClaim]:
-        """Claims that wait for devices and may be given some in spite of the taint."""
-        return [claim for claim in self.claims.store.by_index(TOLERANT, True) if claim.may_get(taint)]
+    def tolerant_claims(self, taint: DeviceTaint) -> dict[ObjectKey, set[str]]:
+        """Claims that wait for devices and may be given some in spite of the taint, and the classes of these devices."""
+        claims = self.claims.store.by_index(TOLERANT, True)
+        return {claim.metadata.key: classes for claim in claims if (classes := claim.classes_in_spite_of(taint))}
 
     def claims_on(self, devices: Iterable[DeviceKey]) -> list[ResourceClaim]:
         """Claims that hold one of the devices."""

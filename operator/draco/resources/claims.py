@@ -201,9 +201,15 @@ class ResourceClaim(ApiStruct, frozen=True, kw_only=True):
         """Whether it waits for devices and tolerates any taint at all: it may be given one that is tainted."""
         return self._waits and any(each.tolerations for each in self._asked)
 
-    def may_get(self, taint: DeviceTaint) -> bool:
-        """Whether it waits for devices and this taint would not keep them from it."""
-        return self._waits and any(each.tolerates(taint) for asked in self._asked for each in asked.tolerations)
+    def classes_in_spite_of(self, taint: DeviceTaint) -> set[str]:
+        """The classes of devices that it waits for and that this taint would not keep from it."""
+        if not self._waits:
+            return set()
+        return {
+            asked.device_class_name
+            for asked in self._asked
+            if any(toleration.tolerates(taint) for toleration in asked.tolerations)
+        }
 
     @property
     def _waits(self) -> bool:

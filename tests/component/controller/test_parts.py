@@ -15,12 +15,12 @@ from draco.cluster.controlplane import ControlPlane
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
 from draco.resources.draco import DeviceMaintenance, MaintenancePhase
-from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, SLICES
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, SLICES
 from draco.resources.meta import ObjectKey
 from draco.resources.slices import Device
 from draco.resources.taints import DeviceToleration
 from draco.simulator.planner_boards import BOARDS
-from tests.builders import a_claim, a_gpu, a_rule, a_slice
+from tests.builders import a_claim, a_device_class, a_gpu, a_rule, a_slice
 from tests.component.controller.replicas import an_operator, until
 from tests.component.controller.test_maintenance import DRIVER, RULES, Lab, as_json
 
@@ -148,16 +148,23 @@ async def test_partitions_published_during_the_work_are_isolated_and_hold_it_up_
 async def test_a_claim_that_tolerates_everything_holds_up_the_promise_until_it_is_gone(
     served: ControlPlane, lab: DividedLab
 ) -> None:
+    nics = a_device_class(f"nic-{lab.pool}", selector="device.driver == 'nic.example.com'")
+    await lab.client.create(DEVICE_CLASSES, {"metadata": {"name": nics.metadata.name}, "spec": as_json(nics.spec)})
+    everything = [DeviceToleration(operator="Exists")]
+    of_nics = a_claim("nics", namespace=lab.namespace, device_class=nics.metadata.name, tolerations=everything)
+    name = {"name": "nics", "namespace": lab.namespace}
+    await lab.client.create(CLAIMS, {"metadata": name, "spec": as_json(of_nics.spec)})
     async with an_operator(served):
         key = await lab.request(device="gpu-0")
-        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
-        greedy = a_claim("greedy", namespace=lab.namespace, tolerations=[DeviceToleration(operator="Exists")])
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)  # whatever waits for devices of another kind
+        greedy = a_claim("greedy", namespace=lab.namespace, tolerations=everything)
         name = {"name": "greedy", "namespace": lab.namespace}
         await lab.client.create(CLAIMS, {"metadata": name, "spec": as_json(greedy.spec)})
         said = await lab.message(key, f"{lab.namespace}/greedy waits for devices and tolerates the taint")
         assert said.status.phase is MaintenancePhase.ISOLATED
         await lab.client.delete(CLAIMS, ObjectKey(lab.namespace, "greedy"))
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+    await lab.client.delete(DEVICE_CLASSES, nics.metadata.key)
 
 
 # A rule for each, and three statuses until work can start; a second operator finds any of them missing.
