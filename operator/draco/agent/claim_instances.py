@@ -17,6 +17,7 @@ from draco.agent.instances import Instance, PlacementKey
 from draco.agent.mig_desk import NOBODY_LISTED, MigDesk, NotVerified, StillHeld
 from draco.agent.mig_inventory import MigInventory, Seen
 from draco.agent.nvml_errors import DriverError, GpuLost, GpuUnknown, InUse, NvmlError
+from draco.agent.presence import NotThere
 from draco.mig.board import Placement
 from draco.resources.names import GpuUuid
 
@@ -104,7 +105,7 @@ class ClaimInstances:
                 continue
 
     def verify(self, claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> None:
-        """See that NVML says of a claim's GPUs what `gpus` say, which may be older. PrepareError when it does not.
+        """See that NVML says of a claim's GPUs what `gpus` say, which may be older. NotThere when it says something else.
 
         A session that outlived its driver answers nothing, so what was read in it is not relied on. A GPU of which only this
         cannot be read is where it was: within a session nothing moves.
@@ -118,7 +119,7 @@ class ClaimInstances:
                 continue
             gpu = gpus[uuid]
             if now != (gpu.minor, gpu.pci_bus_id):
-                raise PrepareError(
+                raise NotThere(
                     f"Claim {claim} cannot be prepared: GPU {uuid} has moved from /dev/nvidia{gpu.minor} at {gpu.pci_bus_id} to "
                     f"/dev/nvidia{now.minor} at {now.pci_bus_id}; kubelet tries again."
                 )
