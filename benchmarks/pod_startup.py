@@ -45,6 +45,7 @@ from draco.simulator.node_object import NodeObject, NodeShape
 from draco.simulator.podfeed import PodFeed
 
 TARGET = 1.10
+TARGET_FROM_CREATED = 1.15
 NODES, GPUS = 2, 8
 PEER_DRIVER = "noop.example.com"
 NAMESPACE = "default"
@@ -68,6 +69,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def ratio(self) -> float:
         """Of the medians from `kubectl apply` on: 1.0 means that the agent costs no time."""
         return _p50(start.from_apply_s for start in self.draco) / _p50(start.from_apply_s for start in self.peer)
+
+    @property
+    def ratio_from_created(self) -> float:
+        """Of the medians from the moment on at which the pod exists: without kubectl, which both start alike."""
+        return _p50(start.from_created_s for start in self.draco) / _p50(start.from_created_s for start in self.peer)
 
     def __str__(self) -> str:
         lines = [f"{len(self.draco)} pods each, alternating; p50 / p95"]
@@ -313,17 +319,22 @@ def main(pairs: int, peer_root: Path | None, kubeconfig: Path | None, nodes: int
         return
     result = asyncio.run(measure(pairs))
     click.echo(str(result))
-    draco, peer = (_p50(start.from_apply_s for start in starts) * 1000 for starts in (result.draco, result.peer))
-    tell(
-        Row(
-            figure="pod with a claim, kubectl apply to Running (median)",
-            measured=f"{draco:.0f} ms",
-            peer=f"{peer:.0f} ms with a driver that does nothing",
-            target=f"at most {TARGET:g} times the peer",
-            met=result.ratio <= TARGET,
+    figures = {
+        "kubectl apply": (result.ratio, TARGET, lambda start: start.from_apply_s),
+        "the pod exists": (result.ratio_from_created, TARGET_FROM_CREATED, lambda start: start.from_created_s),
+    }
+    for since, (ratio, target, took_s) in figures.items():
+        draco, peer = (_p50(map(took_s, starts)) * 1000 for starts in (result.draco, result.peer))
+        tell(
+            Row(
+                figure=f"pod with a claim, {since} to Running (median)",
+                measured=f"{draco:.0f} ms",
+                peer=f"{peer:.0f} ms with a driver that does nothing ({ratio:.2f} times)",
+                target=f"at most {target:g} times the peer",
+                met=ratio <= target,
+            )
         )
-    )
-    sys.exit(0 if result.ratio <= TARGET else 1)
+    sys.exit(0 if all(ratio <= target for ratio, target, _ in figures.values()) else 1)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,13 @@ class FullCopyOnWriteDisk(FullDisk):
         self._refuse(path)
         super().overwrite(path, offset, content)
 
+    def overwrite_volatile(self, path: Path, offset: int, content: bytes) -> None:
+        self._refuse(path)
+        super().overwrite_volatile(path, offset, content)
+
 
 class Writes(LocalFiles):
-    """Remembers what was written durably, in order: the file's name and the bytes."""
+    """Remembers what was written, in order: the file's name and the bytes."""
 
     def __init__(self) -> None:
         self.written: list[tuple[str, bytes]] = []
@@ -46,6 +50,10 @@ class Writes(LocalFiles):
 
     def overwrite(self, path: Path, offset: int, content: bytes) -> None:
         super().overwrite(path, offset, content)
+        self.written.append((path.name, content))
+
+    def overwrite_volatile(self, path: Path, offset: int, content: bytes) -> None:
+        super().overwrite_volatile(path, offset, content)
         self.written.append((path.name, content))
 
     def write_volatile(self, path: Path, content: bytes) -> None:

@@ -56,6 +56,8 @@ T = TypeVar("T")
 CHECKPOINT = "checkpoint.json"
 REFUSAL_S = 5.0
 """How long an agent that does not start tries to say so."""
+SETTLE_S = 0.25
+"""How long what follows from a prepared claim waits, so that it takes no time from the start of the pod."""
 SILENT_S = 5.0
 """How long GpuNode is left as the last run wrote it, while this one finds out how things stand."""
 
@@ -379,6 +381,10 @@ class Agent:
         self._standing_changed()
 
     def _claim_changed(self, claim: PreparedClaim) -> None:
+        """Whoever has to know is told a little later: kubelet and the runtime are about to start the pod, or to end it."""
+        asyncio.get_running_loop().call_later(SETTLE_S, self._claim_settled, claim)
+
+    def _claim_settled(self, claim: PreparedClaim) -> None:
         for uuid in {device.gpu for device in claim.devices}:
             self._dividing.keeper.touch(uuid)
         self._take_health()

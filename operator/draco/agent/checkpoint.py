@@ -14,7 +14,7 @@ and written as a journal with the first change. An older agent takes a journal f
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from itertools import count
@@ -271,13 +271,23 @@ class Checkpoint:
         with self.lock:
             self._make(change, self._state.after(change))
 
-    def _make(self, change: _Change, after: _State) -> None:
+    def _make(self, change: _Change, after: _State, append: Callable[..., bool] | None = None) -> None:
         if after == self._state:
             return
         reserve = _reserve(after) if _takes_more(change) else 0
-        if not self._journal.append(msgspec.json.encode(change), keep_free=reserve):
+        append = append or self._journal.append
+        if not append(msgspec.json.encode(change), keep_free=reserve):
             self._rewrite(after)
         self._state = after
+
+    def intend(self, claim: PreparedClaim) -> None:
+        """Record an intent for whoever starts after this process, without waiting for the disk.
+
+        For a claim for which nothing is made but a spec: a loss of power takes that away, too, or at least its boot.
+        """
+        change = _Change(put=[claim])
+        with self.lock:
+            self._make(change, self._state.after(change), self._journal.append_volatile)
 
     def put(self, claim: PreparedClaim) -> None:
         """Record a claim; raises OSError and changes nothing when the disk refuses."""

@@ -35,6 +35,10 @@ class Files(Protocol):
         """
         ...
 
+    def overwrite_volatile(self, path: Path, offset: int, content: bytes) -> None:
+        """Replace bytes of a file as `overwrite` does, for every process at once; a loss of power may undo it."""
+        ...
+
     def write_volatile(self, path: Path, content: bytes) -> None:
         """Make `path` hold `content`, for every process at once; a loss of power may undo it."""
         ...
@@ -67,17 +71,11 @@ class LocalFiles:
 
     def overwrite(self, path: Path, offset: int, content: bytes) -> None:
         """Replace bytes of a file, durably; it never grows."""
-        with _named(path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                if os.fstat(descriptor).st_size < offset + len(content):
-                    raise FileNotFoundError(errno.ENOENT, "It is shorter than it was", str(path))
-                written = 0
-                while written < len(content):
-                    written += os.pwrite(descriptor, content[written:], offset + written)
-                os.fdatasync(descriptor)
-            finally:
-                os.close(descriptor)
+        _overwrite(path, offset, content, sync=os.fdatasync)
+
+    def overwrite_volatile(self, path: Path, offset: int, content: bytes) -> None:
+        """Replace bytes of a file; a loss of power may undo it."""
+        _overwrite(path, offset, content, sync=lambda _: None)
 
     def write_volatile(self, path: Path, content: bytes) -> None:
         """Make `path` hold `content`, for every process at once; a loss of power may undo it."""
@@ -114,6 +112,20 @@ def _replace(path: Path, content: bytes, *, sync: Callable[[int], None]) -> None
             with suppress(OSError):
                 fresh.unlink(missing_ok=True)
             raise
+
+
+def _overwrite(path: Path, offset: int, content: bytes, *, sync: Callable[[int], None]) -> None:
+    with _named(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_size < offset + len(content):
+                raise FileNotFoundError(errno.ENOENT, "It is shorter than it was", str(path))
+            written = 0
+            while written < len(content):
+                written += os.pwrite(descriptor, content[written:], offset + written)
+            sync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

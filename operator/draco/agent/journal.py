@@ -14,7 +14,7 @@ does not match its checksum is damage, and so is a file shorter than its first l
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -133,6 +133,13 @@ class Journal:
 
         OSError when the disk refuses; the entry may be there or not.
         """
+        return self._append(entry, keep_free, self._files.overwrite)
+
+    def append_volatile(self, entry: bytes, *, keep_free: int) -> bool:
+        """Add an entry as `append` does, but do not wait for the disk: it is durable with the next one that is."""
+        return self._append(entry, keep_free, self._files.overwrite_volatile)
+
+    def _append(self, entry: bytes, keep_free: int, overwrite: Callable[[Path, int, bytes], None]) -> bool:
         at = self._at
         if at is None:
             return False
@@ -141,7 +148,7 @@ class Journal:
             return False
         self._at = None
         try:
-            self._files.overwrite(self._path, at.end, line)
+            overwrite(self._path, at.end, line)
         except FileNotFoundError:
             return False  # somebody removed it
         self._at = Position(at.end + len(line), checksum, at.size)

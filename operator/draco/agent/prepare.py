@@ -244,7 +244,7 @@ class ClaimDesk:
             acquired = self._instances.acquire(intent)
         else:
             try:
-                self._checkpoint.put(intent)
+                self._checkpoint.intend(intent)
             except OSError as error:
                 raise PrepareError(_disk(intent, "recorded", error)) from error
             acquired = Acquired(intent, ())

@@ -169,6 +169,9 @@ class Camera(LocalFiles):
     def overwrite(self, path: Path, offset: int, content: bytes) -> None:
         self._between(path, lambda: super(Camera, self).overwrite(path, offset, content))
 
+    def overwrite_volatile(self, path: Path, offset: int, content: bytes) -> None:
+        self._between(path, lambda: super(Camera, self).overwrite_volatile(path, offset, content))
+
     def write_volatile(self, path: Path, content: bytes) -> None:
         self._between(path, lambda: super(Camera, self).write_volatile(path, content))
 
