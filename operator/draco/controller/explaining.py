@@ -221,7 +221,7 @@ class Explanations:
             topic.pods.pop(key, None)
 
     def _drop(self, topic: _Topic) -> None:
-        del self._topics[topic.key]
+        self._topics.pop(topic.key, None)
         if topic.namespace in self._answered:
             self._answered[topic.namespace].pop(topic.key, None)
         for key in topic.pods:
