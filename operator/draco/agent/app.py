@@ -45,6 +45,7 @@ from draco.kube.clock import Clock, SystemClock
 from draco.kube.discovery import PARTITIONABLE, Features, discover, serves
 from draco.kube.errors import ApiError
 from draco.kube.events import EventRecorder
+from draco.kube.rediscovery import differences, until_changed
 from draco.resources.events import ObjectReference
 from draco.resources.kinds import GPU_NODES
 from draco.resources.names import FIELD_MANAGER_AGENT, GpuUuid
@@ -58,6 +59,8 @@ REFUSAL_S = 5.0
 """How long an agent that does not start tries to say so."""
 SETTLE_S = 0.25
 """How long what follows from a prepared claim waits, so that it takes no time from the start of the pod."""
+UNSERVED_S = 30.0
+"""So long the cluster may not serve ResourceSlices before the agent is not ready."""
 SILENT_S = 5.0
 """How long GpuNode is left as the last run wrote it, while this one finds out how things stand."""
 
@@ -321,6 +324,26 @@ class Agent:
                 partitionable=features.partitionable_devices is not False,
             )
             tasks.create_task(offering, name="offers")
+            tasks.create_task(self._follow_features(features), name="features")
+
+    async def _follow_features(self, features: Features) -> None:
+        """Adapt to what the cluster can do, while kubelet is served."""
+        while True:
+            before = features
+            features = await until_changed(
+                lambda: discover(self._client, node_name=self._settings.node_name, driver=self._settings.driver),
+                before,
+                clock=self._clock,
+                every_s=self._settings.rediscover_s,
+                confirm_s=self._settings.confirm_s,
+                hint=lambda: self._publisher.unserved_s > 0,
+            )
+            self._log.warning("cluster.changed", changes=differences(before, features))
+            self._features = features
+            self._offers.keep_counters(features.partitionable_devices is not False)
+            self._publisher.anew()
+            self._node_reporter.touch()
+            self._claim_reporter.touch_all()
 
     def _leftovers(self) -> Leftovers:
         return Leftovers(
@@ -435,6 +458,8 @@ class Agent:
             sentences.append(self._hardware.view.fault)
         if self._giving_way:
             return [*sentences, self._giving_way]
+        if (for_s := self._publisher.unserved_s) > UNSERVED_S:
+            sentences.append(f"The cluster has not served ResourceSlices for {for_s:.0f} s.")
         return sentences if self._publisher.published else [*sentences, self._publisher.problem]
 
     def _metrics_text(self) -> bytes:

@@ -44,7 +44,7 @@ class Offering:
     """Decides what one node publishes. `partitionable` says whether the cluster keeps the counters of partitions."""
 
     def __init__(self, *, partitionable: bool = True, pace_s: float = PACE_S) -> None:
-        self._partitionable = partitionable
+        self.partitionable = partitionable
         self._pace_s = pace_s
         self._order: list[Place] = []
         self._ordered_at_s = float("-inf")
@@ -75,7 +75,7 @@ class Offering:
                 divisible.append(made)
         again_in_s = self._reorder(divisible, now_s)
         devices = plain + partitions.devices(divisible, driver, self._order)
-        if not self._partitionable:
+        if not self.partitionable:
             return Offer([msgspec.structs.replace(one, consumes_counters=[]) for one in devices], [], again_in_s)
         return Offer(devices, partitions.counters(divisible), again_in_s)
 
@@ -99,15 +99,15 @@ class Offering:
         switchable = not located.gpu.mig_needs_reset
         common: dict[str, Any] = {"located": located, "mig": mig, "board": board, "beside": beside}
         if wanted is not None and (mig.enabled or switchable):
-            if wanted.mode is MigMode.DYNAMIC and self._partitionable:
+            if wanted.mode is MigMode.DYNAMIC and self.partitionable:
                 whole = switchable or not mig.enabled or bool(keep.whole)
                 return Divisible(**common, profiles=frozenset(wanted.profiles), whole=whole)
             if wanted.mode is MigMode.STATIC:
                 return self._static(common, layout_of(wanted, board), keep)
-        return Divisible(**common, layout=(), whole=self._partitionable) if beside else None
+        return Divisible(**common, layout=(), whole=self.partitionable) if beside else None
 
     def _static(self, common: dict[str, Any], layout: tuple[Placement, ...], keep: Keeping) -> Divisible | None:
-        if self._partitionable:
+        if self.partitionable:
             return Divisible(**common, layout=layout, whole=bool(keep.whole))
         # Without counters nothing keeps the scheduler from what overlaps, so it must not be there.
         kept = common["beside"]

@@ -48,6 +48,11 @@ class Offers:
         """Offer what there is now."""
         self._queue.add("")
 
+    def keep_counters(self, kept: bool) -> None:
+        """From now on the cluster keeps the counters of partitions, or keeps them no more."""
+        self._offering.partitionable = kept
+        self.touch()
+
     async def run(self, *, recovered: asyncio.Event, follows: bool, partitionable: bool) -> None:
         """Offer until cancelled, from `recovered` on. `follows`: there are GpuNodes, so what is wanted will be known.
 

@@ -89,6 +89,16 @@ class SlicePublisher:
             self._held = why
             self._queue.add(self._node)
 
+    def anew(self) -> None:
+        """The cluster may keep other fields than it did: ask for all of them again."""
+        self._kept.clear()
+        self._queue.add(self._node)
+
+    @property
+    def unserved_s(self) -> float:
+        """For how long the cluster has not served ResourceSlices; 0 if it does."""
+        return self._informer.unserved_s
+
     async def run(self) -> None:
         """Publish until cancelled. The slices stay: pods that run keep their devices."""
         self._informer.subscribe(self._seen)

@@ -22,7 +22,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     `listen` is host and port of the HTTP endpoints, None for none. `event_wait_s` is how long NVML is asked for events at a
     time, and so how long stopping may take; 0 reads the GPUs at intervals only. `nvml_limit_s` is how late a reading may be
     before NVML counts as hanging. `prepare_deadline_s` must be below kubelet's 45; `health_timeout_s` is after how long without
-    news kubelet calls a device Unknown.
+    news kubelet calls a device Unknown. Every `rediscover_s` the agent finds out again what the cluster can do; a change is looked
+    at again after each of some `confirm_s` before it counts.
     """
 
     node_name: str
@@ -43,6 +44,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     socket_check_s: float = 1.0
     prepare_deadline_s: float = DEADLINE_S
     health_timeout_s: int = TIMEOUT_S
+    rediscover_s: float = 300.0
+    confirm_s: float = 10.0
 
     @property
     def state_folder(self) -> Path:

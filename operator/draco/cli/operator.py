@@ -4,16 +4,19 @@ Owns options, environment, logs and signals of the process. What the operator do
 """
 
 import asyncio
+import os
 import secrets
 import signal
 import socket
+import sys
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
 import click
 import structlog
 
 from draco.controller.admission import AdmissionMode
-from draco.controller.app import Connect, run_operator
+from draco.controller.app import ClusterChanged, Connect, run_operator
 from draco.controller.kopf_thread import quiet_kopf
 from draco.controller.settings import OperatorSettings
 from draco.controller.webhook import WebhookSettings
@@ -67,6 +70,14 @@ _DEFAULT = OperatorSettings(identity="")
     type=click.FloatRange(min=0),
     default=_DEFAULT.idle_grace_s,
     help="Seconds that a claim must be idle before it is released, where a MigPolicy's repair permits that.",
+)
+@click.option(
+    "--rediscover",
+    envvar="DRACO_REDISCOVER",
+    type=click.FloatRange(min=0.1),
+    default=_DEFAULT.rediscover_s,
+    metavar="SECONDS",
+    help="How often to find out again what the cluster can do.",
 )
 @click.option(
     "--webhook-listen",
@@ -132,6 +143,7 @@ def command(
     pending_after: float,
     settle: float,
     idle_grace: float,
+    rediscover: float,
     webhook_listen: tuple[str, int] | None,
     webhook_certificates: Path | None,
     webhook_client_ca: Path | None,
@@ -144,7 +156,8 @@ def command(
     """Watch the whole cluster's GPUs and claims.
 
     Explains pending claims in Events and carries out DeviceMaintenance requests. Usually runs as a Deployment of two replicas,
-    of which one leads. What the cluster can do is found out at the start: restart it after a change of feature gates.
+    of which one leads. When the cluster can do something else than it could, such as after a change of feature gates, it says so
+    and starts itself anew.
     """
     if not lease_duration > renew_deadline > retry_period:
         raise click.UsageError(
@@ -176,6 +189,8 @@ def command(
         pending_after_s=pending_after,
         settle_s=settle,
         idle_grace_s=idle_grace,
+        rediscover_s=rediscover,
+        confirm_s=min(rediscover, _DEFAULT.confirm_s),
         webhook=webhook,
     )
 
@@ -185,11 +200,21 @@ def command(
     try:
         asyncio.run(_run(settings, connected))
     except ExceptionGroup as group:
-        lost = _lost_leadership(group)
+        if changed := _within(group, ClusterChanged):
+            log.warning("cluster.changed", changes=str(changed))
+            start_anew()
+        lost = _within(group, LeadershipLost)
         if lost is None:
             raise
         log.error("operator.leadership_lost", error=str(lost))  # noqa: TRY400 - its sentence says it all
         raise click.exceptions.Exit(1) from None
+
+
+def start_anew() -> NoReturn:
+    """Become what this process was when it started; a pod's container goes on, and nobody waits before it starts the next."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line
 
 
 async def _run(settings: OperatorSettings, connected: Connect) -> None:
@@ -201,10 +226,13 @@ async def _run(settings: OperatorSettings, connected: Connect) -> None:
     log.info("operator.stopped")
 
 
-def _lost_leadership(group: ExceptionGroup[Exception]) -> LeadershipLost | None:
-    """That error in the group, however deep."""
+E = TypeVar("E", bound=Exception)
+
+
+def _within(group: ExceptionGroup[Exception], kind: type[E]) -> E | None:
+    """Such an error in the group, however deep."""
     for error in group.exceptions:
-        found = _lost_leadership(error) if isinstance(error, ExceptionGroup) else error
-        if isinstance(found, LeadershipLost):
+        found = _within(error, kind) if isinstance(error, ExceptionGroup) else error
+        if isinstance(found, kind):
             return found
     return None

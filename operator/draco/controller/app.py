@@ -42,11 +42,12 @@ from draco.kube.discovery import Features, discover
 from draco.kube.election import LeaderElection, LeaseTerms
 from draco.kube.events import EventRecorder
 from draco.kube.notes import Notes
+from draco.kube.rediscovery import differences, until_changed
 from draco.kube.retry import retry
 from draco.kube.version import kubernetes_minor
 from draco.mig_policy.taking_back import Patience
 from draco.resources.errors import DracoError
-from draco.resources.kinds import DEVICE_MAINTENANCES, MIG_POLICIES
+from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, MIG_POLICIES
 from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR
 
@@ -56,8 +57,15 @@ _ADVICE_BY = 0.75
 """Of the time that the API server waits for advice, the rest is for the way."""
 
 
+_OWN_KINDS = {kind.kind for kind in (DEVICE_MAINTENANCES, GPU_NODES, MIG_POLICIES)}
+
+
 class NoDynamicResourceAllocation(DracoError):
     """The cluster does not serve what everything here is about."""
+
+
+class ClusterChanged(DracoError):
+    """The cluster can do something else than when this process was made for it: another one has to be."""
 
 
 Connect = Callable[[], Awaitable[Connection]]
@@ -73,7 +81,8 @@ async def run_operator(
 ) -> None:
     """Run until `stop` is set.
 
-    Raises LeadershipLost (in a group) when the lease is lost, ApiError when nothing can be read at the start, DracoError when
+    Raises LeadershipLost (in a group) when the lease is lost, ClusterChanged (in a group) when the cluster can do something else
+    than at the start, ApiError when nothing can be read at the start, DracoError when
     the cluster or this machine lacks something.
     """
     clock = clock or SystemClock()
@@ -106,6 +115,8 @@ class Operator:
         self._settings = settings
         self._clock = clock
         self._started = clock.monotonic()
+        self._client = client
+        self._features = features
         self.metrics = Metrics()
         self.view = ClusterView(
             client, features.taint_rules, clock=clock, random=random, survey_every_s=settings.survey_every_s
@@ -212,6 +223,7 @@ class Operator:
             tasks.append(group.create_task(self._run_kopf(), name="kopf"))
             tasks.append(group.create_task(self._count_reach(), name="rule reach"))
             tasks.append(group.create_task(self._lead_when_ready(), name="lead"))
+            tasks.append(group.create_task(self._follow_features(), name="features"))
             await stop.wait()
             log.info("operator.stopping")
             for task in tasks:
@@ -225,8 +237,18 @@ class Operator:
         return found
 
     def not_ready(self) -> list[str]:
-        """What is not known yet; empty when all is."""
-        return [f"{kind}: not listed yet" for kind in self.view.unsynced]
+        """What is not known, and why; empty when all is."""
+        unserved = {
+            name: informer.unserved_s
+            for name, informer in self.view.informers.items()
+            if informer.unserved_s > self._settings.unserved_after_s
+        }
+        sentences = [
+            f"{name}: the cluster has not served this kind for {for_s:.0f} s"
+            + (": apply Draco's CustomResourceDefinitions (crds/)" if name in _OWN_KINDS else "")
+            for name, for_s in unserved.items()
+        ]
+        return sentences + [f"{kind}: not listed yet" for kind in self.view.unsynced if kind not in unserved]
 
     @asynccontextmanager
     async def _webhook(self) -> AsyncIterator[Certificate | None]:
@@ -243,6 +265,18 @@ class Operator:
         )
         async with serving_webhook(settings, webhook_app(admission, self.metrics.admission_reviews)) as certificate:
             yield certificate
+
+    async def _follow_features(self) -> None:
+        """Stores, versions and rights are chosen by what the cluster can do: when that changes, so must the whole process."""
+        now = await until_changed(
+            lambda: discover(self._client),
+            self._features,
+            clock=self._clock,
+            every_s=self._settings.rediscover_s,
+            confirm_s=self._settings.confirm_s,
+            hint=lambda: any(informer.unserved_s for informer in self.view.informers.values()),
+        )
+        raise ClusterChanged("; ".join(differences(self._features, now)))
 
     async def _run_kopf(self) -> None:
         # Kopf looks once at what is served, so it must not start before our kinds are; and it must not delay readiness.

@@ -40,5 +40,11 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What may go into answers to what users ask."""
     webhook: WebhookSettings | None = None
     """How claims are reviewed when they are written; None: they are not."""
+    rediscover_s: float = 300.0
+    """How often it is found out anew what the cluster can do."""
+    confirm_s: float = 10.0
+    """After how long a change of that is looked at again, before it counts."""
+    unserved_after_s: float = 30.0
+    """How long a kind may be unserved before /readyz fails."""
     survey_every_s: float = 1.0
     """The cluster's devices are counted anew at most this often, and only when someone asks."""

@@ -24,7 +24,7 @@ import structlog
 
 from draco.kube.client import PAGE_SIZE, Client, Undecodable, selectors
 from draco.kube.clock import Clock
-from draco.kube.errors import ApiError, Expired
+from draco.kube.errors import ApiError, Expired, NotFound
 from draco.kube.retry import Backoff, asked_to_wait_s
 from draco.kube.store import ApiObject, Change, Store
 from draco.kube.watching import (
@@ -112,12 +112,18 @@ class Informer(Generic[T]):
         self._streams_lists = True  # until the server says that it cannot
         self._pages_next = True
         self._watching_since: float | None = None
+        self._unserved_since: float | None = None
         self._log = log.bind(kind=kind.kind)
 
     @property
     def silent_s(self) -> float:
         """For how many seconds nothing has been heard from the server. More than a few minutes: the store may be old."""
         return self._clock.monotonic() - self.counts.last_heard
+
+    @property
+    def unserved_s(self) -> float:
+        """For how many seconds the server has answered that there is no such kind; 0 if it did not do so last."""
+        return self._clock.monotonic() - self._unserved_since if self._unserved_since is not None else 0.0
 
     def subscribe(self, callback: Subscriber[T]) -> Callable[[], None]:
         """Call `callback` with every change from now on, after it is in the store; first with what is there already.
@@ -140,6 +146,11 @@ class Informer(Generic[T]):
                 await self._follow()
             except (Expired, StreamBroken) as stale:
                 error, self._version = stale, ""
+            except NotFound as absent:
+                # When the kind is defined anew, its objects are others.
+                error, self._version = absent, ""
+                if self._unserved_since is None:
+                    self._unserved_since = self._clock.monotonic()
             except ApiError as failure:
                 error = failure  # the version at hand is as good as before
             except Exception as fault:  # noqa: BLE001 - the outermost loop; a fault of ours must not leave the store to grow old
@@ -180,7 +191,7 @@ class Informer(Generic[T]):
         self._watching_since = self._clock.monotonic()
         async with aclosing(self._watch()) as batches:
             async for batch in batches:
-                self.counts.last_heard = self._clock.monotonic()
+                self._heard()
                 for step in batch:
                     self._apply(step)
 
@@ -191,7 +202,7 @@ class Informer(Generic[T]):
         try:
             async with aclosing(self._watch()) as batches:
                 async for batch in batches:
-                    self.counts.last_heard = self._clock.monotonic()
+                    self._heard()
                     for step in batch:
                         if listed is None:
                             self._apply(step)
@@ -220,6 +231,10 @@ class Informer(Generic[T]):
             idle_timeout_s=self._settings.idle_timeout_s,
         )
 
+    def _heard(self) -> None:
+        self.counts.last_heard = self._clock.monotonic()
+        self._unserved_since = None
+
     def _watched_s(self) -> float:
         return self._clock.monotonic() - self._watching_since if self._watching_since is not None else 0.0
 
@@ -231,7 +246,7 @@ class Informer(Generic[T]):
                 listed.objects[what.key] = known
         changes = self.store.swap(listed.objects)
         self._version = listed.version
-        self.counts.last_heard = self._clock.monotonic()
+        self._heard()
         self._log.debug("informer.listed", objects=len(self.store), changes=len(changes))
         self._publish(changes)
         self.synced.set()

@@ -5,6 +5,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import aiohttp
 import pytest
@@ -22,7 +23,7 @@ from draco.kube.errors import NotFound
 from draco.resources.draco import GpuNode
 from draco.resources.kinds import CLAIMS, GPU_NODES
 from draco.resources.meta import ObjectKey
-from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
+from draco.resources.names import CONDITION_PARTITIONABLE, NVIDIA_DRIVER, ClaimUid, GpuUuid
 from draco.simulator import faults
 from tests.agents import SimulatedNode, eventually
 from tests.doubles.clock import ManualClock
@@ -298,3 +299,28 @@ async def test_a_claim_whose_name_was_taken_by_another_counts_as_gone(node: Simu
     looking = Looking(node, on_record("reused", "the old uid", node.namespace))
     looking.record.write_text("{}")
     assert await looking.look_after(700) == ["reused"]
+
+
+@pytest.mark.usefixtures("crds")
+async def test_a_gate_that_comes_is_noticed_while_kubelet_is_served(node: SimulatedNode, proxy: FaultProxy) -> None:
+    """The API server keeps no counters at first: every second probe, the one with counters, is refused."""
+    asked: list[str] = []
+
+    def with_counters(request: Any) -> bool:
+        if request.method == "POST" and "dryRun" in request.query:
+            asked.append(request.path)
+            return len(asked) % 2 == 0
+        return False
+
+    proxy.fault(with_counters, answer(422, "Invalid"), times=10**9)
+    with capture_logs() as logs:
+        async with node.running_through(proxy, rediscover_s=0.4, confirm_s=0.1):
+            await node.published(2)
+            await eventually(lambda: condition(node, CONDITION_PARTITIONABLE, "False"))
+            proxy.heal()
+            await eventually(lambda: condition(node, CONDITION_PARTITIONABLE, "True"))
+            claim = await node.claim("gpu-0")
+            assert not (await node.prepare(claim))[claim.metadata.uid].error
+    events = [one["event"] for one in logs]
+    assert events.count("cluster.changed") == 1
+    assert events.count("plugin.registered") <= 1

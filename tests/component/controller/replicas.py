@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 import msgspec
@@ -27,6 +27,13 @@ from draco.kube.kubeconfig import connect
 from draco.kube.version import kubernetes_minor
 
 R = TypeVar("R")
+
+
+class Reachable(Protocol):
+    """What is served somewhere."""
+
+    @property
+    def kubeconfig(self) -> Path: ...
 
 
 def settings_for_test(**changes: Any) -> OperatorSettings:
@@ -102,7 +109,7 @@ class ObservedConnection(Connection):
 
 @asynccontextmanager
 async def an_operator(
-    served: ControlPlane,
+    served: Reachable,
     settings: OperatorSettings | None = None,
     *,
     dies_after_writes: int = 0,

@@ -1,0 +1,116 @@
+"""The cluster changes under a running operator: a kind goes away and comes back, a served version goes for good."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+from aiohttp import web
+
+from draco.cluster.controlplane import ControlPlane
+from tests.component.controller.replicas import Process, an_operator, settings_for_test, until
+from tests.doubles.faultproxy import FaultProxy, answer
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+ALWAYS = 10**9
+GONE = answer(404, "NotFound", message="the server could not find the requested resource")
+
+
+@pytest.fixture
+async def proxy(api_server: ControlPlane) -> AsyncIterator[FaultProxy]:
+    proxy = FaultProxy(api_server)
+    await proxy.start()
+    try:
+        yield proxy
+    finally:
+        await proxy.stop()
+
+
+@pytest.fixture
+def proxied(proxy: FaultProxy, tmp_path: Path) -> Path:
+    """A kubeconfig of the proxy."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": proxy.url}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "c",
+    }
+    kubeconfig = tmp_path / "proxied"
+    kubeconfig.write_text(yaml.safe_dump(config))
+    return kubeconfig
+
+
+@pytest.fixture
+async def operator(api_server: ControlPlane, proxied: Path, namespace: str, tmp_path: Path) -> AsyncIterator[Process]:
+    """A process that reaches the API server through the proxy, and looks three times a second what it can do."""
+    options = ("--kubeconfig", str(proxied), "--namespace", namespace, "--rediscover", "0.3", "--log-level", "debug")
+    timing = ("--lease-duration", "3", "--renew-deadline", "2", "--retry-period", "0.3")
+    process = await Process.start(api_server, tmp_path, *options, *timing)
+    try:
+        await until(process.leads, within_s=30, what="leading")
+        yield process
+    finally:
+        await process.kill()
+
+
+async def test_a_version_that_goes_away_makes_the_operator_start_anew_and_say_why(
+    operator: Process, proxy: FaultProxy
+) -> None:
+    def newest(request: web.Request) -> bool:
+        return request.path.startswith("/apis/resource.k8s.io/v1beta2")
+
+    async def starts() -> int:
+        return sum(event["event"] == "operator.starting" for event in operator.events())
+
+    async def started_anew() -> bool:
+        return await starts() == 2
+
+    proxy.fault(newest, GONE, times=ALWAYS)
+    await until(started_anew, within_s=30, what="the new start")
+    (told,) = [event["changes"] for event in operator.events() if event["event"] == "cluster.changed"]
+    assert "DeviceTaintRule is served in" in told
+    assert told.endswith("and was in resource.k8s.io/v1beta2")
+
+    async def without_it() -> bool:
+        missing = [event for event in operator.events() if event["event"] == "feature.missing"]
+        return any(event["feature"] == "DeviceTaintRule" for event in missing) or "v1alpha3" in told
+
+    await until(without_it, what="what is missing now")
+    assert await operator.end() == 0
+
+
+class Proxied(NamedTuple):
+    """What operators need of a control plane."""
+
+    kubeconfig: Path
+
+
+async def test_a_kind_that_is_not_served_makes_the_replica_unready_until_it_is(
+    proxy: FaultProxy, proxied: Path
+) -> None:
+    settings = settings_for_test(unserved_after_s=0.3)
+    async with an_operator(Proxied(proxied), settings) as (operator, running):
+
+        async def ready() -> bool:
+            return not operator.not_ready()
+
+        async def unready() -> bool:
+            told = operator.not_ready()
+            return any(each.startswith("MigPolicy: the cluster has not served this kind for") for each in told)
+
+        await until(ready, what="readiness")
+        policies = len(operator.view.mig_policies.store)
+        proxy.fault(lambda request: "/migpolicies" in request.path, GONE, times=ALWAYS)
+        for stream in proxy.open_streams:
+            stream.cut()
+        await until(unready, what="the reason")
+        (told,) = operator.not_ready()
+        assert told.endswith("apply Draco's CustomResourceDefinitions (crds/)")
+        assert len(operator.view.mig_policies.store) == policies
+        proxy.heal()
+        await until(ready, within_s=40, what="readiness again")
+        assert not running.done()
