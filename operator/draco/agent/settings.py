@@ -22,8 +22,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     `listen` is host and port of the HTTP endpoints, None for none. `event_wait_s` is how long NVML is asked for events at a
     time, and so how long stopping may take; 0 reads the GPUs at intervals only. `nvml_limit_s` is how late a reading may be
     before NVML counts as hanging. `prepare_deadline_s` must be below kubelet's 45; `health_timeout_s` is after how long without
-    news kubelet calls a device Unknown. Every `rediscover_s` the agent finds out again what the cluster can do; a change is looked
-    at again after each of some `confirm_s` before it counts.
+    news kubelet calls a device Unknown. Every `rediscover_s` the agent finds out again what the cluster can do; a change is
+    looked at again after each of some `confirm_s` before it counts.
     """
 
     node_name: str
