@@ -16,7 +16,7 @@ from draco.agent.holdings import Keeping, kept, references
 from draco.agent.instances import Instance, PlacementKey
 from draco.agent.mig_desk import NOBODY_LISTED, MigDesk, NotVerified, StillHeld
 from draco.agent.mig_inventory import MigInventory, Seen
-from draco.agent.nvml_errors import DriverError, GpuLost, GpuUnknown, InUse, NvmlError
+from draco.agent.nvml_errors import DriverError, GpuLost, GpuUnknown, InUse, InvalidArgument, NvmlError
 from draco.agent.presence import NotThere
 from draco.mig.board import Placement
 from draco.resources.names import GpuUuid
@@ -107,13 +107,14 @@ class ClaimInstances:
     def verify(self, claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> None:
         """See that NVML says of a claim's GPUs what `gpus` say, which may be older. NotThere when it says something else.
 
-        A session that outlived its driver answers nothing, so what was read in it is not relied on. A GPU of which only this
-        cannot be read is where it was: within a session nothing moves.
+        A session that outlived its driver answers nothing, so what was read in it is not relied on. Nor is a handle that has
+        become invalid: so they do when boards come and go. A GPU of which only this cannot be read is where it was: within a
+        session nothing else moves.
         """
         for uuid in dict.fromkeys(device.gpu for device in claim.devices):
             try:
                 now = self._inventory.where(uuid)
-            except (DriverError, GpuLost, GpuUnknown) as error:
+            except (DriverError, GpuLost, GpuUnknown, InvalidArgument) as error:
                 raise PrepareError(f"Claim {claim} cannot be prepared: {error} Kubelet tries again.") from error
             except NvmlError:
                 continue

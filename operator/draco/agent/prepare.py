@@ -12,6 +12,7 @@ spec, and destroyed between spec and record, in steps that are on record too (`c
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import msgspec
@@ -108,9 +109,17 @@ def conflict(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
     """Who already holds what the claim was allocated, as a sentence; "" when nobody does.
 
     A whole GPU and its partitions exclude each other, and so do partitions that share units. Administrative access never
-    conflicts, but a partition cannot be where another stands. An intent that was left over holds nothing, and what a claim that
-    kubelet gave up still has shows when its instances are to give way.
+    conflicts, but a partition cannot be where another stands, nor in a GPU that somebody has whole. An intent that was left over
+    holds nothing, and what a claim that kubelet gave up still has shows when its instances are to give way.
+
+    No scheduler allocates hardware twice to one claim, but whoever may write allocations can.
     """
+    for one, two in combinations(claim.devices, 2):
+        if one.device != two.device and _excludes(one, two):
+            return (
+                f"Claim {claim} was allocated both {one.device} and {two.device}, which have hardware in common; delete the "
+                "pod so that the claim is allocated again."
+            )
     for other in others:
         if other.uid == claim.uid or other.state is not ClaimState.PREPARED:
             continue
@@ -145,8 +154,13 @@ def sick(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
 
 
 def _excludes(wanted: PreparedDevice, held: PreparedDevice) -> bool:
-    if wanted.gpu != held.gpu or wanted.partition is None or held.partition is None:
-        return wanted.gpu == held.gpu and not wanted.admin and not held.admin
+    if wanted.gpu != held.gpu:
+        return False
+    if wanted.partition is None and held.partition is None:
+        return not wanted.admin and not held.admin
+    if wanted.partition is None or held.partition is None:
+        # Whoever only looks at a partition has it made nevertheless, and with it the GPU divided.
+        return not (wanted if wanted.partition is None else held).admin
     if wanted.key == held.key:
         return not wanted.admin and not held.admin
     return bool(wanted.partition.mask & held.partition.mask)

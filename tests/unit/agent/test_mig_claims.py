@@ -519,6 +519,25 @@ def test_administrative_access_to_a_whole_gpu_leaves_it_divided(node: MigNode) -
     assert (node.real(), node.hardware().mig_current) == ([(9, 4, 1)], 1)
 
 
+def test_administrative_access_to_a_partition_divides_no_gpu_that_somebody_has_whole(node: MigNode) -> None:
+    look, work = a_mig_claim("look", *names([(9, 4)]), admin_access=True), a_claim("work", on=["node-0/gpu-0"])
+    node.prepare(work)
+    with pytest.raises(PrepareError, match="gpu-0 is still prepared for claim default/work"):
+        node.prepare(look)
+    node.unprepare(work)
+    node.prepare(look)
+    with pytest.raises(PrepareError, match="gpu-0-mig-3g40gb-9-4 is still prepared for claim default/look"):
+        node.prepare(work)
+    assert node.real() == [(9, 4, 1)]
+
+
+@pytest.mark.parametrize("both", [["gpu-0", *names([(19, 5)])], names([(9, 4), (19, 5)])])
+def test_a_claim_that_was_allocated_the_same_hardware_twice_is_refused(node: MigNode, both: list[str]) -> None:
+    with pytest.raises(PrepareError, match=f"both {both[0]} and {both[1]}, which have hardware in common"):
+        node.prepare(a_mig_claim("greedy", *both))
+    assert (node.real(), node.specs()) == ([], {})
+
+
 def test_administrative_access_cannot_put_a_partition_into_another(node: MigNode) -> None:
     node.prepare(ONE)
     with pytest.raises(PrepareError, match="gpu-0-mig-3g40gb-9-4 is still prepared"):
