@@ -6,10 +6,12 @@ Owns options and the choice of a machine. Ends with status 1 when something was 
 import argparse
 import random
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.adversary.agent.run import Finding, hunt
 from tests.adversary.cluster import machine as cluster
 
 
@@ -26,7 +28,19 @@ def _cluster(seconds: float, seed: int) -> bool:
     return not report.violations
 
 
-MACHINES = {"cluster": Machine("torments a whole cluster", _cluster)}
+def _agent(seconds: float, seed: int) -> bool:
+    try:
+        print(hunt(seconds=seconds, seed=seed))
+    except Finding as finding:
+        traceback.print_exception(finding)
+        return False
+    return True
+
+
+MACHINES = {
+    "agent": Machine("torments one agent, step by step", _agent),
+    "cluster": Machine("torments a whole cluster", _cluster),
+}
 
 
 def main() -> None:

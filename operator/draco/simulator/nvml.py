@@ -38,7 +38,8 @@ class SimulatedNvml:
     driver's library is too old. StateError when the state file is missing or damaged. `sleep` takes injected latency.
 
     `step` is called with "before nvmlX" and "after nvmlX" around every function, also one that fails; what it raises goes
-    to the caller, as if the process had ended there: before, nothing has happened yet; after, everything has.
+    to the caller, as if the process had ended there: before, nothing has happened yet; after, everything has. A call that hangs
+    says "hangs nvmlX" once.
     """
 
     def __init__(self, state_file: Path, *, sleep: Callable[[float], None] = time.sleep, step: Step = _no_step) -> None:
@@ -100,7 +101,7 @@ class SimulatedNvml:
         self._session.delay(name)
         given = next(iter((*args, *options.values())), None)
         if any(each.effect == "hang" for each in self._session.state().failures):
-            self._session.hang(name, given)
+            self._session.hang(name, given, lambda: self._step(f"hangs {name}"))
         failure = self._session.take_failure(name, given)
         if failure is None:
             return function(*args, **options)

@@ -74,9 +74,13 @@ class Session:
         if seconds > 0:
             self._sleep(seconds)
 
-    def hang(self, function: str, given: Any) -> None:
-        """Wait until no failure says any more that such a call hangs."""
-        bell, handle = Doorbell(self.state_file), handle_of(given)
+    def hang(self, function: str, given: Any, hangs: Callable[[], None]) -> None:
+        """Wait until no failure says any more that such a call hangs; `hangs` is called first if one does."""
+        handle = handle_of(given)
+        if _failure_of(self.state(), function, handle, hangs=True) is None:
+            return
+        hangs()
+        bell = Doorbell(self.state_file)
         while _failure_of(self.state(), function, handle, hangs=True) is not None:
             bell.wait(_LOOK_AGAIN_S)
 

@@ -1,0 +1,142 @@
+"""What somebody sees who trusts nobody: the simulated hardware's own file, the driver's table of device numbers, and CDI specs.
+
+Owns the promises as sentences that are true or not. Shares no code with the product: it reads JSON and text.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PREFIX = "draco-gpu.nvidia.com-"
+
+
+class Part(NamedTuple):
+    """Memory units of one board; `whole` for all of it."""
+
+    gpu: str
+    units: frozenset[int]
+    whole: bool
+
+    def meets(self, other: "Part") -> bool:
+        """Whether two are, at least in part, the same hardware."""
+        return self.gpu == other.gpu and (self.whole or other.whole or bool(self.units & other.units))
+
+
+class Given(NamedTuple):
+    """One device of a spec: what its container is told, and what is opened to it."""
+
+    claim: str
+    device: str
+    uuid: str
+    nodes: frozenset[str]
+
+
+class Seen(NamedTuple):
+    """One moment."""
+
+    hardware: Mapping[str, Any]
+    capabilities: Mapping[str, str]
+    """Device node by its place, such as gpu0/gi2/ci0."""
+    given: tuple[Given, ...]
+    unreadable: tuple[str, ...]
+
+    @property
+    def gpus(self) -> list[Mapping[str, Any]]:
+        """Those that the driver has."""
+        return list(self.hardware["gpus"])
+
+    def instances(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """Every GPU instance, with its GPU."""
+        for gpu in self.gpus:
+            for instance in gpu["instances"]:
+                yield gpu, instance
+
+    def serials(self) -> frozenset[int]:
+        """What tells instances apart, whatever place they take."""
+        return frozenset(instance["serial"] for _, instance in self.instances())
+
+    def part(self, uuid: str) -> Part | None:
+        """The hardware behind a UUID; None when there is none now."""
+        for gpu in self.gpus:
+            if gpu["uuid"] == uuid:
+                return Part(uuid, frozenset(), True)
+        for gpu, instance in self.instances():
+            if any(compute["uuid"] == uuid for compute in instance["compute"]):
+                units = frozenset(range(instance["start"], instance["start"] + instance["size"]))
+                return Part(gpu["uuid"], units, False)
+        return None
+
+    def serial(self, uuid: str) -> int | None:
+        """The GPU instance of a MIG device."""
+        for _, instance in self.instances():
+            if any(compute["uuid"] == uuid for compute in instance["compute"]):
+                return int(instance["serial"])
+        return None
+
+
+def look(folder: Path) -> Seen:
+    """Now."""
+    hardware = json.loads((folder / "gpus.json").read_text())
+    table = (folder / "gpus.json.proc" / "driver/nvidia-caps/mig-minors").read_text()
+    numbers = dict(re.findall(r"^(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)$", table, re.MULTILINE))
+    given: list[Given] = []
+    unreadable: list[str] = []
+    for file in sorted((folder / "cdi").glob(f"{PREFIX}*.json")) if (folder / "cdi").exists() else []:
+        try:
+            given += _given(file.name[len(PREFIX) : -len(".json")], json.loads(file.read_text()))
+        except (ValueError, KeyError, TypeError) as error:
+            unreadable.append(f"{file.name}: {error}")
+    return Seen(hardware, numbers, tuple(given), tuple(unreadable))
+
+
+def _given(claim: str, spec: Mapping[str, Any]) -> Iterator[Given]:
+    shared = spec["containerEdits"].get("deviceNodes", [])
+    for device in spec["devices"]:
+        edits = device["containerEdits"]
+        told = [one.partition("=")[2] for one in edits["env"] if one.startswith("DRACO_DEVICE_")]
+        if len(told) != 1:
+            raise ValueError(f"device {device['name']} has {len(told)} UUIDs")
+        nodes = [node.get("hostPath", node["path"]) for node in [*shared, *edits["deviceNodes"]]]
+        own = {node for node in nodes if re.fullmatch(r".*/nvidia(\d+|-caps/nvidia-cap\d+)", node)}
+        yield Given(claim, device["name"].removesuffix(f"-{claim}"), told[0], frozenset(own))
+
+
+def wrong(one: Given, seen: Seen) -> str:
+    """Why a spec is not what is there; "" if it is."""
+    for gpu in seen.gpus:
+        if gpu["uuid"] == one.uuid:
+            return _differ(one, {f"/dev/nvidia{gpu['minor']}"})
+        for instance in gpu["instances"]:
+            for compute in instance["compute"]:
+                if compute["uuid"] == one.uuid:
+                    place = f"gpu{gpu['minor']}/gi{instance['id']}"
+                    numbers = (seen.capabilities[place], seen.capabilities[f"{place}/ci{compute['id']}"])
+                    caps = {f"/dev/nvidia-caps/nvidia-cap{number}" for number in numbers}
+                    return _differ(one, {f"/dev/nvidia{gpu['minor']}", *caps})
+    return f"the spec of claim {one.claim} tells of {one.uuid}, which is not there"
+
+
+def _differ(one: Given, right: set[str]) -> str:
+    if one.nodes == right:
+        return ""
+    return f"the spec of claim {one.claim} opens {sorted(one.nodes)} for {one.uuid}, which is {sorted(right)}"
+
+
+def twice(seen: Seen, admin: frozenset[tuple[str, str]]) -> str:
+    """Why hardware, or what opens it, is in the specs of two claims; "" if nothing is. `admin`: claim and device."""
+    alone = [one for one in seen.given if (one.claim, one.device) not in admin]
+    for index, one in enumerate(alone):
+        for other in alone[index + 1 :]:
+            if one.claim == other.claim:
+                continue
+            mine, theirs = seen.part(one.uuid), seen.part(other.uuid)
+            if one.uuid == other.uuid or (mine and theirs and mine.meets(theirs)):
+                return f"claims {one.claim} and {other.claim} both have {mine or one.uuid}"
+            common = one.nodes & other.nodes
+            parts_of_one = len(one.nodes) > 1 and len(other.nodes) > 1
+            # What opens the GPU itself is common to all who have a part of it: without a capability it opens nothing.
+            if any("nvidia-cap" in node for node in common) or (common and not parts_of_one):
+                return f"claims {one.claim} and {other.claim} are both given {sorted(common)}"
+    return ""

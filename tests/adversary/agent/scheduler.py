@@ -1,0 +1,122 @@
+"""Claims, and a scheduler that allocates them as kube-scheduler would from what a node publishes; and one that does not care.
+
+Owns what is free according to slices: names, counters, taints. It reads JSON and knows nothing of GPUs.
+"""
+
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tests.adversary.agent.observer import Part
+
+DRIVER = "gpu.nvidia.com"
+_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One device of an allocation."""
+
+    device: str
+    admin: bool = False
+    share: str = ""
+
+
+class Claim(msgspec.Struct, kw_only=True):
+    """A claim, and what kubelet knows of it.
+
+    `told`: kubelet has been told that it is prepared. `unsure`: it has asked to prepare it, and heard nothing. `leaving`: it has
+    asked to give it up, and has not been told that this is done. `parts` is the hardware it was told of, `boards` what its
+    devices were when the scheduler chose them.
+    """
+
+    name: str
+    results: list[Result]
+    told: bool = False
+    unsure: bool = False
+    leaving: bool = False
+    parts: dict[str, Part] = {}
+    boards: dict[str, str] = {}
+
+    @property
+    def uid(self) -> str:
+        """Its UID."""
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, self.name))
+
+    @property
+    def exclusive(self) -> list[Part]:
+        """What it has alone."""
+        admin = {one.device for one in self.results if one.admin}
+        return [part for device, part in self.parts.items() if device not in admin]
+
+    def object(self, pool: str) -> dict[str, Any]:
+        """As the API server has it, without status of devices."""
+        results = [
+            {"request": f"r{index}", "driver": DRIVER, "pool": pool, "device": one.device}
+            | ({"adminAccess": True} if one.admin else {})
+            | ({"shareID": one.share} if one.share else {})
+            for index, one in enumerate(self.results)
+        ]
+        return {
+            "metadata": {"name": self.name, "namespace": "default", "uid": self.uid},
+            "spec": {"devices": {"requests": [{"name": one["request"]} for one in results]}},
+            "status": {"allocation": {"devices": {"results": results}}},
+        }
+
+
+class Published(msgspec.Struct, frozen=True):
+    """A pool at one moment: devices and counter sets, as JSON."""
+
+    devices: Sequence[Mapping[str, Any]]
+    counters: Sequence[Mapping[str, Any]]
+
+    def free(self, claims: Iterable[Claim], *, tolerant: bool) -> list[str]:
+        """Devices that a claim could be allocated."""
+        taken = {one.device for claim in claims for one in claim.results if not one.admin}
+        left = {
+            (each["name"], name): _amount(counter["value"])
+            for each in self.counters
+            for name, counter in each["counters"].items()
+        }
+        for device in self.devices:
+            if device["name"] in taken:
+                for key, amount in _drawn(device):
+                    left[key] = left.get(key, 0) - amount
+        return [
+            str(device["name"])
+            for device in self.devices
+            if device["name"] not in taken
+            and (tolerant or not _tainted(device))
+            and all(left.get(key, 0) >= amount for key, amount in _drawn(device))
+        ]
+
+    def names(self) -> list[str]:
+        """All devices."""
+        return [str(device["name"]) for device in self.devices]
+
+    def board(self, name: str) -> str:
+        """The UUID of the board that a name stands for."""
+        device = next(each for each in self.devices if each["name"] == name)
+        attributes = device["attributes"]
+        return str((attributes.get("parentUUID") or attributes["uuid"])["string"])
+
+
+def _drawn(device: Mapping[str, Any]) -> list[tuple[tuple[str, str], int]]:
+    return [
+        ((drawn["counterSet"], name), _amount(counter["value"]))
+        for drawn in device.get("consumesCounters", ())
+        for name, counter in drawn["counters"].items()
+    ]
+
+
+def _tainted(device: Mapping[str, Any]) -> bool:
+    return any(taint["effect"] != "None" for taint in device.get("taints", ()))
+
+
+def _amount(quantity: str) -> int:
+    found = re.fullmatch(r"(\d+)(Ki|Mi|Gi)?", quantity)
+    if found is None:
+        raise ValueError(quantity)
+    return int(found[1]) * _UNITS[found[2] or ""]
