@@ -121,7 +121,9 @@ class MaintenanceReconciler:
         may_fit = set()
         for name in names:
             known = self._view.classes.store.get(ObjectKey("", name))
-            if known is None or len(devices) > _MOST_ASKED or any(_may_belong(known, *each) for each in devices):
+            if known is None:
+                continue  # nothing is allocated for a class that does not exist; one that is made wakes us
+            if len(devices) > _MOST_ASKED or any(_may_belong(known, *each) for each in devices):
                 may_fit.add(name)
         return may_fit
 

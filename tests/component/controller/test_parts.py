@@ -149,22 +149,28 @@ async def test_a_claim_that_tolerates_everything_holds_up_the_promise_until_it_i
     served: ControlPlane, lab: DividedLab
 ) -> None:
     nics = a_device_class(f"nic-{lab.pool}", selector="device.driver == 'nic.example.com'")
-    await lab.client.create(DEVICE_CLASSES, {"metadata": {"name": nics.metadata.name}, "spec": as_json(nics.spec)})
+    gpus = a_device_class(f"gpu-{lab.pool}", selector=f"device.driver == '{DRIVER}'")
+    for each in (nics, gpus):
+        await lab.client.create(DEVICE_CLASSES, {"metadata": {"name": each.metadata.name}, "spec": as_json(each.spec)})
     everything = [DeviceToleration(operator="Exists")]
     of_nics = a_claim("nics", namespace=lab.namespace, device_class=nics.metadata.name, tolerations=everything)
-    name = {"name": "nics", "namespace": lab.namespace}
-    await lab.client.create(CLAIMS, {"metadata": name, "spec": as_json(of_nics.spec)})
+    of_nothing = a_claim("nothing", namespace=lab.namespace, device_class=f"no-{lab.pool}", tolerations=everything)
+    for claim in (of_nics, of_nothing):
+        name = {"name": claim.metadata.name, "namespace": lab.namespace}
+        await lab.client.create(CLAIMS, {"metadata": name, "spec": as_json(claim.spec)})
     async with an_operator(served):
         key = await lab.request(device="gpu-0")
-        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)  # whatever waits for devices of another kind
-        greedy = a_claim("greedy", namespace=lab.namespace, tolerations=everything)
+        # Whatever waits for devices of another kind, or of a class that does not exist.
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        greedy = a_claim("greedy", namespace=lab.namespace, device_class=gpus.metadata.name, tolerations=everything)
         name = {"name": "greedy", "namespace": lab.namespace}
         await lab.client.create(CLAIMS, {"metadata": name, "spec": as_json(greedy.spec)})
         said = await lab.message(key, f"{lab.namespace}/greedy waits for devices and tolerates the taint")
         assert said.status.phase is MaintenancePhase.ISOLATED
         await lab.client.delete(CLAIMS, ObjectKey(lab.namespace, "greedy"))
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
-    await lab.client.delete(DEVICE_CLASSES, nics.metadata.key)
+    for each in (nics, gpus):
+        await lab.client.delete(DEVICE_CLASSES, each.metadata.key)
 
 
 # A rule for each, and three statuses until work can start; a second operator finds any of them missing.
