@@ -173,10 +173,7 @@ class Hardware:
     async def _heard_by(self, seconds: float, work: Callable[[], T]) -> T:
         """Work in the thread, which is to be heard of again in so many seconds."""
         self._due_s = self._clock.monotonic() + seconds
-        try:
-            return await self._lane.run(work)
-        finally:
-            self._due_s = self._clock.monotonic()
+        return await self._lane.run(work)
 
     async def _watch(self) -> None:
         """Notice that the thread is late, and that it is there again."""
@@ -274,7 +271,7 @@ class Hardware:
         self.view = view if self._hang is None else self._with_hang(view, self._hang)
         self.ready.set()
         for callback in self._subscribers:
-            callback(view)
+            callback(self.view)
 
     def _with_hang(self, view: View, hang: Call) -> View:
         """The view while a call hangs. Of the GPU it is about, and of all if that is not known, nobody can say how it is."""

@@ -16,7 +16,7 @@ import pynvml
 from draco.agent.gpus import Where
 from draco.agent.instances import Instance
 from draco.agent.nvml import Nvml
-from draco.agent.nvml_errors import GpuUnknown, InvalidArgument, NotSupported, translated
+from draco.agent.nvml_errors import GpuUnknown, InvalidArgument, NotSupported, NvmlError, translated
 from draco.mig.board import Board, Placement, Profile
 from draco.resources.names import GpuUuid
 
@@ -188,7 +188,7 @@ class NvmlInstances:
         return list(array[: count.value])
 
     def _instance(self, uuid: GpuUuid, handle: Any) -> Instance | None:
-        """None when it was destroyed while we looked."""
+        """None when it was destroyed while we looked. NvmlError when NVML contradicts itself: what is there is not gone."""
         try:
             info = self._nvml.call("nvmlGpuInstanceGetInfo", handle)
             compute = [
@@ -209,8 +209,15 @@ class NvmlInstances:
                 uuid=None if first is None else str(self._nvml.call("nvmlDeviceGetUUID", first.device)),
                 parts=len(compute),
             )
-        except GpuUnknown:
-            return None
+        except GpuUnknown as error:
+            try:
+                info = self._nvml.call("nvmlGpuInstanceGetInfo", handle)
+            except GpuUnknown:
+                return None
+            raise NvmlError(
+                f"NVML lists GPU instance {info.id} of GPU {uuid} and does not find what is in it; the agent looks again.",
+                error.code,
+            ) from error
 
     def _compute(self, uuid: GpuUuid, profile_id: int, handle: Any) -> dict[int, int]:
         """Compute slices by the id of each compute instance profile in GPU instances of a profile."""

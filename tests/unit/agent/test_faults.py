@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pynvml
 import pytest
+from structlog.testing import capture_logs
 
 from draco.agent.fault_record import FaultRecord, driver_load
 from draco.agent.faults import FATAL, REBOOTS, Ends, judged, latched
@@ -151,6 +152,49 @@ def test_a_reset_that_nvml_asked_for_ends_the_fault_once_it_asks_no_more(tmp_pat
     assert again.faults() == ["", ""]
 
 
+def test_an_xid_that_comes_twice_is_one_fault_and_one_reset_ends_it(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.xid(node.path, 0, 95)
+    node.told()
+    faults.recovery_action(node.path, 0, pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
+    node.look()
+    faults.xid(node.path, 0, 95)
+    node.told()
+    faults.reset(node.path, 0)
+    assert node.faults() == ["", ""]
+
+
+def test_that_nvml_asks_for_nothing_proves_no_reset_where_it_says_nothing_at_all(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.xid(node.path, 0, 95)
+    node.told()
+    faults.recovery_action(node.path, 0, pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
+    node.look()
+    faults.recovery_action(node.path, 0, pynvml.NVML_GPU_RECOVERY_ACTION_NONE)
+    faults.make_unreadable(node.path, 0, pynvml.NVML_ERROR_UNKNOWN)
+    assert node.faults() == ["Xid95", ""]
+    faults.make_unreadable(node.path, 0, 0)
+    assert node.faults() == ["", ""]
+
+
+def test_another_fault_that_passes_takes_none_along(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.xid(node.path, 0, 95)
+    node.told()
+    faults.make_unreadable(node.path, 0, pynvml.NVML_ERROR_GPU_IS_LOST)
+    assert node.faults() == ["Lost", ""]
+    faults.make_unreadable(node.path, 0, 0)
+    assert node.faults() == ["Xid95", ""], "NVML never asked for a reset"
+
+
+def test_a_gpu_that_is_not_listed_for_a_while_keeps_its_fault(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.xid(node.path, 1, 95)
+    node.told()
+    node.record.look(node.nvml.gpus()[:1])
+    assert node.faults() == ["", "Xid95"]
+
+
 def test_a_reset_does_not_end_what_only_a_reboot_ends(tmp_path: Path) -> None:
     node = Node(tmp_path)
     faults.xid(node.path, 0, 79)
@@ -212,6 +256,51 @@ def test_a_record_that_cannot_be_read_or_written_costs_no_more_than_what_it_said
     (tmp_path / "faults.json.tmp").rmdir()
     node.look()
     assert Node(tmp_path).faults() == ["Xid95", ""], "written as soon as that was possible"
+
+
+def test_what_stays_as_it_is_is_not_written_and_what_cannot_be_written_is_said_once(tmp_path: Path) -> None:
+    class Counted(LocalFiles):
+        writes = 0
+        full = False
+
+        def write(self, path: Path, content: bytes) -> None:
+            self.writes += 1
+            if self.full:
+                raise OSError("No space left on device")
+            super().write(path, content)
+
+    files = Counted()
+    record = FaultRecord(tmp_path / "faults.json", files, boot_id="boot", driver_load=str)
+    gpus = [msgspec.structs.replace(a_gpu(0), uuid=GPU)]
+    with capture_logs() as logs:
+        record.look(gpus)
+        assert files.writes == 0
+        record.happened(an_xid(95))
+        record.look(gpus)
+        record.look(gpus)
+        assert files.writes == 1
+        files.full = True
+        record.happened(an_xid(119))
+        record.look(gpus)
+        record.look(gpus)
+        assert files.writes == 4, "tried again each time"
+        record.reloaded()
+    said = [(one["event"], one.get("fault", "")) for one in logs]
+    assert said == [
+        ("gpu.fault", "Xid95"),
+        ("gpu.fault", "Xid119"),
+        ("faults.not_kept", ""),
+        ("gpu.fault_over", "Xid95"),
+        ("gpu.fault_over", "Xid119"),
+    ]
+
+
+def test_a_record_in_a_later_form_is_not_guessed_at(tmp_path: Path) -> None:
+    Node(tmp_path)
+    gpus = load(tmp_path / "gpus.json")
+    record = {"version": 2, "faults": [{"gpu": gpus.gpus[0].uuid, "xid": 95, "boot_id": gpus.boot_id}]}
+    (tmp_path / "faults.json").write_bytes(msgspec.json.encode(record))
+    assert Node(tmp_path).faults() == ["", ""]
 
 
 def test_what_a_later_release_took_for_fatal_is_still_a_fault(tmp_path: Path) -> None:

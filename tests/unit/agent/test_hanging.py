@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from draco.agent.fault_record import FaultRecord
@@ -26,7 +27,9 @@ from tests.doubles.clock import ManualClock
 class Watched:
     """Hardware of two GPUs under a clock that the test moves."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, rescan_s: float = 10.0, retry_s: float = 5.0, event_wait_s: float = 0.0
+    ) -> None:
         self.path = folder / "gpus.json"
         create(self.path, gpus=2, node_name="node-0")
         self.clock = ManualClock()
@@ -38,17 +41,29 @@ class Watched:
             divided=lambda gpus: gpus,
             named=self._named,
             clock=self.clock,
-            rescan_s=10.0,
-            retry_s=5.0,
-            event_wait_s=0.0,
+            rescan_s=rescan_s,
+            retry_s=retry_s,
+            event_wait_s=event_wait_s,
             limit_s=30.0,
         )
         self.views: list[View] = []
         self.hardware.subscribe(self.views.append)
+        self.rename: Callable[[View], View] = lambda view: view
         self.uuids = [gpu.uuid for gpu in load(self.path).gpus]
 
     async def _named(self, view: View) -> View:
-        return view
+        return self.rename(view)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Watched"]:
+        running = asyncio.create_task(self.hardware.run())
+        try:
+            yield self
+        finally:
+            faults.stop_failing(self.path)
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
 
     async def calls(self, function: str) -> None:
         """Once a call has begun."""
@@ -70,13 +85,8 @@ class Watched:
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Watched]:
-    watched = Watched(tmp_path)
-    running = asyncio.create_task(watched.hardware.run())
-    yield watched
-    faults.stop_failing(watched.path)
-    running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
+    async with Watched(tmp_path).running() as watched:
+        yield watched
 
 
 async def read(node: Watched) -> None:
@@ -101,6 +111,7 @@ async def test_a_call_that_hangs_is_named_and_the_gpu_it_is_about_takes_no_new_w
     assert node.faults == ["", "DriverHangs"]
     assert node.states == [HealthState.UNKNOWN, HealthState.UNKNOWN]
     assert view.driver is not None, "what is known of the others stays"
+    assert node.views[-1] == view, "whoever is told of views is told of this one"
     said = len(node.views)
     await node.clock.advance(600)
     assert (len(node.views), node.hardware.view.fault) == (said, view.fault), "said once"
@@ -118,6 +129,43 @@ async def test_an_answer_that_comes_late_ends_it(node: Watched) -> None:
     await eventually(lambda: node.hardware.view.hang is None)
     assert (node.faults, node.hardware.view.fault) == (["", ""], "")
     assert node.hardware.reading_age_s == 0
+    never = asyncio.create_task(asyncio.Event().wait())
+    waits = asyncio.create_task(node.hardware.unless_hanging(never))  # type: ignore[arg-type]
+    await node.clock.advance(5)
+    assert not waits.done()
+    never.cancel()
+    await waits
+
+
+async def test_an_answer_that_is_an_error_ends_it_as_well(node: Watched) -> None:
+    await read(node)
+    faults.hang(node.path, "nvmlDeviceGetCount")
+    await node.clock.advance(10)
+    await node.calls("nvmlDeviceGetCount")
+    await node.clock.advance(40)
+    assert node.hardware.view.hang is not None
+    faults.break_driver(node.path)
+    faults.stop_failing(node.path)
+
+    async def over() -> bool:
+        await node.clock.advance(1)
+        return node.hardware.view.hang is None
+
+    await eventually(over)
+    assert node.hardware.view.fault.startswith("NVML is not available")
+    assert node.faults == ["", ""]
+
+
+async def test_whoever_waits_to_look_again_does_not_hang(tmp_path: Path) -> None:
+    async with Watched(tmp_path, rescan_s=100, retry_s=200).running() as node:
+        await read(node)
+        await node.clock.advance(90)
+        assert node.hardware.view.hang is None
+        faults.break_driver(node.path)
+        await node.clock.advance(10)
+        await eventually(lambda: node.hardware.view.fault)
+        await node.clock.advance(100)
+        assert (node.hardware.view.hang, node.faults) == (None, ["", ""])
 
 
 async def test_the_very_first_call_may_hang_and_waiting_for_it_ends(tmp_path: Path) -> None:
@@ -180,6 +228,57 @@ async def test_who_keeps_nvml_for_long_and_gets_answers_is_no_reason_to_keep_wor
     let_go.set()
     await eventually(lambda: not node.hardware.view.fault)
     thread.join()
+
+
+async def test_a_short_call_of_who_keeps_nvml_for_long_is_not_to_blame(node: Watched) -> None:
+    await read(node)
+    keeps, begin = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        with node.nvml.lock:
+            keeps.set()
+            begin.wait(30)
+            node.nvml.call("nvmlSystemGetDriverVersion")
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    await eventually(keeps.is_set)
+    await node.clock.advance(38)
+    faults.hang(node.path, "nvmlSystemGetDriverVersion")
+    begin.set()
+    await node.calls("nvmlSystemGetDriverVersion")
+    await node.clock.advance(5)
+    assert node.hardware.view.fault.startswith("The GPUs have not been read since 00:00:10 UTC")
+    assert node.faults == ["", ""]
+    await node.clock.advance(20)
+    assert node.faults == ["DriverHangs", "DriverHangs"], "by now it is the one that hangs"
+    faults.stop_failing(node.path)
+    thread.join()
+
+
+async def test_what_an_event_means_is_shown_before_the_next_reading_and_stays(tmp_path: Path) -> None:
+    async with Watched(tmp_path, rescan_s=3600, event_wait_s=1.0).running() as node:
+        await read(node)
+        faults.hang(node.path, "nvmlDeviceGetMemoryInfo")
+        faults.xid(node.path, 1, 79)
+        await eventually(lambda: node.faults == ["", "Xid79"])
+        await node.calls("nvmlDeviceGetMemoryInfo")
+        node.rename = lambda view: msgspec.structs.replace(view, gpus=view.gpus[1:])
+        await node.hardware.show_again()
+        assert node.faults == ["Xid79"], "also when the last reading is shown once more, under other names"
+
+
+async def test_a_driver_that_was_loaded_anew_is_read_again_and_has_reset_its_gpus(tmp_path: Path) -> None:
+    async with Watched(tmp_path, rescan_s=3600, event_wait_s=1.0).running() as node:
+        await read(node)
+        faults.xid(node.path, 0, 95)
+        await eventually(lambda: node.faults == ["Xid95", ""] and len(node.views) > 2)
+        faults.reload_driver(node.path)
+        await eventually(lambda: node.hardware.view.fault)
+        assert node.views[-1].fault == node.hardware.view.fault
+        await node.clock.advance(5)
+        await eventually(lambda: not node.hardware.view.fault)
+        assert node.faults == ["", ""]
 
 
 async def test_a_call_on_an_instance_is_about_the_gpu_that_was_asked_before(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ async def node() -> AsyncIterator[Node]:
 
 
 async def test_a_lane_does_one_thing_after_the_other_and_hands_on_what_comes_of_each() -> None:
-    lane = Lane("test", monotonic=lambda: 0.0)
+    clock = ManualClock()
+    lane = Lane("test", monotonic=clock.monotonic)
     seen: list[int] = []
 
     def note(number: int) -> int:
@@ -74,6 +75,8 @@ async def test_a_lane_does_one_thing_after_the_other_and_hands_on_what_comes_of_
     assert seen == [*range(5)]
     with pytest.raises(ZeroDivisionError):
         await lane.run(lambda: 1 // 0)
+    clock.pass_without_a_turn(100)
+    await eventually(lambda: not lane.busy_s)
     assert await lane.run(lambda: threading.current_thread().daemon) is True, (
         "a call that never returns keeps no process"
     )
@@ -118,8 +121,10 @@ async def test_names_are_held_until_the_work_has_ended_whoever_still_waits_for_i
 
 async def test_nothing_that_needs_the_driver_is_begun_while_a_call_hangs_and_it_keeps_no_name(node: Node) -> None:
     node.hang()
+    looks: list[None] = []
+    node.reach = lambda: looks.append(None)
     done = asyncio.create_task(node.lanes.with_driver(lambda: "made", {"GPU-1"}))
-    await node.clock.advance(10)
+    await node.until(lambda: len(looks) > 2)
     assert not done.done()
     await node.lanes.take({"GPU-1"})
     node.lanes.give_back({"GPU-1"})
@@ -158,6 +163,15 @@ async def test_a_question_is_left_when_the_driver_does_not_answer(node: Node) ->
     again = asyncio.create_task(node.lanes.ask(lambda: None))
     await node.until(again.done)
     assert again.result() is True
+
+
+async def test_nothing_is_asked_while_another_threads_call_hangs_and_nothing_is_kept(node: Node) -> None:
+    asked: list[None] = []
+    node.hang()
+    assert await node.lanes.ask(lambda: asked.append(None)) is False
+    node.call = None
+    assert await node.lanes.ask(lambda: None) is True
+    assert asked == []
 
 
 async def test_what_a_question_comes_to_is_raised(node: Node) -> None:

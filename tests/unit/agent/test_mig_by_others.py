@@ -1,6 +1,7 @@
 """What people do by hand to GPUs that the agent divides, on simulated NVML: kept, told, and never taken for the agent's own."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,24 @@ def test_a_gpu_that_could_not_be_listed_once_is_clean_again_when_it_can_be(node:
     faults.stop_failing(node.path)
     node.scan()
     assert not node.mig.divisions[node.uuid].dirty
+
+
+def test_an_answer_that_passes_does_not_end_whose_an_instance_is(node: MigNode) -> None:
+    node.prepare(ONE)
+    record, real, spec = dict(node.record.instances), node.real(), node.specs()
+    gpus = node.nvml.gpus()
+    faults.fail(node.path, "nvmlDeviceGetUUID", pynvml.NVML_ERROR_NOT_FOUND)
+    for _ in range(3):
+        node.mig.look(gpus)
+        with suppress(NvmlError):
+            node.steps.settle(node.uuid)
+    assert node.uses() == [(9, 4, Use.CLAIM)]
+    faults.stop_failing(node.path)
+    node.scan()
+    assert (dict(node.record.instances), node.real(), node.specs()) == (record, real, spec)
+    assert not node.mig.divisions[node.uuid].missing
+    node.unprepare(ONE)
+    assert node.real() == []
 
 
 def test_of_a_gpu_that_left_the_node_nothing_is_said_when_it_comes_back(node: MigNode) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from draco.agent.instances import Instance
 from draco.agent.nvml import Nvml
-from draco.agent.nvml_errors import InUse, NoRoom, NotSupported, ResetRequired
+from draco.agent.nvml_errors import InUse, NoRoom, NotSupported, NvmlError, ResetRequired
 from draco.agent.nvml_instances import Mode, NvmlInstances
 from draco.mig.board import Placement
 from draco.resources.names import GpuUuid
@@ -99,12 +99,20 @@ def test_of_several_parts_the_one_with_the_lowest_number_is_named(edge: Edge) ->
 
 def test_what_somebody_destroys_while_it_is_listed_or_destroyed_is_gone(edge: Edge) -> None:
     made = edge.create(edge.uuid, edge.place("3g.40gb", 4), lambda _number: None)
-    faults.fail(edge.path, "nvmlGpuInstanceGetInfo", pynvml.NVML_ERROR_NOT_FOUND, times=1)
+    faults.fail(edge.path, "nvmlGpuInstanceGetInfo", pynvml.NVML_ERROR_NOT_FOUND, times=2)
     assert edge.instances(edge.uuid) == []
     assert edge.instances(edge.uuid) == [made]
     faults.fail(edge.path, "nvmlGpuInstanceDestroy", pynvml.NVML_ERROR_NOT_FOUND, times=1, effect="done")
     edge.destroy(made)
     assert edge.instances(edge.uuid) == []
+
+
+def test_an_instance_that_is_there_is_not_gone_because_nvml_does_not_find_what_is_in_it(edge: Edge) -> None:
+    made = edge.create(edge.uuid, edge.place("3g.40gb", 4), lambda _number: None)
+    faults.fail(edge.path, "nvmlDeviceGetUUID", pynvml.NVML_ERROR_NOT_FOUND, times=1)
+    with pytest.raises(NvmlError, match=f"NVML lists GPU instance {made.gi} of GPU {edge.uuid} and does not find"):
+        edge.instances(edge.uuid)
+    assert edge.instances(edge.uuid) == [made]
 
 
 def test_taken_units_and_held_instances_have_errors_of_their_own(edge: Edge) -> None:
