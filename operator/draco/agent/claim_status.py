@@ -43,6 +43,17 @@ IDENTITY_VERSION = 1
 """Of the shape of `data`. What is added leaves it as it is."""
 
 
+SPACED = (
+    "The claim's config was sent with blanks in the JSON of opaque.parameters, and the API server takes every report on such a "
+    "claim for a change of its allocation: create the claim with compact JSON, as kubectl does. Its pod runs all the same."
+)
+
+
+def _spaced(error: Invalid) -> bool:
+    """Whether the API server saw a change of the allocation, of which a report says nothing: it compares bytes, not values."""
+    return "status.allocation" in error.message and "immutable" in error.message
+
+
 def wanted(claim: PreparedClaim, driver: str, health: Iterable[DeviceReport]) -> list[AllocatedDeviceStatus]:
     """The entries for a prepared claim, without times."""
     how = {(report.gpu, report.device if report.part else ""): report for report in health}
@@ -113,6 +124,7 @@ class ClaimReporter:
         self._claims = claims
         self._health = health
         self._clock = clock
+        self._refused: dict[ClaimRef, str] = {}
         self._queue: WorkQueue[ClaimRef] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=120.0)
 
     def touch(self, claim: PreparedClaim) -> None:
@@ -132,6 +144,7 @@ class ClaimReporter:
         try:
             claim = await self._client.get(CLAIMS, ObjectKey(ref.namespace, ref.name))
         except NotFound:
+            self._refused.pop(ref, None)
             return None
         if claim.metadata.uid != ref.uid or claim.status.allocation is None:
             return None
@@ -151,9 +164,15 @@ class ClaimReporter:
             return 1.0  # deleted or made anew while we looked; looking again settles it
         except Invalid as error:
             # Deallocated meanwhile, or the right to report is missing: trying at once would not help.
-            log.warning("claim.status_refused", claim=str(ref), error=str(error))
-            return 60.0
+            self._say_refused(ref, SPACED if _spaced(error) else str(error))
+            return None if _spaced(error) else 60.0
+        self._refused.pop(ref, None)
         return None
+
+    def _say_refused(self, ref: ClaimRef, sentence: str) -> None:
+        if self._refused.get(ref) != sentence:
+            log.warning("claim.status_refused", claim=str(ref), error=sentence)
+        self._refused[ref] = sentence
 
     def _entries(
         self, uid: ClaimUid, claim: ResourceClaim, before: list[AllocatedDeviceStatus]

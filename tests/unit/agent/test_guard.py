@@ -15,15 +15,22 @@ import pytest
 
 from draco.agent.api import registration_pb2
 from draco.agent.errors import AnotherPlugin
-from draco.agent.guard import ProcessLock, peers, refuse_beside_others
+from draco.agent.guard import SERVING_SINCE, ProcessLock, Rivals, peers, refuse_beside_others
+from draco.agent.unix_sockets import identity
 from draco.agent.wire import REGISTRATION, handlers
+from tests.doubles.clock import ManualClock
 
 DRIVER = "gpu.nvidia.com"
 
 
 @asynccontextmanager
-async def a_plugin(path: Path, driver: str) -> AsyncIterator[None]:
-    async def info(_request: Any, _context: Any) -> Any:
+async def a_plugin(path: Path, driver: str, *, since_s: float | None = None) -> AsyncIterator[list[Path]]:
+    asked: list[Path] = []
+
+    async def info(_request: Any, context: Any) -> Any:
+        asked.append(path)
+        if since_s is not None:
+            context.set_trailing_metadata(((SERVING_SINCE, str(since_s)),))
         return registration_pb2.PluginInfo(type="DRAPlugin", name=driver, endpoint="/plugins/dra.sock")
 
     async def status(_request: Any, _context: Any) -> Any:
@@ -35,7 +42,7 @@ async def a_plugin(path: Path, driver: str) -> AsyncIterator[None]:
     server.add_insecure_port(f"unix:{path}")
     await server.start()
     try:
-        yield
+        yield asked
     finally:
         await server.stop(0)
 
@@ -58,6 +65,56 @@ async def test_plugins_of_other_drivers_and_dead_or_mute_sockets_are_no_obstacle
         async with a_plugin(tmp_path / "other.sock", "gpu.example.com"):
             await asyncio.wait_for(refuse_beside_others(tmp_path, DRIVER), 10)
     await refuse_beside_others(tmp_path / "nothing-here", DRIVER)
+
+
+async def test_whoever_was_there_before_we_served_was_first_and_who_comes_later_was_not(tmp_path: Path) -> None:
+    rivals = Rivals(tmp_path, DRIVER, clock=ManualClock())
+    async with a_plugin(tmp_path / "early.sock", DRIVER) as asked:
+        rivals.begin()
+        async with a_plugin(tmp_path / "late.sock", DRIVER), a_plugin(tmp_path / "other.sock", "gpu.example.com"):
+            found = await rivals.look(ours=[])
+            assert {one.socket.name: rivals.was_first(one) for one in found} == {"early.sock": True, "late.sock": False}
+            assert await rivals.look(ours=[]) == found
+            assert len(asked) == 1, "each is asked once"
+            ours = identity(tmp_path / "late.sock")
+            assert ours
+            assert [one.socket.name for one in await rivals.look(ours=[ours])] == ["early.sock"]
+        assert [one.socket.name for one in await rivals.look(ours=[])] == ["early.sock"]
+    assert await rivals.look(ours=[]) == []
+
+
+async def test_of_two_agents_that_begin_together_the_one_that_served_earlier_was_first(tmp_path: Path) -> None:
+    clock = ManualClock()
+    await clock.advance(100)
+    rivals = Rivals(tmp_path, DRIVER, clock=clock)
+    async with (
+        a_plugin(tmp_path / "a.sock", DRIVER, since_s=99.5),
+        a_plugin(tmp_path / "b.sock", DRIVER, since_s=100.5),
+    ):
+        rivals.begin()  # both sockets are there, and both agents see each other's
+        found = {one.socket.name: rivals.was_first(one) for one in await rivals.look(ours=[])}
+        with pytest.raises(AnotherPlugin) as refused:
+            await refuse_beside_others(tmp_path, DRIVER)
+        assert refused.value.ours
+    assert found == {"a.sock": True, "b.sock": False}
+
+
+async def test_a_socket_that_does_not_answer_is_asked_again_after_a_while(tmp_path: Path) -> None:
+    clock = ManualClock()
+    rivals = Rivals(tmp_path, DRIVER, clock=clock)
+    path = tmp_path / "slow.sock"
+    rivals.begin()
+    with socket.socket(socket.AF_UNIX) as starting:
+        starting.bind(str(path))
+        assert await rivals.look(ours=[]) == []
+    known = identity(path)
+    path.unlink()
+    async with a_plugin(path, DRIVER) as asked:
+        if identity(path) == known:  # the same file to the kernel: it is not asked all the time
+            assert await rivals.look(ours=[]) == []
+            assert asked == []
+        await clock.advance(1)
+        assert [one.socket for one in await rivals.look(ours=[])] == [path]
 
 
 def test_the_lock_names_its_holder_and_ends_with_its_process(tmp_path: Path) -> None:

@@ -103,6 +103,33 @@ def test_what_an_older_generation_says_counts_until_it_is_replaced() -> None:
     assert hardware.overlapping(WHOLE) == set(masks(H100))
 
 
+def with_uuids(name: str, uuid: str, parent: str = "") -> Device:
+    said = {"uuid": uuid, "parentUUID": parent}
+    return Device(name=name, attributes={key: DeviceAttribute(string=value) for key, value in said.items() if value})
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_what_two_generations_say_of_a_device_the_newer_counts(order: int) -> None:
+    slices = [
+        a_slice(
+            "node-0", [with_uuids(WHOLE, f"GPU-{generation}")], name=f"s{order * generation}", generation=generation
+        )
+        for generation in (1, 2)
+    ]
+    assert PoolHardware(slices[::order]).board(WHOLE) == "GPU-2"
+
+
+def test_of_an_unpublished_gpu_whose_partitions_disagree_nobody_knows_which_it_is() -> None:
+    parts = [with_uuids(f"gpu-0-mig-1g10gb-19-{start}", f"MIG-{start}", f"GPU-{start}") for start in (0, 1)]
+    assert PoolHardware([a_slice("node-0", parts)]).board(WHOLE) == ""
+
+
+def test_a_partition_is_nobodys_whole_though_its_driver_gives_it_the_gpus_uuid() -> None:
+    parts = [with_uuids(f"gpu-0-mig-1g10gb-19-{start}", "GPU-0", "GPU-0") for start in (0, 1)]
+    hardware = PoolHardware([a_slice("node-0", [with_uuids(WHOLE, "GPU-0"), *parts])])
+    assert hardware.overlapping(parts[0].name) == {WHOLE}
+
+
 def test_another_node_that_publishes_under_the_pools_name_does_not_say_what_is_whose() -> None:
     stolen = [drawing(name) for name in (WHOLE, *masks(H100))]
     intruder = a_slice("node-evil", stolen, pool="node-0", name="intruder", generation=10**9)
