@@ -108,6 +108,23 @@ def test_an_extension_changed_by_hand_is_put_right() -> None:
     assert plan(changed, *others) == (tainted((first,)), set())
 
 
+def test_an_extension_of_another_device_than_the_rule_names_now_goes_though_its_own_is_published_no_more() -> None:
+    alone = hardware([a_whole(0, "GPU-a"), a_whole(1, "GPU-b")])
+    edited = msgspec.structs.replace(
+        ADMINS,
+        spec=msgspec.structs.replace(
+            ADMINS.spec, device_selector=DeviceTaintSelector(driver=NVIDIA_DRIVER, pool="node-1", device="gpu-1")
+        ),
+    )
+    assert plan(*extensions(), rule=edited, pool=alone) == (set(), set(PARTS))
+
+
+def test_an_extension_under_a_name_that_no_device_has_goes() -> None:
+    first, *others = extensions()
+    astray = with_meta(first, name=f"{first.metadata.name}-copy")
+    assert plan(astray, first, *others) == (set(), tainted((astray,)))
+
+
 def test_without_the_rule_nothing_of_it_stays() -> None:
     assert plan_orphans("uid", extensions()).delete == extensions()
     assert plan(*extensions(), rule=with_meta(ADMINS, deletion_timestamp=MOMENT)) == (set(), set(PARTS))

@@ -257,6 +257,16 @@ def test_a_rule_changed_by_hand_is_put_right() -> None:
     assert plan.delete == ()
 
 
+def test_a_rule_that_keeps_nobody_off_by_hand_isolates_nothing() -> None:
+    request, (one,) = in_maintenance(a_request())
+    taint = msgspec.structs.replace(one.spec.taint, effect="None")
+    weak = msgspec.structs.replace(one, spec=msgspec.structs.replace(one.spec, taint=taint))
+    seen = Seen(now=MOMENT + LATER, scope=Scope(named=frozenset({GPU_3})), rules=(weak,))
+    after = carried_out(request, plan_maintenance(request, seen))
+    assert condition(after, CONDITION_ISOLATED).status == "False"
+    assert condition(after, CONDITION_READY_FOR_WORK).status == "False"
+
+
 def test_a_rule_for_a_device_that_was_not_asked_for_is_deleted() -> None:
     request, rules = in_maintenance(a_request())
     surplus = rule_for(request, GPU_4)
