@@ -24,6 +24,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,6 +46,7 @@ REST_S = 61.0
 """A turn in which an agent that works has seen everything and has tried everything again."""
 NUMBERS = st.integers(min_value=0, max_value=7)
 """Which of several: by this number, modulo how many there are."""
+KINDS = st.sampled_from(("whole", "part", "part"))
 PROFILES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb")
 OTHERS = ("3g.40gb-9-0", "3g.40gb-9-4", "1g.10gb-19-0", "1g.10gb-19-3", "1g.10gb-19-4", "2g.20gb-14-2", "7g.80gb-0-0")
 """Partitions as somebody could name them who has not read what is published."""
@@ -60,9 +62,28 @@ FAILING = (
     "nvmlDeviceGetCount",
 )
 CODES = ("UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NOT_FOUND", "GPU_IS_LOST", "NO_PERMISSION")
+REFUSALS = ("INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NO_PERMISSION")
+"""Answers by which NVML says that it did nothing: hardware does not say so of what it did."""
 
 fired: Counter[str] = Counter()
 """How often each rule did something, and what came of it; over all machines of this process."""
+at_once: Counter[int] = Counter()
+"""How many claims were prepared when something happened to the agent or the hardware: how often each number."""
+
+
+def accident(**given: Any) -> Callable[[Callable[..., None]], Any]:
+    """A rule for what happens to the agent or its hardware. Then there is quiet for a while, in which claims come and go."""
+
+    def made(step: Callable[..., None]) -> Any:
+        @wraps(step)
+        def happens(self: "AgentMachine", **drawn: Any) -> None:
+            self.quiet = self.peace
+            at_once[sum(claim.told and not claim.leaving for claim in self.claims.values())] += 1
+            step(self, **drawn)
+
+        return precondition(lambda self: self.quiet <= 0)(rule(**given)(happens))
+
+    return made
 
 
 class AgentMachine(RuleBasedStateMachine):
@@ -96,13 +117,19 @@ class AgentMachine(RuleBasedStateMachine):
         self.pid = 1000
         self.number = 0
         self.broken = False
+        self.peace = self.quiet = 0
+        """So many steps of quiet follow each accident; those that are left."""
+        self.idle = 0
+        """Whether time passed in the step before."""
 
     @initialize(
         board=st.sampled_from(("H100-80GB", "H100-80GB", "H100-80GB", "A100-80GB")),
         gpus=st.integers(2, 3),
         dynamic=st.sampled_from(((), (0,), (0, 1), (1,))),
+        peace=st.sampled_from((4, 2, 8, 0)),
     )
-    def begin(self, board: str, gpus: int, dynamic: tuple[int, ...]) -> None:
+    def begin(self, board: str, gpus: int, dynamic: tuple[int, ...], peace: int = 0) -> None:
+        self.peace, self.quiet = peace, 4
         node = state.create(self.path, board=board, gpus=gpus, node_name=NODE)
         if board.startswith("A100"):
             with state.mutate(self.path) as made:
@@ -113,7 +140,7 @@ class AgentMachine(RuleBasedStateMachine):
         (self.folder / "k" / "plugins_registry").mkdir(parents=True)
         self._others()
         for gpu in dynamic:
-            self.policy(gpu, "dynamic")
+            self._policy(gpu, "dynamic")
         self.start()
         self.turn(REST_S)
 
@@ -150,10 +177,11 @@ class AgentMachine(RuleBasedStateMachine):
                 self._publish()
                 self.damaged = False
 
-    @precondition(lambda self: self.agent is not None)
+    @precondition(lambda self: self.agent is not None and self.idle <= 0)
     @rule(seconds=st.sampled_from((1.0, 21.0, REST_S, REST_S)))
     def turn(self, seconds: float) -> None:
         agent = self._up()
+        self.idle = 2
         with self._living("turn"):
             agent.turn(seconds)
             if seconds == REST_S and self._served():
@@ -162,13 +190,13 @@ class AgentMachine(RuleBasedStateMachine):
             self.damaged = self.damaged and not self._served()
 
     @precondition(lambda self: self.agent is not None)
-    @rule()
+    @accident()
     def kill(self) -> None:
         fired["kill"] += 1
         self._bury()
 
     @precondition(lambda self: not self.armed)
-    @rule(steps=st.integers(1, 60) | st.integers(1, 600))
+    @accident(steps=st.integers(1, 60) | st.integers(1, 600))
     def kill_soon(self, steps: int) -> None:
         """The agent, or the next one, dies at the so manieth step."""
         self.armed = steps
@@ -211,7 +239,7 @@ class AgentMachine(RuleBasedStateMachine):
         agent.let_go()
 
     @precondition(lambda self: self._served() and not self.hanging)
-    @rule(function=st.sampled_from((*FAILING, "nvmlDeviceGetFieldValues", "")), pick=st.none() | NUMBERS)
+    @accident(function=st.sampled_from((*FAILING, "nvmlDeviceGetFieldValues", "")), pick=st.none() | NUMBERS)
     def hang(self, function: str, pick: int | None) -> None:
         """From now on such calls never return."""
         fired["hang"] += 1
@@ -226,7 +254,7 @@ class AgentMachine(RuleBasedStateMachine):
             self._let_go(self._up())
 
     @precondition(lambda self: self.agent is None and not self.damaged)
-    @rule(at=st.integers(0, 5000), how=st.sampled_from(("flip", "cut")))
+    @accident(at=st.integers(0, 5000), how=st.sampled_from(("flip", "cut")))
     def damage(self, at: int, how: str) -> None:
         """Something happens to the record while the agent is down."""
         record = self.folder / "agent" / "checkpoint.json"
@@ -314,7 +342,21 @@ class AgentMachine(RuleBasedStateMachine):
         if claim.results:
             self._add(claim, "allocate admin" if admin else "allocate", asked=asked)
 
-    @precondition(lambda self: len(self.claims) < 8)
+    @precondition(lambda self: self._served() and bool(self.past) and len(self.claims) < 8)
+    @rule(kind=KINDS, pick=st.integers(0, 40), admin=st.sampled_from((False, False, False, False, True)))
+    def pod(self, kind: str, pick: int, admin: bool = False) -> None:
+        """A pod like most: its claim is for one device, and is prepared as soon as it is allocated."""
+        if self._served():
+            self.allocate([(kind, pick)], age=0, tolerant=False, admin=admin, asked=True)
+
+    @precondition(lambda self: self._served() and bool(self.past) and len(self.claims) < 6)
+    @rule(several=st.lists(st.tuples(KINDS, st.integers(0, 40)), min_size=2, max_size=4))
+    def pods(self, several: list[tuple[str, int]]) -> None:
+        """Several of them."""
+        for kind, pick in several:
+            self.pod(kind, pick)
+
+    @precondition(lambda self: self.agent is not None and len(self.claims) < 8)
     @rule(
         devices=st.lists(st.tuples(NUMBERS, st.integers(0, 40), st.booleans()), min_size=1, max_size=3),
         share=st.booleans(),
@@ -494,7 +536,7 @@ class AgentMachine(RuleBasedStateMachine):
     def _gpu(self, pick: int) -> int:
         return pick % max(1, len(state.load(self.path).gpus))
 
-    @rule(
+    @accident(
         order=st.permutations((0, 1, 2)), keep_specs=st.booleans(), capabilities=st.sampled_from((None, None, 5, 700))
     )
     def reboot(self, order: list[int], keep_specs: bool, capabilities: int | None) -> None:
@@ -509,7 +551,7 @@ class AgentMachine(RuleBasedStateMachine):
             (self.folder / "cdi").mkdir()
         self._others()
 
-    @rule(
+    @accident(
         pick=NUMBERS, what=st.sampled_from(("reload driver", "lose", "reset", "remove", "unreadable", "stop failing"))
     )
     def hardware(self, pick: int, what: str) -> None:
@@ -529,7 +571,7 @@ class AgentMachine(RuleBasedStateMachine):
             case _:
                 self._happens(what, lambda: faults.stop_failing(self.path), moves=False)
 
-    @rule(pick=NUMBERS, same=st.booleans())
+    @accident(pick=NUMBERS, same=st.booleans())
     def bring_back(self, pick: int, same: bool) -> None:
         """A person comes, for a board that is out or dead."""
         node = state.load(self.path)
@@ -539,7 +581,7 @@ class AgentMachine(RuleBasedStateMachine):
             what = "reseat" if same else "replace"
             self._happens(what, lambda: change(self.path, out[pick % len(out)]), moves=True)
 
-    @rule(
+    @accident(
         pick=NUMBERS,
         profile=st.sampled_from(PROFILES),
         start=st.sampled_from((None, 0, 2, 3, 4, 6)),
@@ -547,15 +589,19 @@ class AgentMachine(RuleBasedStateMachine):
     )
     def make_by_hand(self, pick: int, profile: str, start: int | None, compute: Literal["whole", "none"]) -> None:
         """Somebody else makes an instance."""
+        if self.hanging:  # theirs would hang, too
+            return
         before = observer.look(self.folder).serials()
         gpu = self._gpu(pick)
         make = lambda: by_hand.create_instance(self.path, gpu, profile, start=start, compute=compute)  # noqa: E731
         self._happens(f"make by hand{'' if compute == 'whole' else ', bare'}", make, moves=False)
         self.foreign |= observer.look(self.folder).serials() - before
 
-    @rule(pick=NUMBERS, mode=st.sampled_from((None, None, 0, 1)))
+    @accident(pick=NUMBERS, mode=st.sampled_from((None, None, 0, 1)))
     def undo_by_hand(self, pick: int, mode: int | None) -> None:
         """Somebody destroys an instance, whoever made it; or switches MIG mode."""
+        if self.hanging:
+            return
         if mode is not None:
             self._happens("mode by hand", lambda: by_hand.set_mode(self.path, self._gpu(pick), mode), moves=False)
             return
@@ -564,7 +610,7 @@ class AgentMachine(RuleBasedStateMachine):
             uuid, number = found[pick % len(found)]
             self._happens("destroy by hand", lambda: by_hand.destroy_instance(self.path, uuid, number), moves=True)
 
-    @rule(
+    @accident(
         function=st.sampled_from(FAILING),
         code=st.sampled_from(CODES),
         pick=st.none() | NUMBERS,
@@ -574,12 +620,14 @@ class AgentMachine(RuleBasedStateMachine):
     def fail(self, function: str, code: str, pick: int | None, effect: Literal["none", "done"], times: int) -> None:
         """Calls of NVML fail."""
         gpu = None if pick is None else self._gpu(pick)
+        if effect == "done" and code in REFUSALS:
+            code = "UNKNOWN"
         event = lambda: faults.fail(self.path, function, faults.ERRORS[code], gpu=gpu, times=times, effect=effect)  # noqa: E731
         self._happens("fail", event, moves=False)
 
     # The rest of the world
 
-    @rule(
+    @accident(
         what=st.sampled_from(
             ("disk fills", "API goes", "disk has room", "API comes back", "all is well", "all is well")
         )
@@ -609,9 +657,12 @@ class AgentMachine(RuleBasedStateMachine):
         with state.mutate(self.path) as node:
             node.failures[:] = [one for one in node.failures if one.effect == "hang"]
 
-    @rule(pick=NUMBERS, mode=st.sampled_from(("none", "dynamic", "dynamic", "dynamic", "static", "disabled")))
+    @accident(pick=NUMBERS, mode=st.sampled_from(("none", "dynamic", "dynamic", "dynamic", "static", "disabled")))
     def policy(self, pick: int, mode: str) -> None:
         """What is wanted of a GPU changes."""
+        self._policy(pick, mode)
+
+    def _policy(self, pick: int, mode: str) -> None:
         fired[f"policy {mode}"] += 1
         node = state.load(self.path)
         boards = [gpu.uuid for gpu in [*node.gpus, *node.missing]]
@@ -635,6 +686,8 @@ class AgentMachine(RuleBasedStateMachine):
     def promises(self) -> None:
         """All that must be true at every moment."""
         fired["steps"] += 1
+        self.quiet -= 1
+        self.idle -= 1
         self.broken = True
         self.nothing_foreign_is_touched()
         self.nothing_in_use_is_taken()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.adversary.agent.machine import AgentMachine, fired
+from tests.adversary.agent.machine import AgentMachine, at_once, fired
 
 STEPS = 40
 """In one sequence, at most."""
@@ -29,11 +29,25 @@ class Done(NamedTuple):
     steps: int
     seconds: float
     fired: dict[str, int]
+    at_once: dict[int, int]
+    """How often something happened while so many claims were prepared."""
+
+    @property
+    def claims(self) -> str:
+        """What became of claims, and how many were at stake when something happened."""
+        counts = {what: self.fired.get(what, 0) for what in ("prepare: done", "prepare again: done", "unprepare: done")}
+        several = sum(count for claims, count in self.at_once.items() if claims > 1)
+        return (
+            f"claims: {', '.join(f'{what} {count}' for what, count in counts.items())}; with several prepared {several} of "
+            f"{sum(self.at_once.values())} accidents, with {max(self.at_once, default=0)} at most"
+        )
 
     def __str__(self) -> str:
         most = sorted(self.fired.items(), key=lambda pair: -pair[1])
         rules = "\n".join(f"  {count:8} {what}" for what, count in most)
-        return f"{self.sequences} sequences, {self.steps} steps in {self.seconds:.0f} s, of which:\n{rules}"
+        return (
+            f"{self.sequences} sequences, {self.steps} steps in {self.seconds:.0f} s, of which:\n{rules}\n{self.claims}"
+        )
 
 
 class Finding(Exception):
@@ -48,6 +62,7 @@ class Finding(Exception):
 def hunt(*, seconds: float, seed: int, machine: type[AgentMachine] = AgentMachine) -> Done:
     """Try for so long. Finding, with the shortest sequence that is found quickly."""
     fired.clear()
+    at_once.clear()
     began = time.monotonic()
     rounds = 0
     while not rounds or time.monotonic() < began + seconds:
@@ -70,7 +85,7 @@ def hunt(*, seconds: float, seed: int, machine: type[AgentMachine] = AgentMachin
         except Exception as error:
             done = fired["steps"]
             raise Finding(error, shrunk(_steps(error), error, machine), seed, done) from error
-    return Done(rounds * ROUND, fired["steps"], time.monotonic() - began, dict(fired))
+    return Done(rounds * ROUND, fired["steps"], time.monotonic() - began, dict(fired), dict(at_once))
 
 
 def play(steps: Sequence[str], machine: Callable[[], AgentMachine] = AgentMachine) -> None:
