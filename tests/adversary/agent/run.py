@@ -17,7 +17,7 @@ from tests.adversary.agent.machine import AgentMachine, at_once, fired
 
 STEPS = 40
 """In one sequence, at most."""
-ROUND = 25
+ROUND = 10
 """Sequences between two looks at the time; each round has a seed of its own."""
 SHRINKING_S = 240.0
 

@@ -11,7 +11,7 @@ from tests.adversary.agent.run import hunt, play
 from tests.differential.runs import SEED
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.txt"))
-SECONDS = 30.0
+SECONDS = 25.0
 
 
 def steps_of(kept: Path) -> list[str]:
