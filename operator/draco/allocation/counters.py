@@ -1,15 +1,22 @@
-"""Shared counters of pools during one search.
+"""Shared counters of pools, at rest and during one search.
 
-Owns what is left of each pool's counters: its totals, less what devices in use take, less what the search is about to take.
+Owns what is left of each pool's counters: its totals, less what devices in use take, less what the search is about to take; and
+which pools are alike in that.
 What a device in use takes is read from the slices as they are now, as Kubernetes does: a device that is published no longer
 takes nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from functools import lru_cache
+from typing import TypeVar
 
-from draco.allocation.pools import Candidate, PoolView
+import msgspec
+
+from draco.allocation.pools import Candidate, Pool, PoolView
 from draco.allocation.state import AllocatedState
 from draco.resources.names import PoolKey
+
+T = TypeVar("T")
 
 
 class _Left:
@@ -29,6 +36,28 @@ class _Left:
     def _take(self, charges: Iterable[tuple[int, int]]) -> None:
         for place, taken in charges:
             self.counters[place] -= taken
+
+
+class Drawn(msgspec.Struct, frozen=True, eq=False):
+    """What the counters of a pool are for its devices. Pools are alike of which both parts are the same objects."""
+
+    shape: Hashable
+    """The counters' names, and what each device takes of which."""
+    left: tuple[int, ...]
+    """What devices in use leave of each."""
+
+
+def drawn(pool: Pool, view: PoolView, state: AllocatedState) -> Drawn:
+    """The counters of a plain pool, in the view of its node."""
+    names = tuple([(each.name, tuple(each.counters)) for entry in pool.plain for each in entry.spec.shared_counters])
+    shape = _once((names, tuple([candidate.charges for candidate in view.candidates])))
+    return Drawn(shape, _once(tuple(_Left(view, state).counters)))
+
+
+@lru_cache(maxsize=4096)
+def _once(part: T) -> T:
+    """Equal parts of thousands of pools as one object, which is compared at once."""
+    return part
 
 
 class Counters:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, Self
 
 from draco.allocation.capacity import arithmetic
-from draco.allocation.counters import Counters
+from draco.allocation.counters import Counters, Drawn, drawn
 from draco.allocation.inventory import Inventory
 from draco.allocation.rowwise import BYTES, packed
 from draco.allocation.state import AllocatedState
@@ -56,6 +56,7 @@ class Fleet:
         self._known_unused: tuple[tuple[int, int], tuple[int, int]] | None = None
         self._recount: set[PoolKey] = set()
         """Pools whose counters changed since `short` was worked out."""
+        self._drawn: dict[PoolKey, Drawn] = {}
 
     @classmethod
     def of(
@@ -106,6 +107,11 @@ class Fleet:
             self._recount.discard(key)
         return not self._recount
 
+    def settle(self) -> None:
+        """Bring up to date at once whatever is worked out piece by piece, so that no copy of the fleet has to."""
+        self.recount(len(self._recount))
+        self.inventory.settle()
+
     @property
     def free(self) -> int:
         """The rows of devices that no claim has to itself, packed (see `rowwise.packed`)."""
@@ -124,6 +130,11 @@ class Fleet:
             free = packed(self.inventory.columns.live) & packed(self.held.translate(_NOT_HELD))
             self._known_unused = (now, (free, free & packed(short.translate(_ZERO))))
         return self._known_unused[1]
+
+    def drawn(self, pool: PoolKey) -> Drawn | None:
+        """What the counters of a plain pool are for its devices; None for other pools, and without counters."""
+        self.recount(len(self._recount))
+        return self._drawn.get(pool)
 
     def holders(self, device: DeviceKey) -> Sequence[ObjectKey]:
         """The claims that hold the device or a share of it, sorted. Administrative access holds nothing."""
@@ -211,6 +222,7 @@ class Fleet:
 
     def _count_again(self, key: PoolKey) -> None:
         pool = self.inventory.pool(key)
+        self._drawn.pop(key, None)
         if pool is None:
             return
         for entry in pool.entries:
@@ -218,9 +230,11 @@ class Fleet:
                 self._short[row] = 0
         if not pool.has_counters or not pool.only_node:
             return
-        view = pool.view(Node(metadata=ObjectMeta(name=pool.only_node)))
+        view = pool.glance(Node(metadata=ObjectMeta(name=pool.only_node)))
         if view is None:
             return
+        if pool.plain:
+            self._drawn[key] = drawn(pool, view, self.state)
         counters = Counters([view], self.state)
         for candidate in view.candidates:
             device = candidate.device

@@ -81,7 +81,7 @@ class Inventory:
         """The pools that are not plain (see `Pool.plain`). Brought up to date when asked for."""
         for key in self._unsorted:
             pool = self._pools.get(key)
-            if pool is None or pool.plain is not None:
+            if pool is None or pool.plain:
                 self._others.pop(key, None)
             else:
                 self._others[key] = pool
@@ -98,6 +98,11 @@ class Inventory:
                     self._standing[row] = standing
         self._unstanding.clear()
         return bytes(self._standing)
+
+    def settle(self) -> None:
+        """Bring up to date what is brought up to date when asked for."""
+        _ = self.others, self.standing
+        self.nodes.settle()
 
     @property
     def has_invalid_node_selectors(self) -> bool:
@@ -245,6 +250,10 @@ class Inventory:
         keys = {*self._pools_of_node.get(node.metadata.name, ()), *self._pools_of_node.get("", ())}
         views = [view for key in sorted(keys) if (view := self._pools[key].view(node)) is not None]
         return sorted(views, key=lambda view: view.has_binding_conditions)
+
+    def pools_on(self, node: str) -> Iterable[PoolKey]:
+        """The pools of which a slice names the node, by driver and name."""
+        return sorted(self._pools_of_node.get(node, ()))
 
     def _count(self, entry: Entry, key: PoolKey, step: int) -> None:
         node = entry.spec.node_name or ""

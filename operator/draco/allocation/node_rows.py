@@ -21,7 +21,8 @@ class NodeRows:
     """The rows of each node."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, dict[str, Sequence[int]]] = {}
+        self._rows: dict[str, dict[tuple[str, str, str], Sequence[int]]] = {}
+        """By the node, and by driver, pool and name of the slice."""
         self._readers: dict[str, Callable[[Column], Profile]] = {}
         self._spans: dict[str, tuple[int, int]] = {}
         """Of nodes that were read and whose rows follow one another: the first row, and the one after the last."""
@@ -29,14 +30,14 @@ class NodeRows:
     def put(self, entry: Entry) -> None:
         """Take the rows of a slice."""
         for node, rows in _split(entry).items():
-            self._rows.setdefault(node, {})[entry.name] = rows
+            self._rows.setdefault(node, {})[_place(entry)] = rows
             self._changed(node)
 
     def remove(self, entry: Entry) -> None:
         """Forget the rows of a slice, which must be as it was when put."""
         for node in _split(entry):
             slices = self._rows[node]
-            del slices[entry.name]
+            del slices[_place(entry)]
             if not slices:
                 del self._rows[node]
             self._changed(node)
@@ -47,11 +48,11 @@ class NodeRows:
         return self._rows.keys()
 
     def __getitem__(self, node: str) -> list[int]:
-        """The rows of a node; none, if nothing is published for it alone."""
-        return [row for rows in self._rows.get(node, {}).values() for row in rows]
+        """The rows of a node, pool by pool and slice by slice as they are tried; none, if nothing is published for it alone."""
+        return [row for _, rows in sorted(self._rows.get(node, {}).items()) for row in rows]
 
     def read(self, node: str, column: Column) -> Profile:
-        """What a column has for the devices of one node, in no particular order."""
+        """What a column has for the devices of one node, in the order of its rows."""
         reader = self._readers.get(node) or self._reader_of(node)
         return reader(column)
 
@@ -83,6 +84,11 @@ class NodeRows:
                 found[node] = there
         return found
 
+    def settle(self) -> None:
+        """Prepare the reading of every node that was not read since it changed."""
+        for node in self._rows.keys() - self._readers.keys():
+            self._reader_of(node)
+
     def _reader_of(self, node: str) -> Callable[[Column], Profile]:
         rows = self[node]
         if rows and rows == list(range(rows[0], rows[0] + len(rows))):
@@ -98,6 +104,10 @@ class NodeRows:
 def node_of(spec: ResourceSliceSpec, device: Device) -> str:
     """The one node that the device is for, or SHARED."""
     return spec.node_name or (device.node_name if spec.per_device_node_selection else None) or SHARED
+
+
+def _place(entry: Entry) -> tuple[str, str, str]:
+    return entry.spec.driver, entry.spec.pool.name, entry.name
 
 
 def _split(entry: Entry) -> Mapping[str, Sequence[int]]:

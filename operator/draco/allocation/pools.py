@@ -6,6 +6,7 @@ tried. A view is a fact about slices and rules; what claims hold does not enter 
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from functools import lru_cache
 
 import msgspec
 
@@ -83,7 +84,7 @@ class Pool:
         self._named: frozenset[str] = frozenset()
         self._kept = True
         self._index: dict[str, list[int]] | None = None
-        self._plain: tuple[Entry | None] | None = None
+        self._plain: Sequence[Entry] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -121,8 +122,8 @@ class Pool:
         """How each slice stands, whatever the node."""
         if not self._entries:
             return
-        if self.plain is not None:
-            yield self.plain, Standing.CURRENT
+        if self.plain:
+            yield from ((entry, Standing.CURRENT) for entry in self.plain)
             return
         entries = sorted(self._entries.values(), key=lambda entry: entry.name)
         standings = [Standing.OBSOLETE] * len(entries)
@@ -170,24 +171,23 @@ class Pool:
         return named.pop() if len(named) == 1 else None
 
     @property
-    def plain(self) -> Entry | None:
-        """Its one slice, if that is all there is to the pool: complete, valid, of one node and without counters."""
+    def plain(self) -> Sequence[Entry]:
+        """Its slices, by name, if they are all there is to the pool: one generation, complete, valid and of one node."""
         if self._plain is None:
-            self._plain = (self._find_plain(),)
-        return self._plain[0]
+            entries = sorted(self._entries.values(), key=lambda entry: entry.name)
+            self._plain = entries if self._is_plain(entries) else ()
+        return self._plain
 
-    def _find_plain(self) -> Entry | None:
-        [entry, *more] = self._entries.values()
-        spec = entry.spec
-        is_plain = (
-            not more
-            and bool(spec.node_name)
-            and spec.pool.resource_slice_count == 1
-            and not spec.shared_counters
-            and not spec.per_device_node_selection
-            and not self._is_invalid([entry])
+    def _is_plain(self, entries: list[Entry]) -> bool:
+        specs = [entry.spec for entry in entries]
+        return (
+            len({(spec.node_name, spec.pool.generation) for spec in specs}) == 1
+            and bool(specs[0].node_name)
+            and all(spec.pool.resource_slice_count == len(specs) for spec in specs)
+            and not any(spec.per_device_node_selection or _uses_compatibility_groups(spec) for spec in specs)
+            and not any(spec.shared_counters and spec.devices for spec in specs)
+            and not self._is_invalid(entries)
         )
-        return entry if is_plain else None
 
     def _changed(self) -> None:
         self._views.clear()
@@ -206,10 +206,18 @@ class Pool:
         """
         if not self._kept:
             return self._view(node)
-        name = node.metadata.name if node.metadata.name in self._named else ""
+        name = self._name_of(node)
         if name not in self._views:
             self._views[name] = self._view(node)
         return self._views[name]
+
+    def glance(self, node: Node) -> PoolView | None:
+        """The same, and not kept if it was not: for who looks at thousands of pools, each once."""
+        name = self._name_of(node)
+        return self._views[name] if self._kept and name in self._views else self._view(node)
+
+    def _name_of(self, node: Node) -> str:
+        return node.metadata.name if node.metadata.name in self._named else ""
 
     def _view(self, node: Node) -> PoolView | None:
         name = node.metadata.name
@@ -324,4 +332,10 @@ def _charges(device: Device, index: Mapping[str, Mapping[str, int]]) -> Charges:
             if place is None:
                 raise _InvalidPool(f"counter {name} not found in counter set {consumed.counter_set}")
             charged[place] = charged.get(place, 0) + amount(counter.value)
-    return tuple(charged.items())
+    return _once(tuple(charged.items()))
+
+
+@lru_cache(maxsize=8192)
+def _once(charges: Charges) -> Charges:
+    """The charges of like devices, of whatever pool, kept once: else they take more memory than all the rest of a view."""
+    return charges

@@ -1,20 +1,20 @@
 """Who reaches what: the pools of a fleet as all its nodes see them, read once.
 
-Owns the telling apart of pools that are plainly one node's own (nearly all of them, and cheap to look at by the thousand) from
-those that need a view for each kind of node. Judges nothing.
+Owns the telling apart of pools that are plainly one node's own (nearly all of them, and cheap to look at by the thousand, with
+shared counters or without) from those that need a view for each kind of node. Judges nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet import Fleet
 from draco.allocation.node_rows import SHARED
-from draco.allocation.pools import Candidate, Entry, Pool, PoolView, is_device_for
+from draco.allocation.pools import Candidate, Charges, Entry, Pool, PoolView, is_device_for
 from draco.allocation.rowwise import Column
 from draco.resources.core import Node
-from draco.resources.meta import NodeSelector
+from draco.resources.meta import NodeSelector, ObjectMeta
 from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.slices import Device, ResourceSliceSpec
 
@@ -35,6 +35,8 @@ class Sight(msgspec.Struct, frozen=True):
 
 
 NOTHING = Sight()
+NO_VIEW = PoolView(key=PoolKey("", ""))
+"""Of a device in a pool without counters, whose view tells nothing more."""
 
 
 class Ground:
@@ -75,10 +77,34 @@ class Ground:
             return self._fleet.inventory.nodes.read(node, column)
         return tuple([column[row] for row in self.rows(node)])
 
-    def candidate(self, row: int) -> Candidate:
-        """The device of a row, in a pool without counters."""
-        entry = self._fleet.inventory.entry(row)
-        return candidate_of(entry, entry.rows.index(row))
+    def own(self, node: str) -> Iterator[tuple[PoolView, Candidate]]:
+        """The devices in a node's plain pools, as its rows."""
+        inventory = self._fleet.inventory
+        sources = map(inventory.columns.sources.__getitem__, self.rows(node))
+        for entry in filter(None, map(inventory.slice, dict.fromkeys(sources))):
+            pool = inventory.pool(pool_key(entry))
+            view = NO_VIEW
+            if pool is not None and pool.has_counters:
+                view = pool.view(Node(metadata=ObjectMeta(name=node))) or NO_VIEW
+            charges = {each.row: each.charges for each in view.candidates}
+            for place, row in enumerate(entry.rows):
+                yield view, candidate_of(entry, place, charges.get(row, ()))
+
+    def drawn(self, node: str) -> Hashable:
+        """Equal for nodes whose plain pools have as many devices, which meet the same of the same counters."""
+        fleet = self._fleet
+        told: list[Hashable] = []
+        for key in fleet.inventory.pools_on(node):
+            pool = fleet.inventory.pool(key)
+            if pool is None or key in self._other_keys:
+                continue
+            of_pool = fleet.drawn(key)
+            told.append(
+                sum(len(entry.rows) for entry in pool.plain)
+                if of_pool is None
+                else (id(of_pool.shape), id(of_pool.left))
+            )
+        return tuple(told)
 
     def sight(self, node: Node) -> Sight:
         """What a node sees of the pools that are not plain; the same object for nodes that are alike."""
@@ -140,8 +166,8 @@ def pool_key(entry: Entry) -> PoolKey:
     return PoolKey(entry.spec.driver, entry.spec.pool.name)
 
 
-def candidate_of(entry: Entry, place: int) -> Candidate:
-    """A device of a slice that takes from no counters."""
+def candidate_of(entry: Entry, place: int, charges: Charges = ()) -> Candidate:
+    """A device of a slice that takes so much of its pool's counters."""
     device = entry.spec.devices[place]
     key = DeviceKey(entry.spec.driver, entry.spec.pool.name, device.name)
-    return Candidate(key, device, entry.rows[place], entry.spec, entry.taints[place], ())
+    return Candidate(key, device, entry.rows[place], entry.spec, entry.taints[place], charges)

@@ -1,7 +1,8 @@
 """Devices as numbers: rows with one code are alike for the claims at hand.
 
 Owns what goes into a code: what selectors say, whether the device is in use, its taints, and whether it has what constraints
-compare. Devices of which more than this matters are odd, and told apart by `oddity`. Counters are not looked at.
+compare. Devices that no request selects are all alike, whatever else is true of them. Devices of which more than this matters
+are odd, and told apart by `oddity`. Of counters it is only noted which devices draw from some.
 """
 
 from array import array
@@ -13,7 +14,7 @@ import msgspec
 from draco.allocation.columns import SHAREABLE, Path
 from draco.allocation.fleet import Fleet
 from draco.allocation.pools import Candidate
-from draco.allocation.rowwise import combine, number
+from draco.allocation.rowwise import Combined, combine, number, select
 from draco.allocation.selectors import FAILS, YES
 from draco.cel.errors import CompileError
 from draco.explanation.ground import Sight
@@ -23,11 +24,17 @@ SELECTED: Final = 0
 """Outcome of a row that all selectors of a request select; otherwise see `outcome`."""
 _MOST: Final = 255
 """What a byte can tell apart."""
+_EVERY_BIT: Final = 0xFF
 
 
 def outcome(place: int, *, failed: bool) -> int:
     """The first selector that does not say yes, and whether it fails. Selectors beyond what a byte can say share a number."""
     return min(1 + 2 * place + failed, _MOST - 1 + failed)
+
+
+def _matters(told: int) -> bool:
+    """Whether anything but this outcome can matter: not if a selector says no."""
+    return told % 2 == 0
 
 
 class Rows:
@@ -48,14 +55,24 @@ class Rows:
             odd = bytes([1]) * columns.rows
         else:
             odd = _limited_or_shareable(fleet)
-        there = [number(bytes(map(bool, column)), (0, 1)) for column in self.compared]
-        marks = [number(each) for each in (*self.outcomes, bytes(fleet.held), odd)]
-        combined = combine([*marks, fleet.inventory.taints.numbered(), *there])
+        told = combine([number(each) for each in self.outcomes] or [bytes(columns.rows)])
+        matters = told.paint(
+            [_EVERY_BIT if any(_matters(each[row]) for each in self.outcomes) else 0 for row in told.rows]
+        )
+        drawing, odd = select([bytes(fleet.inventory.drawing), matters]), select([odd, matters])
+        there = [number(select([bytes(map(bool, column)), matters]), (0, 1)) for column in self.compared]
+        marks = [number(each, (0, 1, 2)) for each in (select([bytes(fleet.held), matters]), odd, drawing)]
+        taints = fleet.inventory.taints.numbered()
+        if isinstance(taints, Combined) and not isinstance(taints.codes, array):
+            taints = number(select([taints.codes, matters]), range(len(taints)))
+        combined = combine([told, *marks, taints, *there])
         self.codes = combined.codes
         self.odd = frozenset(code for code, row in enumerate(combined.rows) if odd[row])
         """Codes of devices of which more matters."""
+        self.drawing = frozenset(code for code, row in enumerate(combined.rows) if drawing[row])
+        """Codes of devices that draw from shared counters."""
         fails = any(each[row] and each[row] % 2 == 0 for each in self.outcomes for row in combined.rows)
-        self.order_matters = fails or bool(self.odd) or bool(compared)
+        self.order_matters = fails or bool(self.odd) or bool(self.drawing) or bool(compared)
         """Whether nodes can only be alike that have like devices in the same order."""
 
     def fails_on(self, sight: Sight) -> bool:

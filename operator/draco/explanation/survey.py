@@ -12,11 +12,11 @@ import msgspec
 
 from draco.allocation.fleet import Fleet
 from draco.allocation.pools import Candidate, Entry, PoolView, Standing
-from draco.explanation.ground import NOTHING, Ground, Sight, candidate_of
+from draco.explanation.ground import NO_VIEW, NOTHING, Ground, Sight, candidate_of
 from draco.explanation.model import Cause
 from draco.explanation.rows import Rows
 from draco.explanation.trying import Trying, Verdict
-from draco.explanation.verdicts import Ask, Finding, Judge, Seen, at_best
+from draco.explanation.verdicts import Ask, Finding, Judge, Seen, at_best, counter_names
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node
 from draco.resources.names import PoolKey
@@ -27,7 +27,6 @@ MAX_HELD: Final = 512
 _ORDER: Final = {cause: place for place, cause in enumerate(Cause)}
 _ANYWHERE: Final = frozenset({Cause.NOT_SELECTED, Cause.IN_USE})
 """What is found of a device before its pool is looked at."""
-_NO_VIEW: Final = PoolView(key=PoolKey("", ""))
 
 
 class Tally:
@@ -111,6 +110,8 @@ class _Kind(msgspec.Struct, frozen=True):
     open: bool
     sight: Sight
     names: list[str]
+    drawn: Hashable = ()
+    """What their devices meet of counters, where some draw from them (see `Ground.drawn`)."""
 
 
 class _Surveyor:
@@ -147,8 +148,8 @@ class _Surveyor:
         for name in self._fleet.node_names:
             kind = _Kind(name in self._open, self._ground.sight(self._fleet.nodes[name]), [name])
             self._shared(kind)
-            for candidate in self._own(name):
-                yield _NO_VIEW, candidate, self._seen(candidate, Cause.FREE if kind.open else Cause.NODE_RULES)
+            for view, candidate in self._ground.own(name):
+                yield view, candidate, self._seen(view, candidate, Cause.FREE if kind.open else Cause.NODE_RULES)
         for seen in self._best.values():
             yield seen.view, seen.candidate, seen.findings
         for seen in self._unreached():
@@ -184,25 +185,23 @@ class _Surveyor:
         return as_read
 
     def _split(self, kind: _Kind) -> Iterable[_Kind]:
-        """A kind of nodes with odd devices, told apart by them."""
-        own = self._own(kind.names[0])
-        if not self._rows.odd or not any(self._rows.codes[candidate.row] in self._rows.odd for candidate in own):
+        """A kind of nodes with odd devices, or such that draw from counters, told apart by them."""
+        codes = set(self._ground.read(kind.names[0], self._rows.codes))
+        odd, drawing = not codes.isdisjoint(self._rows.odd), not codes.isdisjoint(self._rows.drawing)
+        if not odd and not drawing:
             return [kind]
         kinds: dict[Hashable, _Kind] = {}
         for name in kind.names:
-            key = tuple([self._rows.oddity(candidate) for candidate in self._own(name)])
-            kinds.setdefault(key, _Kind(kind.open, kind.sight, [])).names.append(name)
+            drawn = self._ground.drawn(name) if drawing else ()
+            oddities = tuple([self._rows.oddity(each) for _, each in self._ground.own(name)]) if odd else ()
+            kinds.setdefault((drawn, oddities), _Kind(kind.open, kind.sight, [], drawn)).names.append(name)
         return kinds.values()
-
-    def _own(self, name: str) -> list[Candidate]:
-        """The devices in a node's plain pools."""
-        return [self._ground.candidate(row) for row in self._ground.rows(name)]
 
     def _look(self, kind: _Kind) -> None:
         """One kind, by its first node."""
         own = [
-            Seen(_NO_VIEW, candidate, self._seen(candidate, Cause.FREE if kind.open else Cause.NODE_RULES))
-            for candidate in self._own(kind.names[0])
+            Seen(view, candidate, self._seen(view, candidate, Cause.FREE if kind.open else Cause.NODE_RULES))
+            for view, candidate in self._ground.own(kind.names[0])
         ]
         for number, tallies in enumerate(self._tallies):
             for finding, count in Counter([seen.findings[number] for seen in own]).items():
@@ -211,7 +210,7 @@ class _Surveyor:
                 self._give_examples(tally, finding, number, kind, own)
         shared = self._shared(kind)
         if kind.open:
-            for names, verdict, error in self._trying.verdicts(kind.names, kind.sight, own, shared):
+            for names, verdict, error in self._trying.verdicts(kind.names, kind.sight, own, shared, kind.drawn):
                 self._group(names, verdict, error, [*own, *shared])
 
     def _group(self, names: Sequence[str], verdict: Verdict, error: str, devices: Sequence[Seen]) -> None:
@@ -235,13 +234,16 @@ class _Surveyor:
                 break
             tally.rows += [row for row in self._ground.rows(name) if self._rows.codes[row] in codes]
 
-    def _seen(self, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
+    def _seen(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
         """What is found of a device in a plain pool."""
         code = self._rows.codes[candidate.row]
-        key = (code, at_most, self._rows.oddity(candidate))
+        drawn: Hashable = None
+        if code in self._rows.drawing:
+            drawn = (candidate.charges, tuple(counter_names(candidate)), tuple(self._judge.left(view)))
+        key = (code, at_most, self._rows.oddity(candidate), drawn)
         findings = self._findings.get(key)
         if findings is None:
-            findings = self._findings[key] = self._judged(_NO_VIEW, candidate, at_most)
+            findings = self._findings[key] = self._judged(view, candidate, at_most)
         return findings
 
     def _of_pool(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
@@ -293,7 +295,7 @@ class _Surveyor:
         for place, row in enumerate(entry.rows):
             if row not in self._best:
                 candidate = candidate_of(entry, place)
-                yield Seen(_NO_VIEW, candidate, self._judged(_NO_VIEW, candidate, cause))
+                yield Seen(NO_VIEW, candidate, self._judged(NO_VIEW, candidate, cause))
 
     def _count(self, seen: Seen) -> None:
         for tallies, finding in zip(self._tallies, seen.findings, strict=True):

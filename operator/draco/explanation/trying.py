@@ -56,9 +56,9 @@ class Trying:
         """Whether too few devices for one request mean that nothing fits, and no error."""
 
     def verdicts(
-        self, names: Sequence[str], sight: Sight, own: Sequence[Seen], shared: Sequence[Seen]
+        self, names: Sequence[str], sight: Sight, own: Sequence[Seen], shared: Sequence[Seen], drawn: Hashable
     ) -> Iterator[tuple[Sequence[str], Verdict, str]]:
-        """The verdicts on nodes that have like devices, in groups."""
+        """The verdicts on nodes that have like devices, which meet the same of counters (`drawn`), in groups."""
         devices = [*own, *shared]
         may_fail = (
             bool(sight.error)
@@ -71,7 +71,8 @@ class Trying:
         matter = [place for place, seen in enumerate(own) if may_fail or self._matters(seen)]
         findings = tuple([own[place].findings for place in matter])
         odd = tuple([self._rows.oddity(own[place].candidate) for place in matter]) if self._rows.odd else ()
-        kind = (id(sight), may_fail and names[0], findings, odd)
+        draws = any(own[place].candidate.charges for place in matter)
+        kind = (id(sight), may_fail and names[0], findings, odd, (drawn, tuple(matter)) if draws else None)
         is_free = not shared and not may_fail and not self._fleet.inventory.columns.irregular
         alike: dict[Hashable, list[str]] = {}
         for name in names:

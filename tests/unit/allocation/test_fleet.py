@@ -302,7 +302,7 @@ def test_the_pools_that_are_not_plain_are_known_after_each_change() -> None:
     others = fleet.inventory.others
 
     def known() -> set[str]:
-        assert fleet.inventory.others == {pool.key: pool for pool in fleet.inventory.pools if pool.plain is None}
+        assert fleet.inventory.others == {pool.key: pool for pool in fleet.inventory.pools if not pool.plain}
         return {key.pool for key in fleet.inventory.others}
 
     fleet.put_slice(a_slice("node-0", ["gpu-0"]))

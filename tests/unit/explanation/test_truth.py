@@ -203,3 +203,66 @@ def a_waiting_claim(source: random.Random, amounts: object) -> Json:
 @given(st.randoms(use_true_random=False))
 def test_nodes_that_are_taken_for_alike_are_alike_to_the_allocator(source: random.Random) -> None:
     check(*fleet_of(many_nodes(source)))
+
+
+def divided_nodes(source: random.Random) -> Json:
+    """Nodes with one pool each of cards and their parts, which draw from counters, of few kinds and in few states."""
+    objects: list[Json] = [{"kind": "DeviceClass", "metadata": {"name": "gpu"}}]
+    in_use = [source.sample(["card", "left", "right"], source.choice([0, 0, 1, 2])) for _ in range(3)]
+    kinds = [(source.choice(["4", "3"]), source.choice(["2", "2", "1"])) for _ in range(2)]
+    sets = source.choice([["a"], ["a", "b"]])
+    for number in range(source.randrange(1, 10)):
+        name = f"node-{number:02}"
+        total, of_part = source.choice(kinds)
+        objects.append({"kind": "Node", "metadata": {"name": name, "labels": {"zone": source.choice("ab")}}})
+        for card in sets:
+            devices = [
+                a_part(source, f"{card}-{part}", card, total if part == "card" else of_part)
+                for part in ("card", "left", "right")
+            ]
+            objects += [held(name, each) for each in devices if each["name"][2:] in source.choice(in_use)]
+            # a slice is called by chance before or after the one of its counters
+            slice_ = a_pool(f"{name}-{source.choice(['x', 'z'])}-{card}", devices, nodeName=name)
+            objects.append(in_pool(slice_, name, len(sets) + 1 + chance(source, 3)))
+        counters = [{"name": card, "counters": {"units": {"value": total}, "more": {"value": "9"}}} for card in sets]
+        slice_ = {"driver": DRIVER, "nodeName": name, "pool": {}, "sharedCounters": counters}
+        objects.append(
+            in_pool({"kind": "ResourceSlice", "metadata": {"name": f"{name}-y"}, "spec": slice_}, name, len(sets) + 1)
+        )
+    return {"objects": [*objects, a_waiting_claim(source, None)], "claims": ["default/wait"]}
+
+
+def a_part(source: random.Random, name: str, card: str, units: str) -> Json:
+    device = a_gpu(source, name, ["0", "1"], None)
+    drawn = {"units": {"value": units}} | ({"more": {"value": "2"}} if chance(source, 10) else {})
+    return device | {"consumesCounters": [{"counterSet": card, "counters": drawn}]}
+
+
+def in_pool(slice_: Json, name: str, of: int) -> Json:
+    slice_["spec"]["pool"] = {"name": name, "resourceSliceCount": of}
+    return slice_
+
+
+@QUICK
+@given(st.randoms(use_true_random=False))
+def test_nodes_whose_devices_draw_from_like_counters_are_alike_to_the_allocator(source: random.Random) -> None:
+    check(*fleet_of(divided_nodes(source)))
+
+
+def test_nodes_that_have_less_of_a_counter_are_not_taken_for_those_that_have_more() -> None:
+    objects: list[Json] = [{"kind": "DeviceClass", "metadata": {"name": "gpu"}}]
+    for name, total in (("node-3", "3"), ("node-4", "4")):
+        drawn = [{"counterSet": "card", "counters": {"units": {"value": "2"}}}]
+        parts = [{"name": part, "consumesCounters": drawn} for part in ("left", "right")]
+        counters = {"sharedCounters": [{"name": "card", "counters": {"units": {"value": total}}}]}
+        objects.append({"kind": "Node", "metadata": {"name": name}})
+        objects.append(in_pool(a_pool(f"{name}-parts", parts, nodeName=name), name, 2))
+        spec = {"driver": DRIVER, "nodeName": name, **counters}
+        objects.append(in_pool({"kind": "ResourceSlice", "metadata": {"name": f"{name}-c"}, "spec": spec}, name, 2))
+    requests = [{"name": "parts", "exactly": {"deviceClassName": "gpu", "count": 2}}]
+    metadata = {"name": "wait", "namespace": "default"}
+    objects.append({"kind": "ResourceClaim", "metadata": metadata, "spec": {"devices": {"requests": requests}}})
+    fleet, claims = fleet_of({"objects": objects, "claims": ["default/wait"]})
+
+    assert not fleet.inventory.others
+    assert check(fleet, claims).fits_on == ["node-4"]

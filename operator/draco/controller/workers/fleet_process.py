@@ -186,7 +186,7 @@ class FleetProcess:
 
     def _warm_up(self) -> None:
         """Work out once what every child would have to, and give back what reading everything has left behind."""
-        self._feed.fleet.recount(sys.maxsize)
+        self._feed.fleet.settle()
         if not self._is_trimmed:
             self._is_trimmed = True
             CDLL(None).malloc_trim(0)
