@@ -105,6 +105,12 @@ class Turns:
         while not self.try_take(wanted):
             await self._freed.wait()
 
+    async def until_free(self, names: Iterable[str]) -> None:
+        """Return when nobody has any of the names, and take none."""
+        wanted = set(names)
+        while wanted & self._taken:
+            await self._freed.wait()
+
     def give_back(self, names: Iterable[str]) -> None:
         """Let others have the names."""
         self._taken.difference_update(names)
@@ -145,14 +151,27 @@ class Lanes:
 
     async def with_driver(self, work: Callable[[], T], names: Collection[str] = ()) -> T:
         """Work that needs NVML, and is alone with what it names meanwhile. Not begun while NVML does not answer."""
-        wanted = {_DRIVER, *names}
         while True:
+            await self._turns.until_free(names)
             await self._turns.take({_DRIVER})
             # Names are taken when NVML is free: who waits for a call that hangs would keep them from work that needs no driver.
-            await asyncio.shield(self._holding({_DRIVER}, self._driver, self._reach))
-            if self.hanging is None and self._turns.try_take(wanted):
-                return await asyncio.shield(self._holding(wanted, self._driver, work))
-            await wait_for(self._turns.freed, self._clock, _LOOK_S)
+            await self._reach_driver()
+            if self.hanging is not None:
+                self._turns.give_back({_DRIVER})
+                await self._clock.sleep(_LOOK_S)
+            elif self._turns.try_take(names):
+                return await asyncio.shield(self._holding({_DRIVER, *names}, self._driver, work))
+            else:
+                self._turns.give_back({_DRIVER})
+
+    async def _reach_driver(self) -> None:
+        """Return when NVML is free, with its turn still taken. Who is gone by then takes nothing with him."""
+        reached = self._driver.submit(self._reach)
+        try:
+            await asyncio.shield(reached)
+        except BaseException:
+            reached.add_done_callback(lambda _: self._turns.give_back({_DRIVER}))
+            raise
 
     async def ask(self, work: Callable[[], None]) -> bool:
         """The same for work that can be done without: whether it was done. What was begun goes on where NVML does not answer."""

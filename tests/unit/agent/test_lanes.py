@@ -146,6 +146,36 @@ async def test_who_waits_until_nvml_is_free_keeps_no_name_and_has_them_when_it_i
     assert done.result() == "made"
 
 
+async def test_those_who_wait_for_one_name_and_for_nvml_do_not_wake_each_other_for_ever(node: Node) -> None:
+    looks: list[None] = []
+    node.reach = lambda: looks.append(None)
+    await node.lanes.take({"GPU-1"})
+    waiting = [asyncio.create_task(node.lanes.with_driver(partial(str, number), {"GPU-1"})) for number in range(3)]
+    assert await asyncio.gather(*(node.lanes.with_driver(str, {f"GPU-{number}"}) for number in range(2, 5))) == [""] * 3
+    for _ in range(200):
+        await asyncio.sleep(0)
+    seen = len(looks)
+    await node.lanes.on_record(str)
+    for _ in range(200):
+        await asyncio.sleep(0.001)
+    assert len(looks) == seen, "nobody asks again and again while the name is taken"
+    node.lanes.give_back({"GPU-1"})
+    assert await asyncio.gather(*waiting) == ["0", "1", "2"]
+    assert len(looks) < 20, "each has its turn without much ado"
+
+
+async def test_who_no_longer_waits_until_nvml_is_free_leaves_its_turn_to_others(node: Node) -> None:
+    node.reach = node.gate
+    gone = asyncio.create_task(node.lanes.with_driver(str, {"GPU-1"}))
+    await eventually(node.gate.entered.is_set)
+    gone.cancel()
+    other = asyncio.create_task(node.lanes.with_driver(lambda: "made", {"GPU-1"}))
+    await asyncio.sleep(0.01)
+    assert not other.done()
+    node.gate.open()
+    assert await other == "made"
+
+
 async def test_a_question_is_left_when_the_driver_does_not_answer(node: Node) -> None:
     def ask() -> None:
         node.gate()
