@@ -1,7 +1,6 @@
 """Pods with GPU claims for real nodes, and what can be seen of them from inside the container and on the node."""
 
 import functools
-import json
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -10,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from draco.agent import checkpoint
+from draco.agent.checkpoint import PreparedClaim
 from draco.cluster.realnode.image import BUSYBOX_IMAGE
 from draco.cluster.realnode.nodes import API_PORT, RealNodes
 from tests.e2e.kubectl import Kubectl, eventually
@@ -126,21 +127,20 @@ class Bench:
         """The names of the CDI specs on the node."""
         return self.on_node("ls", "/var/run/cdi")
 
-    def checkpoint(self) -> list[dict[str, Any]]:
+    def checkpoint(self) -> list[PreparedClaim]:
         """The claims that the agent holds prepared."""
         text = self.on_node("cat", f"/var/lib/kubelet/plugins/{DRIVER}/checkpoint.json")
-        claims: list[dict[str, Any]] = json.loads(text)["record"]["claims"]
-        return claims
+        return checkpoint.read(text.encode()).claims
 
     def prepared(self, name: str) -> bool:
         """Whether the agent holds the claim prepared, with its spec in place."""
         uid = self.uid(name)
-        return uid in self.specs() and any(each["uid"] == uid for each in self.checkpoint())
+        return uid in self.specs() and any(each.uid == uid for each in self.checkpoint())
 
     def released(self, name: str) -> bool:
         """Whether nothing of the claim is left on the node and it has no device."""
         uid = self.uid(name)
-        held = uid in self.specs() or any(each["uid"] == uid for each in self.checkpoint())
+        held = uid in self.specs() or any(each.uid == uid for each in self.checkpoint())
         return not held and not self.device(name)
 
     def published(self) -> set[str]:
@@ -161,8 +161,8 @@ class Bench:
         assert len(names) == 1
         return str(names[0])
 
-    def as_holder_of(self, token: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Run kubectl with nothing but this token."""
+    def as_holder_of(self, token: str, *arguments: str, given: str = "") -> "subprocess.CompletedProcess[str]":
+        """Run kubectl with nothing but this token; `given` is its standard input."""
         authority = self.nodes.folder.parent / "pki" / "ca.crt"
         server = f"https://{self.nodes.address}:{API_PORT}"
         access = [
@@ -171,7 +171,8 @@ class Bench:
             f"--certificate-authority={authority}",
             f"--token={token}",
         ]
-        return subprocess.run([self.kube.binary, *access, *arguments], capture_output=True, text=True, check=False)
+        command = [self.kube.binary, *access, *arguments]
+        return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
 
     def kill(self, service: str) -> int:
         """Kill a service of the node and return which process it was."""

@@ -1,5 +1,6 @@
 """A claim on a real kubelet and a real container runtime, and what its life survives."""
 
+import json
 import functools
 from pathlib import Path
 
@@ -134,6 +135,8 @@ def test_the_agent_of_one_node_cannot_write_what_belongs_to_another(bench: Bench
     token = bench.on_node("cat", "/var/run/secrets/kubernetes.io/serviceaccount/token")
     (mine, theirs) = (bench.slice_of(node) for node in bench.nodes.nodes)
     for name, refusal in ((mine, ""), (theirs, "may not write what belongs to node")):
-        done = bench.as_holder_of(token, "annotate", "--dry-run=server", "resourceslice", name, "tests/touched=yes")
+        touched = bench.kube.get("resourceslice", name)
+        touched["metadata"]["annotations"] = {"tests/touched": "yes"}
+        done = bench.as_holder_of(token, "replace", "--dry-run=server", "-f", "-", given=json.dumps(touched))
         assert refusal in done.stderr
         assert (done.returncode == 0) is (refusal == "")
