@@ -171,7 +171,7 @@ class Bench:
             f"--certificate-authority={authority}",
             f"--token={token}",
         ]
-        command = [self.kube.binary, *access, *arguments]
+        command: list[str] = [str(self.kube.binary), *access, *arguments]
         return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
 
     def kill(self, service: str) -> int:

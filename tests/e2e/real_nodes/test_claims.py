@@ -1,7 +1,7 @@
 """A claim on a real kubelet and a real container runtime, and what its life survives."""
 
-import json
 import functools
+import json
 from pathlib import Path
 
 import pytest
@@ -134,7 +134,7 @@ def test_a_pod_deleted_while_its_node_is_off_is_released_when_it_is_back(bench: 
 def test_the_agent_of_one_node_cannot_write_what_belongs_to_another(bench: Bench) -> None:
     token = bench.on_node("cat", "/var/run/secrets/kubernetes.io/serviceaccount/token")
     (mine, theirs) = (bench.slice_of(node) for node in bench.nodes.nodes)
-    for name, refusal in ((mine, ""), (theirs, "may not write what belongs to node")):
+    for name, refusal in ((mine, ""), (theirs, "may not write a slice that is not for that node alone")):
         touched = bench.kube.get("resourceslice", name)
         touched["metadata"]["annotations"] = {"tests/touched": "yes"}
         done = bench.as_holder_of(token, "replace", "--dry-run=server", "-f", "-", given=json.dumps(touched))
