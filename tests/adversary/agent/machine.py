@@ -13,6 +13,7 @@ even if hardware has changed and the agent did not have its turn yet.
 When hardware has not changed since the agent last had its turn with a driver that answers, also after its death: each spec
 tells the UUIDs, and opens the device nodes, of what is there; and no two specs have hardware or device nodes in common.
 In between, specs may be out of date: nobody is there to see it, or it is about to.
+A claim that has nothing but whole GPUs is given up whether or not the driver answers.
 At rest, when everything works again: each claim that kubelet was told of can be given up, and then nothing of ours is left.
 Administrative access is exempt where it may be: it shares what others have.
 """
@@ -60,8 +61,11 @@ FAILING = (
     "nvmlDeviceGetMinorNumber",
     "nvmlDeviceGetHandleByIndex",
     "nvmlDeviceGetCount",
+    "nvmlDeviceGetUUID",
 )
 CODES = ("UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NOT_FOUND", "GPU_IS_LOST", "NO_PERMISSION")
+XIDS = (79, 95, 119, 48, 31)
+"""Some end the work of a GPU, some that of a process only."""
 REFUSALS = ("INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NO_PERMISSION")
 """Answers by which NVML says that it did nothing: hardware does not say so of what it did."""
 
@@ -443,8 +447,13 @@ class AgentMachine(RuleBasedStateMachine):
         claim = self._pick(pick)
         if not (claim.told or claim.unsure):
             return
+        whole = claim.told and bool(claim.parts) and all(part.whole for part in claim.parts.values())
         with self._living("unprepare"):
-            self._give_up(claim)
+            try:
+                self._give_up(claim)
+            except NoAnswer:
+                assert not whole, "a claim of whole GPUs is not given up while the driver hangs"
+                raise
 
     def _give_up(self, claim: Claim) -> str:
         claim.leaving = True
@@ -552,7 +561,8 @@ class AgentMachine(RuleBasedStateMachine):
         self._others()
 
     @accident(
-        pick=NUMBERS, what=st.sampled_from(("reload driver", "lose", "reset", "remove", "unreadable", "stop failing"))
+        pick=NUMBERS,
+        what=st.sampled_from(("reload driver", "lose", "reset", "remove", "unreadable", "stop failing", "xid")),
     )
     def hardware(self, pick: int, what: str) -> None:
         """An accident, or somebody who resets, unplugs or reloads."""
@@ -566,6 +576,8 @@ class AgentMachine(RuleBasedStateMachine):
                 self._happens(what, lambda: faults.reset(self.path, gpu), moves=True)
             case "remove":
                 self._happens(what, lambda: hotplug.remove(self.path, gpu), moves=True)
+            case "xid":
+                self._happens(what, lambda: faults.xid(self.path, gpu, XIDS[pick % len(XIDS)]), moves=False)
             case "unreadable":
                 self._happens(what, lambda: faults.make_unreadable(self.path, gpu), moves=False)
             case _:
