@@ -539,7 +539,8 @@ class AgentMachine(RuleBasedStateMachine):
         fired[what] += 1
         seen = observer.look(self.folder)
         self.foreign &= seen.serials()
-        self.alive &= seen.serials()
+        # One that lost its compute instance to somebody is of no use: it may go.
+        self.alive &= frozenset(instance["serial"] for _, instance in seen.instances() if instance["compute"])
         self.current = self.current and not moves
 
     def _gpu(self, pick: int) -> int:
