@@ -18,513 +18,37 @@ At rest, when everything works again: each claim that kubelet was told of can be
 Administrative access is exempt where it may be: it shares what others have.
 """
 
-import asyncio
-import json
 import shutil
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import wraps
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
-import structlog
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant
 
-from draco.resources.draco import MigMode, WantedGpu, WantedInstance
-from draco.resources.kinds import CLAIMS
-from draco.simulator import by_hand, faults, hotplug, procfs, state, sysfs
-from draco.simulator.gpu_state import Process
+from draco.simulator import by_hand, faults, hotplug, state
 from draco.simulator.state import StateError
 from tests.adversary.agent import observer
-from tests.adversary.agent.driven import NODE, Death, Disk, Driven, Gone, Killed, NoAnswer, Source
-from tests.adversary.agent.scheduler import Claim, Published, Result
-from tests.doubles.clock import ManualClock
-
-REST_S = 61.0
-"""A turn in which an agent that works has seen everything and has tried everything again."""
-NUMBERS = st.integers(min_value=0, max_value=7)
-"""Which of several: by this number, modulo how many there are."""
-KINDS = st.sampled_from(("whole", "part", "part"))
-PROFILES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb")
-OTHERS = ("3g.40gb-9-0", "3g.40gb-9-4", "1g.10gb-19-0", "1g.10gb-19-3", "1g.10gb-19-4", "2g.20gb-14-2", "7g.80gb-0-0")
-"""Partitions as somebody could name them who has not read what is published."""
-FAILING = (
-    "nvmlDeviceCreateGpuInstanceWithPlacement",
-    "nvmlGpuInstanceCreateComputeInstance",
-    "nvmlComputeInstanceDestroy",
-    "nvmlGpuInstanceDestroy",
-    "nvmlDeviceGetGpuInstances",
-    "nvmlDeviceGetMigMode",
-    "nvmlDeviceGetMinorNumber",
-    "nvmlDeviceGetHandleByIndex",
-    "nvmlDeviceGetCount",
-    "nvmlDeviceGetUUID",
+from tests.adversary.agent.claims import (
+    CODES,
+    FAILING,
+    NUMBERS,
+    PROFILES,
+    REFUSALS,
+    REST_S,
+    XIDS,
+    LifeOfClaims,
+    accident,
+    at_once,
+    fired,
 )
-CODES = ("UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NOT_FOUND", "GPU_IS_LOST", "NO_PERMISSION")
-XIDS = (79, 95, 119, 48, 31)
-"""Some end the work of a GPU, some that of a process only."""
-REFUSALS = ("INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NO_PERMISSION")
-"""Answers by which NVML says that it did nothing: hardware does not say so of what it did."""
 
-fired: Counter[str] = Counter()
-"""How often each rule did something, and what came of it; over all machines of this process."""
-at_once: Counter[int] = Counter()
-"""How many claims were prepared when something happened to the agent or the hardware: how often each number."""
+__all__ = ["AgentMachine", "at_once", "fired"]
 
 
-def accident(**given: Any) -> Callable[[Callable[..., None]], Any]:
-    """A rule for what happens to the agent or its hardware. Then there is quiet for a while, in which claims come and go."""
-
-    def made(step: Callable[..., None]) -> Any:
-        @wraps(step)
-        def happens(self: "AgentMachine", **drawn: Any) -> None:
-            self.quiet = self.peace
-            at_once[sum(claim.told and not claim.leaving for claim in self.claims.values())] += 1
-            step(self, **drawn)
-
-        return precondition(lambda self: self.quiet <= 0)(rule(**given)(happens))
-
-    return made
-
-
-class AgentMachine(RuleBasedStateMachine):
-    """One node's life."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        structlog.configure(processors=[_drop])
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_exception_handler(lambda *_: None)  # tasks of agents that were killed
-        self.folder = Path(tempfile.mkdtemp(prefix="adv-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-        self.path = self.folder / "gpus.json"
-        self.clock = ManualClock()
-        self.source = Source()
-        self.disk = Disk()
-        self.death = Death()
-        self.agent: Driven | None = None
-        self.armed = 0
-        self.hanging = False
-        self.claims: dict[str, Claim] = {}
-        self.past: list[Published] = []
-        self.wanted: dict[Any, WantedGpu] = {}
-        self.current = True
-        """Whether the agent has had its turn since hardware changed."""
-        self.foreign: frozenset[int] = frozenset()
-        self.alive: frozenset[int] = frozenset()
-        self.unclaimed: frozenset[int] = frozenset()
-        self.files: dict[Path, bytes] = {}
-        self.damaged = False
-        """Whether the record was damaged since the agent was last served."""
-        self.pid = 1000
-        self.number = 0
-        self.broken = False
-        self.peace = self.quiet = 0
-        """So many steps of quiet follow each accident; those that are left."""
-        self.idle = 0
-        """Whether time passed in the step before."""
-
-    @initialize(
-        board=st.sampled_from(("H100-80GB", "H100-80GB", "H100-80GB", "A100-80GB")),
-        gpus=st.integers(2, 3),
-        dynamic=st.sampled_from(((), (0,), (0, 1), (1,))),
-        peace=st.sampled_from((4, 2, 8, 0)),
-    )
-    def begin(self, board: str, gpus: int, dynamic: tuple[int, ...], peace: int = 0) -> None:
-        self.peace, self.quiet = peace, 4
-        node = state.create(self.path, board=board, gpus=gpus, node_name=NODE)
-        if board.startswith("A100"):
-            with state.mutate(self.path) as made:
-                made.gpus[0].mig_current = made.gpus[0].mig_pending = 1
-        sysfs.build(self.folder / "sys", node)
-        procfs.build(self.path, state.load(self.path))
-        (self.folder / "cdi").mkdir()
-        (self.folder / "k" / "plugins_registry").mkdir(parents=True)
-        self._others()
-        for gpu in dynamic:
-            self._policy(gpu, "dynamic")
-        self.start()
-        self.turn(REST_S)
-
-    def _others(self) -> None:
-        """Files that other programs keep where we keep ours."""
-        cdi = self.folder / "cdi"
-        registry = self.folder / "k" / "plugins_registry"
-        contents = {
-            cdi / "nvidia.yaml": b"cdiVersion: 0.5.0\n",
-            cdi / "k8s.gpu.nvidia.com-claim_0.json": b"{}",
-            cdi / "draco-gpu.nvidia.com.json": b"{}",
-            cdi / "draco-other.example.com-0.json.tmp": b"{",
-            registry / "other.example.com-reg.sock": b"",
-        }
-        for path, content in contents.items():
-            path.write_bytes(content)
-        self.files = contents
-
-    # The agent
-
-    @precondition(lambda self: self.agent is None)
-    @rule()
-    def start(self) -> None:
-        self.death = Death()
-        if self.armed:
-            self.death.arm(self.armed)
-        with self._living("start"):
-            self.agent = Driven(
-                self.folder, loop=self.loop, clock=self.clock, source=self.source, disk=self.disk, death=self.death
-            )
-            self.agent.start(self.wanted)
-            if self._served():
-                self._seen_all()
-                self._publish()
-                self.damaged = False
-
-    @precondition(lambda self: self.agent is not None and self.idle <= 0)
-    @rule(seconds=st.sampled_from((1.0, 21.0, REST_S, REST_S)))
-    def turn(self, seconds: float) -> None:
-        agent = self._up()
-        self.idle = 2
-        with self._living("turn"):
-            agent.turn(seconds)
-            if seconds == REST_S and self._served():
-                self._seen_all()
-            self._publish()
-            self.damaged = self.damaged and not self._served()
-
-    @precondition(lambda self: self.agent is not None)
-    @accident()
-    def kill(self) -> None:
-        fired["kill"] += 1
-        self._bury()
-
-    @precondition(lambda self: not self.armed)
-    @accident(steps=st.integers(1, 60) | st.integers(1, 600))
-    def kill_soon(self, steps: int) -> None:
-        """The agent, or the next one, dies at the so manieth step."""
-        self.armed = steps
-        self.death.arm(steps)
-
-    def _up(self) -> Driven:
-        assert self.agent is not None
-        return self.agent
-
-    def _served(self) -> bool:
-        """Whether kubelet finds the agent's socket."""
-        return self.agent is not None and self.agent.ready
-
-    @contextmanager
-    def _living(self, what: str) -> Iterator[None]:
-        """Whatever the agent does here, it may die of it."""
-        fired[what] += 1
-        try:
-            yield
-        except (Killed, Gone):
-            fired[f"{what}: killed"] += 1
-            self._bury()
-        except NoAnswer:
-            assert self.hanging, "the agent does not answer, though nothing hangs"
-            fired[f"{what}: no answer"] += 1
-
-    def _bury(self) -> None:
-        self.armed = 0
-        agent, self.agent = self.agent, None
-        if agent is not None:
-            agent.death.dead = True
-            if self.hanging:
-                self._let_go(agent)
-            agent.stop()
-
-    def _let_go(self, agent: Driven) -> None:
-        self.hanging = False
-        with state.mutate(self.path) as node:
-            node.failures[:] = [one for one in node.failures if one.effect != "hang"]
-        agent.let_go()
-
-    @precondition(lambda self: self._served() and not self.hanging)
-    @accident(function=st.sampled_from((*FAILING, "nvmlDeviceGetFieldValues", "")), pick=st.none() | NUMBERS)
-    def hang(self, function: str, pick: int | None) -> None:
-        """From now on such calls never return."""
-        fired["hang"] += 1
-        self._up().threads.hangs = self.hanging = True
-        faults.hang(self.path, function, gpu=None if pick is None or not function else self._gpu(pick))
-
-    @precondition(lambda self: self.hanging and self.agent is not None)
-    @rule()
-    def let_go(self) -> None:
-        """They return, and work."""
-        with self._living("let go"):
-            self._let_go(self._up())
-
-    @precondition(lambda self: self.agent is None and not self.damaged)
-    @accident(at=st.integers(0, 5000), how=st.sampled_from(("flip", "cut")))
-    def damage(self, at: int, how: str) -> None:
-        """Something happens to the record while the agent is down."""
-        record = self.folder / "agent" / "checkpoint.json"
-        if not record.exists():
-            return
-        content = record.read_bytes()
-        used = len(content.rstrip()) or 1
-        at %= used
-        changed = content[:at] if how == "cut" else content[:at] + bytes([content[at] ^ 0x11]) + content[at + 1 :]
-        record.write_bytes(changed)
-        fired[f"damage: {how}"] += 1
-        self.damaged = True
-        seen = observer.look(self.folder)
-        specs = {one.claim for one in seen.given}
-        # Of an instance that was being made nobody may know any more whose it was: then it is left alone.
-        self.unclaimed |= seen.serials() - {seen.serial(one.uuid) for one in seen.given}
-        for claim in self.claims.values():
-            # Where neither a spec nor the API server tells of a claim, nobody can know of it; nor can a container have it.
-            if claim.told and claim.uid not in specs and not self.source.reported(claim.name):
-                claim.told, claim.unsure = False, True
-
-    def _seen_all(self) -> None:
-        """The agent had its turn; if it could see, it knows."""
-        if self.hanging:
-            return
-        node = json.loads(self.path.read_text())
-        if (
-            not node["failures"]
-            and not node["driver"]["error"]
-            and not any(gpu["error"] == 999 for gpu in node["gpus"])
-        ):
-            self.current = True
-        self._note_alive()
-
-    def _note_alive(self) -> None:
-        """Instances that were made again for claims that kubelet was told of."""
-        seen = observer.look(self.folder)
-        told = {claim.uid: claim for claim in self.claims.values() if claim.told and not claim.leaving}
-        for one in seen.given:
-            serial = seen.serial(one.uuid)
-            if one.claim in told and serial is not None and not observer.wrong(one, seen):
-                self.alive |= {serial}
-
-    def _publish(self) -> None:
-        if self.source.gone:
-            return
-        found = self._up().published()
-        if found is not None and (not self.past or (self.past[-1].devices, self.past[-1].counters) != tuple(found)):
-            self.past = [*self.past[-3:], Published(*found)]
-            self.source.publish(*found)
-            self._check_names(self.past[-1])
-            fired["published anew"] += 1
-
-    def _check_names(self, published: Published) -> None:
-        """A name that a claim has does not come to stand for another board."""
-        names = set(published.names())
-        for claim in self.claims.values():
-            for device, part in claim.parts.items() if claim.told and not claim.leaving else ():
-                assert device not in names or published.board(device) == part.gpu, (
-                    f"{device}, which claim {claim.name} has of {part.gpu}, is published as {published.board(device)}"
-                )
-
-    # Claims
-
-    @precondition(lambda self: bool(self.past) and len(self.claims) < 8)
-    @rule(
-        picks=st.lists(st.tuples(st.sampled_from(("whole", "part")), st.integers(0, 40)), min_size=1, max_size=3),
-        age=st.sampled_from((0, 0, 0, 1, 2)),
-        tolerant=st.booleans(),
-        admin=st.sampled_from((False, False, False, True)),
-        asked=st.sampled_from((True, True, False)),
-    )
-    def allocate(self, picks: list[tuple[str, int]], age: int, tolerant: bool, admin: bool, asked: bool) -> None:
-        """The scheduler allocates a claim from what is published, or was a moment ago."""
-        published = self.past[max(0, len(self.past) - 1 - age)]
-        claim = Claim(name=self._name(), results=[])
-        for kind, pick in picks:
-            others = [] if admin else [*self.claims.values(), claim]
-            free = published.free(others, tolerant=tolerant)
-            fitting = [name for name in free if ("-mig-" in name) is (kind == "part")] or free
-            if fitting:
-                device = fitting[pick % len(fitting)]
-                claim.results = [*claim.results, Result(device, admin=admin)]
-                claim.boards = claim.boards | {device: published.board(device)}
-        if claim.results:
-            self._add(claim, "allocate admin" if admin else "allocate", asked=asked)
-
-    @precondition(lambda self: self._served() and bool(self.past) and len(self.claims) < 8)
-    @rule(kind=KINDS, pick=st.integers(0, 40), admin=st.sampled_from((False, False, False, False, True)))
-    def pod(self, kind: str, pick: int, admin: bool = False) -> None:
-        """A pod like most: its claim is for one device, and is prepared as soon as it is allocated."""
-        if self._served():
-            self.allocate([(kind, pick)], age=0, tolerant=False, admin=admin, asked=True)
-
-    @precondition(lambda self: self._served() and bool(self.past) and len(self.claims) < 6)
-    @rule(several=st.lists(st.tuples(KINDS, st.integers(0, 40)), min_size=2, max_size=4))
-    def pods(self, several: list[tuple[str, int]]) -> None:
-        """Several of them."""
-        for kind, pick in several:
-            self.pod(kind, pick)
-
-    @precondition(lambda self: self.agent is not None and len(self.claims) < 8)
-    @rule(
-        devices=st.lists(st.tuples(NUMBERS, st.integers(0, 40), st.booleans()), min_size=1, max_size=3),
-        share=st.booleans(),
-        asked=st.booleans(),
-    )
-    def allocate_blindly(self, devices: list[tuple[int, int, bool]], share: bool, asked: bool) -> None:
-        """Somebody writes an allocation who does not care what is free."""
-        known = sorted({name for published in self.past for name in published.names()})
-        names = [*known, *(f"gpu-{gpu}-mig-{other.replace('.', '')}" for gpu in range(3) for other in OTHERS)]
-        names += [one.device for claim in self.claims.values() for one in claim.results] * 4
-        results = [
-            Result(
-                names[(8 * pick + far) % len(names)], admin=admin and far % 2 == 0, share=f"s{pick}" if share else ""
-            )
-            for pick, far, admin in devices
-        ]
-        self._add(Claim(name=self._name(), results=results), "allocate blindly", asked=asked)
-
-    def _name(self) -> str:
-        self.number += 1
-        return f"c{self.number}"
-
-    def _add(self, claim: Claim, what: str, *, asked: bool) -> None:
-        """A claim is allocated; and its pod starts at once, if it is `asked` for."""
-        fired[what] += 1
-        self.claims[claim.name] = claim
-        self.source.put(CLAIMS, claim.object(NODE))
-        if asked and self._served():
-            self._ask(claim)
-
-    @precondition(lambda self: self._served() and bool(self.claims))
-    @rule(pick=NUMBERS)
-    def prepare(self, pick: int) -> None:
-        """Kubelet asks, for the first time or again."""
-        claim = self._pick(pick)
-        if not claim.leaving:
-            self._ask(claim)
-
-    def _ask(self, claim: Claim) -> None:
-        again = claim.told
-        claim.unsure = not again
-        with self._living("prepare again" if again else "prepare"):
-            error, devices = self._up().prepare(claim.name, claim.uid)
-            fired[f"prepare{' again' if again else ''}: {'refused' if error else 'done'}"] += 1
-            if error:
-                claim.unsure = False  # a refusal is an answer: nothing is held
-                return
-            assert {one.device_name for one in devices} == {one.device for one in claim.results}
-            claim.told, claim.unsure = True, False
-            self._check_answer(claim)
-
-    def _check_answer(self, claim: Claim) -> None:
-        """What kubelet was just told is so."""
-        seen = observer.look(self.folder)
-        mine = [one for one in seen.given if one.claim == claim.uid]
-        assert {one.device for one in mine} == {one.device for one in claim.results}, (
-            "the spec is not what was asked for"
-        )
-        for one in mine:
-            why = observer.wrong(one, seen)
-            assert not why, f"just answered, {why}"
-        others = {one.claim for one in seen.given} - {claim.uid}
-        for other in others:
-            pair = tuple(one for one in seen.given if one.claim in (claim.uid, other))
-            why = observer.twice(seen._replace(given=pair), self._admin())
-            assert not why, f"just answered, {why}"
-        self._check_boards(claim, mine, seen)
-        claim.parts = {one.device: part for one in mine if (part := seen.part(one.uuid)) is not None}
-        self.alive |= {serial for one in mine if (serial := seen.serial(one.uuid)) is not None}
-        for part in claim.exclusive:
-            gpu = next(each for each in seen.gpus if each["uuid"] == part.gpu)
-            assert bool(gpu["mig_current"]) is not part.whole, "just answered, the GPU's MIG mode makes it useless"
-
-    def _check_boards(self, claim: Claim, mine: list[observer.Given], seen: observer.Seen) -> None:
-        """A name stands for the board for which it stood when it was chosen."""
-        for one in mine:
-            part, board = seen.part(one.uuid), claim.boards.get(one.device)
-            assert part is None or board is None or part.gpu == board, f"{one.device} was {board} and is now {part.gpu}"
-
-    @precondition(lambda self: self._served() and bool(self.claims))
-    @rule(pick=NUMBERS)
-    def unprepare(self, pick: int) -> None:
-        """The pod is gone: kubelet gives the claim up, and the claim is deallocated."""
-        claim = self._pick(pick)
-        if not (claim.told or claim.unsure):
-            return
-        whole = claim.told and bool(claim.parts) and all(part.whole for part in claim.parts.values())
-        with self._living("unprepare"):
-            try:
-                self._give_up(claim)
-            except NoAnswer:
-                assert not whole, "a claim of whole GPUs is not given up while the driver hangs"
-                raise
-
-    def _give_up(self, claim: Claim) -> str:
-        claim.leaving = True
-        self._forget_alive(claim)
-        error = self._up().unprepare(claim.name, claim.uid)
-        fired[f"unprepare: {'refused' if error else 'done'}"] += 1
-        if not error:
-            self._delete(claim)
-            seen = observer.look(self.folder)
-            assert all(one.claim != claim.uid for one in seen.given), "given up, but its spec is still there"
-        return error
-
-    def _forget_alive(self, claim: Claim) -> None:
-        seen = observer.look(self.folder)
-        others = {one.uid for one in self.claims.values() if one.told and not one.leaving and one is not claim}
-        needed = {seen.serial(one.uuid) for one in seen.given if one.claim in others}
-        self.alive &= frozenset(one for one in needed if one is not None)
-
-    @precondition(lambda self: bool(self.claims))
-    @rule(pick=NUMBERS)
-    def deallocate(self, pick: int) -> None:
-        """A claim that kubelet never asked for is deleted."""
-        claim = self._pick(pick)
-        if not (claim.told or claim.unsure or claim.leaving):
-            fired["deallocate"] += 1
-            self._delete(claim)
-
-    def _delete(self, claim: Claim) -> None:
-        del self.claims[claim.name]
-        self.source.drop(CLAIMS, f"default/{claim.name}")
-
-    def _pick(self, pick: int) -> Claim:
-        return list(self.claims.values())[pick % len(self.claims)]
-
-    def _admin(self) -> frozenset[tuple[str, str]]:
-        return frozenset(
-            (claim.uid, one.device) for claim in self.claims.values() for one in claim.results if one.admin
-        )
-
-    # Pods
-
-    @precondition(lambda self: any(claim.told for claim in self.claims.values()))
-    @rule(pick=NUMBERS, listed=st.booleans(), ends=st.booleans())
-    def run_pod(self, pick: int, listed: bool, ends: bool) -> None:
-        """A container computes on what its claim has; or every container ends."""
-        if ends:
-            self._pods_end()
-            return
-        told = [claim for claim in self.claims.values() if claim.told and not claim.leaving]
-        seen = observer.look(self.folder)
-        uuids = [
-            one.uuid for claim in told[pick % max(1, len(told)) :][:1] for one in seen.given if one.claim == claim.uid
-        ]
-        for gpu in seen.gpus:
-            if gpu["uuid"] in uuids:
-                self._hold(gpu["uuid"], None, None, listed=listed)
-            for instance in gpu["instances"]:
-                for compute in instance["compute"]:
-                    if compute["uuid"] in uuids:
-                        self._hold(gpu["uuid"], instance["id"], compute["id"], listed=listed)
-
-    def _hold(self, gpu: str, gi: int | None, ci: int | None, *, listed: bool) -> None:
-        fired["run pod"] += 1
-        self.pid += 1
-        faults.hold(self.path, gpu, Process(self.pid, gpu_instance=gi, compute_instance=ci, listed=listed))
-
-    def _pods_end(self) -> None:
-        fired["pods end"] += 1
-        with state.mutate(self.path) as node:
-            for gpu in node.gpus:
-                gpu.processes.clear()
+class AgentMachine(LifeOfClaims):
+    """All steps, and what must be true after each."""
 
     # Hardware
 
@@ -543,9 +67,6 @@ class AgentMachine(RuleBasedStateMachine):
         self.alive &= frozenset(instance["serial"] for _, instance in seen.instances() if instance["compute"])
         self.current = self.current and not moves
 
-    def _gpu(self, pick: int) -> int:
-        return pick % max(1, len(state.load(self.path).gpus))
-
     @accident(
         order=st.permutations((0, 1, 2)), keep_specs=st.booleans(), capabilities=st.sampled_from((None, None, 5, 700))
     )
@@ -554,8 +75,9 @@ class AgentMachine(RuleBasedStateMachine):
         self._bury()
         there = sum(gpu.error != 15 for gpu in state.load(self.path).gpus)
         minors = [number for number in order if number < there]
-        happens = lambda: faults.reboot(self.path, minors=minors, first_capability=capabilities)  # noqa: E731
-        self._happens("reboot", happens, moves=True)
+        self._happens(
+            "reboot", partial(faults.reboot, self.path, minors=minors, first_capability=capabilities), moves=True
+        )
         if not keep_specs:
             shutil.rmtree(self.folder / "cdi")
             (self.folder / "cdi").mkdir()
@@ -606,7 +128,7 @@ class AgentMachine(RuleBasedStateMachine):
             return
         before = observer.look(self.folder).serials()
         gpu = self._gpu(pick)
-        make = lambda: by_hand.create_instance(self.path, gpu, profile, start=start, compute=compute)  # noqa: E731
+        make = partial(by_hand.create_instance, self.path, gpu, profile, start=start, compute=compute)
         self._happens(f"make by hand{'' if compute == 'whole' else ', bare'}", make, moves=False)
         self.foreign |= observer.look(self.folder).serials() - before
 
@@ -635,7 +157,8 @@ class AgentMachine(RuleBasedStateMachine):
         gpu = None if pick is None else self._gpu(pick)
         if effect == "done" and code in REFUSALS:
             code = "UNKNOWN"
-        event = lambda: faults.fail(self.path, function, faults.ERRORS[code], gpu=gpu, times=times, effect=effect)  # noqa: E731
+        error = faults.ERRORS[code]
+        event = partial(faults.fail, self.path, function, error, gpu=gpu, times=times, effect=effect)
         self._happens("fail", event, moves=False)
 
     # The rest of the world
@@ -674,24 +197,6 @@ class AgentMachine(RuleBasedStateMachine):
     def policy(self, pick: int, mode: str) -> None:
         """What is wanted of a GPU changes."""
         self._policy(pick, mode)
-
-    def _policy(self, pick: int, mode: str) -> None:
-        fired[f"policy {mode}"] += 1
-        node = state.load(self.path)
-        boards = [gpu.uuid for gpu in [*node.gpus, *node.missing]]
-        uuid: Any = boards[pick % len(boards)]
-        self.wanted.pop(uuid, None)
-        common: dict[str, Any] = {"uuid": uuid, "policy": "p"}
-        if mode == "dynamic":
-            self.wanted[uuid] = WantedGpu(**common, mode=MigMode.DYNAMIC)
-        elif mode == "disabled":
-            self.wanted[uuid] = WantedGpu(**common, mode=MigMode.DISABLED)
-        elif mode == "static":
-            layout = [WantedInstance(profile="3g.40gb", start=4), WantedInstance(profile="1g.10gb", start=0)]
-            self.wanted[uuid] = WantedGpu(**common, mode=MigMode.STATIC, layout=layout)
-        if self.agent is not None:
-            with self._living("policy told"):
-                self._up().want(self.wanted)
 
     # What must be true
 
@@ -804,7 +309,3 @@ class AgentMachine(RuleBasedStateMachine):
             if instance["serial"] not in self.foreign | self.unclaimed and gpu["uuid"] not in lost
         ]
         assert not ours, f"instances are left that nobody has: {ours}"
-
-
-def _drop(*_args: Any) -> Any:
-    raise structlog.DropEvent

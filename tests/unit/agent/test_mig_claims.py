@@ -595,11 +595,3 @@ def test_while_holders_are_looked_for_others_read_and_see_a_dirty_gpu(tmp_path: 
     with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* The GPU is in use by process 4711"):
         node.prepare(WHOLE)
     assert [listed for listed, _dirty in seen] == [[4711], []]
-
-
-def test_a_fault_of_the_search_for_holders_is_the_caller_s(node: MigNode) -> None:
-    def fault() -> None:
-        raise ZeroDivisionError
-
-    with node.nvml.lock, pytest.raises(ZeroDivisionError):
-        node.edge.aside(fault)

@@ -406,3 +406,11 @@ def test_work_aside_that_ends_before_it_is_waited_for_holds_nobody_up(
     asking.start()
     asking.join(20)
     assert answers == [True]
+
+
+def test_a_fault_of_work_aside_is_the_caller_s(nvml: Nvml) -> None:
+    def fault() -> None:
+        raise ZeroDivisionError
+
+    with nvml.lock, pytest.raises(ZeroDivisionError):
+        nvml.aside(fault)

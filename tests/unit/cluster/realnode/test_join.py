@@ -5,14 +5,20 @@ from draco.cluster.realnode.join import ACCOUNT, agent_manifests
 
 def test_the_agent_gets_from_the_installation_all_but_the_pods_that_would_run_it() -> None:
     found = agent_manifests(data.install().read_text())
-    assert [kind.kind for kind, _ in found] == [
-        "ServiceAccount",
-        "ClusterRole",
-        "ClusterRoleBinding",
-        "ValidatingAdmissionPolicy",
-        "ValidatingAdmissionPolicyBinding",
-    ]
-    assert {document["metadata"]["name"] for _, document in found} == {ACCOUNT}
+    kinds = [kind.kind for kind, _ in found]
+    assert kinds[:3] == ["ServiceAccount", "ClusterRole", "ClusterRoleBinding"]
+    assert {document["metadata"]["name"] for _, document in found[:3]} == {ACCOUNT}
+    policies, bindings = (
+        [
+            document["metadata"]["name"]
+            for kind, document in found[3:]
+            if kind.kind == f"ValidatingAdmissionPolicy{what}"
+        ]
+        for what in ("", "Binding")
+    )
+    assert len(policies) + len(bindings) == len(found[3:])
+    assert policies == bindings, "a policy that nothing binds holds nobody"
+    assert {f"{ACCOUNT}-slices", f"{ACCOUNT}-claims"} <= set(policies)
     assert found[0][1]["metadata"]["namespace"] == SYSTEM_NAMESPACE
 
 
