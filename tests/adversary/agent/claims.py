@@ -383,13 +383,13 @@ class LifeOfClaims(RuleBasedStateMachine):
             self._ask(claim)
 
     def _ask(self, claim: Claim) -> None:
-        again = claim.told
+        again, before = claim.told, claim.unsure
         claim.unsure = not again
         with self._living("prepare again" if again else "prepare"):
             error, devices = self._up().prepare(claim.name, claim.uid)
             fired[f"prepare{' again' if again else ''}: {'refused' if error else 'done'}"] += 1
             if error:
-                claim.unsure = False  # a refusal is an answer: nothing is held
+                claim.unsure = before  # a refusal is an answer; an attempt without one may still go on
                 return
             assert {one.device_name for one in devices} == {one.device for one in claim.results}
             claim.told, claim.unsure = True, False
