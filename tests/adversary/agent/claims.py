@@ -8,7 +8,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from draco.resources.draco import MigMode, WantedGpu, WantedInstance
 from draco.resources.kinds import CLAIMS
 from draco.simulator import faults, procfs, state, sysfs
 from draco.simulator.gpu_state import Process
+from draco.simulator.state import StateError
 from tests.adversary.agent import observer
 from tests.adversary.agent.driven import NODE, Death, Disk, Driven, Gone, Killed, NoAnswer, Source
 from tests.adversary.agent.scheduler import Claim, Published, Result
@@ -229,9 +230,10 @@ class LifeOfClaims(RuleBasedStateMachine):
     @accident(function=st.sampled_from((*FAILING, "nvmlDeviceGetFieldValues", "")), pick=st.none() | NUMBERS)
     def hang(self, function: str, pick: int | None) -> None:
         """From now on such calls never return."""
-        fired["hang"] += 1
-        self._up().threads.hangs = self.hanging = True
-        faults.hang(self.path, function, gpu=None if pick is None or not function else self._gpu(pick))
+        with suppress(StateError):  # there is no such GPU any more
+            faults.hang(self.path, function, gpu=None if pick is None or not function else self._gpu(pick))
+            self._up().threads.hangs = self.hanging = True
+            fired["hang"] += 1
 
     @precondition(lambda self: self.hanging and self.agent is not None)
     @rule()
