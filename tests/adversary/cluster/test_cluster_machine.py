@@ -1,7 +1,6 @@
 """What the cluster machine draws, writes down and shrinks, and a short run of it on a whole cluster."""
 
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,8 @@ from tests.adversary.cluster import machine
 from tests.adversary.cluster.actions import Action, Chooser
 from tests.adversary.cluster.observer.observer import Violation
 
+SEED = 71
+"""The same draws in each run of the tests, so that a change is not held up by what it did not do; `make adversary` draws anew."""
 SECONDS = 45.0
 """After what is kept, which takes half a minute."""
 
@@ -55,7 +56,7 @@ def test_records_are_done_side_by_side() -> None:
 
 
 def test_a_tormented_cluster_breaks_no_law(tmp_path_factory: pytest.TempPathFactory) -> None:
-    seed = int(os.environ.get("ADVERSARY_SEED") or random.randrange(10**6))
+    seed = int(os.environ.get("ADVERSARY_SEED") or SEED)
     report = machine.run(SECONDS, seed, first=machine.kept(), folder=tmp_path_factory.mktemp("adversary"))
     print(report)  # noqa: T201 - pytest shows it when the test fails
     assert not report.violations, f"again with ADVERSARY_SEED={seed}"

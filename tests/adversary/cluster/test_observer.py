@@ -433,6 +433,11 @@ REST = {
         [told("Cannot be allocated: all devices are in use by other claims.")],
     ),
     "it runs": (False, a_pod(phase="Running", node="node"), []),
+    "a sick GPU is refused": (
+        False,
+        a_pod(node="node", waiting="Claim a/c was allocated what takes no new work: gpu-1 (Xid79: ...)"),
+        [],
+    ),
     "it does not start": (True, a_pod(node="node", waiting="GPU is lost"), []),
 }
 
