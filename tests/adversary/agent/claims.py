@@ -33,6 +33,7 @@ NUMBERS = st.integers(min_value=0, max_value=7)
 """Which of several: by this number, modulo how many there are."""
 KINDS = st.sampled_from(("whole", "part", "part"))
 PROFILES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb")
+KUBELET_RECORD = "dra_manager_state"
 OTHERS = ("3g.40gb-9-0", "3g.40gb-9-4", "1g.10gb-19-0", "1g.10gb-19-3", "1g.10gb-19-4", "2g.20gb-14-2", "7g.80gb-0-0")
 """Partitions as somebody could name them who has not read what is published."""
 FAILING = (
@@ -127,6 +128,7 @@ class LifeOfClaims(RuleBasedStateMachine):
         (self.folder / "cdi").mkdir()
         (self.folder / "k" / "plugins_registry").mkdir(parents=True)
         self._others()
+        self._kubelet_records()
         for gpu in dynamic:
             self._policy(gpu, "dynamic")
         self.start()
@@ -387,11 +389,13 @@ class LifeOfClaims(RuleBasedStateMachine):
     def _ask(self, claim: Claim) -> None:
         again, before = claim.told, claim.unsure
         claim.unsure = not again
+        self._kubelet_records()
         with self._living("prepare again" if again else "prepare"):
             error, devices = self._up().prepare(claim.name, claim.uid)
             fired[f"prepare{' again' if again else ''}: {'refused' if error else 'done'}"] += 1
             if error:
                 claim.unsure = before  # a refusal is an answer; an attempt without one may still go on
+                self._kubelet_records()
                 return
             assert {one.device_name for one in devices} == {one.device for one in claim.results}
             claim.told, claim.unsure = True, False
@@ -469,6 +473,12 @@ class LifeOfClaims(RuleBasedStateMachine):
     def _delete(self, claim: Claim) -> None:
         del self.claims[claim.name]
         self.source.drop(CLAIMS, f"default/{claim.name}")
+        self._kubelet_records()
+
+    def _kubelet_records(self) -> None:
+        """Kubelet has a record of its own of what it asked for and has not given up."""
+        asked = [claim.uid for claim in self.claims.values() if claim.told or claim.unsure or claim.leaving]
+        (self.folder / "k" / KUBELET_RECORD).write_text(json.dumps(asked))
 
     def _pick(self, pick: int) -> Claim:
         return list(self.claims.values())[pick % len(self.claims)]
