@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 import time
@@ -377,6 +378,15 @@ def test_a_program_that_ends_or_logs_an_error_is_told(tmp_path: Path) -> None:
     assert found == ["error logged"] * 3 + ["program ended"]
     assert not list(programs.look()), "each is told once"
     assert programs.ended() == ["agent"]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_agent_says_that_its_driver_hangs_only_where_calls_wait(tmp_path: Path, waits: bool) -> None:
+    log = tmp_path / "agent.log"
+    programs = Programs(lambda: False, lambda name: waits and name == "agent-one")
+    programs.started("agent-one", os.getpid(), log)
+    log.write_text(json.dumps({"level": "error", "event": "nvml.hangs"}) + "\n")
+    assert bool(list(programs.look())) is not waits
 
 
 def test_a_program_that_was_killed_on_purpose_is_not_told(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Owns how long a suspicion may last, the second look that confirms it, and what i
 """
 
 import asyncio
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -36,6 +37,9 @@ SLOW_ANSWER_S = 1.0
 """While the API server takes longer than this for a small read, no time counts."""
 FILES_LAST_S = {"prepared twice": 1.0, "wrong board": 15.0, "lost but obtainable": 15.0}
 """The agent notices at its next reading what the driver does not tell, ten seconds later at most."""
+
+WAITED_S = 60.0
+"""For so long after a driver's calls have waited its agent may say so: it notices after thirty seconds."""
 
 
 class Node(NamedTuple):
@@ -74,7 +78,7 @@ class Observer:
         self.violations: list[Violation] = []
         self.counts: Counter[str] = Counter()
         self.longest: Counter[str] = Counter()
-        self.programs = Programs(self._api_was_down)
+        self.programs = Programs(self._api_was_down, self._driver_waited)
         self.pace = Pace(TWIN_EVERY_S)
         self.lease = LeaseLaw(self.fairness, self.pace)
         self.ready = threading.Event()
@@ -86,6 +90,7 @@ class Observer:
         self._late = Latecomers()
         self._admins: set[str] = set()  # remembered: a spec may outlive its claim for a moment
         self._answer_s = 0.0
+        self._waited: dict[str, float] = {}
         self._stop = threading.Event()
         self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
@@ -247,6 +252,7 @@ class Observer:
             now = time.monotonic()
             passed, last = min(now - last, 2 * FILES_EVERY_S), now
             states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
+            self._waited |= {node: now for node, found in states.items() if not hardware.minded(found)}
             specs = [each for node, files in self._nodes.items() for each in hardware.read_specs(node, files.cdi)]
             with self._lock:
                 self.counts["specs seen at once, at most"] = max(self.counts["specs seen at once, at most"], len(specs))
@@ -282,6 +288,10 @@ class Observer:
     def _api_was_down(self) -> bool:
         now = time.monotonic()
         return self.fairness.was_down("api", now - 30.0, now) > 0
+
+    def _driver_waited(self, program: str) -> bool:
+        node = program.removeprefix("agent-")
+        return time.monotonic() - self._waited.get(node, -math.inf) < WAITED_S
 
     def _changed(self, kind: str, before: Object | None, after: Object | None) -> None:
         with self._lock:

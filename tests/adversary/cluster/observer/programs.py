@@ -17,6 +17,8 @@ EXPECTED_ERRORS = frozenset(
 nothing can be written."""
 FACTS = frozenset({"gpu.fault"})
 """What is an error of the hardware, told as one."""
+OF_SLOW_DRIVERS = frozenset({"nvml.hangs"})
+"""Right to log where the driver's calls wait, though each of them may end in time."""
 EXPECTED_LOGGERS = ("kopf.",)
 """Libraries that call a request that failed an error, and try again."""
 
@@ -34,10 +36,14 @@ class Program:
 
 
 class Programs:
-    """The programs of the product. `excused(since)` says whether the API server was down lately."""
+    """The programs of the product.
 
-    def __init__(self, excused: Callable[[], bool]) -> None:
+    `excused` says whether the API server was down lately, `waits` whether a program's calls of its driver waited lately.
+    """
+
+    def __init__(self, excused: Callable[[], bool], waits: Callable[[str], bool] = lambda _: False) -> None:
         self._excused = excused
+        self._waits = waits
         self._programs: dict[str, Program] = {}
 
     def started(self, name: str, pid: int, log: Path) -> None:
@@ -79,7 +85,8 @@ class Programs:
         whole = text[: text.rfind(b"\n") + 1]
         program.read += len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            if wrong := _wrong(line, excused=program.may_end or self._excused()):
+            wrong = _wrong(line, excused=program.may_end or self._excused())
+            if wrong and not (wrong in OF_SLOW_DRIVERS and self._waits(program.name)):
                 yield Suspicion("error logged", f"{program.name} {wrong}", f"{program.name} logged: {line[:2000]}")
 
 
