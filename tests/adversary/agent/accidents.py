@@ -1,0 +1,176 @@
+"""The agent machine's third layer: what happens to hardware, what people do by hand, and what the agent lives on.
+
+Owns these steps. The agent is blamed for none of what they do.
+"""
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+from hypothesis import strategies as st
+
+from draco.simulator import by_hand, faults, hotplug, state
+from draco.simulator.state import StateError
+from tests.adversary.agent import observer
+from tests.adversary.agent.claims import LifeOfClaims
+from tests.adversary.agent.life import FAILING, NUMBERS, accident, fired
+
+PROFILES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb")
+CODES = ("UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NOT_FOUND", "GPU_IS_LOST", "NO_PERMISSION")
+XIDS = (79, 95, 119, 48, 31)
+"""Some end the work of a GPU, some that of a process only."""
+REFUSALS = ("INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NO_PERMISSION")
+"""Answers by which NVML says that it did nothing: hardware does not say so of what it did."""
+
+
+class Accidents(LifeOfClaims):
+    """Hardware, people, and the rest of the world."""
+
+    # Hardware
+
+    def _happens(self, what: str, event: Callable[[], Any], *, moves: bool) -> None:
+        """Hardware or a person does something: what that ends is not the agent's fault."""
+        before = observer.look(self.folder).gpus
+        try:
+            event()
+        except StateError:  # hardware refuses, as it does when somebody holds it
+            if observer.look(self.folder).gpus == before:
+                return
+        fired[what] += 1
+        seen = observer.look(self.folder)
+        self.foreign &= seen.serials()
+        # One that lost its compute instance to somebody is of no use: it may go.
+        self.alive &= frozenset(instance["serial"] for _, instance in seen.instances() if instance["compute"])
+        self.current = self.current and not moves
+
+    @accident(
+        order=st.permutations((0, 1, 2)), keep_specs=st.booleans(), capabilities=st.sampled_from((None, None, 5, 700))
+    )
+    def reboot(self, order: list[int], keep_specs: bool, capabilities: int | None) -> None:
+        """The node boots: minor numbers are as the kernel likes. The specs' folder may be on a disk."""
+        self._bury()
+        there = sum(gpu.error != 15 for gpu in state.load(self.path).gpus)
+        minors = [number for number in order if number < there]
+        self._happens(
+            "reboot", partial(faults.reboot, self.path, minors=minors, first_capability=capabilities), moves=True
+        )
+        if not keep_specs:
+            shutil.rmtree(self.folder / "cdi")
+            (self.folder / "cdi").mkdir()
+        self._others()
+
+    @accident(
+        pick=NUMBERS,
+        what=st.sampled_from(("reload driver", "lose", "reset", "remove", "unreadable", "stop failing", "xid")),
+    )
+    def hardware(self, pick: int, what: str) -> None:
+        """An accident, or somebody who resets, unplugs or reloads."""
+        gpu = self._gpu(pick)
+        match what:
+            case "reload driver":
+                self._happens(what, lambda: faults.reload_driver(self.path), moves=True)
+            case "lose":
+                self._happens(what, lambda: faults.lose(self.path, gpu), moves=False)
+            case "reset":
+                self._happens(what, lambda: faults.reset(self.path, gpu), moves=True)
+            case "remove":
+                self._happens(what, lambda: hotplug.remove(self.path, gpu), moves=True)
+            case "xid":
+                self._happens(what, lambda: faults.xid(self.path, gpu, XIDS[pick % len(XIDS)]), moves=False)
+            case "unreadable":
+                self._happens(what, lambda: faults.make_unreadable(self.path, gpu), moves=False)
+            case _:
+                self._happens(what, lambda: faults.stop_failing(self.path), moves=False)
+
+    @accident(pick=NUMBERS, same=st.booleans())
+    def bring_back(self, pick: int, same: bool) -> None:
+        """A person comes, for a board that is out or dead."""
+        node = state.load(self.path)
+        out = [gpu.uuid for gpu in [*node.missing, *node.gpus] if gpu in node.missing or gpu.error]
+        if out:
+            change = hotplug.reseat if same else hotplug.replace
+            what = "reseat" if same else "replace"
+            self._happens(what, lambda: change(self.path, out[pick % len(out)]), moves=True)
+
+    @accident(
+        pick=NUMBERS,
+        profile=st.sampled_from(PROFILES),
+        start=st.sampled_from((None, 0, 2, 3, 4, 6)),
+        compute=st.sampled_from(("whole", "whole", "none")),
+    )
+    def make_by_hand(self, pick: int, profile: str, start: int | None, compute: Literal["whole", "none"]) -> None:
+        """Somebody else makes an instance."""
+        if self.hanging:  # theirs would hang, too
+            return
+        before = observer.look(self.folder).serials()
+        gpu = self._gpu(pick)
+        make = partial(by_hand.create_instance, self.path, gpu, profile, start=start, compute=compute)
+        self._happens(f"make by hand{'' if compute == 'whole' else ', bare'}", make, moves=False)
+        self.foreign |= observer.look(self.folder).serials() - before
+
+    @accident(pick=NUMBERS, mode=st.sampled_from((None, None, 0, 1)))
+    def undo_by_hand(self, pick: int, mode: int | None) -> None:
+        """Somebody destroys an instance, whoever made it; or switches MIG mode."""
+        if self.hanging:
+            return
+        if mode is not None:
+            self._happens("mode by hand", lambda: by_hand.set_mode(self.path, self._gpu(pick), mode), moves=False)
+            return
+        found = [(gpu["uuid"], instance["id"]) for gpu, instance in observer.look(self.folder).instances()]
+        if found:
+            uuid, number = found[pick % len(found)]
+            self._happens("destroy by hand", lambda: by_hand.destroy_instance(self.path, uuid, number), moves=True)
+
+    @accident(
+        function=st.sampled_from(FAILING),
+        code=st.sampled_from(CODES),
+        pick=st.none() | NUMBERS,
+        effect=st.sampled_from(("none", "done")),
+        times=st.integers(1, 3),
+    )
+    def fail(self, function: str, code: str, pick: int | None, effect: Literal["none", "done"], times: int) -> None:
+        """Calls of NVML fail."""
+        gpu = None if pick is None else self._gpu(pick)
+        if effect == "done" and code in REFUSALS:
+            code = "UNKNOWN"
+        error = faults.ERRORS[code]
+        event = partial(faults.fail, self.path, function, error, gpu=gpu, times=times, effect=effect)
+        self._happens("fail", event, moves=False)
+
+    # The rest of the world
+
+    @accident(
+        what=st.sampled_from(
+            ("disk fills", "API goes", "disk has room", "API comes back", "all is well", "all is well")
+        )
+    )
+    def world(self, what: str) -> None:
+        """What the agent lives on comes and goes."""
+        fired[what] += 1
+        match what:
+            case "disk fills":
+                self.disk.free = 0
+            case "disk has room":
+                self.disk.free = None
+            case "API goes":
+                self.source.gone = True
+            case "API comes back":
+                self.source.gone = False
+            case _:
+                self._all_is_well()
+
+    def _all_is_well(self) -> None:
+        """Whatever can be repaired is."""
+        self.disk.free = None
+        self.source.gone = False
+        node = state.load(self.path)
+        for gpu in [*node.missing, *(gpu for gpu in node.gpus if gpu.error)]:
+            self._happens("reseat", lambda uuid=gpu.uuid: hotplug.reseat(self.path, uuid), moves=True)
+        with state.mutate(self.path) as node:
+            node.failures[:] = [one for one in node.failures if one.effect == "hang"]
+
+    @accident(pick=NUMBERS, mode=st.sampled_from(("none", "dynamic", "dynamic", "dynamic", "static", "disabled")))
+    def policy(self, pick: int, mode: str) -> None:
+        """What is wanted of a GPU changes."""
+        self._policy(pick, mode)

@@ -1,0 +1,199 @@
+"""What the agent of the adversary lives on: a process that can end at any step, a disk that can be full, an API server in memory.
+
+Owns these stand-ins, and judges nothing.
+
+A process that is killed does nothing more, not even clean up. So from the moment of its death every file operation and every
+driver call of that agent raises `Killed` again.
+"""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from draco.agent.files import LocalFiles
+from draco.kube.errors import NotFound, Unreachable
+from draco.resources.kinds import CLAIMS, GPU_NODES, SLICES, Kind
+
+NODE = "node-0"
+DRIVER = "gpu.nvidia.com"
+BLOCK = 4096
+
+
+class Killed(BaseException):
+    """The agent's process has ended here. No `except Exception` sees it."""
+
+
+class Death:
+    """Ends an agent at a chosen step; `count` says how many there were."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.dead = False
+        self._left: int | None = None
+
+    def arm(self, steps: int) -> None:
+        """Die at the so manieth step from now."""
+        self._left = steps
+
+    def disarm(self) -> None:
+        """Live on."""
+        self._left = None
+
+    def step(self, _point: str = "") -> None:
+        """One step of the agent: nothing between two of them can be seen from outside."""
+        self.count += 1
+        if self._left is not None and not self.dead:
+            self._left -= 1
+            self.dead = self._left <= 0
+        if self.dead:
+            raise Killed
+
+
+class Disk:
+    """How much room the node's disk has, in blocks; None is plenty."""
+
+    def __init__(self) -> None:
+        self.free: int | None = None
+
+    def take(self, blocks: int, path: Path) -> None:
+        """ENOSPC without room."""
+        if self.free is None:
+            return
+        if blocks > self.free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        self.free -= blocks
+
+    def give(self, blocks: int) -> None:
+        """Room that was freed."""
+        if self.free is not None:
+            self.free += blocks
+
+
+def _blocks(path: Path) -> int:
+    try:
+        return -(-path.stat().st_size // BLOCK)
+    except FileNotFoundError:
+        return 0
+
+
+class MortalFiles(LocalFiles):
+    """The agent's files: each operation is a step before and after, and writing one may be cut short in the middle."""
+
+    def __init__(self, death: Death, disk: Disk) -> None:
+        self._death = death
+        self._disk = disk
+
+    def write(self, path: Path, content: bytes) -> None:
+        self._replacing(path, content)
+        super().write(path, content)
+        self._death.step("after write")
+
+    def write_volatile(self, path: Path, content: bytes) -> None:
+        self._replacing(path, content)
+        super().write_volatile(path, content)
+        self._death.step("after write")
+
+    def _replacing(self, path: Path, content: bytes) -> None:
+        self._death.step("before write")
+        self._disk.take(-(-len(content) // BLOCK), path)
+        try:
+            self._death.step("half write")
+        except Killed:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_name(path.name + ".tmp").write_bytes(content[: len(content) // 2])
+            raise
+        self._disk.give(_blocks(path))
+
+    def overwrite(self, path: Path, offset: int, content: bytes) -> None:
+        self._death.step("before overwrite")
+        try:
+            self._death.step("half overwrite")
+        except Killed:
+            super().overwrite(path, offset, content[: len(content) // 2])
+            raise
+        super().overwrite(path, offset, content)
+        self._death.step("after overwrite")
+
+    def remove(self, path: Path) -> None:
+        self._death.step("before remove")
+        self._disk.give(_blocks(path))
+        super().remove(path)
+        self._death.step("after remove")
+
+    def keep_as(self, path: Path, target: Path) -> None:
+        self._death.step("before keep_as")
+        super().keep_as(path, target)
+        self._death.step("after keep_as")
+
+
+class Source:
+    """What the agent reads and writes at the API server: claims, its GpuNode, its slices. Everything else is out of reach.
+
+    It keeps objects as they are given and judges nothing. What the API server does to objects is proven with a real one.
+    """
+
+    def __init__(self) -> None:
+        self.gone = False
+        self._objects: dict[str, dict[str, Any]] = {}
+        self.put(GPU_NODES, {"metadata": {"name": NODE, "uid": "node-uid"}})
+
+    @property
+    def connection(self) -> "Source":
+        """Discovery asks below the client; it is out of reach, too."""
+        return self
+
+    def put(self, kind: Kind[Any], content: Any) -> None:
+        """Have such an object."""
+        made = msgspec.convert(content, kind.type)
+        self._objects.setdefault(kind.plural, {})[str(made.metadata.key)] = made
+
+    def drop(self, kind: Kind[Any], key: str) -> None:
+        """Have it no more."""
+        self._objects.get(kind.plural, {}).pop(key, None)
+
+    def reported(self, claim: str) -> bool:
+        """Whether a claim's status says that a device is ready."""
+        found = self._objects.get(CLAIMS.plural, {}).get(f"default/{claim}")
+        return found is not None and bool(found.status.devices)
+
+    def publish(self, devices: list[Any], counters: list[Any]) -> None:
+        """The slices of the node, as many devices as there are in one."""
+        pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": devices, "sharedCounters": counters}
+        self.put(SLICES, {"metadata": {"name": NODE}, "spec": spec})
+
+    async def get(self, kind: Kind[Any], key: Any, **_options: Any) -> Any:
+        self._reach()
+        return self._found(kind, key)
+
+    async def list(self, kind: Kind[Any], **_options: Any) -> Any:
+        self._reach()
+        return list(self._objects.get(kind.plural, {}).values())
+
+    async def apply(self, kind: Kind[Any], key: Any, body: Any, **_options: Any) -> Any:
+        """The fields of the status that are given are replaced."""
+        self._reach()
+        known = msgspec.to_builtins(self._found(kind, key))
+        self.put(kind, known | {"status": known.get("status", {}) | body["status"]})
+        return self._found(kind, key)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        async def unreachable(*_args: Any, **_options: Any) -> Any:
+            raise Unreachable("out of reach in this test")
+
+        return unreachable
+
+    def _found(self, kind: Kind[Any], key: Any) -> Any:
+        if str(key) not in self._objects.get(kind.plural, {}):
+            raise NotFound(404, "NotFound", f"{kind.plural} {key} not found")
+        return self._objects[kind.plural][str(key)]
+
+    def _reach(self) -> None:
+        if self.gone:
+            raise Unreachable("connection refused")
