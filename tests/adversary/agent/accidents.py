@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
-from draco.simulator import by_hand, faults, hotplug, state
+from draco.simulator import by_hand, faults, hotplug, state, sysfs
 from draco.simulator.state import StateError
 from tests.adversary.agent import observer
 from tests.adversary.agent.claims import LifeOfClaims
@@ -20,6 +20,8 @@ PROFILES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb")
 CODES = ("UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NOT_FOUND", "GPU_IS_LOST", "NO_PERMISSION")
 XIDS = (79, 95, 119, 48, 31)
 """Some end the work of a GPU, some that of a process only."""
+SPREADING = (79, 95, 119)
+"""Also when they are reported for one instance, the whole GPU is hit."""
 REFUSALS = ("INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NO_PERMISSION")
 """Answers by which NVML says that it did nothing: hardware does not say so of what it did."""
 
@@ -29,20 +31,26 @@ class Accidents(LifeOfClaims):
 
     # Hardware
 
-    def _happens(self, what: str, event: Callable[[], Any], *, moves: bool) -> None:
-        """Hardware or a person does something: what that ends is not the agent's fault."""
+    def _happens(self, what: str, event: Callable[[], Any], *, moves: bool, disturbs: bool = True) -> bool:
+        """Hardware or a person does something: what that ends is not the agent's fault. Whether it was done.
+
+        `moves`: what was where it was may be elsewhere. `disturbs`: an agent that listens may have lost its session.
+        """
         before = observer.look(self.folder).gpus
         try:
             event()
         except StateError:  # hardware refuses, as it does when somebody holds it
             if observer.look(self.folder).gpus == before:
-                return
+                return False
         fired[what] += 1
+        if disturbs:
+            self.sickness.disturbed()
         seen = observer.look(self.folder)
         self.foreign &= seen.serials()
         # One that lost its compute instance to somebody is of no use: it may go.
         self.alive &= frozenset(instance["serial"] for _, instance in seen.instances() if instance["compute"])
         self.current = self.current and not moves
+        return True
 
     @accident(
         order=st.permutations((0, 1, 2)), keep_specs=st.booleans(), capabilities=st.sampled_from((None, None, 5, 700))
@@ -55,6 +63,8 @@ class Accidents(LifeOfClaims):
         self._happens(
             "reboot", partial(faults.reboot, self.path, minors=minors, first_capability=capabilities), moves=True
         )
+        self.sickness.rebooted()
+        sysfs.build(self.folder / "sys", state.load(self.path))
         if not keep_specs:
             shutil.rmtree(self.folder / "cdi")
             (self.folder / "cdi").mkdir()
@@ -62,26 +72,51 @@ class Accidents(LifeOfClaims):
 
     @accident(
         pick=NUMBERS,
-        what=st.sampled_from(("reload driver", "lose", "reset", "remove", "unreadable", "stop failing", "xid")),
+        what=st.sampled_from(
+            ("reload driver", "lose", "reset", "remove", "unreadable", "stop failing", "ask for reset")
+        ),
     )
     def hardware(self, pick: int, what: str) -> None:
         """An accident, or somebody who resets, unplugs or reloads."""
         gpu = self._gpu(pick)
+        uuid = self._uuid(gpu)
         match what:
             case "reload driver":
-                self._happens(what, lambda: faults.reload_driver(self.path), moves=True)
+                if self._happens(what, lambda: faults.reload_driver(self.path), moves=True):
+                    self.sickness.reset()
+                    sysfs.build(self.folder / "sys", state.load(self.path))
             case "lose":
-                self._happens(what, lambda: faults.lose(self.path, gpu), moves=False)
+                if self._happens(what, lambda: faults.lose(self.path, gpu), moves=False):
+                    self.sickness.xid(uuid, 79)
             case "reset":
-                self._happens(what, lambda: faults.reset(self.path, gpu), moves=True)
+                if self._happens(what, lambda: faults.reset(self.path, gpu), moves=True):
+                    self.sickness.reset(uuid)
             case "remove":
                 self._happens(what, lambda: hotplug.remove(self.path, gpu), moves=True)
             case "xid":
-                self._happens(what, lambda: faults.xid(self.path, gpu, XIDS[pick % len(XIDS)]), moves=False)
+                self.xid(pick, XIDS[pick % len(XIDS)])
+            case "ask for reset":
+                self._happens(what, lambda: faults.recovery_action(self.path, gpu, 1), moves=False, disturbs=False)
             case "unreadable":
                 self._happens(what, lambda: faults.make_unreadable(self.path, gpu), moves=False)
             case _:
                 self._happens(what, lambda: faults.stop_failing(self.path), moves=False)
+
+    @accident(pick=NUMBERS, code=st.sampled_from(XIDS), of_part=st.booleans())
+    def xid(self, pick: int, code: int, of_part: bool = False) -> None:
+        """The driver reports an error of a GPU; of a part of it, where the error is one that reaches all of it."""
+        gpu = self._gpu(pick)
+        if self.hanging or not state.load(self.path).gpus:
+            return
+        parts = [instance.id for instance in state.load(self.path).gpus[gpu].instances]
+        scope = {"gi": parts[pick % len(parts)], "ci": 0} if of_part and parts and code in SPREADING else {}
+        if self._happens(f"xid {code}", lambda: faults.xid(self.path, gpu, code, **scope), moves=False, disturbs=False):
+            self.sickness.xid(self._uuid(gpu), code)
+            fired["xid: heard"] += bool(self.sickness.told)
+
+    def _uuid(self, gpu: int) -> str:
+        gpus = state.load(self.path).gpus
+        return gpus[gpu].uuid if gpu < len(gpus) else ""
 
     @accident(pick=NUMBERS, same=st.booleans())
     def bring_back(self, pick: int, same: bool) -> None:
@@ -91,7 +126,9 @@ class Accidents(LifeOfClaims):
         if out:
             change = hotplug.reseat if same else hotplug.replace
             what = "reseat" if same else "replace"
-            self._happens(what, lambda: change(self.path, out[pick % len(out)]), moves=True)
+            board = out[pick % len(out)]
+            if self._happens(what, lambda: change(self.path, board), moves=True):
+                self.sickness.repaired(board)
 
     @accident(
         pick=NUMBERS,
@@ -106,7 +143,7 @@ class Accidents(LifeOfClaims):
         before = observer.look(self.folder).serials()
         gpu = self._gpu(pick)
         make = partial(by_hand.create_instance, self.path, gpu, profile, start=start, compute=compute)
-        self._happens(f"make by hand{'' if compute == 'whole' else ', bare'}", make, moves=False)
+        self._happens(f"make by hand{'' if compute == 'whole' else ', bare'}", make, moves=False, disturbs=False)
         self.foreign |= observer.look(self.folder).serials() - before
 
     @accident(pick=NUMBERS, mode=st.sampled_from((None, None, 0, 1)))
@@ -115,7 +152,9 @@ class Accidents(LifeOfClaims):
         if self.hanging:
             return
         if mode is not None:
-            self._happens("mode by hand", lambda: by_hand.set_mode(self.path, self._gpu(pick), mode), moves=False)
+            self._happens(
+                "mode by hand", lambda: by_hand.set_mode(self.path, self._gpu(pick), mode), moves=False, disturbs=False
+            )
             return
         found = [(gpu["uuid"], instance["id"]) for gpu, instance in observer.look(self.folder).instances()]
         if found:
@@ -167,6 +206,7 @@ class Accidents(LifeOfClaims):
         node = state.load(self.path)
         for gpu in [*node.missing, *(gpu for gpu in node.gpus if gpu.error)]:
             self._happens("reseat", lambda uuid=gpu.uuid: hotplug.reseat(self.path, uuid), moves=True)
+            self.sickness.repaired(gpu.uuid)
         with state.mutate(self.path) as node:
             node.failures[:] = [one for one in node.failures if one.effect == "hang"]
 

@@ -3,6 +3,7 @@
 Owns these steps, and what must be true of an answer at the moment at which kubelet gets it.
 """
 
+import re
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -53,6 +54,24 @@ class LifeOfClaims(LifeOfAgent):
         """A pod like most: its claim is for one device, and is prepared as soon as it is allocated."""
         if self._served():
             self.allocate([(kind, pick)], age=0, tolerant=False, admin=admin, asked=True)
+
+    @precondition(lambda self: self._served() and bool(self.past) and len(self.claims) < 8 and bool(self._sick()))
+    @rule(pick=st.integers(0, 40))
+    def pod_for_the_sick(self, pick: int) -> None:
+        """A pod whose claim tolerates whatever is wrong with what it gets."""
+        sick = self._sick()
+        if sick:
+            device = sick[pick % len(sick)]
+            claim = Claim(name=self._name(), results=[Result(device)], boards={device: self.past[-1].board(device)})
+            self._add(claim, "allocate what is sick", asked=True)
+
+    def _sick(self) -> list[str]:
+        """Devices that are free but for a fault."""
+        if not self.past or not (self.sickness.known or self.sickness.seen):
+            return []
+        hardware, published = self._hardware(), self.past[-1]
+        free = published.free(self.claims.values(), tolerant=True)
+        return [name for name in free if self.sickness.why(published.board(name), hardware)]
 
     @precondition(lambda self: self._served() and bool(self.past) and len(self.claims) < 6)
     @rule(several=st.lists(st.tuples(KINDS, st.integers(0, 40)), min_size=2, max_size=4))
@@ -110,10 +129,15 @@ class LifeOfClaims(LifeOfAgent):
             if error:
                 claim.unsure = before  # a refusal is an answer; an attempt without one may still go on
                 self._kubelet_records()
+                if not again and not before:
+                    self._check_refusal(claim, error)
                 return
             assert {one.device_name for one in devices} == {one.device for one in claim.results}
             claim.told, claim.unsure = True, False
             self._check_answer(claim)
+            for part in () if again or before else claim.exclusive:
+                why = self.sickness.why(part.gpu, self._hardware())
+                assert not why, f"{claim.name} was given {part}, which has had {why}"
 
     def _check_answer(self, claim: Claim) -> None:
         """What kubelet was just told is so."""
@@ -136,6 +160,30 @@ class LifeOfClaims(LifeOfAgent):
         for part in claim.exclusive:
             gpu = next(each for each in seen.gpus if each["uuid"] == part.gpu)
             assert bool(gpu["mig_current"]) is not part.whole, "just answered, the GPU's MIG mode makes it useless"
+
+    def _check_refusal(self, claim: Claim, error: str) -> None:
+        """Where nothing else is in the way, the fault is what kubelet is told."""
+        device = claim.results[0]
+        hardware = self._hardware()
+        why = self.sickness.why(claim.boards.get(device.device, ""), hardware)
+        names = {
+            one.device.partition("-mig-")[0]
+            for other in self.claims.values()
+            if other is not claim
+            for one in other.results
+        }
+        calm = self.current and self._answers() and not self.source.gone and self.disk.free is None
+        if (
+            why
+            and calm
+            and len(claim.results) == 1
+            and not device.admin
+            and device.device.partition("-mig-")[0] not in names
+        ):
+            fired["prepare: refused for a fault"] += 1
+            assert re.search(r"Xid\d+|Lost|Absent|NotFound|Needs[A-Z]", error), (
+                f"the refusal does not name the fault: {error}"
+            )
 
     def _check_boards(self, claim: Claim, mine: list[observer.Given], seen: observer.Seen) -> None:
         """A name stands for the board for which it stood when it was chosen."""

@@ -6,11 +6,11 @@ and threads are run in place, so that a sequence repeats exactly.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import msgspec
@@ -27,7 +27,11 @@ from tests.adversary.agent.surroundings import NODE, Death, Disk, Killed, Mortal
 from tests.adversary.agent.threads import Threads
 from tests.doubles.clock import ManualClock
 
+T = TypeVar("T")
+
 RESCAN_S = 20.0
+EVENT_WAIT_S = 5.0
+"""How long NVML is asked for events at a time. What comes meanwhile is told at the end of it."""
 KUBELET_S = 45.0
 """How long kubelet waits for an answer."""
 _MANY = 20_000
@@ -40,6 +44,23 @@ class Gone(Exception):
 
 class NoAnswer(Exception):
     """Kubelet's call ran into its deadline."""
+
+
+class AtOnce(SimulatedNvml):
+    """NVML that has an event or has none, and waits for none: the time of the machine's does not pass inside a call."""
+
+    def nvmlEventSetWait_v2(self, events: Any, _timeout_ms: int) -> Any:  # noqa: N802 - the name is pynvml's
+        return self._functions["nvmlEventSetWait_v2"](events, 0)
+
+
+class Listening(hardware.Hardware):
+    """It waits for events before it asks for them, and not in a thread."""
+
+    async def _heard_by(self, seconds: float, work: Callable[[], T]) -> T:
+        if seconds:
+            self._due_s = self._clock.monotonic() + seconds
+            await self._clock.sleep(seconds)
+        return await super()._heard_by(0.0, work)
 
 
 class Driven:
@@ -68,7 +89,7 @@ class Driven:
             sysfs_root=folder / "sys",
             proc_root=procfs.tree(gpus),
             rescan_s=RESCAN_S,
-            event_wait_s=0,
+            event_wait_s=EVENT_WAIT_S,
         )
         services: list[DraService] = []
 
@@ -81,8 +102,9 @@ class Driven:
             mock.patch.object(lanes, "Lane", self.threads.lane),
             mock.patch.object(hardware, "Lane", self.threads.lane),
             mock.patch.object(app, "DraService", Noted),
+            mock.patch.object(app, "Hardware", Listening),
         ):
-            library = SimulatedNvml(gpus, step=self._step)
+            library = AtOnce(gpus, step=self._step)
             client: Any = source
             self.agent = app.Agent(
                 settings,

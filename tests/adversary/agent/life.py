@@ -23,9 +23,12 @@ from draco.simulator.state import StateError
 from tests.adversary.agent import observer
 from tests.adversary.agent.driven import Driven, Gone, NoAnswer
 from tests.adversary.agent.scheduler import Claim, Published
+from tests.adversary.agent.sickness import Sickness, fenced
 from tests.adversary.agent.surroundings import NODE, Death, Disk, Killed, Source
 from tests.doubles.clock import ManualClock
 
+LISTENING_S = 21.0
+"""A turn in which an agent that listens has heard what was said."""
 REST_S = 61.0
 """A turn in which an agent that works has seen everything and has tried everything again."""
 NUMBERS = st.integers(min_value=0, max_value=7)
@@ -93,6 +96,7 @@ class LifeOfAgent(RuleBasedStateMachine):
         self.files: dict[Path, bytes] = {}
         self.damaged = False
         """Whether the record was damaged since the agent was last served."""
+        self.sickness = Sickness()
         self.pid = 1000
         self.number = 0
         self.broken = False
@@ -159,7 +163,7 @@ class LifeOfAgent(RuleBasedStateMachine):
             self.agent.start(self.wanted)
             if self._served():
                 self._seen_all()
-                self._publish()
+                self._check_fences(self._publish())
                 self.damaged = False
 
     @precondition(lambda self: self.agent is not None and self.idle <= 0)
@@ -169,9 +173,15 @@ class LifeOfAgent(RuleBasedStateMachine):
         self.idle = 2
         with self._living("turn"):
             agent.turn(seconds)
-            if seconds == REST_S and self._served():
+            served = self._served()
+            if seconds == REST_S and served:
                 self._seen_all()
-            self._publish()
+            if seconds >= LISTENING_S and served and self._answers():
+                self.sickness.had_turn(self._hardware(), long=seconds == REST_S, room=self.disk.free is None)
+            published = self._publish()
+            self._check_fences(published)
+            if published is not None and seconds == REST_S and served and self._answers():
+                self._check_offer(published)
             self.damaged = self.damaged and not self._served()
 
     @precondition(lambda self: self.agent is not None)
@@ -210,6 +220,7 @@ class LifeOfAgent(RuleBasedStateMachine):
 
     def _bury(self) -> None:
         self.armed = 0
+        self.sickness.died()
         agent, self.agent = self.agent, None
         if agent is not None:
             agent.death.dead = True
@@ -230,6 +241,7 @@ class LifeOfAgent(RuleBasedStateMachine):
         with suppress(StateError):  # there is no such GPU any more
             faults.hang(self.path, function, gpu=None if pick is None or not function else self._gpu(pick))
             self._up().threads.hangs = self.hanging = True
+            self.sickness.disturbed()
             fired["hang"] += 1
 
     @precondition(lambda self: self.hanging and self.agent is not None)
@@ -266,14 +278,18 @@ class LifeOfAgent(RuleBasedStateMachine):
         """The agent had its turn; if it could see, it knows."""
         if self.hanging:
             return
-        node = json.loads(self.path.read_text())
-        if (
-            not node["failures"]
-            and not node["driver"]["error"]
-            and not any(gpu["error"] == 999 for gpu in node["gpus"])
-        ):
+        if self._answers():
             self.current = True
         self._note_alive()
+
+    def _hardware(self) -> Any:
+        return json.loads(self.path.read_text())
+
+    def _answers(self) -> bool:
+        """Whether the driver answers whatever it is asked."""
+        node = self._hardware()
+        broken = node["failures"] or node["driver"]["error"] or any(gpu["error"] == 999 for gpu in node["gpus"])
+        return not self.hanging and not broken
 
     def _note_alive(self) -> None:
         """Instances that were made again for claims that kubelet was told of."""
@@ -284,15 +300,40 @@ class LifeOfAgent(RuleBasedStateMachine):
             if one.claim in told and serial is not None and not observer.wrong(one, seen):
                 self.alive |= {serial}
 
-    def _publish(self) -> None:
-        if self.source.gone:
-            return
+    def _publish(self) -> Published | None:
+        """What it publishes now; the API server gets it, if it is there."""
         found = self._up().published()
-        if found is not None and (not self.past or (self.past[-1].devices, self.past[-1].counters) != tuple(found)):
-            self.past = [*self.past[-3:], Published(*found)]
+        if found is None:
+            return None
+        fresh = Published(*found)
+        if not self.source.gone and (not self.past or self.past[-1] != fresh):
+            self.past = [*self.past[-3:], fresh]
             self.source.publish(*found)
-            self._check_names(self.past[-1])
+            self._check_names(fresh)
             fired["published anew"] += 1
+        return fresh
+
+    def _check_fences(self, published: Published | None) -> None:
+        """What is known to be sick attracts nobody: no GPU, and no partition of it."""
+        hardware = self._hardware()
+        if published is None:
+            return
+        for device in published.devices:
+            board = published.board(device["name"])
+            why = self.sickness.why(board, hardware)
+            fired["fenced"] += bool(why)
+            assert not why or fenced(device), f"{device['name']} is offered, and {board} has had {why}"
+
+    def _check_offer(self, published: Published) -> None:
+        """The agent has just looked at everything: what is not there attracts nobody, and what is well is not fenced off."""
+        hardware = self._hardware()
+        there = {gpu["uuid"] for gpu in hardware["gpus"]}
+        for device in published.devices:
+            board = published.board(device["name"])
+            assert board in there or fenced(device), f"{device['name']} is offered, and {board} is not there"
+            assert not fenced(device) or not self.sickness.well(board, hardware), (
+                f"{device['name']} is well, and fenced"
+            )
 
     def _check_names(self, published: Published) -> None:
         """A name that a claim has does not come to stand for another board."""

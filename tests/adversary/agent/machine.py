@@ -13,6 +13,9 @@ even if hardware has changed and the agent did not have its turn yet.
 When hardware has not changed since the agent last had its turn with a driver that answers, also after its death: each spec
 tells the UUIDs, and opens the device nodes, of what is there; and no two specs have hardware or device nodes in common.
 In between, specs may be out of date: nobody is there to see it, or it is about to.
+A board that NVML says is ill, or of which it has told a fatal XID to an agent that listened and had its turn, is fenced off: each
+of its devices carries draco.dev/fault, and no claim is prepared on it for the first time, until that was healed as it can be. One
+that was always well is not.
 A claim that has nothing but whole GPUs is given up whether or not the driver answers.
 At rest, when everything works again: each claim that kubelet was told of can be given up, and then nothing of ours is left.
 Administrative access is exempt where it may be: it shares what others have.

@@ -1,0 +1,105 @@
+"""Which GPUs take no new work, as somebody knows it who has NVIDIA's XID catalogue and watches the hardware.
+
+Owns what is demanded of the agent: which boards must be fenced off, and which must not. Shares no code with the product.
+
+An XID is told once, to whoever listens. So it counts when the agent listened when it came and had its turn afterwards; from then
+on it counts over the agent's death, too, if there was room on the disk to remember it. It ends as NVIDIA's catalogue says: by a
+reset of the GPU, which loading the driver implies, or by a reboot only; or with the board.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+FAULT = "draco.dev/fault"
+FATAL: Mapping[int, str] = {48: "reset", 79: "reboot", 95: "reset", 119: "reset"}
+"""What ends it. The other XIDs that the machine sends are the fault of an application."""
+LOST = 15
+
+Xids = dict[str, frozenset[int]]
+
+
+class Sickness:
+    """The faults of one node's boards, by UUID."""
+
+    def __init__(self) -> None:
+        self.listening = False
+        """Whether an XID that comes now is heard."""
+        self.told: Xids = {}
+        """Came, and the agent did not have its turn yet."""
+        self.known: Xids = {}
+        """The agent must know of it."""
+        self.kept: Xids = {}
+        """The next agent must know of it, too."""
+        self.suspect: set[str] = set()
+        """Boards of which something fatal was said in this boot, whether or not anybody heard it."""
+        self.seen: set[str] = set()
+        """Boards that NVML said were ill when the agent last looked."""
+
+    def xid(self, gpu: str, code: int) -> None:
+        """NVML tells of an XID."""
+        if code not in FATAL:
+            return
+        self.suspect.add(gpu)
+        if self.listening:
+            self.told[gpu] = self.told.get(gpu, frozenset()) | {code}
+
+    def disturbed(self) -> None:
+        """Something happened by which the agent may lose its session: whatever it did not get to yet may be lost with it."""
+        self.listening = False
+        self.told = {}
+
+    def had_turn(self, hardware: Mapping[str, Any], *, long: bool, room: bool) -> None:
+        """The agent had its turn with a driver that answers. `long`: it has looked at everything. `room`: on the disk."""
+        for gpu, codes in self.told.items():
+            self.known[gpu] = self.known.get(gpu, frozenset()) | codes
+        self.told = {}
+        if long:
+            self.listening = True
+            self.seen = {gpu["uuid"] for gpu in hardware["gpus"] if ill(gpu)}
+        if room:
+            self.kept = dict(self.known)
+
+    def died(self) -> None:
+        """The agent did."""
+        self.disturbed()
+        self.known = dict(self.kept)
+
+    def rebooted(self) -> None:
+        """That ends all."""
+        self.disturbed()
+        self.known, self.kept, self.suspect, self.seen = {}, {}, set(), set()
+
+    def reset(self, gpu: str | None = None) -> None:
+        """That ends what a reset heals: of one GPU, or of all, when the driver was loaded anew."""
+        for faults in (self.told, self.known, self.kept):
+            for uuid in [gpu] if gpu else list(faults):
+                left = frozenset(code for code in faults.pop(uuid, frozenset()) if FATAL[code] == "reboot")
+                if left:
+                    faults[uuid] = left
+
+    def repaired(self, gpu: str) -> None:
+        """Somebody had the board in his hands."""
+        for faults in (self.told, self.known, self.kept):
+            faults.pop(gpu, None)
+
+    def why(self, gpu: str, hardware: Mapping[str, Any]) -> str:
+        """Why a board takes no new work, as far as the agent must know; "" if it may."""
+        if gpu in self.known:
+            return " and ".join(f"XID {code}" for code in sorted(self.known[gpu]))
+        there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
+        return "what NVML says of it" if gpu in self.seen and there is not None and ill(there) else ""
+
+    def well(self, gpu: str, hardware: Mapping[str, Any]) -> bool:
+        """Whether nobody ever had anything to say against a board that is there."""
+        there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
+        return there is not None and not there["error"] and not ill(there) and gpu not in self.suspect
+
+
+def ill(gpu: Mapping[str, Any]) -> bool:
+    """Whether NVML says so by itself, as often as it is asked."""
+    return gpu["error"] == LOST or bool(gpu["recovery_action"])
+
+
+def fenced(device: Mapping[str, Any]) -> bool:
+    """Whether a published device says that nothing new is placed on it for a fault."""
+    return any(taint["key"] == FAULT and taint["effect"] == "NoSchedule" for taint in device.get("taints", ()))
