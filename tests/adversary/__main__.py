@@ -33,6 +33,7 @@ def _agent(seconds: float, seed: int) -> bool:
         print(hunt(seconds=seconds, seed=seed))
     except Finding as finding:
         traceback.print_exception(finding)
+        print(finding.done.summary)
         return False
     return True
 

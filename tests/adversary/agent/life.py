@@ -63,13 +63,26 @@ def accident(**given: Any) -> Callable[[Callable[..., None]], Any]:
             at_once[sum(claim.told and not claim.leaving for claim in self.claims.values())] += 1
             step(self, **drawn)
 
-        return precondition(lambda self: self.quiet <= 0)(rule(**given)(happens))
+        return precondition(paced(lambda self: self.quiet <= 0))(rule(**given)(happens))
 
     return made
 
 
+def paced(condition: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A precondition that only spreads steps over time: a step may be played without it."""
+    condition.paces = True  # type: ignore[attr-defined]
+    return condition
+
+
+class Over(BaseException):
+    """The time of a hunt is over. No failure: no `except Exception` sees it."""
+
+
 class LifeOfAgent(RuleBasedStateMachine):
     """One node's life."""
+
+    until: float | None = None
+    """When the hunt is over, by the real clock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,6 +125,7 @@ class LifeOfAgent(RuleBasedStateMachine):
         peace=st.sampled_from((4, 2, 8, 0)),
     )
     def begin(self, board: str, gpus: int, dynamic: tuple[int, ...], peace: int = 0) -> None:
+        fired["sequences"] += 1
         self.peace, self.quiet = peace, 4
         node = state.create(self.path, board=board, gpus=gpus, node_name=NODE)
         if board.startswith("A100"):
@@ -166,7 +180,8 @@ class LifeOfAgent(RuleBasedStateMachine):
                 self._check_fences(self._publish())
                 self.damaged = False
 
-    @precondition(lambda self: self.agent is not None and self.idle <= 0)
+    @precondition(lambda self: self.agent is not None)
+    @precondition(paced(lambda self: self.idle <= 0))
     @rule(seconds=st.sampled_from((1.0, 21.0, REST_S, REST_S)))
     def turn(self, seconds: float) -> None:
         agent = self._up()

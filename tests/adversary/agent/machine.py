@@ -22,6 +22,7 @@ Administrative access is exempt where it may be: it shares what others have.
 """
 
 import shutil
+import time
 from contextlib import suppress
 
 from hypothesis.stateful import invariant
@@ -29,7 +30,7 @@ from hypothesis.stateful import invariant
 from draco.simulator import faults, state
 from tests.adversary.agent import observer
 from tests.adversary.agent.accidents import Accidents
-from tests.adversary.agent.life import REST_S, at_once, fired
+from tests.adversary.agent.life import REST_S, Over, at_once, fired
 
 __all__ = ["AgentMachine", "at_once", "fired"]
 
@@ -50,6 +51,8 @@ class AgentMachine(Accidents):
         self.nothing_in_use_is_taken()
         self.no_two_claims_were_told_of_the_same()
         self.specs_are_what_is_there()
+        if self.until is not None and time.monotonic() > self.until:
+            raise Over
         self.broken = False
 
     def nothing_foreign_is_touched(self) -> None:

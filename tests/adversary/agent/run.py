@@ -4,6 +4,7 @@ Owns time, seeds, and making a sequence that fails short. A sequence is text, on
 file and played again.
 """
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.adversary.agent.life import Over
 from tests.adversary.agent.machine import AgentMachine, at_once, fired
 
 STEPS = 40
@@ -25,12 +27,14 @@ SHRINKING_S = 240.0
 class Done(NamedTuple):
     """What a hunt did."""
 
+    seed: int
     sequences: int
     steps: int
     seconds: float
     fired: dict[str, int]
     at_once: dict[int, int]
     """How often something happened while so many claims were prepared."""
+    findings: int = 0
 
     @property
     def claims(self) -> str:
@@ -42,35 +46,56 @@ class Done(NamedTuple):
             f"{sum(self.at_once.values())} accidents, with {max(self.at_once, default=0)} at most"
         )
 
+    @property
+    def summary(self) -> str:
+        """One line."""
+        found = "no finding" if not self.findings else f"{self.findings} finding"
+        return f"agent machine, seed {self.seed}: {self.steps} steps in {self.sequences} sequences, {self.seconds:.0f} s: {found}"
+
     def __str__(self) -> str:
         most = sorted(self.fired.items(), key=lambda pair: -pair[1])
         rules = "\n".join(f"  {count:8} {what}" for what, count in most)
-        return (
-            f"{self.sequences} sequences, {self.steps} steps in {self.seconds:.0f} s, of which:\n{rules}\n{self.claims}"
-        )
+        return f"{rules}\n{self.claims}\n{self.summary}"
 
 
 class Finding(Exception):
     """A sequence after which something is not as promised."""
 
-    def __init__(self, what: BaseException, steps: Sequence[str], seed: int, done: int) -> None:
+    def __init__(self, what: BaseException, steps: Sequence[str], done: Done) -> None:
         sequence = "\n".join(steps)
-        super().__init__(f"{what!r} (seed {seed}, after {done} steps of hunting):\n{sequence}")
+        super().__init__(f"{what!r} (seed {done.seed}, after {done.steps} steps of hunting):\n{sequence}")
         self.steps = steps
+        self.done = done
 
 
-def hunt(*, seconds: float, seed: int, machine: type[AgentMachine] = AgentMachine) -> Done:
-    """Try for so long. Finding, with the shortest sequence that is found quickly."""
+class OutOfTurn(Exception):
+    """A step that the machine would not have taken here: a sequence with it proves nothing."""
+
+
+def hunt(
+    *, seed: int, seconds: float | None = None, sequences: int | None = None, machine: type[AgentMachine] = AgentMachine
+) -> Done:
+    """Try for so long, or so many sequences. Finding, with the shortest sequence that is found quickly.
+
+    When the time is over the hunt ends after the step that it is at.
+    """
     fired.clear()
     at_once.clear()
     began = time.monotonic()
-    rounds = 0
-    while not rounds or time.monotonic() < began + seconds:
-        made = type("AgentMachine", (machine,), {"_hypothesis_internal_use_seed": seed * 1_000_003 + rounds})
-        rounds += 1
+    until = None if seconds is None else began + seconds
+
+    def done(findings: int = 0) -> Done:
+        return Done(
+            seed, fired["sequences"], fired["steps"], time.monotonic() - began, dict(fired), dict(at_once), findings
+        )
+
+    for number in itertools.count():
+        if number and ((until and time.monotonic() > until) or (sequences and number * ROUND >= sequences)):
+            break
+        hidden = {"_hypothesis_internal_use_seed": seed * 1_000_003 + number, "until": until}
         try:
             run_state_machine_as_test(
-                made,
+                type("AgentMachine", (machine,), hidden),
                 settings=settings(
                     max_examples=ROUND,
                     stateful_step_count=STEPS,
@@ -82,17 +107,24 @@ def hunt(*, seconds: float, seed: int, machine: type[AgentMachine] = AgentMachin
                     suppress_health_check=list(HealthCheck),
                 ),
             )
+        except Over:
+            break
         except Exception as error:
-            done = fired["steps"]
-            raise Finding(error, shrunk(_steps(error), error, machine), seed, done) from error
-    return Done(rounds * ROUND, fired["steps"], time.monotonic() - began, dict(fired), dict(at_once))
+            found = done(findings=1)
+            raise Finding(error, shrunk(_steps(error), error, machine), found) from error
+    return done()
 
 
-def play(steps: Sequence[str], machine: Callable[[], AgentMachine] = AgentMachine) -> None:
-    """Play a sequence, with all promises checked after each step, and the rest at its end."""
+def play(steps: Sequence[str], machine: Callable[[], AgentMachine] = AgentMachine, *, strictly: bool = False) -> None:
+    """Play a sequence, with all promises checked after each step, and the rest at its end.
+
+    `strictly`: OutOfTurn for a step that the machine would not have taken where it stands.
+    """
     state = machine()
     try:
         for step in steps:
+            if strictly:
+                _check_turn(state, step)
             eval(step, {"state": state})
             state.promises()
     except BaseException:
@@ -101,10 +133,22 @@ def play(steps: Sequence[str], machine: Callable[[], AgentMachine] = AgentMachin
     state.teardown()
 
 
-def shrunk(steps: Sequence[str], what: BaseException, machine: Callable[[], AgentMachine]) -> list[str]:
-    """The steps without those that it takes to fail in the same way."""
+def _check_turn(state: AgentMachine, step: str) -> None:
+    name = step.removeprefix("state.").partition("(")[0]
+    conditions = [one for rule in state.rules if rule.function.__name__ == name for one in rule.preconditions]
+    if not all(one(state) for one in conditions if not getattr(one, "paces", False)):
+        raise OutOfTurn(step)
+
+
+def shrunk(
+    steps: Sequence[str],
+    what: BaseException,
+    machine: Callable[[], AgentMachine] = AgentMachine,
+    seconds: float = SHRINKING_S,
+) -> list[str]:
+    """The steps without those that it takes to fail in the same way. What is left could have been done by the machine."""
     left, kind = list(steps), _kind(what)
-    until = time.monotonic() + SHRINKING_S
+    until = time.monotonic() + seconds
     size = len(left)
     while size and time.monotonic() < until:
         at, before = 1, len(left)
@@ -120,7 +164,9 @@ def shrunk(steps: Sequence[str], what: BaseException, machine: Callable[[], Agen
 
 def _failure(steps: Sequence[str], machine: Callable[[], AgentMachine]) -> str:
     try:
-        play(steps, machine)
+        play(steps, machine, strictly=True)
+    except OutOfTurn:
+        return ""
     except Exception as error:  # noqa: BLE001 - whatever it is, it may be the same
         return _kind(error)
     return ""

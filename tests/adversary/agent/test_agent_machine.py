@@ -1,18 +1,20 @@
 """The agent machine in each run of the tests: what it found once, and a short hunt for what it has not found yet.
 
-The hunt has the same seed in each run, so that a change is not held up by what it did not do. ADVERSARY_SEED gives it another;
-`make adversary` goes on for longer, with a seed of its own.
+The hunt is the same in each run, however fast the machine is: a change is not held up by what it did not do. ADVERSARY_SEED gives
+it another seed; `make adversary` goes on for longer, with a seed of its own.
 """
 
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis.stateful import invariant
 
-from tests.adversary.agent.run import hunt, play
+from tests.adversary.agent.machine import AgentMachine
+from tests.adversary.agent.run import Finding, OutOfTurn, hunt, play, shrunk
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.txt"))
-SECONDS = 25.0
+SEQUENCES = 30
 SEED = int(os.environ.get("ADVERSARY_SEED") or 201)
 
 
@@ -27,9 +29,52 @@ def test_what_was_found_once_is_not_found_again(kept: Path) -> None:
 
 
 def test_nothing_is_found_in_a_short_hunt(capsys: pytest.CaptureFixture[str]) -> None:
-    done = hunt(seconds=SECONDS, seed=SEED)
+    done = hunt(sequences=SEQUENCES, seed=SEED)
     with capsys.disabled():
-        told = f"ADVERSARY_SEED={SEED}: {done.sequences} sequences, {done.steps} steps; {done.claims}"
+        told = f"ADVERSARY_SEED={SEED}: {done.summary}; {done.claims}"
         print(f" [{told}] ", end="")  # noqa: T201 - how much was tried is part of the result
     for needed in ("prepare: done", "unprepare: done", "reboot"):
         assert done.fired.get(needed), f"nothing like {needed!r} happened, so nothing was tried"
+
+
+class Nervous(AgentMachine):
+    """Takes it for a fault that the agent does not run."""
+
+    @invariant()
+    def promises(self) -> None:
+        super().promises()
+        assert self.agent is not None, "no agent"
+
+
+BEGIN = "state.begin(board='H100-80GB', gpus=2, dynamic=())"
+LONG = [BEGIN, "state.turn(seconds=1.0)", "state.turn(seconds=1.0)", "state.kill()", "state.start()"]
+
+
+def test_a_finding_is_shrunk_to_what_it_takes() -> None:
+    with pytest.raises(AssertionError) as found:
+        play(LONG, Nervous)
+    assert shrunk(LONG, found.value, Nervous) == [BEGIN, "state.kill()"]
+
+
+def test_a_step_out_of_turn_is_played_when_it_was_kept_and_left_out_when_a_finding_is_shrunk() -> None:
+    twice = [BEGIN, "state.start()"]
+    play(twice)
+    with pytest.raises(OutOfTurn, match="start"):
+        play(twice, strictly=True)
+
+
+def test_a_step_that_only_its_pace_forbids_may_be_played() -> None:
+    play([BEGIN, "state.turn(seconds=1.0)", "state.turn(seconds=1.0)", "state.kill()"], strictly=True)
+
+
+def test_a_hunt_ends_when_its_time_is_over_also_within_a_sequence() -> None:
+    done = hunt(seconds=0.0, seed=SEED)
+    assert (done.sequences, done.steps) == (1, 1)
+    assert done.summary.endswith(": no finding")
+
+
+def test_a_finding_says_how_long_it_took() -> None:
+    with pytest.raises(Finding) as found:
+        hunt(sequences=10, seed=SEED, machine=Nervous)
+    assert found.value.done.findings == 1
+    assert found.value.steps[0].startswith("state.begin(")
