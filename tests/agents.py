@@ -33,7 +33,7 @@ from tests.doubles.faultproxy import FaultProxy
 CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 
-async def eventually(check: Callable[[], Awaitable[Any] | Any], *, within_s: float = 15.0) -> Any:
+async def eventually(check: Callable[[], Awaitable[Any] | Any], *, within_s: float = 60.0) -> Any:
     """The first truthy answer of `check`, which may raise NotFound until then; fails when there is none in time."""
     deadline = time.monotonic() + within_s
     while True:
@@ -130,7 +130,7 @@ class SimulatedNode:
 
     async def run(self, **changes: Any) -> None:
         """The agent, in the test's own task, for agents that end by themselves."""
-        await asyncio.wait_for(run_agent(self.settings(**changes), client=self.client, library=self.library), 15)
+        await asyncio.wait_for(run_agent(self.settings(**changes), client=self.client, library=self.library), 60)
 
     async def slices(self) -> list[ResourceSlice]:
         found = await self.client.list(SLICES, field_selector=f"spec.nodeName={self.name}")
@@ -187,9 +187,9 @@ class SimulatedNode:
     async def register(self, error: str = "") -> Any:
         """Kubelet's handshake; what the plugin said of itself."""
         async with channel(self.registration_socket) as connected:
-            info = await wire.unary(connected, wire.REGISTRATION, "GetInfo")(registration_pb2.InfoRequest(), timeout=5)
+            info = await wire.unary(connected, wire.REGISTRATION, "GetInfo")(registration_pb2.InfoRequest(), timeout=30)
             verdict = registration_pb2.RegistrationStatus(plugin_registered=not error, error=error)
-            await wire.unary(connected, wire.REGISTRATION, "NotifyRegistrationStatus")(verdict, timeout=5)
+            await wire.unary(connected, wire.REGISTRATION, "NotifyRegistrationStatus")(verdict, timeout=30)
             return info
 
     async def answers(self) -> bool:
@@ -199,7 +199,7 @@ class SimulatedNode:
         async with channel(self.registration_socket) as connected:
             with suppress(grpc.aio.AioRpcError):
                 info = registration_pb2.InfoRequest()
-                return bool((await wire.unary(connected, wire.REGISTRATION, "GetInfo")(info, timeout=1)).name)
+                return bool((await wire.unary(connected, wire.REGISTRATION, "GetInfo")(info, timeout=10)).name)
         return False
 
     @asynccontextmanager

@@ -92,7 +92,7 @@ def crds(served: ControlPlane) -> None:
     for definition in definitions:
         name = definition["metadata"]["name"]
         call(served, "PATCH", f"{path}/{name}?fieldManager=tests&force=true", definition)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     for definition in definitions:
         name = definition["metadata"]["name"]
         while not _established(call(served, "GET", f"{path}/{name}")):

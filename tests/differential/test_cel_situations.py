@@ -2,6 +2,8 @@
 
 import random
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
@@ -11,15 +13,33 @@ from tests.differential.runs import SEED
 from tests.differential.selector_answers import ENVIRONMENTS, Json, comparable, draco_says, without_luck
 from tests.oracle.programs import answers
 
-LONGEST_S = 2.0
+T = TypeVar("T")
+LONGEST = 40
+"""In the time that `a_loop` takes on this machine: about two seconds where that takes 50 ms."""
 EVALUATIONS = 2
 """Draco evaluates twice: for the answer, and for what it costs."""
+ATTEMPTS = 3
+"""Of which the quickest counts: others use the machine as well."""
 TOWERS = 150
 
 
 def kubernetes_says(*cases: Json) -> list[Json]:
     """Kubernetes' answers, of a program of its own: hostile cases make one that others still need large and slow."""
     return [comparable(answer) for answer in answers("cel", cases)]
+
+
+def a_loop() -> int:
+    """What the speed of this machine is measured by."""
+    total = 0
+    for number in range(1_000_000):
+        total += number
+    return total
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """What comes of it, and the processor time that this thread took for it."""
+    before_s = time.thread_time()
+    return work(), time.thread_time() - before_s
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +64,15 @@ def test_every_situation_has_the_answer_of_kubernetes(environment: Json) -> None
 def test_a_hostile_selector_is_answered_soon_and_as_kubernetes_answers(
     wanted: dict[str, Json], name: str, case: Json
 ) -> None:
-    started = time.process_time()
-    said = draco_says(case)
-    took_s = (time.process_time() - started) / EVALUATIONS
+    said, took_s = timed(lambda: draco_says(case))
     if name in BOUNDED:
         assert BOUNDED[name] in str(said)
     else:
         assert without_luck(case, said) == without_luck(case, wanted[name])
-    assert took_s < LONGEST_S
+    for _ in range(ATTEMPTS - 1):
+        if took_s / EVALUATIONS > LONGEST * timed(a_loop)[1]:
+            took_s = min(took_s, timed(lambda: draco_says(case))[1])
+    assert took_s / EVALUATIONS <= LONGEST * max(timed(a_loop)[1] for _ in range(ATTEMPTS))
 
 
 def test_nesting_of_any_shape_and_depth_is_answered_as_kubernetes_answers() -> None:

@@ -103,9 +103,9 @@ def test_the_how_to_shows_no_case_that_is_not_tried() -> None:
 def refused(kube: Kubectl, case: Case) -> None:
     """Wait until Kubernetes has said of the pod what the case expects."""
     if case.scheduler:
-        eventually(lambda: _scheduler_says(kube, case), what=f"the scheduler says {case.scheduler}", within_s=30)
+        eventually(lambda: _scheduler_says(kube, case), what=f"the scheduler says {case.scheduler}", within_s=60)
     if case.event:
-        eventually(lambda: _event_says(kube, case), what=f"an Event says {case.event!r}", within_s=30)
+        eventually(lambda: _event_says(kube, case), what=f"an Event says {case.event!r}", within_s=60)
     elif not case.scheduler:
         assert not pending_cases.scheduled_condition(kube, case), "no scheduler looks at it"
 
@@ -147,7 +147,7 @@ def told(kube: Kubectl, case: Case, said: dict[str, Any]) -> None:
     """Check what the command said, and wait until the Events on the pod and on its claims say the same."""
     assert said["reason"] == case.reason, said["summary"]
     if case.passing:
-        text = eventually(lambda: _passing(kube, case), what=f"an Event says {case.says}", within_s=30)
+        text = eventually(lambda: _passing(kube, case), what=f"an Event says {case.says}", within_s=60)
         text = text.partition(" The scheduler says")[0]  # it changes its mind
     else:
         text = said["summary"]
@@ -158,7 +158,7 @@ def told(kube: Kubectl, case: Case, said: dict[str, Any]) -> None:
         eventually(
             lambda kind=kind, name=name: _note(kube, case, kind, name) == text,
             what=f"the Event on {kind} {name} says: {text}",
-            within_s=20,  # ten of them until a pod counts as waiting at which no scheduler looks
+            within_s=60,  # ten of them until a pod counts as waiting at which no scheduler looks
         )
     SEEN[case.name] = howto.events_block([*_kubernetes_events(kube, case), ("Warning", "ClaimPending", DRACO, text)])
 
@@ -205,4 +205,4 @@ def fixed(kube: Kubectl, case: Case) -> None:
         lambda: pending_cases.scheduled_condition(kube, case).get("status") == "True",
         what=f"pod {POD} of {case.name} is scheduled",
     )
-    eventually(lambda: not _note(kube, case, "Pod", POD), what="the Event on the pod is taken back", within_s=10)
+    eventually(lambda: not _note(kube, case, "Pod", POD), what="the Event on the pod is taken back", within_s=60)

@@ -6,6 +6,7 @@ probe or a watch had to wait, since whoever holds the loop holds those too.
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import NoReturn
 
 from prometheus_client.metrics_core import Metric
@@ -23,17 +24,18 @@ class LoopWatch:
     The second is what the operator's own work did. The first is more where the machine had no time for it.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, processor_s: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
+        self._processor_s = processor_s
         self._holds: deque[tuple[float, float, float]] = deque()
 
     async def run(self) -> NoReturn:
         """Measure until cancelled."""
         while True:
-            began_s, began_cpu_s = self._clock.monotonic(), time.thread_time()
+            began_s, began_cpu_s = self._clock.monotonic(), self._processor_s()
             await self._clock.sleep(_EVERY_S)
             now_s = self._clock.monotonic()
-            self._note(now_s, max(0.0, now_s - began_s - _EVERY_S), time.thread_time() - began_cpu_s)
+            self._note(now_s, max(0.0, now_s - began_s - _EVERY_S), self._processor_s() - began_cpu_s)
 
     def _note(self, now_s: float, late_s: float, cpu_s: float) -> None:
         self._holds.append((now_s, late_s, min(late_s, cpu_s)))

@@ -54,13 +54,15 @@ class Doorbell:
         self._descriptor = os.open(hidden, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._pipe = hidden.rename(folder / name)
 
-    def wait(self, timeout_s: float) -> None:
-        """Return after the next ring, or when the time is over; a ring since the last wait counts."""
+    def wait(self, timeout_s: float) -> bool:
+        """Return after the next ring (True), or when the time is over (False); a ring since the last wait counts."""
         poller = select.poll()
         poller.register(self._descriptor, select.POLLIN)
-        if poller.poll(max(0, round(timeout_s * 1000))):
-            with suppress(BlockingIOError):
-                os.read(self._descriptor, 65536)
+        if not poller.poll(max(0, round(timeout_s * 1000))):
+            return False
+        with suppress(BlockingIOError):
+            os.read(self._descriptor, 65536)
+        return True
 
     def ring_own(self) -> None:
         """Wake the thread that waits on this very bell."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import time
 from typing import Any
 
 import aiohttp
@@ -14,7 +13,7 @@ from draco.simulator import faults
 from tests.agents import SimulatedNode, eventually
 from tests.component.agent.test_sick_gpus import taints
 
-SOON = {"nvml_limit_s": 0.5}
+SOON = {"nvml_limit_s": 2.0}
 PART = "gpu-0-mig-1g10gb-19-0"
 
 
@@ -69,7 +68,7 @@ async def test_a_call_that_hangs_is_told_everywhere_and_claims_of_other_gpus_go_
         [age] = [
             line for line in (await get(port, "/metrics"))[1].splitlines() if line.startswith("draco_agent_nvml_r")
         ]
-        assert float(age.split()[1]) > 0.5
+        assert float(age.split()[1]) > SOON["nvml_limit_s"]
         async with node.health() as stream:
             assert {one.health for one in (await stream.read()).devices} == {0}
         expected = {"gpu-0": [("draco.dev/fault", "DriverHangs", "NoSchedule")], "gpu-1": []}
@@ -81,9 +80,7 @@ async def test_a_call_that_hangs_is_told_everywhere_and_claims_of_other_gpus_go_
         assert not await given_up(node, first)
         assert "NVML's nvmlDeviceGetMemoryInfo for GPU" in await prepared(node, first)
         assert not await given_up(node, other)
-        started = time.monotonic()
         assert not await prepared(node, late)
-        assert time.monotonic() - started < 15
         faults.stop_failing(node.gpus)
 
         async def well() -> bool:
@@ -131,7 +128,7 @@ async def test_a_driver_that_hangs_while_lost_instances_are_made_again_keeps_nob
         async def gone() -> bool:
             return not await given_up(node, part)
 
-        await eventually(gone, within_s=30)
+        await eventually(gone, within_s=60)
 
 
 async def test_claims_that_kubelet_asks_for_while_a_partition_hangs_are_not_given_twice(node: SimulatedNode) -> None:
@@ -146,19 +143,26 @@ async def test_claims_that_kubelet_asks_for_while_a_partition_hangs_are_not_give
             return not await prepared(node, part)
 
         await eventually(done)
-        assert "still prepared for claim" in await prepared(node, whole)
+
+        async def refused() -> bool:
+            return "still prepared for claim" in await prepared(node, whole)
+
+        await eventually(refused)
         assert node.specs() == [node.specs()[0]]
 
 
-async def test_an_agent_that_is_stopped_ends_though_a_call_does_not(node: SimulatedNode) -> None:
-    async with node.running(**SOON) as task:
+async def test_an_agent_that_is_stopped_ends_though_a_call_does_not(node: SimulatedNode, port: int) -> None:
+    async with node.running(listen=("127.0.0.1", port), **SOON) as task:
+        await node.published(2)
         faults.hang(node.gpus, "nvmlDeviceGetMemoryInfo")
-        await asyncio.sleep(0.5)  # for the next reading to hang
-        started = time.monotonic()
+
+        async def hangs() -> bool:
+            return "nvmlDeviceGetMemoryInfo" in (await get(port, "/readyz"))[1]
+
+        await eventually(hangs)
         task.cancel()
-        await asyncio.wait({task}, timeout=20)
+        await asyncio.wait({task}, timeout=60)
         assert task.done()
-        assert time.monotonic() - started < 12
     faults.stop_failing(node.gpus)
 
 

@@ -48,7 +48,7 @@ async def test_a_plugin_that_comes_later_is_told_on_node_and_gpunode_and_we_keep
             await eventually(ours.exists)
             async with channel(ours) as connected:
                 info = await wire.unary(connected, wire.REGISTRATION, "GetInfo")(
-                    registration_pb2.InfoRequest(), timeout=5
+                    registration_pb2.InfoRequest(), timeout=30
                 )
             request = dra_v1_pb2.NodePrepareResourcesRequest(
                 claims=[dra_v1_pb2.Claim(namespace=node.namespace, name=claim.metadata.name, uid=claim.metadata.uid)]

@@ -108,7 +108,7 @@ async def test_beside_another_plugin_it_ends_with_a_sentence(
     async with node.running():
         argv = [str(DRACO), "agent", *options(node, served, **{"state-dir": node.folder / state})]
         process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
-        _, output = await asyncio.wait_for(process.communicate(), 20)
+        _, output = await asyncio.wait_for(process.communicate(), 60)
     errors = output.decode()
     assert process.returncode == 1
     last = errors.splitlines()[-1]

@@ -56,7 +56,7 @@ class Cluster:
 
     def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         """As administrator."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 return call(self.plane, method, path, body)

@@ -53,7 +53,7 @@ class Machine:
         return found
 
 
-def until(condition: Callable[[], object], *, within_s: float = 30.0) -> None:
+def until(condition: Callable[[], object], *, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"

@@ -150,14 +150,14 @@ async def an_operator(
         finally:
             stop.set()
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     await task
             except BaseExceptionGroup as group:
                 if group.split(Died)[1] is not None:
                     raise
 
 
-async def until(look: Callable[[], Awaitable[R | None]], *, within_s: float = 15.0, what: str = "it") -> R:
+async def until(look: Callable[[], Awaitable[R | None]], *, within_s: float = 60.0, what: str = "it") -> R:
     """The first true answer of `look`. Fails after `within_s`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
@@ -218,7 +218,7 @@ class Process:
         """Whether its metrics say so."""
         return "draco_leader 1.0" in (await self.get("/metrics"))[1]
 
-    async def end(self, number: int = signal.SIGTERM, *, within_s: float = 10.0) -> int:
+    async def end(self, number: int = signal.SIGTERM, *, within_s: float = 60.0) -> int:
         """Send a signal and return the exit status."""
         if self._process.returncode is None:
             self._process.send_signal(number)

@@ -51,7 +51,7 @@ async def operator(api_server: ControlPlane, proxied: Path, namespace: str, tmp_
     timing = ("--lease-duration", "3", "--renew-deadline", "2", "--retry-period", "0.3")
     process = await Process.start(api_server, tmp_path, *options, *timing)
     try:
-        await until(process.leads, within_s=30, what="leading")
+        await until(process.leads, within_s=60, what="leading")
         yield process
     finally:
         await process.kill()
@@ -70,7 +70,7 @@ async def test_a_version_that_goes_away_makes_the_operator_start_anew_and_say_wh
         return await starts() == 2
 
     proxy.fault(newest, GONE, times=ALWAYS)
-    await until(started_anew, within_s=30, what="the new start")
+    await until(started_anew, within_s=60, what="the new start")
     (told,) = [event["changes"] for event in operator.events() if event["event"] == "cluster.changed"]
     assert "DeviceTaintRule is served in" in told
     assert told.endswith("and was in resource.k8s.io/v1beta2")
@@ -112,5 +112,5 @@ async def test_a_kind_that_is_not_served_makes_the_replica_unready_until_it_is(
         assert told.endswith("apply Draco's CustomResourceDefinitions (crds/)")
         assert len(operator.view.mig_policies.store) == policies
         proxy.heal()
-        await until(ready, within_s=40, what="readiness again")
+        await until(ready, within_s=60, what="readiness again")
         assert not running.done()

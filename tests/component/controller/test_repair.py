@@ -246,7 +246,7 @@ async def test_two_that_lead_at_once_release_a_claim_once(served: ControlPlane, 
             tried.release()
             if tried._value == 2:
                 both.set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await both.wait()
 
     async with (

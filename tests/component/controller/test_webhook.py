@@ -268,7 +268,7 @@ def _post(lab: Lab, folder: Path, credential: Credential | None) -> int:
     handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
     request = urllib.request.Request(f"https://127.0.0.1:{lab.port}{PATH}", data=b"{}", method="POST")
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=10) as response:
+        with urllib.request.build_opener(*handlers).open(request, timeout=30) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -39,6 +39,8 @@ from tests.builders import a_claim, a_device_class, a_node, a_pod, a_slice
 from tests.doubles.workers import fleet_of
 
 NODES = 20
+PATIENT = {"short_cpu_s": 1.0, "short_wall_s": 60.0, "long_wall_s": 120.0}
+"""A machine that others use keeps no worker from its answer."""
 NUMBERS = f"[{', '.join(map(str, range(90)))}]"
 COSTLY = f'{NUMBERS}.all(x, {NUMBERS}.exists(y, x == y)) && device.attributes["gpu.nvidia.com"].uuid != '
 """Takes thousands of steps on each device, and nothing is remembered of it: each device has another UUID."""
@@ -56,7 +58,7 @@ class Lab:
             self.view.followed,
             clock=self.clock,
             random=Random(1),
-            settings=WorkerSettings(**settings),  # type: ignore[arg-type]
+            settings=WorkerSettings(**{**PATIENT, **settings}),  # type: ignore[arg-type]
             start=self._start,
         )
         self.put(self.view.classes, a_device_class())
@@ -144,7 +146,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-async def until(look: Callable[[], object], within_s: float = 20.0) -> None:
+async def until(look: Callable[[], object], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not look():
         assert time.monotonic() < deadline, "it did not happen"
@@ -179,20 +181,18 @@ async def test_a_change_is_seen_by_the_next_question() -> None:
 
 
 async def test_hostile_selectors_are_named_and_cost_nothing_again_while_others_are_answered() -> None:
-    async with a_lab(short_cpu_s=0.1, long_cpu_s=0.4) as lab:
+    async with a_lab(short_cpu_s=0.3, long_cpu_s=0.6) as lab:
         await lab.ask(a_claim("warm"))
         bad = [asyncio.create_task(lab.ask(hostile(f"bad-{number}"), namespace="bad")) for number in range(6)]
         await asyncio.sleep(0)
-        began = time.monotonic()
-        loop = asyncio.get_running_loop()
         longest_s = 0.0
         honest = asyncio.create_task(lab.ask(a_claim("honest"), namespace="good"))
         while not honest.done():
-            before = loop.time()
+            before_s = time.thread_time()
             await asyncio.sleep(0.005)
-            longest_s = max(longest_s, loop.time() - before - 0.005)
+            longest_s = max(longest_s, time.thread_time() - before_s)
         assert isinstance(honest.result().answer, Waiting)
-        took_s = time.monotonic() - began
+        assert not all(each.done() for each in bad), "nobody waits until all of another namespace are answered"
         refused = await asyncio.gather(*bad)
         for each in refused:
             assert isinstance(each.answer, OverBudget)
@@ -200,8 +200,7 @@ async def test_hostile_selectors_are_named_and_cost_nothing_again_while_others_a
             assert each.answer.selector.number >= 1
             assert each.answer.selector.steps > 2_000
             assert each.answer.devices == 2 * NODES
-        assert took_s < 2.0
-        assert longest_s < 0.25, "nothing of this is on the event loop"
+        assert longest_s < 0.25, "nothing of this is on the event loop: one of them takes all of its budget"
         before_s = lab.workers.counts.cpu_s
         again = msgspec.structs.replace(hostile("bad-0"), metadata=a_claim("from-the-same-template").metadata)
         assert (await lab.ask(again, namespace="bad")).answer == refused[0].answer

@@ -34,7 +34,7 @@ async def following(informer: Informer[Any]) -> AsyncIterator[None]:
     """The informer runs within, and has synced at the start."""
     task = asyncio.create_task(informer.run())
     try:
-        await asyncio.wait_for(informer.synced.wait(), 20)
+        await asyncio.wait_for(informer.synced.wait(), 60)
         yield
         assert not task.done(), "the informer ended"
     finally:
@@ -42,7 +42,7 @@ async def following(informer: Informer[Any]) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def eventually(condition: Callable[[], bool], what: str, *, within_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], bool], what: str, *, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"

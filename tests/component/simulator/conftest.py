@@ -59,7 +59,7 @@ async def running_kubelet(client: Client, root: Path, node_name: str, **settings
     feed.add(kubelet)  # as early as can be: nothing may be taken for gone before the first list is in
     tasks = [asyncio.create_task(work) for work in (feed.run(), events.run(), kubelet.run())]
     try:
-        await asyncio.wait_for(kubelet.ready.wait(), 10)
+        await asyncio.wait_for(kubelet.ready.wait(), 60)
         yield kubelet
     finally:
         for task in tasks:

@@ -23,7 +23,7 @@ from tests.doubles.draplugin import RecordingPlugin
 RAW_PODS: Kind[Any] = Kind("", "v1", "pods", "Pod", True, dict)
 
 
-async def until(true: Callable[[], Awaitable[bool]], *, within_s: float = 10.0) -> None:
+async def until(true: Callable[[], Awaitable[bool]], *, within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not await true():  # noqa: ASYNC110 - what changes is on a server
             await asyncio.sleep(0.02)
@@ -305,7 +305,7 @@ async def test_a_pod_that_waits_for_a_driver_is_looked_at_as_soon_as_it_register
         with pytest.raises(PodBlocked, match="is not registered"):
             await kubelet.sync(workload.key("pod"), pod)
         async with RecordingPlugin(DRIVER).serving(root):
-            assert await asyncio.wait_for(woken.get(), 10) == workload.key("pod")
+            assert await asyncio.wait_for(woken.get(), 60) == workload.key("pod")
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -326,7 +326,7 @@ async def test_a_plugin_that_restarts_is_registered_again(kubelet: Kubelet, root
     plugin = RecordingPlugin(DRIVER)
     for name in ("first", "second"):
         async with plugin.serving(root):
-            await asyncio.wait_for(plugin.registered.wait(), 10)
+            await asyncio.wait_for(plugin.registered.wait(), 60)
             await workload.claim(f"claim-{name}")
             await workload.pod(name, f"claim-{name}")
             await until(partial(phase_is, workload, name, "Running"))
@@ -366,7 +366,7 @@ async def test_the_slices_of_a_driver_that_went_away_are_removed_after_a_while(
     async with running_kubelet(client, root, node_name, wipe_after_s=0.5):
         plugin = RecordingPlugin(DRIVER)
         async with plugin.serving(root):
-            await asyncio.wait_for(plugin.registered.wait(), 10)
+            await asyncio.wait_for(plugin.registered.wait(), 60)
             for driver in (DRIVER, "other.example.com"):
                 await client.create(SLICES, a_slice_of(node_name, driver))
             await asyncio.sleep(1.2)  # longer than wipe_after_s: a driver that is there keeps its slices

@@ -40,7 +40,7 @@ async def running(client: Client, folder: Path) -> AsyncIterator[None]:
     nodes = SimulatedNodes(root=folder, count=NODE_COUNT, gpus=GPUS, prefix="sim")
     task = asyncio.create_task(run_nodes(nodes, client, clock=SystemClock(), random=Random(1)))
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await published_gpus(client) < NODE_COUNT * GPUS:
                 assert not task.done(), task.exception()
                 await asyncio.sleep(0.1)
@@ -66,7 +66,7 @@ async def cluster(client: Client, crds: None, folder: Path) -> AsyncIterator[Cli
     for index in range(NODE_COUNT):
         with contextlib.suppress(NotFound):
             await client.delete(NODES, ObjectKey("", f"sim-{index}"))
-    async with asyncio.timeout(30):  # a node takes its slices along
+    async with asyncio.timeout(60):  # a node takes its slices along
         while await published_gpus(client):  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.1)
 
@@ -87,14 +87,14 @@ async def make_pod(client: Client, namespace: str, name: str, claim: str) -> Non
 
 
 async def until_running(client: Client, namespace: str, *pods: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         for name in pods:
             while (await client.get(PODS, ObjectKey(namespace, name))).status.phase != "Running":  # noqa: ASYNC110 - the server has no event for it
                 await asyncio.sleep(0.05)
 
 
 async def until_gone(client: Client, namespace: str, *pods: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         for name in pods:
             with contextlib.suppress(NotFound):
                 while await client.get(PODS, ObjectKey(namespace, name)):  # noqa: ASYNC110 - the server has no event for it
@@ -103,7 +103,7 @@ async def until_gone(client: Client, namespace: str, *pods: str) -> None:
 
 async def until_claim(client: Client, namespace: str, name: str, wanted: str) -> ResourceClaim:
     """Wait until the claim is "ready" (its device says so) or "free"."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             claim = await client.get(CLAIMS, ObjectKey(namespace, name))
             conditions = {
@@ -250,7 +250,7 @@ async def test_a_node_that_fails_comes_back_and_the_others_go_on(
 
 
 async def until_waiting_for_driver(client: Client, namespace: str, pod: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             conditions = (await client.get(PODS, ObjectKey(namespace, pod))).status.conditions
             if any(f"{NVIDIA_DRIVER} is not registered" in condition.message for condition in conditions):

@@ -16,7 +16,7 @@ from draco.cluster.realnode.nodes import API_PORT, RealNodes
 from tests.e2e.kubectl import Kubectl, eventually
 
 DRIVER = "gpu.nvidia.com"
-STARTS_WITHIN_S = 30.0
+STARTS_WITHIN_S = 60.0
 RETURNS_WITHIN_S = 60.0
 """After a power-off: kubelet waits for its node, makes a new sandbox, and prepares the claim again."""
 

@@ -57,7 +57,7 @@ def boot(folder: Path, count: int = 1) -> RealNodes:
     for name in nodes.boot(count, plane, settings):
         eventually(
             functools.partial(kubelet_runs, nodes, name),
-            within_s=30,
+            within_s=60,
             what=f"kubelet runs on {name}",
         )
     return nodes
@@ -158,7 +158,7 @@ def test_a_node_without_power_runs_nothing_and_keeps_its_disk(folder: Path) -> N
     assert time.monotonic() - began < 5
     assert network.processes_in(nodes.names.node_namespace("real-1")) == []
     nodes.power_on("real-1")
-    eventually(lambda: kubelet_runs(nodes, "real-1"), within_s=30, what="it is back")
+    eventually(lambda: kubelet_runs(nodes, "real-1"), within_s=60, what="it is back")
     assert nodes.exec_on_node("real-1", ["cat", "/var/lib/kubelet/kept"]).stdout == "kept\n"
     assert nodes.exec_on_node("real-1", ["cat", "/run/lost"]).returncode != 0
     assert nodes.exec_on_node("real-1", ["cat", "/proc/sys/kernel/random/boot_id"]).stdout != boot_id
@@ -193,7 +193,7 @@ def test_an_image_is_loaded_into_running_nodes_at_once_and_into_others_when_they
     nodes.load_image(archive)
     assert "draco.dev/mine:1" in images_of(nodes, "real-1")
     nodes.power_on("real-2")
-    eventually(lambda: kubelet_runs(nodes, "real-2"), within_s=30, what="it is back")
+    eventually(lambda: kubelet_runs(nodes, "real-2"), within_s=60, what="it is back")
     assert "draco.dev/mine:1" in images_of(nodes, "real-2")
 
 

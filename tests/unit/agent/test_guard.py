@@ -63,7 +63,7 @@ async def test_plugins_of_other_drivers_and_dead_or_mute_sockets_are_no_obstacle
         mute.listen()
         (tmp_path / "file.sock").touch()
         async with a_plugin(tmp_path / "other.sock", "gpu.example.com"):
-            await asyncio.wait_for(refuse_beside_others(tmp_path, DRIVER), 10)
+            await asyncio.wait_for(refuse_beside_others(tmp_path, DRIVER), 60)
     await refuse_beside_others(tmp_path / "nothing-here", DRIVER)
 
 

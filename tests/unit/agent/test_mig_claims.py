@@ -577,7 +577,7 @@ def test_while_holders_are_looked_for_others_read_and_see_a_dirty_gpu(tmp_path: 
     seen: list[tuple[list[int], bool]] = []
 
     def walk(_one: Instance | None, _gpu: Gpu, listed: Sequence[int]) -> str:
-        other.submit(node.scan).result(timeout=10)
+        other.submit(node.scan).result(timeout=60)
         seen.append((list(listed), node.mig.divisions[node.uuid].dirty))
         return "process 4711 (train)"
 

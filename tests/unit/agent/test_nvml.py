@@ -351,7 +351,7 @@ def test_waiting_in_a_second_thread_does_not_stop_the_first_from_reading(nvml: N
     waiter.start()
     assert len(nvml.gpus()) == 8
     faults.xid(path, 1, 48)
-    waiter.join(timeout=20)
+    waiter.join(timeout=60)
     assert [event.data for event in found] == [48]
 
 
@@ -400,11 +400,11 @@ def test_work_aside_that_ends_before_it_is_waited_for_holds_nobody_up(
 
     def hold_and_ask() -> None:
         with nvml.lock:
-            answers.append(nvml.aside(lambda: waiting.wait(10)))
+            answers.append(nvml.aside(lambda: waiting.wait(60)))
 
     asking = threading.Thread(target=hold_and_ask, daemon=True)
     asking.start()
-    asking.join(20)
+    asking.join(60)
     assert answers == [True]
 
 

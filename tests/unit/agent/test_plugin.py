@@ -39,7 +39,7 @@ class Served:
 
     async def info(self) -> Any:
         async with channel(self.registration) as connected:
-            return await unary(connected, REGISTRATION, "GetInfo")(registration_pb2.InfoRequest(), timeout=5)
+            return await unary(connected, REGISTRATION, "GetInfo")(registration_pb2.InfoRequest(), timeout=30)
 
 
 @asynccontextmanager

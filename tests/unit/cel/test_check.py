@@ -1,7 +1,5 @@
 """The type check: the sentences with which Kubernetes 1.37 refuses an expression, and what it accepts."""
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +9,7 @@ from draco.cel.environment import STORED_EXPRESSIONS, Environment, new_expressio
 from draco.cel.errors import CompileError
 from draco.cel.parse import parse
 from draco.cel.validate import validate
+from tests.doubles.work import at_most
 
 
 def verdict(expression: str, environment: Environment = STORED_EXPRESSIONS) -> str:
@@ -219,10 +218,9 @@ def test_versions_without_stable_dra_are_refused() -> None:
         "optional.of(" * 200 + "1" + ")" * 200 + ".hasValue()",
     ],
 )
-def test_hostile_expressions_are_judged_in_bounded_time(expression: str) -> None:
-    started = time.monotonic()
-    verdict(expression)
-    assert time.monotonic() - started < 5
+def test_hostile_expressions_are_judged_with_bounded_work(expression: str) -> None:
+    with at_most(calls=5_000_000):
+        verdict(expression)
 
 
 _WORDS = [

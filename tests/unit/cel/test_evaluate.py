@@ -5,6 +5,7 @@ expression on the device of `devices.py`.
 """
 
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -65,10 +66,8 @@ def test_ten_million_steps_are_stopped() -> None:
     expression = "true"
     for name in "abcdefg":
         expression = f"{ten}.all({name}, {expression})"
-    started = time.monotonic()
     with pytest.raises(EvaluationAborted, match=r"^operation cancelled: actual cost limit exceeded$"):
         compile_selector(expression).matches(a_device())
-    assert time.monotonic() - started < 10
 
 
 def test_a_stopped_evaluation_is_not_absorbed() -> None:
@@ -89,19 +88,40 @@ def test_values_that_double_again_and_again_are_stopped() -> None:
 
 
 def test_building_a_long_list_takes_linear_time() -> None:
-    started = time.monotonic()
-    assert compile_selector("lists.range(50000).map(x, x).size() == 50000").matches(a_device())
-    assert time.monotonic() - started < 5
+    def takes(length: int) -> float:
+        selector, view = compile_selector(f"lists.range({length}).map(x, x).size() == {length}"), a_device()
+
+        def once() -> float:
+            before_s = time.thread_time()
+            assert selector.matches(view)
+            return time.thread_time() - before_s
+
+        return min(once() for _ in range(3))
+
+    assert takes(60000) < 40 * takes(6000), "ten times as much, not a hundred times"
 
 
-def test_a_pattern_that_makes_backtracking_explode_is_matched_at_once() -> None:
-    started = time.monotonic()
-    view = a_device(long=DeviceAttribute(string="a" * 64))
-    assert not compile_selector(f'device.attributes["{DRIVER}"].long.matches("^(a*)*(a*)*b$")').matches(view)
-    assert not compile_selector(
-        f'cel.bind(p, device.driver == "" ? "" : "^(a|aa)+b$", device.attributes["{DRIVER}"].long.matches(p))'
-    ).matches(view)
-    assert time.monotonic() - started < 2
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'device.attributes["{driver}"].long.matches("^(a*)*(a*)*b$")',
+        'cel.bind(p, device.driver == "" ? "" : "^(a|aa)+b$", device.attributes["{driver}"].long.matches(p))',
+    ],
+    ids=["constant", "computed"],
+)
+def test_a_pattern_that_makes_backtracking_explode_is_matched_at_once(expression: str) -> None:
+    """In a process of its own: by backtracking it would not end in our lifetime, and nothing in its process could end it."""
+    script = (
+        "import sys\n"
+        "from draco.cel.selector import compile_selector\n"
+        "from draco.resources.slices import DeviceAttribute\n"
+        "from tests.unit.cel.test_evaluate import a_device\n"
+        "view = a_device(long=DeviceAttribute(string='a' * 64))\n"
+        "print(compile_selector(sys.argv[1]).matches(view))\n"
+    )
+    command = [sys.executable, "-c", script, expression.format(driver=DRIVER)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_a_format_clause_cannot_exhaust_memory() -> None:

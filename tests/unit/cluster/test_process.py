@@ -25,7 +25,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     started.stop_strays()
 
 
-def until(condition: Callable[[], bool], *, within_s: float = 10.0) -> None:
+def until(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"

@@ -113,7 +113,7 @@ def test_a_call_that_hangs_goes_on_when_it_is_let_go(nvml: SimulatedNvml, path: 
         with pytest.raises(TimeoutError):
             hung.result(timeout=0.2)
         faults.stop_failing(path)
-        assert hung.result(timeout=5) == nvml.nvmlDeviceGetName(second)
+        assert hung.result(timeout=60) == nvml.nvmlDeviceGetName(second)
 
 
 def test_a_driver_reload_voids_the_session_and_every_handle(nvml: SimulatedNvml, path: Path) -> None:

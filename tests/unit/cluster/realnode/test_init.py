@@ -12,7 +12,7 @@ import pytest
 from draco.cluster.realnode.config import plan_json
 from draco.cluster.realnode.init import NodePlan, Service
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 DIES_TOO = ("setpriv", "--pdeathsig", "KILL")
 SUPERVISE = (
     "import sys, pathlib; from draco.cluster.realnode.init import NodePlan, Supervisor;"

@@ -1,0 +1,29 @@
+"""How often the health of devices is streamed: on every change, and again before kubelet would call it out of date."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from draco.agent.api import health_v1_pb2
+from draco.agent.health_service import HealthService
+
+QUIET = asyncio.timeout
+
+
+async def test_what_does_not_change_is_told_again_long_before_kubelet_calls_it_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited_s: list[float] = []
+
+    def at_once(seconds: float) -> asyncio.Timeout:
+        waited_s.append(seconds)
+        return QUIET(0)
+
+    service = HealthService(pool="node-0", timeout_s=30)
+    stream: Any = service.behaviours(health_v1_pb2)["NodeWatchResources"](None, None)
+    monkeypatch.setattr(asyncio, "timeout", at_once)
+    told = [await anext(stream) for _ in range(3)]
+    await stream.aclose()
+    assert len(told) == 3
+    assert waited_s == [10.0, 10.0], "one may be lost, and the next comes in time"
