@@ -464,6 +464,13 @@ def test_a_pod_may_wait_for_a_sick_node_that_says_so() -> None:
     assert not list(unexplained(world, SICK))
 
 
+@pytest.mark.parametrize("there", [GPU, OTHER])
+def test_a_pod_may_wait_for_a_board_that_was_replaced(there: str) -> None:
+    waiting = "Claim default/c was allocated gpu-0, which this node does not have (it has: gpu-1); delete the pod."
+    world = a_world(("slice", a_slice(whole())), ("pod", a_pod(node="node", waiting=waiting)))
+    assert bool(list(unexplained(world, {"node": {"gpus": [{"uuid": there}]}}))) is (there == GPU)
+
+
 def test_time_in_which_the_observer_did_not_run_does_not_count() -> None:
     fairness = Fairness()
     assert fairness.step(10.0) == 0.0

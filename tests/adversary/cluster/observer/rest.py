@@ -20,6 +20,8 @@ _XID = 8
 _OWN_FAULT = re.compile("configures? its devices with|was allocated what takes no new work")
 """What kubelet is told of a claim that asks for what no driver here has, or was allocated a GPU with a fault, which is named:
 whoever tolerates that taint has it so."""
+_NOT_HERE = re.compile(r"was allocated (\S+), which this node does not have")
+"""What kubelet is told of a claim whose board was replaced before it was prepared."""
 
 
 def unexplained(world: World, states: Mapping[str, Mapping[str, Any]]) -> Iterator[Suspicion]:
@@ -47,7 +49,7 @@ def _wrong(
     node, ending = pod["spec"].get("nodeName"), pod["metadata"].get("deletionTimestamp")
     if node or ending:
         said = _waiting(pod)
-        if _sick(pod, states) or _OWN_FAULT.search(said):
+        if _sick(pod, states) or _OWN_FAULT.search(said) or _was_replaced(world, node, said, states):
             return ""
         return f"on node {node}, it {'is deleted and does not go' if ending else 'does not start'}: {said or 'no word'}"
     return _refused(world, pod, event, claims)
@@ -88,6 +90,20 @@ def _contradicts(world: World, said: str, note: str, claims: Mapping[str, Object
         if holder not in claims or not results(claims[holder]):
             return f"claim {holder} holds nothing, but Draco says: {note}"
     return ""
+
+
+def _was_replaced(world: World, node: str, said: str, states: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the board is really not there that kubelet is told is not there."""
+    missed = _NOT_HERE.search(said)
+    if missed is None or node not in states:
+        return False
+    there = {gpu["uuid"] for gpu in states[node].get("gpus") or []}
+    stood_for = [
+        seen[-1][1].gpu
+        for device, seen in world.names.history.items()
+        if (device.pool, device.device) == (node, missed[1])
+    ]
+    return bool(stood_for) and there.isdisjoint(stood_for)
 
 
 def _waiting(pod: Object) -> str:
