@@ -11,11 +11,12 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator
 from functools import lru_cache
+from itertools import compress, islice
 from typing import Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from draco.allocation.rowwise import Combined, number
+from draco.allocation.rowwise import BYTES, Combined, Narrow, number, packed, unpacked
 from draco.resources.semver import SemVer, SemVerError
 from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
 
@@ -23,6 +24,8 @@ MAX_SLOTS: Final = 255
 MAX_COLUMNS: Final = 512
 """A driver that publishes a different attribute name for every device must not fill the memory with empty columns."""
 _GROWTH: Final = 1024
+_AT_ONCE: Final = 8192
+_EVERY_BIT: Final = bytes(0xFF if mark else 0 for mark in range(BYTES))
 
 _CODE: Final = "i"
 Value = TypeVar("Value", DeviceAttribute, DeviceCapacity, None)
@@ -136,6 +139,22 @@ class Column:
         """Each distinct value: its key, one attribute or capacity that has it, and how many cells do."""
         for key, known in self._known.items():
             yield key, known.value, known.uses
+
+    def examples(self, marks: Narrow, most: int) -> list[int]:
+        """For each distinct value that marked rows have, one of these; of very many values so many.
+
+        The values come in the order in which the rows have them first.
+        """
+        if self.slots is not None:
+            there = unpacked(packed(self.slots) & packed(marks.translate(_EVERY_BIT)), len(marks))
+            found = [there.find(known.slot) for known in self._known.values()]
+            return sorted(row for row in found if row >= 0)[:most]
+        row_of: dict[int, int] = {0: 0}  # by the code; 0 is none
+        cells = zip(compress(self.codes, marks), compress(range(len(marks)), marks), strict=True)
+        while len(row_of) <= most and (some := dict(islice(cells, _AT_ONCE))):
+            row_of |= some
+        del row_of[0]
+        return list(islice(row_of.values(), most))
 
     @property
     def empty(self) -> bool:

@@ -13,6 +13,8 @@ from typing import Final, Self
 from draco.allocation.capacity import arithmetic
 from draco.allocation.counters import Counters, Drawn, drawn
 from draco.allocation.inventory import Inventory
+from draco.allocation.kept import Kept
+from draco.allocation.node_rows import SHARED as OF_NO_NODE
 from draco.allocation.rowwise import BYTES, packed
 from draco.allocation.state import AllocatedState
 from draco.resources.claims import ResourceClaim
@@ -25,6 +27,8 @@ from draco.resources.taints import DeviceTaintRule
 
 FREE, HELD, SHARED = 0, 1, 2
 """What claims have of a device: nothing, all of it, or shares."""
+MAX_OF_NODES: Final = 8
+"""Answers about all nodes that are kept: each takes a megabyte in a cluster of ten thousand."""
 _NOT_HELD: Final = bytes(mark != HELD for mark in range(BYTES))
 _ZERO: Final = bytes(mark == 0 for mark in range(BYTES))
 
@@ -57,6 +61,9 @@ class Fleet:
         self._recount: set[PoolKey] = set()
         """Pools whose counters changed since `short` was worked out."""
         self._drawn: dict[PoolKey, Drawn] = {}
+        self.of_nodes = Kept(MAX_OF_NODES)
+        """What was worked out of `nodes` and nothing else but what it is kept by; forgotten when a node changes."""
+        self._nodeless: list[str] | None = None
 
     @classmethod
     def of(
@@ -111,6 +118,14 @@ class Fleet:
         """Bring up to date at once whatever is worked out piece by piece, so that no copy of the fleet has to."""
         self.recount(len(self._recount))
         self.inventory.settle()
+        _ = self.nodeless
+
+    @property
+    def nodeless(self) -> Sequence[str]:
+        """The names, sorted, for which something is published though there is no such node. Worked out when asked for."""
+        if self._nodeless is None:
+            self._nodeless = sorted(self.inventory.nodes.names - self._nodes.keys() - {OF_NO_NODE})
+        return self._nodeless
 
     @property
     def free(self) -> int:
@@ -145,6 +160,7 @@ class Fleet:
         name = published.metadata.name
         before = self.inventory.pool_of(name)
         self.inventory.put_slice(published)
+        self._nodeless = None
         self._recount.update(key for key in (before, published.pool) if key is not None)
         entry = self.inventory.slice(name)
         if entry is None:
@@ -158,6 +174,7 @@ class Fleet:
         """Forget a slice; nothing happens if it is not known."""
         key = self.inventory.pool_of(name)
         self.inventory.remove_slice(name)
+        self._nodeless = None
         if key is not None:
             self._recount.add(key)
 
@@ -174,12 +191,16 @@ class Fleet:
         name = node.metadata.name
         if name not in self._nodes:
             insort(self._node_names, name)
+            self._nodeless = None
+        self.of_nodes.forget()
         self._nodes[name] = node
 
     def remove_node(self, name: str) -> None:
         """Forget a node; nothing happens if it is not known."""
         if self._nodes.pop(name, None) is not None:
             del self._node_names[bisect_left(self._node_names, name)]
+            self._nodeless = None
+            self.of_nodes.forget()
 
     def put_class(self, device_class: DeviceClass) -> None:
         """Take a device class as it now is, by its name."""

@@ -4,8 +4,10 @@ Owns that grouping, slice by slice, and the reading of a column node by node. De
 those that a node selector finds) are of no node; their rows stand under the name "".
 """
 
+from array import array
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
 from operator import itemgetter
+from typing import TypeAlias
 
 from draco.allocation.pools import Entry
 from draco.allocation.rowwise import Column
@@ -13,8 +15,15 @@ from draco.resources.slices import Device, ResourceSliceSpec
 
 SHARED = ""
 """Instead of a node's name: devices of no one node."""
-Profile = tuple[int, ...]
-"""What a column has for the devices of one node."""
+_NOWHERE = slice(0, 0)
+Profile: TypeAlias = bytes | tuple[int, ...]
+"""What a column has for the devices of one node: bytes of a column of bytes."""
+_Span: TypeAlias = slice | Callable[[Column], Sequence[int]]
+"""Where the rows of a node are: nearly always one after the other.
+
+A slice stands for them all without a number for each: to read by numbers that stand all over the memory of the fleet copies much
+of it in a child of the process that holds it.
+"""
 
 
 class NodeRows:
@@ -23,9 +32,8 @@ class NodeRows:
     def __init__(self) -> None:
         self._rows: dict[str, dict[tuple[str, str, str], Sequence[int]]] = {}
         """By the node, and by driver, pool and name of the slice."""
-        self._readers: dict[str, Callable[[Column], Profile]] = {}
-        self._spans: dict[str, tuple[int, int]] = {}
-        """Of nodes that were read and whose rows follow one another: the first row, and the one after the last."""
+        self._spans: dict[str, _Span] = {}
+        """Of nodes that were read since they changed."""
 
     def put(self, entry: Entry) -> None:
         """Take the rows of a slice."""
@@ -53,8 +61,11 @@ class NodeRows:
 
     def read(self, node: str, column: Column) -> Profile:
         """What a column has for the devices of one node, in the order of its rows."""
-        reader = self._readers.get(node) or self._reader_of(node)
-        return reader(column)
+        span = self._spans.get(node)
+        if span is None:
+            span = self._look_up(node)
+        cells = column[span] if isinstance(span, slice) else span(column)
+        return tuple(cells) if isinstance(column, array) else bytes(cells)
 
     def profiles(self, column: Column, nodes: Iterable[str]) -> dict[Profile, list[str]]:
         """The nodes by what a column has for their devices: milliseconds for ten thousand nodes.
@@ -62,10 +73,10 @@ class NodeRows:
         Few nodes differ in what matters, so what takes long needs to be done once for each profile.
         """
         found: dict[Profile, list[str]] = {}
-        readers = self._readers
+        cells, spans = (column, self._spans) if isinstance(column, bytes) else (b"", {})
         for node in nodes:
-            reader = readers.get(node) or self._reader_of(node)
-            profile = reader(column)
+            span = spans.get(node)
+            profile = cells[span] if isinstance(span, slice) else self.read(node, column)
             known = found.get(profile)
             if known is None:
                 found[profile] = [node]
@@ -73,31 +84,20 @@ class NodeRows:
                 known.append(node)
         return found
 
-    def counts(self, marks: bytes, nodes: Iterable[str]) -> dict[str, int]:
-        """How many of the marked rows each node has; nodes that have none are left out."""
-        found = {}
-        spans, count = self._spans, marks.count
-        for node in nodes:
-            span = spans.get(node)
-            there = count(1, *span) if span is not None else sum(self.read(node, marks))
-            if there:
-                found[node] = there
-        return found
-
     def settle(self) -> None:
         """Prepare the reading of every node that was not read since it changed."""
-        for node in self._rows.keys() - self._readers.keys():
-            self._reader_of(node)
+        for node in self._rows.keys() - self._spans.keys():
+            self._look_up(node)
 
-    def _reader_of(self, node: str) -> Callable[[Column], Profile]:
+    def _look_up(self, node: str) -> _Span:
         rows = self[node]
-        if rows and rows == list(range(rows[0], rows[0] + len(rows))):
-            self._spans[node] = (rows[0], rows[0] + len(rows))
-        reader = self._readers[node] = _reader(rows)
-        return reader
+        if not rows:
+            return _NOWHERE
+        follow = rows == list(range(rows[0], rows[0] + len(rows)))
+        span = self._spans[node] = slice(rows[0], rows[0] + len(rows)) if follow else itemgetter(*rows)
+        return span
 
     def _changed(self, node: str) -> None:
-        self._readers.pop(node, None)
         self._spans.pop(node, None)
 
 
@@ -118,9 +118,3 @@ def _split(entry: Entry) -> Mapping[str, Sequence[int]]:
     for row, device in zip(entry.rows, spec.devices, strict=True):
         split.setdefault(node_of(spec, device), []).append(row)
     return split
-
-
-def _reader(rows: Sequence[int]) -> Callable[[Column], Profile]:
-    if len(rows) > 1:
-        return itemgetter(*rows)
-    return lambda column: tuple(column[row] for row in rows)

@@ -75,12 +75,12 @@ def _true_conditions(claim: ResourceClaim, result: DeviceRequestAllocationResult
     }
 
 
-def reaching(claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> dict[str, Node]:
+def reaching(claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Mapping[str, Node]:
     """The nodes from which the devices of all claims that are allocated can be reached."""
     selectors = [claim.status.allocation.node_selector for claim in claims if claim.status.allocation is not None]
     bound = [selector for selector in selectors if selector is not None]
     if not bound:
-        return dict(nodes)
+        return nodes
     return {name: node for name, node in nodes.items() if all(_selects(selector, node) for selector in bound)}
 
 

@@ -22,7 +22,7 @@ from draco.explanation.details import (
     values_seen,
 )
 from draco.explanation.model import Cause, CauseCount, DeviceVerdict
-from draco.explanation.placement import node_causes
+from draco.explanation.placement import nodes_for
 from draco.explanation.survey import judged_devices
 from draco.explanation.verdicts import Ask, Finding, Judge, asks_of
 from draco.explanation.wording import cause_text
@@ -37,8 +37,7 @@ def device_verdicts(fleet: Fleet, claims: Sequence[ResourceClaim], *, pod: Pod |
         expanded = [expand(claim, fleet.classes, (), matcher(fleet.inventory.selectors, Node())) for claim in waiting]
     except AllocationError:
         return []
-    closed = node_causes(fleet, pod)
-    may_go = reaching(claims, {name: node for name, node in fleet.nodes.items() if name not in closed})
+    may_go = reaching(claims, nodes_for(fleet, pod).open)
     asks = asks_of(expanded)
     telling = _Telling(fleet)
     told = [

@@ -19,7 +19,7 @@ from draco.explanation.folding import folded
 from draco.explanation.model import Explanation, NodeCause, NodeReason, Problem, Reason, RequestExplanation
 from draco.explanation.nearest import nearest_misses
 from draco.explanation.nodes import MAX_NODES, device_causes, main_reason
-from draco.explanation.placement import node_causes
+from draco.explanation.placement import nodes_for
 from draco.explanation.problems import problems_of
 from draco.explanation.selection import alternatives, selection
 from draco.explanation.survey import Survey, survey
@@ -65,26 +65,23 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
     hopeless = _hopeless(fleet, claims, pod)
     if hopeless is not None:
         return _with(hopeless, allocated=allocated)
-    closed = node_causes(fleet, pod)
-    may_go = {name: fleet.nodes[name] for name in fleet.node_names if name not in closed}
-    reach = reaching(claims, may_go)
-    out_of_reach = _out_of_reach(may_go, reach)
+    nodes = nodes_for(fleet, pod)
+    reach = reaching(claims, nodes.open)
+    elsewhere = [*_out_of_reach(nodes.open, reach), *nodes.causes]
     waiting = [claim for claim in claims if claim.status.allocation is None]
     if not waiting or any(is_full(claim, pod) for claim in claims):
         reason = reason_of(claims, allocated, pod, reach=bool(reach) or pod is None)
-        nodes = [*out_of_reach, *_different(closed)] if reason is Reason.BOUND_ELSEWHERE else []
-        return Explanation(reason=reason, summary="", allocated=allocated, nodes=nodes)
-    if not reach and may_go:
-        return Explanation(
-            reason=Reason.BOUND_ELSEWHERE, summary="", allocated=allocated, nodes=[*out_of_reach, *_different(closed)]
-        )
+        closed = elsewhere if reason is Reason.BOUND_ELSEWHERE else []
+        return Explanation(reason=reason, summary="", allocated=allocated, nodes=closed)
+    if not reach and nodes.open:
+        return Explanation(reason=Reason.BOUND_ELSEWHERE, summary="", allocated=allocated, nodes=elsewhere)
     told = _of_waiting(fleet, waiting, reach)
     if told.fits:
         return _with(told, allocated=allocated)
     return _with(
         told,
         allocated=allocated,
-        nodes=[*told.nodes, *out_of_reach, *_different(closed)],
+        nodes=[*told.nodes, *elsewhere],
         nearest=nearest_misses(fleet, claims, pod),
     )
 
@@ -150,16 +147,11 @@ def _tried_alone(
 
 
 def _out_of_reach(may_go: Mapping[str, Node], reach: Mapping[str, Node]) -> list[NodeCause]:
-    names = sorted(may_go.keys() - reach.keys())
+    names = sorted(may_go.keys() - reach.keys()) if reach is not may_go else []
     if not names:
         return []
     text = "out of reach of the devices that are allocated already"
     return [NodeCause(reason=NodeReason.ALLOCATION, text=text, nodes=len(names), names=names[:MAX_NODES])]
-
-
-def _different(closed: Mapping[str, NodeCause]) -> list[NodeCause]:
-    different = {id(cause): cause for cause in closed.values()}
-    return sorted(different.values(), key=lambda cause: -cause.nodes)
 
 
 def _lacks_class(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:

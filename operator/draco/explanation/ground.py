@@ -4,13 +4,14 @@ Owns the telling apart of pools that are plainly one node's own (nearly all of t
 shared counters or without) from those that need a view for each kind of node. Judges nothing.
 """
 
+from array import array
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet import Fleet
-from draco.allocation.node_rows import SHARED
+from draco.allocation.node_rows import Profile
 from draco.allocation.pools import Candidate, Charges, Entry, Pool, PoolView, is_device_for
 from draco.allocation.rowwise import Column
 from draco.resources.core import Node
@@ -56,11 +57,11 @@ class Ground:
 
     def _of_no_node(self) -> Iterator[Entry]:
         inventory = self._fleet.inventory
-        for name in sorted(inventory.nodes.names - self._fleet.nodes.keys() - {SHARED}):
+        for name in self._fleet.nodeless:
             entries = {entry.name: entry for entry in map(inventory.entry, inventory.nodes[name])}
             yield from (entry for entry in entries.values() if pool_key(entry) not in self._other_keys)
 
-    def profiles(self, nodes: Iterable[str], column: Column) -> Mapping[tuple[int, ...], list[str]]:
+    def profiles(self, nodes: Iterable[str], column: Column) -> Mapping[Profile, list[str]]:
         """The nodes by what a column has for these devices; to be asked where all pools are plain."""
         return self._fleet.inventory.nodes.profiles(column, nodes)
 
@@ -71,11 +72,12 @@ class Ground:
             return rows
         return [row for row in rows if pool_key(self._fleet.inventory.entry(row)) not in self._other_keys]
 
-    def read(self, node: str, column: Column) -> tuple[int, ...]:
+    def read(self, node: str, column: Column) -> Profile:
         """What a column has for these devices, in the same order."""
         if node not in self._mixed:
             return self._fleet.inventory.nodes.read(node, column)
-        return tuple([column[row] for row in self.rows(node)])
+        cells = [column[row] for row in self.rows(node)]
+        return tuple(cells) if isinstance(column, array) else bytes(cells)
 
     def own(self, node: str) -> Iterator[tuple[PoolView, Candidate]]:
         """The devices in a node's plain pools, as its rows."""

@@ -6,7 +6,7 @@ looked at here. Causes are equal where the same thing stands in the way, so that
 
 import heapq
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -61,24 +61,42 @@ class Obstacle(msgspec.Struct, frozen=True):
         return f"outside the pod's node affinity ({self.what})"
 
 
-def node_causes(fleet: Fleet, pod: Pod | None) -> dict[str, NodeCause]:
-    """For each node that the pod cannot go to, its cause: the first that kube-scheduler meets, counted over all nodes.
+class PodNodes(msgspec.Struct, frozen=True):
+    """The nodes as the rules of a pod divide them."""
 
-    Without a pod, the causes for one that asks nothing of its node and tolerates nothing.
+    open: Mapping[str, Node]
+    """Those to which it may go."""
+    closed: Mapping[str, NodeCause]
+    """For each of the others its cause: the first that kube-scheduler meets, counted over all nodes."""
+    causes: Sequence[NodeCause]
+    """These causes, that of most nodes first."""
+
+
+def nodes_for(fleet: Fleet, pod: Pod | None) -> PodNodes:
+    """Where the pod may go, worked out once for all pods that ask the same of their nodes.
+
+    Without a pod, where one may go that asks nothing of its node and tolerates nothing.
     """
     rules = PodRules(pod)
+    return fleet.of_nodes.get(rules.asked, lambda: _divided(fleet, rules))
+
+
+def _divided(fleet: Fleet, rules: "PodRules") -> PodNodes:
     nodes_of: dict[Obstacle, list[str]] = {}
     for name, node in fleet.nodes.items():
         obstacles = rules.obstacles(node)
         if obstacles:
             nodes_of.setdefault(obstacles[0], []).append(name)
-    causes = {}
+    closed = {}
+    causes = []
     for obstacle, names in nodes_of.items():
         cause = NodeCause(
             reason=obstacle.reason, text=str(obstacle), nodes=len(names), names=heapq.nsmallest(MAX_NAMES, names)
         )
-        causes.update(dict.fromkeys(names, cause))
-    return causes
+        closed.update(dict.fromkeys(names, cause))
+        causes.append(cause)
+    is_open = {name: node for name, node in fleet.nodes.items() if name not in closed}
+    return PodNodes(is_open, closed, sorted(causes, key=lambda cause: -cause.nodes))
 
 
 class PodRules:
@@ -95,6 +113,8 @@ class PodRules:
         self._labels = sorted({*spec.node_selector, *(each.key for term in terms for each in term.match_expressions)})
         self._asks_name = bool(self._node_name) or any(term.match_fields for term in terms)
         self._asks = bool(self._labels or self._asks_name or self._required is not None)
+        self.asked: Final = msgspec.msgpack.encode((spec.tolerations, spec.node_name, self._selector, self._required))
+        """Equal for pods that ask the same of nodes."""
         self._judged: dict[tuple[object, ...], tuple[Obstacle, ...]] = {}
 
     def obstacles(self, node: Node) -> tuple[Obstacle, ...]:

@@ -5,7 +5,6 @@ Owns questions to the columns of an inventory. Decides nothing about claims.
 
 import difflib
 from collections.abc import Collection, Iterable
-from itertools import compress, islice
 from typing import Final
 
 from draco.allocation.columns import DRIVER, Columns, Path
@@ -89,11 +88,8 @@ class Published:
         column = self._columns.get(Path(path.kind, path.domain or "", path.id or ""))
         if column is None:
             return {}
-        marks = memoryview(rows)
-        row_of = dict(zip(compress(column.codes, marks), compress(range(len(rows)), marks), strict=True))
-        row_of.pop(0, None)
         found: dict[Plain, int] = {}
-        for row in islice(row_of.values(), _MANY):
+        for row in column.examples(rows, _MANY):
             device = self._columns.devices[row]
             value = None if device is None else value_of(device, self._columns.drivers[row], path)
             if value is not None:

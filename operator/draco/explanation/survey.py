@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from draco.allocation.fleet import Fleet
+from draco.allocation.node_rows import Profile
 from draco.allocation.pools import Candidate, Entry, PoolView, Standing
 from draco.explanation.ground import NO_VIEW, NOTHING, Ground, Sight, candidate_of
 from draco.explanation.model import Cause
@@ -100,7 +101,7 @@ def judged_devices(
     return _Surveyor(fleet, claims, asks, open_nodes).devices()
 
 
-_Like: TypeAlias = tuple[bool, int, tuple[int, ...]]
+_Like: TypeAlias = tuple[bool, int, Profile]
 """Whether nodes are open, which sight they have, and the codes of their devices."""
 
 

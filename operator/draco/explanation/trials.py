@@ -5,10 +5,9 @@ devices it has that would do; that only decides what is tried first, never what 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice, repeat
-from operator import add
 from typing import Final, TypeAlias
 
 import msgspec
@@ -16,11 +15,12 @@ import msgspec
 from draco.allocation.allocate import allocate
 from draco.allocation.errors import AllocationError, SearchTooLong
 from draco.allocation.fleet import HELD, Fleet
+from draco.allocation.node_rows import SHARED
 from draco.allocation.node_selection import selects
 from draco.allocation.pools import PoolView, Standing
-from draco.allocation.rowwise import Combined, combine, select
+from draco.allocation.rowwise import Combined, combine, number, select
 from draco.allocation.state import AllocatedState
-from draco.explanation.placement import PodRules
+from draco.explanation.placement import PodRules, nodes_for
 from draco.explanation.published import Published
 from draco.explanation.selection import Asked, Selection, alternatives, count, first_rows, selection
 from draco.resources.claims import AllocationResult, ResourceClaim
@@ -36,8 +36,10 @@ MAX_STEPS: Final = 10_000
 """Devices that one search looks at."""
 NODES: Final = 5
 """Nodes that one change is tried on."""
-_ROWS: Final = 2_000
-"""Devices that are looked at one by one."""
+_SHARING: Final = 2_000
+"""Nodes that are known to have nothing but devices that several share."""
+_FEW: Final = 200
+"""Devices of which the nodes are looked up one by one."""
 _NOT_HELD: Final = bytes(code != HELD for code in range(256))
 _CURRENT: Final = bytes(code == Standing.CURRENT for code in range(256))
 _Asked: TypeAlias = tuple[tuple[tuple[ObjectKey, str], int, bytes], ...]
@@ -75,10 +77,10 @@ class Trials:
         self.fleet = fleet
         self.claims: Final = [claim for claim in claims if claim.status.allocation is None]
         self.rules: Final = PodRules(pod)
+        self._nodes = nodes_for(fleet, pod)
         self.published: Final = Published(fleet.inventory.columns)
         self.tries = 0
         self._ranked: dict[_Asked, Mapping[int, Sequence[str]]] = {}
-        self._counted: dict[bytes, Mapping[str, int]] = {}
         self._usable: dict[int, bytes] = {}
         selectors = [claim.status.allocation.node_selector for claim in claims if claim.status.allocation is not None]
         self._bound = [selector for selector in selectors if selector is not None]
@@ -129,10 +131,9 @@ class Trials:
         return known
 
     @cached_property
-    def _open(self) -> frozenset[str]:
-        obstacles, nodes = self.rules.obstacles, self.fleet.nodes.items()
-        names = [name for name, node in nodes if not obstacles(node)]
-        return frozenset(filter(lambda name: self.reaches(self.fleet.nodes[name]), names) if self._bound else names)
+    def _open(self) -> Collection[str]:
+        there = self._nodes.open
+        return {name for name, node in there.items() if self.reaches(node)} if self._bound else there.keys()
 
     @property
     def is_any_closed(self) -> bool:
@@ -167,34 +168,28 @@ class Trials:
 
     def _rank(self, asked: _Asked) -> Mapping[int, Sequence[str]]:
         """The names of nodes by how many of the rows that are wanted they have; at 0 those that only share devices."""
-        totals: dict[str, int] = {}
-        for request in dict.fromkeys(request for request, _, _ in asked):
-            of_request: dict[str, int] = {}
-            for _, wanted, rows in (each for each in asked if each[0] == request):
-                there = self._by_node(rows).items()
-                worths = {name: min(wanted, number) for name, number in there}
-                of_request = _merged(of_request, worths, max)
-            totals = _merged(totals, of_request, add)
-        shares = totals.pop("", None) is not None
+        nodes = self.fleet.inventory.nodes
+        marked = combine([number(rows, (0, 1)) for _, _, rows in asked])
         by_worth: dict[int, list[str]] = {}
-        for name, worth in totals.items():
-            by_worth.setdefault(worth, []).append(name)
-        if shares:
-            by_worth[0] = [name for name in islice(self.fleet.node_names, _ROWS) if name not in totals]
+        for profile, names in nodes.profiles(marked.codes, self._nodes_with(asked)).items():
+            codes = Counter(profile)
+            worth_of: dict[tuple[ObjectKey, str], int] = {}
+            for request, wanted, rows in asked:
+                there = sum(codes[code] for code, row in enumerate(marked.rows) if rows[row])
+                worth_of[request] = max(worth_of.get(request, 0), min(wanted, there))
+            by_worth.setdefault(sum(worth_of.values()), []).extend(names)
+        by_worth.pop(0, None)
+        if any(any(nodes.read(SHARED, rows)) for _, _, rows in asked):
+            worthy = {name for names in by_worth.values() for name in names}
+            by_worth[0] = [name for name in islice(self.fleet.node_names, _SHARING) if name not in worthy]
         return {worth: sorted(names) for worth, names in by_worth.items()}
 
-    def _by_node(self, marks: bytes) -> Mapping[str, int]:
-        """How many of the marked rows each node has; "" for those of no one node."""
-        known = self._counted.get(marks)
-        if known is None:
-            known = self._counted[marks] = self._count(marks)
-        return known
-
-    def _count(self, marks: bytes) -> Mapping[str, int]:
-        inventory = self.fleet.inventory
-        if count(marks) <= _ROWS:
-            return Counter(map(inventory.node_of, first_rows(marks, _ROWS)))
-        return inventory.nodes.counts(marks, ("", *self.fleet.node_names))
+    def _nodes_with(self, asked: _Asked) -> Collection[str]:
+        """The nodes that may have some of the rows that are wanted."""
+        if sum(count(rows) for _, _, rows in asked) > _FEW:
+            return self.fleet.node_names
+        found = {row for _, _, rows in asked for row in first_rows(rows, _FEW)}
+        return set(map(self.fleet.inventory.node_of, found)) - {SHARED}
 
     def fits(
         self,
@@ -249,10 +244,3 @@ class Trials:
         keys += [key for view in views for key, _ in view.others]
         holders = {holder for key in keys for holder in self.fleet.state.holders(key)}
         return AllocatedState.of(self.fleet.claims[holder] for holder in sorted(holders - {without}))
-
-
-def _merged(one: dict[str, int], other: dict[str, int], both: Callable[[int, int], int]) -> dict[str, int]:
-    """Two tables as one; `both` says what stands for a name that is in each."""
-    if not one or not other:
-        return one or other
-    return one | {name: both(one[name], number) if name in one else number for name, number in other.items()}

@@ -101,7 +101,7 @@ class Trying:
         told = []
         for column in self._rows.compared:
             read = self._ground.read(name, column)
-            values = read if len(matter) == len(read) else tuple([read[place] for place in matter])
+            values = tuple(read if len(matter) == len(read) else [read[place] for place in matter])
             told.append(_renumbered(values) if by_place else values)
         return tuple(told)
 

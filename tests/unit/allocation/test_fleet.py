@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -272,16 +273,16 @@ def test_nodes_are_told_apart_by_what_a_column_has_for_their_devices() -> None:
     )
     names = ["node-3", "node-2", "node-1", "node-0", "unknown"]
     assert fleet.inventory.nodes.profiles(fleet.held, names) == {
-        (0, 1, 1): ["node-3"],
-        (0, 0, 1): ["node-2"],
-        (1, 0, 0): ["node-1"],
-        (0, 0, 0): ["node-0"],
-        (): ["unknown"],
+        bytes([0, 1, 1]): ["node-3"],
+        bytes([0, 0, 1]): ["node-2"],
+        bytes([1, 0, 0]): ["node-1"],
+        bytes([0, 0, 0]): ["node-0"],
+        b"": ["unknown"],
     }
     assert len(fleet.inventory.nodes[""]) == 1
 
 
-def test_marked_devices_are_counted_node_by_node_while_slices_come_and_go() -> None:
+def test_columns_are_read_node_by_node_while_slices_come_and_go() -> None:
     fleet = Fleet()
     for n in (0, 1, 0, 2, 1):
         for part in range(2):
@@ -289,12 +290,14 @@ def test_marked_devices_are_counted_node_by_node_while_slices_come_and_go() -> N
             fleet.put_slice(a_slice(f"node-{n}", devices, name=f"{n}-{part}", of=2))
         fleet.put_slice(a_slice("", [f"x-{i}" for i in range(n + 1)], pool="network", all_nodes=True))
         inventory = fleet.inventory
-        marks = bytes(row % 3 != 1 for row in range(inventory.columns.rows))
-        names = ["", "node-0", "node-1", "node-2", "unknown"]
-        each = {name: sum(marks[row] for row in inventory.nodes[name]) for name in names}
-        assert inventory.nodes.counts(marks, names) == {name: count for name, count in each.items() if count}
+        column = bytes(row % 251 for row in range(inventory.columns.rows))
+        for name in ["", "node-0", "node-1", "node-2", "unknown"]:
+            there = [column[row] for row in inventory.nodes[name]]
+            assert list(inventory.nodes.profiles(column, [name])) == [bytes(there)]
+            assert inventory.nodes.read(name, bytearray(column)) == bytes(there)
+            assert inventory.nodes.read(name, array("i", list(column))) == tuple(there)
     fleet.remove_slice("0-1")
-    assert fleet.inventory.nodes.counts(bytes([1]) * inventory.columns.rows, ["node-0"]) == {"node-0": 2}
+    assert len(fleet.inventory.nodes.read("node-0", bytes(inventory.columns.rows))) == 2
 
 
 def test_the_pools_that_are_not_plain_are_known_after_each_change() -> None:

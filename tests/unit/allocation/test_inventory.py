@@ -355,3 +355,21 @@ def test_capacity_is_kept_with_its_own_policy() -> None:
     _, second = columns.add("d", Device(name="b", capacity={"memory": DeviceCapacity(value="1024Mi")}))
     assert first.capacity["memory"] == plain
     assert second.capacity["memory"].value == "1024Mi"
+
+
+@pytest.mark.parametrize("distinct", [3, 300, 9000])
+def test_one_row_is_told_for_each_value_that_marked_rows_have(distinct: int) -> None:
+    inventory = Inventory()
+    products = [str(number % distinct) for number in range(9500)]
+    for start in range(0, len(products), 100):
+        gpus = [
+            a_device(f"gpu-{start}-{n}", product=product) for n, product in enumerate(products[start : start + 100])
+        ]
+        inventory.put_slice(a_slice(f"node-{start}", [*gpus, Device(name=f"other-{start}")], name=str(start)))
+    column = inventory.columns.read(Path("attributes", NVIDIA_DRIVER, "productName"))
+    assert column is not None
+    marks = bytes(bool(live) and row % 3 != 0 for row, live in enumerate(inventory.columns.live))
+    code_of = {row: code for row, code in enumerate(column.codes) if marks[row] and code}
+    told = column.examples(marks, 2000)
+    in_order = list(dict.fromkeys(code_of.values()))
+    assert [code_of[row] for row in told] == in_order[:2000]

@@ -7,7 +7,7 @@ import pytest
 
 from draco.allocation.fleet import Fleet
 from draco.explanation.model import NodeReason
-from draco.explanation.placement import PodRules, node_causes, selector_text, tolerates
+from draco.explanation.placement import PodRules, nodes_for, selector_text, tolerates
 from draco.resources.core import (
     Affinity,
     Node,
@@ -174,7 +174,7 @@ def test_an_affinity_without_terms_matches_no_node() -> None:
 def test_like_nodes_share_one_cause_that_counts_them_and_names_the_first() -> None:
     nodes = [a_labelled_node(f"n{index}", zone="b") for index in range(9, 0, -1)]
     fleet = Fleet.of(nodes=[*nodes, a_labelled_node("good", zone="a")])
-    causes = node_causes(fleet, a_pod_that_asks(node_selector={"zone": "a"}))
+    causes = nodes_for(fleet, a_pod_that_asks(node_selector={"zone": "a"})).closed
     assert sorted(causes) == [f"n{index}" for index in range(1, 10)]
     cause = causes["n1"]
     assert all(each is cause for each in causes.values())
@@ -184,7 +184,7 @@ def test_like_nodes_share_one_cause_that_counts_them_and_names_the_first() -> No
 
 def test_the_cause_of_a_node_is_the_first_that_kube_scheduler_meets() -> None:
     node = a_labelled_node("a", NodeTaint(key="gpu", effect="NoSchedule"), cordoned=True, zone="b")
-    causes = node_causes(Fleet.of(nodes=[node]), a_pod_that_asks(node_selector={"zone": "a"}))
+    causes = nodes_for(Fleet.of(nodes=[node]), a_pod_that_asks(node_selector={"zone": "a"})).closed
     assert causes["a"].reason is NodeReason.UNSCHEDULABLE
 
 
