@@ -1,4 +1,4 @@
-"""The agent machine's third layer: what happens to hardware, what people do by hand, and what the agent lives on.
+"""The agent machine's fourth layer: what happens to hardware, what people do by hand, and what the agent lives on.
 
 Owns these steps. The agent is blamed for none of what they do.
 """
@@ -9,12 +9,16 @@ from functools import partial
 from typing import Any, Literal
 
 from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
 
 from draco.simulator import by_hand, faults, hotplug, state, sysfs
+from draco.simulator.boards import BOARDS
 from draco.simulator.state import StateError
 from tests.adversary.agent import observer
 from tests.adversary.agent.claims import LifeOfClaims
-from tests.adversary.agent.life import FAILING, NUMBERS, accident, fired
+from tests.adversary.agent.life import FAILING, REST_S
+from tests.adversary.agent.node import NUMBERS, accident, fired
+from tests.adversary.agent.surroundings import DRIVER
 
 PROFILES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb")
 CODES = ("UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NOT_FOUND", "GPU_IS_LOST", "NO_PERMISSION")
@@ -64,6 +68,7 @@ class Accidents(LifeOfClaims):
             "reboot", partial(faults.reboot, self.path, minors=minors, first_capability=capabilities), moves=True
         )
         self.sickness.rebooted()
+        self.rivals.all_go(cleanly=False)
         sysfs.build(self.folder / "sys", state.load(self.path))
         if not keep_specs:
             shutil.rmtree(self.folder / "cdi")
@@ -102,9 +107,15 @@ class Accidents(LifeOfClaims):
             case _:
                 self._happens(what, lambda: faults.stop_failing(self.path), moves=False)
 
-    @accident(pick=NUMBERS, code=st.sampled_from(XIDS), of_part=st.booleans())
-    def xid(self, pick: int, code: int, of_part: bool = False) -> None:
-        """The driver reports an error of a GPU; of a part of it, where the error is one that reaches all of it."""
+    @accident(
+        pick=NUMBERS, code=st.sampled_from(XIDS), of_part=st.booleans(), seen=st.sampled_from((True, True, False))
+    )
+    def xid(self, pick: int, code: int, of_part: bool = False, seen: bool = False) -> None:
+        """The driver reports an error of a GPU; of a part of it, where the error is one that reaches all of it.
+
+        `seen`: the agent has the time to listen, and to do something about it.
+        """
+        self._time_passes(seen)
         gpu = self._gpu(pick)
         if self.hanging or not state.load(self.path).gpus:
             return
@@ -113,6 +124,11 @@ class Accidents(LifeOfClaims):
         if self._happens(f"xid {code}", lambda: faults.xid(self.path, gpu, code, **scope), moves=False, disturbs=False):
             self.sickness.xid(self._uuid(gpu), code)
             fired["xid: heard"] += bool(self.sickness.told)
+            self._time_passes(seen)
+
+    def _time_passes(self, passes: bool) -> None:
+        if passes and self.agent is not None:
+            self.turn(REST_S)
 
     def _uuid(self, gpu: int) -> str:
         gpus = state.load(self.path).gpus
@@ -140,8 +156,24 @@ class Accidents(LifeOfClaims):
         """Somebody else makes an instance."""
         if self.hanging:  # theirs would hang, too
             return
+        self._make(self._gpu(pick), profile, start, compute)
+
+    @accident(pick=NUMBERS)
+    def replace_by_hand(self, pick: int) -> None:
+        """Somebody destroys an instance of a claim, and makes one of theirs in its place that is just like it."""
+        if self.hanging:
+            return
+        found = [each for each in observer.look(self.folder).instances() if each[1]["serial"] in self.alive]
+        if not found:
+            return
+        gpu, instance = found[pick % len(found)]
+        destroy = partial(by_hand.destroy_instance, self.path, gpu["uuid"], instance["id"])
+        if self._happens("destroy by hand", destroy, moves=True, disturbs=False):
+            fired["replace by hand"] += 1
+            self._make(gpu["uuid"], _profile(gpu["board"], instance["profile_id"]), instance["start"], "whole")
+
+    def _make(self, gpu: int | str, profile: str, start: int | None, compute: Literal["whole", "none"]) -> None:
         before = observer.look(self.folder).serials()
-        gpu = self._gpu(pick)
         make = partial(by_hand.create_instance, self.path, gpu, profile, start=start, compute=compute)
         self._happens(f"make by hand{'' if compute == 'whole' else ', bare'}", make, moves=False, disturbs=False)
         self.foreign |= observer.look(self.folder).serials() - before
@@ -194,10 +226,46 @@ class Accidents(LifeOfClaims):
                 self.disk.free = None
             case "API goes":
                 self.source.gone = True
+                self.reachable = False
             case "API comes back":
                 self.source.gone = False
             case _:
                 self._all_is_well()
+
+    # Other plugins
+
+    @precondition(lambda self: len(self.rivals.live) < 2)
+    @accident(
+        where=st.sampled_from(("beside", "in our place", "in our place", "other driver")),
+        speaks=st.booleans(),
+        ours=st.booleans(),
+        seen=st.booleans(),
+    )
+    def another_plugin(self, where: str, speaks: bool, ours: bool, seen: bool = False) -> None:
+        """Somebody else serves the driver, or another one: by a socket of its own, or by ours. It may not answer at first."""
+        fired[f"another plugin, {where}"] += 1
+        registry, driver = self.rivals.registry, "fpga.example.com" if where == "other driver" else DRIVER
+        name = f"{driver}-{self.rivals.born}" if where == "beside" else driver
+        names = [registry / f"{name}-reg.sock", self.rivals.services / f"{name}.sock"]
+        if where == "in our place":
+            names[1] = self.rivals.services / "dra.sock"
+        since_s = self.clock.monotonic() + 0.001 if ours and driver == DRIVER else None
+        self.rivals.come(names, driver=driver, speaks=speaks, since_s=since_s)
+        self.gave_way = False
+        self._time_passes(seen)
+
+    @precondition(lambda self: bool(self.rivals.live))
+    @rule(pick=NUMBERS, what=st.sampled_from(("speaks", "speaks", "ends", "is killed")), seen=st.booleans())
+    def of_another_plugin(self, pick: int, what: str, seen: bool = False) -> None:
+        """It answers now, or ends."""
+        fired[f"another plugin {what}"] += 1
+        rival = self.rivals.live[pick % len(self.rivals.live)]
+        if what == "speaks":
+            rival.speaks = True
+        else:
+            self.rivals.go(rival, cleanly=what == "ends")
+            self.gave_way = False
+        self._time_passes(seen)
 
     def _all_is_well(self) -> None:
         """Whatever can be repaired is."""
@@ -214,3 +282,9 @@ class Accidents(LifeOfClaims):
     def policy(self, pick: int, mode: str) -> None:
         """What is wanted of a GPU changes."""
         self._policy(pick, mode)
+
+
+def _profile(board: str, number: int) -> str:
+    """The name by which people know a profile."""
+    table = BOARDS[board].mig
+    return next(one.name for one in table.profiles if one.id == number) if table else ""

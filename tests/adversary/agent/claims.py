@@ -1,4 +1,4 @@
-"""The agent machine's second layer: claims that come, are prepared, asked for again, and go; and pods that use them.
+"""The agent machine's third layer: claims that come, are prepared, asked for again, and go; and pods that use them.
 
 Owns these steps, and what must be true of an answer at the moment at which kubelet gets it.
 """
@@ -13,7 +13,8 @@ from draco.simulator import faults, state
 from draco.simulator.gpu_state import Process
 from tests.adversary.agent import observer
 from tests.adversary.agent.driven import NoAnswer
-from tests.adversary.agent.life import NUMBERS, LifeOfAgent, fired
+from tests.adversary.agent.life import LifeOfAgent
+from tests.adversary.agent.node import NUMBERS, fired
 from tests.adversary.agent.scheduler import Claim, Result
 from tests.adversary.agent.surroundings import NODE
 
@@ -125,6 +126,7 @@ class LifeOfClaims(LifeOfAgent):
         self._kubelet_records()
         with self._living("prepare again" if again else "prepare"):
             error, devices = self._up().prepare(claim.name, claim.uid)
+            assert error or not self.gave_way, "prepared, though another plugin was there first"
             fired[f"prepare{' again' if again else ''}: {'refused' if error else 'done'}"] += 1
             if error:
                 claim.unsure = before  # a refusal is an answer; an attempt without one may still go on
@@ -159,6 +161,8 @@ class LifeOfClaims(LifeOfAgent):
         self.alive |= {serial for one in mine if (serial := seen.serial(one.uuid)) is not None}
         for part in claim.exclusive:
             gpu = next(each for each in seen.gpus if each["uuid"] == part.gpu)
+            if self.hanging and self.modes.get(part.gpu) != gpu["mig_current"]:
+                continue  # somebody has switched it, and now there is nobody who could tell
             assert bool(gpu["mig_current"]) is not part.whole, "just answered, the GPU's MIG mode makes it useless"
 
     def _check_refusal(self, claim: Claim, error: str) -> None:
@@ -198,13 +202,26 @@ class LifeOfClaims(LifeOfAgent):
         claim = self._pick(pick)
         if not (claim.told or claim.unsure):
             return
-        whole = claim.told and bool(claim.parts) and all(part.whole for part in claim.parts.values())
+        must = self._can_be_given_up(claim)
         with self._living("unprepare"):
             try:
-                self._give_up(claim)
+                error = self._give_up(claim)
             except NoAnswer:
-                assert not whole, "a claim of whole GPUs is not given up while the driver hangs"
+                assert not must, f"{claim.name} is not given up, and nothing is in its way"
                 raise
+            assert not must or not error, f"{claim.name} is not given up, and nothing is in its way: {error}"
+
+    def _can_be_given_up(self, claim: Claim) -> bool:
+        """Whole GPUs need no driver, and neither kind needs room on the disk or the API server. Instances must not be in use."""
+        if not claim.told or not claim.parts:
+            return False
+        whole = all(part.whole for part in claim.parts.values())
+        fired["unprepare: must work"] += 1
+        if whole:
+            return True
+        hardware = self._hardware()
+        used = any(gpu["processes"] or gpu["error"] for gpu in hardware["gpus"])
+        return self.current and self._answers() and not used and not hardware["missing"]
 
     def _give_up(self, claim: Claim) -> str:
         claim.leaving = True

@@ -1,13 +1,13 @@
 """The real agent on a node of the adversary, one step at a time: it can be killed at every one of them.
 
 Owns how the agent is started, given its turn, called as kubelet calls it, and ended. It is `draco.agent.app.Agent` as the
-program makes it, but for its sockets; what it would publish is read where it is handed to the publisher. Time is the machine's,
-and threads are run in place, so that a sequence repeats exactly.
+program makes it; nobody calls through its sockets (`rivals`), and what it would publish is read where it is handed to the
+publisher. Time is the machine's, and threads are run in place, so that a sequence repeats exactly.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from draco.agent.settings import AgentSettings
 from draco.resources.draco import WantedGpu
 from draco.simulator import procfs
 from draco.simulator.nvml import SimulatedNvml
+from tests.adversary.agent.rivals import Rivals, sockets_of
 from tests.adversary.agent.surroundings import NODE, Death, Disk, Killed, MortalFiles, Source
 from tests.adversary.agent.threads import Threads
 from tests.doubles.clock import ManualClock
@@ -34,6 +35,8 @@ EVENT_WAIT_S = 5.0
 """How long NVML is asked for events at a time. What comes meanwhile is told at the end of it."""
 KUBELET_S = 45.0
 """How long kubelet waits for an answer."""
+CHECK_S = 5.0
+"""Between two looks at the sockets."""
 _MANY = 20_000
 """So many turns of the event loop without a pause are a live lock."""
 
@@ -75,7 +78,10 @@ class Driven:
         source: Source,
         disk: Disk,
         death: Death,
+        rivals: Rivals,
     ) -> None:
+        self._patched = ExitStack()
+        self._patched.enter_context(sockets_of(rivals, death))
         self.loop = loop
         self.clock = clock
         self.death = death
@@ -90,6 +96,7 @@ class Driven:
             proc_root=procfs.tree(gpus),
             rescan_s=RESCAN_S,
             event_wait_s=EVENT_WAIT_S,
+            socket_check_s=CHECK_S,
         )
         services: list[DraService] = []
 
@@ -129,21 +136,17 @@ class Driven:
         return self.agent._plugin.serving.is_set()
 
     def start(self, wanted: dict[Any, WantedGpu]) -> None:
-        """As the program does, but for the sockets; and it is taken that the API server was asked what it can do."""
+        """As the program does; and it is taken that the API server was asked what it can do.
+
+        AnotherPlugin when somebody else serves the driver.
+        """
         self.want(wanted)
-        plugin: Any = self.agent._plugin
-        plugin.run = self._serve_nobody
         self.agent._asked.set()
-        self._task = self.loop.create_task(self.agent._serve())
+        self._task = self.loop.create_task(self.agent.run())
         self._run(self._settle())
         for _ in range(20):  # it may wait a little for what it cannot have
             if not self.ready:
                 self._run(self.clock.advance(1.0))
-
-    async def _serve_nobody(self) -> None:
-        """In place of the sockets: nobody calls through them here."""
-        self.agent._plugin.serving.set()
-        await asyncio.Event().wait()
 
     def want(self, wanted: dict[Any, WantedGpu]) -> None:
         """What policies want of GPUs, as the operator would have written it into the GpuNode."""
@@ -164,6 +167,7 @@ class Driven:
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
         self.loop.run_until_complete(_ended(self.loop))
+        self._patched.close()
 
     def let_go(self) -> None:
         """Calls that hung have been let go: have them end, and what waited for them."""

@@ -1,39 +1,28 @@
-"""The agent machine's first layer: a node, and the life of the agent on it: started, given its turn, killed, hanging.
+"""The agent machine's second layer: the life of the agent on its node: started, given its turn, killed, hanging.
 
-Owns the state of a run. What claims do is in `claims`, what happens to hardware in `accidents`; `machine` says what is promised.
+Owns these steps.
 """
 
-import asyncio
-import json
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
-from pathlib import Path
 from typing import Any
 
-import structlog
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
+from draco.agent.errors import AnotherPlugin
 from draco.resources.draco import MigMode, WantedGpu, WantedInstance
 from draco.simulator import faults, procfs, state, sysfs
 from draco.simulator.state import StateError
 from tests.adversary.agent import observer
 from tests.adversary.agent.driven import Driven, Gone, NoAnswer
-from tests.adversary.agent.scheduler import Claim, Published
-from tests.adversary.agent.sickness import Sickness, fenced
-from tests.adversary.agent.surroundings import NODE, Death, Disk, Killed, Source
-from tests.doubles.clock import ManualClock
+from tests.adversary.agent.node import NUMBERS, Node, accident, fired, paced
+from tests.adversary.agent.surroundings import NODE, Death, Killed
 
 LISTENING_S = 21.0
 """A turn in which an agent that listens has heard what was said."""
 REST_S = 61.0
 """A turn in which an agent that works has seen everything and has tried everything again."""
-NUMBERS = st.integers(min_value=0, max_value=7)
-"""Which of several: by this number, modulo how many there are."""
-KUBELET_RECORD = "dra_manager_state"
 FAILING = (
     "nvmlDeviceCreateGpuInstanceWithPlacement",
     "nvmlGpuInstanceCreateComputeInstance",
@@ -47,76 +36,9 @@ FAILING = (
     "nvmlDeviceGetUUID",
 )
 
-fired: Counter[str] = Counter()
-"""How often each rule did something, and what came of it; over all machines of this process."""
-at_once: Counter[int] = Counter()
-"""How many claims were prepared when something happened to the agent or the hardware: how often each number."""
 
-
-def accident(**given: Any) -> Callable[[Callable[..., None]], Any]:
-    """A rule for what happens to the agent or its hardware. Then there is quiet for a while, in which claims come and go."""
-
-    def made(step: Callable[..., None]) -> Any:
-        @wraps(step)
-        def happens(self: "LifeOfAgent", **drawn: Any) -> None:
-            self.quiet = self.peace
-            at_once[sum(claim.told and not claim.leaving for claim in self.claims.values())] += 1
-            step(self, **drawn)
-
-        return precondition(paced(lambda self: self.quiet <= 0))(rule(**given)(happens))
-
-    return made
-
-
-def paced(condition: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A precondition that only spreads steps over time: a step may be played without it."""
-    condition.paces = True  # type: ignore[attr-defined]
-    return condition
-
-
-class Over(BaseException):
-    """The time of a hunt is over. No failure: no `except Exception` sees it."""
-
-
-class LifeOfAgent(RuleBasedStateMachine):
-    """One node's life."""
-
-    until: float | None = None
-    """When the hunt is over, by the real clock."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        structlog.configure(processors=[_drop])
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_exception_handler(lambda *_: None)  # tasks of agents that were killed
-        self.folder = Path(tempfile.mkdtemp(prefix="adv-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-        self.path = self.folder / "gpus.json"
-        self.clock = ManualClock()
-        self.source = Source()
-        self.disk = Disk()
-        self.death = Death()
-        self.agent: Driven | None = None
-        self.armed = 0
-        self.hanging = False
-        self.claims: dict[str, Claim] = {}
-        self.past: list[Published] = []
-        self.wanted: dict[Any, WantedGpu] = {}
-        self.current = True
-        """Whether the agent has had its turn since hardware changed."""
-        self.foreign: frozenset[int] = frozenset()
-        self.alive: frozenset[int] = frozenset()
-        self.unclaimed: frozenset[int] = frozenset()
-        self.files: dict[Path, bytes] = {}
-        self.damaged = False
-        """Whether the record was damaged since the agent was last served."""
-        self.sickness = Sickness()
-        self.pid = 1000
-        self.number = 0
-        self.broken = False
-        self.peace = self.quiet = 0
-        """So many steps of quiet follow each accident; those that are left."""
-        self.idle = 0
-        """Whether time passed in the step before."""
+class LifeOfAgent(Node):
+    """What one node's agent goes through."""
 
     @initialize(
         board=st.sampled_from(("H100-80GB", "H100-80GB", "H100-80GB", "A100-80GB")),
@@ -142,43 +64,46 @@ class LifeOfAgent(RuleBasedStateMachine):
         self.start()
         self.turn(REST_S)
 
-    def _others(self) -> None:
-        """Files that other programs keep where we keep ours."""
-        cdi = self.folder / "cdi"
-        registry = self.folder / "k" / "plugins_registry"
-        contents = {
-            cdi / "nvidia.yaml": b"cdiVersion: 0.5.0\n",
-            cdi / "k8s.gpu.nvidia.com-claim_0.json": b"{}",
-            cdi / "draco-gpu.nvidia.com.json": b"{}",
-            cdi / "draco-other.example.com-0.json.tmp": b"{",
-            registry / "other.example.com-reg.sock": b"",
-        }
-        for path, content in contents.items():
-            path.write_bytes(content)
-        self.files = contents
-
-    def _kubelet_records(self) -> None:
-        """Kubelet has a record of its own of what it asked for and has not given up."""
-        asked = [claim.uid for claim in self.claims.values() if claim.told or claim.unsure or claim.leaving]
-        (self.folder / "k" / KUBELET_RECORD).write_text(json.dumps(asked))
-
-    # The agent
-
     @precondition(lambda self: self.agent is None)
     @rule()
     def start(self) -> None:
         self.death = Death()
         if self.armed:
             self.death.arm(self.armed)
+        self.rivals.born += 1
+        self.born = self.rivals.born
+        self.clock.pass_without_a_turn(0.01)  # nobody begins at the very moment at which another did
         with self._living("start"):
             self.agent = Driven(
-                self.folder, loop=self.loop, clock=self.clock, source=self.source, disk=self.disk, death=self.death
+                self.folder,
+                loop=self.loop,
+                clock=self.clock,
+                source=self.source,
+                disk=self.disk,
+                death=self.death,
+                rivals=self.rivals,
             )
-            self.agent.start(self.wanted)
+            if not self._starts_alone(self.agent):
+                return
             if self._served():
                 self._seen_all()
                 self._check_fences(self._publish())
                 self.damaged = False
+
+    def _starts_alone(self, agent: Driven) -> bool:
+        """Start it, which it refuses where somebody else serves the driver."""
+        others = any(rival.contends for rival in self.rivals.live)
+        try:
+            agent.start(self.wanted)
+        except AnotherPlugin:
+            assert others, "the agent does not start, though nobody else serves the driver"
+            fired["start: refused beside another"] += 1
+            if not self.source.gone:
+                assert self.source.condition("Exclusive") == "False", "nobody is told why the agent does not start"
+            self._bury()
+            return False
+        assert not others or not agent.ready, "the agent began to serve beside another plugin"
+        return True
 
     @precondition(lambda self: self.agent is not None)
     @precondition(paced(lambda self: self.idle <= 0))
@@ -192,11 +117,14 @@ class LifeOfAgent(RuleBasedStateMachine):
             if seconds == REST_S and served:
                 self._seen_all()
             if seconds >= LISTENING_S and served and self._answers():
+                fired["xid: known"] += len(self.sickness.told)
                 self.sickness.had_turn(self._hardware(), long=seconds == REST_S, room=self.disk.free is None)
             published = self._publish()
             self._check_fences(published)
             if published is not None and seconds == REST_S and served and self._answers():
                 self._check_offer(published)
+                self._check_place()
+                self.reachable = not self.source.gone
             self.damaged = self.damaged and not self._served()
 
     @precondition(lambda self: self.agent is not None)
@@ -211,14 +139,6 @@ class LifeOfAgent(RuleBasedStateMachine):
         """The agent, or the next one, dies at the so manieth step."""
         self.armed = steps
         self.death.arm(steps)
-
-    def _up(self) -> Driven:
-        assert self.agent is not None
-        return self.agent
-
-    def _served(self) -> bool:
-        """Whether kubelet finds the agent's socket."""
-        return self.agent is not None and self.agent.ready
 
     @contextmanager
     def _living(self, what: str) -> Iterator[None]:
@@ -236,6 +156,7 @@ class LifeOfAgent(RuleBasedStateMachine):
     def _bury(self) -> None:
         self.armed = 0
         self.sickness.died()
+        self.gave_way = False
         agent, self.agent = self.agent, None
         if agent is not None:
             agent.death.dead = True
@@ -289,79 +210,6 @@ class LifeOfAgent(RuleBasedStateMachine):
             if claim.told and claim.uid not in specs and not self.source.reported(claim.name):
                 claim.told, claim.unsure = False, True
 
-    def _seen_all(self) -> None:
-        """The agent had its turn; if it could see, it knows."""
-        if self.hanging:
-            return
-        if self._answers():
-            self.current = True
-        self._note_alive()
-
-    def _hardware(self) -> Any:
-        return json.loads(self.path.read_text())
-
-    def _answers(self) -> bool:
-        """Whether the driver answers whatever it is asked."""
-        node = self._hardware()
-        broken = node["failures"] or node["driver"]["error"] or any(gpu["error"] == 999 for gpu in node["gpus"])
-        return not self.hanging and not broken
-
-    def _note_alive(self) -> None:
-        """Instances that were made again for claims that kubelet was told of."""
-        seen = observer.look(self.folder)
-        told = {claim.uid: claim for claim in self.claims.values() if claim.told and not claim.leaving}
-        for one in seen.given:
-            serial = seen.serial(one.uuid)
-            if one.claim in told and serial is not None and not observer.wrong(one, seen):
-                self.alive |= {serial}
-
-    def _publish(self) -> Published | None:
-        """What it publishes now; the API server gets it, if it is there."""
-        found = self._up().published()
-        if found is None:
-            return None
-        fresh = Published(*found)
-        if not self.source.gone and (not self.past or self.past[-1] != fresh):
-            self.past = [*self.past[-3:], fresh]
-            self.source.publish(*found)
-            self._check_names(fresh)
-            fired["published anew"] += 1
-        return fresh
-
-    def _check_fences(self, published: Published | None) -> None:
-        """What is known to be sick attracts nobody: no GPU, and no partition of it."""
-        hardware = self._hardware()
-        if published is None:
-            return
-        for device in published.devices:
-            board = published.board(device["name"])
-            why = self.sickness.why(board, hardware)
-            fired["fenced"] += bool(why)
-            assert not why or fenced(device), f"{device['name']} is offered, and {board} has had {why}"
-
-    def _check_offer(self, published: Published) -> None:
-        """The agent has just looked at everything: what is not there attracts nobody, and what is well is not fenced off."""
-        hardware = self._hardware()
-        there = {gpu["uuid"] for gpu in hardware["gpus"]}
-        for device in published.devices:
-            board = published.board(device["name"])
-            assert board in there or fenced(device), f"{device['name']} is offered, and {board} is not there"
-            assert not fenced(device) or not self.sickness.well(board, hardware), (
-                f"{device['name']} is well, and fenced"
-            )
-
-    def _check_names(self, published: Published) -> None:
-        """A name that a claim has does not come to stand for another board."""
-        names = set(published.names())
-        for claim in self.claims.values():
-            for device, part in claim.parts.items() if claim.told and not claim.leaving else ():
-                assert device not in names or published.board(device) == part.gpu, (
-                    f"{device}, which claim {claim.name} has of {part.gpu}, is published as {published.board(device)}"
-                )
-
-    def _gpu(self, pick: int) -> int:
-        return pick % max(1, len(state.load(self.path).gpus))
-
     def _policy(self, pick: int, mode: str) -> None:
         fired[f"policy {mode}"] += 1
         node = state.load(self.path)
@@ -379,7 +227,3 @@ class LifeOfAgent(RuleBasedStateMachine):
         if self.agent is not None:
             with self._living("policy told"):
                 self._up().want(self.wanted)
-
-
-def _drop(*_args: Any) -> Any:
-    raise structlog.DropEvent

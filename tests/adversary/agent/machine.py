@@ -3,7 +3,7 @@
 Owns the steps and when each promise holds. What is there is seen by `observer`; the agent is run by `driven`.
 
 At every moment, whether the agent runs or not:
-- what others made is untouched: their GPU instances, and their files in the folders that we share;
+- what others made is untouched: their GPU instances, their files in the folders that we share, and sockets they listen on;
 - instances of a claim that kubelet was told of are not destroyed by the agent (hardware and people may), and its whole GPU is not
   put into MIG mode;
 - no two claims that kubelet was told of have hardware in common, by what they were told of, whether or not a spec is there now;
@@ -16,7 +16,9 @@ In between, specs may be out of date: nobody is there to see it, or it is about 
 A board that NVML says is ill, or of which it has told a fatal XID to an agent that listened and had its turn, is fenced off: each
 of its devices carries draco.dev/fault, and no claim is prepared on it for the first time, until that was healed as it can be. One
 that was always well is not.
-A claim that has nothing but whole GPUs is given up whether or not the driver answers.
+When the agent had its turn beside another plugin of the driver, who was there first serves it, and GpuNode says so.
+A claim that has nothing but whole GPUs is given up whether or not the driver answers, one of partitions when it answers and
+nobody uses them; and a full disk or an API server that is away keeps neither from it.
 At rest, when everything works again: each claim that kubelet was told of can be given up, and then nothing of ours is left.
 Administrative access is exempt where it may be: it shares what others have.
 """
@@ -30,7 +32,8 @@ from hypothesis.stateful import invariant
 from draco.simulator import faults, state
 from tests.adversary.agent import observer
 from tests.adversary.agent.accidents import Accidents
-from tests.adversary.agent.life import REST_S, Over, at_once, fired
+from tests.adversary.agent.life import REST_S
+from tests.adversary.agent.node import Over, at_once, fired
 
 __all__ = ["AgentMachine", "at_once", "fired"]
 
@@ -61,6 +64,8 @@ class AgentMachine(Accidents):
         for path, content in self.files.items():
             assert path.exists(), f"{path.name} of another program is gone"
             assert path.read_bytes() == content, f"{path.name} of another program was changed"
+        why = self.rivals.harmed()
+        assert not why, why
 
     def nothing_in_use_is_taken(self) -> None:
         seen = observer.look(self.folder)
@@ -103,6 +108,7 @@ class AgentMachine(Accidents):
         """Leave nothing behind."""
         with suppress(Exception):
             self._bury()
+        self.rivals.all_go(cleanly=False)
         self.loop.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -113,6 +119,8 @@ class AgentMachine(Accidents):
         self.death.disarm()
         self.disk.free = None
         self.source.gone = False
+        self.rivals.all_go(cleanly=False)
+        self.gave_way = False
         if self.hanging and self.agent is not None:
             with self._living("let go"):
                 self._let_go(self.agent)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.adversary.agent.life import Over
 from tests.adversary.agent.machine import AgentMachine, at_once, fired
+from tests.adversary.agent.node import Over
 
 STEPS = 40
 """In one sequence, at most."""

@@ -159,6 +159,11 @@ class Source:
         found = self._objects.get(CLAIMS.plural, {}).get(f"default/{claim}")
         return found is not None and bool(found.status.devices)
 
+    def condition(self, name: str) -> str:
+        """What GpuNode says of such a condition: its status."""
+        found = self._objects[GPU_NODES.plural][NODE].status.conditions
+        return next((one.status for one in found if one.type == name), "")
+
     def publish(self, devices: list[Any], counters: list[Any]) -> None:
         """The slices of the node, as many devices as there are in one."""
         pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}

@@ -57,10 +57,10 @@ def test_a_finding_is_shrunk_to_what_it_takes() -> None:
 
 
 def test_a_step_out_of_turn_is_played_when_it_was_kept_and_left_out_when_a_finding_is_shrunk() -> None:
-    twice = [BEGIN, "state.start()"]
-    play(twice)
-    with pytest.raises(OutOfTurn, match="start"):
-        play(twice, strictly=True)
+    nothing_hangs = [BEGIN, "state.let_go()"]
+    play(nothing_hangs)
+    with pytest.raises(OutOfTurn, match="let_go"):
+        play(nothing_hangs, strictly=True)
 
 
 def test_a_step_that_only_its_pace_forbids_may_be_played() -> None:
