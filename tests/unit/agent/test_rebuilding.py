@@ -2,17 +2,24 @@
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from draco.agent import checkpoint, rebuilding, recovery
 from draco.agent.cdi import CLAIM, annotated
-from draco.agent.checkpoint import OwnedInstance, PreparedClaim
+from draco.agent.checkpoint import ClaimState, OwnedInstance, PreparedClaim, PreparedDevice
 from draco.agent.errors import CheckpointDamaged
 from draco.agent.files import LocalFiles
 from draco.agent.instances import Instance, PlacementKey
-from draco.resources.claims import AllocatedDeviceStatus, ResourceClaim
+from draco.resources.claims import (
+    AllocatedDeviceStatus,
+    AllocationResult,
+    DeviceAllocationResult,
+    DeviceRequestAllocationResult,
+    ResourceClaim,
+)
 from draco.resources.draco import GpuMig, InstanceUse
 from draco.resources.meta import Condition
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
@@ -250,3 +257,123 @@ def test_a_spec_of_another_boot_tells_nothing(tmp_path: Path) -> None:
     path = lost.node.cdi.path(ClaimUid(lost.claims[0].metadata.uid))
     assert annotated(path.read_bytes(), boot_id=lost.node.boot) is not None
     assert annotated(path.read_bytes(), boot_id="the next boot") is None
+
+
+# By the status of a claim whose GPU is not there
+
+
+GONE, OTHER = "GPU-gone", "other.example.com"
+
+
+def result(device: str = "gpu-0", **changes: Any) -> DeviceRequestAllocationResult:
+    fields = {"request": "gpu", "driver": NVIDIA_DRIVER, "pool": "node-0", "device": device} | changes
+    return DeviceRequestAllocationResult(**fields)
+
+
+def entry(device: str = "gpu-0", uuid: str | None = GONE, **changes: Any) -> AllocatedDeviceStatus:
+    fields: dict[str, Any] = {"driver": NVIDIA_DRIVER, "pool": "node-0", "device": device, "data": {"uuid": uuid}}
+    fields["conditions"] = [Condition(type="Ready", status="True")]
+    return AllocatedDeviceStatus(**fields | changes)
+
+
+def by_status(
+    results: Sequence[DeviceRequestAllocationResult], entries: Sequence[AllocatedDeviceStatus]
+) -> list[PreparedDevice]:
+    """What is known of a claim, by its status alone."""
+    allocation = AllocationResult(devices=DeviceAllocationResult(results=list(results)))
+    claim = a_claim("one")
+    status = msgspec.structs.replace(claim.status, allocation=allocation, devices=list(entries))
+    claim = msgspec.structs.replace(claim, status=status)
+    found = rebuilding.rebuilt(
+        [claim], driver=NVIDIA_DRIVER, pool="node-0", gpus={}, with_spec=[ClaimUid(claim.metadata.uid)]
+    )
+    return [device for one in found for device in one.devices]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [entry(driver=OTHER)],
+        [entry(pool="node-1")],
+        [entry(data=["no", "table"])],
+        [entry(data=None)],
+        [entry(uuid="")],
+        [entry(uuid=None)],
+        [entry("gpu-1")],
+        [entry(share_id="one")],
+        [],
+    ],
+    ids=str,
+)
+def test_no_gpu_is_known_by_a_status_that_does_not_name_it(said: list[AllocatedDeviceStatus]) -> None:
+    assert by_status([result()], said) == []
+    assert [device.gpu for device in by_status([result()], [entry(), *said])] == [GONE]
+
+
+def test_a_claim_of_which_a_part_is_not_known_is_not_known() -> None:
+    assert by_status([result(), result("gpu-1")], [entry()]) == []
+    assert by_status([result(), result(pool="node-1")], [entry()]) == [], "it cannot have both"
+    part = names([(19, 3)])[0].rpartition("/")[2]
+    assert by_status([result(part)], [entry(part)]) == [], "its instance ended with the GPU"
+
+
+def test_devices_of_other_drivers_in_a_claim_are_not_ours() -> None:
+    [device] = by_status([result(driver=OTHER), result("gpu-1")], [entry(driver=OTHER), entry("gpu-1", "GPU-1")])
+    assert (device.device, device.gpu, device.share_id) == ("gpu-1", "GPU-1", "")
+
+
+def test_shares_of_one_device_are_known_apart() -> None:
+    shares = {"left": "GPU-0", "right": "GPU-1"}
+    found = by_status(
+        [result(share_id=each) for each in shares], [entry(uuid=uuid, share_id=each) for each, uuid in shares.items()]
+    )
+    assert {device.share_id: device.gpu for device in found} == shares
+
+
+def test_a_device_counts_as_ready_by_no_other_condition() -> None:
+    claim = reported()
+    [said] = claim.status.devices
+    healthy = msgspec.structs.replace(said, conditions=[Condition(type="Healthy", status="True")])
+    claim = msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, devices=[healthy]))
+    assert counted(claim) == 0
+
+
+# By specs, and by the record before
+
+
+def test_what_the_record_said_before_is_believed_unless_kubelet_denies_it(tmp_path: Path) -> None:
+    whole = Lost(tmp_path).prepared[ClaimUid(a_claim("whole").metadata.uid)]
+    arguments: Any = {"driver": NVIDIA_DRIVER, "pool": "node-0", "gpus": {}, "with_spec": [], "before": [whole]}
+    assert rebuilding.rebuilt([], **arguments) == [whole]
+    assert rebuilding.rebuilt([], **arguments, kubelet_denies=lambda _: True) == []
+
+
+def test_a_claim_on_record_is_not_forgotten_and_one_that_contradicts_it_is_not_believed(tmp_path: Path) -> None:
+    lost = Lost(tmp_path)
+    whole = lost.prepared[ClaimUid(lost.claims[2].metadata.uid)]
+    stale, other = (msgspec.structs.replace(whole, uid=ClaimUid(uid), name=uid) for uid in ("stale", "other"))
+    assert rebuilding.forgotten([whole], [whole]) == []
+    releasing = msgspec.structs.replace(whole, state=ClaimState.RELEASING)
+    assert rebuilding.forgotten([releasing], [whole]) == [], "what the record says of it counts"
+    assert rebuilding.forgotten([whole], [stale]) == []
+    assert rebuilding.forgotten([], [stale, other]) == [stale], "nor two that contradict each other"
+
+
+def test_instances_without_a_uuid_are_not_known_by_specs(tmp_path: Path) -> None:
+    small = Lost(tmp_path).prepared[ClaimUid(a_mig_claim("small", *SMALL).metadata.uid)]
+    [device] = small.devices
+    assert device.partition
+    unmade = msgspec.structs.replace(device, partition=msgspec.structs.replace(device.partition, uuid=""))
+    assert len(rebuilding.instances_of([small], boot_id="boot")) == 1
+    assert rebuilding.instances_of([msgspec.structs.replace(small, devices=[unmade])], boot_id="boot") == []
+
+
+def test_data_that_is_no_table_names_no_instance() -> None:
+    claim = reported()
+    for data in (["uuid"], None, {"uuid": ""}, {}):
+        [said] = claim.status.devices
+        devices = [msgspec.structs.replace(said, data=data)]
+        assert (
+            known([msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, devices=devices))])
+            == set()
+        )

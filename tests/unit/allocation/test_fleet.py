@@ -5,6 +5,7 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from draco.allocation.counters import Counters
 from draco.allocation.errors import AllocationError
 from draco.allocation.fitting import first_fitting
 from draco.allocation.fleet import FREE, HELD, SHARED, Fleet
-from draco.allocation.pools import Standing, is_device_for
+from draco.allocation.node_rows import NodeRows
+from draco.allocation.pools import Pool, Standing, is_device_for
 from draco.resources.classes import DeviceClass
 from draco.resources.meta import ObjectKey, ObjectMeta
 from draco.resources.names import NVIDIA_DEVICE_CLASS
@@ -320,3 +322,36 @@ def test_the_pools_that_are_not_plain_are_known_after_each_change() -> None:
     fleet.remove_slice(a_slice("", ["x"], pool="network", all_nodes=True).metadata.name)
     assert known() == set()
     assert not others
+
+
+def test_nothing_is_left_to_be_worked_out_in_a_fleet_that_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What copies of the fleet are asked is answered without working out anything that the fleet itself could have."""
+    worked: list[str] = []
+    for owner, name in ((Fleet, "_count_again"), (NodeRows, "_reader_of"), (Pool, "standings")):
+        monkeypatch.setattr(owner, name, noting(worked, name, getattr(owner, name)))
+    fleet = Fleet.of(nodes=[a_node()], classes=[CLASS])
+    pools = [each for number in range(3) for each in a_mig_pool(f"node-{number}", 1)]
+    held = a_mig_claim("held", "1g.10gb", "0:1g.10gb@0")
+    for change in (
+        *(partial(fleet.put_slice, each) for each in [*pools, a_slice("node-9")]),
+        partial(fleet.put_claim, held),
+        partial(fleet.remove_slice, a_slice("node-9").metadata.name),
+    ):
+        change()
+        fleet.settle()
+        worked.clear()
+        assert fleet.recount(0), "every pool is counted"
+        answers = (fleet.short, fleet.inventory.standing, dict(fleet.inventory.others))
+        marks = bytes(len(fleet.inventory))
+        assert {node: fleet.inventory.nodes.read(node, marks) for node in fleet.inventory.nodes.names}
+        assert worked == []
+        fleet.settle()
+        assert (fleet.short, fleet.inventory.standing, dict(fleet.inventory.others)) == answers
+
+
+def noting(worked: list[str], name: str, function: Any) -> Any:
+    def noted(*arguments: Any) -> Any:
+        worked.append(name)
+        return function(*arguments)
+
+    return noted

@@ -211,3 +211,23 @@ def test_overlapping_is_mutual_and_whole_whatever_is_published(
                 assert (other in hardware.overlapping(one)) == hardware.overlap(one, other)
         assert hardware.parts(one) <= hardware.overlapping(one)
         assert one not in hardware.overlapping(one)
+
+
+def test_parts_are_what_has_nothing_else() -> None:
+    devices = [drawing("-".join(each), "board", **dict.fromkeys(each, 1)) for each in ("a", "ab", "bc", "abc")]
+    twin = drawing("twin", a=1, b=1)
+    counters = CounterSet(name="board", counters={name: Counter(value="1") for name in "abc"})
+    hardware = PoolHardware([a_slice("node-0", [*devices, twin], shared_counters=[counters])])
+    assert hardware.overlapping("a-b") == {"a", "b-c", "a-b-c", "twin"}
+    assert hardware.parts("a-b") == {"a"}, (
+        "neither what has only some in common, nor what is the same, nor what has more"
+    )
+    assert hardware.parts("a-b-c") == {"a", "a-b", "b-c", "twin"}
+    assert hardware.parts("a") == set()
+
+
+def test_only_a_gpu_that_is_not_published_is_implied_by_its_partitions() -> None:
+    assert PoolHardware(published()).implied == set()
+    [counters, devices] = published()
+    parts = [each for each in devices.spec.devices if each.name != WHOLE]
+    assert PoolHardware([counters, a_slice("node-0", parts, name="devices", of=2)]).implied == {WHOLE}

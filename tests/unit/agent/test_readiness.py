@@ -1,0 +1,37 @@
+"""What keeps an agent from being ready, as its probe says."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from draco.agent.app import UNSERVED_S, Agent
+from draco.agent.files import LocalFiles
+from draco.agent.nvml import Nvml
+from draco.agent.publisher import SlicePublisher
+from draco.agent.settings import AgentSettings
+from draco.kube.client import Client
+from draco.kube.connection import Connection
+from draco.simulator import state
+from draco.simulator.nvml import SimulatedNvml
+from tests.doubles.clock import ManualClock
+
+
+@pytest.mark.parametrize(("for_s", "said"), [(0.0, False), (UNSERVED_S, False), (UNSERVED_S + 1, True)])
+async def test_an_agent_whose_cluster_serves_no_slices_for_long_is_not_ready_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_s: float, said: bool
+) -> None:
+    monkeypatch.setattr(SlicePublisher, "unserved_s", property(lambda _: for_s))
+    state.create(tmp_path / "gpus.json", gpus=1, node_name="node-0")
+    async with Client(Connection("http://127.0.0.1:1")) as client:
+        agent = Agent(
+            AgentSettings(node_name="node-0", state_dir=tmp_path),
+            client,
+            Nvml(SimulatedNvml(tmp_path / "gpus.json")),
+            clock=ManualClock(),
+            random=Random(0),
+            files=LocalFiles(),
+        )
+        lacking = agent._lacking()
+    sentence = f"The cluster has not served ResourceSlices for {for_s:.0f} s."
+    assert [each for each in lacking if "has not served" in each] == ([sentence] if said else [])
