@@ -127,6 +127,7 @@ class Agent:
             shown=self._divisions_shown,
             changed=self._worked_on,
             gone=self._gpunode_deleted,
+            isolation=self._isolation_changed,
             clock=clock,
             random=random,
         )
@@ -402,6 +403,10 @@ class Agent:
         self._take_health()
         self._offers.touch()
         self._standing_changed()
+
+    def _isolation_changed(self) -> None:
+        self._offers.touch()
+        self._node_reporter.anew()  # the spec was seen, though nothing else that is reported may change by it
 
     def _claim_changed(self, claim: PreparedClaim) -> None:
         """Whoever has to know is told a little later: kubelet and the runtime are about to start the pod, or to end it."""

@@ -23,7 +23,7 @@ from draco.agent.nvml import Nvml
 from draco.agent.nvml_instances import NvmlInstances
 from draco.kube.client import Client
 from draco.kube.clock import Clock
-from draco.resources.draco import PromisedDevice, WantedGpu
+from draco.resources.draco import IsolatedGpu, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
 Tell = Callable[[str, str, str, GpuUuid], None]
@@ -47,6 +47,7 @@ class Dividing:
         shown: Callable[[], None],
         changed: Callable[[GpuUuid], Awaitable[None]],
         gone: Callable[[], None],
+        isolation: Callable[[], None],
         clock: Clock,
         random: Random,
     ) -> None:
@@ -63,6 +64,7 @@ class Dividing:
             on_gpu=on_gpu,
             changed=changed,
             gone=gone,
+            isolation=isolation,
             clock=clock,
             random=random,
         )
@@ -89,6 +91,11 @@ class Dividing:
     def promised(self) -> Mapping[GpuUuid, Sequence[PromisedDevice]]:
         """What claims have been allocated of each GPU beside that."""
         return self.keeper.promised
+
+    @property
+    def isolated(self) -> Sequence[IsolatedGpu]:
+        """What is under maintenance and published with a taint."""
+        return self.keeper.isolated
 
     def tell(self, tell: Tell) -> None:
         """Tell of what people have to do something about, once."""

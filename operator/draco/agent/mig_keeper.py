@@ -21,7 +21,7 @@ from draco.kube.informer import Informer
 from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.retry import Backoff
 from draco.kube.store import Change
-from draco.resources.draco import GpuNode, PromisedDevice, WantedGpu
+from draco.resources.draco import GpuNode, IsolatedGpu, PromisedDevice, WantedGpu
 from draco.resources.kinds import GPU_NODES
 from draco.resources.meta import ObjectKey
 from draco.resources.names import FORGET_GPU, GpuUuid
@@ -40,7 +40,8 @@ class MigKeeper:
     """Works on one GPU after the other. `wanted` is None until the API server was read once, and `known` is set from then on.
 
     `promised` is what claims have been allocated beside that, `forgotten` are GPUs that a person says are gone for good.
-    `divisions` tells how the GPUs stand; `changed` is called after every work on one, `gone` when somebody deleted the GpuNode.
+    `divisions` tells how the GPUs stand; `changed` is called after every work on one, `gone` when somebody deleted the GpuNode,
+    `isolation` when `isolated`, what is under maintenance, has changed.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class MigKeeper:
         on_gpu: OnGpu,
         changed: Callable[[GpuUuid], Awaitable[None]],
         gone: Callable[[], None] = lambda: None,
+        isolation: Callable[[], None] = lambda: None,
         clock: Clock,
         random: Random,
     ) -> None:
         self.wanted: Mapping[GpuUuid, WantedGpu] | None = None
         self.promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = {}
+        self.isolated: Sequence[IsolatedGpu] = ()
         self.forgotten: frozenset[GpuUuid] = frozenset()
         self.known = asyncio.Event()
         self._client = client
@@ -68,6 +71,7 @@ class MigKeeper:
         self._on_gpu = on_gpu
         self._changed = changed
         self._gone = gone
+        self._isolation = isolation
         self._random = random
         self._informer = Informer(client, GPU_NODES, field_selector=f"metadata.name={node}", clock=clock, random=random)
         self._queue: WorkQueue[GpuUuid] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=30.0)
@@ -134,6 +138,10 @@ class MigKeeper:
         before, self.wanted = self.wanted, fresh
         promised = _by_gpu(found.spec.promised if found else ())
         kept, self.promised = self.promised, promised
+        # Together with what is wanted: nothing is ever offered by the one without the taints of the other.
+        isolated, self.isolated = self.isolated, found.spec.isolated if found else ()
+        if list(isolated) != list(self.isolated):
+            self._isolation()
         for uuid in {*fresh, *(before or {}), *promised, *kept, *(() if before is not None else self._divisions())}:
             if before is None or before.get(uuid) != fresh.get(uuid) or kept.get(uuid) != promised.get(uuid):
                 self.touch(uuid)

@@ -74,6 +74,7 @@ def status(standing: Standing, *, generation: int) -> GpuNodeStatus:
     ]
     return GpuNodeStatus(
         observed_generation=generation,
+        isolates=True,
         driver=standing.driver,
         agent_version=__version__,
         driver_version=view.driver.driver_version if view.driver else "",
@@ -154,7 +155,7 @@ class NodeReporter:
             self._queue.add_after(self._node, 0.05)
 
     def anew(self) -> None:
-        """The object was deleted: report at once."""
+        """The object was deleted, or its spec changed: report at once."""
         self._queue.add(self._node)
 
     async def run(self) -> None:

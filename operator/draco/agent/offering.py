@@ -17,13 +17,13 @@ from draco.agent import partitions, slices
 from draco.agent.gpus import DriverInfo
 from draco.agent.holdings import Keeping, keeping, layout_of
 from draco.agent.instances import GpuMig, Use
-from draco.agent.partitions import Divisible, Place, fault_taints
+from draco.agent.partitions import Divisible, Place, fault_taints, isolation_taints
 from draco.agent.slices import Located
 from draco.mig.board import Board, Placement
-from draco.resources.draco import MigMode, PromisedDevice, WantedGpu
+from draco.resources.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu
 from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
 from draco.resources.slices import CounterSet, Device
-from draco.resources.taints import DeviceTaint
+from draco.resources.taints import TAINTS_PER_DEVICE, DeviceTaint
 
 PACE_S = 2.0
 """At least so long between two publications that differ in their order only. A stale order is legal, it is only worse."""
@@ -57,11 +57,12 @@ class Offering:
         migs: Mapping[GpuUuid, GpuMig],
         wanted: Mapping[GpuUuid, WantedGpu],
         promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = _NOTHING,
+        isolated: Sequence[IsolatedGpu] = (),
         now_s: float,
     ) -> Offer:
         """What to publish now. `migs` and `wanted` by UUID; a GPU without either is offered whole. `now_s` is monotonic.
 
-        `promised` is what claims have been allocated that would not be offered any more.
+        `promised` is what claims have been allocated that would not be offered any more, `isolated` what is under maintenance.
         """
         plain: list[Device] = []
         divisible: list[Divisible] = []
@@ -69,10 +70,11 @@ class Offering:
             uuid = located.gpu.uuid
             mig = migs.get(uuid) or GpuMig(gpu=uuid)
             made = self._divisible(located, mig, wanted.get(uuid), keeping(None, mig.board, promised.get(uuid, ())))
+            concerned = tuple(one for one in isolated if one.uuid in {"", uuid})
             if made is None:
-                plain.append(_whole(located, mig, driver))
+                plain.append(_whole(located, mig, driver, concerned))
             else:
-                divisible.append(made)
+                divisible.append(msgspec.structs.replace(made, isolated=concerned))
         again_in_s = self._reorder(divisible, now_s)
         devices = plain + partitions.devices(divisible, driver, self._order)
         if not self.partitionable:
@@ -124,11 +126,11 @@ def _claimed(mig: GpuMig, board: Board) -> tuple[Placement, ...]:
     )
 
 
-def _whole(located: Located, mig: GpuMig, driver: DriverInfo) -> Device:
+def _whole(located: Located, mig: GpuMig, driver: DriverInfo, isolated: Sequence[IsolatedGpu]) -> Device:
     """A GPU that is offered undivided, tainted where it cannot be had so now."""
-    taints = fault_taints(located.gpu)
+    taints = fault_taints(located.gpu) + isolation_taints(isolated)
     if mig.foreign:
         taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
     if mig.enabled and located.gpu.mig_needs_reset:
         taints.append(DeviceTaint(key=TAINT_UNSETTLED, value="MigMode", effect="NoSchedule"))
-    return msgspec.structs.replace(slices.device(located, driver), taints=taints)
+    return msgspec.structs.replace(slices.device(located, driver), taints=taints[:TAINTS_PER_DEVICE])

@@ -80,6 +80,7 @@ class Offers:
             migs=self._dividing.offered(located.gpu for located in view.gpus),
             wanted=self._dividing.wanted,
             promised=self._dividing.promised,
+            isolated=self._dividing.isolated,
             now_s=self._clock.monotonic(),
         )
         self._publisher.want(offer.devices, offer.counters)

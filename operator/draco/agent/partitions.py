@@ -20,7 +20,9 @@ from draco.agent.instances import GpuMig, MigState, Use
 from draco.agent.slices import Located
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry
+from draco.resources.draco import IsolatedGpu
 from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
+from draco.resources.partition_names import read_partition_name
 from draco.resources.quantity import Format, Quantity
 from draco.resources.slices import (
     Counter,
@@ -30,7 +32,7 @@ from draco.resources.slices import (
     DeviceCapacity,
     DeviceCounterConsumption,
 )
-from draco.resources.taints import DeviceTaint
+from draco.resources.taints import TAINTS_PER_DEVICE, DeviceTaint
 
 _ENGINES = (
     ("multiprocessors", "multiprocessors"),
@@ -60,12 +62,13 @@ class Divisible(msgspec.Struct, frozen=True, kw_only=True):
 
     `profiles` are the names of those that may be had, empty for all. `layout` are the only placements there will be; None means
     that every one can be asked for. `beside` stay published whatever the other two say: claims hold them. `whole` says whether
-    the GPU can be had undivided as well.
+    the GPU can be had undivided as well. `isolated` is what of it is under maintenance.
     """
 
     located: Located
     mig: GpuMig
     board: Board
+    isolated: tuple[IsolatedGpu, ...] = ()
     profiles: frozenset[str] = frozenset()
     layout: tuple[Placement, ...] | None = None
     beside: tuple[Placement, ...] = ()
@@ -252,7 +255,7 @@ class _Maker:
             self._plain,
             capacity=capacity | self._plain.capacity,
             consumes_counters=[DeviceCounterConsumption(counter_set=self._set, counters=everything)],
-            taints=self._taints(-1),
+            taints=self._taints(None),
         )
 
     def partition(self, placement: Placement) -> Device:
@@ -266,16 +269,19 @@ class _Maker:
             attributes=attributes,
             capacity={name: DeviceCapacity(value=value) for name, value in amounts.items()},
             consumes_counters=[drawn],
-            taints=self._taints(placement.mask),
+            taints=self._taints(placement),
         )
 
-    def _taints(self, mask: int) -> list[DeviceTaint]:
+    def _taints(self, placement: Placement | None) -> list[DeviceTaint]:
+        """Those that matter most come first: not all may find room."""
+        mask = -1 if placement is None else placement.mask
         taints = fault_taints(self._gpu.located.gpu)
+        taints += isolation_taints(self._gpu.isolated, self._gpu.board, placement)
         if self._foreign & mask:
             taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
         if self._gpu.mig.state in _UNSETTLED:
             taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=self._gpu.mig.state.value, effect="NoSchedule"))
-        return taints
+        return taints[:TAINTS_PER_DEVICE]
 
 
 def fault_taints(gpu: Gpu) -> list[DeviceTaint]:
@@ -283,6 +289,38 @@ def fault_taints(gpu: Gpu) -> list[DeviceTaint]:
     if gpu.fault is None:
         return []
     return [DeviceTaint(key=TAINT_FAULT, value=gpu.fault.name, effect="NoSchedule")]
+
+
+def isolation_taints(
+    isolated: Iterable[IsolatedGpu], board: Board | None = None, placement: Placement | None = None
+) -> list[DeviceTaint]:
+    """The taints of a GPU that is under maintenance, or of the partition at `placement`, as far as that is concerned.
+
+    Under maintenance as a part of the GPU are that part and all that cannot be had together with it. A part that the board does
+    not know stands for the whole.
+    """
+    found: dict[tuple[str, str, str], DeviceTaint] = {}
+    for each in isolated:
+        part = read_partition_name(each.device)
+        profile = board.by_id(part.profile_id) if board is not None and part is not None else None
+        if board is None or part is None or profile is None or placement is None:
+            concerned = True
+        else:
+            concerned = _compete(board, Placement(profile, part.start), placement)
+        if concerned:
+            found.setdefault((each.key, each.value, each.effect), each.taint)
+    return list(found.values())
+
+
+def _compete(board: Board, one: Placement, other: Placement) -> bool:
+    """Whether the GPU's counters cannot pay for both."""
+    fields = (*(field for _, field in _ENGINES), "memory_mib")
+    return bool(one.mask & other.mask) or any(
+        getattr(one.profile, field) + getattr(other.profile, field)
+        > max(getattr(profile, field) for profile in board.profiles)
+        for field in fields
+        if getattr(one.profile, field) and getattr(other.profile, field)
+    )
 
 
 def _amounts(profile: Profile) -> dict[str, str]:

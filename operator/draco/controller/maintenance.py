@@ -4,7 +4,7 @@ Owns the wake-ups and the writes of DeviceMaintenance and of its taint rules, an
 no rule that is not its own. Keys are UIDs of requests, also of those that are gone and left rules behind.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 
@@ -24,13 +24,15 @@ from draco.maintenance import (
     isolated_board,
     maintained_device,
     maintenance_uid,
+    not_heeded,
     plan_abandoned,
     plan_maintenance,
     scope_of,
 )
 from draco.resources.claims import ResourceClaim
 from draco.resources.classes import DeviceClass
-from draco.resources.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
+from draco.resources.core import Node
+from draco.resources.draco import DeviceMaintenance, GpuNode, MaintenancePhase, MaintenanceSelector
 from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR, DeviceKey, PoolKey
@@ -63,6 +65,8 @@ class MaintenanceReconciler:
         self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake))
         self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
         self._view.classes.subscribe(lambda _: self._wake_all(wake))
+        self._view.gpu_nodes.subscribe(lambda change: self._wake_for_gpu_node(change, wake))
+        self._view.nodes.subscribe(lambda change: self._wake_for_node(change, wake))
         if self._view.rules:
             self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
 
@@ -105,9 +109,28 @@ class MaintenanceReconciler:
             claims=tuple(claims.values()),
             tolerant=tuple(sorted(key for key, classes in tolerant.items() if classes & may_fit)),
             unavailable="" if self._view.taint_rules else RULES_NOT_SERVED,
+            unheeded=tuple(self._unheeded(request, scope, pools)),
             settle=self._settle,
         )
         return plan_maintenance(request, seen)
+
+    def _unheeded(
+        self, request: DeviceMaintenance, scope: Scope, pools: Mapping[PoolKey, PoolHardware]
+    ) -> Sequence[DeviceKey]:
+        """Devices that their agents are still to publish with the taint.
+
+        On a node that is not ready nothing new is placed, and its agent may be gone for long; one that cannot read the GPUs, or
+        gives way to another plugin, publishes nothing. Work on such a node is what maintenance is there for.
+        """
+        found, idle = {}, set()
+        for pool in pools:
+            gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", pool.pool))
+            node = self._view.nodes.store.get(ObjectKey("", pool.pool))
+            if gpu_node is not None and gpu_node.status.driver == pool.driver:
+                found[pool] = gpu_node
+                if node is None or not node.ready or not _publishes(gpu_node):
+                    idle.add(pool)
+        return not_heeded(request, scope, pools, found, idle)
 
     def _classes_for(self, scope: Scope, pools: Mapping[PoolKey, PoolHardware], names: Iterable[str]) -> set[str]:
         """Those of these classes that some device of the scope may belong to.
@@ -204,6 +227,21 @@ class MaintenanceReconciler:
             return
         self._wake_for_pools({item.pool}, wake)
 
+    def _wake_for_gpu_node(self, change: Change[GpuNode], wake: Callable[[str], None]) -> None:
+        before, after = (
+            (each.spec.isolated, each.status.isolates, _publishes(each)) if each else None
+            for each in (change.before, change.after)
+        )
+        item = change.after or change.before
+        if item is not None and before != after:
+            self._wake_for_pools({PoolKey(item.status.driver, item.metadata.name)}, wake)
+
+    def _wake_for_node(self, change: Change[Node], wake: Callable[[str], None]) -> None:
+        before, after = (each is not None and each.ready for each in (change.before, change.after))
+        gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", change.key.name))
+        if before != after and gpu_node is not None:
+            self._wake_for_pools({PoolKey(gpu_node.status.driver, change.key.name)}, wake)
+
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
         claims = [claim for claim in (change.before, change.after) if claim]
         # One that waits and tolerates taints may concern any request, as long as it waits.
@@ -224,6 +262,12 @@ class MaintenanceReconciler:
     def _at_work(self) -> Iterable[DeviceMaintenance]:
         every = self._view.maintenances.store.values()
         return (request for request in every if request.status.phase is not MaintenancePhase.COMPLETED)
+
+
+def _publishes(gpu_node: GpuNode) -> bool:
+    """Whether the agent has devices to publish, and does."""
+    published = any(each.type == "Published" and each.status == "True" for each in gpu_node.status.conditions)
+    return published and bool(gpu_node.status.driver_version)
 
 
 def _may_belong(device_class: DeviceClass, driver: str, device: Device) -> bool:

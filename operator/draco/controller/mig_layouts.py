@@ -1,11 +1,12 @@
-"""Writes what MIG policies want of each node's GPUs into its GpuNode, and what claims keep there all the same.
+"""Writes what MIG policies want of each node's GPUs into its GpuNode, what claims keep there all the same, and maintenance.
 
-Owns the spec of GpuNodes and nothing else: a node without GpuNode gets none, and nothing is written that is there already. Both
-come in one write, so that an agent never hears that it is to offer something else without what it has to go on offering. Keys are
-names of nodes.
+Owns the spec of GpuNodes and nothing else: a node without GpuNode gets none, and nothing is written that is there already. All
+come in one write, so that an agent never hears that it is to offer something else without what it has to go on offering, nor
+without the taints that it has to offer it with. Keys are names of nodes.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -15,16 +16,20 @@ from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.store import Change
+from draco.maintenance import CONDITION_READY_FOR_WORK, isolated_gpus, says
 from draco.mig_policy import NodeDecision, promises
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node
-from draco.resources.draco import GpuNode, GpuNodeSpec, MigPolicy, PromisedDevice
-from draco.resources.kinds import GPU_NODES
+from draco.resources.draco import DeviceMaintenance, GpuNode, GpuNodeSpec, IsolatedGpu, MigPolicy, PromisedDevice
+from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES
 from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR, PoolKey
 from draco.resources.slices import ResourceSlice
 
 log = structlog.get_logger(__name__)
+
+_MOST_ISOLATED = 1024
+"""The schema takes no more. Requests beyond them are not ready for work."""
 
 
 class MigLayoutReconciler:
@@ -43,6 +48,7 @@ class MigLayoutReconciler:
         self._view.slices.subscribe(lambda change: _wake_for_slice(change, wake))
         self._view.claims.subscribe(lambda change: _wake_for_claim(change, wake))
         self._view.mig_policies.subscribe(lambda change: self._wake_for_policy(change, wake))
+        self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake))
 
     def all_keys(self) -> set[str]:
         """Every node that has a GpuNode."""
@@ -59,10 +65,12 @@ class MigLayoutReconciler:
         if self._superseded.get(node) == meta.resource_version:
             return None  # our own write is still on its way to us; its arrival wakes us
         self._superseded.pop(node, None)
-        wanted = GpuNodeSpec(gpus=decision.wanted, promised=self._promised(gpu_node, decision))
+        isolated = await self._isolated(gpu_node)
+        wanted = GpuNodeSpec(gpus=decision.wanted, promised=self._promised(gpu_node, decision), isolated=isolated)
         if wanted != _in_order(gpu_node):
             kept = [f"{each.device} for claim {each.claim}" for each in wanted.promised]
-            log.info("mig.wanted", node=node, decision=str(decision), promised=kept)
+            under = [f"{each.device or 'all'} for {each.request}" for each in wanted.isolated]
+            log.info("mig.wanted", node=node, decision=str(decision), promised=kept, isolated=under)
             try:
                 written = await self._write(gpu_node, wanted)
             except NotFound:
@@ -82,6 +90,21 @@ class MigLayoutReconciler:
         }
         return promises(gpu_node, decision.wanted, allocated)
 
+    async def _isolated(self, gpu_node: GpuNode) -> list[IsolatedGpu]:
+        """What maintenance requests have taken out of service. What stands there goes only once its request is over."""
+        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        requests = {each.metadata.name: each for each in self._view.maintenances.store.values()}
+        for name in sorted({each.request for each in gpu_node.spec.isolated} - requests.keys()):
+            # GpuNodes and requests arrive on different watches: only the API server knows that the request is really gone.
+            with suppress(NotFound):
+                requests[name] = await self._client.get(DEVICE_MAINTENANCES, ObjectKey("", name))
+        found: list[IsolatedGpu] = []
+        for request in requests.values():
+            if request.spec.device_selector.may_match(pool):
+                rules = self._view.rules_for(request.metadata.uid)
+                found += isolated_gpus(request, pool, self._view.hardware(pool), rules, gpu_node.spec.isolated)
+        return sorted(found, key=_place)[:_MOST_ISOLATED]
+
     async def _write(self, gpu_node: GpuNode, wanted: GpuNodeSpec) -> GpuNode:
         # Only on top of what was seen: a replica that lost the lease unknowingly must not win, and a node that is gone must not
         # come back.
@@ -90,6 +113,8 @@ class MigLayoutReconciler:
         spec: dict[str, Any] = {"gpus": wanted.gpus}
         if wanted.promised:
             spec["promised"] = wanted.promised
+        if wanted.isolated:
+            spec["isolated"] = wanted.isolated
         written = await self._client.apply(
             GPU_NODES, key, {"metadata": seen, "spec": spec}, manager=FIELD_MANAGER_OPERATOR
         )
@@ -100,7 +125,7 @@ class MigLayoutReconciler:
             "mig.others_wrote", node=key.name, remedy="write MigPolicies; the spec of a GpuNode is the operator's"
         )
         seen["resourceVersion"] = written.metadata.resource_version
-        spec["promised"] = wanted.promised
+        spec |= {"promised": wanted.promised, "isolated": wanted.isolated}
         return await self._client.patch(GPU_NODES, key, {"metadata": seen, "spec": spec})
 
     def _wake_for_policy(self, change: Change[MigPolicy], wake: Callable[[str], None]) -> None:
@@ -110,12 +135,31 @@ class MigLayoutReconciler:
         for node in self.all_keys():
             wake(node)
 
+    def _wake_for_request(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
+        before, after = change.before, change.after
+        if before and after and _concern(before) == _concern(after):
+            return
+        request = after or before
+        pool = request.spec.device_selector.pool if request else None
+        for node in {pool} if pool else self.all_keys():
+            wake(node)
+
+
+def _concern(request: DeviceMaintenance) -> tuple[object, ...]:
+    """What of a request says whether its devices are isolated."""
+    return (request.spec, request.metadata.deletion_timestamp, says(request, CONDITION_READY_FOR_WORK))
+
+
+def _place(each: IsolatedGpu) -> tuple[str, str]:
+    return each.request, each.uuid
+
 
 def _in_order(gpu_node: GpuNode) -> GpuNodeSpec:
     spec = gpu_node.spec
     return GpuNodeSpec(
         gpus=sorted(spec.gpus, key=lambda each: each.uuid),
         promised=sorted(spec.promised, key=lambda each: each.device),
+        isolated=sorted(spec.isolated, key=_place),
     )
 
 

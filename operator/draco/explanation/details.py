@@ -103,19 +103,18 @@ def taint_text(key: str, value: str, effect: str) -> str:
 
 
 def taint_seen(fleet: Fleet, candidate: Candidate, taint: tuple[str, str, str]) -> TaintSeen:
-    """A taint of a device, and the rule that put it there."""
-    rule = ""
-    if not any((each.key, each.value, each.effect) == taint for each in candidate.device.taints):
-        rule = next(
-            (
-                _name_of(each)
-                for each in fleet.inventory.rules_for(PoolKey(candidate.key.driver, candidate.key.pool))
-                if (each.spec.taint.key, each.spec.taint.value, each.spec.taint.effect) == taint
-                and each.spec.device_selector is not None
-                and each.spec.device_selector.matches(candidate.key)
-            ),
-            "",
-        )
+    """A taint of a device, and the rule that says it, if one does."""
+    # The device's own slice may say it as well: what is under maintenance is published with the taint that its rule has.
+    rule = next(
+        (
+            _name_of(each)
+            for each in fleet.inventory.rules_for(PoolKey(candidate.key.driver, candidate.key.pool))
+            if (each.spec.taint.key, each.spec.taint.value, each.spec.taint.effect) == taint
+            and each.spec.device_selector is not None
+            and each.spec.device_selector.matches(candidate.key)
+        ),
+        "",
+    )
     return TaintSeen(taint=taint_text(*taint), rule=rule)
 
 

@@ -4,9 +4,11 @@ Owns the state machine of DeviceMaintenance as one function from what is seen to
 talk to the API server: the controller carries the plans out.
 
 Rooms: `rules` (the exact taint rule of one device), `matching` (which devices a request concerns), `plan` (the state machine),
-`wording` (what it says of itself), `extensions` (a rule on one device, put on all that is the same hardware).
+`wording` (what it says of itself), `isolation` (what agents are told of it), `extensions` (a rule on one device, put on all that
+is the same hardware).
 """
 
+from draco.maintenance.isolation import isolated_gpus, isolates, not_heeded
 from draco.maintenance.matching import Scope, scope_of
 from draco.maintenance.plan import (
     CONDITION_ISOLATED,
@@ -15,6 +17,7 @@ from draco.maintenance.plan import (
     Seen,
     plan_abandoned,
     plan_maintenance,
+    says,
 )
 from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid, rule_for, rule_name
 
@@ -25,11 +28,15 @@ __all__ = [
     "Scope",
     "Seen",
     "isolated_board",
+    "isolated_gpus",
+    "isolates",
     "maintained_device",
     "maintenance_uid",
+    "not_heeded",
     "plan_abandoned",
     "plan_maintenance",
     "rule_for",
     "rule_name",
+    "says",
     "scope_of",
 ]

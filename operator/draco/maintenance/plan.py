@@ -43,8 +43,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     `scope` is what the request concerns, `rules` are the rules of this request, `claims` at least those that hold or watch one of
     its devices. `tolerant` are claims that wait and may be allocated one in spite of the taint. `unavailable` says why no rule
-    can be written and what to do, "" when rules can be written. `settle` is how long devices stay isolated and free before work
-    may start: a scheduler learns of a taint a moment late.
+    can be written and what to do, "" when rules can be written. `unheeded` are devices that agents are still to publish with the
+    taint. `settle` is how long devices stay isolated and free before work may start: a scheduler learns of a taint a moment late.
     """
 
     now: datetime
@@ -53,6 +53,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     claims: tuple[ResourceClaim, ...] = ()
     tolerant: tuple[ObjectKey, ...] = ()
     unavailable: str = ""
+    unheeded: tuple[DeviceKey, ...] = ()
     settle: timedelta = timedelta(seconds=2)
 
 
@@ -60,8 +61,8 @@ class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to write, in this order: rules to apply, rules to delete, the status.
 
     `status_first`: the status takes back what it said before, so it comes before all else. Else an operator that died in between
-    would leave devices called settled that were isolated just now. `status` is `None` when it is already as it should be.
-    `look_again` is when time alone may change the plan.
+    would leave devices called settled that were isolated just now, or ready for work that are given back. `status` is `None` when
+    it is already as it should be. `look_again` is when time alone may change the plan.
     """
 
     request: str
@@ -99,6 +100,11 @@ def plan_maintenance(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
 def plan_abandoned(request: str, rules: Iterable[DeviceTaintRule]) -> MaintenancePlan:
     """What is left to do for a request that is gone: take its rules away."""
     return MaintenancePlan(request=request, delete=tuple(rules))
+
+
+def says(request: DeviceMaintenance, type_: str) -> bool:
+    """Whether the status has this condition as true."""
+    return any(each.type == type_ and each.status == "True" for each in request.status.conditions)
 
 
 def _claims_by_device(
@@ -170,7 +176,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
     )
     return MaintenancePlan(
         request=request.metadata.name,
-        status_first=isolated.status != "True" and _was(request, CONDITION_ISOLATED),
+        status_first=isolated.status != "True" and says(request, CONDITION_ISOLATED),
         apply=() if seen.unavailable else missing,
         delete=surplus,
         status=_if_changed(request, status),
@@ -206,7 +212,11 @@ def _plan_return(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
         conditions=[isolated, ready],
     )
     return MaintenancePlan(
-        request=request.metadata.name, delete=seen.rules, status=_if_changed(request, status), look_again=None
+        request=request.metadata.name,
+        status_first=says(request, CONDITION_READY_FOR_WORK),
+        delete=seen.rules,
+        status=_if_changed(request, status),
+        look_again=None,
     )
 
 
@@ -233,10 +243,6 @@ def _replaced(in_place: Mapping[DeviceKey, DeviceTaintRule], scope: Scope) -> di
     """Devices whose name stands for another GPU now than when they were isolated: the two UUIDs."""
     boards = {device: (isolated_board(rule), scope.boards.get(device, "")) for device, rule in in_place.items()}
     return {device: (before, now) for device, (before, now) in boards.items() if before and now and before != now}
-
-
-def _was(request: DeviceMaintenance, type_: str) -> bool:
-    return any(each.type == type_ and each.status == "True" for each in request.status.conditions)
 
 
 def _isolated(
@@ -284,6 +290,8 @@ def _ready_for_work(request: DeviceMaintenance, isolated: Condition, found: _Fin
         status, reason, message = "False", "OtherGpu", wording.other_gpu(found.replaced)
     elif seen.tolerant:
         status, reason, message = "False", "Obtainable", wording.obtainable(request, seen.tolerant, count)
+    elif seen.unheeded:
+        status, reason, message = "False", "Publishing", wording.unheeded(seen.unheeded, count)
     elif found.settled_in:
         status, reason = "False", "Settling"
         message = wording.settling(count)

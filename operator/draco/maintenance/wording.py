@@ -63,6 +63,15 @@ def obtainable(request: DeviceMaintenance, tolerant: Sequence[ObjectKey], number
     )
 
 
+def unheeded(devices: Sequence[DeviceKey], number: int) -> str:
+    """Which devices the agents of their nodes have not published with the taint yet."""
+    nodes = _some(sorted({device.pool for device in devices}))
+    return (
+        f"{_devices(number)} {_are(number)} isolated and free; waiting for Draco's agent on {nodes} to publish "
+        f"{_some([device.device for device in devices])} with the taint, so that no partition can come without it."
+    )
+
+
 def giving_back(number: int, rules: int) -> str:
     """The request is finished, and so many rules are left."""
     return f"Giving back {_devices(number)}: {_count(rules, 'taint rule')} left to delete."

@@ -12,6 +12,7 @@ from draco.resources.base import ApiStruct
 from draco.resources.claims import DeviceSelector
 from draco.resources.meta import Condition, LabelSelector, ObjectMeta
 from draco.resources.names import TAINT_MAINTENANCE, DeviceKey, PoolKey
+from draco.resources.taints import DeviceTaint
 
 
 class MigMode(StrEnum):
@@ -154,6 +155,26 @@ class PromisedDevice(ApiStruct, frozen=True, kw_only=True):
     start: int = 0
 
 
+class IsolatedGpu(ApiStruct, frozen=True, kw_only=True):
+    """What is published with a taint from the first moment on, because a DeviceMaintenance, `request`, is about it.
+
+    `uuid` is the GPU's, "" for every GPU of the node. If `device` is the name of a partition, then that and what overlaps it is
+    meant, else all of the GPU.
+    """
+
+    request: str
+    uuid: str = ""
+    device: str = ""
+    key: str
+    value: str = ""
+    effect: str
+
+    @property
+    def taint(self) -> DeviceTaint:
+        """The taint as it is published."""
+        return DeviceTaint(key=self.key, value=self.value, effect=self.effect)
+
+
 class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
     """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is made on it.
 
@@ -162,12 +183,14 @@ class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
 
     gpus: list[WantedGpu] = []
     promised: list[PromisedDevice] = []
+    isolated: list[IsolatedGpu] = []
 
 
 class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):
-    """What the agent sees and does."""
+    """What the agent sees and does. `isolates`: it is one that heeds `spec.isolated`."""
 
     observed_generation: int = 0
+    isolates: bool = False
     driver: str = ""
     agent_version: str = ""
     driver_version: str = ""

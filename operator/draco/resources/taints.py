@@ -12,6 +12,8 @@ from draco.resources.names import DeviceKey
 
 BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 """Effects that keep new claims away. Any other one, None and those unknown included, is only a note on the device."""
+TAINTS_PER_DEVICE = 4
+"""A slice has no more of them for a device: older API servers take no more."""
 
 
 class DeviceTaint(ApiStruct, frozen=True, kw_only=True):

@@ -138,3 +138,57 @@ async def reports(node: SimulatedNode, use: InstanceUse) -> bool:
 async def ready(node: SimulatedNode) -> bool:
     conditions = (await gpu_node(node)).status.conditions
     return any(one.type == "Ready" and one.status == "True" for one in conditions)
+
+
+async def test_of_a_gpu_under_maintenance_nothing_is_ever_offered_without_the_taint(node: SimulatedNode) -> None:
+    """Divided during the work, by an agent that runs and by one that starts; given back at the end."""
+    bare: set[str] = set()
+
+    async def watch() -> None:
+        while True:
+            bare.update(name for name in await untainted(node) if name.startswith("gpu-0"))
+            await asyncio.sleep(0.01)
+
+    async def only_gpu_1() -> bool:
+        return await untainted(node) == {"gpu-1"}
+
+    async with node.running():
+        await want(node)
+        await node.published(2)
+        [uuid] = [each.uuid for each in (await gpu_node(node)).status.gpus if each.device == "gpu-0"]
+        entry = {"request": "fan", "uuid": uuid, "key": "draco.dev/maintenance", "effect": "NoSchedule"}
+
+        async def isolate(*entries: Any) -> None:
+            spec = {"spec": {"isolated": list(entries)} if entries else {}}
+            await node.client.apply(GPU_NODES, ObjectKey("", node.name), spec, manager="maintenance")
+
+        async def taken_up() -> bool:
+            now = await gpu_node(node)
+            return now.status.isolates and now.status.observed_generation == now.metadata.generation
+
+        await isolate(entry)
+        await eventually(only_gpu_1)
+        await eventually(taken_up)
+        await isolate(entry, {**entry, "request": "dust"})  # nothing is published otherwise for that
+        await eventually(taken_up)
+        await isolate(entry)
+        watching = asyncio.create_task(watch())
+        await want(node, gpu_0="Dynamic")
+        await node.published(2 + PLACEMENTS)
+        await want(node)
+        await node.published(2)
+    await want(node, gpu_0="Dynamic")
+    async with node.running():
+        await node.published(2 + PLACEMENTS)
+        watching.cancel()
+        assert bare == set()
+        await isolate()
+
+        async def given_back() -> bool:
+            return len(await untainted(node)) == 2 + PLACEMENTS
+
+        await eventually(given_back)
+
+
+async def untainted(node: SimulatedNode) -> set[str]:
+    return {device.name for one in await node.slices() for device in one.spec.devices if not device.taints}

@@ -456,9 +456,12 @@ async def test_an_agent_makes_its_gpunode_and_reports_in_it(cluster: Cluster, ag
 
 async def test_an_agent_cannot_make_its_gpunode_with_wishes(cluster: Cluster, agent: Client) -> None:
     cluster.call("DELETE", f"/apis/draco.dev/v1alpha1/gpunodes/{MINE}")
-    wishes = {"gpus": [{"uuid": "GPU-0", "policy": "p", "mode": "Disabled"}]}
-    with pytest.raises(ApiError, match="not say how GPUs are to be divided"):
-        await agent.create(GPU_NODES, {"metadata": {"name": MINE}, "spec": wishes})
+    for wishes in (
+        {"gpus": [{"uuid": "GPU-0", "policy": "p", "mode": "Disabled"}]},
+        {"isolated": [{"request": "swap-fan", "key": "draco.dev/maintenance", "effect": "NoSchedule"}]},
+    ):
+        with pytest.raises(ApiError, match="not say how GPUs are to be divided"):
+            await agent.create(GPU_NODES, {"metadata": {"name": MINE}, "spec": wishes})
     await agent.create(GPU_NODES, {"metadata": {"name": MINE}, "spec": {}})
 
 

@@ -14,8 +14,8 @@ from draco.agent.slices import Located
 from draco.cluster.controlplane import ControlPlane
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
-from draco.resources.draco import DeviceMaintenance, MaintenancePhase
-from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, SLICES
+from draco.resources.draco import DeviceMaintenance, IsolatedGpu, MaintenancePhase
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, GPU_NODES, NODES, SLICES
 from draco.resources.meta import ObjectKey
 from draco.resources.slices import Device
 from draco.resources.taints import DeviceToleration
@@ -36,11 +36,13 @@ class DividedLab(Lab):
     """A pool with one GPU in Dynamic MIG beside a plain one, under a driver that Draco's agent does not serve."""
 
     generation = 0
+    isolated: tuple[IsolatedGpu, ...] = ()
 
     async def publish(self, *, divided: bool = True) -> None:
         """One slice of counters and one of devices, or one without any partition; replaced as an agent replaces them."""
         gpu = a_gpu(0)
-        one = partitions.Divisible(located=Located(gpu), mig=GpuMig(gpu=gpu.uuid, board=H100), board=H100)
+        mig = GpuMig(gpu=gpu.uuid, board=H100)
+        one = partitions.Divisible(located=Located(gpu), mig=mig, board=H100, isolated=self.isolated)
         driver = DriverInfo("580.1", "13.0", "13.580")
         devices = partitions.devices([one], driver, partitions.order([one]))
         plain = [Device(name="gpu-1")]
@@ -109,6 +111,96 @@ async def test_work_on_a_gpu_waits_for_all_seven_partitions(served: ControlPlane
         await lab.finish(key)
         await lab.phase(key, MaintenancePhase.COMPLETED)
         assert await lab.rules() == []
+
+
+class AgentsLab(DividedLab):
+    """The same with a stand-in for Draco's agent, which publishes what its GpuNode says when it is told to look."""
+
+    @property
+    def key(self) -> ObjectKey:
+        return ObjectKey("", self.pool)
+
+    async def joins(self, *, isolates: bool = True, publishes: bool = True) -> None:
+        await self.client.create(NODES, {"metadata": {"name": self.pool}})
+        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+        await self.client.patch(NODES, self.key, {"status": ready}, subresource="status")
+        await self.client.create(GPU_NODES, {"metadata": {"name": self.pool}})
+        published = {
+            "type": "Published",
+            "status": str(publishes),
+            "reason": "SlicesWritten" if publishes else "NotWritten",
+            "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        said = {"driver": DRIVER, "driverVersion": "580.1", "isolates": isolates, "conditions": [published]}
+        await self.client.apply(GPU_NODES, self.key, {"status": said}, manager="agent", subresource="status")
+
+    async def told(self, *requests: ObjectKey) -> list[IsolatedGpu]:
+        async def look() -> tuple[list[IsolatedGpu]] | None:
+            isolated = (await self.client.get(GPU_NODES, self.key)).spec.isolated
+            return (isolated,) if [each.request for each in isolated] == [key.name for key in requests] else None
+
+        (found,) = await until(look, what=f"the agent is told of {requests}")
+        self.isolated = tuple(found)
+        return found
+
+    async def clean(self) -> None:
+        await super().clean()
+        for kind in (GPU_NODES, NODES):
+            with suppress(NotFound):
+                await self.client.delete(kind, self.key)
+
+
+@pytest.fixture
+async def agents(client: Client, namespace: str) -> AsyncIterator[AgentsLab]:
+    made = AgentsLab(client, namespace)
+    await made.publish(divided=False)
+    yield made
+    await made.clean()
+
+
+async def test_work_waits_for_the_agent_to_publish_the_gpu_with_the_taint(
+    served: ControlPlane, agents: AgentsLab
+) -> None:
+    await agents.joins()
+    async with an_operator(served):
+        key = await agents.request(device="gpu-0")
+        await agents.message(key, f"waiting for Draco's agent on {agents.pool} to publish gpu-0 with the taint")
+        (isolated,) = await agents.told(key)
+        assert (isolated.uuid, isolated.taint.effect) == (a_gpu(0).uuid, "NoSchedule")
+        await agents.publish(divided=False)
+        await agents.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await agents.publish()
+        await agents.is_tainted({"gpu-0", *PARTS})
+        await agents.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await agents.finish(key)
+        assert await agents.told() == []
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_request_that_ends_while_no_operator_runs_is_taken_back_by_the_next(
+    served: ControlPlane, agents: AgentsLab, deleted: bool
+) -> None:
+    await agents.joins()
+    async with an_operator(served):
+        key = await agents.request(device="gpu-0")
+        await agents.told(key)
+    if deleted:
+        await agents.client.delete(DEVICE_MAINTENANCES, key)
+    else:
+        await agents.finish(key)
+    async with an_operator(served):
+        assert await agents.told() == []
+
+
+@pytest.mark.parametrize("so", [{"isolates": False}, {"publishes": False}])
+async def test_an_agent_of_an_older_version_or_one_that_gives_way_to_another_plugin_is_not_waited_for(
+    served: ControlPlane, agents: AgentsLab, so: dict[str, bool]
+) -> None:
+    await agents.joins(**so)
+    async with an_operator(served):
+        key = await agents.request(device="gpu-0")
+        await agents.phase(key, MaintenancePhase.IN_MAINTENANCE)
 
 
 async def test_work_on_a_partition_leaves_alone_what_does_not_overlap_it(served: ControlPlane, lab: DividedLab) -> None:

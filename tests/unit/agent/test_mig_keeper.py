@@ -1,7 +1,7 @@
 """Which GPUs are worked on when something changes, and when they are tried again, without an API server."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import cast
 
@@ -14,7 +14,7 @@ from draco.agent.mig_keeper import MigKeeper
 from draco.agent.mig_layout import LayoutDesk
 from draco.kube.client import Client
 from draco.kube.queue import run_workers
-from draco.resources.draco import MigMode, PromisedDevice, WantedGpu
+from draco.resources.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 from tests.builders import a_mig_node
 from tests.doubles.clock import ManualClock
@@ -28,6 +28,7 @@ class Node:
     def __init__(self) -> None:
         self.done: list[tuple[GpuUuid, str]] = []
         self.note = ""
+        self.isolations: list[list[str]] = []
         self.divisions = {uuid: GpuMig(gpu=uuid) for uuid in (ONE, TWO)}
         self.clock = ManualClock()
         self.keeper = MigKeeper(
@@ -37,6 +38,7 @@ class Node:
             divisions=lambda: self.divisions,
             on_gpu=self._on_gpu,
             changed=self._changed,
+            isolation=lambda: self.isolations.append([each.request for each in self.keeper.isolated]),
             clock=self.clock,
             random=Random(1),
         )
@@ -55,12 +57,14 @@ class Node:
     async def _changed(self, _uuid: GpuUuid) -> None:
         return
 
-    def want(self, *uuids: GpuUuid, promised: GpuUuid | None = None) -> None:
-        """As if the watch had told what is wanted, and that a claim has been allocated one of the GPUs."""
+    def want(self, *uuids: GpuUuid, promised: GpuUuid | None = None, isolated: Iterable[str] = ()) -> None:
+        """As if the watch had told what is wanted, that a claim has been allocated one of the GPUs, and what is maintained."""
         node = a_mig_node(wanted=[WantedGpu(uuid=uuid, policy="p", mode=MigMode.DYNAMIC) for uuid in uuids])
         if promised is not None:
             whole = PromisedDevice(device="gpu-0", uuid=promised, claim="default/claim")
             node = msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, promised=[whole]))
+        under = [IsolatedGpu(request=each, key="draco.dev/maintenance", effect="NoSchedule") for each in isolated]
+        node = msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, isolated=under))
         self.keeper._informer.store.put(node)
         self.keeper._spec(None)
 
@@ -109,6 +113,16 @@ async def test_a_gpu_that_is_promised_to_a_claim_or_no_longer_is_worked_on(node:
     assert await node.work() == [(TWO, "")]
     node.want(ONE)
     assert await node.work() == [(TWO, "")]
+
+
+async def test_what_is_under_maintenance_is_told_at_once_whenever_it_changes(node: Node) -> None:
+    node.want(ONE)
+    assert node.isolations == []
+    node.want(ONE, isolated=["swap-fan"])
+    node.want(ONE, isolated=["swap-fan"])
+    node.want(ONE, isolated=["swap-fan", "dust"])
+    node.want(ONE)
+    assert node.isolations == [["swap-fan"], ["swap-fan", "dust"], []]
 
 
 @pytest.mark.parametrize("open_thing", ["a note", "a dirty GPU", "a missing instance"])

@@ -11,9 +11,10 @@ from draco.agent.gpus import DriverInfo, GpuFault
 from draco.agent.instances import GpuMig, Held, Instance, Use
 from draco.agent.offering import Offer, Offering
 from draco.agent.slices import Located
-from draco.resources.draco import MigMode, PromisedDevice, WantedGpu, WantedInstance
+from draco.allocation.hardware import PoolHardware
+from draco.resources.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu, WantedInstance
 from draco.simulator.planner_boards import BOARDS
-from tests.builders import a_gpu
+from tests.builders import a_gpu, a_slice
 
 DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")
 H100 = BOARDS["H100-80GB"]
@@ -218,3 +219,51 @@ def test_a_gpu_with_a_fault_stays_published_whole_and_in_parts_and_all_of_it_is_
             assert [
                 taint.effect for taint in one.taints if (taint.key, taint.value) == ("draco.dev/fault", "Xid79")
             ] == ["NoSchedule"], one.name
+
+
+def under_maintenance(uuid: str, device: str = "", **taint: str) -> IsolatedGpu:
+    said = {"key": "draco.dev/maintenance", "effect": "NoSchedule", **taint}
+    return IsolatedGpu(request="swap-fan", uuid=uuid, device=device, **said)
+
+
+def offered_under(isolated: Sequence[IsolatedGpu], mode: MigMode | None) -> set[str]:
+    """The devices of two GPUs that are offered with the taint of maintenance."""
+    gpus = [Located(a_gpu(number)) for number in range(2)]
+    wanted = {each.gpu.uuid: WantedGpu(uuid=each.gpu.uuid, policy="p", mode=mode) for each in gpus} if mode else {}
+    migs = {each.gpu.uuid: a_mig(each) for each in gpus}
+    offered = Offering().offer(gpus, DRIVER, migs=migs, wanted=wanted, isolated=isolated, now_s=0.0)
+    return {one.name for one in offered.devices if any(each.key == "draco.dev/maintenance" for each in one.taints)}
+
+
+def test_a_gpu_under_maintenance_is_offered_with_the_taint_whole_or_in_parts() -> None:
+    isolated = [under_maintenance(a_gpu(0).uuid, "gpu-7")]  # by its UUID, whatever its name was
+    assert offered_under(isolated, None) == {"gpu-0"}
+    parts = offered_under(isolated, MigMode.DYNAMIC)
+    assert len(parts) == 1 + len(H100.placements)
+    assert all(name.startswith("gpu-0") for name in parts)
+    assert offered_under([], MigMode.DYNAMIC) == set()
+
+
+def test_a_node_under_maintenance_offers_nothing_without_the_taint() -> None:
+    assert offered_under([under_maintenance("")], None) == {"gpu-0", "gpu-1"}
+
+
+@pytest.mark.parametrize("part", ["gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-me-20-3", "gpu-0-mig-3g40gb-9-4"])
+def test_of_a_part_under_maintenance_exactly_what_overlaps_it_has_the_taint(part: str) -> None:
+    gpu = Located(a_gpu(0))
+    wanted = {gpu.gpu.uuid: WantedGpu(uuid=gpu.gpu.uuid, policy="p", mode=MigMode.DYNAMIC)}
+    offered = Offering().offer([gpu], DRIVER, migs={gpu.gpu.uuid: a_mig(gpu)}, wanted=wanted, now_s=0.0)
+    counters = a_slice("node-1", [], name="a", of=2, shared_counters=offered.counters)
+    hardware = PoolHardware([counters, a_slice("node-1", offered.devices, name="b", of=2)])
+    assert hardware.published_as(part) is not None
+    isolated = [under_maintenance(gpu.gpu.uuid, part)]
+    assert offered_under(isolated, MigMode.DYNAMIC) == {part, *hardware.overlapping(part)}
+
+
+def test_two_requests_with_one_taint_make_one() -> None:
+    gpu = Located(msgspec.structs.replace(a_gpu(0), fault=GpuFault("Lost", "It is gone.")))
+    uuid = gpu.gpu.uuid
+    isolated = [under_maintenance(uuid), under_maintenance(""), *(under_maintenance(uuid, value=v) for v in "abcdef")]
+    offered = Offering().offer([gpu], DRIVER, migs={}, wanted={}, isolated=isolated, now_s=0.0)
+    told = [(each.key, each.value) for each in offered.devices[0].taints]
+    assert told == [("draco.dev/fault", "Lost"), *(("draco.dev/maintenance", value) for value in ("", "a", "b"))]

@@ -31,7 +31,7 @@ class Lab:
             want=lambda devices, _counters: self.told.append([one.name for one in devices])
         )
         dividing: Any = SimpleNamespace(
-            keeper=SimpleNamespace(known=self.known), offered=lambda _gpus: {}, wanted={}, promised={}
+            keeper=SimpleNamespace(known=self.known), offered=lambda _gpus: {}, wanted={}, promised={}, isolated=()
         )
         self.view = View(driver=DRIVER, gpus=(Located(a_gpu(0)),))
         self.offers = Offers(publisher, dividing, view=lambda: self.view, clock=self.clock, random=Random(0))

@@ -31,6 +31,7 @@ from draco.resources.slices import (
     ResourceSlice,
     ResourceSliceSpec,
 )
+from draco.resources.taints import DeviceTaint
 from tests.builders import a_claim, a_device, a_device_class, a_node, a_pod, a_rule, a_slice
 from tests.unit.explanation.clusters import A100, ATTRIBUTES, GPU, H100, a_fleet, asking
 
@@ -68,6 +69,19 @@ def test_every_device_is_counted_once_by_what_stands_in_its_way() -> None:
         (Cause.IN_USE, 2),
         (Cause.TAINTED, 1),
     ]
+    assert count_of(told, Cause.TAINTED).taints == [TaintSeen(taint="example.com/broken:NoSchedule", rule="rule")]
+
+
+def test_a_taint_that_the_slice_and_a_rule_both_have_is_told_once_with_the_rule() -> None:
+    taint = DeviceTaint(key="example.com/broken", effect="NoSchedule")
+    device = msgspec.structs.replace(a_slice("node-0", ["gpu-0"]).spec.devices[0], taints=[taint])
+    fleet = Fleet.of(
+        slices=[a_slice("node-0", [device])],
+        nodes=[a_node("node-0")],
+        classes=[a_device_class()],
+        rules=[a_rule(driver=GPU, pool="node-0", device="gpu-0")],
+    )
+    told = explain(fleet, [a_claim("wait")])
     assert count_of(told, Cause.TAINTED).taints == [TaintSeen(taint="example.com/broken:NoSchedule", rule="rule")]
 
 

@@ -168,14 +168,16 @@ def test_a_device_that_appears_later_is_isolated_too() -> None:
     assert plan.status.message == "1 of 2 devices is isolated."
 
 
-def test_finishing_deletes_the_rules_first_and_completes_when_none_is_left() -> None:
+def test_finishing_takes_readiness_back_then_deletes_the_rules_and_completes_when_none_is_left() -> None:
     request, rules = in_maintenance(a_request())
     request = msgspec.structs.replace(request, spec=msgspec.structs.replace(request.spec, finished=True))
     published = frozenset({GPU_3})
     plan = plan_maintenance(request, Seen(now=MOMENT + 2 * LATER, scope=Scope(named=published), rules=rules))
     assert plan.delete == rules
+    assert plan.status_first
     assert not plan.apply
     request = carried_out(request, plan)
+    assert condition(request, CONDITION_READY_FOR_WORK).status == "False"
     assert request.status.phase == MaintenancePhase.IN_MAINTENANCE
     request = carried_out(
         request, plan_maintenance(request, Seen(now=MOMENT + 3 * LATER, scope=Scope(named=published)))

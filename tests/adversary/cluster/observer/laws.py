@@ -106,20 +106,20 @@ def _wants(world: World, uid: str) -> bool:
     return request is not None and not request["spec"].get("finished")
 
 
+WATCHES_LAG_S = 1.5
+"""How far one watch may be behind another."""
+
 LAWS: Mapping[str, Law] = {
     "held twice": Law(held_twice, 0.0, frozenset({"api"})),
     "name moved": Law(name_moved, 5.0, frozenset({"api"})),
     "ready but held": Law(ready_but_held, 5.0, frozenset({"api", "operator"})),
-    "ready but obtainable": Law(ready_but_obtainable, 5.0, frozenset({"api", "operator", "rules"})),
+    "ready but obtainable": Law(ready_but_obtainable, WATCHES_LAG_S, frozenset({"api", "operator", "rules"})),
     "orphan rule": Law(orphan_rule, 10.0, frozenset({"api", "operator", "rules"})),
 }
-"""What the operator has to see first gets five seconds: its watches lag, and so do its writes."""
+"""What the operator has to see first gets five seconds: its watches lag, and so do its writes. Whether a device is obtainable
+does not wait for it: what is new is published with the taint, so only our own watches may be behind each other."""
 IN_FLIGHT_S = 5.0
 """How long the scheduler may take to write an allocation that it decided before it knew of the taint."""
-
-
-WATCHES_LAG_S = 1.5
-"""How far one watch may be behind another."""
 
 
 class Late(NamedTuple):

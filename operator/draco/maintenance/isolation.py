@@ -1,0 +1,98 @@
+"""What a node's agent is told of maintenance, so that a device has the taint from the moment at which it is published.
+
+A taint rule names one device, and can be written only once that device is known: for a moment a new partition of a GPU under
+maintenance would be free for everybody. An agent of Draco is told instead, in its GpuNode, which GPUs are under maintenance, in
+the same write as what is wanted of them. Owns what it is told, and how it is seen that it heeds it. The rules are there all the
+same: for other drivers, and as what people read and delete.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from draco.allocation.hardware import PoolHardware
+from draco.maintenance.matching import Scope
+from draco.maintenance.plan import CONDITION_READY_FOR_WORK, says
+from draco.maintenance.rules import isolated_board, maintained_device
+from draco.resources.draco import DeviceMaintenance, GpuNode, IsolatedGpu
+from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaintRule
+
+
+def isolates(request: DeviceMaintenance) -> bool:
+    """Whether the request keeps new claims off its devices."""
+    over = request.spec.finished or request.metadata.deletion_timestamp is not None
+    return not over and request.spec.taint.effect in BLOCKING_EFFECTS
+
+
+def isolated_gpus(
+    request: DeviceMaintenance,
+    pool: PoolKey,
+    hardware: PoolHardware,
+    rules: Iterable[DeviceTaintRule],
+    told: Iterable[IsolatedGpu] = (),
+) -> list[IsolatedGpu]:
+    """What the agent of `pool` has to be told of a request. `rules` are the request's, `told` is what stands there already.
+
+    A GPU stays under maintenance by its UUID: the one that the request isolated first, and the one that has its name now. As long
+    as nothing is published under the name, what stands there stays; and of a request that is finished, or keeps nobody off any
+    more, as long as its status says that work can start.
+    """
+    selector = request.spec.device_selector
+    device = selector.device or ""
+    told = [each for each in told if each.request == request.metadata.name and each.device == device]
+    if request.metadata.deletion_timestamp is not None or not selector.may_match(pool):
+        return []
+    if not isolates(request):
+        return told if says(request, CONDITION_READY_FOR_WORK) else []
+    uuids = {""}
+    if device:
+        here = DeviceKey(*pool, device)
+        uuids = {isolated_board(rule) for rule in rules if maintained_device(rule) == here} | {hardware.board(device)}
+        uuids = uuids - {""} or {each.uuid for each in told}
+    return [_isolated(request, uuid) for uuid in sorted(uuids)]
+
+
+def _isolated(request: DeviceMaintenance, uuid: str) -> IsolatedGpu:
+    taint = request.spec.taint
+    return IsolatedGpu(
+        request=request.metadata.name,
+        uuid=uuid,
+        device=request.spec.device_selector.device or "",
+        key=taint.key,
+        value=taint.value,
+        effect=taint.effect,
+    )
+
+
+def not_heeded(
+    request: DeviceMaintenance,
+    scope: Scope,
+    pools: Mapping[PoolKey, PoolHardware],
+    nodes: Mapping[PoolKey, GpuNode],
+    idle: Collection[PoolKey] = (),
+) -> Sequence[DeviceKey]:
+    """Published devices that a request concerns and whose own slices do not have its taint, though their agents would see to it.
+
+    As soon as none is left of a GPU, its agent knows of the maintenance, and whatever it publishes of that GPU later has the
+    taint as well. `nodes` are the GpuNodes of the pools. Of the `idle` ones nothing is published now: it is enough that their
+    agents will be told.
+    """
+    if not isolates(request):
+        return []
+    taint = request.spec.taint
+    wanted = (taint.key, taint.value, taint.effect)
+    found = []
+    for key in (*scope.named, *scope.overlapping):
+        pool = PoolKey(key.driver, key.pool)
+        node = nodes.get(pool)
+        board = scope.boards.get(key)
+        if node is None or not node.status.isolates or not board or key.device not in pools[pool].published:
+            continue
+        is_told = any(_isolated(request, uuid) in node.spec.isolated for uuid in ("", board))
+        device = pools[pool].published_as(key.device)
+        taints = device.taints if device is not None else []
+        # One that has no room for another taint is kept off by those that it has: the agent puts those of maintenance first.
+        is_full = len(taints) >= TAINTS_PER_DEVICE
+        heeds = pool in idle or is_full or wanted in {(each.key, each.value, each.effect) for each in taints}
+        if not (is_told and heeds):
+            found.append(key)
+    return sorted(found)
