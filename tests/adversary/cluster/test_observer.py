@@ -78,7 +78,13 @@ def a_request(device: str = "gpu-0", *, ready: str = "True", uid: str = "dm", **
     return {
         "metadata": {"name": uid, "uid": uid, "resourceVersion": "4"},
         "spec": {"deviceSelector": {"driver": DRIVER, "pool": "node", "device": device}, **spec},
-        "status": {"conditions": [{"type": "ReadyForWork", "status": ready}]},
+        "status": {
+            "conditions": [{"type": "ReadyForWork", "status": ready}],
+            "devices": [
+                {"driver": DRIVER, "pool": "node", "device": device},
+                {"driver": DRIVER, "pool": "node", "device": "gpu-0", "overlaps": f"{DRIVER}/node/{device}"},
+            ],
+        },
     }
 
 
@@ -159,6 +165,20 @@ READY = {
     "another part is held": (
         "",
         [("request", a_request("a", uid="dm")), ("claim", a_claim(1, "b")), ("rule", a_rule(driver=DRIVER))],
+    ),
+    "what overlaps a part is tainted": (
+        "",
+        [
+            ("request", a_request("a", uid="dm")),
+            (
+                "slice",
+                a_slice(
+                    *map(tainted, (whole(), partition("a", 0, 3), partition("c", 2, 5))),
+                    partition("b", 4, 7),
+                    generation=2,
+                ),
+            ),
+        ],
     ),
     "it is not ready": ("", [("request", a_request(ready="False")), ("claim", a_claim(1, "a"))]),
     "who holds it only looks": ("", [("claim", a_claim(1, "a", adminAccess=True)), ("rule", a_rule(driver=DRIVER))]),

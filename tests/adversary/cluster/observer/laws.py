@@ -198,7 +198,8 @@ def _ready(world: World) -> Iterator[tuple[Object, list[Part]]]:
         selector = request["spec"]["deviceSelector"]
         wanted = (selector.get("driver"), selector.get("pool"), selector.get("device"))
         listed = (request.get("status") or {}).get("devices") or []
-        asked = {(each["driver"], each["pool"], each["device"]) for each in listed}
+        # Those that merely overlap what is asked for are listed, too. The whole of a part is one, and the rest of it stays free.
+        asked = {(each["driver"], each["pool"], each["device"]) for each in listed if not each.get("overlaps")}
         parts = []
         for device in world.names.history:
             selected = all(want in {None, have} for want, have in zip(wanted, device, strict=True))
