@@ -79,7 +79,7 @@ def test_work_on_a_gpu_waits_for_seven_partitions_and_no_new_one_is_placed_on_it
     kube = shared_gpu
     maintain(kube)
     eventually(lambda: status(kube).get("inUse") == 7, what="the request counts the claims on the partitions")
-    assert status(kube)["phase"] == "Isolated"
+    eventually(lambda: status(kube)["phase"] == "Isolated", what="each of them is tainted")
     assert tainted(kube) == of_gpu_0(kube)
     assert {each["uuid"] for each in status(kube)["devices"]} == {gpu(kube)["uuid"]}
     shown = draco("status", "-o", "json", kubeconfig=kube.kubeconfig)
