@@ -40,7 +40,7 @@ from draco.explanation.problems import problems_of
 from draco.mig_policy.releases import Searches, plan_release
 from draco.resources.claims import DeviceClaim, DeviceRequest, ExactDeviceRequest, ResourceClaim, ResourceClaimSpec
 from draco.resources.classes import DeviceClass
-from draco.resources.core import Pod
+from draco.resources.core import Pod, PodSpec, Toleration
 from draco.resources.errors import DracoError
 from draco.resources.meta import ObjectMeta
 
@@ -48,6 +48,11 @@ R = TypeVar("R")
 
 _LOOKING_FOR_THE_CAUSE_S: Final = 0.5
 _NOBODYS: Final = "draco-warm-up"
+_ANYONES: Final = [
+    Toleration(key=f"node.kubernetes.io/{condition}", operator="Exists", effect="NoExecute")
+    for condition in ("not-ready", "unreachable")
+]
+"""What the API server has every pod tolerate that does not say otherwise."""
 _AGAIN_S: Final = 0.05
 """What is raised where nothing can be raised is raised again so much later."""
 _KILLED_AFTER_S: Final = 2
@@ -127,7 +132,7 @@ def warm_up(fleet: Fleet) -> None:
     )
     fleet.put_class(DeviceClass(metadata=ObjectMeta(name=_NOBODYS)))
     with suppress(Exception):  # who asks will meet it
-        explain(fleet, [claim], pod=Pod(metadata=ObjectMeta(name=_NOBODYS)))
+        explain(fleet, [claim], pod=Pod(metadata=ObjectMeta(name=_NOBODYS), spec=PodSpec(tolerations=_ANYONES)))
     fleet.remove_class(_NOBODYS)
 
 
