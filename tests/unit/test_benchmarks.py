@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import device_memory, first_fitting, partitioned_node, selector_scan, slice_change
-from benchmarks.__main__ import FOLDER, NOT_BENCHMARKS
+from benchmarks.__main__ import FOLDER, NOT_BENCHMARKS, SIZES, runs
 from benchmarks.gpu_fleet import a_partitioned_node, crowded, put
 from benchmarks.table import ROWS_FILE, Row, read, shown, tell
 from draco.allocation.fleet import Fleet
@@ -37,6 +37,16 @@ def test_every_module_of_the_folder_is_a_benchmark_with_a_command() -> None:
             text = path.read_text(encoding="utf-8")
             assert "tell(" in text, path
             assert '__name__ == "__main__"' in text, path
+
+
+def test_a_benchmark_of_several_sizes_is_run_at_each() -> None:
+    assert runs(["explain", "operator_scale"]) == [
+        ["explain"],
+        ["operator_scale"],
+        ["operator_scale", "--nodes", "10000", "--claims", "200"],
+        ["operator_scale", "--mig"],
+    ]
+    assert all((FOLDER / f"{name}.py").exists() for name in SIZES)
 
 
 def test_one_in_a_thousand_gpus_of_a_crowded_cluster_is_free_and_one_node_fits() -> None:
