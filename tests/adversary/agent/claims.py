@@ -132,6 +132,8 @@ class LifeOfClaims(LifeOfAgent):
                 claim.unsure = before  # a refusal is an answer; an attempt without one may still go on
                 self._kubelet_records()
                 if not again and not before:
+                    given = observer.look(self.folder).given
+                    assert all(one.claim != claim.uid for one in given), "refused, and there is a spec of it"
                     self._check_refusal(claim, error)
                 return
             assert {one.device_name for one in devices} == {one.device for one in claim.results}
