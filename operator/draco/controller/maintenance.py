@@ -101,7 +101,8 @@ class MaintenanceReconciler:
         )
         taint = request.spec.taint
         tolerant = self._view.tolerant_claims(DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect))
-        may_fit = self._classes_for(scope, pools, {name for classes in tolerant.values() for name in classes})
+        concerned = {*scope.named, *scope.overlapping, *isolated}
+        may_fit = self._classes_for(concerned, pools, {name for classes in tolerant.values() for name in classes})
         seen = Seen(
             now=self._clock.now(),
             scope=scope,
@@ -132,21 +133,28 @@ class MaintenanceReconciler:
                     idle.add(pool)
         return not_heeded(request, scope, pools, found, idle)
 
-    def _classes_for(self, scope: Scope, pools: Mapping[PoolKey, PoolHardware], names: Iterable[str]) -> set[str]:
-        """Those of these classes that some device of the scope may belong to.
+    def _classes_for(
+        self, devices: Iterable[DeviceKey], pools: Mapping[PoolKey, PoolHardware], names: Iterable[str]
+    ) -> set[str]:
+        """Those of these classes that some of the devices may belong to.
 
-        Only selectors of classes are asked, which administrators write. What a claim asks for beyond them could be anything.
+        Only selectors of classes are asked, which administrators write. What a claim asks for beyond them could be anything. A
+        device that is not published now, such as while its node reboots, may be again at any moment: nothing but its driver is
+        known of it.
         """
         if not names:
             return set()
-        found = ((each, pools[PoolKey(each.driver, each.pool)]) for each in (*scope.named, *scope.overlapping))
-        devices = [(key.driver, device) for key, pool in found if (device := pool.published_as(key.device))]
+        asked = [
+            (key.driver, pools[pool].published_as(key.device) or Device(name=key.device))
+            for key in sorted(devices)
+            if (pool := PoolKey(key.driver, key.pool)) in pools
+        ]
         may_fit = set()
         for name in names:
             known = self._view.classes.store.get(ObjectKey("", name))
             if known is None:
                 continue  # nothing is allocated for a class that does not exist; one that is made wakes us
-            if len(devices) > _MOST_ASKED or any(_may_belong(known, *each) for each in devices):
+            if len(asked) > _MOST_ASKED or any(_may_belong(known, *each) for each in asked):
                 may_fit.add(name)
         return may_fit
 

@@ -81,6 +81,10 @@ class DividedLab(Lab):
 
     async def clean(self) -> None:
         await super().clean()
+        await self.withdraw()
+
+    async def withdraw(self) -> None:
+        """Nothing is published any more."""
         for number in range(2):
             with suppress(NotFound):
                 await self.client.delete(SLICES, ObjectKey("", f"{self.pool}-{number}"))
@@ -259,6 +263,11 @@ async def test_a_claim_that_tolerates_everything_holds_up_the_promise_until_it_i
         await lab.client.create(CLAIMS, {"metadata": name, "spec": as_json(greedy.spec)})
         said = await lab.message(key, f"{lab.namespace}/greedy waits for devices and tolerates the taint")
         assert said.status.phase is MaintenancePhase.ISOLATED
+        await lab.client.delete(CLAIMS, ObjectKey(lab.namespace, "greedy"))
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await lab.withdraw()  # the node reboots: what it published it will publish again
+        await lab.client.create(CLAIMS, {"metadata": name, "spec": as_json(greedy.spec)})
+        await lab.phase(key, MaintenancePhase.ISOLATED)
         await lab.client.delete(CLAIMS, ObjectKey(lab.namespace, "greedy"))
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
     for each in (nics, gpus):
