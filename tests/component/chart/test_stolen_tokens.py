@@ -4,16 +4,12 @@ Every row sets what it tries to set. One that is refused must be refused for the
 one that is allowed must be found as it was written.
 """
 
-import asyncio
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import msgspec
 import pytest
 
-from draco.cluster import binaries
-from draco.cluster.controlplane import APISERVER, STORE, ControlPlane, Settings
 from draco.cluster.versions import KUBERNETES_VERSIONS
 from draco.kube.client import Client
 from draco.kube.discovery import discover
@@ -33,10 +29,21 @@ from tests.component.chart.stolen import (
     an_allocation,
     an_event,
 )
-from tests.conftest import DIES_WITH_THE_TESTS
+from tests.component.chart.thefts import (
+    READY,
+    Theft,
+    a_cluster,
+    claim,
+    event,
+    merged_status_of,
+    named,
+    publish,
+    report,
+    rewritten,
+    status_of,
+)
 
 OLDER_SLICES: Kind[Any] = Kind("resource.k8s.io", "v1beta2", "resourceslices", "ResourceSlice", False, dict)
-RAW_SLICES: Kind[Any] = Kind("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", False, dict)
 SECRETS: Kind[Any] = Kind("", "v1", "secrets", "Secret", True, dict)
 ACCOUNTS: Kind[Any] = Kind("", "v1", "serviceaccounts", "ServiceAccount", True, dict)
 ROLE_BINDINGS: Kind[Any] = Kind(
@@ -46,65 +53,7 @@ POLICIES: Kind[Any] = Kind(
     "admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", False, dict
 )
 NO_RIGHT = "cannot (create|patch|update|delete|list|get)"
-READY = {
-    "type": "Ready",
-    "status": "True",
-    "reason": "Prepared",
-    "message": "",
-    "lastTransitionTime": "2026-01-01T00:00:00Z",
-}
 KIND_OF_GPU_NODE = {"apiVersion": "draco.dev/v1alpha1", "kind": "GpuNode"}
-
-
-def named(name: str) -> ObjectKey:
-    return ObjectKey("", name)
-
-
-def claim(name: str) -> ObjectKey:
-    return ObjectKey(TENANT, name)
-
-
-def event(name: str, namespace: str = "default") -> ObjectKey:
-    return ObjectKey(namespace, name)
-
-
-def report(pool: str = MINE, driver: str = DRIVER, **more: Any) -> dict[str, Any]:
-    return {"driver": driver, "pool": pool, "device": "gpu-0", "conditions": [READY], **more}
-
-
-Attempt = Callable[[Client], Awaitable[object]]
-
-
-class Theft(NamedTuple):
-    """Whose token is used, for what, and why that is refused."""
-
-    token: str
-    what: str
-    attempt: Attempt
-    refused: str
-
-    def __str__(self) -> str:
-        return f"{self.token}: {self.what}"
-
-
-def status_of(name: str, **status: Any) -> Attempt:
-    """Server-side apply to a claim's status, by force."""
-    return lambda client: client.apply(CLAIMS, claim(name), {"status": status}, manager="thief", subresource="status")
-
-
-def merged_status_of(name: str, **status: Any) -> Attempt:
-    """A merge patch of a claim's status, which replaces lists and takes away what is None."""
-    return lambda client: client.patch(CLAIMS, claim(name), {"status": status}, subresource="status")
-
-
-def publish(name: str, **of: Any) -> Attempt:
-    return lambda client: client.create(SLICES, a_slice(name, **of))
-
-
-async def rewritten(client: Client, name: str, **spec: Any) -> object:
-    """An existing slice, read and replaced with other fields in its spec."""
-    found = await client.get(RAW_SLICES, named(name))
-    return await client.replace(RAW_SLICES, named(name), {**found, "spec": {**found["spec"], **spec}})
 
 
 NOT_FOR_MY_NODE = "may not write a slice that is not for that node alone"
@@ -366,49 +315,8 @@ THEFTS = [
 @pytest.fixture(scope="module", params=KUBERNETES_VERSIONS)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """An API server of each version, with the chart."""
-    version: str = request.param
-    environ = {
-        name: value for name, value in os.environ.items() if name != "KUBEBUILDER_ASSETS"
-    }  # that is one version's
-    settings = Settings(
-        programs=binaries.find(*STORE, kubernetes=version, environ=environ),
-        kubernetes=version,
-        enter=DIES_WITH_THE_TESTS,
-        extra_flags={APISERVER: ("--runtime-config", "resource.k8s.io/v1beta2=true")},
-    )
-    plane = ControlPlane(tmp_path_factory.mktemp(f"stolen-{version}") / "state", settings)
-    try:
-        plane.start()
-        made = Cluster(plane)
-        made.install()
-        made.make_claim("idle", on=MINE, results=[a_result(MINE, "gpu-1")], reserved=False)
-        made.make_claim("elsewhere", on=MINE, results=[a_result("elsewhere")])
-        asyncio.run(in_force(made))
+    with a_cluster(request.param, tmp_path_factory.mktemp(f"stolen-{request.param}")) as made:
         yield made
-    finally:
-        plane.stop()
-
-
-async def in_force(cluster: Cluster) -> None:
-    """Wait until the API server enforces every policy: it does so a moment after it has stored it."""
-    probes: list[tuple[str, Attempt]] = [
-        ("agent", publish("probe", nodeName="nowhere", pool="nowhere")),
-        ("agent", lambda client: client.create(GPU_NODES, {"metadata": {"name": "probe"}})),
-        ("agent", lambda client: client.create(EVENTS, an_event("probe", "nowhere"))),
-        ("agent", status_of("probe", devices=[report(pool="elsewhere")])),
-        ("releasing", status_of("probe", reservedFor=[{"resource": "pods", "name": "me", "uid": "me"}])),
-    ]
-    cluster.make_claim("probe", on=MINE, results=[a_result("elsewhere")])
-    async with asyncio.timeout(30):
-        for token, probe in probes:
-            async with cluster.holding(token) as client:
-                while True:
-                    try:
-                        await probe(client)
-                    except ApiError as error:
-                        if "denied request" in str(error):
-                            break
-                    await asyncio.sleep(0.1)
 
 
 @pytest.fixture

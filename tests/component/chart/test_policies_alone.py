@@ -1,0 +1,165 @@
+"""What the admission policies refuse by themselves: the accounts have every right here, as if other roles were bound to them.
+
+One attempt for each expression, which nothing else in the policies refuses.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from draco.cluster.versions import KUBERNETES_VERSIONS
+from draco.kube.errors import ApiError
+from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, SLICES, Kind
+from tests.component.chart.stolen import (
+    DRIVER,
+    MINE,
+    NAMESPACE,
+    OTHER,
+    OTHER_DRIVER,
+    PERMISSIVE,
+    TENANT,
+    Cluster,
+    a_result,
+    an_allocation,
+    an_event,
+)
+from tests.component.chart.thefts import (
+    Attempt,
+    Theft,
+    a_cluster,
+    claim,
+    event,
+    merged_status_of,
+    named,
+    publish,
+    report,
+    rewritten,
+    status_of,
+)
+
+ACCOUNTS = ((NAMESPACE, "draco-agent"), (NAMESPACE, "draco-operator"), (PERMISSIVE, "releasing-operator"))
+NO_NODE = "names no node"
+REVIEWS: Kind[Any] = Kind(
+    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", False, dict
+)
+INVALID = "must be an allocated device in the claim|may not be specified when `allocated` is not set"
+"""What the API server itself refuses before it asks a policy, in the versions that do."""
+ME = [{"resource": "pods", "name": "me", "uid": "me"}]
+DEVICES_ONLY = "may write nothing of a claim but the status of its devices"
+MY_DEVICES = f"may report only devices of driver {DRIVER} in the pool of that node"
+NOT_HERE = f"the claim has no device of driver {DRIVER} on node {MINE}"
+NO_WISHES = "not say how GPUs are to be divided"
+MY_EVENTS = "may write Events about that node only"
+TAKE_BACK_ONLY = "may write nothing of a claim but take back its allocation"
+
+
+def labelled(name: str) -> Attempt:
+    return lambda client: client.patch(CLAIMS, claim(name), {"metadata": {"labels": {"a": "b"}}})
+
+
+def deleted(name: str) -> Attempt:
+    return lambda client: client.delete(CLAIMS, claim(name))
+
+
+def made(name: str) -> Attempt:
+    devices = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}
+    meta = {"name": name, "namespace": TENANT}
+    return lambda client: client.create(CLAIMS, {"metadata": meta, "spec": {"devices": devices}})
+
+
+def wished(**wishes: Any) -> Attempt:
+    return lambda client: client.create(GPU_NODES, {"metadata": {"name": "new"}, "spec": wishes})
+
+
+REFUSED = [
+    Theft("homeless", "a slice of no node", publish("x", allNodes=True, pool="x"), NO_NODE),
+    Theft("homeless", "a status", status_of("here", devices=[report()]), NO_NODE),
+    Theft("agent", "no node's slice of my pool", publish("x", allNodes=True, pool=MINE), "for that node alone"),
+    Theft("agent", "another pool", publish("x", nodeName=MINE, pool=OTHER), "not named after that node"),
+    Theft("agent", "another driver", publish("x", nodeName=MINE, pool=MINE, driver=OTHER_DRIVER), "a driver other"),
+    Theft("agent", "taken over", lambda c: rewritten(c, "others", driver=DRIVER), "a driver other|immutable"),
+    Theft("agent", "a slice deleted", lambda c: c.delete(SLICES, named("others")), "a driver other"),
+    Theft("agent", "a claim's labels", labelled("here"), DEVICES_ONLY),
+    Theft("agent", "a claim", made("x"), DEVICES_ONLY),
+    Theft("agent", "a claim deleted", deleted("here"), DEVICES_ONLY),
+    Theft(
+        "agent",
+        "an allocation cleared",
+        merged_status_of("idle", allocation=None),
+        "may not change what a claim is allocated",
+    ),
+    Theft("agent", "a reservation", status_of("here", reservedFor=ME), "may not change for whom a claim is reserved"),
+    Theft("agent", "a report taken away", merged_status_of("here", devices=[]), MY_DEVICES),
+    Theft("agent", "another driver's", status_of("here", devices=[report(driver=OTHER_DRIVER)]), MY_DEVICES),
+    Theft("agent", "another node's", status_of("there", devices=[report(pool=OTHER)]), MY_DEVICES),
+    Theft("agent", "another's allocation", status_of("theirs", devices=[report()]), f"{NOT_HERE}|{INVALID}"),
+    Theft("agent", "another pool's allocation", status_of("elsewhere", devices=[report()]), f"{NOT_HERE}|{INVALID}"),
+    Theft("agent", "another GpuNode", lambda c: c.create(GPU_NODES, {"metadata": {"name": "new"}}), "GpuNode of node"),
+    Theft("agent", "my GpuNode deleted", lambda c: c.delete(GPU_NODES, named(MINE)), NO_WISHES),
+    Theft("agent", "wishes", lambda c: c.patch(GPU_NODES, named(MINE), {"spec": {"gpus": []}}), NO_WISHES),
+    Theft("agent", "another node's event", lambda c: c.create(EVENTS, an_event("x", OTHER)), MY_EVENTS),
+    Theft(
+        "agent",
+        "an event about a pod called as my node",
+        lambda c: c.create(EVENTS, an_event("x", MINE, kind="Pod")),
+        MY_EVENTS,
+    ),
+    Theft("agent", "an event deleted", lambda c: c.delete(EVENTS, event(f"about-{OTHER}")), MY_EVENTS),
+    Theft("releasing", "a claim's labels", labelled("idle"), TAKE_BACK_ONLY),
+    Theft("releasing", "a claim", made("x"), TAKE_BACK_ONLY),
+    Theft("releasing", "a claim deleted", deleted("idle"), TAKE_BACK_ONLY),
+    Theft("operator", "a claim released", merged_status_of("idle", allocation=None), "may not release claims"),
+    Theft("releasing", "only a report", status_of("idle", devices=[report(device="gpu-1")]), "never make or change"),
+    Theft(
+        "releasing",
+        "an allocation made",
+        merged_status_of("waiting", allocation=an_allocation(MINE, [a_result(MINE)])),
+        "never make or change",
+    ),
+    Theft("releasing", "a reservation kept", merged_status_of("there", allocation=None), f"that is reserved|{INVALID}"),
+    Theft(
+        "releasing",
+        "a claim in use released",
+        merged_status_of("there", allocation=None, reservedFor=None),
+        "that is reserved",
+    ),
+    Theft("releasing", "one reserved", merged_status_of("waiting", reservedFor=ME), f"or reserve one|{INVALID}"),
+    Theft(
+        "releasing", "a report", merged_status_of("waiting", devices=[report()]), f"may not report devices|{INVALID}"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The newest API server, where each account may do all that roles can permit."""
+    with a_cluster(KUBERNETES_VERSIONS[-1], tmp_path_factory.mktemp("alone")) as found:
+        subjects = [{"kind": "ServiceAccount", "namespace": space, "name": name} for space, name in ACCOUNTS]
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+        path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+        found.call("POST", path, {"metadata": {"name": "everything"}, "roleRef": role, "subjects": subjects})
+        asyncio.run(has_every_right(found))
+        yield found
+
+
+async def has_every_right(cluster: Cluster) -> None:
+    """Wait until the API server goes by the new role."""
+    async with asyncio.timeout(60):
+        for token in cluster.tokens:
+            async with cluster.holding(token) as client:
+                asked = {"spec": {"resourceAttributes": {"verb": "*", "group": "*", "resource": "*"}}}
+                while True:
+                    if (await client.create(REVIEWS, asked))["status"].get("allowed"):
+                        break
+                    await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("theft", REFUSED, ids=str)
+async def test_a_policy_holds_whatever_roles_are_bound_to_an_account(cluster: Cluster, theft: Theft) -> None:
+    before = cluster.state()
+    async with cluster.holding(theft.token) as client:
+        with pytest.raises(ApiError, match=theft.refused):
+            await theft.attempt(client)
+    assert cluster.state() == before
