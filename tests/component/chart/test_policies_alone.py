@@ -70,7 +70,7 @@ def made(name: str) -> Attempt:
 
 
 def wished(**wishes: Any) -> Attempt:
-    return lambda client: client.create(GPU_NODES, {"metadata": {"name": "new"}, "spec": wishes})
+    return lambda client: client.create(GPU_NODES, {"metadata": {"name": MINE}, "spec": wishes})
 
 
 REFUSED = [
@@ -99,6 +99,10 @@ REFUSED = [
     Theft("agent", "another GpuNode", lambda c: c.create(GPU_NODES, {"metadata": {"name": "new"}}), "GpuNode of node"),
     Theft("agent", "my GpuNode deleted", lambda c: c.delete(GPU_NODES, named(MINE)), NO_WISHES),
     Theft("agent", "wishes", lambda c: c.patch(GPU_NODES, named(MINE), {"spec": {"gpus": []}}), NO_WISHES),
+    Theft(
+        "agent", "a GpuNode with modes", wished(gpus=[{"uuid": "GPU-0", "policy": "p", "mode": "Disabled"}]), NO_WISHES
+    ),
+    Theft("agent", "a GpuNode with promises", wished(promised=[]), NO_WISHES),
     Theft("agent", "another node's event", lambda c: c.create(EVENTS, an_event("x", OTHER)), MY_EVENTS),
     Theft(
         "agent",
