@@ -18,10 +18,13 @@ from tests.adversary.cluster.cluster import Cluster, access_of
 from tests.adversary.cluster.observer.api import Api
 from tests.adversary.cluster.observer.laws import Suspicion
 from tests.adversary.cluster.observer.observer import Violation
+from tests.adversary.cluster.observer.rest import is_said_to_fit
 from tests.adversary.cluster.performing import Performer
 
 REST_WITHIN_S = 90.0
 """How long a cluster may take from the last action until each pod runs or is told why not, in time that counts."""
+DOUBTED_AFTER_S = 60.0
+"""After so long a scheduler that refuses what Draco says fits is started afresh: it may have missed that something came free."""
 UNSETTLED_S = 120.0
 """How long it may take until everything that was killed is up again and has had its time."""
 REST_EVERY_S = 150.0
@@ -191,6 +194,7 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
     await performer.settle()
     observer = cluster.observer
     counted = quiet = unsettled = 0.0
+    doubted: list[Suspicion] = []
     last = time.monotonic()
     while quiet < QUIET_S:
         await asyncio.sleep(0.5)
@@ -209,5 +213,13 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
             for wrong in waiting:
                 observer.violated(wrong)
             return
+        if counted > DOUBTED_AFTER_S and not doubted and waiting and all(is_said_to_fit(each) for each in waiting):
+            doubted = waiting
+            await performer.start_scheduler_afresh()
+            counted = 0.0
+    for wrong in doubted:
+        if observer.waits_for_a_node(wrong):
+            observer.violated(wrong)  # only now it is explained: what was said before was not so
     observer.counts["times at rest"] += 1
+    observer.counts["times at rest with a fresh scheduler"] += bool(doubted)
     observer.counts["longest until rest, s"] = max(observer.counts["longest until rest, s"], round(counted))

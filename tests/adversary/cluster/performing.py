@@ -103,6 +103,11 @@ class Performer:
             revived = await asyncio.to_thread(self._cluster.revive)
         self._cluster.observer.note(f"at rest; started again: {', '.join(revived) or 'nothing'}")
 
+    async def start_scheduler_afresh(self) -> None:
+        """Have one that has seen everything there is, and nothing of what was."""
+        self._cluster.observer.note("the scheduler is started afresh")
+        await self._restart(SCHEDULER)
+
     async def _create(self, document: Document) -> None:
         namespace = document["metadata"]["namespace"]
         await self._write("POST", PATHS[document["kind"]].format(namespace), document)

@@ -20,7 +20,7 @@ from tests.adversary.cluster.observer.fairness import Fairness, Pace
 from tests.adversary.cluster.observer.lease import LeaseLaw
 from tests.adversary.cluster.observer.observer import Node, Observer
 from tests.adversary.cluster.observer.programs import Programs
-from tests.adversary.cluster.observer.rest import unexplained
+from tests.adversary.cluster.observer.rest import is_said_to_fit, unexplained
 from tests.adversary.cluster.observer.watching import learn
 from tests.adversary.cluster.observer.world import World
 from tests.requests import call
@@ -477,6 +477,17 @@ def test_at_rest_each_pod_runs_or_is_told_why_not(case: str) -> None:
     wrong, pod, objects = REST[case]
     world = a_world(("pod", pod), *objects)
     assert bool(list(unexplained(world, {}))) is wrong
+
+
+def test_a_scheduler_is_doubted_only_where_draco_says_that_it_fits() -> None:
+    def doubted(case: str) -> bool:
+        _, pod, objects = REST[case]
+        [wrong] = unexplained(a_world(("pod", pod), *objects), {})
+        return is_said_to_fit(wrong)
+
+    assert doubted("it is said to fit")
+    assert not doubted("nobody says why")
+    assert not doubted("a taint that is nowhere")
 
 
 def test_a_pod_may_wait_for_a_sick_node_that_says_so() -> None:

@@ -144,6 +144,12 @@ class Observer:
             states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
             return list(unexplained(self.world, states))
 
+    def waits_for_a_node(self, wrong: Suspicion) -> bool:
+        """Whether the pod that was not explained is still on no node."""
+        with self._lock:
+            pod = self.world.pods.get(wrong.key)
+            return pod is not None and not pod["spec"].get("nodeName")
+
     def violated(self, wrong: Suspicion) -> None:
         """Report a violation that was found by whoever uses the observer, such as at rest."""
         with self._lock:

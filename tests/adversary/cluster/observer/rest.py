@@ -11,6 +11,7 @@ from typing import Any
 from tests.adversary.cluster.observer.laws import BLOCKING, Suspicion
 from tests.adversary.cluster.observer.world import Object, World, condition, name, results
 
+_DRACO_SAYS = "Draco says: "
 _FITS = "The devices are there: all claims can be allocated"
 _TAINT = re.compile(r"tainted ([A-Za-z0-9./_-]+?)(?:=[^:\s]*)?:(NoSchedule|NoExecute)")
 _HOLDER = re.compile(r"in use by ((?:[a-z0-9.-]+/[a-z0-9.-]+)) ")
@@ -36,6 +37,11 @@ def unexplained(world: World, states: Mapping[str, Mapping[str, Any]]) -> Iterat
             continue
         if wrong := _wrong(world, pod, told.get(uid), claims, states):
             yield Suspicion("not explained", uid, f"pod {name(pod)}: {wrong}")
+
+
+def is_said_to_fit(wrong: Suspicion) -> bool:
+    """Whether the scheduler refuses the pod, and Draco sees nothing in its way."""
+    return f"{_DRACO_SAYS}{_FITS}" in wrong.text
 
 
 def _wrong(
@@ -74,7 +80,7 @@ def _refused(world: World, pod: Object, event: Object | None, claims: Mapping[st
 def _contradicts(world: World, said: str, note: str, claims: Mapping[str, Object]) -> str:
     """Where what Draco says cannot be, by what the scheduler says and by what is there."""
     if note.startswith(_FITS) and "cannot allocate all claims" in said:
-        return f"the scheduler says: {said} Draco says: {note}"
+        return f"the scheduler says: {said} {_DRACO_SAYS}{note}"
     if (missing := _MISSING.search(said)) and missing[1].rpartition("/")[2] not in note:
         return f"the scheduler misses {missing[1]}, Draco says: {note}"
     keys = {
