@@ -111,6 +111,7 @@ class LifeOfAgent(Node):
     def turn(self, seconds: float) -> None:
         agent = self._up()
         self.idle = 2
+        answered = self._answers()  # else its last reading may have been the last that failed
         with self._living("turn"):
             agent.turn(seconds)
             served = self._served()
@@ -121,7 +122,7 @@ class LifeOfAgent(Node):
                 self.sickness.had_turn(self._hardware(), long=seconds == REST_S, room=self.disk.free is None)
             published = self._publish()
             self._check_fences(published)
-            if published is not None and seconds == REST_S and served and self._answers():
+            if published is not None and seconds == REST_S and served and answered and self._answers():
                 self._check_offer(published)
                 self._check_place()
                 self.reachable = not self.source.gone
