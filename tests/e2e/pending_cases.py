@@ -166,7 +166,7 @@ def refuse(kube: Kubectl, case: Case) -> str:
 
 
 def report(kube: Kubectl, case: Case) -> None:
-    """Write what the waiting claim's driver reports, once it is allocated; again, if it has been allocated anew."""
+    """Write what the waiting claim's driver reports, once it is allocated, and each time it has been allocated again."""
     for claim, status in case.status:
         if claim in case.claims:
             there = json.loads(kube.run("get", "resourceclaim", claim, "-n", case.namespace, "-o", "json").stdout)

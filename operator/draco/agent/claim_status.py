@@ -161,7 +161,7 @@ class ClaimReporter:
                 CLAIMS, claim.metadata.key, body, manager=FIELD_MANAGER_AGENT, subresource="status"
             )
         except (NotFound, Conflict):
-            return 1.0  # deleted or made anew while we looked; looking again settles it
+            return 1.0  # deleted or made again while we looked; looking again settles it
         except Invalid as error:
             # Deallocated meanwhile, or the right to report is missing: trying at once would not help.
             self._say_refused(ref, SPACED if _spaced(error) else str(error))

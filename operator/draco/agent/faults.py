@@ -34,7 +34,7 @@ class FatalXid(msgspec.Struct, frozen=True):
     def sentence(self, xid: int) -> str:
         """What happened, and what to do."""
         cure = {
-            Ends.RESET: "drain it and reset it with `nvidia-smi --gpu-reset`, load the driver anew, or reboot the node",
+            Ends.RESET: "drain it and reset it with `nvidia-smi --gpu-reset`, reload the driver, or reboot the node",
             Ends.REBOOT: "drain and reboot the node",
         }
         return f"XID {xid}: {self.what}; {cure[self.ends]}."

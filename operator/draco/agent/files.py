@@ -2,7 +2,7 @@
 
 Owns the ways of writing: durably, where the call returns when the content survives a loss of power (temporary file, fsync,
 rename, fsync of the folder); durably in place, in room that the file has already; and without waiting for the disk, for what is
-made anew after a reboot. Knows nothing of what is written. The agent takes it as an argument (`Files`), so that a full disk can
+made again after a reboot. Knows nothing of what is written. The agent takes it as an argument (`Files`), so that a full disk can
 be tried.
 """
 

@@ -23,7 +23,7 @@ NO_DIVISIONS: Mapping[GpuUuid, GpuMig] = MappingProxyType({})
 TIMEOUT_S = 30
 """Without news for so long kubelet calls a device Unknown."""
 MESSAGE_LIMIT = 1024
-GONE = "Its GPU instance is gone; containers that were given it have to be started again when it has been made anew."
+GONE = "Its GPU instance is gone; restart the containers that were given it once it has been made again."
 
 
 class DeviceReport(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ who else serves the driver is `guard`'s.
 
 Kubelet watches the registry folder: at its start it takes up every socket that is there, later every socket that appears, and it
 forgets a plugin whose socket is removed. So nothing has to be done when kubelet restarts. A socket whose file has vanished
-though (the folder was wiped) can never be found again: it is made anew.
+though (the folder was wiped) can never be found again: it is made again.
 
 Kubelet calls the plugin of a driver that registered last, and later ones may come: by a socket of their own, as plugins do that
 are updated without a gap, or by removing ours and putting theirs in its place. An agent that was there first keeps the node: it

@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 NODE_MISSING_S = 5.0
 RECHECK_S = 300.0
-"""How often to look without a reason: a Node made anew under its old name does not touch the slices at once."""
+"""How often to look without a reason: a Node made again under its old name does not touch the slices at once."""
 GONE_S = 0.2
 """A slice was deleted while we looked, as a kubelet does when it starts: the watch will say which."""
 UNSEEN_S = 5.0

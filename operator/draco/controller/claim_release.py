@@ -210,7 +210,7 @@ class ClaimReleases:
         self._record(
             claim,
             RELEASED_REASON,
-            f"Released for pod {release.pod}, as MigPolicy {policy} permits: it held {held} for no pod. It is allocated anew "
+            f"Released for pod {release.pod}, as MigPolicy {policy} permits: it held {held} for no pod. It is allocated again "
             "when a pod uses it.",
         )
         for each in release.waiting:

@@ -186,7 +186,7 @@ def _informers(view: ClusterView) -> list[Metric]:
     synced = {name: int(informer.synced.is_set()) for name, informer in informers}
     return [
         gauge("draco_informer_objects", "Objects known, by kind.", ["kind"], _one_label(objects)),
-        gauge("draco_informer_relists", "Times a collection was listed anew, by kind.", ["kind"], _one_label(relists)),
+        gauge("draco_informer_relists", "Times a collection was listed again, by kind.", ["kind"], _one_label(relists)),
         gauge("draco_informer_silent_seconds", "Since the last sign of life, by kind.", ["kind"], _one_label(silent)),
         gauge("draco_informer_synced", "1 when the collection is known.", ["kind"], _one_label(synced)),
     ]

@@ -1,7 +1,7 @@
 """Says why claims stay pending: one Event on the claim and one on the pod that waits for it, kept true.
 
 Owns which pods wait and since when, which object is told what, when it is taken back, and the number of waiting claims by main
-cause. All claims of a pod are explained together, since they must be met on one node. When an explanation is made anew is up to
+cause. All claims of a pod are explained together, since they must be met on one node. When an explanation is made again is up to
 `explaining`. Each Event is looked after on its own: whatever a process that died has written or not, the next one makes each of
 them so.
 """

@@ -15,7 +15,7 @@ def for_waiting(release: Release, prospect: str) -> str:
     one = len(release.claims) == 1
     return (
         f"Would be allocated on node {release.node} without {'an idle claim' if one else 'two idle claims'}: {held}. "
-        f"If {'it is' if one else 'they are'} deleted and made anew, {'it finds' if one else 'they find'} another place. "
+        f"If {'it is' if one else 'they are'} deleted and made again, {'it finds' if one else 'they find'} another place. "
         f"{prospect}"
     )
 
@@ -26,7 +26,7 @@ def for_idle(release: Release, claim: ObjectKey, prospect: str) -> str:
     also = f" and claim {others[0]}" if others else ""
     return (
         f"Holds {', '.join(release.devices[claim])}, and no pod uses it. Without it{also}, {_claims(release.waiting)} of pod "
-        f"{release.pod} would be allocated. Delete it and make it anew: there is another place for it. {prospect}"
+        f"{release.pod} would be allocated. Delete it and make it again: there is another place for it. {prospect}"
     )
 
 

@@ -3,7 +3,7 @@
 Owns the life of a store: first list, watch, resume, relist, and telling subscribers what changed. Its laws:
 
 - The store is always the collection as it was at one moment. A relist swaps it in one step, and what vanished unseen is
-  delivered as deletes, what was made anew under an old name as a delete and an add.
+  delivered as deletes, what was made again under an old name as a delete and an add.
 - Nothing that the server or the network does ends `run`: an expired version, an error in the stream, a line cut in the middle,
   silence, refused credentials, a kind that is not served. Each ends in a resumed watch or a new list, after a pause that grows
   from failure to failure and is never zero.

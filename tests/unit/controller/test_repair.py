@@ -343,7 +343,7 @@ async def test_a_claim_that_was_released_is_let_be_for_a_while(blocked: World) -
     await blocked.look()
     blocked.arrive()
     await blocked.look(after_s=31)
-    blocked.put(a_version(IDLE, "3"))  # allocated anew in the same place, and nobody uses it
+    blocked.put(a_version(IDLE, "3"))  # allocated again in the same place, and nobody uses it
     await blocked.look(after_s=500)
     assert blocked.server.patches == ["idle"]
     assert blocked.said.texts["idle"].endswith("now it was released less than 10 min ago.")
