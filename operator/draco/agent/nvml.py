@@ -288,11 +288,11 @@ class Nvml:
 
     def _watch_all(self, events: "_Subscription") -> None:
         for index in range(self.call("nvmlDeviceGetCount")):
-            if index in events.watched:
-                continue
             try:
                 handle = self.call("nvmlDeviceGetHandleByIndex", index)
                 uuid = GpuUuid(self.call("nvmlDeviceGetUUID", handle))
+                if events.watched.get(index) == uuid == events.by_address.get(_address(handle)):
+                    continue  # else another board is in its place, or the same one was out in between
                 types = self.call("nvmlDeviceGetSupportedEventTypes", handle) & WATCHED
                 self.call("nvmlDeviceRegisterEvents", handle, types, events.handle)
             except DriverError:
@@ -309,11 +309,19 @@ class Nvml:
         return GpuEvent(
             kind=kind,
             # By its handle's address: a GPU that is gone no longer tells its UUID.
-            gpu=events.by_address.get(_address(data.device)),
+            gpu=events.by_address.get(_address(data.device)) or self._uuid(data.device),
             data=int(data.eventData),
             gpu_instance=_instance(data.gpuInstanceId),
             compute_instance=_instance(data.computeInstanceId),
         )
+
+    def _uuid(self, handle: Any) -> GpuUuid | None:
+        try:
+            return GpuUuid(self.call("nvmlDeviceGetUUID", handle))
+        except DriverError:
+            raise
+        except NvmlError:
+            return None
 
     def _drop_lost(self, events: "_Subscription") -> Iterator[GpuEvent]:
         """A lost GPU would end every further wait at once: go on with a new set that leaves it out."""

@@ -377,6 +377,24 @@ def test_a_gpu_that_comes_back_is_watched_again(nvml: Nvml, path: Path) -> None:
     assert [event.gpu for event in nvml.wait_events(LONG_MS)] == [_uuids(path)[4]]
 
 
+@pytest.mark.parametrize("change", [hotplug.replace, hotplug.reseat])
+def test_a_board_that_is_put_in_is_watched_like_the_one_before(
+    nvml: Nvml, path: Path, change: Callable[[Path, int], object]
+) -> None:
+    list(nvml.wait_events(0))
+    change(path, 4)
+    list(nvml.wait_events(0))
+    faults.xid(path, 4, 95)
+    assert [(event.gpu, event.data) for event in nvml.wait_events(LONG_MS)] == [(_uuids(path)[4], 95)]
+
+
+def test_an_error_of_a_board_that_was_put_in_meanwhile_is_told_by_its_uuid(nvml: Nvml, path: Path) -> None:
+    list(nvml.wait_events(0))
+    hotplug.reseat(path, 4)
+    faults.xid(path, 4, 95)
+    assert [event.gpu for event in nvml.wait_events(LONG_MS)] == [_uuids(path)[4]]
+
+
 def test_importing_the_agents_nvml_is_cheap_and_needs_no_driver() -> None:
     script = "import draco.agent.nvml, sys; print([m for m in ('kopf', 'aiohttp', 'grpc') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
