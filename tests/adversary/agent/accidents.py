@@ -4,7 +4,7 @@ Owns these steps. The agent is blamed for none of what they do.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -40,11 +40,11 @@ class Accidents(LifeOfClaims):
 
         `moves`: what was where it was may be elsewhere. `disturbs`: an agent that listens may have lost its session.
         """
-        before = observer.look(self.folder).gpus
+        before = observer.look(self.folder)
         try:
             event()
         except StateError:  # hardware refuses, as it does when somebody holds it
-            if observer.look(self.folder).gpus == before:
+            if observer.look(self.folder).gpus == before.gpus:
                 return False
         fired[what] += 1
         if disturbs:
@@ -53,6 +53,7 @@ class Accidents(LifeOfClaims):
         self.foreign &= seen.serials()
         # One that lost its compute instance to somebody is of no use: it may go.
         self.alive &= frozenset(instance["serial"] for _, instance in seen.instances() if instance["compute"])
+        self.left |= {_place(*each) for each in before.instances() if each[1]["serial"] not in seen.serials()}
         self.current = self.current and not moves
         return True
 
@@ -67,6 +68,7 @@ class Accidents(LifeOfClaims):
         self._happens(
             "reboot", partial(faults.reboot, self.path, minors=minors, first_capability=capabilities), moves=True
         )
+        self.left = frozenset()  # what there was before a boot is known to be gone
         self.sickness.rebooted()
         self.rivals.all_go(cleanly=False)
         sysfs.build(self.folder / "sys", state.load(self.path))
@@ -174,9 +176,17 @@ class Accidents(LifeOfClaims):
 
     def _make(self, gpu: int | str, profile: str, start: int | None, compute: Literal["whole", "none"]) -> None:
         before = observer.look(self.folder).serials()
+        left = self.left
         make = partial(by_hand.create_instance, self.path, gpu, profile, start=start, compute=compute)
         self._happens(f"make by hand{'' if compute == 'whole' else ', bare'}", make, moves=False, disturbs=False)
-        self.foreign |= observer.look(self.folder).serials() - before
+        for board, instance in observer.look(self.folder).instances():
+            if instance["serial"] in before:
+                continue
+            # A bare one with the same number in the same place might be what is left of one of ours: nothing tells them apart.
+            if not instance["compute"] and _place(board, instance) in left:
+                self.unclaimed |= {instance["serial"]}
+            else:
+                self.foreign |= {instance["serial"]}
 
     @accident(pick=NUMBERS, mode=st.sampled_from((None, None, 0, 1)))
     def undo_by_hand(self, pick: int, mode: int | None) -> None:
@@ -282,6 +292,11 @@ class Accidents(LifeOfClaims):
     def policy(self, pick: int, mode: str) -> None:
         """What is wanted of a GPU changes."""
         self._policy(pick, mode)
+
+
+def _place(gpu: Mapping[str, Any], instance: Mapping[str, Any]) -> tuple[object, ...]:
+    """All that NVML tells of a GPU instance without a compute instance."""
+    return gpu["uuid"], instance["id"], instance["profile_id"], instance["start"]
 
 
 def _profile(board: str, number: int) -> str:

@@ -92,6 +92,8 @@ class Node(RuleBasedStateMachine):
         self.foreign: frozenset[int] = frozenset()
         self.alive: frozenset[int] = frozenset()
         self.unclaimed: frozenset[int] = frozenset()
+        self.left: frozenset[tuple[object, ...]] = frozenset()
+        """Where instances were in this boot that are gone."""
         self.files: dict[Path, bytes] = {}
         self.damaged = False
         """Whether the record was damaged since the agent was last served."""
