@@ -1,0 +1,103 @@
+"""What a plan has written, in which order, and what it says of itself in the log."""
+
+from datetime import timedelta
+
+import msgspec
+
+from draco.maintenance import (
+    CONDITION_ISOLATED,
+    CONDITION_READY_FOR_WORK,
+    MaintenancePlan,
+    Scope,
+    Seen,
+    plan_maintenance,
+    rule_for,
+    says,
+)
+from draco.resources.meta import Condition
+from tests.builders import MOMENT, a_claim, a_device_key
+from tests.unit.maintenance.test_plan import GPU_3, LATER, a_request, carried_out, condition, in_maintenance
+
+PART = a_device_key("node-1/gpu-3-mig-1g10gb-19-0")
+MORE = frozenset(a_device_key(f"node-1/gpu-3-mig-1g10gb-19-{start}") for start in range(5))
+
+
+def test_what_was_said_is_taken_back_before_a_new_device_is_isolated() -> None:
+    request, rules = in_maintenance(a_request())
+    seen = Seen(now=MOMENT + LATER, scope=Scope(named=frozenset({GPU_3}), overlapping={PART: GPU_3}), rules=rules)
+    plan = plan_maintenance(request, seen)
+    assert plan.status_first
+    assert [rule.spec.device_selector.device for rule in plan.apply if rule.spec.device_selector] == [PART.device]
+
+
+def test_rules_come_first_where_nothing_was_said_yet() -> None:
+    request = a_request()
+    assert not plan_maintenance(request, Seen(now=MOMENT, scope=Scope(named=frozenset({GPU_3})))).status_first
+
+
+def test_rules_come_first_where_everything_stays_isolated() -> None:
+    request, rules = in_maintenance(a_request())
+    old = rule_for(request, a_device_key("node-1/gpu-4"))
+    plan = plan_maintenance(
+        request, Seen(now=MOMENT + LATER, scope=Scope(named=frozenset({GPU_3})), rules=(*rules, old))
+    )
+    assert plan.delete == (old,)
+    assert not plan.status_first
+
+
+def test_time_alone_changes_nothing_while_a_claim_holds_a_device() -> None:
+    request = a_request()
+    seen = Seen(now=MOMENT, scope=Scope(named=frozenset({GPU_3})), rules=(rule_for(request, GPU_3),))
+    assert plan_maintenance(request, seen).look_again == timedelta(seconds=2)
+    held = msgspec.structs.replace(seen, claims=(a_claim("train", on=["node-1/gpu-3"]),))
+    assert plan_maintenance(request, held).look_again is None
+
+
+def test_a_condition_keeps_the_time_since_when_it_is_so() -> None:
+    request, rules = in_maintenance(a_request())
+    since = condition(request, CONDITION_ISOLATED).last_transition_time
+    held = (a_claim("train", on=["node-1/gpu-3"]),)
+    seen = Seen(now=MOMENT + 2 * LATER, scope=Scope(named=frozenset({GPU_3})), rules=rules, claims=held)
+    after = carried_out(request, plan_maintenance(request, seen))
+    assert condition(after, CONDITION_ISOLATED).last_transition_time == since == MOMENT
+    assert condition(after, CONDITION_READY_FOR_WORK).last_transition_time == MOMENT + 2 * LATER
+
+
+def test_a_request_says_what_a_condition_of_that_name_says() -> None:
+    request, _ = in_maintenance(a_request())
+    assert says(request, CONDITION_READY_FOR_WORK)
+    assert not says(request, "Another")
+    wrong = Condition(type=CONDITION_READY_FOR_WORK, status="False")
+    status = msgspec.structs.replace(request.status, conditions=[wrong])
+    assert not says(msgspec.structs.replace(request, status=status), CONDITION_READY_FOR_WORK)
+
+
+def test_a_plan_tells_in_the_log_what_it_does() -> None:
+    request, rules = in_maintenance(a_request())
+    nothing = MaintenancePlan(request="swap-fan")
+    assert nothing.empty
+    assert str(nothing) == "maintenance swap-fan: nothing to do"
+    rule = f"rule {rules[0].metadata.name} (draco.dev/maintenance:NoSchedule on {GPU_3})"
+    for plan, text in (
+        (MaintenancePlan(request="swap-fan", apply=rules), f"apply {rule}"),
+        (MaintenancePlan(request="swap-fan", delete=rules), f"delete {rule}"),
+        (
+            MaintenancePlan(request="swap-fan", status=request.status),
+            f"set status InMaintenance: {request.status.message}",
+        ),
+        (
+            MaintenancePlan(request="swap-fan", delete=rules, status=request.status),
+            f"delete {rule}; set status InMaintenance: {request.status.message}",
+        ),
+    ):
+        assert not plan.empty
+        assert str(plan) == f"maintenance swap-fan: {text}"
+
+
+def test_of_many_rules_a_plan_tells_the_first_three() -> None:
+    request = a_request()
+    rules = tuple(rule_for(request, device) for device in sorted(MORE))
+    told = str(MaintenancePlan(request="swap-fan", apply=rules))
+    assert told.count("rule draco-") == 3
+    assert told.endswith(" and 2 more rules")
+    assert "more" not in str(MaintenancePlan(request="swap-fan", apply=rules[:3]))
