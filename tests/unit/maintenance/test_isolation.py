@@ -88,6 +88,12 @@ def test_what_was_told_of_another_request_by_the_same_name_does_not_stay() -> No
     assert told(a_request(), hardware(), before=before) == set()
 
 
+def test_what_was_told_for_another_request_is_none_of_this_ones() -> None:
+    before = isolated_gpus(a_request(), POOL, hardware(gpu_0="GPU-a"), [])
+    others = [msgspec.structs.replace(each, request="another") for each in before]
+    assert told(a_request(), hardware(), before=others) == set()
+
+
 @pytest.mark.parametrize("over", [{"finished": True}, {"effect": "None"}])
 def test_what_was_told_stays_as_long_as_the_status_says_that_work_can_start(over: dict[str, Any]) -> None:
     here = hardware(gpu_0="GPU-a")
