@@ -4,7 +4,9 @@ Owns starting, killing and starting again, and telling the observer of each. Cho
 """
 
 import asyncio
+import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -56,6 +58,8 @@ class Cluster:
     observer: Observer
     kubeconfig: Path
     running: set[str] = field(default_factory=set)
+    stopped: set[str] = field(default_factory=set)
+    """Replicas that run and do nothing, until they are let go on."""
 
     @classmethod
     def up(cls, folder: Path) -> "Cluster":
@@ -169,7 +173,27 @@ class Cluster:
             self.observer.lease.killed(time.monotonic())
         self.processes.stop(name, grace_s=0.0)
         self.running.discard(name)
-        if not self.running & set(REPLICAS):
+        self.stopped.discard(name)
+        self._count_replicas()
+
+    def stop_for_a_while(self, name: str, pid: int) -> None:
+        """SIGSTOP to a replica."""
+        os.kill(pid, signal.SIGSTOP)
+        self.stopped.add(name)
+        self._count_replicas()
+
+    def let_go_on(self, name: str, pid: int) -> bool:
+        """SIGCONT to a replica, unless it has ended meanwhile."""
+        if name not in self.stopped or self.pid(name) != pid:
+            return False
+        os.kill(pid, signal.SIGCONT)
+        self.stopped.discard(name)
+        self.observer.up("replicas", grace_s=REPLICA_GRACE_S)
+        return True
+
+    def _count_replicas(self) -> None:
+        """Whether any replica is there that could take the lease. One that starts has to watch it for as long as it lasts."""
+        if not (self.running - self.stopped) & set(REPLICAS):
             self.observer.down("replicas")
 
     def revive(self) -> list[str]:

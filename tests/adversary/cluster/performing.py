@@ -5,8 +5,6 @@ that come back by themselves later are tasks of the performer, and `settle` wait
 """
 
 import asyncio
-import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -213,11 +211,10 @@ class Performer:
             return
         self._cluster.observer.lease.killed(time.monotonic())
         self._cluster.observer.programs.may_end(name)
-        os.kill(pid, signal.SIGSTOP)
+        self._cluster.stop_for_a_while(name, pid)
 
         async def go_on() -> None:
-            if self._cluster.pid(name) == pid and name in self._cluster.running:
-                os.kill(pid, signal.SIGCONT)
+            if self._cluster.let_go_on(name, pid):
                 self._cluster.observer.lease.resumed()
 
         self._soon(arguments["back_in_s"], go_on)

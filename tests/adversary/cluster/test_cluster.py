@@ -1,0 +1,53 @@
+"""What the cluster machine tells its observer of what it takes down."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from tests.adversary.cluster.cluster import REPLICAS, Cluster
+
+
+@pytest.fixture
+def process() -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as made:
+        yield made.pid
+        made.kill()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, process: int) -> Cluster:
+    programs: Any = Mock(records=lambda: [SimpleNamespace(name=REPLICAS[0], pid=process)])
+    observer: Any = Mock(world=Mock(leases={}))
+    return Cluster(tmp_path, tmp_path, Mock(), programs, observer, tmp_path / "kubeconfig", running=set(REPLICAS))
+
+
+def told(cluster: Cluster, what: str) -> list[str]:
+    return [call.args[0] for call in getattr(cluster.observer, what).call_args_list]
+
+
+def test_a_leader_that_is_stopped_while_the_other_replica_is_killed_leaves_nobody(
+    cluster: Cluster, process: int
+) -> None:
+    leader, other = REPLICAS
+    cluster.stop_for_a_while(leader, process)
+    assert told(cluster, "down") == []
+    cluster.kill(other)
+    assert told(cluster, "down") == ["replicas"]
+    assert cluster.let_go_on(leader, process)
+    assert told(cluster, "up") == ["replicas"]
+
+
+def test_a_replica_goes_on_once_and_only_if_it_is_still_the_same(cluster: Cluster, process: int) -> None:
+    leader, _ = REPLICAS
+    assert not cluster.let_go_on(leader, process), "it was never stopped"
+    cluster.stop_for_a_while(leader, process)
+    assert not cluster.let_go_on(leader, os.getpid()), "another one runs in its place"
+    assert cluster.let_go_on(leader, process)
+    assert not cluster.let_go_on(leader, process)
