@@ -108,6 +108,16 @@ def test_an_extension_changed_by_hand_is_put_right() -> None:
     assert plan(changed, *others) == (tainted((first,)), set())
 
 
+@pytest.mark.parametrize(
+    "taken",
+    [{"labels": {LABEL_EXTENDS: ADMINS.metadata.uid}}, {"annotations": {}}, {"owner_references": []}],
+    ids=["label", "annotation", "owner"],
+)
+def test_what_somebody_takes_off_an_extension_is_put_back(taken: dict[str, object]) -> None:
+    first, *others = extensions()
+    assert plan(with_meta(first, **taken), *others) == (tainted((first,)), set())
+
+
 def test_an_extension_of_another_device_than_the_rule_names_now_goes_though_its_own_is_published_no_more() -> None:
     alone = hardware([a_whole(0, "GPU-a"), a_whole(1, "GPU-b")])
     edited = msgspec.structs.replace(

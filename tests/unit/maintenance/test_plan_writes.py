@@ -1,8 +1,10 @@
 """What a plan has written, in which order, and what it says of itself in the log."""
 
 from datetime import timedelta
+from typing import Any
 
 import msgspec
+import pytest
 
 from draco.maintenance import (
     CONDITION_ISOLATED,
@@ -15,6 +17,7 @@ from draco.maintenance import (
     says,
 )
 from draco.resources.meta import Condition
+from draco.resources.names import LABEL_MAINTENANCE
 from tests.builders import MOMENT, a_claim, a_device_key
 from tests.unit.maintenance.test_plan import GPU_3, LATER, a_request, carried_out, condition, in_maintenance
 
@@ -70,6 +73,19 @@ def test_a_request_says_what_a_condition_of_that_name_says() -> None:
     wrong = Condition(type=CONDITION_READY_FOR_WORK, status="False")
     status = msgspec.structs.replace(request.status, conditions=[wrong])
     assert not says(msgspec.structs.replace(request, status=status), CONDITION_READY_FOR_WORK)
+
+
+@pytest.mark.parametrize("taken", [{"labels": {}}, {"owner_references": []}, {"annotations": {}}])
+def test_what_somebody_takes_off_a_rule_is_put_back(taken: dict[str, Any]) -> None:
+    request = a_request()
+    rule = rule_for(request, GPU_3, board="GPU-a")
+    labels = {
+        LABEL_MAINTENANCE: request.metadata.uid
+    }  # without it the rule is nobody's, and applied as if it were not there
+    metadata = msgspec.structs.replace(rule.metadata, **({"labels": labels} if "labels" in taken else taken))
+    scope = Scope(named=frozenset({GPU_3}), boards={GPU_3: "GPU-a"})
+    seen = Seen(now=MOMENT, scope=scope, rules=(msgspec.structs.replace(rule, metadata=metadata),))
+    assert plan_maintenance(request, seen).apply == (rule,)
 
 
 def test_a_plan_tells_in_the_log_what_it_does() -> None:
