@@ -327,7 +327,7 @@ def test_the_pools_that_are_not_plain_are_known_after_each_change() -> None:
 def test_nothing_is_left_to_be_worked_out_in_a_fleet_that_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What copies of the fleet are asked is answered without working out anything that the fleet itself could have."""
     worked: list[str] = []
-    for owner, name in ((Fleet, "_count_again"), (NodeRows, "_reader_of"), (Pool, "standings")):
+    for owner, name in ((Fleet, "_count_again"), (NodeRows, "_look_up"), (Pool, "standings")):
         monkeypatch.setattr(owner, name, noting(worked, name, getattr(owner, name)))
     fleet = Fleet.of(nodes=[a_node()], classes=[CLASS])
     pools = [each for number in range(3) for each in a_mig_pool(f"node-{number}", 1)]
