@@ -90,15 +90,20 @@ class NodeRows:
             self._look_up(node)
 
     def _look_up(self, node: str) -> _Span:
-        rows = self[node]
-        if not rows:
-            return _NOWHERE
-        follow = rows == list(range(rows[0], rows[0] + len(rows)))
-        span = self._spans[node] = slice(rows[0], rows[0] + len(rows)) if follow else itemgetter(*rows)
+        span = _span(self[node])
+        if node in self._rows:  # whoever asks for others must not fill the memory
+            self._spans[node] = span
         return span
 
     def _changed(self, node: str) -> None:
         self._spans.pop(node, None)
+
+
+def _span(rows: Sequence[int]) -> _Span:
+    if not rows:
+        return _NOWHERE
+    follow = rows == list(range(rows[0], rows[0] + len(rows)))
+    return slice(rows[0], rows[0] + len(rows)) if follow else itemgetter(*rows)
 
 
 def node_of(spec: ResourceSliceSpec, device: Device) -> str:
