@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
+import msgspec
+
 from draco.agent.capabilities import Capabilities
 from draco.agent.checkpoint import Checkpoint
 from draco.agent.claim_instances import ClaimInstances
@@ -78,9 +80,23 @@ class Dividing:
         return self.inventory.divisions
 
     def offered(self, gpus: Iterable[Gpu]) -> Mapping[GpuUuid, GpuMig]:
-        """The same, and of absent GPUs what claims on record have of them: that stays published."""
-        claims = self._record.claims.values()
-        return {**{gpu.uuid: remains(gpu, claims) for gpu in gpus if gpu.absent}, **self.divisions}
+        """The same, and of GPUs that are absent, or could not be looked at yet, what claims on record have of them.
+
+        That stays published, and so do the counters: else the whole GPU would be free for everybody meanwhile.
+        """
+        found = dict(self.divisions)
+        for gpu in gpus:
+            division = found.get(gpu.uuid)
+            if (gpu.absent if division is None else division.board is None) and (left := self._remains(gpu)):
+                found[gpu.uuid] = left if division is None else _filled(division, left)
+        return found
+
+    def _remains(self, gpu: Gpu) -> GpuMig | None:
+        """How a GPU is divided, as far as the record tells; None where it does not know its board."""
+        known = self._record.known.get(gpu.uuid)
+        board = gpu.board or (known.last.board if known and known.last else None)
+        made = remains(msgspec.structs.replace(gpu, board=board), self._record.claims.values())
+        return made if board is not None or gpu.absent else None
 
     @property
     def wanted(self) -> Mapping[GpuUuid, WantedGpu]:
@@ -129,6 +145,12 @@ class Dividing:
     def _keeping(self, uuid: GpuUuid) -> Keeping:
         division = self.divisions.get(uuid)
         return keeping(self.wanted.get(uuid), division.board if division else None)
+
+
+def _filled(division: GpuMig, left: GpuMig) -> GpuMig:
+    """How a GPU stands that could not be looked at, with what is known of it all the same."""
+    enabled = division.enabled or left.enabled
+    return msgspec.structs.replace(division, capable=True, enabled=enabled, board=left.board, held=left.held)
 
 
 def _newly_foreign(known: GpuMig, division: GpuMig) -> list[Held]:

@@ -16,7 +16,7 @@ import msgspec
 from draco.agent import partitions, slices
 from draco.agent.gpus import DriverInfo
 from draco.agent.holdings import Keeping, keeping, layout_of
-from draco.agent.instances import GpuMig, Use
+from draco.agent.instances import GpuMig, MigState, Use
 from draco.agent.partitions import Divisible, Place, fault_taints, isolation_taints
 from draco.agent.slices import Located
 from draco.mig.board import Board, Placement
@@ -131,6 +131,8 @@ def _whole(located: Located, mig: GpuMig, driver: DriverInfo, isolated: Sequence
     taints = fault_taints(located.gpu) + isolation_taints(isolated)
     if mig.foreign:
         taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
+    if mig.board is None and mig.state is MigState.DIRTY:  # nobody knows what there is of it
+        taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=mig.state.value, effect="NoSchedule"))
     if mig.enabled and located.gpu.mig_needs_reset:
         taints.append(DeviceTaint(key=TAINT_UNSETTLED, value="MigMode", effect="NoSchedule"))
     return msgspec.structs.replace(slices.device(located, driver), taints=taints[:TAINTS_PER_DEVICE])

@@ -274,7 +274,11 @@ class Operator:
             clock=self._clock,
             every_s=self._settings.rediscover_s,
             confirm_s=self._settings.confirm_s,
-            hint=lambda: any(informer.unserved_s for informer in self.view.informers.values()),
+            # Without rules nothing can be isolated or given back: whoever brings them back waits for that.
+            hint=lambda: (
+                self._features.taint_rules is None
+                or any(informer.unserved_s for informer in self.view.informers.values())
+            ),
         )
         raise ClusterChanged("; ".join(differences(self._features, now)))
 

@@ -152,7 +152,8 @@ class LifeOfClaims(LifeOfAgent):
         )
         for one in mine:
             why = observer.wrong(one, seen)
-            assert not why, f"just answered, {why}"
+            # Hardware that changes while the driver hangs: there is nobody who could tell.
+            assert not why or (self.hanging and not self.current), f"just answered, {why}"
         others = {one.claim for one in seen.given} - {claim.uid}
         for other in others:
             pair = tuple(one for one in seen.given if one.claim in (claim.uid, other))

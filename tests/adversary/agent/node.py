@@ -180,6 +180,7 @@ class Node(RuleBasedStateMachine):
             self.past = [*self.past[-3:], fresh]
             self.source.publish(*found)
             self._check_names(fresh)
+            self._check_counters(fresh)
             fired["published anew"] += 1
         return fresh
 
@@ -231,6 +232,15 @@ class Node(RuleBasedStateMachine):
                 assert device not in names or published.board(device) == part.gpu, (
                     f"{device}, which claim {claim.name} has of {part.gpu}, is published as {published.board(device)}"
                 )
+
+    def _check_counters(self, published: Published) -> None:
+        """A GPU of which a claim has a part is nobody's as a whole: its counters say so, or nobody can have it."""
+        parts = {part.gpu for claim in self.claims.values() if claim.told for part in claim.exclusive if not part.whole}
+        for device in published.devices:
+            board = published.board(device["name"])
+            if board in parts and "-mig-" not in device["name"]:
+                kept = device.get("consumesCounters") or device.get("taints")
+                assert kept, f"{device['name']} is offered to everybody, and claims have parts of it"
 
     def _gpu(self, pick: int) -> int:
         return pick % max(1, len(state.load(self.path).gpus))

@@ -29,6 +29,8 @@ PATHS = {
 REQUESTS = "/apis/draco.dev/v1alpha1/devicemaintenances"
 POLICIES = "/apis/draco.dev/v1alpha1/migpolicies"
 WRITE_TIMEOUT_S = 5.0
+RULES_GRACE_S = 60.0
+"""Operators that started without rules look for them every ten seconds, believe it the third time, and start afresh."""
 
 
 class Performer:
@@ -238,7 +240,7 @@ class Performer:
 
         async def back() -> None:
             await self._restart(APISERVER)
-            self._cluster.observer.up("rules", grace_s=30.0)
+            self._cluster.observer.up("rules", grace_s=RULES_GRACE_S)
 
         self._soon(arguments["back_in_s"], back)
 

@@ -8,7 +8,7 @@ import pytest
 
 from draco.agent.faults import with_fault
 from draco.agent.gpus import DriverInfo, GpuFault
-from draco.agent.instances import GpuMig, Held, Instance, Use
+from draco.agent.instances import GpuMig, Held, Instance, MigState, Use
 from draco.agent.offering import Offer, Offering
 from draco.agent.slices import Located
 from draco.allocation.hardware import PoolHardware
@@ -66,6 +66,14 @@ def test_without_a_policy_a_gpu_is_offered_whole_as_if_there_were_no_mig() -> No
         offered = offer(located, mig, mode)
         assert names(offered) == ["gpu-0"]
         assert (offered.counters, taints(offered), offered.devices[0].consumes_counters) == ([], set(), [])
+
+
+def test_a_gpu_of_which_nobody_knows_how_it_is_divided_takes_nothing_new() -> None:
+    located = Located(a_gpu(0))
+    unknown = GpuMig(gpu=located.gpu.uuid, state=MigState.DIRTY)
+    for mode in (None, MigMode.DYNAMIC):
+        offered = offer(located, unknown, mode)
+        assert (names(offered), taints(offered)) == (["gpu-0"], {("draco.dev/unsettled", "Dirty")})
 
 
 def test_dynamic_offers_the_whole_and_every_partition() -> None:
