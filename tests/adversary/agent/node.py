@@ -235,7 +235,8 @@ class Node(RuleBasedStateMachine):
 
     def _check_counters(self, published: Published) -> None:
         """A GPU of which a claim has a part is nobody's as a whole: its counters say so, or nobody can have it."""
-        parts = {part.gpu for claim in self.claims.values() if claim.told for part in claim.exclusive if not part.whole}
+        claims = [claim for claim in self.claims.values() if claim.told and not claim.leaving]
+        parts = {part.gpu for claim in claims for part in claim.exclusive if not part.whole}
         for device in published.devices:
             board = published.board(device["name"])
             if board in parts and "-mig-" not in device["name"]:
