@@ -118,11 +118,12 @@ class Offering:
 
 
 def _claimed(mig: GpuMig, board: Board) -> tuple[Placement, ...]:
-    """Where instances stand that claims hold."""
+    """Where claims have instances, and where they had some that are gone: those are theirs until they are given up."""
+    held = [one.instance.key for one in mig.held if one.use is Use.CLAIM]
     return tuple(
-        Placement(profile, held.instance.start)
-        for held in mig.held
-        if held.use is Use.CLAIM and (profile := board.by_id(held.instance.profile_id)) is not None
+        Placement(profile, key.start)
+        for key in (*held, *mig.missing)
+        if (profile := board.by_id(key.profile_id)) is not None
     )
 
 
