@@ -2,10 +2,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from draco.cluster.controlplane import ControlPlane
 from draco.kube.client import Client
 from tests.agents import SimulatedNode
-from tests.doubles.faultproxy import FaultProxy
 
 
 @pytest.fixture
@@ -16,11 +14,3 @@ async def node(client: Client, namespace: str) -> AsyncIterator[SimulatedNode]:
     await simulated.create()
     yield simulated
     await simulated.delete()
-
-
-@pytest.fixture
-async def proxy(api_server: ControlPlane) -> AsyncIterator[FaultProxy]:
-    proxy = FaultProxy(api_server)
-    await proxy.start()
-    yield proxy
-    await proxy.stop()

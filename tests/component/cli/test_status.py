@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 import uuid
-from collections.abc import AsyncIterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,20 +126,6 @@ def test_missing_permissions_are_one_sentence(api_server: ControlPlane, tmp_path
     kubeconfig = tmp_path / "kubeconfig"
     api_server.write_kubeconfig(kubeconfig, "somebody")
     assert "may not list" in one_sentence(draco_status("--kubeconfig", kubeconfig))
-
-
-@pytest.fixture
-async def through_proxy(api_server: ControlPlane, tmp_path: Path) -> AsyncIterator[tuple[FaultProxy, Path]]:
-    """A proxy before the API server, and a kubeconfig of it."""
-    proxy = FaultProxy(api_server)
-    await proxy.start()
-    kubeconfig = tmp_path / "kubeconfig"
-    cluster = {"name": "proxy", "cluster": {"server": proxy.url}}
-    context = {"name": "proxy", "context": {"cluster": "proxy", "user": "proxy"}}
-    config = {"clusters": [cluster], "users": [{"name": "proxy", "user": {}}], "contexts": [context]}
-    kubeconfig.write_text(yaml.safe_dump({**config, "current-context": "proxy"}))
-    yield proxy, kubeconfig
-    await proxy.stop()
 
 
 async def test_a_cluster_without_dra_is_one_sentence(through_proxy: tuple[FaultProxy, Path]) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import urllib.error
 import uuid
-from collections.abc import AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -190,20 +189,6 @@ def test_what_may_not_be_read_is_one_sentence(
     error = capsys.readouterr().err
     assert "may not list resourceslices in the whole cluster" in error
     assert error.count("\n") == 1
-
-
-@pytest.fixture
-async def through_proxy(api_server: ControlPlane, tmp_path: Path) -> AsyncIterator[tuple[FaultProxy, Path]]:
-    """A proxy before the API server, and a kubeconfig of it."""
-    proxy = FaultProxy(api_server)
-    await proxy.start()
-    kubeconfig = tmp_path / "kubeconfig"
-    cluster = {"name": "proxy", "cluster": {"server": proxy.url}}
-    context = {"name": "proxy", "context": {"cluster": "proxy", "user": "proxy"}}
-    config = {"clusters": [cluster], "users": [{"name": "proxy", "user": {}}], "contexts": [context]}
-    kubeconfig.write_text(yaml.safe_dump({**config, "current-context": "proxy"}))
-    yield proxy, kubeconfig
-    await proxy.stop()
 
 
 async def test_pods_that_may_not_be_listed_cost_only_who_waits(

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import yaml
 from aiohttp import web
 
 from draco.cluster.controlplane import ControlPlane
@@ -16,32 +15,6 @@ pytestmark = pytest.mark.usefixtures("crds")
 
 ALWAYS = 10**9
 GONE = answer(404, "NotFound", message="the server could not find the requested resource")
-
-
-@pytest.fixture
-async def proxy(api_server: ControlPlane) -> AsyncIterator[FaultProxy]:
-    proxy = FaultProxy(api_server)
-    await proxy.start()
-    try:
-        yield proxy
-    finally:
-        await proxy.stop()
-
-
-@pytest.fixture
-def proxied(proxy: FaultProxy, tmp_path: Path) -> Path:
-    """A kubeconfig of the proxy."""
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": proxy.url}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "c",
-    }
-    kubeconfig = tmp_path / "proxied"
-    kubeconfig.write_text(yaml.safe_dump(config))
-    return kubeconfig
 
 
 @pytest.fixture

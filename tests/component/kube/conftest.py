@@ -4,20 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from draco.cluster.controlplane import ControlPlane
 from draco.kube.client import Client
 from draco.kube.connection import Connection
 from tests.doubles.faultproxy import FaultProxy
-
-
-@pytest.fixture
-async def proxy(api_server: ControlPlane) -> AsyncIterator[FaultProxy]:
-    proxy = FaultProxy(api_server)
-    await proxy.start()
-    try:
-        yield proxy
-    finally:
-        await proxy.stop()
 
 
 @pytest.fixture
