@@ -24,6 +24,7 @@ MARKER = "DRACO_CLUSTER_FOLDER"
 
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_EXECVE_S = 2.0  # far longer than the kernel needs to load a program, also on a busy machine
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
@@ -172,9 +173,25 @@ def marked_with(folder: Path) -> Iterator[tuple[int, int]]:
         if ticks is None or pid == os.getpid():
             continue
         with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to somebody else
-            variables = (entry / "environ").read_bytes().split(b"\0")
-            if any(variable == wanted or variable.startswith(beneath) for variable in variables):
+            if any(variable == wanted or variable.startswith(beneath) for variable in _environment(entry)):
                 yield pid, ticks
+
+
+def _environment(entry: Path) -> list[bytes]:
+    """The variables of the process whose folder in /proc is `entry`; OSError if they cannot be read.
+
+    In the middle of an execve its memory is new and its variables are not laid out yet: that instant is waited out.
+    """
+    deadline = time.monotonic() + _EXECVE_S
+    while not (text := (entry / "environ").read_bytes()) and _within_execve(entry) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return text.split(b"\0")
+
+
+def _within_execve(entry: Path) -> bool:
+    """Whether it has memory (a kernel thread has none), but no address yet where its variables end (proc(5), stat)."""
+    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+    return int(fields[20]) > 0 and int(fields[48]) == 0
 
 
 def _end(processes: Iterable[tuple[int, int]], *, grace_s: float) -> None:

@@ -140,6 +140,25 @@ def test_a_damaged_record_does_not_hide_the_process(processes: Processes, tmp_pa
     assert later.strays() == [(record.pid, record.start_ticks)]
 
 
+def test_a_process_in_the_middle_of_its_start_is_found(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = processes.start("a", SLEEP)
+    until(lambda: Path(f"/proc/{record.pid}/environ").read_bytes() != b"")
+    environ, stat = Path(f"/proc/{record.pid}/environ"), Path(f"/proc/{record.pid}/stat")
+    name, _, rest = stat.read_text().rpartition(")")
+    unset = rest.split()
+    unset[48] = "0"  # where the kernel tells the end of the variables: nowhere, until they are laid out
+    left = [b"", b"", environ.read_bytes()]
+    read_bytes, read_text = Path.read_bytes, Path.read_text
+    monkeypatch.setattr(Path, "read_bytes", lambda path: left.pop(0) if path == environ else read_bytes(path))
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, **kw: f"{name}) {' '.join(unset)}" if path == stat else read_text(path, **kw)
+    )
+    assert processes.strays() == [(record.pid, record.start_ticks)]
+    assert left == []
+
+
 def test_a_program_that_does_not_exist_is_one_sentence(processes: Processes) -> None:
     with pytest.raises(ProcessFailed, match=r"^etcd cannot be started: .*no-such-program"):
         processes.start("etcd", ["/no-such-program"])
