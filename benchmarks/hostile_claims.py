@@ -182,7 +182,7 @@ async def explained_s(client: Client, namespace: str) -> float:
     """Seconds from the refusal of a pod with a plain claim until its Event is there."""
     await wait_for(client, namespace, f"device.attributes['gpu.nvidia.com'].productName == '{namespace}'")
     began_s = time.monotonic()
-    await until(lambda: said(client, namespace, "Cannot be allocated"), 60)
+    await until(lambda: said(client, namespace, "Selector #"), 60)
     return time.monotonic() - began_s
 
 

@@ -22,7 +22,7 @@ from benchmarks.table import Row, tell
 from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint
 from draco.agent.files import LocalFiles
-from draco.agent.prepare import ClaimDesk
+from draco.agent.prepare import ClaimPreparer
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 
@@ -83,16 +83,16 @@ def measure(folder: Path, rounds: int) -> tuple[Side, Side]:
     files, gpus = LocalFiles(), {f"gpu-{minor}": a_gpu(minor) for minor in range(HELD + 1)}
     cdi = CdiFolder(folder / "cdi", files, driver=NVIDIA_DRIVER, node=NodeFiles())
     record = Checkpoint(folder / "state" / "checkpoint.json", files, boot_id="boot")
-    desk = ClaimDesk(record, cdi, driver=NVIDIA_DRIVER, pool="node-0")
+    preparer = ClaimPreparer(record, cdi, driver=NVIDIA_DRIVER, pool="node-0")
     for number in range(HELD):
-        desk.prepare(a_claim(f"held-{number}", on=[f"node-0/gpu-{number}"]), gpus)
+        preparer.prepare(a_claim(f"held-{number}", on=[f"node-0/gpu-{number}"]), gpus)
     draco, peer = Side(), Side()
     for number in range(rounds):
         claim = a_claim(f"claim-{number}", on=[f"node-0/gpu-{HELD}"])
-        draco.measure(lambda claim=claim: desk.prepare(claim, gpus))  # type: ignore[misc]
+        draco.measure(lambda claim=claim: preparer.prepare(claim, gpus))  # type: ignore[misc]
         whole = msgspec.json.encode(list(record.claims.values()))
         spec = files.read(cdi.path(ClaimUid(claim.metadata.uid)))
-        desk.unprepare(ClaimUid(claim.metadata.uid))
+        preparer.unprepare(ClaimUid(claim.metadata.uid))
 
         def anew(whole: bytes = whole, spec: bytes = spec) -> None:
             files.write(folder / "peer" / "checkpoint.json", whole)

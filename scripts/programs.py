@@ -1,9 +1,9 @@
-"""Have Kubernetes' programs in the cache before a test or a demo waits for them. Minutes the first time, then nothing."""
+"""Have Kubernetes' programs in the cache before a test waits for them. Seconds to minutes the first time, then nothing."""
 
 import argparse
 import sys
 
-from draco.cluster import binaries
+from draco.cluster import binaries, gocache
 from draco.cluster.progress import Lines
 from draco.cluster.versions import KUBERNETES_VERSIONS
 from draco.resources.errors import DracoError
@@ -22,9 +22,10 @@ def main() -> None:
     asked = parser.parse_args()
     wanted = CONTROL_PLANE + (REAL_NODE if asked.real_nodes == "yes" else ())
     try:
-        binaries.find(*wanted, progress=Lines())
-        for version in KUBERNETES_VERSIONS if asked.older == "yes" else ():
-            binaries.find("kube-apiserver", kubernetes=version, progress=Lines())
+        with gocache.shared(binaries.cache_folder()):  # what one build downloads and compiles, the next one finds
+            binaries.find(*wanted, progress=Lines())
+            for version in KUBERNETES_VERSIONS if asked.older == "yes" else ():
+                binaries.find("kube-apiserver", kubernetes=version, progress=Lines())
     except DracoError as error:
         sys.exit(f"Error: {error}")
 

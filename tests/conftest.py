@@ -6,6 +6,7 @@ A test that also asks for `control_plane` gets its `client`, `namespace` and `cr
 
 import asyncio
 import inspect
+import os
 import shutil
 import time
 import uuid
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from draco.cluster import binaries
+from draco.cluster import binaries, download
 from draco.cluster.controlplane import ALL, STORE, ControlPlane, Settings
 from tests.requests import call
 
 if TYPE_CHECKING:
     from draco.kube.client import Client
+
+os.environ[binaries.MIRROR] = download.NONE  # whatever is missing: no test fetches it from anybody
 
 CRDS = Path(__file__).parent.parent / "crds"
 DIES_WITH_THE_TESTS = ("setpriv", "--pdeathsig", "KILL")

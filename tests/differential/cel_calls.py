@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable
 
 from draco.cel import STORED_EXPRESSIONS, types
-from draco.cel.overloads import Overload, table
+from draco.cel.functions import table
+from draco.cel.overloads import Overload
 from draco.cel.types import Type
 
 Expand = Callable[[str], str]

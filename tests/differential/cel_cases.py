@@ -12,6 +12,7 @@ from tests.differential.cel_grammar import LEAVES, RULES
 from tests.differential.cel_oddities import ODD
 
 Json = dict[str, Any]
+Rules = dict[str, list[str]]
 RULE = re.compile(r"\$(\$|[a-z]+)")
 DEPTH = 4
 
@@ -24,23 +25,24 @@ def an_expression(source: random.Random) -> str:
     if kind < 45:
         return a_call(source, lambda text: _filled(source, text, source.choice([0, 1, 1, 2]), 0))
     wrong = source.choice([0, 0, 0, 4])
-    return _expand(source, "bool", source.choice([2, 3, DEPTH]), wrong)
+    return expand(source, "bool", source.choice([2, 3, DEPTH]), wrong)
 
 
-def _expand(source: random.Random, rule: str, depth: int, wrong: int) -> str:
+def expand(source: random.Random, rule: str, depth: int, wrong: int = 0, rules: Rules = RULES) -> str:
+    """A random expansion of a rule: now and then (`wrong` of a hundred times) of another in its place."""
     if source.randrange(100) < wrong:
-        rule = source.choice(list(RULES))
-    ways = RULES[rule]
-    return _filled(source, source.choice(ways if depth > 0 else ways[:LEAVES]), depth, wrong)
+        rule = source.choice(list(rules))
+    ways = rules[rule]
+    return _filled(source, source.choice(ways if depth > 0 else ways[:LEAVES]), depth, wrong, rules)
 
 
-def _filled(source: random.Random, text: str, depth: int, wrong: int) -> str:
+def _filled(source: random.Random, text: str, depth: int, wrong: int, rules: Rules = RULES) -> str:
     """A text with an expansion in place of each rule that it names."""
 
     def fill(match: re.Match[str]) -> str:
         if match[1] == "$":
             return "$"
-        inner = _expand(source, match[1], depth - 1, wrong)
+        inner = expand(source, match[1], depth - 1, wrong, rules)
         bare = re.fullmatch(r"[\w.\"'\[\]?]+", inner)
         return inner if bare or match.span() == (0, len(text)) else f"({inner})"
 

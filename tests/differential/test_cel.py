@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, note, seed
 from hypothesis import strategies as st
 
-from draco.cel.overloads import Overload, table
+from draco.cel.functions import table
+from draco.cel.overloads import Overload
 from tests.differential.cel_cases import a_device, an_expression
 from tests.differential.runs import SEED, Tally, kept, size
 from tests.differential.selector_answers import (

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.cli.simulate_scenarios import answers, lines_of
+from draco.cli.json_lines import lines_of
+from draco.cli.simulate_scenarios import LONGEST_LINE, answers
 from tests.differential.runs import SEED, Tally, kept
 from tests.differential.scenarios import a_scenario
 from tests.differential.test_allocator import PATIENCE_MS, same_words
@@ -34,7 +35,7 @@ def tally() -> Iterator[Tally]:
 
 
 def command_says(scenario: Json) -> Json:
-    [line] = answers(lines_of(io.BytesIO(msgspec.json.encode(scenario) + b"\n")))
+    [line] = answers(lines_of(io.BytesIO(msgspec.json.encode(scenario) + b"\n"), LONGEST_LINE))
     said: Json = json.loads(line)
     assert said.keys() == {"name", "results", "error"}
     return said

@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 
 from draco.cel import CompileError, EvaluationError, compile_selector, device_view
+from draco.cli.json_lines import lines_of
 from draco.cli.lint import check
-from draco.cli.mig_traces import Arrive, TraceError, events, lines_of
+from draco.cli.mig_traces import LONGEST_LINE, Arrive, TraceError, events
 from draco.cli.selector_cases import evaluated
 from draco.cli.simulate_scenarios import answers
 from draco.cli.yaml_documents import documents
@@ -139,7 +140,7 @@ def trace(text: str) -> str:
     made = Replay(Fleet(geometry(board), 2, 2), rule_of(Policy.STEERED, lambda _: 0), 2)
     stream = io.BytesIO(text.encode(errors="surrogatepass"))
     try:
-        for event in events(lines_of(stream, "trace"), board, "trace"):
+        for event in events(lines_of(stream, LONGEST_LINE), board, "trace"):
             if isinstance(event, Arrive):
                 made.arrive(event.claim, event.profile, event.t, Hold.MOVABLE if event.movable else Hold.FIXED)
             else:

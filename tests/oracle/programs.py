@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from draco.cluster import binaries, toolchain
+from draco.cluster import binaries, gocache, toolchain
 from draco.cluster.progress import Lines, Silent
 from draco.resources.errors import DracoError
 
@@ -30,13 +30,13 @@ def build(name: str) -> Path:
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
         unfinished = program.with_suffix(f".{os.getpid()}")
-        with Lines().step(f"Building the oracle {name} (usually a minute or less, once)"):
+        step = f"Building the oracle {name} (usually a minute or less, once)"
+        with Lines().step(step), gocache.shared(cache):
             go = toolchain.find_go(toolchain.go_directive(FOLDER / name), cache=cache, progress=Silent())
             subprocess.run(
                 [go, "build", "-trimpath", "-ldflags", "-s -w", "-o", unfinished, "."],
                 cwd=FOLDER / name,
-                env=os.environ
-                | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"},
+                env=os.environ | gocache.settings(cache),
                 check=True,
             )
         unfinished.rename(program)
@@ -83,8 +83,9 @@ def names() -> Iterable[str]:
 
 
 if __name__ == "__main__":
-    for each in names():
-        try:
-            build(each)
-        except (DracoError, subprocess.CalledProcessError) as error:
-            sys.exit(f"Error: the oracle {each} could not be built: {error}")
+    with gocache.shared(binaries.cache_folder()):
+        for each in names():
+            try:
+                build(each)
+            except (DracoError, subprocess.CalledProcessError) as error:
+                sys.exit(f"Error: the oracle {each} could not be built: {error}")

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -168,14 +169,21 @@ def _checksum(claim: str, boot_id: str) -> str:
     return hashlib.sha256(f"{boot_id} {claim}".encode()).hexdigest()
 
 
-def annotated(content: bytes, *, boot_id: str) -> PreparedClaim | None:
-    """The claim that a spec was written for; None when it does not say so, is damaged, or was written in another boot."""
+class Annotated(NamedTuple):
+    """What a spec says of itself: the claim that it was written for, and the boot in which that was."""
+
+    claim: PreparedClaim
+    boot_id: str
+
+
+def annotated(content: bytes) -> Annotated | None:
+    """What a spec says of itself; None when it does not say so, or is damaged."""
     try:
         notes = msgspec.json.decode(content, type=_Annotated).annotations
-        text, boot = notes.get(CLAIM, ""), notes.get(BOOT, "")
-        if boot != boot_id or notes.get(CHECKSUM) != _checksum(text, boot):
+        text, boot_id = notes.get(CLAIM, ""), notes.get(BOOT, "")
+        if notes.get(CHECKSUM) != _checksum(text, boot_id):
             return None
-        return msgspec.json.decode(text, type=PreparedClaim)
+        return Annotated(msgspec.json.decode(text, type=PreparedClaim), boot_id)
     except (msgspec.DecodeError, UnicodeError):
         return None
 
@@ -243,12 +251,19 @@ class CdiFolder:
 
     def claims(self) -> list[PreparedClaim]:
         """The claims that have a spec, as it says itself; without those of damaged specs and of another boot."""
+        return [one.claim for one in self._annotated() if one.boot_id == self._boot_id]
+
+    def claims_before_boot(self) -> list[PreparedClaim]:
+        """The same of specs that were written in another boot: what they say may be out of date."""
+        return [one.claim for one in self._annotated() if one.boot_id != self._boot_id]
+
+    def _annotated(self) -> list[Annotated]:
         found = []
         for uid in self.uids():
             with suppress(OSError):
-                claim = annotated(self._files.read(self.path(uid)), boot_id=self._boot_id)
-                if claim is not None and claim.uid == uid:
-                    found.append(claim)
+                one = annotated(self._files.read(self.path(uid)))
+                if one is not None and one.claim.uid == uid:
+                    found.append(one)
         return found
 
     def texts(self) -> list[str]:

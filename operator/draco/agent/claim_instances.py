@@ -1,7 +1,7 @@
 """The GPU instances of claims: had when a claim is prepared, given up with it, and made again when they were lost.
 
 Owns which instances a claim needs, what has to give way to them, and what stays for the next one. How a change survives a crash
-is `mig_desk`'s. What is asked for comes in as an intent that conflicts with no prepared claim.
+is `instance_manager`'s. What is asked for comes in as an intent that conflicts with no prepared claim.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,13 +12,14 @@ import msgspec
 from draco.agent.checkpoint import Checkpoint, ClaimState, InstanceState, PreparedClaim, PreparedDevice
 from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.gpus import Gpu
-from draco.agent.holdings import Keeping, kept, references
+from draco.agent.holdings import references
+from draco.agent.instance_manager import NOBODY_LISTED, InstanceManager, NotVerified, StillHeld
 from draco.agent.instances import Instance, PlacementKey
-from draco.agent.mig_desk import NOBODY_LISTED, MigDesk, NotVerified, StillHeld
 from draco.agent.mig_inventory import MigInventory, Seen
 from draco.agent.nvml_errors import DriverError, GpuLost, GpuUnknown, InUse, InvalidArgument, NvmlError
 from draco.agent.presence import NotThere
 from draco.mig.board import Placement
+from draco.mig.keeping import Keeping, kept
 from draco.resources.names import GpuUuid
 
 PATIENCE_S = 30.0
@@ -37,20 +38,20 @@ class Acquired(msgspec.Struct, frozen=True):
 
 
 class ClaimInstances:
-    """Instances for claims, over a `MigDesk`."""
+    """Instances for claims, over a `InstanceManager`."""
 
     def __init__(
         self,
         record: Checkpoint,
         inventory: MigInventory,
-        desk: MigDesk,
+        manager: InstanceManager,
         *,
         keeping: KeepingOf,
         monotonic: Callable[[], float],
     ) -> None:
         self._record = record
         self._inventory = inventory
-        self._desk = desk
+        self._manager = manager
         self._keeping = keeping
         self._monotonic = monotonic
         self._asked_since_s: dict[str, float] = {}
@@ -74,14 +75,14 @@ class ClaimInstances:
             seen = {uuid: self._ready(intent, uuid) for uuid in dict.fromkeys(key.gpu for key in wanted)}
             clear, fresh = self._steps(intent, wanted, seen)
             if clear:
-                self._desk.discard(clear, put=[intent])
+                self._manager.discard(clear, put=[intent])
                 for uuid in {key.gpu for key in clear}:
                     self._clear_away(uuid, clear)
             if not clear and not fresh:
                 self._record.put(intent)
             for uuid, placements in fresh.items():
                 created += [PlacementKey(uuid, one.profile.id, one.start) for one in placements]
-                self._desk.make(uuid, placements, put=[intent])
+                self._manager.make(uuid, sorted(placements, key=lambda one: one.start), put=[intent])
         except PrepareError:
             raise
         except (NvmlError, NotVerified, StillHeld) as error:
@@ -97,10 +98,10 @@ class ClaimInstances:
         """Leave nothing of a failed attempt. What cannot be undone now stays on record, and its GPU dirty."""
         created = list(created)
         with suppress(OSError):  # what is on record then is the intent, which is undone at the next chance
-            self._desk.discard(created, drop=[intent.uid])
+            self._manager.discard(created, drop=[intent.uid])
         for uuid in {device.gpu for device in intent.devices if device.partition is not None}:
             try:
-                self._desk.settle(uuid)
+                self._manager.settle(uuid)
             except (NvmlError, OSError):
                 continue
 
@@ -136,9 +137,9 @@ class ClaimInstances:
                 continue
             try:
                 if self._inventory.divided(device.gpu):
-                    self._undivide(intent, device, self._desk.settle(device.gpu))
+                    self._undivide(intent, device, self._manager.settle(device.gpu))
                 elif seen.mode.enabled:  # somebody has turned it off since
-                    self._desk.settle(device.gpu)
+                    self._manager.settle(device.gpu)
             except (NvmlError, StillHeld) as error:
                 who = self._who(error, [device.gpu]) or "Kubelet tries again."
                 raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {error} {who}") from error
@@ -171,13 +172,13 @@ class ClaimInstances:
                 )
         idle = [one.key for one in seen.instances]
         if idle:
-            self._desk.discard(idle)
+            self._manager.discard(idle)
             self._clear_away(device.gpu, idle)
-        self._desk.disable(device.gpu)
+        self._manager.disable(device.gpu)
 
     def _ready(self, intent: PreparedClaim, uuid: GpuUuid) -> Seen:
         """The GPU in MIG mode, with no step of a change left over."""
-        seen = self._desk.settle(uuid)
+        seen = self._manager.settle(uuid)
         if seen.mode is None or seen.board is None:
             raise PrepareError(f"Claim {intent} was allocated a part of GPU {uuid}, which cannot be divided.")
         if not seen.mode.enabled:
@@ -186,7 +187,7 @@ class ClaimInstances:
                     f"Claim {intent} was allocated a part of GPU {uuid}, whose MIG mode is off and is turned on only with a "
                     "reset; drain the GPU, turn the mode on and reset it, or delete the pod so that it is allocated again."
                 )
-            self._desk.enable(uuid)
+            self._manager.enable(uuid)
         return self._inventory.known(uuid) or seen
 
     def _steps(
@@ -219,7 +220,7 @@ class ClaimInstances:
 
     def _refuse_busy(self, intent: PreparedClaim, device: PreparedDevice, one: Instance) -> None:
         """An idle instance that somebody still computes on is not idle."""
-        pids = self._desk.processes(one)
+        pids = self._manager.processes(one)
         if pids:
             raise PrepareError(
                 f"Claim {intent} cannot have {device.device} yet: process {pids[0]} of an earlier user still computes on it; end "
@@ -228,7 +229,7 @@ class ClaimInstances:
 
     def _clear_away(self, uuid: GpuUuid, keys: Iterable[PlacementKey]) -> None:
         """Destroy what was discarded. StillHeld when something stays."""
-        self._desk.settle(uuid)
+        self._manager.settle(uuid)
         for key in keys:
             if key.gpu == uuid and key in self._record.instances:
                 holder = self._inventory.refused.get(key)
@@ -242,7 +243,7 @@ class ClaimInstances:
         if not isinstance(error, InUse):
             return ""
         uuids = sorted({one.gpu if isinstance(one, PlacementKey) else one for one in gpus})
-        return f"The GPU is in use by {', '.join(map(self._desk.who, uuids))}."
+        return f"The GPU is in use by {', '.join(map(self._manager.who, uuids))}."
 
     def _what_is_there(self, wanted: Mapping[PlacementKey, PreparedDevice]) -> str:
         """What stands in the way, from a look after the failure; "" when nothing does."""
@@ -268,7 +269,7 @@ class ClaimInstances:
             self._record.drop(claim.uid)
             self._inventory.show()
             return
-        self._desk.discard(go, put=[msgspec.structs.replace(claim, state=ClaimState.RELEASING)])
+        self._manager.discard(go, put=[msgspec.structs.replace(claim, state=ClaimState.RELEASING)])
         problem = self._try_settle({key.gpu for key in go})
         # What a GPU took along is off the record when the GPU is back, or else never used again.
         left = [key for key in go if key in self._record.instances and not self._inventory.left(key.gpu)]
@@ -297,8 +298,8 @@ class ClaimInstances:
                 if key.gpu == uuid and own.state is InstanceState.MADE and key not in others
             ]
             earlier_first = sorted(idle, key=lambda key: key in mine)
-            stay = kept(earlier_first, self._keeping(uuid))
-            go += [key for key in mine if key.gpu == uuid and key not in stay]
+            stay = kept([key.place for key in earlier_first], self._keeping(uuid))
+            go += [key for key in mine if key.gpu == uuid and key.place not in stay]
         return go
 
     def _try_settle(self, gpus: Iterable[GpuUuid]) -> str:
@@ -306,7 +307,7 @@ class ClaimInstances:
         problem = ""
         for uuid in gpus:
             try:
-                self._desk.settle(uuid)
+                self._manager.settle(uuid)
             except NvmlError as error:
                 problem = str(error)
         return problem
@@ -343,7 +344,7 @@ class ClaimInstances:
         A reboot, a reset and a reload of the driver end all instances. Those made again have new UUIDs, which the claims get.
         NvmlError, OSError and NotVerified when it cannot be done now.
         """
-        seen = self._desk.settle(uuid)
+        seen = self._manager.settle(uuid)
         devices = {
             device.key: device
             for claim in self._record.claims.values()
@@ -356,7 +357,7 @@ class ClaimInstances:
         if missing and seen.mode is not None and not seen.mode.enabled:
             if seen.gpu.mig_needs_reset:
                 return "Prepared claims need instances of this GPU, whose MIG mode is off and is turned on only with a reset."
-            self._desk.enable(uuid)
+            self._manager.enable(uuid)
         for key in missing:
             hindrance = self._make_again(key, devices[key]) or hindrance
         current = {claim.uid: self.filled(claim) for claim in self._record.claims.values()}
@@ -383,12 +384,12 @@ class ClaimInstances:
             if one.key in needed and one.key != key:
                 return f"{what}, and its units belong to another claim."
         if in_the_way:
-            self._desk.discard([one.key for one in in_the_way])
+            self._manager.discard([one.key for one in in_the_way])
             try:
                 self._clear_away(key.gpu, [one.key for one in in_the_way])
             except StillHeld as error:
                 return str(error)
-        self._desk.make(key.gpu, [placement])
+        self._manager.make(key.gpu, [placement])
         return ""
 
     def filled(self, claim: PreparedClaim) -> PreparedClaim:

@@ -13,7 +13,6 @@ import msgspec
 import structlog
 
 from draco.agent.checkpoint import ClaimState, PreparedClaim, PreparedDevice
-from draco.agent.conditions import merged
 from draco.agent.gpus import HealthState
 from draco.agent.health_service import DeviceReport
 from draco.kube.client import Client
@@ -21,6 +20,7 @@ from draco.kube.clock import Clock
 from draco.kube.errors import Conflict, Invalid, NotFound
 from draco.kube.queue import WorkQueue, run_workers
 from draco.resources.claims import AllocatedDeviceStatus, ResourceClaim
+from draco.resources.conditions import all_timed
 from draco.resources.kinds import CLAIMS
 from draco.resources.meta import Condition, ObjectKey
 from draco.resources.names import FIELD_MANAGER_AGENT, ClaimUid
@@ -187,7 +187,7 @@ class ClaimReporter:
         allocated = {(one.driver, one.pool, one.device) for one in results}
         return [
             msgspec.structs.replace(
-                one, conditions=merged(one.conditions, known.get((one.device, one.share_id), []), now)
+                one, conditions=all_timed(one.conditions, known.get((one.device, one.share_id), []), now)
             )
             for one in wanted(prepared, self._driver, self._health())
             if (one.driver, one.pool, one.device) in allocated

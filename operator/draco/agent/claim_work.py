@@ -8,7 +8,7 @@ Owns which work goes where, and what excludes what: a claim is worked on by one 
 What the work is, is `prepare`'s.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from draco.agent.checkpoint import Checkpoint, ClaimState, PreparedClaim
@@ -16,7 +16,7 @@ from draco.agent.errors import PrepareError
 from draco.agent.gpus import Gpu
 from draco.agent.hardware import View
 from draco.agent.lanes import Lanes
-from draco.agent.prepare import ClaimDesk
+from draco.agent.prepare import ClaimPreparer
 from draco.resources.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid
 from draco.resources.partition_names import read_partition_name
@@ -26,9 +26,9 @@ class ClaimWork:
     """The work on one node's claims."""
 
     def __init__(
-        self, desk: ClaimDesk, record: Checkpoint, lanes: Lanes, *, driver: str, view: Callable[[], View]
+        self, preparer: ClaimPreparer, record: Checkpoint, lanes: Lanes, *, driver: str, view: Callable[[], View]
     ) -> None:
-        self._desk = desk
+        self._preparer = preparer
         self._record = record
         self._lanes = lanes
         self._driver = driver
@@ -38,28 +38,35 @@ class ClaimWork:
         """Prepare an allocated claim. PrepareError says why it cannot be had."""
         uid = ClaimUid(claim.metadata.uid)
         names = {uid, *self._gpus_of(claim)}
-        if self._divides(claim) or self._has_parts(uid):
-            self._refuse_parts(str(claim.metadata.key), "prepared")
-            return await self._lanes.with_driver(lambda: self._desk.prepare(claim, self._gpus(claim)), names)
+        way = self._with_driver if self._divides(claim) or self._has_parts(uid) else self._as_a_whole
+        return await way(claim, names)
+
+    async def _with_driver(self, claim: ResourceClaim, names: Collection[str]) -> PreparedClaim:
+        """Parts of GPUs are made by NVML, or not at all."""
+        self._refuse_parts(str(claim.metadata.key), "prepared")
+        return await self._lanes.with_driver(lambda: self._preparer.prepare(claim, self._gpus(claim)), names)
+
+    async def _as_a_whole(self, claim: ResourceClaim, names: Collection[str]) -> PreparedClaim:
+        """Whole GPUs are made undivided by NVML where it answers; what else there is to do needs none."""
         await self._lanes.take(names)
         try:
-            if not await self._lanes.ask(lambda: self._desk.clear(claim, self._gpus(claim))):
+            if not await self._lanes.ask(lambda: self._preparer.clear(claim, self._gpus(claim))):
                 self._refuse_hanging(claim)
         except BaseException:
             self._lanes.give_back(names)
             raise
-        return await self._lanes.on_record(lambda: self._desk.prepare_unasked(claim, self._gpus(claim)), names)
+        return await self._lanes.on_record(lambda: self._preparer.prepare_unasked(claim, self._gpus(claim)), names)
 
     async def unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
         """Give a claim up; what it was, None if it was not known. PrepareError when it cannot be now."""
         if self._has_parts(uid):
             self._refuse_parts(str(self._record.claims[uid]), "given up")
-            return await self._lanes.with_driver(lambda: self._desk.unprepare(uid), {uid})
+            return await self._lanes.with_driver(lambda: self._preparer.unprepare(uid), {uid})
         await self._lanes.take({uid})
         if self._has_parts(uid):  # it has just been prepared
             self._lanes.give_back({uid})
             return await self.unprepare(uid)
-        return await self._lanes.on_record(lambda: self._desk.unprepare(uid), {uid})
+        return await self._lanes.on_record(lambda: self._preparer.unprepare(uid), {uid})
 
     def _refuse_parts(self, claim: str, what: str) -> None:
         view = self._view()

@@ -1,7 +1,7 @@
 """The parts of the agent that divide GPUs, put together.
 
 Owns their wiring, and which Events tell people of them. What they do is their own business: `mig_inventory` looks at instances,
-`mig_desk` changes them, `claim_instances` those of claims, `mig_layout` those of policies, `mig_keeper` says when.
+`instance_manager` changes them, `claim_instances` those of claims, `mig_layout` those of policies, `mig_keeper` says when.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -15,16 +15,17 @@ from draco.agent.checkpoint import Checkpoint
 from draco.agent.claim_instances import ClaimInstances
 from draco.agent.gpus import Gpu
 from draco.agent.holders import Holders, HolderSearch, own_pid
-from draco.agent.holdings import Keeping, keeping, remains
+from draco.agent.holdings import remains
+from draco.agent.instance_manager import NOBODY_LISTED, InstanceManager
 from draco.agent.instances import GpuMig, Held, PlacementKey
-from draco.agent.mig_desk import NOBODY_LISTED, MigDesk
 from draco.agent.mig_inventory import UNFINISHED, MigInventory
 from draco.agent.mig_keeper import MigKeeper, OnGpu
-from draco.agent.mig_layout import LayoutDesk
+from draco.agent.mig_layout import LayoutApplier
 from draco.agent.nvml import Nvml
 from draco.agent.nvml_instances import NvmlInstances
 from draco.kube.client import Client
 from draco.kube.clock import Clock
+from draco.mig.keeping import Keeping, keeping
 from draco.resources.draco import IsolatedGpu, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
@@ -56,12 +57,14 @@ class Dividing:
         edge = NvmlInstances(nvml)
         holder = HolderSearch(Holders(proc, own=own_pid(proc)), Capabilities(proc, device_root))
         self.inventory = MigInventory(record, edge, boot_id=boot_id, monotonic=clock.monotonic, shown=shown)
-        desk = MigDesk(record, edge, self.inventory, holder=holder)
-        self.instances = ClaimInstances(record, self.inventory, desk, keeping=self._keeping, monotonic=clock.monotonic)
+        manager = InstanceManager(record, edge, self.inventory, holder=holder)
+        self.instances = ClaimInstances(
+            record, self.inventory, manager, keeping=self._keeping, monotonic=clock.monotonic
+        )
         self.keeper = MigKeeper(
             client,
             node=node,
-            layouts=LayoutDesk(record, self.inventory, desk, self.instances),
+            layouts=LayoutApplier(record, self.inventory, manager, self.instances),
             divisions=lambda: self.divisions,
             on_gpu=on_gpu,
             changed=changed,
@@ -72,6 +75,7 @@ class Dividing:
         )
         self._record = record
         self._told: Mapping[GpuUuid, GpuMig] = {}
+        self._offered: Mapping[GpuUuid, GpuMig] = {}
         self._blamed: dict[PlacementKey, str] = {}
 
     @property
@@ -80,16 +84,9 @@ class Dividing:
         return self.inventory.divisions
 
     def offered(self, gpus: Iterable[Gpu]) -> Mapping[GpuUuid, GpuMig]:
-        """The same, and of GPUs that are absent, or could not be looked at yet, what claims on record have of them.
-
-        That stays published, and so do the counters: else the whole GPU would be free for everybody meanwhile.
-        """
-        found = dict(self.divisions)
-        for gpu in gpus:
-            division = found.get(gpu.uuid)
-            if (gpu.absent if division is None else division.board is None) and (left := self._remains(gpu)):
-                found[gpu.uuid] = left if division is None else _filled(division, left)
-        return found
+        """How each of these GPUs is divided, as far as it is known."""
+        self._offered = known_of(gpus, self.divisions, self._offered, self._remains)
+        return self._offered
 
     def _remains(self, gpu: Gpu) -> GpuMig | None:
         """How a GPU is divided, as far as the record tells; None where it does not know its board."""
@@ -145,6 +142,29 @@ class Dividing:
     def _keeping(self, uuid: GpuUuid) -> Keeping:
         division = self.divisions.get(uuid)
         return keeping(self.wanted.get(uuid), division.board if division else None)
+
+
+def known_of(
+    gpus: Iterable[Gpu],
+    divisions: Mapping[GpuUuid, GpuMig],
+    before: Mapping[GpuUuid, GpuMig],
+    remains: Callable[[Gpu], GpuMig | None],
+) -> dict[GpuUuid, GpuMig]:
+    """How GPUs are divided; `before` is what came of this the last time, `remains` what claims on record have of a GPU.
+
+    What claims have of a GPU stays published, and so do its counters, when it is absent, could not be looked at yet, or has just
+    left: the look that missed it comes before the view in which it is absent. Else it would be everybody's as a whole meanwhile.
+    """
+    found = {}
+    for gpu in gpus:
+        division = divisions.get(gpu.uuid)
+        if division is None and not gpu.absent:
+            division = before.get(gpu.uuid)
+        if (division is None or division.board is None) and (left := remains(gpu)):
+            division = left if division is None else _filled(division, left)
+        if division is not None:
+            found[gpu.uuid] = division
+    return found
 
 
 def _filled(division: GpuMig, left: GpuMig) -> GpuMig:

@@ -15,6 +15,7 @@ import msgspec
 from draco.agent.capabilities import Capabilities, CapabilityUnknown
 from draco.agent.gpus import Gpu
 from draco.agent.instances import Instance
+from draco.resources.english import listed
 from draco.resources.texts import shown
 
 MOST = 3
@@ -123,9 +124,7 @@ class HolderSearch:
 
 def sentence(holders: Iterable[Holder]) -> str:
     """The holders in one phrase; "" without any."""
-    found = list(holders)
-    named = ", ".join(map(str, found[:MOST]))
-    return f"{named} and {len(found) - MOST} more" if len(found) > MOST else named
+    return listed(holders, MOST)
 
 
 def _text(path: Path) -> str:

@@ -6,16 +6,11 @@ Decides nothing about what happens to an instance.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
-
-import msgspec
 
 from draco.agent.checkpoint import ClaimState, InstanceState, OwnedInstance, PreparedClaim
 from draco.agent.gpus import Gpu
 from draco.agent.instances import GpuMig, Held, Instance, PlacementKey, Use
-from draco.mig.board import Board, Placement
-from draco.resources.draco import MigMode, PromisedDevice, WantedGpu
-from draco.resources.names import GpuUuid
+from draco.mig.board import PlacementId
 
 
 def recognised(own: OwnedInstance, found: Instance | None, *, boot_id: str) -> bool:
@@ -78,7 +73,7 @@ def held(
     owned: Mapping[PlacementKey, OwnedInstance],
     needed: Mapping[PlacementKey, tuple[PreparedClaim, ...]],
     *,
-    layout: Collection[PlacementKey] = (),
+    layout: Collection[PlacementId] = (),
     holders: Mapping[PlacementKey, str],
     boot_id: str,
 ) -> tuple[Held, ...]:
@@ -96,7 +91,7 @@ def _use(
     one: Instance,
     own: OwnedInstance | None,
     needed: Mapping[PlacementKey, tuple[PreparedClaim, ...]],
-    layout: Collection[PlacementKey],
+    layout: Collection[PlacementId],
     boot_id: str,
 ) -> Use:
     if own is None or not recognised(own, one, boot_id=boot_id):
@@ -105,7 +100,7 @@ def _use(
         return Use.ORPHAN
     if one.key in needed:
         return Use.CLAIM
-    return Use.LAYOUT if one.key in layout else Use.WARM
+    return Use.LAYOUT if one.key.place in layout else Use.WARM
 
 
 def remains(gpu: Gpu, claims: Iterable[PreparedClaim]) -> GpuMig:
@@ -133,71 +128,3 @@ def remains(gpu: Gpu, claims: Iterable[PreparedClaim]) -> GpuMig:
         board=gpu.board,
         held=tuple(parts.values()),
     )
-
-
-class Promise(NamedTuple):
-    """A place that a claim ("namespace/name") has been allocated."""
-
-    placement: Placement
-    claim: str
-
-
-class Keeping(msgspec.Struct, frozen=True, kw_only=True):
-    """Which idle instances of a GPU are to stay: all of `places` and `promised`, and so many of each profile in `counts`.
-
-    What is promised is kept free for its claim, too, where no instance is; `whole` is the claim that all of the GPU is promised.
-    """
-
-    places: frozenset[PlacementKey] = frozenset()
-    counts: Mapping[int, int] = {}
-    promised: Mapping[PlacementKey, Promise] = {}
-    whole: str = ""
-
-
-def keeping(wanted: WantedGpu | None, board: Board | None, promised: Iterable[PromisedDevice] = ()) -> Keeping:
-    """What is kept without a prepared claim: by a policy, and for claims to come. What the board lacks keeps nothing."""
-    if board is None:
-        return Keeping()
-    found = list(promised)
-    places = {
-        PlacementKey(GpuUuid(each.uuid), profile.id, each.start): Promise(Placement(profile, each.start), each.claim)
-        for each in found
-        if (profile := board.profile(each.profile)) is not None and each.start in profile.starts
-    }
-    whole = next((each.claim for each in found if not each.profile), "")
-    return msgspec.structs.replace(_by_policy(wanted, board), promised=places, whole=whole)
-
-
-def _by_policy(wanted: WantedGpu | None, board: Board) -> Keeping:
-    if wanted is None or wanted.mode is MigMode.DISABLED:
-        return Keeping()
-    layout = layout_of(wanted, board) if wanted.mode is MigMode.STATIC else ()
-    places = frozenset(PlacementKey(GpuUuid(wanted.uuid), one.profile.id, one.start) for one in layout)
-    counts: dict[int, int] = {}
-    for one in wanted.warm:
-        profile = board.profile(one.profile)
-        if profile is not None and wanted.mode is MigMode.DYNAMIC:
-            counts[profile.id] = counts.get(profile.id, 0) + one.count
-    return Keeping(places=places, counts=counts)
-
-
-def layout_of(wanted: WantedGpu, board: Board) -> tuple[Placement, ...]:
-    """What a static layout names; what the board does not have is left out."""
-    return tuple(
-        Placement(profile, one.start)
-        for one in wanted.layout
-        if (profile := board.profile(one.profile)) is not None and one.start in profile.starts
-    )
-
-
-def kept(idle: Sequence[PlacementKey], keeping: Keeping) -> frozenset[PlacementKey]:
-    """Which of the idle instances stay. Warm ones are those that nobody has yet."""
-    left = dict(keeping.counts)
-    stay = set()
-    for key in idle:
-        if key in keeping.places or key in keeping.promised:
-            stay.add(key)
-        elif left.get(key.profile_id, 0) > 0:
-            left[key.profile_id] -= 1
-            stay.add(key)
-    return frozenset(stay)

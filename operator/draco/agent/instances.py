@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.mig.board import Board, unit_mask
+from draco.mig.board import Board, PlacementId, unit_mask
 from draco.resources.draco import InstanceUse as Use
 from draco.resources.draco import MigState
 from draco.resources.names import GpuUuid
@@ -28,6 +28,11 @@ class PlacementKey(NamedTuple):
     gpu: GpuUuid
     profile_id: int
     start: int
+
+    @property
+    def place(self) -> PlacementId:
+        """The same on any GPU."""
+        return PlacementId(self.profile_id, self.start)
 
     def __str__(self) -> str:
         return f"profile {self.profile_id} at {self.start} of {self.gpu}"

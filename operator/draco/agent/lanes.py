@@ -45,7 +45,9 @@ class Lane:
             self._thread.start()
         future: Future[T] = Future()
         self._work.put((future, work))
-        return asyncio.wrap_future(future)
+        done = asyncio.wrap_future(future)
+        done.add_done_callback(_heard)  # whoever waits for it may be gone before it fails
+        return done
 
     async def run(self, work: Callable[[], T]) -> T:
         """The same, awaited."""
@@ -190,7 +192,6 @@ class Lanes:
             finally:
                 look.cancel()
             if not asked.done() and self.hanging is not None:
-                asked.add_done_callback(_heard)
                 return False
         asked.result()
         return True
@@ -218,7 +219,7 @@ class Lanes:
         return done
 
 
-def _heard(asked: "asyncio.Future[None]") -> None:
-    """Nobody waits any more for what a question comes to."""
-    if not asked.cancelled():
-        asked.exception()
+def _heard(done: "asyncio.Future[Any]") -> None:
+    """Nobody may wait any more for what work comes to: that is no error."""
+    if not done.cancelled():
+        done.exception()

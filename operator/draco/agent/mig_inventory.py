@@ -1,7 +1,7 @@
 """What is known of the GPU instances of one node: the last look at each GPU, whose each instance is, and what is wrong.
 
-Owns looking, and what everybody else sees of it. Changes no instance and records nothing: that is `mig_desk`'s. Looking blocks on
-NVML and is done under the lock of its session.
+Owns looking, and what everybody else sees of it. Changes no instance and records nothing: that is `instance_manager`'s. Looking
+blocks on NVML and is done under the lock of its session.
 
 One thing no record can tell: an agent that ends after it put a step on record, and before it recorded the number of what NVML
 made, leaves a GPU instance without a compute instance; but so does somebody who made one at that very place by hand, before the
@@ -24,7 +24,7 @@ from draco.agent.holdings import Attempt, Whose, held, references, whose
 from draco.agent.instances import GpuMig, Instance, MigState, PlacementKey, Use
 from draco.agent.nvml_errors import DriverError, NvmlError, never_seen
 from draco.agent.nvml_instances import Mode, NvmlInstances
-from draco.mig.board import Board
+from draco.mig.board import Board, PlacementId
 from draco.resources.names import GpuUuid
 
 
@@ -81,7 +81,7 @@ class MigInventory:
         self._trouble: dict[GpuUuid, str] = {}
         self._notes: dict[GpuUuid, str] = {}
         self._lacks: dict[GpuUuid, str] = {}
-        self._layouts: dict[GpuUuid, frozenset[PlacementKey]] = {}
+        self._layouts: dict[GpuUuid, frozenset[PlacementId]] = {}
         self._attempts: dict[PlacementKey, Attempt] = {}
         self._doubtful_since_s: dict[PlacementKey, float] = {}
         self.failures = Failures(monotonic)
@@ -241,7 +241,7 @@ class MigInventory:
         _set(self._lacks, uuid, lacks)
         self.show()
 
-    def lay_out(self, uuid: GpuUuid, places: frozenset[PlacementKey]) -> None:
+    def lay_out(self, uuid: GpuUuid, places: frozenset[PlacementId]) -> None:
         """Which places a static layout wants, for telling idle instances apart."""
         self._layouts[uuid] = places
 

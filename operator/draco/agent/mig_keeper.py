@@ -12,14 +12,13 @@ import structlog
 
 from draco.agent.hardware import View
 from draco.agent.instances import GpuMig, MigState, PlacementKey
-from draco.agent.mig_layout import LayoutDesk
-from draco.agent.startup import persistently
+from draco.agent.mig_layout import LayoutApplier
 from draco.kube.client import Client
 from draco.kube.clock import Clock
 from draco.kube.discovery import serves
 from draco.kube.informer import Informer
 from draco.kube.queue import WorkQueue, run_workers
-from draco.kube.retry import Backoff
+from draco.kube.retry import Backoff, persistently
 from draco.kube.store import Change
 from draco.resources.draco import GpuNode, IsolatedGpu, PromisedDevice, WantedGpu
 from draco.resources.kinds import GPU_NODES
@@ -49,7 +48,7 @@ class MigKeeper:
         client: Client,
         *,
         node: str,
-        layouts: LayoutDesk,
+        layouts: LayoutApplier,
         divisions: Callable[[], Mapping[GpuUuid, GpuMig]],
         on_gpu: OnGpu,
         changed: Callable[[GpuUuid], Awaitable[None]],

@@ -12,7 +12,6 @@ import structlog
 from draco import __version__
 from draco.agent import mig_report
 from draco.agent.checkpoint import PreparedClaim
-from draco.agent.conditions import merged
 from draco.agent.hardware import DRIVER_HANGS, View
 from draco.agent.health_service import reports
 from draco.agent.instances import GpuMig
@@ -24,6 +23,7 @@ from draco.kube.clock import Clock
 from draco.kube.discovery import PARTITIONABLE, Features
 from draco.kube.errors import AlreadyExists, NotFound
 from draco.kube.queue import WorkQueue, run_workers
+from draco.resources.conditions import all_timed
 from draco.resources.draco import GpuNode, GpuNodeStatus, GpuStatus
 from draco.resources.kinds import GPU_NODES, NODES
 from draco.resources.meta import Condition, ObjectKey, ObjectMeta, OwnerReference
@@ -82,6 +82,8 @@ def status(standing: Standing, *, generation: int) -> GpuNodeStatus:
         pool_generation=standing.published.generation if standing.published else 0,
         prepared_claims=standing.claims,
         gpu_count=len(gpus),
+        mig_gpu_count=sum(one.mig is not None and one.mig.enabled for one in gpus),
+        mig_instance_count=sum(len(one.mig.instances) for one in gpus if one.mig is not None),
         gpus=gpus,
         boards=mig_report.tables(boards),
         conditions=[msgspec.structs.replace(one, observed_generation=generation) for one in _conditions(standing)],
@@ -170,7 +172,7 @@ class NodeReporter:
             return ABSENT_S
         wanted = status(self._standing(), generation=current.metadata.generation)
         fresh = msgspec.structs.replace(
-            wanted, conditions=merged(wanted.conditions, current.status.conditions, self._clock.now())
+            wanted, conditions=all_timed(wanted.conditions, current.status.conditions, self._clock.now())
         )
         if fresh != current.status:
             await self._client.apply(
@@ -195,7 +197,7 @@ class NodeReporter:
         exclusive = _exclusive(sentence)
         ready = Condition(type="Ready", status="False", reason=exclusive.reason, message=sentence)
         wanted = [exclusive] if by_ours else [ready, exclusive]
-        fresh = merged(wanted, current.status.conditions, self._clock.now())
+        fresh = all_timed(wanted, current.status.conditions, self._clock.now())
         await self._client.apply(
             GPU_NODES,
             key,

@@ -1,8 +1,8 @@
 """GPU instances through NVML: what a board can be divided into, what it is divided into, and one change at a time.
 
-Owns every call about MIG mode, GPU instances and compute instances. Decides nothing and records nothing: `mig_desk` journals
-around these calls. Placements go to NVML by reference only: pynvml declares no argument types, and a struct passed by value is
-followed as an address, which ends the process.
+Owns every call about MIG mode, GPU instances and compute instances. Decides nothing and records nothing: `instance_manager`
+journals around these calls. Placements go to NVML by reference only: pynvml declares no argument types, and a struct passed by
+value is followed as an address, which ends the process.
 """
 
 import ctypes

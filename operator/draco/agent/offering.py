@@ -15,11 +15,11 @@ import msgspec
 
 from draco.agent import partitions, slices
 from draco.agent.gpus import DriverInfo
-from draco.agent.holdings import Keeping, keeping, layout_of
 from draco.agent.instances import GpuMig, MigState, Use
 from draco.agent.partitions import Divisible, Place, fault_taints, isolation_taints
 from draco.agent.slices import Located
 from draco.mig.board import Board, Placement
+from draco.mig.keeping import Keeping, keeping, layout_of
 from draco.resources.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu
 from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
 from draco.resources.slices import CounterSet, Device

@@ -6,7 +6,7 @@ Owns who is believed, and in which order. Pure: it compares what was read. There
   survived a reboot may be older than the record;
 - the API server: allocated from our pool, and either its spec is here or its status says that we made it ready; an allocated
   claim with neither was never given to kubelet;
-- the same where its GPU is not there: the status has the GPU's UUID;
+- the same where its GPU is not there: its status says which GPU it is, and so does a spec of an earlier boot;
 - the record before the damage, for what kubelet does not deny to hold.
 
 None of them is believed where it contradicts one before it: two claims never have one device. A claim too many is found when
@@ -14,17 +14,18 @@ kubelet does not know it and given up; a claim too few may still have a containe
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
-from draco.agent.checkpoint import ClaimState, InstanceState, OwnedInstance, PreparedClaim, PreparedDevice
+from draco.agent.checkpoint import ClaimState, InstanceState, OwnedInstance, Partition, PreparedClaim, PreparedDevice
+from draco.agent.claim_plan import conflict, intent_of
 from draco.agent.errors import PrepareError
 from draco.agent.gpus import Gpu
 from draco.agent.instances import Instance, PlacementKey
-from draco.agent.prepare import conflict, plan
-from draco.resources.claims import ResourceClaim
+from draco.resources.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.draco import GpuNode, InstanceUse
 from draco.resources.names import ClaimUid, GpuUuid
 from draco.resources.partition_names import read_partition_name
@@ -43,22 +44,24 @@ def rebuilt(
     gpus: Mapping[str, Gpu],
     with_spec: Iterable[ClaimUid],
     by_spec: Iterable[PreparedClaim] = (),
+    by_old_spec: Iterable[PreparedClaim] = (),
     before: Iterable[PreparedClaim] = (),
     kubelet_denies: Callable[[ClaimUid], bool] = lambda _: False,
 ) -> list[PreparedClaim]:
     """The claims of this node that were prepared or were being given up, each once.
 
-    `claims` are those of the API server, `with_spec` have a spec here, `by_spec` are those whose spec could be read, `before` is
-    what the record said before it was damaged, and `kubelet_denies` says whether kubelet's own record, which can be read, lacks a
-    claim.
+    `claims` are those of the API server, `with_spec` have a spec here, `by_spec` are those whose spec could be read, and
+    `by_old_spec` those whose spec is of an earlier boot. `before` is what the record said before it was damaged, and
+    `kubelet_denies` says whether kubelet's own record, which can be read, lacks a claim.
     """
     specs = set(with_spec)
     told = [claim for claim in claims if claim.metadata.uid in specs or _reported_ready(claim, driver, pool)]
+    old = {one.uid: one for one in by_old_spec}
     remembered = (one for one in before if one.state is not ClaimState.PREPARING and not kubelet_denies(one.uid))
     found: dict[ClaimUid, PreparedClaim] = {}
     for one in (
         *by_spec,
-        *(planned for claim in told if (planned := _planned(claim, driver, pool, gpus)) is not None),
+        *(planned for claim in told if (planned := _planned(claim, driver, pool, gpus, old)) is not None),
         *remembered,
     ):
         if one.uid not in found and not conflict(one, found.values()):
@@ -66,49 +69,80 @@ def rebuilt(
     return list(found.values())
 
 
-def _planned(claim: ResourceClaim, driver: str, pool: str, gpus: Mapping[str, Gpu]) -> PreparedClaim | None:
+def _planned(
+    claim: ResourceClaim, driver: str, pool: str, gpus: Mapping[str, Gpu], old: Mapping[ClaimUid, PreparedClaim]
+) -> PreparedClaim | None:
+    """The claim as it is prepared, from its allocation; None when it is another node's or driver's, or nothing tells its GPUs."""
     with suppress(PrepareError):
-        return msgspec.structs.replace(plan(claim, driver=driver, pool=pool, gpus=gpus), state=ClaimState.PREPARED)
-    return _by_status(claim, driver, pool)
-
-
-def _by_status(claim: ResourceClaim, driver: str, pool: str) -> PreparedClaim | None:
-    """A claim of whole GPUs that are not there, by the UUIDs that its status has.
-
-    None when it is another node's or driver's, and for a partition: its instance ended with the GPU.
-    """
-    allocation = claim.status.allocation
-    uuids = {
-        (one.device, one.share_id or ""): str(one.data["uuid"])
-        for one in claim.status.devices
-        if one.driver == driver and one.pool == pool and isinstance(one.data, dict) and one.data.get("uuid")
-    }
-    devices = []
-    for result in allocation.devices.results if allocation else ():
-        if result.driver != driver:
-            continue
-        uuid = uuids.get((result.device, result.share_id or ""))
-        if result.pool != pool or uuid is None or read_partition_name(result.device) is not None:
-            return None
-        devices.append(
-            PreparedDevice(
-                request=result.request.partition("/")[0],
-                pool=pool,
-                device=result.device,
-                gpu=GpuUuid(uuid),
-                minor=NOT_THERE,
-                admin=bool(result.admin_access),
-                share_id=result.share_id or "",
-            )
-        )
-    if not devices:
+        return msgspec.structs.replace(intent_of(claim, driver=driver, pool=pool, gpus=gpus), state=ClaimState.PREPARED)
+    results = [one for one in _results(claim) if one.driver == driver]
+    if not results or any(one.pool != pool for one in results):
         return None
-    return PreparedClaim(
-        uid=ClaimUid(claim.metadata.uid),
-        namespace=claim.metadata.namespace,
-        name=claim.metadata.name,
-        state=ClaimState.PREPARED,
-        devices=devices,
+    said = {
+        (one.device, one.share_id): known
+        for one in claim.status.devices
+        if (one.driver, one.pool) == (driver, pool) and (known := _said(one.data))
+    }
+    devices = [_by_status(one, said.get((one.device, one.share_id))) for one in results]
+    if None not in devices:
+        return PreparedClaim(
+            uid=ClaimUid(claim.metadata.uid),
+            namespace=claim.metadata.namespace,
+            name=claim.metadata.name,
+            state=ClaimState.PREPARED,
+            devices=[one for one in devices if one is not None],
+        )
+    spec = old.get(ClaimUid(claim.metadata.uid))
+    named = Counter((one.device, one.share_id or "") for one in results)
+    return spec if spec and named == Counter((one.device, one.share_id) for one in spec.devices) else None
+
+
+def _results(claim: ResourceClaim) -> Sequence[DeviceRequestAllocationResult]:
+    return claim.status.allocation.devices.results if claim.status.allocation else ()
+
+
+class _Placed(msgspec.Struct):
+    size: int
+
+
+class _Identity(msgspec.Struct, rename={"parent_uuid": "parentUUID"}):
+    """What `claim_status.identity` writes, as far as it is needed here."""
+
+    uuid: str = ""
+    parent_uuid: str = ""
+    profile: str = ""
+    placement: _Placed | None = None
+
+
+def _said(data: object) -> _Identity | None:
+    with suppress(msgspec.ValidationError):
+        known = msgspec.convert(data, _Identity)
+        return known if known.uuid or known.parent_uuid else None
+    return None
+
+
+def _by_status(result: DeviceRequestAllocationResult, said: _Identity | None) -> PreparedDevice | None:
+    """A device whose GPU is not there, from what its claim's status says it is; None when that does not say it."""
+    if said is None:
+        return None
+    name = read_partition_name(result.device)
+    uuid, part = said.uuid, None
+    if name is not None:
+        if said.placement is None:
+            return None
+        uuid = said.parent_uuid
+        part = Partition(profile_id=name.profile_id, start=name.start, size=said.placement.size, profile=said.profile)
+    if not uuid:
+        return None
+    return PreparedDevice(
+        request=result.request.partition("/")[0],
+        pool=result.pool,
+        device=result.device,
+        gpu=GpuUuid(uuid),
+        minor=NOT_THERE,
+        admin=bool(result.admin_access),
+        share_id=result.share_id or "",
+        partition=part,
     )
 
 

@@ -22,8 +22,8 @@ from draco.agent.hardware import View
 from draco.agent.known_gpus import KnownGpus
 from draco.kube.client import Client
 from draco.kube.clock import Clock, wait_for
-from draco.kube.errors import ApiError, NotFound
-from draco.kube.retry import Backoff, asked_to_wait_s
+from draco.kube.errors import NotFound
+from draco.kube.retry import persistently
 from draco.resources.draco import GpuNode
 from draco.resources.kinds import CLAIMS, GPU_NODES, SLICES
 from draco.resources.meta import ObjectKey
@@ -38,18 +38,6 @@ Tell = Callable[[str, str, str], None]
 
 NAMES_S = 5.0
 """So long kubelet is served later for the names of the GPUs. Then it may give claims up; none is prepared without names."""
-
-
-async def persistently(event: str, attempt: Callable[[], Awaitable[T]], *, clock: Clock, random: Random) -> T:
-    """Until it works; each failure is logged as `event`. For what there is nothing better to do than to try again."""
-    backoff = Backoff(random, base_s=0.5, cap_s=30.0)
-    while True:
-        try:
-            return await attempt()
-        except (OSError, ApiError) as error:
-            pause_s = backoff.next(at_least_s=asked_to_wait_s(error))
-            log.warning(event, error=str(error), again_in_s=round(pause_s, 1))
-        await clock.sleep(pause_s)
 
 
 class Startup:
@@ -186,6 +174,7 @@ class Startup:
             gpus=view.by_device,
             with_spec=self._cdi.uids(),
             by_spec=by_spec,
+            by_old_spec=self._cdi.claims_before_boot(),
             before=damage.before.claims,
             kubelet_denies=self._kubelet_denies,
         )

@@ -2,10 +2,12 @@
 
 `compile_selector(expression)` gives a `Selector`; `Selector.matches(device_view(driver, device))` answers.
 
-Rooms: text to tree in `grammar`, `literals`, `macros`, `parse`, `ast`, `measure`; the type check in `types`, `environment`,
-`overloads`, `check`, `validate`, with its findings in `issues`; what an expression reads in `paths`; values in `values`, `texts`,
-`device`; functions in `operators`, `functions_*`, `regex`, `membership`, brought together by `dispatch` and `functions`; tree to
-closures in `compile`, `loops`, `code`; costs in `charges`, `limits` and, estimated, `cost`; the front door in `selector`.
+Rooms: text to tree in `cel.lark` (the grammar), `literals`, `macros`, `parse`, `ast`, `measure`; the type check in `types`,
+`environment`, `check`, `validate`, with its findings in `issues`; what an expression reads in `paths`; values in `values`,
+`texts`, `device`; functions and operators in `functions`, one table with a row per overload (`overloads`) that the type check,
+the compiler and both cost models read, with `regex`; tree to closures in `compile`, `reads`, `logic`, `loops`,
+`code`; costs that are charged in `charges`, `limits`, `bounds`, estimated ones in `cost`, `estimates`, and those of functions
+in `function_costs`; the front door in `selector`.
 """
 
 from draco.cel.device import DeviceView, device_view

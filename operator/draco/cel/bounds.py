@@ -4,12 +4,14 @@ Owns the numbers and the sentences. Kubernetes would compute on until its memory
 near, and what costs by its size reaches Kubernetes' own limit first.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 from draco.cel.errors import EvaluationAborted
 from draco.cel.values import MAPS, Value
 
+MAX_COST: Final = 1_000_000
+"""The cost above which Kubernetes refuses a selector when it is estimated, and stops it when it runs."""
 MAX_TEXT: Final = 5_000_000
 """Characters of a text. Joining that many costs the whole limit."""
 MAX_TOIL: Final = 20_000_000
@@ -19,7 +21,8 @@ MAX_MESSAGE: Final = 100_000
 MAX_ITEMS: Final = 1_000_000
 """Elements of a list, as many as `lists.range` gives at most."""
 
-
+Toil: TypeAlias = Callable[[Sequence[Value]], int]
+"""From the arguments of a function that Kubernetes charges little for: how many characters and elements its work amounts to."""
 _LONG: Final = 1000
 _SIZED: Final = frozenset({str, bytes, list, *MAPS})
 _PER_PATTERN: Final = 5_000
@@ -29,7 +32,8 @@ _PER_URL_CHARACTER: Final = 5
 _PER_ENTRY: Final = 8
 
 
-def _sizes(values: Sequence[Value]) -> int:
+def toil_of_all(values: Sequence[Value]) -> int:
+    """Going through every argument."""
     return sum(_size(value) for value in values)
 
 
@@ -39,45 +43,34 @@ def _size(value: Value) -> int:
     return len(value) * (_PER_ENTRY if type(value) in MAPS else 1)
 
 
-def _nested(values: Sequence[Value]) -> int:
+def toil_inside(values: Sequence[Value]) -> int:
+    """Going through a list and what is in it."""
     items = values[0]
     return _size(items) + (sum(map(_size, items)) if type(items) is list else 0)
 
 
-def _formatted(values: Sequence[Value]) -> int:
+def toil_of_formatting(values: Sequence[Value]) -> int:
     """A template is charged for, what it is filled with is not; a precision makes up to 32,767 digits."""
     template, filling = values
     digits = template.count("%.") * _LONG if type(template) is str else 0
     return digits + (sum(map(_size, filling)) if type(filling) is list else 0)
 
 
-def _found(values: Sequence[Value]) -> int:
+def toil_of_finding(values: Sequence[Value]) -> int:
+    """Making every match of a pattern that is compiled already."""
     return len(values[0]) * _PER_FOUND if type(values[0]) is str else 0
 
 
-def _compiled(values: Sequence[Value]) -> int:
+def toil_of_compiling(values: Sequence[Value]) -> int:
+    """Compiling a pattern."""
     pattern = values[1]
     repeats = pattern.count("{") if type(pattern) is str else 0
     return _PER_PATTERN + repeats * _PER_REPETITION
 
 
-def _parsed_url(values: Sequence[Value]) -> int:
+def toil_of_url(values: Sequence[Value]) -> int:
+    """Taking a URL apart."""
     return len(values[0]) * _PER_URL_CHARACTER if type(values[0]) is str else 0
-
-
-TOIL: Final[Mapping[str, Callable[[Sequence[Value]], int]]] = {
-    **dict.fromkeys(("indexOf", "lastIndexOf", "_+_", "optional.unwrap", "unwrapOpt", "sort", "replace"), _sizes),
-    **dict.fromkeys(("charAt", "first", "last", "_==_", "_!=_"), _sizes),
-    "flatten": _nested,
-    "format": _formatted,
-    "@findAll": _found,
-    **dict.fromkeys(("matches", "find", "findAll"), _compiled),
-    "isURL": _parsed_url,
-}
-"""Functions that Kubernetes charges little for, and how many characters and elements their work amounts to.
-
-`@` stands before functions whose pattern need not be compiled for each call, as in `charges`.
-"""
 
 
 def check_toil(toil: int) -> None:

@@ -26,8 +26,9 @@ from draco.cel.ast import (
 )
 from draco.cel.environment import STORED_EXPRESSIONS, Environment
 from draco.cel.errors import CompileError
+from draco.cel.functions import table
 from draco.cel.issues import Issue, refusal
-from draco.cel.overloads import Overload, table
+from draco.cel.overloads import Overload
 from draco.cel.types import Bindings, Type
 
 _Steps: TypeAlias = Generator["_Steps", None, None]
@@ -75,7 +76,7 @@ class Checked(msgspec.Struct, frozen=True, eq=False):
 
     `functions` names the function of each call that is spelled like a receiver but is none (`optional.of`): its target is not
     evaluated. `names` does the same for selections that spell the name of a type. `locals` are the identifiers that name a
-    variable of a macro. `is_guessed` where a type was unknown until something took it for one: values may be of another.
+    variable of a macro.
     """
 
     ast: Ast
@@ -84,7 +85,6 @@ class Checked(msgspec.Struct, frozen=True, eq=False):
     functions: dict[Call, str]
     names: dict[Select, str]
     locals: frozenset[Expr]
-    is_guessed: bool
 
     @property
     def result(self) -> Type:
@@ -103,7 +103,7 @@ def check(ast: Ast, environment: Environment = STORED_EXPRESSIONS) -> Checked:
     if checker.issues:
         raise refusal(ast.expression, checker.issues)
     names, local = checker.names, frozenset(checker.locals)
-    return Checked(ast, found, checker.overloads, checker.functions, names, local, checker.is_guessed)
+    return Checked(ast, found, checker.overloads, checker.functions, names, local)
 
 
 def check_result(checked: Checked, environment: Environment = STORED_EXPRESSIONS) -> None:
@@ -139,7 +139,6 @@ class _Checker:
         self.names: dict[Select, str] = {}
         self.locals: set[Expr] = set()
         self.issues: list[Issue] = []
-        self.is_guessed = False
         self._functions = table(environment.libraries)
         self._scopes: list[dict[str, Type]] = []
         self._variables = 0
@@ -283,7 +282,6 @@ class _Checker:
             result = types.ERROR
         else:
             self.overloads[node] = tuple(fitting)
-            self.is_guessed = self.is_guessed or types.has_variables(result)
         self.types[node] = result
 
     def _resolve_logical(self, node: Call, nodes: tuple[Expr, ...], given: list[Type]) -> None:
@@ -307,7 +305,6 @@ class _Checker:
             of = self._element(element, is_optional=index in node.optional)
             joined = self._joined(joined, of)
         self.types[node] = types.list_of(joined or self._variable())
-        self.is_guessed = self.is_guessed or joined is None
 
     def _check_map(self, node: MapExpr) -> _Steps:
         key: Type | None = None
@@ -318,7 +315,6 @@ class _Checker:
             yield self.check(entry.value)
             value = self._joined(value, self._element(entry.value, is_optional=entry.is_optional))
         self.types[node] = types.map_of(key or self._variable(), value or self._variable())
-        self.is_guessed = self.is_guessed or key is None
 
     def _element(self, node: Expr, *, is_optional: bool) -> Type:
         """The type that a part contributes to what contains it: one written with a `?` contributes what it holds."""
@@ -362,14 +358,8 @@ class _Checker:
         if group is not None and group not in self.environment.macros:
             self._undeclared(node, node.macro)
             return
-        before = self.is_guessed
         yield self.check(node.range)
-        if node.macro == "bind":  # has a range for form's sake, and nothing is read out of it
-            self.is_guessed = before
-        before = self.is_guessed
         yield self.check(node.init)
-        if node.macro != "bind":  # begins empty, and gets the type of what is put in
-            self.is_guessed = before
         of = self.bindings.resolved(self.types[node.range])
         running = self.types[node.init]
         first, second = self._iterated(node, of)

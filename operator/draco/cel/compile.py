@@ -6,23 +6,23 @@ functions are tables elsewhere, loops are in `loops`, what is charged is the met
 Nodes are compiled by generators that ask for their children, so that the depth of a tree never is a depth of Python's stack.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 from draco.cel.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, Select
-from draco.cel.charges import KNOWN_PATTERN, LIST, MAP, READ, Free, Meter
+from draco.cel.bounds import toil_of_finding
+from draco.cel.charges import READ, Free, Meter
 from draco.cel.code import UNSET, Code, Request, Run, Scope, Slots, Step, Variable, constant, failing
 from draco.cel.device import DeviceView
-from draco.cel.dispatch import Function
 from draco.cel.errors import CompileError, EvaluationError
-from draco.cel.functions import FUNCTIONS, NAMES
-from draco.cel.functions_standard import CONVERSIONS
-from draco.cel.guards import guarded
+from draco.cel.function_costs import MATCHING, NEW_LIST, NEW_MAP
+from draco.cel.functions import bound, is_function
+from draco.cel.functions.operators import look_up, membership
+from draco.cel.functions.standard import CONVERSIONS
 from draco.cel.logic import both, either, not_strictly_false
 from draco.cel.loops import compile_loop
-from draco.cel.membership import membership
-from draco.cel.operators import OPERATORS, look_up
+from draco.cel.overloads import Binding
 from draco.cel.reads import (
     DEVICE_READS,
     KEYS,
@@ -45,15 +45,14 @@ _TYPES: Final = frozenset(
 class Compiler:
     """Compiles one expression.
 
-    `overloads` names the only form that the checker found possible for a call, where it is one; for the calls in `guessed` values
-    may turn out to be of other types.
+    `overloads` has the ids of those that the checker found possible for a call. Where that is one alone, the call runs this one
+    and refuses values of other types, as in Kubernetes: the sum of an empty list is of the type that its elements would have.
     """
 
-    def __init__(self, meter: Meter, overloads: Mapping[Call, str], guessed: Container[Expr]) -> None:
+    def __init__(self, meter: Meter, overloads: Mapping[Call, tuple[str, ...]]) -> None:
         self.meter = meter
         self.slots = 2
         self._overloads = overloads
-        self._guessed = guessed
 
     def compile(self, root: Expr) -> Run:
         """The closure of a whole expression. Raises CompileError where a constant part of it has no value."""
@@ -210,7 +209,7 @@ class Compiler:
                 items.append(value)
             return items
 
-        return Code(self.meter.fixed(build, LIST))
+        return Code(self.meter.fixed(build, NEW_LIST))
 
     def _map(self, node: MapExpr, scope: Scope) -> Step:
         parts = []
@@ -238,7 +237,7 @@ class Compiler:
                 entries[key_of(key)] = value
             return entries
 
-        return Code(self.meter.fixed(build, MAP))
+        return Code(self.meter.fixed(build, NEW_MAP))
 
     def _call(self, node: Call, scope: Scope) -> Step:  # noqa: PLR0911 - one per form that is no function
         name = _full_name(node)
@@ -279,47 +278,41 @@ class Compiler:
         return Code(choose, bare=choose)
 
     def _function(self, node: Call, name: str, codes: list[Code], scope: Scope) -> Code:  # noqa: PLR0911 - one per form
-        function = _function_of(name, len(codes))
-        overload = self._overloads.get(node)
-        if overload is not None and (
-            node in self._guessed or name == "ip"
-        ):  # an address of a text, a part of a network
-            function = guarded(name, overload, function)
+        possible = self._overloads.get(node, ())
+        overload = possible[0] if len(possible) == 1 else None
+        binding = bound(name, len(codes), overload)
+        if binding is None:
+            raise CompileError(f"compilation failed: undeclared reference to '{name}'")
+        function = binding.run
         runs = tuple(code.run for code in codes)
         if name in CONVERSIONS and len(codes) == 1 and codes[0].is_constant:
             return _folded(partial(function, codes[0].value))
         if name == "_+_" and _is_appending(node, scope):
-            return Code(self.meter.call("@append", None, _append, runs))
+            return Code(self.meter.call(Binding(_append), runs))
         if name in _PARSERS and isinstance(self.meter, Free) and all(code.is_constant for code in codes):
             return Code(_computed_once(partial(function, *(code.value for code in codes))))
         if overload == "in_list" and codes[1].is_constant:
-            return self._membership(runs, codes[1].value)
+            return self._membership(binding, runs, codes[1].value)
         if len(codes) >= 2 and name in _PATTERN_FUNCTIONS and codes[1].is_constant and type(codes[1].value) is str:
             with_pattern = _with_pattern(name, codes[1].value)
-            return Code(self.meter.call_in_order(KNOWN_PATTERN + name, None, with_pattern, runs))
+            toil = toil_of_finding if name == "findAll" else None
+            return Code(self.meter.call_in_order(Binding(with_pattern, MATCHING.charge, toil), runs))
         if name in _COMPARISONS and isinstance(self.meter, Free) and codes[1].is_constant:
             return Code(_with_constant(name, runs[0], codes[1].value, function))
         stops = name == "format" or (overload is None and name[0].isalpha())
         call = self.meter.call_in_order if stops else self.meter.call
-        return Code(call(name, overload, function, runs))
+        return Code(call(binding, runs))
 
-    def _membership(self, runs: tuple[Run, ...], items: list[Value]) -> Code:
+    def _membership(self, binding: Binding, runs: tuple[Run, ...], items: list[Value]) -> Code:
         if not items:
             return constant(value=False)
         test = membership(items)
         if test is None:
-            return Code(self.meter.call("@in", "in_list", OPERATORS["@in"], runs))
+            return Code(self.meter.call(binding, runs))
         return Code(self._set_test(runs[0], test))
 
     def _set_test(self, run: Run, test: Callable[[Value], bool]) -> Run:
         return self.meter.fixed(lambda device, slots: test(run(device, slots)), 0)
-
-
-def _function_of(name: str, arguments: int) -> Function:
-    function = OPERATORS.get(name) or FUNCTIONS.get((name, arguments))
-    if function is None:
-        raise CompileError(f"compilation failed: undeclared reference to '{name}'")
-    return function
 
 
 def _variable(variable: Variable) -> Code:
@@ -372,7 +365,7 @@ def _root_name(node: Expr) -> str:
 def _full_name(node: Call) -> str:
     """The function's name, with the namespace that its target may be."""
     prefix = _dotted(node.target) if node.target is not None else None
-    if prefix is not None and f"{prefix}.{node.function}" in NAMES:
+    if prefix is not None and is_function(f"{prefix}.{node.function}"):
         return f"{prefix}.{node.function}"
     return node.function.removeprefix(".")
 

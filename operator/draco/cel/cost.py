@@ -1,7 +1,7 @@
 """Estimated cost: the most that one evaluation of an expression can cost on any device the API allows.
 
 Owns Kubernetes' cost model for expressions not yet run: what each kind of node costs, how sizes of texts, lists and maps travel
-through it, and the declared maxima of a device. Costs of single functions are in `function_costs`. Evaluates nothing.
+through it, and the declared maxima of a device. Costs of functions are in their table. Evaluates nothing.
 
 All arithmetic is on unsigned 64-bit numbers that stop at their maximum, which stands for "no bound".
 """
@@ -12,22 +12,26 @@ from typing import Final, NamedTuple, TypeAlias
 from draco.cel.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, MessageExpr, Select
 from draco.cel.check import Checked
 from draco.cel.environment import STORED_EXPRESSIONS, Environment
-from draco.cel.field_paths import FieldPath, from_variable, nowhere
-from draco.cel.function_costs import Argument, estimate_function
-from draco.cel.ranges import NOTHING, ONE, UNBOUNDED, UNKNOWN, Range, fixed
+from draco.cel.estimates import (
+    NOTHING,
+    ONE,
+    UNBOUNDED,
+    UNKNOWN,
+    Argument,
+    FieldPath,
+    Range,
+    fixed,
+    from_variable,
+    nowhere,
+)
+from draco.cel.function_costs import NEW_LIST, NEW_MAP
+from draco.cel.functions import by_id
 from draco.cel.types import Type, unwrapped
 
-MAX_COST: Final = 1_000_000
-"""The cost above which Kubernetes refuses a selector, estimated and at run time."""
-
-_LIST: Final = fixed(10)
-_MAP: Final = fixed(30)
+_LIST: Final = fixed(NEW_LIST)
+_MAP: Final = fixed(NEW_MAP)
 _MESSAGE: Final = fixed(40)
-_CHARACTER: Final = 0.1
 _SCALARS: Final = frozenset({"bool", "double", "duration", "int", "timestamp", "uint"})
-_ORDERED: Final = frozenset(
-    f"{order}_{kind}" for order in ("less", "greater", "less_equals", "greater_equals") for kind in ("string", "bytes")
-) | {"equals", "not_equals"}
 _Steps: TypeAlias = Generator["_Steps", None, None]
 
 
@@ -195,16 +199,14 @@ class _Estimate:
             self.costs[node] = self.costs[argument] + ONE
             self._copy_sizes(node, argument)
             return
-        function, target = node.function.removeprefix("."), node.target
-        if node in self._checked.functions:
-            function, target = self._checked.functions[node], None
+        target = None if node in self._checked.functions else node.target
         total = NOTHING
         if target is not None:
             yield self.visit(target)
             total = self.costs[target]
         cost, size = _NONE, None
         for overload in self._checked.overloads.get(node, ()):
-            of_overload, gives = self._call(node, function, overload, target)
+            of_overload, gives = self._call(node, overload, target)
             cost = cost.union(of_overload)
             size = gives if size is None else size if gives is None else size.union(gives)
             if overload in {"index_list", "index_map"}:
@@ -217,37 +219,27 @@ class _Estimate:
         self._set_size(node, size)
         self.costs[node] = total + cost
 
-    def _call(self, node: Call, function: str, overload: str, target: Expr | None) -> tuple[Range, Range | None]:
+    def _call(self, node: Call, overload: str, target: Expr | None) -> tuple[Range, Range | None]:
         """Cost and size of the result of one overload; the cost of the target is not in it, that of the arguments is."""
         arguments = node.arguments
         costs = [self.costs[argument] for argument in arguments]
         spent = NOTHING
         for cost in costs:
             spent += cost
-        estimate = estimate_function(
-            function,
-            overload,
-            None if target is None else self._argument(target),
-            [self._argument(argument) for argument in arguments],
-            self._environment.libraries,
-        )
-        if estimate is not None:
-            return estimate.cost + spent, estimate.size
-        sizes = [self._size_or_unknown(argument) for argument in arguments]
+        given = [self._argument(operand) for operand in (arguments if target is None else (target, *arguments))]
         if overload in {"logical_and", "logical_or"}:
             return Range(costs[0].least, (costs[0] + costs[1]).most), None
         if overload == "conditional":
             _, then, otherwise = arguments
             self._set_entries(node, _union(self._entry_sizes(then), self._entry_sizes(otherwise)))
-            return costs[0] + costs[1].union(costs[2]), sizes[1].union(sizes[2])
-        if overload in {"add_string", "add_bytes", "add_list"}:
+            return costs[0] + costs[1].union(costs[2]), given[1].size.union(given[2].size)
+        if node.function == "_+_":
             self._set_entries(node, _union(*map(self._entry_sizes, arguments)))
-            size = sizes[0] + sizes[1]
-            return (ONE if overload == "add_list" else size.scaled(_CHARACTER)) + spent, size
-        if overload in _ORDERED:
-            most = min(sizes[0].most, sizes[1].most)
-            return Range(int(most > 0), most).scaled(_CHARACTER) + spent, None
-        return ONE + spent, None
+        estimator = by_id()[overload].row.cost.estimate
+        if estimator is None:
+            return ONE + spent, None
+        estimate = estimator(given)
+        return estimate.cost + spent, estimate.size
 
     def _argument(self, node: Expr) -> Argument:
         path = self._path(node).names

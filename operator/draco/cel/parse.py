@@ -1,7 +1,7 @@
 """Parsing: from the text of an expression to its tree.
 
 Owns the limits that keep hostile text harmless (length, nesting, size after macros) and the words for syntax errors. The syntax
-itself is in `grammar`, macros in `macros`. No step recurses over the tree, so no text can exhaust the stack.
+itself is in `cel.lark`, macros in `macros`. No step recurses over the tree, so no text can exhaust the stack.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,6 @@ from draco.cel.ast import (
     Select,
 )
 from draco.cel.errors import CompileError
-from draco.cel.grammar import grammar
 from draco.cel.issues import Issue, refusal
 from draco.cel.measure import depth, nesting, size, visits
 
@@ -112,8 +111,19 @@ def tokens(expression: str) -> Iterator[Token]:
 
 @cache
 def _parser() -> Lark:
-    """The parser; made once, and used by many threads: it holds no state of a parse."""
-    return Lark(grammar(), parser="lalr", lexer="basic", start="expr", maybe_placeholders=True, transformer=_Builder())
+    """The parser; made once, and used by many threads: it holds no state of a parse.
+
+    One scanner for the whole text instead of one for each state of the parser: `inner` must never be read as `in ner`.
+    """
+    return Lark.open(
+        "cel.lark",
+        rel_to=__file__,
+        parser="lalr",
+        lexer="basic",
+        start="expr",
+        maybe_placeholders=True,
+        transformer=_Builder(),
+    )
 
 
 class _Refused(Exception):

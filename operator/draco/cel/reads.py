@@ -9,7 +9,7 @@ from typing import Final
 from draco.cel.code import Run, Slots, failing
 from draco.cel.device import DeviceView
 from draco.cel.errors import EvaluationError
-from draco.cel.operators import index, look_up
+from draco.cel.functions.operators import index, look_up
 from draco.cel.values import NONE, Optional, UInt, Value, go_type
 
 

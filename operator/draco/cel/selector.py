@@ -37,7 +37,7 @@ class Selector:
         self.expression: Final = checked.ast.expression
         self._checked = checked
         self._environment = environment
-        compiler = _compiler(meter, checked)
+        compiler = Compiler(meter, checked.overloads)
         self._run = compiler.compile(checked.ast.root)
         self._slots: Slots = [0] * compiler.slots
         read = reads(checked.ast.root)
@@ -64,7 +64,7 @@ class Selector:
 
         Slow: compiles the expression once more. Raises EvaluationError where the evaluation fails.
         """
-        compiler = _compiler(Metered(), self._checked)
+        compiler = Compiler(Metered(), self._checked.overloads)
         run = compiler.compile(self._checked.ast.root)
         slots: Slots = [0] * compiler.slots
         _evaluated(run, device, slots)
@@ -79,11 +79,6 @@ def _evaluated(run: Run, device: DeviceView, slots: Slots) -> Value:
         return run(device, slots)
     except RecursionError:
         raise EvaluationAborted("the expression is nested too deeply to be evaluated") from None
-
-
-def _compiler(meter: Meter, checked: Checked) -> Compiler:
-    only = {node: forms[0] for node, forms in checked.overloads.items() if len(forms) == 1}
-    return Compiler(meter, only, only if checked.is_guessed else ())
 
 
 def compile_selector(expression: str, *, environment: Environment = STORED_EXPRESSIONS) -> Selector:

@@ -12,8 +12,8 @@ from draco.cel import types
 from draco.cel.ast import Call, Expr, Identifier, ListExpr, Literal, MapExpr, Select, children, walk
 from draco.cel.check import Checked, runtime_name
 from draco.cel.errors import CompileError, EvaluationError
-from draco.cel.functions_format import INT64_DIGITS, too_precise
-from draco.cel.functions_standard import parse_duration, parse_timestamp
+from draco.cel.functions.format import INT64_DIGITS, too_precise
+from draco.cel.functions.standard import parse_duration, parse_timestamp
 from draco.cel.issues import Issue, refusal
 from draco.cel.regex import compile_pattern
 from draco.cel.types import Type, is_equivalent, unwrapped

@@ -28,8 +28,8 @@ _NAME = click.option("--name", default="draco", show_default=True, metavar="NAME
 def command() -> None:
     """Run a local Kubernetes with GPU nodes, real but for the GPUs.
 
-    Nothing is installed and no Docker is needed: Kubernetes' own programs are built once from pinned sources, kept in a
-    cache, and run as plain processes. ~/.kube/config is not touched.
+    Nothing is installed and no Docker is needed: Kubernetes' own programs are downloaded, or built from pinned sources,
+    once, kept in a cache, and run as plain processes. ~/.kube/config is not touched.
     """
 
 
@@ -66,6 +66,14 @@ command.add_command(cluster_gpus.command)
 @click.option("--existing", default="", metavar="KUBECONFIG", help="Attach nodes and operator to this cluster instead.")
 @click.option("--bin-dir", default="", metavar="FOLDER", help="Take Kubernetes' programs from here.")
 @click.option(
+    "--mirror",
+    default="",
+    envvar=binaries.MIRROR,
+    show_envvar=True,
+    metavar="URL",
+    help="Fetch missing programs from here; none to build them.  [default: their publishers]",
+)
+@click.option(
     "--port",
     default=0,
     type=click.IntRange(0, 65535),
@@ -84,7 +92,7 @@ command.add_command(cluster_gpus.command)
     metavar="SECONDS",
     help="Wait for nodes and GPUs; 0 not to.",
 )
-def up(name: str, provider: str, existing: str, wait: float, **settings: Any) -> None:
+def up(name: str, provider: str, existing: str, wait: float, mirror: str, **settings: Any) -> None:
     """Start a cluster."""
     if existing and provider == "kind":
         raise click.UsageError("--existing and --provider kind exclude each other: a cluster has one provider.")
@@ -94,7 +102,7 @@ def up(name: str, provider: str, existing: str, wait: float, **settings: Any) ->
         {**settings, "existing": existing, "provider": "existing" if existing else provider}, Wanted
     )
     began = time.monotonic()
-    cluster = clusters.up(name, wanted, progress=Lines(), wait_s=wait)
+    cluster = clusters.up(name, wanted, progress=Lines(), wait_s=wait, mirror=mirror)
     click.echo(f"\nCluster {name} is up after {time.monotonic() - began:.0f} s. To use it:\n")
     click.echo(f"  export KUBECONFIG={cluster.kubeconfig}")
     click.echo("  draco status")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -65,6 +65,20 @@ metadata: {name: too-big}
 spec:
   resourceClaims: [{name: gpu, resourceClaimName: too-big}]
   containers: [{name: main, image: busybox, resources: {claims: [{name: gpu}]}}]
+"""
+
+
+FROM_AN_ARTICLE = """\
+apiVersion: resource.k8s.io/v1beta1
+kind: ResourceClaim
+metadata: {name: big}
+spec:
+  devices:
+    requests:
+    - name: gpu
+      deviceClassName: gpu.nvidia.com
+      selectors:
+      - cel: {expression: "device.capacity['gpu.nvidia.com'].memory >= quantity('40Gi')"}
 """
 
 
@@ -130,10 +144,14 @@ class Story:
 
     def apply(self, manifest: str) -> None:
         """Apply a manifest in view of the audience, which sees the manifest too."""
-        prompt("kubectl apply -f - <<EOF")
-        click.secho(manifest.rstrip(), dim=True)
-        click.echo("EOF")
+        prompt("kubectl apply -f -", manifest)
         answer(self.kubectl("apply", "-f", "-", manifest=manifest))
+
+    def show_draco(self, *arguments: str, manifest: str = "", refuses: bool = False) -> None:
+        """Print a command of ours and what it answers, with status 1 if it is one that refuses something."""
+        prompt(shlex.join(("draco", *arguments)).replace(str(self.examples), "manifests/examples"), manifest)
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        answer(draco(*arguments, manifest=manifest, environment=environment, status=1 if refuses else 0))
 
     def value(self, kind: str, name: str, path: str) -> str:
         """One field of an object."""
@@ -203,13 +221,32 @@ def tell(story: Story) -> None:
     answer(reason)
 
     chapter("The whole picture on one screen")
-    prompt("draco status")
-    answer(draco("status", "--kubeconfig", str(story.kubeconfig)))
+    story.show_draco("status")
 
     chapter("The new board is in: the GPU comes back")
     story.show("patch", "dm", "swap-board", "--type=merge", "-p", '{"spec":{"finished":true}}')
     story.until_phase("swap-board", "Completed")
     story.show("get", "devicemaintenances")
+
+    tell_of_parts(story)
+
+
+def tell_of_parts(story: Story) -> None:
+    """Its end: a part of a GPU, and what can be known beforehand."""
+    chapter("A small model needs a part of a GPU: one is divided for it when its pod starts")
+    story.apply_example("mig-by-profile")
+    story.until_running("small-model")
+    pool, device = story.device_of("small-part")
+    story.show_draco("layout", "show", pool)
+    say(f"The claim holds {device}. The scheduler chose the place; the rest of that GPU is left for what may come.")
+
+    chapter("What if that GPU were suspect, too: is there room for forty more of these?")
+    small_model = story.examples / "mig-by-profile" / "pod.yaml"
+    tainted = f"suspect:NoSchedule@gpu.nvidia.com/{pool}/{device.split('-mig-')[0]}"
+    story.show_draco("simulate", "-f", str(small_model), "--copies", "40", "--with-taint", tainted)
+
+    chapter("A manifest from an old article, looked at before it reaches the cluster")
+    story.show_draco("lint", "-f", "-", manifest=FROM_AN_ARTICLE, refuses=True)
 
 
 def pending_reason(story: Story) -> str:
@@ -232,10 +269,17 @@ def run_draco(*arguments: str) -> None:
         raise DemoError(f"draco {' '.join(arguments)} failed; what it said stands above.")
 
 
-def draco(*arguments: str) -> str:
-    """The output of a command of ours."""
-    done = subprocess.run([sys.executable, "-m", "draco", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+def draco(*arguments: str, manifest: str = "", environment: Mapping[str, str] | None = None, status: int = 0) -> str:
+    """The output of a command of ours that ends with `status`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "draco", *arguments],
+        input=manifest,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    if done.returncode != status:
         raise DemoError(f"draco {' '.join(arguments)} failed: {done.stderr.strip()}")
     return done.stdout
 
@@ -251,9 +295,12 @@ def say(text: str) -> None:
     click.echo(text)
 
 
-def prompt(command_line: str) -> None:
-    """A command, as typed."""
-    click.secho(f"$ {command_line}", fg="green")
+def prompt(command_line: str, manifest: str = "") -> None:
+    """A command, as typed, with what it is given to read."""
+    click.secho(f"$ {command_line}{' <<EOF' if manifest else ''}", fg="green")
+    if manifest:
+        click.secho(manifest.rstrip(), dim=True)
+        click.echo("EOF")
     sys.stdout.flush()
 
 

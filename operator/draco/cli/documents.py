@@ -1,13 +1,15 @@
-"""What `-o json` prints: the base of the structs with a schema, and the printing.
+"""What `-o json` and `-o yaml` print: the base of the structs with a schema, and the printing.
 
-Owns the form of these documents, indented and in camelCase, and nothing of what they say.
+Owns the form of these documents, and nothing of what they say.
 """
 
 from typing import Any
 
 import click
 import msgspec
+import yaml
 
+from draco.cli.showing import echo
 from draco.resources.texts import shown_document
 
 
@@ -23,3 +25,9 @@ def written(document: Any) -> str:
 def print_document(document: Any) -> None:
     """Print it to standard output."""
     click.echo(shown_document(written(document)))
+
+
+def print_yaml(document: Any) -> None:
+    """Print it to standard output as YAML."""
+    plain = msgspec.to_builtins(document)
+    echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=130), nl=False)

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import click
 import msgspec
-import yaml
 
-from draco.cli.documents import print_document
+from draco.cli.documents import print_document, print_yaml
 from draco.cli.explain_subjects import Subject, pending, subject_of
 from draco.cli.showing import echo
 from draco.cli.sources import Sources, read_world, with_sources
@@ -135,5 +134,4 @@ def _print_document(document: object, output: str) -> None:
     if output == "json":
         print_document(document)
     else:
-        plain = msgspec.to_builtins(document)
-        echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=130), nl=False)
+        print_yaml(document)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from draco.cli.pod_claims import MissingClaimError, claims_of, known_claims_of, uses_devices, using
+from draco.allocation.pod_claims import MissingClaimError, claims_of, known_claims_of, uses_devices, using
 from draco.cli.world import World, nearest
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Pod

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.cli.layout_schema import GpuPlanView, Outcome, PlanView, PolicyPlanView, Use
+from draco.cli.layout_schema import GpuPlanView, Outcome, PlaceView, PlanView, PolicyPlanView, WaitView
 from draco.cli.layout_sources import Observed
-from draco.cli.layout_steps import Scene, Steps, at_last, steps
-from draco.cli.layout_view import Holders, holders_of, parts_of
+from draco.cli.layout_view import Holders, holders_of
 from draco.cli.status_view import natural
 from draco.mig.board import Board
+from draco.mig.gpu_plan import GpuPlan, ObservedGpu, Part, plan_gpu
 from draco.mig_policy import (
     NodeDecision,
     Outlook,
@@ -26,19 +26,31 @@ from draco.mig_policy import (
     decide,
     oldest_first,
     permit,
+    promises,
     rules_of,
     summary,
 )
 from draco.mig_policy.decide import GpuDecision
+from draco.mig_policy.foresight import at_last, observed
+from draco.mig_policy.gpu_state import LayoutState, condition_of
 from draco.mig_policy.matching import Answer, whole_gpus
-from draco.mig_policy.standing import Standing, standing, switched_by_reset
 from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID
 from draco.mig_policy.wishes import wish
-from draco.resources.draco import GpuMig, GpuNode, GpuStatus, MigMode, MigPolicy, ResetPermit, WantedGpu
+from draco.resources.draco import (
+    GpuNode,
+    GpuStatus,
+    InstanceUse,
+    MigMode,
+    MigPolicy,
+    PromisedDevice,
+    ResetPermit,
+    WantedGpu,
+)
 from draco.resources.meta import LabelSelector, ObjectMeta
 from draco.resources.names import PoolKey
 from draco.resources.slices import ResourceSlice, by_pool, own_slices
 
+_WHOLE = "the whole GPU"
 _NONE_OF_ITS_OWN = frozenset({"NotUnderstood", "NothingMatches", "OlderPolicy"})
 
 
@@ -70,13 +82,17 @@ class _Policies(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """One node as it is, and `then`, once its agent has taken up what is decided; and what is decided before and then."""
+    """One node as it is, and `then`, once its agent has taken up what is decided; and what is decided before and then.
+
+    `promised` is what the operator then tells the agent of claims.
+    """
 
     node: GpuNode
     then: GpuNode
     before: NodeDecision
     taken_up: NodeDecision
     held: Holders
+    promised: Sequence[PromisedDevice]
 
     @property
     def had(self) -> Mapping[str, WantedGpu]:
@@ -161,7 +177,9 @@ def _node(
     # A GPU that is not reported now is forgotten with its policy.
     lost = [each for each in decided.gpus if each.uuid not in {known.uuid for known in again.gpus}]
     again = msgspec.structs.replace(again, gpus=(*again.gpus, *lost))
-    return _Node(node, taken_up, before, again, holders.get(PoolKey(driver, name), {}))
+    held = holders.get(PoolKey(driver, name), {})
+    promised = promises(node, decided.wanted, {device: claims[0] for device, claims in held.items()})
+    return _Node(node, taken_up, before, again, held, promised)
 
 
 def _gpus(node: _Node, policies: _Policies) -> Iterable[GpuPlanView]:
@@ -180,15 +198,11 @@ def _gpus(node: _Node, policies: _Policies) -> Iterable[GpuPlanView]:
         )
         if policies.told & {decision.policy, before}:
             gpu = reported.get(uuid, GpuStatus(device=decision.device, uuid=uuid))
-            board = node.taken_up.boards.get(decision.board, Board(()))
-            scene = Scene(
-                gpu=gpu,
-                board=board,
-                parts=parts_of(gpu, board, node.held),
-                whole=sorted(set(node.held.get(gpu.device, ()))),
-            )
-            planned = _planned(plain, scene, decision, node.then, policies)
-            yield planned if decision.policy else _left(planned, scene, node.had.get(uuid))
+            seen = observed(gpu, node.taken_up.boards.get(decision.board, Board(())), node.held)
+            made = plan_gpu(seen, decision.wanted, [each for each in node.promised if each.uuid == uuid])
+            what = _Foreseen(gpu, seen, made)
+            planned = _planned(plain, what, decision, node.then, policies)
+            yield planned if decision.policy else _left(planned, what, node.had.get(uuid))
         elif (said := _said(decision, policies.understood)) is not None:
             yield msgspec.structs.replace(plain, outcome=said[0], message=said[1])
 
@@ -202,85 +216,109 @@ def _said(decision: GpuDecision, understood: Iterable[str]) -> tuple[Outcome, st
     return (Outcome.UNKNOWN, unknown.error.rstrip(".")) if unknown else None
 
 
+class _Foreseen(NamedTuple):
+    """A GPU as it is reported and as the planner sees it, with what its agent will do."""
+
+    gpu: GpuStatus
+    seen: ObservedGpu
+    plan: GpuPlan
+
+
 def _planned(
-    plain: GpuPlanView, scene: Scene, decision: GpuDecision, then: GpuNode, policies: _Policies
+    plain: GpuPlanView, what: _Foreseen, decision: GpuDecision, then: GpuNode, policies: _Policies
 ) -> GpuPlanView:
+    gpu, made = what.gpu, what.plan
+    board = what.seen.board or Board(())
     rules = policies.named(decision.policy)
-    if rules is not None and _hindered(rules.policy, scene):
-        failed = decision.stands.standing is Standing.FAILED
+    if rules is not None and _hindered(rules.policy, gpu, board):
+        failed = decision.condition.state is LayoutState.FAILED
         outcome = Outcome.CANNOT if failed else Outcome.UNKNOWN
-        return msgspec.structs.replace(plain, outcome=outcome, message=decision.stands.message)
-    made = steps(scene, decision.wanted)
-    outcome, message = _outcome(made), _remark(scene, made)
-    resets = made.needs_reset or (scene.gpu.mig is not None and scene.gpu.mig.pending)
+        return msgspec.structs.replace(plain, outcome=outcome, message=decision.condition.message)
+    shown = _shown(plain, made)
+    outcome, message = _outcome(shown), _remark(board, made)
+    resets = made.needs_reset or what.seen.pending
     if rules is not None and resets:
         outcome, message = _reset(made, rules, policies.permits[rules.name])
     elif rules is not None and decision.wanted is not None:
-        stands = standing(then, at_last(scene, made), decision.wanted, rules.policy.spec.reset.permit)
-        if stands.standing is Standing.FAILED:
-            outcome, message = Outcome.CANNOT, stands.message
-    awaits_reset = resets and not policies.permits.get(decision.policy, Permit(False)).granted
+        at_end = condition_of(then, at_last(gpu, board, made), decision.wanted, rules.policy.spec.reset.permit)
+        if at_end.state is LayoutState.FAILED:
+            outcome, message = Outcome.CANNOT, at_end.message
+    if resets and not policies.permits.get(decision.policy, Permit(False)).granted:
+        shown = msgspec.structs.replace(shown, makes=[], makes_later=[*shown.makes, *shown.makes_later])
+    return msgspec.structs.replace(shown, outcome=outcome, message=message)
+
+
+def _shown(plain: GpuPlanView, made: GpuPlan) -> GpuPlanView:
+    """With the steps of a plan."""
+    waits = [_wait(part) for part in made.in_the_way]
+    if made.whole and made.mode is MigMode.STATIC:
+        waits.append(WaitView(what=_WHOLE, claims=list(made.whole)))
+    coming = [part for part in made.promised if part.use is None and part not in made.in_the_way]
     return msgspec.structs.replace(
         plain,
-        outcome=outcome,
         mode_change=made.mode_change,
-        keeps=made.keeps,
-        promised=made.promised,
-        destroys=made.destroys,
-        makes=[] if awaits_reset else made.makes,
-        makes_later=[*made.makes, *made.makes_later] if awaits_reset else made.makes_later,
-        waits=made.waits,
-        message=message,
+        keeps=[PlaceView(profile=part.profile, start=part.start) for part in made.keeps],
+        promised=[_wait(part) for part in sorted(coming, key=lambda part: part.start)],
+        destroys=[PlaceView(profile=part.profile, start=part.start) for part in made.destroys],
+        makes=[PlaceView(profile=one.profile.name, start=one.start) for one in made.makes],
+        makes_later=[PlaceView(profile=one.profile, start=one.start) for one in made.makes_later],
+        waits=waits,
     )
 
 
-def _left(planned: GpuPlanView, scene: Scene, had: WantedGpu | None) -> GpuPlanView:
+def _wait(part: Part) -> WaitView:
+    if part.claims:
+        return WaitView(what=str(part), claims=list(part.claims))
+    return WaitView(what=str(part), holder="" if part.use is InstanceUse.FOREIGN else part.holder)
+
+
+def _left(planned: GpuPlanView, what: _Foreseen, had: WantedGpu | None) -> GpuPlanView:
     """With what follows where nobody has a GPU any more: it is no longer offered in parts."""
-    mig = scene.gpu.mig
-    if mig is None:
+    if what.gpu.mig is None:
         message = "its agent does not report it now; when it does, what is idle there is destroyed"
         return msgspec.structs.replace(planned, outcome=Outcome.UNKNOWN, message=message)
     if had is None or had.mode is MigMode.DISABLED:
         return planned
     outcome = Outcome.CHANGES if planned.outcome is Outcome.UNCHANGED else planned.outcome
-    return msgspec.structs.replace(planned, outcome=outcome, message=_offered(scene, mig))
+    return msgspec.structs.replace(planned, outcome=outcome, message=_offered(what))
 
 
-def _offered(scene: Scene, mig: GpuMig) -> str:
+def _offered(what: _Foreseen) -> str:
     """How claims get a GPU that nobody has."""
-    if mig.enabled and switched_by_reset(scene.gpu):
+    seen, made = what.seen, what.plan
+    if seen.enabled and seen.switched_by_reset:
         return (
             "no further claim gets it until MIG is off, which takes a reset: a policy of mode Disabled that permits one turns it "
             "off, deleting a policy does not"
         )
-    if any(part.use is Use.FOREIGN for part in scene.parts):
+    if any(part.use is InstanceUse.FOREIGN for part in seen.parts):
         return "no further claim gets it until what others made there is destroyed by hand"
-    until = ", once those that have parts of it end" if any(part.claims for part in scene.parts) else ""
+    until = (
+        ", once those that have parts of it end" if any(part.claims for part in (*made.keeps, *made.promised)) else ""
+    )
     return f"further claims get it as a whole only{until}"
 
 
-def _hindered(policy: MigPolicy, scene: Scene) -> bool:
+def _hindered(policy: MigPolicy, gpu: GpuStatus, board: Board) -> bool:
     """Whether it cannot be said what the policy wants of the GPU."""
-    mig = scene.gpu.mig
-    return (
-        mig is None or wish(policy, scene.gpu.uuid, mig, scene.board if scene.board.profiles else None).wanted is None
-    )
+    return gpu.mig is None or wish(policy, gpu.uuid, gpu.mig, board if board.profiles else None).wanted is None
 
 
-def _outcome(made: Steps) -> Outcome:
-    if made.waits or made.makes_later:
+def _outcome(shown: GpuPlanView) -> Outcome:
+    if shown.waits or shown.makes_later:
         return Outcome.WAITS
-    return Outcome.CHANGES if made.makes or made.destroys or made.mode_change else Outcome.UNCHANGED
+    return Outcome.CHANGES if shown.makes or shown.destroys or shown.mode_change else Outcome.UNCHANGED
 
 
-def _remark(scene: Scene, made: Steps) -> str:
+def _remark(board: Board, made: GpuPlan) -> str:
     """What else is to be known where nothing is wrong."""
-    if made.mode_change == "on" and not scene.board.profiles:
+    if made.mode_change == "on" and not board.profiles:
         return "what fits on its board is known once MIG is on: plan again then"
-    return f"there is no room now to keep {', '.join(made.no_room)} warm" if made.no_room else ""
+    lacking = ", ".join(f"{one.missing} x {one.profile}" for one in made.no_room)
+    return f"there is no room now to keep {lacking} warm" if lacking else ""
 
 
-def _reset(made: Steps, rules: Rules, allowed: Permit) -> tuple[Outcome, str]:
+def _reset(made: GpuPlan, rules: Rules, allowed: Permit) -> tuple[Outcome, str]:
     what = f"turning MIG {made.mode_change} needs a reset of the GPU" if made.mode_change else "the GPU needs a reset"
     if allowed.granted:
         return Outcome.RESET, f"{what}, which the policy permits now"

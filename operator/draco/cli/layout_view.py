@@ -10,7 +10,7 @@ from draco.cli.layout_schema import Division, FitView, GpuView, LayoutView, Node
 from draco.cli.layout_sources import Observed
 from draco.cli.status_view import natural
 from draco.cli.world import nearest
-from draco.mig.board import Board, Placement
+from draco.mig.board import Board, Placement, unit_mask
 from draco.mig.geometry import Geometry, State, geometry
 from draco.mig_policy.boards import boards_of
 from draco.resources.claims import ResourceClaim
@@ -131,7 +131,7 @@ def _part(instance: MigInstance, promised: set[str]) -> PartView:
 
 def _fits(board: Board, parts: Iterable[PartView], allowed: frozenset[str]) -> list[FitView]:
     space = geometry(board)
-    state = state_of(space, board, parts)
+    state = _state_of(space, board, parts)
     starts: dict[str, list[int]] = defaultdict(list)
     for placement in space.fits(state):
         starts[placement.profile.name].append(placement.start)
@@ -142,13 +142,13 @@ def _fits(board: Board, parts: Iterable[PartView], allowed: frozenset[str]) -> l
     ]
 
 
-def state_of(space: Geometry, board: Board, parts: Iterable[PartView]) -> State:
-    """What is in use. An instance of a profile that the board's table lacks takes its units all the same."""
+def _state_of(space: Geometry, board: Board, parts: Iterable[PartView]) -> State:
+    """What is in use."""
     state = space.empty
     for part in parts:
         profile = board.profile(part.profile)
         if profile is not None:
             state = space.add(state, Placement(profile, part.start))
         else:
-            state = State(state.mask | (((1 << part.size) - 1) << part.start), state.tokens, state.instances + 1)
+            state = space.block(state, unit_mask(part.start, part.size))
     return state

@@ -6,8 +6,8 @@ edits are `lint_edits`.
 
 import difflib
 import re
-import sys
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path as FilePath
 from typing import Any, Final, Literal
 
@@ -17,16 +17,16 @@ import msgspec
 from draco.cli import lint_text
 from draco.cli.documents import written
 from draco.cli.lint_edits import Outcome, applied
-from draco.cli.lint_text import Document, TextError
+from draco.cli.lint_text import Piece, TextError
+from draco.cli.manifests import STANDARD_INPUT, read_texts
 from draco.cli.showing import echo
+from draco.cli.yaml_documents import Document
 from draco.linting import Drop, Edit, Finding, Manifest, Move, Path, Put, Severity, lint
 
 RELEASES: Final = ("1.34", "1.35", "1.36", "1.37")
-SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
 _CRLF: Final = "\r\n"
 _BREAK: Final = re.compile(r"\r\n|\r|\n")
 """What ends a line of YAML."""
-STANDARD_INPUT: Final = "standard input"
 _STRONGEST: Final[tuple[Outcome, ...]] = ("changed", "there")
 _ROUNDS: Final = 10
 """A correction may uncover the next; none needs this many."""
@@ -50,15 +50,48 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class _Part:
-    """One document of a file, with its tree while that is corrected."""
+    """One document of a file: as it was read, and what it says while it is corrected."""
 
-    def __init__(self, file: str, document: Document, tree: Any) -> None:
+    def __init__(self, file: str, piece: Piece, read: Document | None) -> None:
         self.file = file
-        self.document = document
-        self.tree = tree
-        self.original = tree
-        self.is_changed = False
+        self.piece = piece
+        self.read = read
+        self._is_editable = True
+        self.reset()
+
+    def reset(self) -> None:
+        """As it was read, without corrections."""
+        self.text = self.piece.text
+        self.value = self.read.value if self.read is not None else None
         self.moves: list[Move] = []
+        self._tree: Any = None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything was corrected."""
+        return self._tree is not None
+
+    def edit(self, edit: Edit) -> Outcome:
+        """Carry out one edit; what it says is to be read again then."""
+        tree = self._tree
+        if tree is None and self._is_editable:
+            tree = lint_text.editable(self.piece)
+        outcome = "gone" if tree is None else applied(tree, edit)
+        if outcome == "changed":
+            self._tree = tree
+            if isinstance(edit, Move):
+                self.moves.append(edit)
+        return outcome
+
+    def read_again(self) -> None:
+        """What the corrected text says, as Kubernetes reads it. Raises TextError where it came out broken, and gives it up."""
+        self.text = lint_text.dump(deepcopy(self._tree), self.piece)  # printing moves comments about
+        try:
+            read = lint_text.read(self.piece._replace(text=self.text))
+        except TextError:
+            self._is_editable = False
+            raise
+        self.value = read.value if read is not None else None
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -87,22 +120,21 @@ def check(texts: dict[str, str], *, kubernetes: int) -> Checked:
         told += [
             Told(file, remark.line, "error", remark.rule, remark.message, remark.is_repaired) for remark in remarks
         ]
-        for document in lint_text.documents(sound):
+        for piece in lint_text.pieces(sound):
+            read = None
             try:
-                tree = lint_text.load(document)
+                read = lint_text.read(piece)
             except TextError as error:
                 told.append(Told(file, error.line, "error", error.rule, str(error), corrected=False))
-                tree = None
-            if tree is not None and not isinstance(tree, dict):
-                line = lint_text.line_of(tree, (), document)
+            if read is not None and not isinstance(read.value, dict):
+                line = lint_text.line_of(read, (), piece)
                 message = "this is no manifest: a manifest is a mapping that begins with apiVersion and kind"
                 told.append(Told(file, line, "error", "fragment", message, corrected=False))
-            parts.append(_Part(file, document, tree))
+            parts.append(_Part(file, piece, read))
     told += _corrected(parts, kubernetes)
     after: dict[str, str] = dict.fromkeys(texts, "")
     for part in parts:
-        text = lint_text.dump(part.tree, part.document) if part.is_changed else part.document.text
-        after[part.file] += part.document.separator + text
+        after[part.file] += part.piece.separator + part.text
         changed[part.file] |= part.is_changed
     for file, text in texts.items():
         if not changed[file]:
@@ -114,7 +146,17 @@ def check(texts: dict[str, str], *, kubernetes: int) -> Checked:
     return Checked(told, texts, after)
 
 
-def _corrected(parts: Sequence[_Part], kubernetes: int) -> Iterator[Told]:
+def _corrected(parts: Sequence[_Part], kubernetes: int) -> list[Told]:
+    """Check and correct. A document whose corrected text would be broken, by a comment in an odd place, is left as it is."""
+    while True:
+        try:
+            return list(_rounds(parts, kubernetes))
+        except TextError:
+            for part in parts:
+                part.reset()
+
+
+def _rounds(parts: Sequence[_Part], kubernetes: int) -> Iterator[Told]:
     """Check, correct and check again, until there is nothing left to correct.
 
     Told is what was corrected, and what is left in the end: what vanished by itself was only a consequence of something else.
@@ -132,16 +174,19 @@ def _corrected(parts: Sequence[_Part], kubernetes: int) -> Iterator[Told]:
                 told[Told(file, line, finding.severity, finding.rule, finding.message, corrected)] = None
         if is_last:
             break
+        for part in parts:
+            if part.is_changed:
+                part.read_again()
     yield from told
 
 
 def _manifests(parts: Sequence[_Part]) -> tuple[list[Manifest], list[_Place]]:
     manifests, places = [], []
     for number, part in enumerate(parts):
-        tree = lint_text.plain(part.tree)
+        tree = part.value
         if not isinstance(tree, dict):
             continue
-        comments = lint_text.comments_of(part.document)
+        comments = lint_text.comments_of(part.piece)
         items = tree.get("items")
         if str(tree.get("kind")).endswith("List") and isinstance(items, list):
             for index, item in enumerate(items):
@@ -162,7 +207,7 @@ def _line(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) ->
     for move in reversed(part.moves):
         if path[: len(move.to)] == move.to:
             path = (*move.path, *path[len(move.to) :])
-    return part.file, lint_text.line_of(part.original, path, part.document)
+    return part.file, lint_text.line_of(part.read, path, part.piece) if part.read is not None else 1
 
 
 def _apply(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) -> Outcome:
@@ -170,16 +215,7 @@ def _apply(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) -
     outcomes: set[Outcome] = set()
     for manifest, edit in finding.edits:
         place = places[manifest]
-        part = parts[place.part]
-        if not part.is_changed:
-            part.tree = lint_text.load(part.document)  # the original keeps its lines
-        here = _below(place.prefix, edit)
-        outcome = applied(part.tree, here)
-        outcomes.add(outcome)
-        if outcome == "changed":
-            part.is_changed = True
-            if isinstance(here, Move):
-                part.moves.append(here)
+        outcomes.add(parts[place.part].edit(_below(place.prefix, edit)))
     return next((outcome for outcome in _STRONGEST if outcome in outcomes), "gone")
 
 
@@ -229,7 +265,7 @@ def command(
     alpha and beta versions, claims and requests that do not fit together. All files are checked as one application. Nothing is
     written without --fix. The status is 1 when an error is left.
     """
-    texts = dict(_texts(filenames))
+    texts = dict(read_texts(filenames, within=lambda folder: folder.rglob("*")))
     checked = check(texts, kubernetes=int(kubernetes.partition(".")[2]))
     changed = [file for file in texts if checked.after[file] != texts[file]]
     if fix:
@@ -246,32 +282,6 @@ def command(
                 echo(line)
     if any(told.severity == "error" and not (fix and told.corrected) for told in checked.findings):
         raise click.exceptions.Exit(1)
-
-
-def _texts(filenames: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for filename in filenames:
-        if filename == "-":
-            yield STANDARD_INPUT, _decoded(STANDARD_INPUT, sys.stdin.buffer.read())
-            continue
-        path = FilePath(filename)
-        paths = [path]
-        if path.is_dir():
-            paths = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file())
-            if not paths:
-                raise click.ClickException(
-                    f"the folder {path} has no files that end in .yaml, .yml or .json, nor has any below it."
-                )
-        for each in paths:
-            yield str(each), _decoded(str(each), each.read_bytes())
-
-
-def _decoded(name: str, data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise click.ClickException(
-            f"{name} is not UTF-8 text: byte {error.start} cannot be read; save it as UTF-8."
-        ) from None
 
 
 def _write(checked: Checked, changed: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ Owns the reading and what is said of what could not be read. Decides nothing, wr
 """
 
 import asyncio
-from pathlib import Path
 
 import msgspec
 
@@ -12,7 +11,6 @@ from draco.allocation.fleet import Fleet
 from draco.cli.reading import Reader, without_dra
 from draco.kube.client import Client
 from draco.kube.errors import NotFound
-from draco.kube.kubeconfig import connect
 from draco.kube.version import kubernetes_minor
 from draco.resources.claims import ResourceClaimTemplate
 from draco.resources.core import Pod
@@ -40,12 +38,6 @@ class LiveCluster(msgspec.Struct, kw_only=True):
     templates: dict[ObjectKey, ResourceClaimTemplate]
     unread: list[str]
     """What could not be read and what that means, a sentence each."""
-
-
-async def read_fleet(kubeconfig: Path | None = None, context: str | None = None) -> LiveCluster:
-    """Read a cluster as kubectl would find it. Raises KubeError, KubeconfigError or ClusterError."""
-    async with Client(await connect(kubeconfig, context)) as client:
-        return await read_cluster(client)
 
 
 async def read_cluster(client: Client) -> LiveCluster:

@@ -99,29 +99,35 @@ def _copies(item: Object, manifest: Manifest, source: str) -> list[Object]:
 
 def read_documents(filenames: Sequence[str]) -> Iterator[tuple[object, str]]:
     """The documents of all files in their order, each with where it stands. Raises ManifestError."""
+    for name, text in read_texts(filenames):
+        for document in documents(name, text):
+            yield document.value, f"{name}, document {document.number} (line {document.line})"
+
+
+def read_texts(
+    filenames: Sequence[str], *, within: Callable[[Path], Iterable[Path]] = Path.iterdir
+) -> Iterator[tuple[str, str]]:
+    """The text of each file by its name, in their order; of a folder, those `within` it. Raises ManifestError."""
     if filenames.count("-") > 1:
         raise click.UsageError("Standard input can be read once: give -f - only once.")
     for filename in filenames:
-        for name, text in _texts(filename):
-            for document in documents(name, text):
-                yield document.value, f"{name}, document {document.number} (line {document.line})"
+        if filename == "-":
+            yield STANDARD_INPUT, _text(STANDARD_INPUT, sys.stdin.buffer)
+        else:
+            for path in _files(Path(filename), within):
+                with path.open("rb") as stream:
+                    yield str(path), _text(str(path), stream)
 
 
-def _texts(filename: str) -> Iterator[tuple[str, str]]:
-    if filename == "-":
-        yield STANDARD_INPUT, _text(STANDARD_INPUT, sys.stdin.buffer)
-        return
-    path = Path(filename)
+def _files(path: Path, within: Callable[[Path], Iterable[Path]]) -> list[Path]:
     paths = [path]
     if path.is_dir():
-        paths = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES and each.is_file())
+        paths = sorted(each for each in within(path) if each.suffix in SUFFIXES and each.is_file())
         if not paths:
             raise ManifestError(
                 f"the folder {path} has no files that end in .yaml, .yml or .json; give the files themselves."
             )
-    for each in paths:
-        with each.open("rb") as stream:
-            yield str(each), _text(str(each), stream)
+    return paths
 
 
 def _text(name: str, stream: IO[bytes]) -> str:

@@ -7,7 +7,7 @@ claims that are there at one moment.
 import math
 import re
 from collections.abc import Iterable, Iterator
-from typing import IO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -57,9 +57,11 @@ def events(lines: Iterable[bytes], board: Board, name: str) -> Iterator[Arrive |
     present: set[str] = set()
     before = -math.inf
     for number, written in enumerate(lines, 1):
+        where = f"{name}:{number}"
+        if len(written) > LONGEST_LINE:
+            raise TraceError(f"{where}: the line is longer than {LONGEST_LINE} bytes: an event is one line of JSON")
         if not written.strip():
             continue
-        where = f"{name}:{number}"
         line = _decoded(decoder, written, where)
         if line.t < before:
             raise TraceError(f"{where}: time goes back from {before:g} to {line.t:g}: sort the trace by t")
@@ -76,18 +78,6 @@ def events(lines: Iterable[bytes], board: Board, name: str) -> Iterator[Arrive |
         else:
             present.remove(event.claim)
         yield event
-
-
-def lines_of(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    """The lines as they come, none of them longer than an event can be."""
-    number = 0
-    while line := stream.readline(LONGEST_LINE + 1):
-        number += 1
-        if len(line) > LONGEST_LINE:
-            raise TraceError(
-                f"{name}:{number}: the line is longer than {LONGEST_LINE} bytes: an event is one line of JSON"
-            )
-        yield line
 
 
 def _decoded(decoder: msgspec.json.Decoder[_Line], written: bytes, where: str) -> _Line:

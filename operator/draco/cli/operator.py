@@ -16,11 +16,11 @@ import click
 import structlog
 
 from draco.controller.admission import AdmissionMode
-from draco.controller.app import ClusterChanged, Connect, run_operator
+from draco.controller.app import ClusterChanged, run_operator
 from draco.controller.kopf_thread import quiet_kopf
 from draco.controller.settings import OperatorSettings
 from draco.controller.webhook import WebhookSettings
-from draco.kube.connection import Connection
+from draco.kube.connection import Connect, Connection
 from draco.kube.election import LeadershipLost
 from draco.kube.kubeconfig import connect
 from draco.logs import LEVELS, configure_log

@@ -4,20 +4,18 @@ Owns options, files and streams, and how findings are shown. Cases are `selector
 """
 
 import asyncio
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from random import Random
-from typing import IO
 
 import click
 import msgspec
 
 from draco.cel import CompileError, compile_selector, new_expressions
-from draco.cel.cost import MAX_COST
+from draco.cel.bounds import MAX_COST
 from draco.cel.parse import MAX_LENGTH
-from draco.cli import selector_cases, selector_devices
+from draco.cli import json_lines, selector_cases, selector_devices
 from draco.cli.documents import print_document
 from draco.cli.manifests import files_option, read_documents
 from draco.cli.options import with_cluster
@@ -74,7 +72,7 @@ def check(expression: str | None, file: Path | None, cases: Path | None, output:
     """
     _just_one(expression=expression, file=file, cases=cases)
     if cases is not None:
-        _answer(cases, selector_cases.checked)
+        json_lines.answer(cases, selector_cases.LONGEST_LINE, selector_cases.checked)
         return
     text = _text(file) if file is not None else _argument(expression)
     found = selector_cases.findings(text)
@@ -119,26 +117,12 @@ def _argument(expression: str | None) -> str:
 
 def _text(file: Path) -> str:
     """The expression in a file, without the line end that every file ends with."""
-    with _opened(file) as stream:
-        data = stream.read(MAX_LENGTH * 2)  # too long already, whatever follows
+    with click.open_file(str(file), "rb") as stream:
+        data: bytes = stream.read(MAX_LENGTH * 2)  # too long already, whatever follows
     try:
         return data.decode().rstrip("\r\n")
     except UnicodeDecodeError:
         raise click.ClickException(f"{file} is not text in UTF-8: give a file that holds one expression.") from None
-
-
-def _opened(file: Path) -> IO[bytes]:
-    opened: IO[bytes] = click.open_file(str(file), "rb")
-    return opened
-
-
-def _answer(cases: Path, answers: Callable[[Iterable[bytes]], Iterator[bytes]]) -> None:
-    """Write one line for each line of the file, as soon as it is known."""
-    out = sys.stdout.buffer
-    with _opened(cases) as stream:
-        for line in answers(selector_cases.lines_of(stream)):
-            out.write(line)
-            out.flush()
 
 
 def _refusal(expression: str, minor: int) -> str | None:
@@ -212,7 +196,7 @@ def evaluate(
     """
     _just_one(expression=expression, cases=cases)
     if cases is not None:
-        _answer(cases, selector_cases.evaluated)
+        json_lines.answer(cases, selector_cases.LONGEST_LINE, selector_cases.evaluated)
         return
     text = _argument(expression)
     selector = selector_cases.compiled(text)

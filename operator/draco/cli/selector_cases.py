@@ -5,12 +5,12 @@ Owns the form of a case and of its answer. Knows nothing of files or of the comm
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view
-from draco.cel.cost import MAX_COST
+from draco.cel.bounds import MAX_COST
 from draco.cel.paths import AttributePath
 from draco.resources.errors import DracoError
 from draco.resources.quantity import Quantity, QuantityError
@@ -63,15 +63,6 @@ class Findings(msgspec.Struct, rename="camel", omit_defaults=True):
     reads_everything: bool = False
     estimated_cost: int | None = None
     cost_limit: int | None = None
-
-
-def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a stream as they come; of one that is too long only so much that this can be seen."""
-    while line := stream.readline(LONGEST_LINE + 1):
-        rest = line
-        while len(rest) > LONGEST_LINE and not rest.endswith(b"\n"):
-            rest = stream.readline(LONGEST_LINE + 1)
-        yield line
 
 
 def evaluated(lines: Iterable[bytes]) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ import msgspec
 
 from draco.cel import AttributePath, DeviceView, EvaluationError, Selector, device_view
 from draco.cli.selector_cases import described
+from draco.resources.english import agreeing, counted, listed
 from draco.resources.names import DeviceKey
 from draco.resources.slices import Device, ResourceSlice, current_slices
 
@@ -102,10 +103,10 @@ def summary(groups: Sequence[Group]) -> str:
     total = sum(counts.values())
     if not total:
         return "There is no device to try the selector on."
-    matching = f"{counts['true']} of {total} {'device matches' if total == 1 else 'devices match'}"
+    matching = f"{counts['true']} of {total} {agreeing(total, 'device matches', 'devices match')}"
     if not counts["error"]:
         return f"{matching}."
-    fails = f"{counts['error']} {'makes' if counts['error'] == 1 else 'make'} it fail"
+    fails = f"{counts['error']} {agreeing(counts['error'], 'makes', 'make')} it fail"
     return f"{matching}, and {fails}: such a device fails every pod for which the scheduler looks at it."
 
 
@@ -113,17 +114,10 @@ def group_lines(groups: Sequence[Group]) -> Iterator[str]:
     """A paragraph for each group: answer, devices, what was read, and the error if there is one."""
     for group in groups:
         first = group.first
-        count = len(group.devices)
-        yield f"{first.answer:<6}{count} {'device' if count == 1 else 'devices'}: {_names(group.devices)}"
+        yield f"{first.answer:<6}{counted(len(group.devices), 'device')}: {listed(group.devices, _NAMED)}"
         yield from (f"      {name} = {value}" for name, value in first.read.items())
         if first.error:
             yield f"      {first.error}"
-
-
-def _names(devices: Sequence[DeviceKey]) -> str:
-    shown = ", ".join(map(str, devices[:_NAMED]))
-    more = len(devices) - _NAMED
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def record(outcome: Outcome) -> dict[str, object]:

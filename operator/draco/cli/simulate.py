@@ -4,15 +4,13 @@ Owns the options, and what of the command each of them starts. Scenarios are `si
 `simulate_trials` what is tried in it, `simulate_report` what is said of it. `draco simulate mig` is `simulate_mig`.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import yaml
 
-from draco.cli import simulate_mig, simulate_report, simulate_scenarios, simulate_trials, world
-from draco.cli.documents import print_document
+from draco.cli import json_lines, simulate_mig, simulate_report, simulate_scenarios, simulate_trials, world
+from draco.cli.documents import print_document, print_yaml
 from draco.cli.showing import echo
 from draco.cli.simulate_taints import FORM, TaintOption
 from draco.cli.sources import Sources, read_world, with_sources
@@ -86,7 +84,7 @@ def command(
         return
     if scenarios is not None:
         _refuse_others(ctx, "scenarios")
-        _answer(scenarios)
+        json_lines.answer(scenarios, simulate_scenarios.LONGEST_LINE, simulate_scenarios.answers)
         return
     made, _ = read_world(sources)
     if nodes:
@@ -121,14 +119,6 @@ def _given(ctx: click.Context) -> list[str]:
     ]
 
 
-def _answer(scenarios: Path) -> None:
-    """Write one line for each line of the file, as soon as it is known."""
-    with click.open_file(str(scenarios), "rb") as stream:
-        for line in simulate_scenarios.answers(simulate_scenarios.lines_of(stream)):
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
-
-
 def _trials(made: World, gone: set[PoolKey]) -> list[simulate_trials.Trial]:
     """What the files ask for; what the cluster has to place if they ask for nothing."""
     if made.wanted:
@@ -147,11 +137,9 @@ def _trials(made: World, gone: set[PoolKey]) -> list[simulate_trials.Trial]:
 def _print(run: simulate_trials.Run, notes: Sequence[str], output: str) -> None:
     match output:
         case "json":
-            document = simulate_report.document(run, notes)
-            print_document(document)
+            print_document(simulate_report.document(run, notes))
         case "yaml":
-            document = simulate_report.document(run, notes)
-            echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=130), nl=False)
+            print_yaml(simulate_report.document(run, notes))
         case _:
             for line in simulate_report.lines(run, notes):
                 echo(line)

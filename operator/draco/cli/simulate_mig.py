@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple
 import click
 
 from draco.cli.documents import print_document
-from draco.cli.mig_traces import Arrive, Depart, TraceError, events, lines_of
+from draco.cli.json_lines import lines_of
+from draco.cli.mig_traces import LONGEST_LINE, Arrive, Depart, TraceError, events
 from draco.cli.options import with_cluster
 from draco.cli.showing import echo
 from draco.kube.client import Client
@@ -26,6 +27,7 @@ from draco.mig.policies import Fleet, Policy, rule_of
 from draco.mig.repair import Hold
 from draco.mig.replay import Outcome, Replay, Tally, profiles_met, used_share
 from draco.mig_policy.boards import boards_of
+from draco.resources.english import counted
 from draco.resources.kinds import GPU_NODES
 from draco.resources.meta import ObjectKey
 from draco.simulator.planner_boards import BOARDS
@@ -133,7 +135,7 @@ def command(
     ]
     name = "standard input" if str(trace) == "-" else str(trace)
     with click.open_file(str(trace), "rb") as stream:
-        replayed = _replay(events(lines_of(stream, name), table, name), runs)
+        replayed = _replay(events(lines_of(stream, LONGEST_LINE), table, name), runs)
     if not replayed.events:
         raise TraceError(f"{name} holds no events")
     fleet = {"board": board} if from_node is None else {"board": board, "fromNode": from_node}
@@ -266,8 +268,8 @@ def _lines(document: Mapping[str, Any]) -> Iterable[str]:
     trace, policies = document["trace"], document["policies"]
     where = document["board"] if "fromNode" not in document else f"the board of {document['fromNode']}"
     nodes = -(-document["gpus"] // document["gpusPerNode"])
-    fleet = f"{_number(document['gpus'], 'GPU')} ({where}) in {_number(nodes, 'node')}"
-    yield f"{fleet}: {_number(trace['claims'], 'claim')} in {_number(trace['events'], 'event')}"
+    fleet = f"{counted(document['gpus'], 'GPU')} ({where}) in {counted(nodes, 'node')}"
+    yield f"{fleet}: {counted(trace['claims'], 'claim')} in {counted(trace['events'], 'event')}"
     yield ""
     yield f"{'POLICY':<16}{'ACCEPTED':>20}{'REFUSED':>10}{'AVOIDABLE':>12}{'MEAN USE':>10}{'PEAK USE':>10}"
     for told in policies:
@@ -279,12 +281,12 @@ def _lines(document: Mapping[str, Any]) -> Iterable[str]:
         )
     for told in policies:
         yield ""
-        moved = f", {_number(told['moves'], 'instance')} moved" if told["moves"] else ""
+        moved = f", {counted(told['moves'], 'instance')} moved" if told["moves"] else ""
         yield f"{told['policy']}{moved}"
         yield f"  {'PROFILE':<16}{'CLAIMS':>9}{'REFUSED':>9}{'AVOIDABLE':>11}{'MORE WOULD FIT':>16}{'IF REPACKED':>13}"
-        counted = {each["profile"]: each for each in told["profiles"]}
+        profiles = {each["profile"]: each for each in told["profiles"]}
         for room in told["headroom"]:
-            each = counted.get(room["profile"], {"claims": 0, "refused": 0, "avoidable": 0})
+            each = profiles.get(room["profile"], {"claims": 0, "refused": 0, "avoidable": 0})
             yield (
                 f"  {room['profile']:<16}{each['claims']:>9}{each['refused']:>9}{each['avoidable']:>11}"
                 f"{room['mean']:>16.1f}{room['meanRepacked']:>13.1f}"
@@ -293,7 +295,3 @@ def _lines(document: Mapping[str, Any]) -> Iterable[str]:
 
 def _percent(share: float) -> str:
     return f"{share:.1%}"
-
-
-def _number(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

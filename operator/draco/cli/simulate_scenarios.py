@@ -5,7 +5,7 @@ API server would refuse to store is answered as Kubernetes' allocator answers it
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any, Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -47,15 +47,6 @@ class Answer(msgspec.Struct):
     name: str | int | None
     results: list[dict[str, Any]] | None = None
     error: str | None = None
-
-
-def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a stream as they come; of one that is too long only so much that this can be seen."""
-    while line := stream.readline(LONGEST_LINE + 1):
-        rest = line
-        while len(rest) > LONGEST_LINE and not rest.endswith(b"\n"):
-            rest = stream.readline(LONGEST_LINE + 1)
-        yield line
 
 
 def answers(lines: Iterable[bytes]) -> Iterator[bytes]:

@@ -10,9 +10,8 @@ from typing import Any, Final
 import click
 
 from draco.resources.meta import ObjectMeta
-from draco.resources.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
+from draco.resources.taints import EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 
-EFFECTS: Final = ("NoSchedule", "NoExecute", "None")
 FORM: Final = "KEY[=VALUE]:EFFECT[@DEVICES]"
 _EXAMPLE: Final = "suspect=true:NoSchedule@gpu.nvidia.com/node-1/gpu-0"
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")

@@ -14,7 +14,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fitting import first_fitting
 from draco.allocation.fleet import Fleet
 from draco.allocation.node_selection import selects
-from draco.cli.pod_claims import MissingClaimError, claims_of, made_from, uses_devices, using
+from draco.allocation.pod_claims import MissingClaimError, claims_of, made_from, uses_devices, using
 from draco.cli.share_ids import share_ids
 from draco.cli.world import World
 from draco.explanation.explain import explain

@@ -11,11 +11,14 @@ import click
 import msgspec
 
 from draco.cli import world
-from draco.cli.live import read_fleet
-from draco.cli.manifests import decode_all, files_option, read_manifests
+from draco.cli.live import read_cluster
+from draco.cli.manifests import Manifest, decode_all, files_option, read_manifests
 from draco.cli.options import CLUSTER_OPTIONS, Options, gathered
 from draco.cli.world import World
-from draco.kube.kubeconfig import current_namespace
+from draco.kube.client import Client
+from draco.kube.errors import KubeconfigError
+from draco.kube.kubeconfig import connect
+from draco.resources.english import counted
 from draco.resources.manifests import ManifestError
 
 
@@ -67,9 +70,20 @@ def read_world(sources: Sources) -> tuple[World, str]:
         hint = "; --cluster puts them on top of a live one" if sources.cluster is None else ""
         made.notes.insert(0, f"Devices and nodes are those of the files, not of a cluster{hint}.")
         return made, namespace
-    namespace = sources.namespace or current_namespace(sources.kubeconfig, sources.context)
-    objects = decode_all(manifests, namespace)
-    made = world.of_cluster(asyncio.run(read_fleet(sources.kubeconfig, sources.context)), objects)
-    files = f", with {len(objects)} {'object' if len(objects) == 1 else 'objects'} of files" if objects else ""
+    return asyncio.run(_on_cluster(sources, manifests))
+
+
+async def _on_cluster(sources: Sources, manifests: Sequence[tuple[Manifest, str]]) -> tuple[World, str]:
+    """The same, where a live cluster is what the command starts from."""
+    try:
+        connection = await connect(sources.kubeconfig, sources.context)
+    except KubeconfigError:
+        decode_all(manifests, sources.namespace)  # what is wrong with the files is so on whatever cluster
+        raise
+    async with Client(connection) as client:
+        namespace = sources.namespace or connection.namespace
+        objects = decode_all(manifests, namespace)
+        made = world.of_cluster(await read_cluster(client), objects)
+    files = f", with {counted(len(objects), 'object')} of files" if objects else ""
     made.notes.insert(0, f"The cluster is {made.server} as it is now{files}.")
     return made, namespace

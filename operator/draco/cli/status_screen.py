@@ -19,6 +19,7 @@ from draco.cli.status_schema import (
     NodeView,
     Status,
 )
+from draco.resources.english import agreeing, counted, listed
 
 MOST_NODES = 16
 """Above this many nodes, those that are in order are only counted."""
@@ -212,7 +213,7 @@ def _claims(status: Status, console: Console, *, most: int) -> None:
 def _pods(view: ClaimView) -> str:
     """Who uses the claim or waits for it."""
     if view.waiting:
-        return f"{_some(view.waiting)} ({'waits' if len(view.waiting) == 1 else 'wait'})"
+        return f"{_some(view.waiting)} ({agreeing(len(view.waiting), 'waits', 'wait')})"
     if view.state is ClaimState.PENDING:
         return "none uses it yet"
     return _some(view.consumers) if view.consumers else "-"
@@ -230,7 +231,7 @@ def _rules(status: Status, console: Console, *, fold: bool) -> None:
     if shown:
         console.print(table)
     if folded := len(status.taint_rules) - len(shown):
-        rules = "1 rule" if folded == 1 else f"{folded} rules"
+        rules = counted(folded, "rule")
         console.print(
             f"{rules} of DeviceMaintenances and of Draco's extensions; list every one with -o wide.", style="dim"
         )
@@ -306,9 +307,5 @@ def _counted(number: int, style: str = "") -> Text:
     return Text(str(number), style) if number else Text("-", "dim")
 
 
-def _some(names: Sequence[str], most: int = 3) -> str:
-    """The first names and how many more there are: "none", "a, b", "a, b, c and 5 more"."""
-    if not names:
-        return "none"
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+def _some(names: Sequence[str]) -> str:
+    return listed(names) or "none"

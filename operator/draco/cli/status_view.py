@@ -33,7 +33,7 @@ from draco.resources.draco import DeviceMaintenance, GpuNode, GpuStatus, Mainten
 from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.slices import Device, DeviceAttribute, Publication, ResourceSlice, by_pool, publications, strangers
-from draco.resources.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector
+from draco.resources.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector, taint_text
 
 _UNSEEN = "The operator has not taken it up yet; does it run?"
 _OUTDATED = "The operator has not taken up its last change yet; does it run?"
@@ -112,7 +112,7 @@ def _devices_of(claim: ResourceClaim) -> list[DeviceKey]:
 
 
 def _taint(taint: DeviceTaint) -> str:
-    return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
+    return taint_text(taint.key, taint.value, taint.effect)
 
 
 def _product(attributes: Mapping[str, DeviceAttribute]) -> str:

@@ -9,21 +9,22 @@ from typing import Final
 
 import msgspec
 
+from draco.allocation.extended_resources import classes_asked
+from draco.allocation.extended_resources import note as extended_note
 from draco.allocation.fleet import Fleet
 from draco.allocation.hardware import PoolHardware
-from draco.cli.extended_resources import classes_asked
-from draco.cli.extended_resources import note as extended_note
 from draco.cli.live import LiveCluster
 from draco.maintenance.extensions import extended_device, plan_extensions
 from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
 from draco.resources.classes import DeviceClass
 from draco.resources.core import Node, Pod
+from draco.resources.english import are, counted
 from draco.resources.errors import DracoError
 from draco.resources.manifests import ManifestError, Object
 from draco.resources.meta import ObjectKey, ObjectMeta
 from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.slices import ResourceSlice, ResourceSliceSpec
-from draco.resources.taints import DeviceTaintRule
+from draco.resources.taints import DeviceTaintRule, taint_text
 
 ANY_NODE: Final = "any-node"
 """The node that stands for all where files name none: what every node can reach is reached from it."""
@@ -183,9 +184,9 @@ def put_taints(world: World, rules: Sequence[DeviceTaintRule]) -> None:
         )
         more = _extend(world, rule)
         taint = rule.spec.taint
-        text = f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
-        told = f"The taint {text} is put on {hit} {'device' if hit == 1 else 'devices'}"
-        extended = f", and on {more} more that {'is' if more == 1 else 'are'} the same hardware" if more else ""
+        text = taint_text(taint.key, taint.value, taint.effect)
+        told = f"The taint {text} is put on {counted(hit, 'device')}"
+        extended = f", and on {more} more that {are(more)} the same hardware" if more else ""
         world.notes.append(f"{told}{extended}.")
 
 

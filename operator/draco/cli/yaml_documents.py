@@ -1,4 +1,4 @@
-"""YAML and JSON text as plain values, however it was meant.
+"""YAML and JSON text as plain values, however it was meant, and on which line each thing stands.
 
 Owns the reading of untrusted text: what a scalar stands for (as kubectl reads it), keys that stand twice, aliases that run in
 circles or multiply, depth and size. Every refusal is one sentence with its line. Knows nothing of Kubernetes' objects.
@@ -7,8 +7,9 @@ circles or multiply, depth and size. Every refusal is one sentence with its line
 import json
 import math
 import re
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
 
 import yaml
 
@@ -23,12 +24,43 @@ _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SCALAR_TAGS: Final = "tag:yaml.org,2002:"
 
 
+Path: TypeAlias = Sequence[str | int]
+Rule: TypeAlias = Literal["yaml", "duplicate-key", "size"]
+_Places: TypeAlias = dict[int, dict[str | int, int]]
+_NOWHERE: Final[_Places] = {}
+
+
+class DocumentError(ManifestError):
+    """Text that cannot be read: what is wrong with it, on which line, and by which rule."""
+
+    def __init__(self, where: str, line: int, problem: str, rule: Rule = "yaml") -> None:
+        super().__init__(f"{where}: {problem}.")
+        self.line = line
+        self.problem = problem
+        self.rule: Rule = rule
+
+
 class Document(NamedTuple):
     """One document of a file: its number, the line on which it begins, and its value."""
 
     number: int
     line: int
     value: object
+    size: int = 0
+    """Keys and values, those that aliases repeat included; 0 of JSON."""
+    places: Mapping[int, Mapping[str | int, int]] = MappingProxyType({})
+    """The line of each key and item, by the `id` of what holds it; where it was asked for."""
+
+    def line_of(self, path: Path) -> int:
+        """The line of what a path leads to, or of the nearest thing above it."""
+        line = self.line
+        here: Any = self.value
+        for step in path:
+            lines = self.places.get(id(here), {})
+            if step not in lines:
+                break
+            line, here = lines[step], here[step]
+        return line
 
 
 def documents(name: str, text: str) -> Iterator[Document]:
@@ -41,7 +73,12 @@ def documents(name: str, text: str) -> Iterator[Document]:
                 raise ManifestError(str(error)) from error
         else:
             return
-    yield from _yaml_documents(name, text)
+    yield from _yaml_documents(name, text, None)
+
+
+def placed_documents(name: str, text: str) -> Iterator[Document]:
+    """The documents in a YAML text, and on which line each thing of them stands. Raises DocumentError."""
+    yield from _yaml_documents(name, text, {})
 
 
 class _NotJsonError(ValueError):
@@ -122,25 +159,27 @@ def _check(value: Any, where: str) -> None:
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
 
-def _yaml_documents(name: str, text: str) -> Iterator[Document]:
+def _yaml_documents(name: str, text: str, places: _Places | None) -> Iterator[Document]:
     try:
-        yield from _Builder(name).documents(yaml.parse(text, Loader=_LOADER))
+        yield from _Builder(name, places).documents(yaml.parse(text, Loader=_LOADER))
     except yaml.YAMLError as error:
-        raise ManifestError(_not_yaml(name, text, error)) from error
+        raise _not_yaml(name, text, error) from error
 
 
-def _not_yaml(name: str, text: str, error: yaml.YAMLError) -> str:
+def _not_yaml(name: str, text: str, error: yaml.YAMLError) -> DocumentError:
     if isinstance(error, yaml.reader.ReaderError):
         line = text.count("\n", 0, error.position) + 1 if isinstance(error.position, int) else 1
         character = error.character if isinstance(error.character, int) else ord(str(error.character)[:1] or "\0")
-        return f"{name}, line {line}: the character U+{character:04X} may not stand in YAML; remove it."
+        return DocumentError(
+            f"{name}, line {line}", line, f"the character U+{character:04X} may not stand in YAML; remove it"
+        )
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark is not None else name
     problem = getattr(error, "problem", None) or "it cannot be read"
     hint = ""
     if mark is not None and "\t" in _line(text, mark.line)[: mark.column + 1]:
         hint = "; indent with blanks, as YAML takes no tabs"
-    return f"{where}: this is not valid YAML: {problem}{hint}."
+    return DocumentError(where, mark.line + 1 if mark is not None else 1, f"this is not valid YAML: {problem}{hint}")
 
 
 def _line(text: str, number: int) -> str:
@@ -158,7 +197,7 @@ class _Frame:
         self.anchor = anchor
         self.line = line
         self.key: Any = _NO_KEY
-        self.lines: dict[str, int] = {}
+        self.lines: dict[str | int, int] = {}
         self.merged: list[dict[str, Any]] = []
         self.size = 1
 
@@ -172,13 +211,15 @@ _OPEN: Final = object()
 class _Builder:
     """Builds values from events, without recursion. Aliases share what they repeat; its size is counted each time."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, places: _Places | None) -> None:
         self._name = name
+        self._places = places
         self._number = 0
         self._begins = 1
         self._anchors: dict[str, tuple[Any, int]] = {}
         self._stack: list[_Frame] = []
         self._root: Any = None
+        self._size = 0
 
     def documents(self, events: Iterator[Any]) -> Iterator[Document]:
         """The documents of a stream, empty ones left out."""
@@ -199,16 +240,18 @@ class _Builder:
                     self._number += 1
                     self._begins, self._root = line + event.explicit, None
                     self._anchors.clear()
+                    if self._places is not None:
+                        self._places = {}
                 case yaml.DocumentEndEvent():
                     if self._root is not None:
-                        yield Document(self._number, self._begins, self._root)
+                        yield Document(self._number, self._begins, self._root, self._size, self._places or _NOWHERE)
 
-    def _fail(self, line: int, what: str) -> NoReturn:
-        raise ManifestError(f"{self._name}, document {self._number}, line {line}: {what}.")
+    def _fail(self, line: int, what: str, rule: Rule = "yaml") -> NoReturn:
+        raise DocumentError(f"{self._name}, document {self._number}, line {line}", line, what, rule)
 
     def _open(self, value: Any, anchor: str | None, line: int) -> None:
         if len(self._stack) >= MAX_DEPTH:
-            self._fail(line, f"it is nested more than {MAX_DEPTH} levels deep; no object of Kubernetes is")
+            self._fail(line, f"it is nested more than {MAX_DEPTH} levels deep; no object of Kubernetes is", "size")
         if self._stack and isinstance(self._stack[-1].value, dict) and self._stack[-1].key is _NO_KEY:
             self._fail(line, "a key must be a text, not a list or an object")
         if anchor:
@@ -223,6 +266,8 @@ class _Builder:
             for each in reversed(frame.merged):
                 value |= each
             value |= frame.value
+        if self._places is not None:
+            self._places[id(value)] = frame.lines
         self._add(value, frame.size, frame.line, anchor=frame.anchor)
 
     def _alias(self, anchor: str | None, line: int) -> None:
@@ -230,7 +275,9 @@ class _Builder:
             self._fail(line, f"the alias *{anchor} repeats nothing: there is no &{anchor} before it")
         value, size = self._anchors[anchor]
         if value is _OPEN:
-            self._fail(line, f"the alias *{anchor} stands inside of what it repeats, which never ends; write it out")
+            self._fail(
+                line, f"the alias *{anchor} stands inside of what it repeats, which never ends; write it out", "size"
+            )
         self._add(value, size, line)
 
     def _add(self, value: Any, size: int, line: int, *, anchor: str | None = None) -> None:
@@ -238,15 +285,18 @@ class _Builder:
         if anchor:
             self._anchors[anchor] = (value, size)
         if not self._stack:
-            self._root = value
+            self._root, self._size = value, size
             return
         frame = self._stack[-1]
         frame.size += size
         if frame.size > MAX_VALUES:
             self._fail(
-                line, f"with its aliases written out it has more than {MAX_VALUES:,} values; write it without them"
+                line,
+                f"with its aliases written out it has more than {MAX_VALUES:,} values; write it without them",
+                "size",
             )
         if isinstance(frame.value, list):
+            frame.lines[len(frame.value)] = line
             frame.value.append(value)
         elif frame.key is _NO_KEY:
             frame.key = value if value is _MERGE else self._key(frame, value, line)
@@ -262,7 +312,11 @@ class _Builder:
             self._fail(line, "a key must be a text, not empty, a list or an object")
         key = str(value).lower() if isinstance(value, bool) else str(value)
         if key in frame.lines:
-            self._fail(line, f'the key "{key[:80]}" stands in line {frame.lines[key]} already; leave one of them out')
+            self._fail(
+                line,
+                f'the key "{key[:80]}" stands in line {frame.lines[key]} already; leave one of them out',
+                "duplicate-key",
+            )
         frame.lines[key] = line
         return key
 

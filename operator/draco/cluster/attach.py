@@ -16,6 +16,8 @@ import yaml
 
 from draco.cluster import data
 from draco.cluster.errors import ClusterError, NotSupported, ProcessFailed
+from draco.cluster.files import write_atomically
+from draco.cluster.pki import Authority
 from draco.cluster.process import Processes
 from draco.cluster.progress import Progress
 from draco.cluster.state import Wanted
@@ -131,12 +133,30 @@ def _established(definition: dict[str, Any]) -> bool:
     return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
 
-def start_simulated_nodes(processes: Processes, kubeconfig: Path, wanted: Wanted, sockets: Path) -> None:
-    """Start the process in which all simulated nodes live."""
+def start_simulated_nodes(
+    processes: Processes,
+    kubeconfig: Path,
+    wanted: Wanted,
+    sockets: Path,
+    authority: Authority,
+    *,
+    enter: Sequence[str] = (),
+) -> None:
+    """Start the process in which all simulated nodes live.
+
+    `authority` signs the certificate with which they answer on kubelet's port; `enter` is put before the command line, to
+    bring them to the loopback on which the API server looks for them.
+    """
+    serving = authority.issue("simulated-kubelets", hosts=["127.0.0.1"])
+    certificate, key = processes.folder / "simulated-kubelets.crt", processes.folder / "simulated-kubelets.key"
+    write_atomically(certificate, serving.certificate)
+    write_atomically(key, serving.key)
     argv: list[str | Path] = [
+        *enter,
         *(sys.executable, "-m", "draco.simulator.nodes", "--kubeconfig", kubeconfig),
         *("--nodes", str(wanted.nodes), "--gpus", str(wanted.gpus), "--board", wanted.board),
         *("--root", sockets, "--name-prefix", wanted.node_prefix),
+        *("--kubelet-certificate", certificate, key),
     ]
     processes.start(NODES_PROCESS, argv)
 

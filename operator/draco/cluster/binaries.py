@@ -1,19 +1,28 @@
-"""Where the programs of a cluster are: a folder the user named, the cache, or built from pinned modules.
+"""Where the programs of a cluster are: a folder the user named, the cache, their publishers, or built from pinned modules.
 
-Owns the order of the places and that all programs of Kubernetes are of one version. Building itself is in `build`.
+Owns the order of the places, that all programs of Kubernetes are of one version, and what is in the cache: a program appears
+there by one rename, so nobody ever sees half of one, and no two processes provide the same at once.
 """
 
+import contextlib
 import os
+import platform
 import re
+import shutil
 import subprocess
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from draco.cluster import build
+from draco.cluster import build, download, gocache, locks
+from draco.cluster.download import NotToBeHad, Offer
 from draco.cluster.errors import BinariesMissing, WrongVersion
 from draco.cluster.progress import Lines, Progress, Silent
+from draco.cluster.releases import releases
 from draco.cluster.versions import DEFAULT_KUBERNETES
 
+MIRROR = "DRACO_MIRROR"
+"""Environment variable with the mirror to use where none is named."""
 ETCD_MODULE = "etcd-3.6.8"
 CONTAINERD_MODULE = "containerd-2.1.9"
 HELM_MODULE = "helm-4.3.1"
@@ -43,14 +52,19 @@ def find(
     bin_dir: Path | None = None,
     environ: Mapping[str, str] | None = None,
     progress: Progress | None = None,
+    mirror: str = "",
 ) -> dict[str, Path]:
     """The path of each program, by name.
 
-    Looks in `bin_dir`, in the folder that KUBEBUILDER_ASSETS names, and in the cache; builds what is in none of them,
-    which takes minutes the first time. Raises WrongVersion if a named folder's program is of another Kubernetes version,
-    and BinariesMissing, with what to do, if something is missing and cannot be built.
+    Looks in `bin_dir`, in the folder that KUBEBUILDER_ASSETS names, and in the cache. What is in none of them is fetched from
+    its publisher, or from `mirror`, if that answers within seconds, and else built, which takes minutes. Raises WrongVersion
+    if a named folder's program is of another Kubernetes version, WrongChecksum if one was fetched that is not what its
+    publisher says, and BinariesMissing, with what to do, if something is missing and cannot be built.
     """
     environ = os.environ if environ is None else environ
+    mirror = mirror or environ.get(MIRROR, "")
+    download.check_mirror(mirror)
+    progress = progress or Silent()
     cache = cache_folder(environ)
     found: dict[str, Path] = {}
     missing: dict[str, list[str]] = {}
@@ -65,8 +79,11 @@ def find(
             found[program] = built
             if not os.access(built, os.X_OK):
                 missing.setdefault(module, []).append(program)
-    for module, wanted in missing.items():
-        build.build(module, wanted, cache=cache, progress=progress or Silent(), environ=environ)
+    if missing:
+        offered = _offered(missing, mirror=mirror, progress=progress)
+        with gocache.shared(cache):
+            for module, wanted in missing.items():
+                _provide(module, wanted, offered.get(module, []), cache=cache, progress=progress, environ=environ)
     return found
 
 
@@ -93,6 +110,82 @@ def version_of(program: Path) -> str:
     if match is None:
         raise BinariesMissing(f"{program} does not say its version when it is run with {' '.join(arguments)}.")
     return match.group(1)
+
+
+def _offered(missing: Mapping[str, Sequence[str]], *, mirror: str, progress: Progress) -> dict[str, list[Offer]]:
+    """What of `missing`, by module, is to be had as a release; why the rest is not is told in one line."""
+    if mirror == download.NONE:
+        return {}
+    published = [
+        release
+        for module, programs in missing.items()
+        for release in releases(module, programs, machine=platform.machine())
+    ]
+    found, reasons = download.offers(published, mirror=mirror)
+    if reasons:
+        progress.note(f" • Not to be had as released programs, so they are built: {'; '.join(reasons)}.")
+    offered: dict[str, list[Offer]] = {}
+    for offer in found:
+        offered.setdefault(offer.release.module, []).append(offer)
+    return offered
+
+
+def _provide(
+    module: str,
+    programs: Sequence[str],
+    offered: Sequence[Offer],
+    *,
+    cache: Path,
+    progress: Progress,
+    environ: Mapping[str, str],
+) -> None:
+    """Put `programs` of `module` into the cache: those that are offered as they were released, the others built."""
+    target = cache / "bin" / module
+    name = module.replace("-", " ")
+    told: list[str] = []
+
+    def waiting(holder: str) -> None:
+        if not told:
+            told.append(holder)
+            progress.note(f" • Waiting for process {holder or 'of another user'}, which is providing {name} ...")
+
+    with locks.waited_for(cache / "bin" / f".{module}.lock", waiting):
+        missing = [program for program in programs if not os.access(target / program, os.X_OK)]
+        if not missing:
+            return  # that other process provided them
+        for left_over in (cache / "bin").glob(f".{module}.*.tmp"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{module}.", suffix=".tmp", dir=cache / "bin"))
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            offered = [offer for offer in offered if not offer.release.programs.keys().isdisjoint(missing)]
+            fetched = _fetched(name, offered, temporary / "fetched", progress)
+            for program, path in fetched.items():
+                path.replace(target / program)
+            if missing := [program for program in missing if program not in fetched]:
+                built = temporary / "built"  # apart from what may be left of a download: Go does not write over it
+                built.mkdir()
+                build.build(module, missing, into=built, cache=cache, progress=progress, environ=environ)
+                for program in missing:
+                    (built / program).replace(target / program)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                target.rmdir()  # if nothing came
+
+
+def _fetched(name: str, offered: Sequence[Offer], folder: Path, progress: Progress) -> dict[str, Path]:
+    """The programs of `offered`; none if a site that answered before does not any more, which is told."""
+    if not offered:
+        return {}
+    folder.mkdir()
+    programs = ", ".join(program for offer in offered for program in offer.release.programs)
+    try:
+        with progress.step(f"Downloading {name} ({programs})") as detail:
+            return download.fetch(offered, folder, detail)
+    except NotToBeHad as error:
+        progress.note(f" • {error}, so {name} is built.")
+        return {}
 
 
 def _in_named_folder(program: str, *, bin_dir: Path | None, environ: Mapping[str, str]) -> Path | None:

@@ -45,9 +45,10 @@ class Status(msgspec.Struct, frozen=True):
     nodes: list[str]
 
 
-def up(name: str, wanted: Wanted, *, progress: Progress, wait_s: float) -> Cluster:
+def up(name: str, wanted: Wanted, *, progress: Progress, wait_s: float, mirror: str = "") -> Cluster:
     """Make a cluster and return it; one that already runs and is just what is wanted is returned as it is.
 
+    `mirror` is where programs that are missing are fetched from (see `binaries.find`).
     Raises ClusterError, with nothing left running, if it cannot be made or another one of this name runs.
     """
     wanted = _checked(wanted)
@@ -55,7 +56,7 @@ def up(name: str, wanted: Wanted, *, progress: Progress, wait_s: float) -> Clust
     with _locked(record):
         if running := _running_as_wanted(record, wanted, progress):
             return running
-        cluster = _provided(record, wanted)
+        cluster = _provided(record, wanted, mirror=mirror)
         cluster.check()
         state_now = ClusterState(name=name, phase="starting", wanted=wanted, created=datetime.now(UTC))
         record.write(state_now)
@@ -158,10 +159,10 @@ def _remove(record: Record, progress: Progress) -> None:
     shutil.rmtree(record.folder)
 
 
-def _provided(record: Record, wanted: Wanted) -> Cluster:
+def _provided(record: Record, wanted: Wanted, *, mirror: str = "") -> Cluster:
     match wanted.provider:
         case "local":
-            return local.LocalCluster(record, wanted)
+            return local.LocalCluster(record, wanted, mirror=mirror)
         case "kind":
             return kind.KindCluster(record, wanted)
         case "existing":

@@ -15,6 +15,7 @@ from draco.cluster import attach, ports
 from draco.cluster.errors import ClusterError, NotSupported
 from draco.cluster.files import write_atomically
 from draco.cluster.local import make_sockets_folder, remove_sockets_folder
+from draco.cluster.pki import Authority
 from draco.cluster.process import Processes
 from draco.cluster.progress import Progress
 from draco.cluster.state import Record, Wanted
@@ -66,9 +67,9 @@ class ExistingCluster:
             asyncio.run(self._install())
         if self._wanted.nodes:
             with progress.step(f"Starting {self._wanted.nodes} simulated nodes"):
-                attach.start_simulated_nodes(
-                    self._processes, self.kubeconfig, self._wanted, make_sockets_folder(self._record)
-                )
+                sockets = make_sockets_folder(self._record)
+                authority = Authority.create("simulated-nodes")  # that of the cluster signs for its owner alone
+                attach.start_simulated_nodes(self._processes, self.kubeconfig, self._wanted, sockets, authority)
         operator_port = ports.pick()
         if self._wanted.operator:
             with progress.step("Starting the operator"):

@@ -20,6 +20,7 @@ from draco.cluster.progress import Progress
 from draco.cluster.realnode import check, join, nodes
 from draco.cluster.realnode.nodes import RealNodes, RealNodeSettings
 from draco.cluster.state import Record, Wanted
+from draco.resources.english import counted
 
 REAL_NODES_FOLDER = "real-nodes"
 SOCKETS_LINK = "sockets"
@@ -28,9 +29,10 @@ SOCKETS_LINK = "sockets"
 class LocalCluster:
     """A cluster on this machine; everything of it is in the record's folder or carries that folder's path."""
 
-    def __init__(self, record: Record, wanted: Wanted) -> None:
+    def __init__(self, record: Record, wanted: Wanted, *, mirror: str = "") -> None:
         self._record = record
         self._wanted = wanted
+        self._mirror = mirror
         self._processes = Processes(record.folder)
         self._real = RealNodes(record.name, record.folder / REAL_NODES_FOLDER)
 
@@ -67,16 +69,21 @@ class LocalCluster:
         with progress.step("Installing Draco's kinds and the GPU DeviceClass"):
             asyncio.run(self._install())
         if wanted.nodes:
-            with progress.step(f"Starting {_count(wanted.nodes, 'simulated node')}"):
+            with progress.step(f"Starting {counted(wanted.nodes, 'simulated node')}"):
                 attach.start_simulated_nodes(
-                    self._processes, self.kubeconfig, wanted, make_sockets_folder(self._record)
+                    self._processes,
+                    self.kubeconfig,
+                    wanted,
+                    make_sockets_folder(self._record),
+                    plane.authority,
+                    enter=plane.settings.enter,
                 )
         operator_port = ports.pick(taken=frozenset({plane.port}))
         if wanted.operator:
             with progress.step("Starting the operator"):
                 attach.start_operator(self._processes, self.kubeconfig, operator_port)
         if wanted.real_nodes:
-            with progress.step(f"Booting {_count(wanted.real_nodes, 'real node')}"):
+            with progress.step(f"Booting {counted(wanted.real_nodes, 'real node')}"):
                 settings = RealNodeSettings(
                     programs=programs, kubernetes=wanted.kubernetes, gpus=wanted.gpus, board=wanted.board
                 )
@@ -133,6 +140,7 @@ class LocalCluster:
             kubernetes=self._wanted.kubernetes,
             bin_dir=Path(self._wanted.bin_dir) if self._wanted.bin_dir else None,
             progress=progress,
+            mirror=self._mirror,
         )
 
     def _control_plane_settings(self, programs: dict[str, Path]) -> controlplane.Settings:
@@ -175,7 +183,3 @@ def remove_sockets_folder(record: Record) -> None:
     if link.is_symlink():
         shutil.rmtree(link.readlink(), ignore_errors=True)
         link.unlink()
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -44,20 +44,38 @@ def waited_for(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _try(path: Path, waiting: Callable[[str], None]) -> int | None:
+@contextlib.contextmanager
+def shared(path: Path, *, last: Callable[[], object]) -> Iterator[None]:
+    """Hold the lock at `path` beside others who share it. Who leaves last calls `last`, alone, unless its block failed."""
+    while (descriptor := _try(path, lambda _holder: None, how=fcntl.LOCK_SH)) is None:
+        time.sleep(_POLL_S)
+    done = False
     try:
-        return _acquire(path)
+        yield
+        done = True
+    finally:
+        with contextlib.suppress(BlockingIOError):  # others share it still
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if done:
+                last()
+            path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _try(path: Path, waiting: Callable[[str], None], *, how: int = fcntl.LOCK_EX) -> int | None:
+    try:
+        return _acquire(path, how=how)
     except Held as other:
         waiting(other.holder)
         return None
 
 
-def _acquire(path: Path) -> int:
+def _acquire(path: Path, *, how: int = fcntl.LOCK_EX) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
             if _is_still(path, descriptor):
                 os.truncate(descriptor, 0)
                 os.write(descriptor, str(os.getpid()).encode())

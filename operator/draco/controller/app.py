@@ -6,7 +6,7 @@ holds the lease. Losing the lease ends the process, since another replica may be
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -17,7 +17,7 @@ from draco.controller import repair
 from draco.controller.admission import Admission
 from draco.controller.claim_release import ClaimReleases
 from draco.controller.health import http_app, serving
-from draco.controller.kopf_thread import OwnKinds
+from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
 from draco.controller.maintenance import MaintenanceReconciler
 from draco.controller.metrics import Metrics, Reading, gauge, register_view, register_workers
@@ -37,7 +37,7 @@ from draco.controller.webhook import Certificate, keep_fresh, serving_webhook, w
 from draco.controller.workers.pool import Workers
 from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
-from draco.kube.connection import Connection
+from draco.kube.connection import Connect
 from draco.kube.discovery import Features, discover
 from draco.kube.election import LeaderElection, LeaseTerms
 from draco.kube.events import EventRecorder
@@ -66,9 +66,6 @@ class NoDynamicResourceAllocation(DracoError):
 
 class ClusterChanged(DracoError):
     """The cluster can do something else than when this process was made for it: another one has to be."""
-
-
-Connect = Callable[[], Awaitable[Connection]]
 
 
 async def run_operator(
@@ -186,9 +183,7 @@ class Operator:
             self.policies,
             self.repairs,
         ]
-        self.own_kinds = OwnKinds(
-            connect, {DEVICE_MAINTENANCES: self.maintenance.wake, MIG_POLICIES: self.policies.wake}
-        )
+        self.kopf = KopfThread(connect, self.view.own_kinds)
         self.election = LeaderElection(
             client,
             ObjectKey(settings.namespace, settings.lease_name),
@@ -215,7 +210,7 @@ class Operator:
             self._webhook() as certificate,
             asyncio.TaskGroup() as group,
         ):
-            tasks = [group.create_task(informer.run(), name=name) for name, informer in self.view.informers.items()]
+            tasks = [group.create_task(each.run(), name=name) for name, each in self.view.collections.items()]
             if certificate:
                 tasks.append(group.create_task(keep_fresh(certificate, self._clock), name="certificate"))
             tasks.append(group.create_task(self.workers.run(), name="workers"))
@@ -239,9 +234,9 @@ class Operator:
     def not_ready(self) -> list[str]:
         """What is not known, and why; empty when all is."""
         unserved = {
-            name: informer.unserved_s
-            for name, informer in self.view.informers.items()
-            if informer.unserved_s > self._settings.unserved_after_s
+            name: each.unserved_s
+            for name, each in self.view.collections.items()
+            if each.unserved_s > self._settings.unserved_after_s
         }
         sentences = [
             f"{name}: the cluster has not served this kind for {for_s:.0f} s"
@@ -276,8 +271,7 @@ class Operator:
             confirm_s=self._settings.confirm_s,
             # Without rules nothing can be isolated or given back: whoever brings them back waits for that.
             hint=lambda: (
-                self._features.taint_rules is None
-                or any(informer.unserved_s for informer in self.view.informers.values())
+                self._features.taint_rules is None or any(each.unserved_s for each in self.view.collections.values())
             ),
         )
         raise ClusterChanged("; ".join(differences(self._features, now)))
@@ -285,7 +279,7 @@ class Operator:
     async def _run_kopf(self) -> None:
         # Kopf looks once at what is served, so it must not start before our kinds are; and it must not delay readiness.
         await self._all_synced()
-        await self.own_kinds.run()
+        await self.kopf.run()
 
     async def _count_reach(self) -> None:
         await self._all_synced()
@@ -296,7 +290,7 @@ class Operator:
         log.info(
             "operator.synced",
             seconds=round(self._clock.monotonic() - self._started, 2),
-            objects={name: len(informer.store) for name, informer in self.view.informers.items()},
+            objects={name: len(each.store) for name, each in self.view.collections.items()},
         )
         # What was just read lives for long: a full collection would walk it each time, 18 ms for 8,000 devices.
         gc.collect()
@@ -304,8 +298,8 @@ class Operator:
         await self.election.run(self._lead)
 
     async def _all_synced(self) -> None:
-        for informer in self.view.informers.values():
-            await informer.synced.wait()
+        for each in self.view.collections.values():
+            await each.synced.wait()
 
     async def _lead(self) -> None:
         self.metrics.leader.set(1)

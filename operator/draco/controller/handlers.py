@@ -1,50 +1,107 @@
-"""Kopf's handlers, for our own kinds only.
+"""The operator in Kopf's terms: what Kopf does at the start and at the end, as whom, and for which kinds.
 
-Owns Kopf's registry and settings. The handlers are wake-ups: they hand a key over and do nothing else, so Kopf writes nothing,
-neither annotations nor finalizers nor Events. Where Kopf runs is `kopf_thread`'s business, which alone imports this module.
+Owns Kopf's registry and settings. The kinds are those that people write, and Kopf has their only watch: what it sees is handed to
+their stores, and nothing else is done here, so Kopf writes nothing, neither annotations nor finalizers nor Events. What Kopf does
+not see is `own_kinds`' business; where it runs is `kopf_thread`'s, which alone imports this module.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
 
+import aiohttp
 import kopf
+import msgspec
 
-from draco.kube.connection import Connection
+from draco.kube.connection import Connect
+from draco.kube.watching import Event, Removal, upsert
 from draco.resources.kinds import Kind
+from draco.resources.meta import ObjectKey
 
-Wakes = Mapping[Kind[Any], Callable[[str], None]]
-"""Who is to hear of each kind's objects that were seen or changed, by UID."""
-
-
-def kopf_settings() -> kopf.OperatorSettings:
-    """Kopf's settings: it posts no Events, does not join peers, and gives up on a silent watch before a proxy would."""
-    settings = kopf.OperatorSettings()
-    settings.posting.enabled = False
-    settings.peering.standalone = True
-    settings.scanning.disabled = True  # our kinds are served before Kopf starts, and none is added while it runs
-    settings.process.ultimate_exiting_timeout = None  # the process is not Kopf's to kill
-    settings.watching.server_timeout = 300
-    settings.watching.client_timeout = 310
-    settings.networking.request_timeout = 30
-    return settings
+_CONNECT_AGAIN_S = 2.0
+_LEFT_RUNNING = ("watcher for ", "stop-flag waiter")
+"""Tasks that Kopf forgets when one watch fails, and then waits for, for five seconds."""
 
 
-def kopf_registry(wakes: Wakes, connection: Connection) -> kopf.OperatorRegistry:
-    """The handlers: one for each kind that somebody is to hear of."""
+class Feed(Protocol):
+    """Where what Kopf sees goes, from Kopf's thread."""
+
+    def listing(self, kind: Kind[Any]) -> None:
+        """Kopf lists the kind."""
+        ...
+
+    def watching(self, kind: Kind[Any]) -> None:
+        """A watch of the kind has begun."""
+        ...
+
+    def seen(self, kind: Kind[Any], event: Event[Any], version: str) -> None:
+        """Something happened to an object of the kind."""
+        ...
+
+    def unwatched(self) -> None:
+        """Kopf ends, and all its watches with it."""
+        ...
+
+
+def kopf_registry(connect: Connect, kinds: Sequence[Kind[Any]], feed: Feed) -> kopf.OperatorRegistry:
+    """The handlers. `memo` holds the connection from the start to the end."""
     registry = kopf.OperatorRegistry()
-    for kind, wake in wakes.items():
-        _watch(registry, kind, wake)
+
+    @kopf.on.startup(id="draco", registry=registry, backoff=_CONNECT_AGAIN_S)
+    async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
+        settings.posting.enabled = False
+        settings.scanning.disabled = True  # else Kopf wants to watch all CustomResourceDefinitions
+        settings.process.ultimate_exiting_timeout = None  # the process is not Kopf's to kill
+        settings.watching.server_timeout = 300  # before a proxy gives up on a silent watch
+        settings.watching.client_timeout = 310
+        settings.networking.request_timeout = 30
+        memo.connection = await connect()
 
     @kopf.on.login(id="draco", registry=registry)
-    async def login(**_: Any) -> kopf.AiohttpSession:
-        return kopf.AiohttpSession(server=connection.server, aiohttp_session=connection.lend_session())
+    async def login(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
+        session = memo.connection.lend_session(_told_of_watches(kinds, feed))
+        return kopf.AiohttpSession(server=memo.connection.server, aiohttp_session=session)
 
+    @kopf.on.cleanup(id="draco", registry=registry)
+    async def clean_up(memo: kopf.Memo, **_: Any) -> None:
+        feed.unwatched()
+        left = [task for task in asyncio.all_tasks() if task.get_name().startswith(_LEFT_RUNNING)]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await memo.connection.close()
+
+    for kind in kinds:
+        _follow(registry, kind, feed)
     return registry
 
 
-def _watch(registry: kopf.OperatorRegistry, kind: Kind[Any], wake: Callable[[str], None]) -> None:
+def _follow(registry: kopf.OperatorRegistry, kind: Kind[Any], feed: Feed) -> None:
     # `on.event` only: every other kind of handler keeps its state in annotations of the object.
     @kopf.on.event(kind.group, kind.version, kind.plural, id=kind.kind.lower(), registry=registry)
-    async def seen(uid: str | None, **_: Any) -> None:
-        if uid:
-            wake(uid)
+    async def follow(event: kopf.RawEvent, **_: Any) -> None:
+        body = event["object"]
+        if event["type"] == "DELETED":
+            metadata = body["metadata"]
+            key = ObjectKey(metadata.get("namespace", ""), metadata["name"])
+            feed.seen(kind, Removal(key), metadata["resourceVersion"])
+            return
+        step = upsert(kind, msgspec.json.encode(body))
+        feed.seen(kind, step.event, step.version)
+
+
+def _told_of_watches(kinds: Sequence[Kind[Any]], feed: Feed) -> aiohttp.ClientMiddlewareType:
+    """Kopf tells nobody when it lists and when a watch begins, so its requests do."""
+    by_path = {kind.path(): kind for kind in kinds}
+
+    async def told(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        kind = by_path.get(request.url.path) if request.method == "GET" else None
+        watches = "watch" in request.url.query
+        if kind and not watches:
+            feed.listing(kind)
+        response = await send(request)
+        if kind and watches and response.status < 300:
+            feed.watching(kind)
+        return response
+
+    return told

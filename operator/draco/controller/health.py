@@ -1,7 +1,7 @@
 """The operator's HTTP endpoints: /livez, /readyz and /metrics.
 
 Owns the server, which the webhook uses too, and the wording of its answers. What counts as alive and ready is asked of the
-operator, each time.
+operator, each time. Why they are not Kopf's: docs/design/0001-kopf.md.
 """
 
 import os

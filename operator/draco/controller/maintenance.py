@@ -85,6 +85,8 @@ class MaintenanceReconciler:
             return None  # our own write is still on its way to us; its arrival wakes us
         plan = self.plan(request) if request else await self._plan_for_missing(uid)
         if not plan.empty:
+            if request and not await self._view.maintenances.is_current(request):
+                return None  # what it is now has been taken in, which wakes us
             log.info("maintenance.planned", request=plan.request, uid=uid, plan=str(plan))
         await self._carry_out(plan, request)
         return plan.look_again.total_seconds() if plan.look_again else None

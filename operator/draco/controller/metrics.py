@@ -168,6 +168,7 @@ def register_view(metrics: Metrics, view: ClusterView) -> None:
     metrics.registry.register(
         Reading(
             [
+                "draco_kopf_watch_restarts_total",
                 "draco_informer_objects",
                 "draco_informer_relists",
                 "draco_informer_silent_seconds",
@@ -179,12 +180,20 @@ def register_view(metrics: Metrics, view: ClusterView) -> None:
 
 
 def _informers(view: ClusterView) -> list[Metric]:
-    informers = view.informers.items()
-    objects = {name: len(informer.store) for name, informer in informers}
-    relists = {name: max(0, informer.counts.lists - 1) for name, informer in informers}
-    silent = {name: informer.silent_s for name, informer in informers}
-    synced = {name: int(informer.synced.is_set()) for name, informer in informers}
+    collections = view.collections.items()
+    objects = {name: len(each.store) for name, each in collections}
+    relists = {name: max(0, each.counts.lists - 1) for name, each in collections}
+    silent = {name: each.silent_s for name, each in collections}
+    synced = {name: int(each.synced.is_set()) for name, each in collections}
+    restarts = CounterMetricFamily(
+        "draco_kopf_watch_restarts",
+        "Times Kopf's watch of a kind ended and had to be begun anew with a list, by kind.",
+        labels=["kind"],
+    )
+    for kind, own in view.own_kinds.items():
+        restarts.add_metric([kind.kind], own.restarts)
     return [
+        restarts,
         gauge("draco_informer_objects", "Objects known, by kind.", ["kind"], _one_label(objects)),
         gauge("draco_informer_relists", "Times a collection was listed again, by kind.", ["kind"], _one_label(relists)),
         gauge("draco_informer_silent_seconds", "Since the last sign of life, by kind.", ["kind"], _one_label(silent)),

@@ -17,8 +17,8 @@ from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.store import Change
 from draco.mig_policy import NodeDecision, Rules, SeenNode, decide, oldest_first, permit, rules_of
+from draco.mig_policy.gpu_state import LayoutState
 from draco.mig_policy.matching import whole_gpus
-from draco.mig_policy.standing import Standing
 from draco.resources.draco import GpuNode, MigPolicy
 from draco.resources.meta import ObjectKey
 from draco.resources.names import PoolKey
@@ -81,9 +81,7 @@ class MigDecisions:
             return {}
         policies = (each.metadata for each in self._view.mig_policies.store.values())
         names = [meta.name for meta in policies if meta.deletion_timestamp is None]
-        return {
-            (name, standing.value): self._standings[name, standing.value] for name in names for standing in Standing
-        }
+        return {(name, state.value): self._standings[name, state.value] for name in names for state in LayoutState}
 
     def seconds_to_next_window(self) -> float | None:
         """In how many seconds a window for resets opens or closes; None if there is none."""
@@ -158,7 +156,7 @@ def register_mig(metrics: Metrics, decisions: MigDecisions) -> None:
 
 
 def _standings(decision: NodeDecision) -> Iterable[tuple[str, str]]:
-    return ((gpu.policy, gpu.stands.standing.value) for gpu in decision.gpus if gpu.policy)
+    return ((gpu.policy, gpu.condition.state.value) for gpu in decision.gpus if gpu.policy)
 
 
 def _of_policy(policy: MigPolicy) -> tuple[object, ...]:

@@ -104,7 +104,7 @@ class MigPolicyReconciler:
         # Asked for before the look, since windows are taken as they are when it begins.
         next_window_s = self._decisions.seconds_to_next_window()
         status = await self._status(policy)
-        if status is not None and status != policy.status:
+        if status is not None and status != policy.status and await self._view.mig_policies.is_current(policy):
             await self._write(policy, status)
         return next_window_s
 

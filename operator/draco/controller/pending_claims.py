@@ -8,12 +8,14 @@ them so.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import NamedTuple
 
 import structlog
 
+from draco.allocation.extended_resources import claim_for
+from draco.allocation.pod_claims import known_claims_of, uses_devices
 from draco.controller.explaining import Asks, AskWorkers, Explanations, Told
 from draco.controller.view import ClusterView
 from draco.explanation.model import Reason
@@ -23,6 +25,7 @@ from draco.kube.notes import Notes
 from draco.kube.retry import retry
 from draco.kube.store import Change
 from draco.resources.claims import ResourceClaim
+from draco.resources.classes import DeviceClass
 from draco.resources.core import Pod
 from draco.resources.events import ObjectReference
 from draco.resources.kinds import CLAIMS, PODS
@@ -69,11 +72,13 @@ class PendingClaims:
         self._adopted = asyncio.Event()
         self._noted: dict[Subject, ObjectReference] = {}
         self._reasons: dict[ObjectKey, str] = {}
+        self._known_classes: Mapping[str, DeviceClass] | None = None
 
     def subscribe(self, wake: Callable[[Subject], None]) -> None:
         """Have `wake` called with every pod and claim that a change of theirs may concern."""
         self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
-        self._view.pods.subscribe(lambda change: _wake_for_pod(change, wake))
+        self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
+        self._view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
 
     def all_keys(self) -> set[Subject]:
         """Every pod that waits, and its claims."""
@@ -133,7 +138,7 @@ class PendingClaims:
         wait_s: float | None = None
         if claim is not None and claim.status.allocation is None and claim.metadata.deletion_timestamp is None:
             # Of several pods that wait for one claim, the first by name is the one that is explained on it.
-            pods = sorted(self._view.waiting_pods(subject.key), key=lambda pod: pod.metadata.name)
+            pods = sorted(self._view.pending_pods(subject.key), key=lambda pod: pod.metadata.name)
             left = {pod.metadata.name: left_s for pod in pods if (left_s := self._left_s(pod)) is not None}
             due = next((pod for pod in pods if left.get(pod.metadata.name, 1.0) <= 0), None)
             wait_s = min(left.values(), default=None)
@@ -165,7 +170,7 @@ class PendingClaims:
             del self._noted[subject]
 
     def _asks(self, pod: Pod) -> Asks:
-        return pod, [claim for key in pod.claims if (claim := self._view.claims.store.get(key))]
+        return pod, known_claims_of(pod, self._view.claims.store, self._classes)
 
     def _asks_again(self, key: ObjectKey) -> Asks | None:
         pod = self._view.pods.store.get(key)
@@ -173,14 +178,28 @@ class PendingClaims:
 
     def _left_s(self, pod: Pod) -> float | None:
         """In how many seconds the pod counts as waiting for devices; None when it does not wait for any."""
-        if not pod.waits or not _uses_claims(pod):
+        if not (pod.waits or self._bypasses(pod)) or not uses_devices(pod, self._classes):
             return None
         scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
         if scheduled is not None and scheduled.status == "False":
             # Behind scheduling gates nobody looks at it. Every other word of the scheduler means that it was refused.
             return None if scheduled.reason == "SchedulingGated" else 0.0
-        created = pod.metadata.creation_timestamp
-        return self._pending_after_s - (self._clock.now() - created).total_seconds() if created else 0.0
+        times = [pod.metadata.creation_timestamp, scheduled.last_transition_time if scheduled else None]
+        since = max((each for each in times if each is not None), default=None)
+        return self._pending_after_s - (self._clock.now() - since).total_seconds() if since else 0.0
+
+    def _bypasses(self, pod: Pod) -> bool:
+        """Whether it has a node, and a claim that nobody will allocate: it names its node itself."""
+        if not pod.spec.node_name or not pod.pending:
+            return False
+        claims = (self._view.claims.store.get(key) for key in pod.claims)
+        return any(claim is not None and claim.status.allocation is None for claim in claims)
+
+    @property
+    def _classes(self) -> Mapping[str, DeviceClass]:
+        if self._known_classes is None:
+            self._known_classes = {each.metadata.name: each for each in self._view.classes.store.values()}
+        return self._known_classes
 
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[Subject], None]) -> None:
         before, after = change.before, change.after
@@ -190,25 +209,30 @@ class PendingClaims:
         for pod in self._view.pods_of(change.key):
             wake(Subject(PODS.kind, pod.metadata.key))
 
+    def _wake_for_pod(self, change: Change[Pod], wake: Callable[[Subject], None]) -> None:
+        # A pod's status changes often; for its claims only these matter.
+        before = _of_pod(change.before) if change.before else None
+        after = _of_pod(change.after) if change.after else None
+        if before == after:
+            return
+        pods = [pod for pod in (change.before, change.after) if pod and uses_devices(pod, self._classes)]
+        for subject in {subject for pod in pods for subject in _subjects(pod)}:
+            wake(subject)
+
+    def _wake_for_class(self, change: Change[DeviceClass], wake: Callable[[Subject], None]) -> None:
+        """Pods that ask for the extended resource which a class stands for, or stood for."""
+        before = self._classes
+        self._known_classes = None
+        names = {each.spec.extended_resource_name for each in (change.before, change.after) if each is not None}
+        if change.before is not None and change.after is not None and len(names) == 1:
+            return  # whatever else is new about it is explained again like any other change
+        for pod in self._view.pods.store.values():
+            if pod.waits and (claim_for(pod, before) or claim_for(pod, self._classes)):
+                wake(Subject(PODS.kind, pod.metadata.key))
+
 
 def _subjects(pod: Pod) -> list[Subject]:
     return [Subject(PODS.kind, pod.metadata.key), *(Subject(CLAIMS.kind, key) for key in pod.claims)]
-
-
-def _wake_for_pod(change: Change[Pod], wake: Callable[[Subject], None]) -> None:
-    # A pod's status changes often; for its claims only these matter.
-    before = _of_pod(change.before) if change.before else None
-    after = _of_pod(change.after) if change.after else None
-    if before == after:
-        return
-    for subject in {
-        subject for pod in (change.before, change.after) if pod and _uses_claims(pod) for subject in _subjects(pod)
-    }:
-        wake(subject)
-
-
-def _uses_claims(pod: Pod) -> bool:
-    return bool(pod.spec.resource_claims or pod.claims)
 
 
 def _of_pod(pod: Pod) -> tuple[object, ...]:

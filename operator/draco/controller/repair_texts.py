@@ -6,6 +6,7 @@ Owns the sentences. When and of what they are said is `repair`.
 from collections.abc import Sequence
 
 from draco.mig_policy.releases import Release
+from draco.resources.english import agreeing, them
 from draco.resources.meta import ObjectKey
 
 
@@ -38,9 +39,12 @@ def for_policy(release: Release) -> str:
 
 def kept(release: Release, policies: Sequence[str]) -> str:
     """These policies permit nothing."""
-    named, them = " and ".join(sorted(set(policies))), "it" if len(release.claims) == 1 else "them"
-    which = "MigPolicy" if len(set(policies)) == 1 else "MigPolicies"
-    return f"Draco may release {them} itself if {which} {named} says so: spec.repair.idleClaims: Release."
+    named = sorted(set(policies))
+    who, say = agreeing(len(named), "MigPolicy", "MigPolicies"), agreeing(len(named), "says", "say")
+    return (
+        f"Draco may release {them(len(release.claims))} itself if {who} {' and '.join(named)} {say} so: spec.repair.idleClaims: "
+        "Release."
+    )
 
 
 def held_back(release: Release, claim: ObjectKey, reason: str) -> str:
@@ -52,8 +56,8 @@ def held_back(release: Release, claim: ObjectKey, reason: str) -> str:
 
 def due(release: Release) -> str:
     """Nothing is in the way."""
-    return f"Draco releases {'it' if len(release.claims) == 1 else 'them'} by itself within moments."
+    return f"Draco releases {them(len(release.claims))} by itself within moments."
 
 
 def _claims(keys: tuple[ObjectKey, ...]) -> str:
-    return f"{'claim' if len(keys) == 1 else 'claims'} {' and '.join(map(str, keys))}"
+    return f"{agreeing(len(keys), 'claim', 'claims')} {' and '.join(map(str, keys))}"

@@ -22,12 +22,11 @@ from draco.resources.core import Pod
 from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.slices import ResourceSlice, current_slices
-from draco.resources.taints import DeviceTaintRule
+from draco.resources.taints import EFFECTS, DeviceTaintRule
 
 NAMED_RULES: Final = 100
 """So many rules have numbers of their own, people's before those of maintenance; the others are summed."""
 OTHERS: Final = "(others)"
-_EFFECTS: Final = frozenset({"None", "NoSchedule", "NoExecute"})
 _REST: Final = 10
 """After a round it rests so many times as long as the round took, so that a cluster in turmoil costs no more than a tenth."""
 _LONGEST_REST_S: Final = 5.0
@@ -192,7 +191,7 @@ class RuleReach:
         rules: list[tuple[bool, str, str, _Selection]] = []
         for rule in self._view.rule_store.values():
             if selection := _selection(rule):
-                effect = rule.spec.taint.effect if rule.spec.taint.effect in _EFFECTS else OTHERS
+                effect = rule.spec.taint.effect if rule.spec.taint.effect in EFFECTS else OTHERS
                 rules.append((bool(maintenance_uid(rule)), rule.metadata.name, effect, selection))
             await bites.pause()
         rules.sort(key=lambda each: each[:2])

@@ -1,4 +1,4 @@
-"""What the operator knows of the cluster: one informer per kind, and the indexes that its questions need.
+"""What the operator knows of the cluster: one collection per kind, and the indexes that its questions need.
 
 Owns the list of collections that are watched, their indexes, what the process that holds the fleet is told, and the survey of
 devices for metrics. Writes nothing and decides nothing.
@@ -12,8 +12,10 @@ from typing import Any
 from draco.allocation import Survey, survey
 from draco.allocation.hardware import PoolHardware
 from draco.controller.following import FollowedFleet
+from draco.controller.own_kinds import OwnKind
 from draco.kube.client import Client
 from draco.kube.clock import Clock
+from draco.kube.collection import Collection
 from draco.kube.informer import Informer
 from draco.kube.store import Store
 from draco.maintenance import maintained_device, maintenance_uid
@@ -58,7 +60,7 @@ IDLE = "idle"
 
 
 class ClusterView:
-    """Informers, their stores and what is read off them. `taint_rules` is the version served, `None` when there is none."""
+    """Collections, their stores and what is read off them. `taint_rules` is the version served, `None` when there is none."""
 
     def __init__(
         self,
@@ -74,6 +76,9 @@ class ClusterView:
         def follow(kind: Kind[Any]) -> Informer[Any]:
             return Informer(client, kind, clock=clock, random=random, keep=shared.of)
 
+        def own(kind: Kind[Any]) -> OwnKind[Any]:
+            return OwnKind(client, kind, clock=clock, random=random, keep=shared.of)
+
         self.taint_rules = taint_rules
         self.claims: Informer[ResourceClaim] = follow(CLAIMS)
         self.slices: Informer[ResourceSlice] = follow(SLICES)
@@ -81,25 +86,24 @@ class ClusterView:
         self.nodes: Informer[Node] = follow(NODES)
         self.classes: Informer[DeviceClass] = follow(DEVICE_CLASSES)
         self.gpu_nodes: Informer[GpuNode] = follow(GPU_NODES)
-        self.maintenances: Informer[DeviceMaintenance] = follow(DEVICE_MAINTENANCES)
-        self.mig_policies: Informer[MigPolicy] = follow(MIG_POLICIES)
+        self.maintenances: OwnKind[DeviceMaintenance] = own(DEVICE_MAINTENANCES)
+        self.mig_policies: OwnKind[MigPolicy] = own(MIG_POLICIES)
         self.rules: Informer[DeviceTaintRule] | None = follow(taint_rules) if taint_rules else None
         self._no_rules: Store[DeviceTaintRule] = Store()
-        self.informers: dict[str, Informer[Any]] = {
-            informer_kind.kind: informer
-            for informer_kind, informer in (
-                (CLAIMS, self.claims),
-                (SLICES, self.slices),
-                (PODS, self.pods),
-                (NODES, self.nodes),
-                (DEVICE_CLASSES, self.classes),
-                (GPU_NODES, self.gpu_nodes),
-                (DEVICE_MAINTENANCES, self.maintenances),
-                (MIG_POLICIES, self.mig_policies),
-            )
+        self.own_kinds: dict[Kind[Any], OwnKind[Any]] = {
+            each.kind: each for each in (self.maintenances, self.mig_policies)
         }
-        if taint_rules and self.rules:
-            self.informers[taint_rules.kind] = self.rules
+        """What people write: Kopf watches these, informers the others."""
+        followed: list[Collection[Any]] = [
+            self.claims,
+            self.slices,
+            self.pods,
+            self.nodes,
+            self.classes,
+            self.gpu_nodes,
+        ]
+        followed += [*self.own_kinds.values(), *([self.rules] if self.rules else [])]
+        self.collections = {each.kind.kind: each for each in followed}
 
         self.claims.store.add_index(BY_DEVICE, lambda claim: claim.devices_held)
         self.claims.store.add_index(BY_USE, _use_of)
@@ -138,9 +142,9 @@ class ClusterView:
         self._surveyed_at = float("-inf")
         self._outdated = True
         unrelated = (self.pods, self.maintenances, self.mig_policies, self.gpu_nodes, self.classes)
-        for informer in self.informers.values():
-            if informer not in unrelated:
-                informer.subscribe(self._outdate)
+        for each in self.collections.values():
+            if each not in unrelated:
+                each.subscribe(self._outdate)
 
     @property
     def idle_claims(self) -> list[ObjectKey]:
@@ -164,7 +168,7 @@ class ClusterView:
     @property
     def unsynced(self) -> list[str]:
         """Kinds that have not been listed yet."""
-        return [name for name, informer in self.informers.items() if not informer.synced.is_set()]
+        return [name for name, each in self.collections.items() if not each.synced.is_set()]
 
     def survey(self) -> Survey:
         """All devices by driver and state, at most `survey_every_s` behind the stores."""
@@ -218,9 +222,9 @@ class ClusterView:
         """Pods that use the claim."""
         return self.pods.store.by_index(BY_CLAIM, claim)
 
-    def waiting_pods(self, claim: ObjectKey) -> list[Pod]:
-        """Pods that use the claim and have not been given a node yet."""
-        return [pod for pod in self.pods_of(claim) if pod.waits]
+    def pending_pods(self, claim: ObjectKey) -> list[Pod]:
+        """Pods that use the claim and have not started."""
+        return [pod for pod in self.pods_of(claim) if pod.pending]
 
     def claim_states(self) -> dict[str, int]:
         """Claims by state. Pending: not allocated; Allocated: but not reserved by a consumer; Reserved; Deleting."""

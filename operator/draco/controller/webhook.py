@@ -1,7 +1,7 @@
 """The endpoint that the API server asks about claims, over TLS.
 
-Owns the server, its certificate and the reload of it. It is a small endpoint of our own rather than one of Kopf's: every replica
-follows the cluster and can answer, while Kopf runs in a thread of its own, late, and would have to be asked across it.
+Owns the server, its certificate and the reload of it. Why it is a small endpoint of our own rather than Kopf's:
+docs/design/0001-kopf.md.
 """
 
 import ssl

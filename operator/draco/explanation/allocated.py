@@ -27,7 +27,7 @@ def missing(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> l
     gone = [f"ResourceClaim {key} does not exist" for key in pod.claims if key not in known]
     made = {status.name for status in pod.status.resource_claim_statuses}
     gone += [
-        f"the ResourceClaim for {entry.name} has not been made yet from ResourceClaimTemplate "
+        f"the ResourceClaim for {entry.name} has not been created yet from ResourceClaimTemplate "
         f"{pod.metadata.namespace}/{entry.resource_claim_template_name}"
         for entry in pod.spec.resource_claims
         if entry.resource_claim_template_name and entry.name not in made
@@ -38,7 +38,7 @@ def missing(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> l
 def bypassing(node: str) -> str:
     """What is said of a pod that names its node itself."""
     return (
-        f"the pod names its node (spec.nodeName: {node}), so it never comes to kube-scheduler, which alone allocates claims; "
+        f"the pod sets spec.nodeName: {node}, so it bypasses kube-scheduler, and only kube-scheduler allocates claims; "
         f"write nodeSelector: {{kubernetes.io/hostname: {node}}} instead of nodeName"
     )
 

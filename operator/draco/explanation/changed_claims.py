@@ -11,19 +11,6 @@ import msgspec
 from draco.allocation.rowwise import select
 from draco.cel.errors import CompileError
 from draco.explanation.changes import Change, told, with_asked, with_constraints, with_selector
-from draco.explanation.expressions import (
-    Comparison,
-    Demand,
-    Plain,
-    comparison,
-    demands,
-    holds,
-    literal,
-    path_text,
-    with_demand,
-    with_value,
-    without,
-)
 from draco.explanation.guards import guard
 from draco.explanation.model import ChangeKind
 from draco.explanation.published import closest, closest_value
@@ -33,6 +20,9 @@ from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
+from draco.selectors.accesses import path_text
+from draco.selectors.comparisons import Comparison, Plain, comparison, holds, literal, with_value
+from draco.selectors.demands import Demand, demands, with_demand, without
 
 _DEMANDS: Final = 8
 _VALUES: Final = 3
@@ -101,7 +91,7 @@ def guarded_selectors(trials: Trials) -> Iterator[Change]:
             if count(rewriting.step.failed) or rewriting.step.error is not None:
                 better = guard(trials.fleet, trials.published, rewriting.step)
                 if better:
-                    text = f"request {ask.name} asked for {better}"
+                    text = f"write {better} in request {ask.name}"
                     yield from rewriting.tried(ChangeKind.RELAX_SELECTOR, better, text)
 
 
@@ -130,12 +120,12 @@ def _relaxed(
             expression, demand = _with_value(rewriting.expression, part, compared, value)
             if not demand:
                 continue
-            text = f"request {ask.name} asked for {_said(compared, value)}"
+            text = f"ask for {_said(compared, value)} in request {ask.name}"
             changes = list(rewriting.tried(ChangeKind.RELAX_SELECTOR, expression, text))
             if changes:
                 yield from changes
                 return
-    text = f"request {ask.name} did not ask for {part.text}"
+    text = f"remove {part.text} from request {ask.name}"
     yield from rewriting.tried(ChangeKind.DROP_SELECTOR, dropped, text, there)
 
 
@@ -199,7 +189,7 @@ def lowered_counts(trials: Trials) -> Iterator[Change]:
                 )
                 results = trials.fits(node, claims)
                 if results is not None:
-                    text = f"request {ask.name} asked for {number} instead of {ask.asked.count} devices"
+                    text = f"ask for {number} instead of {ask.asked.count} devices in request {ask.name}"
                     claim = str(ask.claim.metadata.key)
                     best = Change(told=told(ChangeKind.LOWER_COUNT, text, node, results, claim=claim), claims=claims)
                     least = number
@@ -236,7 +226,7 @@ def _lowered_capacity(trials: Trials, ask: Ask, name: str) -> Iterator[Change]:
             claims = with_asked(
                 trials.claims, ask.claim, ask.name, msgspec.structs.replace(ask.asked, capacity=lowered)
             )
-            text = f"request {ask.name} asked for {amount} instead of {asked} of {name}"
+            text = f"ask for {amount} instead of {asked} of {name} in request {ask.name}"
             changes = list(_tried(trials, [node], ChangeKind.LOWER_CAPACITY, claims, text=text, claim=ask.claim))
             if changes:
                 yield from changes
@@ -259,7 +249,7 @@ def dropped_constraints(trials: Trials) -> Iterator[Change]:
             claims = with_constraints(trials.claims, claim, [*constraints[:index], *constraints[index + 1 :]])
             kind = "matchAttribute" if constraint.match_attribute is not None else "distinctAttribute"
             attribute = constraint.match_attribute or constraint.distinct_attribute
-            text = f"claim {claim.metadata.key} did not have the constraint {kind}: {attribute}"
+            text = f"remove the constraint {kind}: {attribute} from claim {claim.metadata.key}"
             yield from _tried(trials, nodes, ChangeKind.DROP_CONSTRAINT, claims, text=text, claim=claim)
 
 
@@ -273,5 +263,5 @@ def other_classes(trials: Trials) -> Iterator[Change]:
                 continue
             changed = with_asked(trials.claims, claim, name, msgspec.structs.replace(asked, device_class_name=near))
             marks = [(ask, trials.usable(ask)) for ask in trials.asks_of(changed)]
-            text = f"request {name} asked for the class {near} instead of {asked.device_class_name}"
+            text = f"ask for the class {near} instead of {asked.device_class_name} in request {name}"
             yield from _tried(trials, trials.nodes(marks), ChangeKind.OTHER_CLASS, changed, text=text, claim=claim)

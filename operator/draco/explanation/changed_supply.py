@@ -13,15 +13,17 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.pools import Pool, PoolView
 from draco.allocation.rowwise import select
 from draco.explanation.changes import Change, told
-from draco.explanation.details import consumers_of, taint_seen, taint_text
+from draco.explanation.details import consumers_of, taint_seen
 from draco.explanation.model import ChangeKind, NodeReason
 from draco.explanation.placement import Obstacle
 from draco.explanation.selection import first_rows
 from draco.explanation.trials import Trials
+from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node
+from draco.resources.english import agreeing, listed, them
 from draco.resources.meta import ObjectKey
 from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINTS_OF_FACTS, DeviceKey, PoolKey
-from draco.resources.taints import DeviceTaint
+from draco.resources.taints import DeviceTaint, taint_text
 
 _NOT: Final = bytes(each == 0 for each in range(256))
 _LOOKED_AT: Final = 2000
@@ -31,7 +33,6 @@ _IDLE: Final = 12
 _BUSY_NODES: Final = 3
 _BUSY: Final = 8
 _CLOSED: Final = 12
-_NAMED: Final = 3
 _POOLS: Final = 3
 
 
@@ -71,8 +72,8 @@ def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[Change]:
         }
         named = (taint.key, taint.value, taint.effect)
         rules = {taint_seen(trials.fleet, candidate, named).rule for candidate in tainted.values()} - {""}
-        by = f" (rule {_some(sorted(rules))})" if rules else ""
-        text = f"the taint {taint_text(*named)}{by} were lifted from {_some(sorted(tainted))}{_otherwise(taint)}"
+        by = f" (rule {listed(sorted(rules))})" if rules else ""
+        text = f"lift the taint {taint_text(*named)}{by} from {listed(sorted(tainted))}{_otherwise(taint)}"
         yield Change(told=told(ChangeKind.LIFT_TAINT, text, node, results), taint=taint)
         return
 
@@ -80,12 +81,12 @@ def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[Change]:
 def _otherwise(taint: DeviceTaint) -> str:
     """How the taint goes, or what does as well."""
     if taint.key == TAINT_FOREIGN_INSTANCE:
-        return ", by removing the GPU instance that somebody else made there"
+        return " by removing the GPU instance there, which Draco did not make"
     if taint.key == TAINT_FAULT:
-        return ", which its agent does when the GPU's fault is over: draco status says what the GPU needs"
+        return ": its agent does when the GPU's fault is over, and draco status says what the GPU needs"
     if taint.key in TAINTS_OF_FACTS:
-        return ", which its agent does when the GPU is Ready again: draco layout show says what that waits for"
-    return ", or the request tolerated it"
+        return ": its agent does when the GPU is Ready again, and draco layout show says what that waits for"
+    return ", or let the request tolerate it"
 
 
 def freed_claims(trials: Trials) -> Iterator[Change]:
@@ -109,7 +110,7 @@ def _freed_idle(trials: Trials) -> Iterator[Change]:
             tried += 1
             results = trials.fits(node, without=key)
             if results is not None:
-                text = f"claim {key}, which is allocated but used by nobody, were deleted"
+                text = f"delete claim {key}, which is allocated but not used by any pod"
                 yield Change(told=told(ChangeKind.FREE_IDLE_CLAIM, text, node, results, claim=str(key)), gone=key)
 
 
@@ -138,7 +139,7 @@ def _freed_busy(trials: Trials) -> Iterator[Change]:
         for key in busy[:_BUSY]:
             results = trials.fits(node, without=key)
             if results is not None:
-                text = f"claim {key} were released by {_some(consumers_of(fleet.claims[key]))}"
+                text = _released(fleet.claims[key])
                 yield Change(told=told(ChangeKind.FREE_CLAIM, text, node, results, claim=str(key)), gone=key)
 
 
@@ -167,21 +168,21 @@ def _opened(node: Node, obstacle: Obstacle) -> tuple[ChangeKind, str]:
     name = node.metadata.name
     match obstacle.reason:
         case NodeReason.UNSCHEDULABLE:
-            return ChangeKind.UNCORDON, f"node {name} were uncordoned"
+            return ChangeKind.UNCORDON, f"uncordon node {name}"
         case NodeReason.NOT_READY:
             return (
                 ChangeKind.TOLERATE_NODE,
-                f"node {name} lost its taint {obstacle.what}, which says that it is not well",
+                f"repair node {name}, which has the taint {obstacle.what}",
             )
         case NodeReason.TAINTED:
-            return ChangeKind.TOLERATE_NODE, f"the pod tolerated the taint {obstacle.what} of node {name}"
+            return ChangeKind.TOLERATE_NODE, f"let the pod tolerate the taint {obstacle.what} of node {name}"
         case NodeReason.NODE_SELECTOR:
             has = node.metadata.labels.get(obstacle.what.partition("=")[0])
-            text = f"the pod's nodeSelector did not ask for {obstacle.what}"
+            text = f"remove {obstacle.what} from the pod's nodeSelector"
             return ChangeKind.NODE_SELECTOR, f"{text} (node {name} has {has})" if has is not None else text
         case NodeReason.NODE_NAME:
-            return ChangeKind.NODE_SELECTOR, f"the pod did not name node {obstacle.what}"
-    return ChangeKind.NODE_SELECTOR, f"the pod's node affinity allowed node {name}"
+            return ChangeKind.NODE_SELECTOR, f"remove nodeName: {obstacle.what} from the pod"
+    return ChangeKind.NODE_SELECTOR, f"allow node {name} in the pod's node affinity"
 
 
 def repaired_pools(trials: Trials) -> Iterator[Change]:
@@ -212,8 +213,7 @@ def repaired_pools(trials: Trials) -> Iterator[Change]:
             results = trials.fits(node, views=_with_pool(inventory.views(node), whole, node))
             if results is not None:
                 text = (
-                    f"pool {key} were published completely: {len(here)} of the {wanted} slices of its newest generation "
-                    "are there"
+                    f"publish pool {key} completely: {len(here)} of the {wanted} slices of its newest generation exist"
                 )
                 yield Change(told=told(ChangeKind.REPAIR_POOL, text, node, results), pool=key)
                 return
@@ -239,9 +239,10 @@ def _is(one: DeviceTaint, other: DeviceTaint) -> bool:
     return (one.key, one.value, one.effect) == (other.key, other.value, other.effect)
 
 
-def _some(names: Sequence[object]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(map(str, names[:_NAMED])) + more
+def _released(claim: ResourceClaim) -> str:
+    consumers = consumers_of(claim)
+    use = agreeing(len(consumers), "it uses", "they use")
+    return f"wait for {listed(consumers)} to end, or delete {them(len(consumers))}: {use} claim {claim.metadata.key}"
 
 
 def _first(changes: Iterator[Change]) -> Iterator[Change]:

@@ -13,25 +13,16 @@ import msgspec
 from draco.allocation.fleet import Fleet
 from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
-from draco.explanation.expressions import (
-    Comparison,
-    Demand,
-    Operator,
-    Plain,
-    comparison,
-    demands,
-    holds,
-    literal,
-    path_text,
-    paths_of,
-    with_value,
-)
 from draco.explanation.model import ProblemKind, SelectorRef
 from draco.explanation.published import Published, closest, closest_value
 from draco.explanation.selection import Step, count, failing, met
 from draco.explanation.suggestions import corrected, unpublished
+from draco.resources.english import listed
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
+from draco.selectors.accesses import path_text, paths_of
+from draco.selectors.comparisons import Comparison, Operator, Plain, comparison, holds, literal, with_value
+from draco.selectors.demands import Demand, demands
 
 _SHOWN: Final = 4
 _WORDS: Final = {"attributes": "attribute", "capacity": "capacity"}
@@ -95,7 +86,7 @@ def unknown_names(
             text = f"no device publishes the {word} {path.domain}/{path.id}"
         else:
             kind = ProblemKind.UNKNOWN_DOMAIN
-            text = f"nothing is published under the domain {path.domain}, of which it reads the {word} {path.id}"
+            text = f"no device publishes {path.domain}/{path.id}: nothing has the domain {path.domain}"
         remedy = ""
         if meant is not None:
             text += f"; {_meant(path, meant)}"
@@ -118,10 +109,8 @@ def _meant(path: AttributePath, meant: AttributePath) -> str:
     other_kind = meant.kind != path.kind
     what = f"{meant.domain}/{meant.id}"
     if (meant.domain, meant.id) == (path.domain, path.id):
-        return f"it is published as {'a capacity' if meant.kind == 'capacity' else 'an attribute'}, not as {_a(path)}"
-    if meant.id == path.id:
-        return f"it is published under the domain {meant.domain}{f', as {_a(meant)}' if other_kind else ''}"
-    return f"the closest name that is published is {what}{f', {_a(meant)}' if other_kind else ''}"
+        return f"it is {'a capacity' if meant.kind == 'capacity' else 'an attribute'}, not {_a(path)}"
+    return f"did you mean {what}{f', {_a(meant)}' if other_kind else ''}?"
 
 
 def _a(path: AttributePath) -> str:
@@ -161,7 +150,7 @@ def _unknown_driver(published: Published, ref: SelectorRef, compared: Comparison
     near = closest(str(compared.value), drivers)
     if set(map(str, compared.values)) & set(drivers):
         return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{who} is of the driver {wanted}")
-    text = f"no device is published by the driver {wanted}; there are {', '.join(drivers[:_SHOWN])}"
+    text = f"no device has the driver {wanted}; the drivers are {', '.join(drivers[:_SHOWN])}"
     remedy = f"write {with_value(ref.expression, compared, near)}" if near and compared.start >= 0 else ""
     return DeadEnd(ProblemKind.UNKNOWN_DRIVER, ref, text, remedy)
 
@@ -181,7 +170,7 @@ def _uncomparable(
     better = corrected(published, ref.expression)
     text = (
         f"{path_text(compared.path)} is {_kind(next(iter(values)))} ({_listed(values)}) and is compared with "
-        f"{_kind(compared.value)}, {_shown(compared.value)}, so {who} meets that"
+        f"{_kind(compared.value)}, {_shown(compared.value)}, so {who} meets it"
     )
     return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, f"write {better}" if better else "")
 
@@ -191,10 +180,10 @@ def _unmet(ref: SelectorRef, compared: Comparison, values: Collection[Plain], wh
     wanted = " or ".join(f"{path} {_sign(compared.operator)} {_shown(value)}" for value in compared.values)
     match compared.operator:
         case ">=" | ">":
-            best = max(alike, key=_sorting, default=None)
+            best = max(alike, default=None)
             there = f"the largest is {_shown(best)}"
         case "<=" | "<":
-            best = min(alike, key=_sorting, default=None)
+            best = min(alike, default=None)
             there = f"the smallest is {_shown(best)}"
         case "!=":
             best, there = None, "they all have that"
@@ -246,10 +235,6 @@ def _opposed(parts: Sequence[_Part], who: str) -> Iterator[DeadEnd]:
         return
 
 
-def _sorting(value: Plain) -> "Plain":
-    return value
-
-
 def _shown(value: Plain | None) -> str:
     """A value as one would say it."""
     if value is None:
@@ -258,9 +243,7 @@ def _shown(value: Plain | None) -> str:
 
 
 def _listed(values: Collection[Plain]) -> str:
-    shown = sorted(map(_shown, values))
-    more = f" and {len(shown) - _SHOWN} other values" if len(shown) > _SHOWN else ""
-    return ", ".join(shown[:_SHOWN]) + more
+    return listed(sorted(map(_shown, values)), _SHOWN, rest="other values")
 
 
 def _kind(value: Plain) -> str:

@@ -11,14 +11,14 @@ from draco.allocation.fleet import Fleet
 from draco.allocation.pools import Candidate, PoolView
 from draco.allocation.state import amount
 from draco.cel import AttributePath, CompileError, compile_selector
-from draco.explanation.expressions import path_text
 from draco.explanation.model import Holder, SeenValue, SelectorRef, Shortage, TaintSeen
 from draco.explanation.verdicts import Ask, Judge, counter_names
 from draco.resources.claims import ResourceClaim
 from draco.resources.names import LABEL_EXTENDS, PoolKey
 from draco.resources.quantity import Quantity
 from draco.resources.slices import Device
-from draco.resources.taints import DeviceTaintRule
+from draco.resources.taints import DeviceTaintRule, taint_text
+from draco.selectors.accesses import path_text
 
 MAX_LISTED: Final = 5
 _BILLION: Final = 10**9
@@ -95,11 +95,6 @@ def holder(claim: ResourceClaim, devices: int = 1) -> Holder:
     """A claim that holds devices."""
     consumers = consumers_of(claim)
     return Holder(claim=str(claim.metadata.key), consumers=consumers[:MAX_LISTED], idle=not consumers, devices=devices)
-
-
-def taint_text(key: str, value: str, effect: str) -> str:
-    """A taint as kubectl writes it."""
-    return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
 
 
 def taint_seen(fleet: Fleet, candidate: Candidate, taint: tuple[str, str, str]) -> TaintSeen:

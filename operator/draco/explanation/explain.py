@@ -19,6 +19,7 @@ from draco.explanation.folding import folded
 from draco.explanation.model import Explanation, NodeCause, NodeReason, Problem, Reason, RequestExplanation
 from draco.explanation.nearest import nearest_misses
 from draco.explanation.nodes import MAX_NODES, device_causes, main_reason
+from draco.explanation.note import note
 from draco.explanation.placement import nodes_for
 from draco.explanation.problems import problems_of
 from draco.explanation.selection import alternatives, selection
@@ -26,7 +27,6 @@ from draco.explanation.survey import Survey, survey
 from draco.explanation.together import fits_alone
 from draco.explanation.trying import Verdict
 from draco.explanation.verdicts import asks_of
-from draco.explanation.wording import summary
 from draco.resources.claims import ResourceClaim
 from draco.resources.core import Node, Pod
 
@@ -57,7 +57,7 @@ def explain(
         nodes_total=len(fleet.nodes),
         devices_total=len(fleet.inventory),
     )
-    return msgspec.structs.replace(told, summary=summary(told))
+    return msgspec.structs.replace(told, summary=note(told))
 
 
 def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> Explanation:

@@ -24,7 +24,6 @@ from draco.explanation.details import (
     value_of,
     values_seen,
 )
-from draco.explanation.expressions import path_text
 from draco.explanation.model import Cause, CauseCount, Holder, RequestExplanation, SeenValue
 from draco.explanation.rows import outcome
 from draco.explanation.survey import Survey, Tally
@@ -32,6 +31,7 @@ from draco.explanation.verdicts import Ask, Finding, Judge
 from draco.explanation.wording import cause_text
 from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey
+from draco.selectors.accesses import path_text
 
 USEFUL: Final = (
     Cause.SELECTOR_FAILED,

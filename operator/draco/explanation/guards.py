@@ -12,10 +12,11 @@ from typing import Final
 from draco.allocation.fleet import Fleet
 from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
-from draco.explanation.expressions import guarded, path_text, paths_of
 from draco.explanation.published import Published
 from draco.explanation.selection import Step, count, drivers_of, errors_on, failing, first_rows, met
 from draco.explanation.suggestions import corrected
+from draco.selectors.accesses import path_text, paths_of
+from draco.selectors.demands import guarded
 
 _MISSING: Final = re.compile(r"no such key: (.*)")
 _LOOKED_AT: Final = 200

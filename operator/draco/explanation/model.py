@@ -23,7 +23,7 @@ class Cause(StrEnum):
     NOT_SELECTED = "NotSelected"
     """A selector of the class or of the claim answers false."""
     POOL_OBSOLETE = "PoolObsolete"
-    """Its slice is of an older generation than the pool's newest."""
+    """Its slice is older than the pool's newest generation."""
     POOL_INCOMPLETE = "PoolIncomplete"
     """Not all slices of the pool's newest generation are there."""
     POOL_INVALID = "PoolInvalid"
@@ -80,11 +80,11 @@ class Reason(StrEnum):
     NOT_ENOUGH_ON_ONE_NODE = "NotEnoughOnOneNode"
     """There are free devices, but no node has as many as are wanted."""
     NOT_TOGETHER = "NotTogether"
-    """Each request fits alone, but they compete for the same devices or are served by different nodes."""
+    """Each request fits alone, but they need the same devices or are served by different nodes."""
     SEARCH_TOO_LONG = "SearchTooLong"
     """There are too many combinations to try."""
     FITS = "Fits"
-    """The claims can be allocated now: the scheduler has not done so yet, or refuses for what is no matter of devices."""
+    """The claims can be allocated now: kube-scheduler has not done so yet, or the pod waits for something other than devices."""
     RESERVED_BY_OTHERS = "ReservedByOthers"
     """A claim is allocated, and as many pods use it as may."""
     WAITING_FOR_BINDING = "WaitingForBinding"
@@ -194,6 +194,11 @@ class RequestExplanation(Told, frozen=True, kw_only=True):
     fits_alone: bool = False
     """Whether some node could meet this request if it were the only one."""
 
+    @property
+    def selected(self) -> int:
+        """How many devices its selectors select, free or not."""
+        return sum(each.devices for each in self.causes if each.cause is not Cause.NOT_SELECTED)
+
 
 class NodeReason(StrEnum):
     """Why a node will not do."""
@@ -295,7 +300,7 @@ class NearestMiss(Told, frozen=True, kw_only=True):
 
     kind: ChangeKind
     text: str
-    """To follow "It would fit if ": "the taint … were lifted from …"."""
+    """What to do, as an imperative: "lift the taint … from …"."""
     node: str = ""
     """Where it would then fit; one of the nodes, if there are more."""
     devices: list[str] = []
@@ -346,7 +351,7 @@ class Explanation(Told, frozen=True, kw_only=True):
     pod: str = ""
     reason: Reason
     summary: str
-    """One paragraph of at most 1000 characters, most useful first."""
+    """One paragraph: the decisive cause, the fix, counts. At most 1000 characters, and 300 in ordinary cases."""
     fits: bool = False
     """Whether the scheduler could allocate all claims now: some node does, and no device makes a selector fail."""
     fits_on: list[str] = []

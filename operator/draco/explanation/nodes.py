@@ -52,9 +52,9 @@ def device_causes(
         few = lacking(group, found, requests)
         request, free, wanted = "", 0, 0
         if group.verdict in _GAVE_UP:
-            reason, text = NodeReason.ERROR, "given up by the scheduler"
+            reason, text = NodeReason.ERROR, "rejected by kube-scheduler with an error"
         elif group.verdict is Verdict.BROKEN and few is None:
-            reason, text = NodeReason.POOL_BROKEN, "out, as a pool there is invalid and its devices do not count"
+            reason, text = NodeReason.POOL_BROKEN, "without usable devices: a pool there is invalid"
         elif few is not None:
             request, free, wanted = requests[few].request, group.free[few], requests[few].wanted
             reason, text = _too_few(free, wanted)
@@ -62,7 +62,7 @@ def device_causes(
             asked += 1
             reason, text = why_not(fleet, claims, group.names[0])
         else:
-            reason, text = NodeReason.NOT_TOGETHER, "out, as the devices there do not go together"
+            reason, text = NodeReason.NOT_TOGETHER, "unable to serve all requests together"
         key = (reason, text, request)
         names = sorted([*group.names, *(told[key].names if key in told else ())])[:MAX_NODES]
         count = len(group.names) + (told[key].nodes if key in told else 0)
@@ -74,9 +74,8 @@ def device_causes(
 
 def _too_few(free: int, wanted: int) -> tuple[NodeReason, str]:
     if not free:
-        return NodeReason.NO_DEVICES, "without a device that is selected and free"
-    are = "is" if free == 1 else "are"
-    return NodeReason.NOT_ENOUGH, f"short of devices: {free} {are} selected and free, {wanted} wanted"
+        return NodeReason.NO_DEVICES, "without a free device that the request selects"
+    return NodeReason.NOT_ENOUGH, f"short of devices: {wanted} wanted, {free} free"
 
 
 def lacking(group: Group, found: Survey, requests: Sequence[RequestExplanation]) -> int | None:
@@ -112,7 +111,7 @@ def _of_requests(found: Survey, requests: Sequence[RequestExplanation]) -> Reaso
         alternatives.setdefault((ask.number, ask.request.base), []).append(request)
     for each in alternatives.values():
         if all(not request.free for request in each):
-            return most_common(max(each, key=_selected))
+            return most_common(max(each, key=lambda request: request.selected))
         if all(request.most_free_on_one_node < request.wanted for request in each):
             return Reason.NOT_ENOUGH_ON_ONE_NODE
     return None
@@ -138,7 +137,3 @@ def most_common(request: RequestExplanation) -> Reason:
             reason = _REASONS[count.cause]
             counts[reason] = counts.get(reason, 0) + count.devices
     return max(counts, key=lambda reason: counts[reason]) if counts else Reason.NOTHING_SELECTED
-
-
-def _selected(request: RequestExplanation) -> int:
-    return sum(count.devices for count in request.causes if count.cause is not Cause.NOT_SELECTED)

@@ -17,8 +17,8 @@ from draco.allocation.node_selection import selects
 from draco.explanation.model import NodeCause, NodeReason
 from draco.resources.core import Node, NodeTaint, Pod, PodSpec, Toleration
 from draco.resources.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
+from draco.resources.taints import BLOCKING_EFFECTS, taint_text
 
-BLOCKING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 UNSCHEDULABLE: Final = NodeTaint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 """What a pod tolerates that may go to a cordoned node."""
 _CONDITIONS: Final = {
@@ -51,7 +51,7 @@ class Obstacle(msgspec.Struct, frozen=True):
             case NodeReason.UNSCHEDULABLE:
                 return "cordoned"
             case NodeReason.NODE_NAME:
-                return f"other than {self.what}, which the pod names"
+                return f"not the node that the pod names ({self.what})"
             case NodeReason.NOT_READY:
                 return f"{_CONDITIONS[_KEY_OF_TAINT.split(self.what, maxsplit=1)[0]]} (taint {self.what})"
             case NodeReason.TAINTED:
@@ -144,7 +144,7 @@ class PodRules:
                 if taint.key == UNSCHEDULABLE.key and node.spec.unschedulable:
                     continue  # cordoning puts it there, and it goes with it
                 reason = NodeReason.NOT_READY if taint.key in _CONDITIONS else NodeReason.TAINTED
-                yield Obstacle(reason, taint_text(taint))
+                yield Obstacle(reason, taint_text(taint.key, taint.value, taint.effect))
         for key, value in self._selector:
             if node.metadata.labels.get(key) != value:
                 yield Obstacle(NodeReason.NODE_SELECTOR, f"{key}={value}")
@@ -171,11 +171,6 @@ def tolerates(toleration: Toleration, taint: NodeTaint) -> bool:
             difference = int(taint.value) - int(toleration.value)
             return is_about_it and (difference > 0 if toleration.operator == "Gt" else difference < 0)
     return False
-
-
-def taint_text(taint: NodeTaint) -> str:
-    """A taint as kubectl writes it."""
-    return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
 
 
 def selector_text(selector: NodeSelector) -> str:

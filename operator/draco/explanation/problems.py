@@ -32,6 +32,7 @@ from draco.explanation.selection import (
 from draco.explanation.suggestions import corrected
 from draco.resources.claims import ResourceClaim
 from draco.resources.classes import DeviceClass
+from draco.resources.english import counted
 
 _ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")
 _LOOKED_AT: Final = 200
@@ -59,10 +60,10 @@ def _of_claim(fleet: Fleet, published: Published, claim: ResourceClaim) -> Itera
         if not asked:
             yield _problem(
                 ProblemKind.INVALID,
-                f"request {request.name} asks for nothing that this version knows",
+                f"request {request.name} has neither exactly nor firstAvailable",
                 claim,
                 request.name,
-                remedy='give it "exactly" or "firstAvailable"',
+                remedy="set one of them",
                 fatal=True,
             )
             continue
@@ -89,9 +90,9 @@ def _of_claim(fleet: Fleet, published: Published, claim: ResourceClaim) -> Itera
     if fewest > MAX_RESULTS:
         yield _problem(
             ProblemKind.TOO_MANY_DEVICES,
-            f"claim {name} asks for {fewest} devices, and a claim can have {MAX_RESULTS} at most",
+            f"claim {name} asks for {fewest} devices, and the maximum is {MAX_RESULTS}",
             claim,
-            remedy="use several claims",
+            remedy="split it into several claims",
             fatal=True,
         )
     yield from _of_constraints(published, claim, selected)
@@ -103,10 +104,10 @@ def _class_missing(fleet: Fleet, claim: ResourceClaim, request: str, asked: Aske
     if near:
         remedy = f"write deviceClassName: {near}"
     elif there:
-        remedy = f"create the class, or use one that is there: {there}"
+        remedy = f"create it, or use one of {there}"
     else:
-        remedy = "create the class; there is none yet"
-    text = f"the DeviceClass {asked.device_class_name} does not exist"
+        remedy = "create it; the cluster has no DeviceClass yet"
+    text = f"DeviceClass {asked.device_class_name} does not exist"
     return _problem(ProblemKind.CLASS_MISSING, text, claim, request, remedy=remedy, fatal=True)
 
 
@@ -142,7 +143,7 @@ class _Request:
                     ProblemKind.INVALID,
                     f"{_whose(step.ref)} has no CEL expression",
                     step.ref,
-                    remedy="selectors must be CEL expressions",
+                    remedy="write a CEL expression",
                     fatal=True,
                 )
             elif step.error is not None:
@@ -200,11 +201,11 @@ class _Request:
         free = select([step.failed, fleet.held.translate(_NOT_HELD)])
         fatal = count(free) > 0
         example = min(map(fleet.inventory.key, first_rows(free if fatal else step.failed, _LOOKED_AT)))
-        text = f"{_whose(step.ref)} fails on {failed} device{'s' if failed != 1 else ''} ({said}), such as {example}"
+        text = f"{_whose(step.ref)} fails on {counted(failed, 'device')}, for example {example}: {said}"
         if fatal:
-            text += "; one such device that is free fails the whole pod, on whatever node it is met"
+            text += "; this fails the pod on every node"
         else:
-            text += "; they are all in use, so nothing comes of it until one is free"
+            text += "; all of them are in use, so it matters only when one is free"
         remedy = guard(fleet, self._published, step)
         return self._problem(
             ProblemKind.SELECTOR_ERRORS,
@@ -227,10 +228,10 @@ class _Request:
                 end.kind, f"{_whose(end.ref)}: {end.text}", end.ref, remedy=end.remedy, fatal=self._only
             )
         if of_class:
-            text = f"class {self._class} selects none of the {count(among)} devices that are published"
+            text = f"DeviceClass {self._class} selects none of the {count(among)} published devices"
             yield self._problem(ProblemKind.CLASS_SELECTS_NOTHING, text, fatal=self._only)
         elif not found:
-            text = f"no device of class {self._class} is selected by all selectors of request {self._name} at once"
+            text = f"no device of class {self._class} meets all selectors of request {self._name} at once"
             yield self._problem(
                 ProblemKind.SELECTOR_NEVER_TRUE, text, steps[-1].ref if steps else None, fatal=self._only
             )
@@ -243,8 +244,8 @@ class _Request:
         if wanted > most:
             yield self._problem(
                 ProblemKind.TOO_MANY_DEVICES,
-                f"request {self._name} asks for {wanted} devices on one node, and no node has more than {most} that it selects",
-                remedy=f"ask for {most} at most, or use several pods with a claim each" if most else "",
+                f"request {self._name} wants {wanted} devices on one node, and no node has more than {most} that it selects",
+                remedy=f"ask for {most}, or use several pods with a claim each" if most else "",
                 fatal=self._only,
             )
 
@@ -264,7 +265,7 @@ class _Request:
             near = closest(name.rpartition("/")[2], names)
             yield self._problem(
                 ProblemKind.UNKNOWN_CAPACITY,
-                f"request {self._name} asks for an amount of the capacity {name}, which no device that it selects has",
+                f"request {self._name} asks for the capacity {name}, and no device that it selects has it",
                 remedy=f"ask for {near}" if near else "",
                 fatal=self._only,
             )
@@ -289,15 +290,17 @@ def _of_constraints(published: Published, claim: ResourceClaim, selected: Mappin
         which = f"constraint #{index} of claim {claim.metadata.key}"
         attribute = constraint.match_attribute or constraint.distinct_attribute
         if attribute is None:
-            text = f"{which} names no attribute"
-            yield _problem(ProblemKind.INVALID, text, claim, remedy="give it matchAttribute", fatal=True)
+            text = f"{which} has no attribute"
+            yield _problem(
+                ProblemKind.INVALID, text, claim, remedy="set matchAttribute or distinctAttribute", fatal=True
+            )
             continue
         for wrong in [each for each in constraint.requests if each not in full_names]:
             near = closest(wrong, full_names)
-            remedy = f"write {near}" if near else f"the requests are {', '.join(sorted(names))}"
+            remedy = f"write {near}" if near else f"the claim has {', '.join(sorted(names))}"
             yield _problem(
                 ProblemKind.UNKNOWN_REQUEST,
-                f"{which} is about the request {wrong}, which the claim does not have",
+                f"{which} names the request {wrong}, which the claim does not have",
                 claim,
                 remedy=remedy,
                 fatal=False,
@@ -313,7 +316,7 @@ def _of_constraints(published: Published, claim: ResourceClaim, selected: Mappin
             if count(marks) and (not slash or not published.values(path, marks)):
                 yield _problem(
                     ProblemKind.UNKNOWN_ATTRIBUTE,
-                    f"{which} compares the attribute {attribute}, which no device has that request {full_name} selects",
+                    f"{which} compares the attribute {attribute}, and no device that request {full_name} selects has it",
                     claim,
                     full_name,
                     remedy=_comparable(published, path),
@@ -339,9 +342,7 @@ def _to_whom(problem: Problem) -> Problem:
     kind, _, name = problem.selector.source.partition(" ") if problem.selector is not None else ("", "", "")
     if kind != "class" or not problem.remedy:
         return problem
-    return msgspec.structs.replace(
-        problem, remedy=f"the DeviceClass {name} has to change, not the claim: {problem.remedy}"
-    )
+    return msgspec.structs.replace(problem, remedy=f"change the DeviceClass {name}, not the claim: {problem.remedy}")
 
 
 def _whose(ref: SelectorRef) -> str:

@@ -9,10 +9,10 @@ from typing import Final
 
 from draco.allocation.columns import DRIVER, Columns, Path
 from draco.cel.paths import AttributePath
-from draco.explanation.expressions import Plain
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.semver import SemVer, SemVerError
 from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
+from draco.selectors.comparisons import Plain
 
 _ALIKE: Final = 0.6
 _MANY: Final = 2000

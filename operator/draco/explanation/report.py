@@ -6,7 +6,8 @@ Owns the layout; the sentences are `wording`'s. Wraps and colours nothing: that 
 from collections.abc import Iterator
 
 from draco.explanation.model import AllocatedClaim, DeviceVerdict, Explanation, RequestExplanation
-from draco.explanation.wording import node_text, problem_text, some
+from draco.explanation.wording import node_text, problem_text
+from draco.resources.english import listed
 
 
 def report(told: Explanation) -> list[str]:
@@ -23,13 +24,13 @@ def _lines(told: Explanation) -> Iterator[str]:
     if told.nodes:
         yield from ("", f"Nodes, {told.nodes_total} in all")
         if told.fits_on:
-            yield f"  would do: {some(told.fits_on, told.fits_on_total)}"
+            yield f"  would do: {listed(told.fits_on, total=told.fits_on_total)}"
         yield from (f"  {node_text(cause)}" for cause in told.nodes)
     if told.problems:
         yield from ("", "Problems")
         yield from (f"  {problem_text(problem)}" for problem in told.problems)
     if told.nearest:
-        yield from ("", "It would fit if")
+        yield from ("", "Any one of these would do")
         yield from (f"  {miss.text}" + (f" (on node {miss.node})" if miss.node else "") for miss in told.nearest)
     if told.upstream_bugs:
         yield from ("", "Known bugs of the scheduler that may matter")
@@ -49,10 +50,10 @@ def _request(request: RequestExplanation) -> Iterator[str]:
 
 
 def _allocated(claim: AllocatedClaim) -> Iterator[str]:
-    yield from ("", f"Claim {claim.claim} is allocated: {some(claim.devices)}")
+    yield from ("", f"Claim {claim.claim} is allocated: {listed(claim.devices)}")
     if claim.nodes:
         yield f"  reached from: {claim.nodes}"
-    yield f"  reserved for: {some(claim.consumers) if claim.consumers else 'nobody'}"
+    yield f"  reserved for: {listed(claim.consumers) if claim.consumers else 'nobody'}"
     if claim.waiting_for:
         yield f"  waits for: {', '.join(claim.waiting_for)}"
     if claim.failed:

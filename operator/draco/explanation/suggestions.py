@@ -10,20 +10,12 @@ import msgspec
 
 from draco.cel.ast import Call
 from draco.cel.paths import AttributePath
-from draco.explanation.expressions import (
-    Comparison,
-    Demand,
-    comparison,
-    demands,
-    literal,
-    path_text,
-    paths_of,
-    with_demand,
-    with_path,
-)
 from draco.explanation.published import Published
-from draco.resources.quantity import Quantity, QuantityError
-from draco.resources.semver import SemVer, SemVerError
+from draco.resources.quantity import Quantity
+from draco.resources.semver import SemVer
+from draco.selectors.accesses import path_text, paths_of, with_path
+from draco.selectors.comparisons import Comparison, by_function, comparison, literal, quantity_meant, version_meant
+from draco.selectors.demands import Demand, demands, with_demand
 
 _FAR: Final = 2**20
 
@@ -75,13 +67,11 @@ def _in_gibibytes(published: Published, read: Comparison) -> Comparison:
 def _by_function(read: Comparison, function: str) -> str | None:
     """None where the comparison is right as it is, or the constant cannot be read as what it is compared with."""
     value = read.value
-    if isinstance(value, Quantity | SemVer):
-        text = str(value)
-    elif isinstance(value, bool):
+    if isinstance(value, bool):
         return None
-    else:
-        try:
-            text = str(Quantity.parse(str(value)) if function == "quantity" else SemVer.parse_loosely(str(value)))
-        except (QuantityError, SemVerError):
+    if not isinstance(value, Quantity | SemVer):
+        meant = quantity_meant(str(value)) if function == "quantity" else version_meant(str(value))
+        if meant is None:
             return None
-    return f"{path_text(read.path)}.compareTo({function}({literal(text)})) {read.operator} 0"
+        value = Quantity.parse(meant) if function == "quantity" else meant
+    return by_function(path_text(read.path), read.operator, f"{function}({literal(str(value))})")

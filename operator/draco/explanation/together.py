@@ -23,19 +23,25 @@ def why_not(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> tuple[N
     """What keeps claims from fitting on a node that has devices enough for each request; and that in words."""
     free = [_with(claim, constraints=[]) for claim in claims]
     if any(claim.spec.devices.constraints for claim in claims) and _fits(fleet, free, node):
-        return NodeReason.CONSTRAINT, f"out, as of the free devices there {_constraints(fleet, claims, node)}"
+        return (
+            NodeReason.CONSTRAINT,
+            f"unable to meet the claim's constraints: of its free devices, {_constraints(fleet, claims, node)}",
+        )
     alone = [(claim, request) for claim in free for request in claim.spec.devices.requests]
     for claim, request in alone:
         if not _fits(fleet, [_with(claim, requests=[request])], node):
             if _mode(request) == "All":
-                return NodeReason.ALL_MODE, f"out, as request {request.name} cannot have every matching device there"
-            said = "out, as the free devices there draw too much from the same shared counters to be had together"
+                return (
+                    NodeReason.ALL_MODE,
+                    f"unable to give request {request.name} every matching device: not all are free",
+                )
+            said = "short of shared counters: each free device would do, but not all that are wanted together"
             return NodeReason.COUNTERS_SHORT, said
     if len(claims) > 1 and all(_fits(fleet, [claim], node) for claim in claims):
         names = " and ".join(claim.metadata.name for claim in claims)
-        return NodeReason.NOT_TOGETHER, f"too small: claims {names} each fit alone, but compete for the same devices"
+        return NodeReason.NOT_TOGETHER, f"too small: claims {names} each fit alone, but need the same devices"
     names = " and ".join(request.name for _, request in alone)
-    return NodeReason.NOT_TOGETHER, f"too small: requests {names} each fit alone, but compete for the same devices"
+    return NodeReason.NOT_TOGETHER, f"too small: requests {names} each fit alone, but need the same devices"
 
 
 def fits_alone(fleet: Fleet, claim: ResourceClaim, request: str, nodes: Sequence[str]) -> bool:
@@ -64,8 +70,8 @@ def _demand(claim: ResourceClaim, constraint: DeviceConstraint) -> str:
         max((asked.count for asked in (each.exactly, *each.first_available) if asked), default=1) for each in requests
     ]
     if constraint.match_attribute is not None:
-        return f"no {sum(counts)} agree in {constraint.match_attribute}"
-    return f"no {sum(counts)} all differ in {constraint.distinct_attribute}"
+        return f"no {sum(counts)} have the same {constraint.match_attribute}"
+    return f"no {sum(counts)} have different {constraint.distinct_attribute}"
 
 
 def _without(claims: Sequence[ResourceClaim], place: int, constraint: DeviceConstraint) -> Iterator[ResourceClaim]:

@@ -310,7 +310,7 @@ def decode_page(kind: Kind[T], answer: bytes) -> Page[T]:
     """A list answer. Fast when every object fits; object by object when one does not."""
     undecodable: list[Undecodable] = []
     try:
-        with _collector_at_rest():
+        with collector_at_rest():
             page = _page_decoder(kind).decode(answer)
         metadata, items = page.metadata, page.items or []
     except msgspec.ValidationError:
@@ -331,8 +331,8 @@ def identify(raw: bytes | msgspec.Raw, error: str) -> Undecodable:
 
 
 @contextmanager
-def _collector_at_rest() -> Iterator[None]:
-    """Keep the garbage collector from running: a page is thousands of objects that all stay, and it would look at each often."""
+def collector_at_rest() -> Iterator[None]:
+    """Keep the garbage collector from running where thousands of objects are made that all stay: it would look at each often."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

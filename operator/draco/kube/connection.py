@@ -6,10 +6,10 @@ keeps no state of the cluster. Every request has a timeout; TLS is always verifi
 
 import ipaddress
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
@@ -99,11 +99,21 @@ class TokenFile:
                 ) from error
 
 
-class Connection:
-    """A connection pool to one API server.
+class Pools(NamedTuple):
+    """Open connections, made and configured elsewhere."""
 
-    `server` is the base URL without a trailing slash. `tls` is None for plain http, which is only for a server on this
-    machine. `proxy` is a URL, or "" to take the usual environment variables into account.
+    requests: aiohttp.TCPConnector
+    """For requests that are answered at once; it limits how many are under way."""
+    streams: aiohttp.TCPConnector
+    """For watches, without a limit: a watch holds its connection for minutes, and must not keep a request waiting."""
+
+
+class Connection:
+    """Requests to one API server.
+
+    `server` is the base URL without a trailing slash. Its TLS is that of `pools`, or `tls` where there are none; that is None
+    for plain http, which is only for a server on this machine. `proxy` is a URL, or "" to take the usual environment variables
+    into account. `namespace` is where these credentials' owner works unless another is named.
     """
 
     def __init__(
@@ -111,12 +121,16 @@ class Connection:
         server: str,
         *,
         tls: ssl.SSLContext | None = None,
+        pools: Pools | None = None,
         credentials: Credentials | None = None,
         tls_server_name: str = "",
         proxy: str = "",
+        namespace: str = "default",
     ) -> None:
         self.server = server.rstrip("/")
+        self.namespace = namespace
         self._tls: ssl.SSLContext | bool = tls if tls is not None else True
+        self._pools = pools
         self._credentials: Credentials = credentials if credentials is not None else NoToken()
         self._tls_server_name = tls_server_name or None
         self._proxy = proxy or environment_proxy(self.server)
@@ -139,7 +153,7 @@ class Connection:
         `timeout_s` covers all of it: waiting for a free connection, connecting, sending, reading. Raises ApiError.
         """
         if self._requests is None:
-            self._requests = self._session(limit=MAX_PARALLEL_REQUESTS)
+            self._requests = self._session(self._pool().requests)
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         headers = {"Content-Type": content_type} if body is not None else {}
         async with (
@@ -161,9 +175,7 @@ class Connection:
         not a success.
         """
         if self._streams is None:
-            # Apart from the requests and without a limit: a watch holds its connection for minutes, and many of them
-            # must not leave a short request waiting for a free one.
-            self._streams = self._session(limit=0)
+            self._streams = self._session(self._pool().streams)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s)
         async with (
             self._failures_as_api_errors(idle_timeout_s),
@@ -173,13 +185,15 @@ class Connection:
         ):
             yield self._split(response)
 
-    def lend_session(self) -> aiohttp.ClientSession:
+    def lend_session(self, *middlewares: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
         """A session with this connection's TLS and credentials, for a library that makes its own requests.
 
-        It belongs to the running loop, and to the caller, who closes it. Timeouts are the caller's too.
+        They go through `middlewares` first. The session belongs to the running loop, and to the caller, who closes it.
+        Timeouts are the caller's too.
         """
 
         async def authorize(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+            request.server_hostname = self._tls_server_name
             authorization = await self._credentials.authorization()
             if authorization:
                 request.headers["Authorization"] = authorization
@@ -193,9 +207,10 @@ class Connection:
             return response
 
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self._tls, limit=0),
+            connector=self._pool().streams,
+            connector_owner=False,
             headers={"User-Agent": f"draco/{__version__}"},
-            middlewares=(authorize,),
+            middlewares=(*middlewares, authorize),
             proxy=self._proxy,
         )
 
@@ -205,6 +220,8 @@ class Connection:
         for session in (self._requests, self._streams):
             if session is not None:
                 await session.close()
+        for pool in self._pools or ():
+            await pool.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -212,10 +229,17 @@ class Connection:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _session(self, *, limit: int) -> aiohttp.ClientSession:
+    def _pool(self) -> Pools:
         if self._closed:
             raise Unreachable(f"the connection to {self.server} is closed")
-        connector = aiohttp.TCPConnector(ssl=self._tls, limit=limit)
+        if self._pools is None:
+            self._pools = Pools(
+                aiohttp.TCPConnector(ssl=self._tls, limit=MAX_PARALLEL_REQUESTS),
+                aiohttp.TCPConnector(ssl=self._tls, limit=0),
+            )
+        return self._pools
+
+    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         headers = {
             "Accept": "application/json",
             # Inside a cluster the network is cheaper than gzip, for the server as well.
@@ -312,6 +336,10 @@ class Connection:
             f"the API server at {self.server} does not accept these credentials: {error.message}",
             error.retry_after_s,
         )
+
+
+Connect = Callable[[], Awaitable[Connection]]
+"""Makes a connection to the cluster that is meant."""
 
 
 def trust(ca_pem: str | None) -> ssl.SSLContext:

@@ -27,6 +27,7 @@ import structlog
 from draco.kube.client import Client
 from draco.kube.clock import Clock, wait_for
 from draco.kube.errors import ApiError, NamespaceTerminating, NotFound
+from draco.kube.rate_limit import Budget, RateLimit
 from draco.kube.retry import TRANSIENT, Backoff
 from draco.resources.events import Event, EventSeries, ObjectReference
 from draco.resources.kinds import EVENTS
@@ -112,13 +113,6 @@ class _Series(msgspec.Struct):
     last_at: float
 
 
-class _Bucket(msgspec.Struct):
-    """A budget of posts that refills with time."""
-
-    tokens: float
-    at: float
-
-
 class EventRecorder:
     """Says what happened. `controller` is a qualified name such as "draco-operator", `instance` names this process."""
 
@@ -140,7 +134,8 @@ class EventRecorder:
         self._limits = limits or EventLimits()
         self._series: OrderedDict[EventSubject, _Series] = OrderedDict()  # the longest silent first
         self._unposted: OrderedDict[EventSubject, None] = OrderedDict()
-        self._buckets: dict[ObjectReference, _Bucket] = {}
+        self._rate = RateLimit(self._limits.burst, self._limits.refill_s)
+        self._budgets: dict[ObjectReference, Budget] = {}
         self._wake = asyncio.Event()
 
     def record(self, regarding: ObjectReference, *, type: EventType, reason: str, action: str, note: str) -> None:  # noqa: A002 - the field's name
@@ -205,22 +200,22 @@ class EventRecorder:
         at = self._clock.monotonic()
         wait_s: float | None = None
         for subject in self._unposted:
-            bucket = self._buckets.setdefault(subject.regarding, _Bucket(self._limits.burst, at))
-            bucket.tokens = min(self._limits.burst, bucket.tokens + (at - bucket.at) / self._limits.refill_s)
-            bucket.at = at
-            if bucket.tokens >= 1:
+            missing_s = self._budget(subject.regarding, at).wait_s(at)
+            if not missing_s:
                 return subject, None
-            missing_s = (1 - bucket.tokens) * self._limits.refill_s
             wait_s = missing_s if wait_s is None else min(wait_s, missing_s)
         return None, wait_s
+
+    def _budget(self, regarding: ObjectReference, at: float) -> Budget:
+        return self._budgets.get(regarding) or self._rate.unspent(at)
 
     async def _post(self, subject: EventSubject) -> None:
         series = self._series.get(subject)
         self._unposted.pop(subject, None)
         if series is None:
             return
-        if bucket := self._buckets.get(subject.regarding):
-            bucket.tokens -= 1
+        at = self._clock.monotonic()
+        self._budgets[subject.regarding] = self._budget(subject.regarding, at).spent(at)
         try:
             await self._writer.write(subject, series.name, series.said)
         except TRANSIENT:
@@ -233,9 +228,8 @@ class EventRecorder:
             if at - series.last_at < self._limits.series_s or subject in self._unposted:
                 return
             del self._series[subject]
-            bucket = self._buckets.get(subject.regarding)
-            if bucket and bucket.tokens + (at - bucket.at) / self._limits.refill_s >= self._limits.burst:
-                del self._buckets[subject.regarding]
+            if self._budget(subject.regarding, at).is_whole(at):
+                self._budgets.pop(subject.regarding, None)
 
 
 def _key(regarding: ObjectReference, name: str) -> ObjectKey:

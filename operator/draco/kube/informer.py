@@ -1,32 +1,29 @@
 """Following one collection of the API server, whatever happens to the connection.
 
-Owns the life of a store: first list, watch, resume, relist, and telling subscribers what changed. Its laws:
+Owns the life of a `collection`: first list, watch, resume, relist. Its laws:
 
 - The store is always the collection as it was at one moment. A relist swaps it in one step, and what vanished unseen is
   delivered as deletes, what was made again under an old name as a delete and an add.
 - Nothing that the server or the network does ends `run`: an expired version, an error in the stream, a line cut in the middle,
   silence, refused credentials, a kind that is not served. Each ends in a resumed watch or a new list, after a pause that grows
   from failure to failure and is never zero.
-- An object that does not fit its struct is logged, counted and left out; if an earlier version of it did fit, that one stays,
-  because to report the object as deleted would be wrong.
 
 Must not decide anything: a change is a wake-up, a reconciler reads the store.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from random import Random
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import msgspec
-import structlog
 
-from draco.kube.client import PAGE_SIZE, Client, Undecodable, selectors
+from draco.kube.client import PAGE_SIZE, Client, selectors
 from draco.kube.clock import Clock
+from draco.kube.collection import Collection
 from draco.kube.errors import ApiError, Expired, NotFound
 from draco.kube.retry import Backoff, asked_to_wait_s
-from draco.kube.store import ApiObject, Change, Store
+from draco.kube.store import ApiObject
 from draco.kube.watching import (
     Bookmark,
     Listed,
@@ -41,11 +38,7 @@ from draco.kube.watching import (
 )
 from draco.resources.kinds import Kind
 
-log = structlog.get_logger()
-
 T = TypeVar("T", bound=ApiObject)
-
-Subscriber = Callable[[Change[T]], None]
 
 
 class InformerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,23 +57,8 @@ class InformerSettings(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = PAGE_SIZE
 
 
-class InformerCounts(msgspec.Struct):
-    """What happened so far, for metrics. `last_heard` is the clock's monotonic time of the last sign of life."""
-
-    lists: int = 0
-    watches: int = 0
-    failures: int = 0
-    events: int = 0
-    undecodable: int = 0
-    last_heard: float = 0.0
-
-
-class Informer(Generic[T]):
-    """A store that follows a collection while `run` runs.
-
-    `synced` is set once the store has been filled for the first time, and stays set: later trouble makes the store old,
-    never wrong or empty.
-    """
+class Informer(Collection[T]):
+    """A collection that is followed while `run` runs."""
 
     def __init__(
         self,
@@ -96,44 +74,16 @@ class Informer(Generic[T]):
         keep: Callable[[T], T] = lambda obj: obj,
     ) -> None:
         """With `keep`, what it makes of each object is kept in its place; it must be equal to the object."""
-        self.kind = kind
-        self.store: Store[T] = Store()
-        self.synced = asyncio.Event()
-        self.counts = InformerCounts(last_heard=clock.monotonic())
+        super().__init__(kind, clock=clock, keep=keep)
         self._client = client
         self._namespace = namespace
         self._params = selectors(label_selector, field_selector)
-        self._clock = clock
         self._random = random
         self._settings = settings or InformerSettings()
-        self._keep = keep
-        self._subscribers: list[Subscriber[T]] = []
         self._version = ""
         self._streams_lists = True  # until the server says that it cannot
         self._pages_next = True
         self._watching_since: float | None = None
-        self._unserved_since: float | None = None
-        self._log = log.bind(kind=kind.kind)
-
-    @property
-    def silent_s(self) -> float:
-        """For how many seconds nothing has been heard from the server. More than a few minutes: the store may be old."""
-        return self._clock.monotonic() - self.counts.last_heard
-
-    @property
-    def unserved_s(self) -> float:
-        """For how many seconds the server has answered that there is no such kind; 0 if it did not do so last."""
-        return self._clock.monotonic() - self._unserved_since if self._unserved_since is not None else 0.0
-
-    def subscribe(self, callback: Subscriber[T]) -> Callable[[], None]:
-        """Call `callback` with every change from now on, after it is in the store; first with what is there already.
-
-        The callback must be quick and must not raise. Returns a function that ends the subscription.
-        """
-        self._subscribers.append(callback)
-        for key, obj in self.store.items():
-            self._tell(callback, Change(key, None, obj))
-        return lambda: self._subscribers.remove(callback)
 
     async def run(self) -> None:
         """Follow the collection until cancelled."""
@@ -149,8 +99,7 @@ class Informer(Generic[T]):
             except NotFound as absent:
                 # When the kind is defined anew, its objects are others.
                 error, self._version = absent, ""
-                if self._unserved_since is None:
-                    self._unserved_since = self._clock.monotonic()
+                self.absent()
             except ApiError as failure:
                 error = failure  # the version at hand is as good as before
             except Exception as fault:  # noqa: BLE001 - the outermost loop; a fault of ours must not leave the store to grow old
@@ -186,12 +135,12 @@ class Informer(Generic[T]):
                 page_size=self._settings.page_size,
                 keep=self._keep,
             )
-            self._take(listed)
+            self.take(listed)
             self._pages_next = False
         self._watching_since = self._clock.monotonic()
         async with aclosing(self._watch()) as batches:
             async for batch in batches:
-                self._heard()
+                self.heard()
                 for step in batch:
                     self._apply(step)
 
@@ -202,12 +151,12 @@ class Informer(Generic[T]):
         try:
             async with aclosing(self._watch()) as batches:
                 async for batch in batches:
-                    self._heard()
+                    self.heard()
                     for step in batch:
                         if listed is None:
                             self._apply(step)
                         elif _collect(listed, step, self._keep):
-                            self._take(listed)
+                            self.take(listed)
                             listed = None
                             self._watching_since = self._clock.monotonic()
         except ApiError as error:
@@ -231,61 +180,18 @@ class Informer(Generic[T]):
             idle_timeout_s=self._settings.idle_timeout_s,
         )
 
-    def _heard(self) -> None:
-        self.counts.last_heard = self._clock.monotonic()
-        self._unserved_since = None
-
     def _watched_s(self) -> float:
         return self._clock.monotonic() - self._watching_since if self._watching_since is not None else 0.0
 
-    def _take(self, listed: Listed[T]) -> None:
+    def take(self, listed: Listed[T]) -> None:
         """Become what was listed."""
-        for what in listed.undecodable:
-            known = self.store.get(what.key)
-            if self._left_out(what) and known is not None:
-                listed.objects[what.key] = known
-        changes = self.store.swap(listed.objects)
         self._version = listed.version
-        self._heard()
-        self._log.debug("informer.listed", objects=len(self.store), changes=len(changes))
-        self._publish(changes)
-        self.synced.set()
+        super().take(listed)
 
     def _apply(self, step: Step[T]) -> None:
         """Take one event in."""
-        changes: list[Change[T]] = []
-        match step.event:
-            case Upsert(obj):
-                changes = self.store.put(self._keep(obj))
-            case Removal(key):
-                changes = self.store.remove(key)
-            case Unfit(what):
-                if not self._left_out(what):
-                    changes = self.store.remove(what.key)
-            case Bookmark():
-                pass
         self._version = step.version or self._version
-        self.counts.events += 1
-        self._publish(changes)
-
-    def _left_out(self, what: Undecodable) -> bool:
-        """Say that an object cannot be read. Whether the store holds an earlier version of that very object, which stays."""
-        self.counts.undecodable += 1
-        known = self.store.get(what.key)
-        stays = known is not None and known.metadata.uid == what.uid
-        self._log.error("informer.undecodable", key=str(what.key), error=what.error, earlier_version_stays=stays)
-        return stays
-
-    def _publish(self, changes: list[Change[T]]) -> None:
-        for change in changes:
-            for callback in tuple(self._subscribers):
-                self._tell(callback, change)
-
-    def _tell(self, callback: Subscriber[T], change: Change[T]) -> None:
-        try:
-            callback(change)
-        except Exception:  # noqa: BLE001 - one subscriber's fault must not keep the change from the others
-            self._log.exception("informer.subscriber_failed", key=str(change.key))
+        self.apply(step.event)
 
 
 def _collect(listed: Listed[T], step: Step[T], keep: Callable[[T], T]) -> bool:

@@ -19,16 +19,15 @@ from draco.kube.client import Client
 from draco.kube.clock import Clock
 from draco.kube.errors import ApiError, Forbidden, Invalid, NamespaceTerminating, NotFound
 from draco.kube.events import EventSubject, EventWriter, Happening, cut, event_name
+from draco.kube.rate_limit import Budget, RateLimit
 from draco.resources.events import Event, ObjectReference
 from draco.resources.kinds import EVENTS
 from draco.resources.texts import shown
 
 log = structlog.get_logger()
 
-_BURST = 10
-"""So many changes of one note are written as they come."""
-_REFILL_S = 60.0
-"""After them, one in so many seconds."""
+_CHANGES = RateLimit(burst=10, refill_s=60.0)
+"""So many changes of one note are written as they come; after them, one in so many seconds."""
 _KEEP_ALIVE_S = 1200.0
 """A note that stays is written again after this, well before the API server forgets Events (an hour)."""
 _REFUSED_S = 300.0
@@ -40,13 +39,9 @@ _PACE_S = 0.02
 class _Note(msgspec.Struct, frozen=True):
     said: Happening
     at_s: float
-    budget: float
+    budget: Budget
     is_known: bool = True
     """Whether the Event says just this, as far as this process knows."""
-
-    def budget_at(self, now_s: float) -> float:
-        """How many changes may be written now."""
-        return min(float(_BURST), self.budget + (now_s - self.at_s) / _REFILL_S)
 
 
 class Notes:
@@ -77,7 +72,8 @@ class Notes:
             count = event.series.count if event.series else 1
             age_s = max(0.0, (self._clock.now() - last).total_seconds()) if last else _KEEP_ALIVE_S
             said = Happening(event.message, count, first or self._clock.now(), last or self._clock.now())
-            self._said.setdefault(regarding.uid, _Note(said, self._clock.monotonic() - age_s, float(_BURST)))
+            now_s = self._clock.monotonic()
+            self._said.setdefault(regarding.uid, _Note(said, now_s - age_s, _CHANGES.unspent(now_s)))
             adopted.append(regarding)
         return adopted
 
@@ -111,8 +107,8 @@ class Notes:
             if before:
                 self._said[regarding.uid] = msgspec.structs.replace(before, is_known=False)
             raise
-        budget = before.budget_at(now_s) if before else float(_BURST)
-        self._said[regarding.uid] = _Note(said, self._clock.monotonic(), max(0.0, budget - 1))
+        budget = before.budget if before else _CHANGES.unspent(now_s)
+        self._said[regarding.uid] = _Note(said, self._clock.monotonic(), budget.spent(now_s))
         return _KEEP_ALIVE_S
 
     async def withdraw(self, regarding: ObjectReference) -> None:
@@ -142,7 +138,7 @@ def _wait_s(before: _Note | None, note: str, now_s: float) -> float:
         return 0.0
     if note == before.said.note and before.is_known:
         return before.at_s + _KEEP_ALIVE_S - now_s
-    return (1 - before.budget_at(now_s)) * _REFILL_S
+    return before.budget.wait_s(now_s)
 
 
 def _times(event: Event) -> tuple[datetime | None, datetime | None]:

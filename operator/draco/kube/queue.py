@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 from structlog.typing import FilteringBoundLogger
 
 from draco.kube.clock import Clock, wait_for
-from draco.kube.errors import Conflict
+from draco.kube.errors import ApiError, Conflict
 from draco.kube.retry import Backoff, asked_to_wait_s
 
 K = TypeVar("K", bound=Hashable)
@@ -210,6 +210,10 @@ async def _work(queue: WorkQueue[K], reconcile: Reconcile[K], log: FilteringBoun
         except Conflict as error:
             # Someone else was faster: ordinary life between controllers, not worth a traceback.
             log.info("reconcile.conflict", key=str(key), error=str(error), again_in_s=queue.retry(key))
+        except ApiError as error:
+            # What the API server says, such as that the kind is gone, is no fault of ours: its sentence tells all.
+            again_in_s = queue.retry(key, at_least_s=asked_to_wait_s(error))
+            log.warning("reconcile.failed", key=str(key), error=str(error), again_in_s=again_in_s)
         except Exception as error:
             # The outermost loop: one key's fault must not stop the others.
             again_in_s = queue.retry(key, at_least_s=asked_to_wait_s(error))

@@ -1,4 +1,4 @@
-"""Trying again: how long to wait, and a bounded retry of one call.
+"""Trying again: how long to wait, a bounded retry of one call, and one without end.
 
 Owns backoff with jitter and the list of failures worth a retry. A Conflict is not among them: it needs a fresh look, which is
 the caller's.
@@ -8,8 +8,12 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import TypeVar
 
+import structlog
+
 from draco.kube.clock import Clock
 from draco.kube.errors import ApiError, ServerError, TooManyRequests, Unreachable
+
+log = structlog.get_logger()
 
 R = TypeVar("R")
 
@@ -65,6 +69,18 @@ async def retry(
             pause_s = backoff.next(at_least_s=error.retry_after_s)
             if backoff.failures >= attempts or pause_s > longest_wait_s:
                 raise
+        await clock.sleep(pause_s)
+
+
+async def persistently(event: str, attempt: Callable[[], Awaitable[R]], *, clock: Clock, random: Random) -> R:
+    """Until it works; each failure is logged as `event`. For what there is nothing better to do than to try again."""
+    backoff = Backoff(random, base_s=0.5, cap_s=30.0)
+    while True:
+        try:
+            return await attempt()
+        except (OSError, ApiError) as error:
+            pause_s = backoff.next(at_least_s=asked_to_wait_s(error))
+            log.warning(event, error=str(error), again_in_s=round(pause_s, 1))
         await clock.sleep(pause_s)
 
 

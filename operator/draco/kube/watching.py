@@ -61,10 +61,13 @@ class Bookmark(msgspec.Struct, frozen=True):
     initial_end: bool
 
 
+Event = Upsert[T] | Removal | Unfit | Bookmark
+
+
 class Step(msgspec.Struct, Generic[T], frozen=True):
     """One event, and the version from which to resume once it has been taken in."""
 
-    event: Upsert[T] | Removal | Unfit | Bookmark
+    event: Event[T]
     version: str
 
 
@@ -185,7 +188,7 @@ def _step(kind: Kind[T], line: bytes) -> Step[T]:
         event = _event_decoder.decode(line)
         match event.type:
             case "ADDED" | "MODIFIED":
-                return _upsert(kind, event.object)
+                return upsert(kind, event.object)
             case "DELETED":
                 gone = identify(event.object, "")
                 return Step(Removal(gone.key), gone.resource_version)
@@ -201,7 +204,8 @@ def _step(kind: Kind[T], line: bytes) -> Step[T]:
         raise StreamBroken(f"a line that is no event: {error}") from error
 
 
-def _upsert(kind: Kind[T], raw: msgspec.Raw) -> Step[T]:
+def upsert(kind: Kind[T], raw: bytes | msgspec.Raw) -> Step[T]:
+    """An object that was added or changed, as the server wrote it."""
     try:
         obj = decode(kind, raw)
     except msgspec.ValidationError as error:

@@ -4,22 +4,19 @@ Owns the corrections, one small rule each, applied one after the other until non
 compiles is asked of `draco.cel`.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from draco.linting import names
-from draco.linting.accesses import Access, accesses, spelled
 from draco.linting.model import Severity
-from draco.linting.tokens import Token, chain_after, chain_before, quoted, replaced, tokens
 from draco.resources.names import NVIDIA_DRIVER
-from draco.resources.quantity import Quantity, QuantityError
-from draco.resources.semver import SemVer, SemVerError
+from draco.selectors.accesses import Access, accesses, spelled
+from draco.selectors.comparisons import by_function, quantity_meant, version_meant
+from draco.selectors.tokens import Token, chain_after, chain_before, quoted, replaced, tokens
 
 _ORDER: Final = frozenset({"<", "<=", ">", ">="})
 _COMPARISONS: Final = _ORDER | {"==", "!="}
 _METHODS: Final = frozenset({"compareTo", "isGreaterThan", "isLessThan"})
-_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE])(i?)[bB]?")
 _MOST: Final = 64
 _LEAST_MEMORY: Final = 1 << 20
 """Bytes. A device with less memory has yet to be made."""
@@ -178,7 +175,7 @@ def _comparisons(expression: str, found: list[Token], _driver: str | None) -> It
         texts = [_as(kind, side, expression) for side in (left, right)]
         if texts[0] is None or texts[1] is None:
             continue
-        wanted = f"{texts[0]}.compareTo({texts[1]}) {token.text} 0"
+        wanted = by_function(texts[0], token.text, texts[1])
         what = "a quantity" if kind == "quantity" else "a version"
         yield Complaint(
             f"{kind}-comparison",
@@ -214,7 +211,7 @@ def _as(kind: str, side: list[Token], expression: str) -> str | None:
     written = quoted(side[0]) if side[0].kind == "string" else text
     if written is None:
         return None
-    value = _quantity(written) if kind == "quantity" else _version(written)
+    value = quantity_meant(written) if kind == "quantity" else version_meant(written)
     return None if value is None else f'{"quantity" if kind == "quantity" else "semver"}("{value}")'
 
 
@@ -247,7 +244,7 @@ def _literals(expression: str, found: list[Token], _driver: str | None) -> Itera
         if written is None or (index and found[index - 1].text == "."):
             continue
         is_quantity = token.text == "quantity"
-        wanted = _quantity(written) if is_quantity else _version(written)
+        wanted = quantity_meant(written) if is_quantity else version_meant(written)
         if wanted == written:
             continue
         what = "quantity" if is_quantity else "semantic version"
@@ -278,32 +275,6 @@ def _bytes_of_memory(_expression: str, found: list[Token], _driver: str | None) 
                 f'quantity("{written}") is {written} bytes of memory: write quantity("{written}Gi") if GiB are meant',
                 None,
             )
-
-
-def _quantity(text: str) -> str | None:
-    """The quantity that is written, or was meant: 40GB is 40G to Kubernetes."""
-    try:
-        Quantity.parse(text)
-    except QuantityError:
-        match = _BYTES.fullmatch(text.strip())
-        if match is None:
-            return None
-        number, prefix, binary = match.groups()
-        prefix = prefix.upper()
-        return f"{number}{'k' if prefix == 'K' and not binary else prefix}{binary}"
-    return text
-
-
-def _version(text: str) -> str | None:
-    """The semantic version that is written, or was meant."""
-    try:
-        SemVer.parse(text)
-    except SemVerError:
-        try:
-            return str(SemVer.parse_loosely(text))
-        except SemVerError:
-            return None
-    return text
 
 
 def _replaced(expression: str, found: list[Token], access: Access, text: str) -> str:

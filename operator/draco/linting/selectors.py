@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from draco.cel import CompileError, compile_selector, new_expressions
-from draco.cel.cost import MAX_COST
+from draco.cel.bounds import MAX_COST
 from draco.cel.parse import MAX_LENGTH
 from draco.linting import names
 from draco.linting.expressions import corrected
@@ -24,6 +24,7 @@ from draco.linting.objects import (
     wanted,
 )
 from draco.resources.names import NVIDIA_DRIVER
+from draco.selectors.demands import as_operand
 
 _CONSTRAINTS: Final = ("matchAttribute", "distinctAttribute")
 
@@ -100,10 +101,7 @@ def _guarded(manifests: Sequence[Manifest], selector: Selector, expression: str)
     if len(vendors) != 1:
         return None
     driver = str(vendors.pop())
-    return (
-        driver,
-        f'device.driver == "{driver}" && {f"({expression})" if "||" in expression or "?" in expression else expression}',
-    )
+    return driver, f'device.driver == "{driver}" && {as_operand(expression)}'
 
 
 def check_constraints(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:

@@ -11,8 +11,8 @@ from draco.linting.expressions import corrected
 from draco.linting.model import Drop, Finding, Json, Manifest, Path, Put
 from draco.linting.names import CLASSES, closest
 from draco.linting.objects import is_of_group, kind_of, listed, mapping, text
+from draco.resources.taints import EFFECTS
 
-_EFFECTS: Final = ("NoSchedule", "NoExecute", "None")
 _GONE: Final = ("deviceClassName", "selectors")
 _EXACT: Final = ("driver", "pool", "device")
 
@@ -52,8 +52,8 @@ def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
                 yield Finding("taint-rule-everything", "error", message, index, ("spec",))
         taint = mapping(spec.get("taint"))
         effect = taint.get("effect")
-        if "taint" in spec and effect not in _EFFECTS:
-            likely = closest(text(effect), _EFFECTS)
+        if "taint" in spec and effect not in EFFECTS:
+            likely = closest(text(effect), EFFECTS)
             edits = ((index, Put(("spec", "taint", "effect"), likely)),) if likely else ()
             message = f"there is no effect {effect}: a device taint has NoSchedule, NoExecute or None"
             yield Finding("taint-effect", "error", message, index, ("spec", "taint", "effect"), edits)

@@ -23,6 +23,7 @@ from draco.linting.objects import (
     requests,
     text,
 )
+from draco.resources.english import agreeing
 
 _RULE_VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")
 _KINDS: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice", "DeviceTaintRule"})
@@ -141,7 +142,7 @@ def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -
                 message = f"{what} cannot stand beside firstAvailable: each of its alternatives has its own"
                 yield _found("exactly-missing", message, claim.manifest, (*request.path, beside[0]))
                 continue
-            message = f"{what} of a request {'stands' if len(beside) == 1 else 'stand'} under `exactly` since v1beta2"
+            message = f"{what} of a request {agreeing(len(beside), 'stands', 'stand')} under `exactly` since v1beta2"
             yield _found("exactly-missing", message, claim.manifest, (*request.path, beside[0]), *moved)
 
 

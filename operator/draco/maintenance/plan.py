@@ -17,6 +17,7 @@ from draco.maintenance import wording
 from draco.maintenance.matching import Scope
 from draco.maintenance.rules import isolated_board, isolates_as, maintained_device, overlapped, rule_for
 from draco.resources.claims import ResourceClaim
+from draco.resources.conditions import timed
 from draco.resources.draco import (
     DeviceMaintenance,
     DeviceMaintenanceStatus,
@@ -24,6 +25,7 @@ from draco.resources.draco import (
     MaintenancePhase,
     MaintenanceSelector,
 )
+from draco.resources.english import listed
 from draco.resources.meta import Condition, ObjectKey
 from draco.resources.names import DeviceKey
 from draco.resources.taints import BLOCKING_EFFECTS, DeviceTaintRule
@@ -32,10 +34,6 @@ CONDITION_ISOLATED = "Isolated"
 CONDITION_READY_FOR_WORK = "ReadyForWork"
 LISTED_DEVICES = 256
 """The status lists no more devices than this (the schema says the same), those in use first; the counts are always whole."""
-
-
-_DESCRIBED = 3
-"""So many rules are told one by one: a GPU that is divided has dozens."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,16 +325,8 @@ def _listed(
 def _condition(
     request: DeviceMaintenance, type_: str, status: str, reason: str, message: str, *, now: datetime
 ) -> Condition:
-    before = next((c for c in request.status.conditions if c.type == type_), None)
-    unchanged = before is not None and before.status == status and before.last_transition_time is not None
-    return Condition(
-        type=type_,
-        status=status,
-        reason=reason,
-        message=message,
-        observed_generation=request.metadata.generation,
-        last_transition_time=before.last_transition_time if before is not None and unchanged else now,
-    )
+    wanted = Condition(type=type_, status=status, reason=reason, message=message)
+    return timed(wanted, request.status.conditions, now, generation=request.metadata.generation)
 
 
 def _if_changed(request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> DeviceMaintenanceStatus | None:
@@ -344,8 +334,7 @@ def _if_changed(request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> 
 
 
 def _describe_all(rules: Sequence[DeviceTaintRule]) -> str:
-    more = f" and {len(rules) - _DESCRIBED} more rules" if len(rules) > _DESCRIBED else ""
-    return ", ".join(map(_describe, rules[:_DESCRIBED])) + more
+    return listed(map(_describe, rules), rest="more rules")
 
 
 def _describe(rule: DeviceTaintRule) -> str:

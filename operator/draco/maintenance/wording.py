@@ -6,41 +6,38 @@ Owns wording only: what is the case is decided by `plan`.
 from collections.abc import Mapping, Sequence
 
 from draco.resources.draco import DeviceMaintenance
+from draco.resources.english import NAMED, agreeing, are, counted, listed, them
 from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey
-
-_NAMED = 3
 
 
 def isolating(done: int, wanted: int) -> str:
     """How far isolation has come."""
-    return f"{done} of {_devices(wanted)} {_are(done or wanted)} isolated."
+    return f"{done} of {_devices(wanted)} {are(done or wanted)} isolated."
 
 
 def isolated(number: int) -> str:
     """All are."""
-    return f"{_devices(number)} {_are(number)} isolated by an exact taint rule each."
+    return f"{_devices(number)} {are(number)} isolated by an exact taint rule each."
 
 
 def settling(number: int) -> str:
     """No claim holds any, but one may be about to."""
-    return f"{_devices(number)} {_are(number)} isolated and free; waiting for allocations that were on their way."
+    return f"{_devices(number)} {are(number)} isolated and free; waiting for allocations that were on their way."
 
 
 def free(number: int, watchers: Sequence[str]) -> str:
     """Work may begin; `watchers` are claims with administrative access."""
-    said = f"{_devices(number)} {_are(number)} isolated and no claim holds {_them(number)}: work can start."
-    return f"{said} Only looking on, with administrative access: {_some(watchers)}." if watchers else said
+    said = f"{_devices(number)} {are(number)} isolated and no claim holds {them(number)}: work can start."
+    return f"{said} Only looking on, with administrative access: {listed(watchers)}." if watchers else said
 
 
 def in_use(held: Mapping[DeviceKey, list[str]], number: int) -> str:
     """Which are held, and by which claims."""
     examples = [
-        f"{device.device} of {device.pool} by {', '.join(names[:_NAMED])}"
-        for device, names in sorted(held.items())[:_NAMED]
+        f"{device.device} of {device.pool} by {', '.join(names[:NAMED])}" for device, names in sorted(held.items())
     ]
-    more = f" and {len(held) - len(examples)} more" if len(held) > len(examples) else ""
-    return f"{len(held)} of {_devices(number)} {_are(len(held))} still in use: {'; '.join(examples)}{more}."
+    return f"{len(held)} of {_devices(number)} {are(len(held))} still in use: {listed(examples, separator='; ')}."
 
 
 def other_gpu(replaced: Mapping[DeviceKey, tuple[str, str]]) -> str:
@@ -55,50 +52,33 @@ def other_gpu(replaced: Mapping[DeviceKey, tuple[str, str]]) -> str:
 
 def obtainable(request: DeviceMaintenance, tolerant: Sequence[ObjectKey], number: int) -> str:
     """Which claims might still be allocated one of the devices."""
-    taint, claims = request.spec.taint, _some([str(key) for key in tolerant])
-    waits, tolerates, that = ("waits", "tolerates", "it") if len(tolerant) == 1 else ("wait", "tolerate", "them")
+    taint, claims = request.spec.taint, listed(tolerant)
+    waits, tolerates = agreeing(len(tolerant), "waits", "wait"), agreeing(len(tolerant), "tolerates", "tolerate")
     return (
-        f"{_devices(number)} {_are(number)} isolated and free, but claim {claims} {waits} for devices and {tolerates} the taint "
-        f"{taint.key}:{taint.effect}: delete {that}, or set spec.taint.key to one that is not tolerated."
+        f"{_devices(number)} {are(number)} isolated and free, but claim {claims} {waits} for devices and {tolerates} the taint "
+        f"{taint.key}:{taint.effect}: delete {them(len(tolerant))}, or set spec.taint.key to one that is not tolerated."
     )
 
 
 def unheeded(devices: Sequence[DeviceKey], number: int) -> str:
     """Which devices the agents of their nodes have not published with the taint yet."""
-    nodes = _some(sorted({device.pool for device in devices}))
+    nodes = listed(sorted({device.pool for device in devices}))
     return (
-        f"{_devices(number)} {_are(number)} isolated and free; waiting for Draco's agent on {nodes} to publish "
-        f"{_some([device.device for device in devices])} with the taint, so that no partition can come without it."
+        f"{_devices(number)} {are(number)} isolated and free; waiting for Draco's agent on {nodes} to publish "
+        f"{listed([device.device for device in devices])} with the taint, so that no partition can come without it."
     )
 
 
 def giving_back(number: int, rules: int) -> str:
     """The request is finished, and so many rules are left."""
-    return f"Giving back {_devices(number)}: {_count(rules, 'taint rule')} left to delete."
+    return f"Giving back {_devices(number)}: {counted(rules, 'taint rule')} left to delete."
 
 
 def given_back(number: int) -> str:
     """The request is finished, and no rule is left."""
-    were = "was" if number == 1 else "were"
+    were = agreeing(number, "was", "were")
     return f"{_devices(number)} {were} given back." if number else "Finished; no device had been isolated."
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _devices(number: int) -> str:
-    return _count(number, "device")
-
-
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"
-
-
-def _them(number: int) -> str:
-    return "it" if number == 1 else "them"
+    return counted(number, "device")

@@ -5,6 +5,7 @@ is planned from its own report like every other.
 """
 
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,11 +35,23 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     ofa_engines: int = 0
 
 
+class PlacementId(NamedTuple):
+    """Where an instance of a GPU stands, by the numbers that NVML has for it. Two never have the same one at one time."""
+
+    profile_id: int
+    start: int
+
+
 class Placement(msgspec.Struct, frozen=True, cache_hash=True):
     """A profile at one of its starts."""
 
     profile: Profile
     start: int
+
+    @property
+    def id(self) -> PlacementId:
+        """The numbers NVML knows it by."""
+        return PlacementId(self.profile.id, self.start)
 
     @property
     def mask(self) -> int:

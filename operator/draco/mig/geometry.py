@@ -80,6 +80,10 @@ class Geometry:
         uses = self._uses[placement.profile]
         return State(state.mask | placement.mask, tuple(map(int.__add__, state.tokens, uses)), state.instances + 1)
 
+    def block(self, state: State, mask: int) -> State:
+        """The state with one more instance, of a profile that the board's table lacks: it takes its units all the same."""
+        return State(state.mask | mask, state.tokens, state.instances + 1)
+
     def remove(self, state: State, placement: Placement) -> State:
         """The state with one instance less."""
         uses = self._uses[placement.profile]

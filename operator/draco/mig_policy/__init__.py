@@ -4,9 +4,10 @@ Owns the way from what is seen of policies and nodes to what is wanted of each G
 or talk to the API server: the controller carries out what is decided here.
 
 Rooms: `rules` (a policy made ready to be asked), `matching` (whether it selects a GPU, and why not), `boards` (tables of the API
-as boards), `wishes` (what a policy wants of one GPU), `standing` (how far that is so), `decide` (one node, all of it), `promises`
-(what claims keep there all the same), `tally` (one policy's counts) and `summary` (its status), `windows` (when a GPU may be
-reset), `releases` (idle claims in the way of a waiting one), `taking_back` (whether what they hold may be taken back).
+as boards), `wishes` (what a policy wants of one GPU), `gpu_state` (how far that is so), `foresight` (what its agent will do),
+`decide` (one node, all of it), `promises` (what claims keep there all the same), `tally` (one policy's counts) and `summary` (its
+status), `windows` (when a GPU may be reset), `releases` (idle claims in the way of a waiting one), `taking_back` (whether what
+they hold may be taken back).
 """
 
 from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide

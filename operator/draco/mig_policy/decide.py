@@ -12,9 +12,9 @@ import msgspec
 
 from draco.mig.board import Board
 from draco.mig_policy.boards import boards_of
+from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
 from draco.mig_policy.matching import Answer, Verdict, verdict
 from draco.mig_policy.rules import Rules
-from draco.mig_policy.standing import Standing, Stands, standing
 from draco.mig_policy.wishes import wish
 from draco.resources.draco import GpuNode, GpuStatus, WantedGpu
 from draco.resources.slices import Device
@@ -36,7 +36,7 @@ class GpuDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     board: str = ""
     policy: str = ""
     wanted: WantedGpu | None = None
-    stands: Stands = Stands(Standing.APPLIED)
+    condition: GpuCondition = GpuCondition(LayoutState.APPLIED)
     verdicts: Mapping[str, Verdict] = {}
 
 
@@ -97,9 +97,9 @@ def _gpu(
     if wanted is not None:
         wanted = msgspec.structs.replace(wanted, reset_permitted=permits.get(owner.name, False))
     if hindered is None and wanted is not None:
-        hindered = standing(seen.gpu_node, gpu, wanted, owner.policy.spec.reset.permit)
+        hindered = condition_of(seen.gpu_node, gpu, wanted, owner.policy.spec.reset.permit)
     return msgspec.structs.replace(
-        plain, policy=owner.name, wanted=wanted, stands=hindered or Stands(Standing.CHANGING)
+        plain, policy=owner.name, wanted=wanted, condition=hindered or GpuCondition(LayoutState.CHANGING)
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from draco.mig_policy.boards import boards_of
-from draco.mig_policy.standing import switched_by_reset
+from draco.mig_policy.gpu_state import switched_by_reset
 from draco.resources.draco import GpuNode, GpuStatus, MigMode, PromisedDevice, WantedGpu
 from draco.resources.partition_names import read_partition_name
 

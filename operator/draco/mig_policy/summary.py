@@ -10,14 +10,13 @@ from datetime import datetime
 from heapq import nsmallest
 from typing import NamedTuple
 
-import msgspec
-
 from draco.mig_policy.boards import profile_names
 from draco.mig_policy.decide import GpuDecision, NodeDecision
+from draco.mig_policy.gpu_state import LayoutState
 from draco.mig_policy.matching import Answer
 from draco.mig_policy.rules import Rules
-from draco.mig_policy.standing import Standing
 from draco.mig_policy.tally import Tally
+from draco.resources.conditions import timed
 from draco.resources.draco import MigMode, MigPolicy, MigPolicyConflict, MigPolicyNode, MigPolicyStatus
 from draco.resources.meta import Condition
 
@@ -55,10 +54,10 @@ def status_of(rules: Rules, tally: Tally, now: datetime, advice: str = "") -> Mi
     conditions = [_timed(policy, condition, now) for condition in (valid, applied, conflicting)]
     return MigPolicyStatus(
         observed_generation=policy.metadata.generation,
-        gpus=tally.standings.total(),
-        applied=tally.standings[Standing.APPLIED],
-        changing=tally.standings[Standing.CHANGING],
-        failed=tally.standings[Standing.FAILED],
+        gpus=tally.states.total(),
+        applied=tally.states[LayoutState.APPLIED],
+        changing=tally.states[LayoutState.CHANGING],
+        failed=tally.states[LayoutState.FAILED],
         message=_message(valid, applied, conflicting, advice),
         conflicts=[MigPolicyConflict(policy=name, gpus=count) for name, count in sorted(tally.lost.items())][
             :_LISTED_CONFLICTS
@@ -112,25 +111,25 @@ def _applied(rules: Rules, tally: Tally) -> Condition:
     if not tally.mine:
         reason, message = _nothing(rules, tally)
         return _condition(CONDITION_APPLIED, "False", reason, message)
-    for standing, reason, being in (
-        (Standing.FAILED, "Failed", "cannot be as wanted"),
-        (Standing.CHANGING, "Changing", "not done yet"),
+    for state, reason, being in (
+        (LayoutState.FAILED, "Failed", "cannot be as wanted"),
+        (LayoutState.CHANGING, "Changing", "not done yet"),
     ):
-        if tally.standings[standing]:
-            return _condition(CONDITION_APPLIED, "False", reason, _sentence(standing, tally, being))
-    crowded = sum(each.count for message, each in tally.reasons[Standing.APPLIED].items() if message)
+        if tally.states[state]:
+            return _condition(CONDITION_APPLIED, "False", reason, _sentence(state, tally, being))
+    crowded = sum(each.count for message, each in tally.reasons[LayoutState.APPLIED].items() if message)
     room = f", {crowded} of them as far as there is room" if crowded else ""
-    return _condition(CONDITION_APPLIED, "True", "AsWanted", f"{_gpus(tally.standings.total())} as wanted{room}.")
+    return _condition(CONDITION_APPLIED, "True", "AsWanted", f"{_gpus(tally.states.total())} as wanted{room}.")
 
 
-def _sentence(standing: Standing, tally: Tally, being: str) -> str:
-    reasons = tally.reasons[standing]
+def _sentence(state: LayoutState, tally: Tally, being: str) -> str:
+    reasons = tally.reasons[state]
     message, first = max(reasons.items(), key=lambda pair: pair[1].count)
     others = f" and {first.count - 1} more" if first.count > 1 else ""
     other = "1 other reason" if len(reasons) == 2 else f"{len(reasons) - 1} other reasons"
     also = f"; {other} in status.nodes" if len(reasons) > 1 else ""
     told = f": {first.example}{others}: {message}" if message else ""
-    return f"{tally.standings[standing]} of {_gpus(tally.standings.total())} {being}{told}{also}."
+    return f"{tally.states[state]} of {_gpus(tally.states.total())} {being}{told}{also}."
 
 
 def _nothing(rules: Rules, tally: Tally) -> tuple[str, str]:
@@ -171,30 +170,24 @@ def _nodes(tally: Tally) -> list[MigPolicyNode]:
 
 
 def _node(name: str, gpus: Sequence[GpuDecision]) -> MigPolicyNode:
-    counts = Counter(each.stands.standing for each in gpus)
+    counts = Counter(each.condition.state for each in gpus)
     told = [
-        f"{each.device or each.uuid}: {each.stands.message}"
-        for each in sorted(gpus, key=lambda each: (each.stands.standing is not Standing.FAILED, each.device))
-        if each.stands.message
+        f"{each.device or each.uuid}: {each.condition.message}"
+        for each in sorted(gpus, key=lambda each: (each.condition.state is not LayoutState.FAILED, each.device))
+        if each.condition.message
     ]
     return MigPolicyNode(
         name=name,
         gpus=len(gpus),
-        applied=counts[Standing.APPLIED],
-        changing=counts[Standing.CHANGING],
-        failed=counts[Standing.FAILED],
+        applied=counts[LayoutState.APPLIED],
+        changing=counts[LayoutState.CHANGING],
+        failed=counts[LayoutState.FAILED],
         message=f"{_listed(told, separator='; ')}." if told else "",
     )
 
 
 def _timed(policy: MigPolicy, condition: Condition, now: datetime) -> Condition:
-    before = next((each for each in policy.status.conditions if each.type == condition.type), None)
-    unchanged = before is not None and before.status == condition.status
-    return msgspec.structs.replace(
-        condition,
-        observed_generation=policy.metadata.generation,
-        last_transition_time=(before.last_transition_time if before is not None and unchanged else None) or now,
-    )
+    return timed(condition, policy.status.conditions, now, generation=policy.metadata.generation)
 
 
 def _condition(type_: str, status: str, reason: str, message: str) -> Condition:

@@ -7,8 +7,8 @@ from collections import Counter
 
 from draco.mig.board import Board
 from draco.mig_policy.decide import GpuDecision, NodeDecision
+from draco.mig_policy.gpu_state import LayoutState
 from draco.mig_policy.matching import Answer, Verdict
-from draco.mig_policy.standing import Standing
 
 _UNASKED = Verdict(Answer.UNKNOWN)
 
@@ -49,9 +49,9 @@ class Tally:
         """GPUs that it selects and others have, by policy."""
         self.mine: dict[str, list[GpuDecision]] = {}
         """Its GPUs, by node."""
-        self.standings: Counter[Standing] = Counter()
+        self.states: Counter[LayoutState] = Counter()
         """How its GPUs stand."""
-        self.reasons: dict[Standing, dict[str, Reason]] = {each: {} for each in Standing}
+        self.reasons: dict[LayoutState, dict[str, Reason]] = {each: {} for each in LayoutState}
         """Why its GPUs stand so, by message."""
         self.ranks: list[tuple[bool, bool, str]] = []
         """Its nodes in a form that sorts the worst first: whether nothing has failed, whether nothing changes, and the name."""
@@ -85,14 +85,14 @@ class Tally:
     def _have(self, decision: NodeDecision, mine: list[GpuDecision]) -> None:
         self.mine[decision.node] = mine
         for gpu in mine:
-            standing, message = gpu.stands
-            self.standings[standing] += 1
-            reasons = self.reasons[standing]
+            state, message = gpu.condition
+            self.states[state] += 1
+            reasons = self.reasons[state]
             if message not in reasons:
                 reasons[message] = Reason()
             reasons[message].add(decision.node, gpu)
-        standings = {gpu.stands.standing for gpu in mine}
-        self.ranks.append((Standing.FAILED not in standings, Standing.CHANGING not in standings, decision.node))
+        states = {gpu.condition.state for gpu in mine}
+        self.ranks.append((LayoutState.FAILED not in states, LayoutState.CHANGING not in states, decision.node))
         for board in decision.boards.values():
             self.boards[id(board)] = board
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from draco.mig.board import Board, Placement
 from draco.mig.layouts import LayoutError, LayoutItem, resolve
 from draco.mig_policy.boards import profile_names
-from draco.mig_policy.standing import Standing, Stands
+from draco.mig_policy.gpu_state import GpuCondition, LayoutState
 from draco.resources.draco import (
     GpuMig,
     InstanceUse,
@@ -30,7 +30,7 @@ class Wish(NamedTuple):
     """What is wanted; or why it cannot be said, and then the GPU stays as it is."""
 
     wanted: WantedGpu | None
-    hindered: Stands | None = None
+    hindered: GpuCondition | None = None
 
 
 def wish(policy: MigPolicy, uuid: str, mig: GpuMig, board: Board | None) -> Wish:
@@ -40,17 +40,17 @@ def wish(policy: MigPolicy, uuid: str, mig: GpuMig, board: Board | None) -> Wish
         return Wish(plain)
     if board is None:
         # Some drivers tell what fits on a board only once MIG is on, so that comes first.
-        return Wish(plain) if not mig.enabled else _cannot(Standing.CHANGING, "its agent has not reported its board")
+        return Wish(plain) if not mig.enabled else _cannot(LayoutState.CHANGING, "its agent has not reported its board")
     return _static(policy, plain, mig, board) if policy.spec.mode is MigMode.STATIC else _dynamic(policy, plain, board)
 
 
 def _static(policy: MigPolicy, plain: WantedGpu, mig: GpuMig, board: Board) -> Wish:
     layout = next((each for each in policy.spec.layouts if each.name == policy.spec.layout), None)
     if layout is None:
-        return _cannot(Standing.FAILED, f"spec.layouts has no layout named {policy.spec.layout}")
+        return _cannot(LayoutState.FAILED, f"spec.layouts has no layout named {policy.spec.layout}")
     placed = _placed(board, tuple(layout.instances), _present(mig, board))
     if isinstance(placed, str):
-        return _cannot(Standing.FAILED, f"layout {layout.name}: {placed}")
+        return _cannot(LayoutState.FAILED, f"layout {layout.name}: {placed}")
     return Wish(_with(plain, layout=list(placed)))
 
 
@@ -59,7 +59,7 @@ def _dynamic(policy: MigPolicy, plain: WantedGpu, board: Board) -> Wish:
     profiles = [name for name in policy.spec.profiles if name in has]
     if policy.spec.profiles and not profiles:
         names = ", ".join(profile_names({"": board}))
-        return _cannot(Standing.FAILED, f"its board has none of spec.profiles; it has {names}")
+        return _cannot(LayoutState.FAILED, f"its board has none of spec.profiles; it has {names}")
     warm = [each for each in policy.spec.warm if each.profile in has]
     return Wish(_with(plain, profiles=profiles, warm=warm))
 
@@ -81,8 +81,8 @@ def _with(
     )
 
 
-def _cannot(standing: Standing, message: str) -> Wish:
-    return Wish(None, Stands(standing, message.rstrip(".")))
+def _cannot(state: LayoutState, message: str) -> Wish:
+    return Wish(None, GpuCondition(state, message.rstrip(".")))
 
 
 def _present(mig: GpuMig, board: Board) -> frozenset[Placement]:

@@ -133,13 +133,14 @@ class Pod(ApiStruct, frozen=True, kw_only=True):
         return [ObjectKey(self.metadata.namespace, name) for name in names if name]
 
     @property
+    def pending(self) -> bool:
+        """Whether it is alive and none of its containers has started yet."""
+        return self.metadata.deletion_timestamp is None and self.status.phase in {"", "Pending"}
+
+    @property
     def waits(self) -> bool:
         """Whether it is alive and has no node yet."""
-        return (
-            self.metadata.deletion_timestamp is None
-            and not self.spec.node_name
-            and self.status.phase in {"", "Pending"}
-        )
+        return self.pending and not self.spec.node_name
 
 
 class NodeTaint(ApiStruct, frozen=True, kw_only=True):

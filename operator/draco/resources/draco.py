@@ -198,6 +198,8 @@ class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):
     pool_generation: int = 0
     prepared_claims: int | None = None
     gpu_count: int | None = None
+    mig_gpu_count: int | None = None
+    mig_instance_count: int | None = None
     gpus: list[GpuStatus] = []
     boards: list[BoardTable] = []
     conditions: list[Condition] = []

@@ -23,7 +23,7 @@ from draco.resources.classes import DeviceClass
 from draco.resources.manifests import Object
 from draco.resources.semver import SemVer, SemVerError
 from draco.resources.slices import Device, DeviceAttribute, ResourceSlice, ResourceSliceSpec
-from draco.resources.taints import DeviceTaint, DeviceTaintRule, DeviceToleration
+from draco.resources.taints import EFFECTS, DeviceTaint, DeviceTaintRule, DeviceToleration
 
 _LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
@@ -42,7 +42,6 @@ _MAX_ALTERNATIVES: Final = 8
 _MAX_SELECTORS: Final = 32
 _MAX_EXPRESSION: Final = 10 * 1024
 _MAX_INT64: Final = 2**63 - 1
-_EFFECTS: Final = frozenset({"None", "NoSchedule", "NoExecute"})
 
 
 def refusal(item: Object) -> str:
@@ -159,7 +158,7 @@ def _is_version(text: str) -> bool:
 def _taint(taint: DeviceTaint, where: str) -> Iterator[str]:
     if not taint.key:
         yield f"{where}.key is empty: name the taint"
-    if taint.effect not in _EFFECTS:
+    if taint.effect not in EFFECTS:
         yield f'{where}.effect "{_short(taint.effect)}" is unknown: write None, NoSchedule or NoExecute'
 
 
@@ -204,7 +203,7 @@ def _toleration(toleration: DeviceToleration, where: str) -> Iterator[str]:
         yield f'{where}.operator "{_short(toleration.operator)}" is unknown: write Exists or Equal'
     elif toleration.operator == "Exists" and toleration.value:
         yield f"{where}.value must be empty where the operator is Exists"
-    if toleration.effect and toleration.effect not in _EFFECTS:
+    if toleration.effect and toleration.effect not in EFFECTS:
         yield f'{where}.effect "{_short(toleration.effect)}" is unknown: write NoSchedule or NoExecute, or leave it out'
 
 

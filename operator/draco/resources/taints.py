@@ -1,7 +1,7 @@
 """Device taints, tolerations, and DeviceTaintRule.
 
-Owns their structs, the matching of one toleration against one taint, and of one selector against one device. Does not know which
-devices a rule hits: that needs an inventory.
+Owns their structs, how a taint is written, the matching of one toleration against one taint, and of one selector against one
+device. Does not know which devices a rule hits: that needs an inventory.
 """
 
 from datetime import datetime
@@ -10,8 +10,11 @@ from draco.resources.base import ApiStruct
 from draco.resources.meta import Condition, ObjectMeta
 from draco.resources.names import DeviceKey
 
+EFFECTS = ("NoSchedule", "NoExecute", "None")
+"""What a device taint can do, as far as is known."""
 BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
-"""Effects that keep new claims away. Any other one, None and those unknown included, is only a note on the device."""
+"""Effects that keep new claims away (and of a node's taints, new pods). Any other one, None and those unknown included, is only a
+note."""
 TAINTS_PER_DEVICE = 4
 """A slice has no more of them for a device: older API servers take no more."""
 
@@ -23,6 +26,11 @@ class DeviceTaint(ApiStruct, frozen=True, kw_only=True):
     effect: str
     value: str = ""
     time_added: datetime | None = None
+
+
+def taint_text(key: str, value: str, effect: str) -> str:
+    """A taint of a device or a node as kubectl writes it."""
+    return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
 
 
 class DeviceToleration(ApiStruct, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ class NodeShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeObject:
-    """One Node and its Lease, kept as kubelet keeps them."""
+    """One Node and its Lease, kept as kubelet keeps them. Without a `kubelet_port` the Node names none."""
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class NodeObject:
         random: Random,
         lease_s: int = 40,
         renew_s: float = 10.0,
+        kubelet_port: int = 0,
     ) -> None:
         self.name = name
         self._client = client
@@ -55,6 +56,7 @@ class NodeObject:
         self._random = random
         self._lease_s = lease_s
         self._renew_s = renew_s
+        self._kubelet_port = kubelet_port
         self._uid = ""
 
     async def register(self) -> None:
@@ -138,6 +140,7 @@ class NodeObject:
                     {"type": "InternalIP", "address": node_ip(self.name)},
                     {"type": "Hostname", "address": self.name},
                 ],
+                "daemonEndpoints": {"kubeletEndpoint": {"Port": self._kubelet_port}} if self._kubelet_port else {},
                 "conditions": [
                     {
                         "type": name,

@@ -7,8 +7,8 @@ trouble on one stays there. What each part does is its own module's business.
 import asyncio
 import resource
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -29,9 +29,11 @@ from draco.resources.errors import DracoError
 from draco.resources.names import NVIDIA_DRIVER, NodeName
 from draco.simulator import boards, procfs, state, sysfs
 from draco.simulator.kubelet import Kubelet, KubeletSettings
+from draco.simulator.kubelet_port import ServingCertificate, answering
 from draco.simulator.node_object import NodeObject, NodeShape
 from draco.simulator.nvml import SimulatedNvml
 from draco.simulator.podfeed import PodFeed
+from draco.simulator.pods import node_ip
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +50,7 @@ class TooLongForSockets(DracoError):
 class SimulatedNodes(msgspec.Struct, frozen=True, kw_only=True):
     """Which nodes to run: `<prefix>-<first>` and so on, `count` of them, alike, each with a folder of its own below `root`.
 
-    `starting_at_once` bounds how many are on their way up at one time.
+    `starting_at_once` bounds how many are on their way up at one time. Without `serving` nobody answers on kubelet's port.
     """
 
     root: Path
@@ -62,6 +64,7 @@ class SimulatedNodes(msgspec.Struct, frozen=True, kw_only=True):
     shape: NodeShape = NodeShape()
     wipe_after_s: float = 30.0
     starting_at_once: int = 8
+    serving: ServingCertificate | None = None
 
     def names(self) -> list[NodeName]:
         """The nodes' names."""
@@ -86,11 +89,16 @@ async def run_nodes(nodes: SimulatedNodes, client: Client, *, clock: Clock, rand
     events = EventRecorder(client, controller="kubelet", instance="simulated-nodes", clock=clock, random=random)
     feed = PodFeed(client, events=events, clock=clock, random=random)
     starting = asyncio.Semaphore(nodes.starting_at_once)
-    async with asyncio.TaskGroup() as tasks:
+    async with AsyncExitStack() as stack:
+        ports: Mapping[str, int] = {}
+        if nodes.serving:
+            ports = await stack.enter_async_context(answering(map(node_ip, nodes.names()), nodes.serving))
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
         tasks.create_task(events.run(), name="events")
         tasks.create_task(feed.run(), name="pods")
         for name in nodes.names():
-            node = partial(SimulatedNode, name, nodes, client, feed=feed, clock=clock, random=random)
+            port = ports.get(node_ip(name), 0)
+            node = partial(SimulatedNode, name, nodes, client, feed=feed, clock=clock, random=random, kubelet_port=port)
             tasks.create_task(_keep(node, starting, clock), name=f"node {name}")
 
 
@@ -111,7 +119,15 @@ class SimulatedNode:
     """One node: its files below `root`/<name>, its kubelet stand-in and its agent. Run it once."""
 
     def __init__(
-        self, name: NodeName, nodes: SimulatedNodes, client: Client, *, feed: PodFeed, clock: Clock, random: Random
+        self,
+        name: NodeName,
+        nodes: SimulatedNodes,
+        client: Client,
+        *,
+        feed: PodFeed,
+        clock: Clock,
+        random: Random,
+        kubelet_port: int = 0,
     ) -> None:
         self.name = name
         self.root = nodes.root.absolute() / name
@@ -126,7 +142,7 @@ class SimulatedNode:
                 node_name=name, root=self.root, noop_drivers=nodes.noop_drivers, wipe_after_s=nodes.wipe_after_s
             ),
             client,
-            node=NodeObject(name, client, shape=nodes.shape, clock=clock, random=random),
+            node=NodeObject(name, client, shape=nodes.shape, clock=clock, random=random, kubelet_port=kubelet_port),
             clock=clock,
             wake=lambda pod: feed.wake(name, pod),
             complain=feed.complain,
@@ -199,11 +215,26 @@ class SimulatedNode:
 @click.option(
     "--noop-driver", "noop_drivers", multiple=True, help="A driver whose devices need no preparation (may be repeated)."
 )
+@click.option(
+    "--kubelet-certificate",
+    "serving",
+    nargs=2,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="CERTIFICATE KEY",
+    help="Answer on kubelet's port, with this certificate.  [default: nobody answers there]",
+)
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
-def main(kubeconfig: Path | None, noop_drivers: tuple[str, ...], log_level: str, **options: Any) -> None:
+def main(
+    kubeconfig: Path | None,
+    noop_drivers: tuple[str, ...],
+    serving: tuple[Path, Path] | None,
+    log_level: str,
+    **options: Any,
+) -> None:
     """Join simulated GPU nodes to a cluster and keep them running until stopped."""
     configure_log(log_level)
-    nodes = SimulatedNodes(noop_drivers=frozenset(noop_drivers), **options)
+    certificate = ServingCertificate(*serving) if serving else None
+    nodes = SimulatedNodes(noop_drivers=frozenset(noop_drivers), serving=certificate, **options)
     try:
         asyncio.run(_main(nodes, kubeconfig))
     except DracoError as error:

@@ -132,13 +132,16 @@ def blocked_status(pod: Pod, blocked: PodBlocked, *, node_ip: str, at: datetime)
 
 
 def pod_ip(uid: str) -> str:
-    """An address for a pod that has no network: stable for its uid, in the range that providers keep for themselves."""
-    return _address("100.64.0.0/11", uid)
+    """An address for a pod that has no network: stable for its uid, in the range that is reserved and nobody's.
+
+    Not one of loopback: Kubernetes lets no EndpointSlice have these.
+    """
+    return _address("240.0.0.0/5", uid)
 
 
 def node_ip(name: str) -> str:
-    """The same for a node."""
-    return _address("100.96.0.0/11", name)
+    """An address for a node, stable for its name: one of loopback, where what answers for it can listen."""
+    return _address("127.64.0.0/10", name)
 
 
 def _address(network: str, seed: str) -> str:

@@ -54,8 +54,15 @@ class Accidents(LifeOfClaims):
         # One that lost its compute instance to somebody is of no use: it may go.
         self.alive &= frozenset(instance["serial"] for _, instance in seen.instances() if instance["compute"])
         self.left |= {_place(*each) for each in before.instances() if each[1]["serial"] not in seen.serials()}
+        self._bare_ones(seen)
         self.current = self.current and not moves
         return True
+
+    def _bare_ones(self, seen: observer.Seen) -> None:
+        """A bare one with the same number in the same place might be what is left of one of ours: nothing tells them apart."""
+        bare = {one["serial"] for gpu, one in seen.instances() if not one["compute"] and _place(gpu, one) in self.left}
+        self.unclaimed |= self.foreign & bare
+        self.foreign -= bare
 
     @accident(
         order=st.permutations((0, 1, 2)), keep_specs=st.booleans(), capabilities=st.sampled_from((None, None, 5, 700))
@@ -76,6 +83,8 @@ class Accidents(LifeOfClaims):
             shutil.rmtree(self.folder / "cdi")
             (self.folder / "cdi").mkdir()
         self._others()
+        if self.damaged:
+            self._forgotten()
 
     @accident(
         pick=NUMBERS,
@@ -176,17 +185,11 @@ class Accidents(LifeOfClaims):
 
     def _make(self, gpu: int | str, profile: str, start: int | None, compute: Literal["whole", "none"]) -> None:
         before = observer.look(self.folder).serials()
-        left = self.left
         make = partial(by_hand.create_instance, self.path, gpu, profile, start=start, compute=compute)
         self._happens(f"make by hand{'' if compute == 'whole' else ', bare'}", make, moves=False, disturbs=False)
-        for board, instance in observer.look(self.folder).instances():
-            if instance["serial"] in before:
-                continue
-            # A bare one with the same number in the same place might be what is left of one of ours: nothing tells them apart.
-            if not instance["compute"] and _place(board, instance) in left:
-                self.unclaimed |= {instance["serial"]}
-            else:
-                self.foreign |= {instance["serial"]}
+        seen = observer.look(self.folder)
+        self.foreign |= seen.serials() - before
+        self._bare_ones(seen)
 
     @accident(pick=NUMBERS, mode=st.sampled_from((None, None, 0, 1)))
     def undo_by_hand(self, pick: int, mode: int | None) -> None:

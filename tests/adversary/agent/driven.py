@@ -15,7 +15,7 @@ from unittest import mock
 
 import msgspec
 
-from draco.agent import app, hardware, lanes
+from draco.agent import app, hardware, lanes, parts
 from draco.agent.api import dra_v1_pb2
 from draco.agent.dra_service import DraService
 from draco.agent.nvml import Nvml
@@ -108,8 +108,8 @@ class Driven:
         with (
             mock.patch.object(lanes, "Lane", self.threads.lane),
             mock.patch.object(hardware, "Lane", self.threads.lane),
-            mock.patch.object(app, "DraService", Noted),
-            mock.patch.object(app, "Hardware", Listening),
+            mock.patch.object(parts, "DraService", Noted),
+            mock.patch.object(parts, "Hardware", Listening),
         ):
             library = AtOnce(gpus, step=self._step)
             client: Any = source
@@ -133,7 +133,7 @@ class Driven:
     @property
     def ready(self) -> bool:
         """Whether kubelet finds its socket."""
-        return self.agent._plugin.serving.is_set()
+        return self.agent.parts.plugin.serving.is_set()
 
     def start(self, wanted: dict[Any, WantedGpu]) -> None:
         """As the program does; and it is taken that the API server was asked what it can do.
@@ -150,7 +150,7 @@ class Driven:
 
     def want(self, wanted: dict[Any, WantedGpu]) -> None:
         """What policies want of GPUs, as the operator would have written it into the GpuNode."""
-        keeper = self.agent._dividing.keeper
+        keeper = self.agent.parts.dividing.keeper
         touched = set(wanted) | set(keeper.wanted or {})
         keeper.wanted = dict(wanted)
         keeper.known.set()
@@ -212,8 +212,8 @@ class Driven:
         """What it would publish now, as JSON; None while it would publish nothing."""
         if not self.ready:
             return None
-        self._run(self.agent._offers._reconcile(""))
-        wanted = self.agent._publisher._wanted
+        self._run(self.agent.parts.offers._reconcile(""))
+        wanted = self.agent.parts.publisher._wanted
         if wanted is None:
             return None
         devices, counters = (msgspec.json.decode(msgspec.json.encode(part)) for part in wanted)

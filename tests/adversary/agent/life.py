@@ -203,11 +203,14 @@ class LifeOfAgent(Node):
         fired[f"damage: {how}"] += 1
         self.damaged = True
         seen = observer.look(self.folder)
-        specs = {one.claim for one in seen.given}
         # Of an instance that was being made nobody may know any more whose it was: then it is left alone.
         self.unclaimed |= seen.serials() - {seen.serial(one.uuid) for one in seen.given}
+        self._forgotten()
+
+    def _forgotten(self) -> None:
+        """The record is damaged. A claim of which neither a spec nor the API server tells is nobody's, nor has a container it."""
+        specs = {one.claim for one in observer.look(self.folder).given}
         for claim in self.claims.values():
-            # Where neither a spec nor the API server tells of a claim, nobody can know of it; nor can a container have it.
             if claim.told and claim.uid not in specs and not self.source.reported(claim.name):
                 claim.told, claim.unsure = False, True
 

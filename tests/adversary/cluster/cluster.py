@@ -60,6 +60,8 @@ class Cluster:
     running: set[str] = field(default_factory=set)
     stopped: set[str] = field(default_factory=set)
     """Replicas that run and do nothing, until they are let go on."""
+    fresh_until: dict[str, float] = field(default_factory=dict)
+    """Until when a replica has not watched the lease for long enough to take it, in monotonic seconds."""
 
     @classmethod
     def up(cls, folder: Path) -> "Cluster":
@@ -151,7 +153,7 @@ class Cluster:
         ]
         argv += ["--listen", f"127.0.0.1:{ports.pick(taken=frozenset({self.plane.port}))}"]
         self._start(name, argv)
-        self.observer.up("replicas", grace_s=REPLICA_GRACE_S)
+        self._comes_up(name)
 
     def _start(self, name: str, argv: list[object]) -> None:
         record = self.processes.start(
@@ -188,13 +190,22 @@ class Cluster:
             return False
         os.kill(pid, signal.SIGCONT)
         self.stopped.discard(name)
-        self.observer.up("replicas", grace_s=REPLICA_GRACE_S)
+        self._comes_up(name)
         return True
 
     def _count_replicas(self) -> None:
         """Whether any replica is there that could take the lease. One that starts has to watch it for as long as it lasts."""
-        if not (self.running - self.stopped) & set(REPLICAS):
+        now = time.monotonic()
+        there = [self.fresh_until.get(name, now) - now for name in (self.running - self.stopped) & set(REPLICAS)]
+        able_in_s = min(there, default=None)
+        if able_in_s is None or able_in_s > 0:
             self.observer.down("replicas")
+        if able_in_s is not None and able_in_s > 0:
+            self.observer.up("replicas", grace_s=able_in_s)
+
+    def _comes_up(self, name: str) -> None:
+        self.fresh_until[name] = time.monotonic() + REPLICA_GRACE_S
+        self.observer.up("replicas", grace_s=REPLICA_GRACE_S)
 
     def revive(self) -> list[str]:
         """Start again what does not run: what was killed, and what ended by itself, as Kubernetes would."""

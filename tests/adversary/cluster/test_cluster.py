@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.adversary.cluster.cluster import REPLICAS, Cluster
+from tests.adversary.cluster.cluster import REPLICA_GRACE_S, REPLICAS, Cluster
 
 
 @pytest.fixture
@@ -42,6 +42,19 @@ def test_a_leader_that_is_stopped_while_the_other_replica_is_killed_leaves_nobod
     assert told(cluster, "down") == ["replicas"]
     assert cluster.let_go_on(leader, process)
     assert told(cluster, "up") == ["replicas"]
+
+
+def test_a_replica_that_has_just_started_is_nobody_who_could_take_the_lease_at_once(
+    cluster: Cluster, process: int
+) -> None:
+    fresh, other = REPLICAS
+    cluster.start_operator(fresh)
+    assert told(cluster, "down") == []
+    cluster.kill(other)
+    assert told(cluster, "down") == ["replicas"]
+    recovers = cluster.observer.up.call_args  # type: ignore[attr-defined]
+    assert recovers.args == ("replicas",)
+    assert 0 < recovers.kwargs["grace_s"] <= REPLICA_GRACE_S
 
 
 def test_a_replica_goes_on_once_and_only_if_it_is_still_the_same(cluster: Cluster, process: int) -> None:

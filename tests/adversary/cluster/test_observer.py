@@ -443,24 +443,32 @@ def told(note: str) -> tuple[str, Document]:
 SICK = {"node": {"gpus": [{"error": 15}]}}
 REST = {
     "nobody says why": (True, a_pod(), []),
-    "it is said why": (False, a_pod(), [told("Cannot be allocated: all 4 devices are in use by other claims.")]),
-    "it is said to fit": (True, a_pod(), [told("The devices are there: all claims can be allocated on node.")]),
-    "a taint that is nowhere": (True, a_pod(), [told("Cannot be allocated: the only device is tainted k:NoSchedule.")]),
+    "it is said why": (False, a_pod(), [told("All 4 devices that request gpu selects are in use by other claims.")]),
+    "it is said to fit": (True, a_pod(), [told("All claims can be allocated on node.")]),
+    "a taint that is nowhere": (
+        True,
+        a_pod(),
+        [told("The only device that request gpu selects is tainted with k:NoSchedule.")],
+    ),
     "a taint that is there": (
         False,
         a_pod(),
-        [told("Cannot be allocated: the only device is tainted k=v:NoSchedule."), ("rule", a_rule()), PARTS],
+        [told("The only device that request gpu selects is tainted with k=v:NoSchedule."), ("rule", a_rule()), PARTS],
     ),
-    "a holder that holds nothing": (True, a_pod(), [told("Cannot be allocated: in use by default/c1 (pod x).")]),
+    "a holder that holds nothing": (
+        True,
+        a_pod(),
+        [told("The only device that request gpu selects is in use by default/c1 (pod x).")],
+    ),
     "a holder that holds": (
         False,
         a_pod(),
-        [told("Cannot be allocated: in use by default/c1 (pod x)."), ("claim", a_claim(1, "a"))],
+        [told("The only device that request gpu selects is in use by default/c1 (pod x)."), ("claim", a_claim(1, "a"))],
     ),
     "another class is missing": (
         True,
         a_pod(message="request r: device class no.such does not exist"),
-        [told("Cannot be allocated: all devices are in use by other claims.")],
+        [told("All 2 devices that request gpu selects are in use by other claims.")],
     ),
     "it runs": (False, a_pod(phase="Running", node="node"), []),
     "a sick GPU is refused": (

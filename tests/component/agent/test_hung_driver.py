@@ -19,8 +19,8 @@ PART = "gpu-0-mig-1g10gb-19-0"
 
 async def readable(node: SimulatedNode) -> tuple[str, str, str]:
     found = await node.client.get(GPU_NODES, ObjectKey("", node.name))
-    [one] = [one for one in found.status.conditions if one.type == "Readable"]
-    return one.status, one.reason, one.message
+    told = [(one.status, one.reason, one.message) for one in found.status.conditions if one.type == "Readable"]
+    return told[0] if told else ("", "", "not reported yet")
 
 
 async def prepared(node: SimulatedNode, claim: Any) -> str:

@@ -76,6 +76,39 @@ async def want(node: SimulatedNode, mode: MigMode, **fields: Any) -> None:
     )
 
 
+async def test_kubectl_shows_how_a_node_is_divided(node: SimulatedNode) -> None:
+    claim = await node.claim(SMALL)
+    async with node.running():
+        await node.register()
+        assert not await error_of(node, "prepare", claim)
+        shown = await eventually(lambda: table(node, Instances=1))
+        assert [*shown] == [
+            "Name",
+            "Ready",
+            "GPUs",
+            "MIG",
+            "Instances",
+            "Driver",
+            "Prepared",
+            "Age",
+            "DRA-Driver",
+            "Agent",
+        ]
+        assert [shown[name] for name in ("GPUs", "MIG", "Instances", "Prepared")] == [1, 1, 1, 1]
+
+
+async def table(node: SimulatedNode, **wanted: int) -> dict[str, Any] | None:
+    """What `kubectl get gpunode -o wide` prints, once it says what is wanted."""
+    accept = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
+    connection = node.client.connection
+    url = f"{connection.server}{GPU_NODES.path(ObjectKey('', node.name))}"
+    async with connection.lend_session() as session, session.get(url, headers=accept) as answer:
+        found = await answer.json()
+    columns = [each["name"] for each in found.get("columnDefinitions", ())]
+    shown = dict(zip(columns, found["rows"][0]["cells"], strict=True)) if columns else {}
+    return shown if wanted.items() <= shown.items() else None
+
+
 async def test_a_partition_is_prepared_reported_and_given_up(node: SimulatedNode) -> None:
     claim = await node.claim(SMALL)
     async with node.running():

@@ -101,6 +101,7 @@ async def test_killed_it_starts_again_on_what_it_left(node: SimulatedNode, serve
         ("other", "Driver gpu.nvidia.com is already served on this node by "),
         ("agent", f"Another Draco agent (process {os.getpid()}) works with "),
     ],
+    ids=["another driver", "another agent"],  # not the process's number, which differs between workers
 )
 async def test_beside_another_plugin_it_ends_with_a_sentence(
     node: SimulatedNode, served: ControlPlane, state: str, sentence: str

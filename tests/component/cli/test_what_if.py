@@ -14,9 +14,11 @@ from click.testing import CliRunner, Result
 
 from draco import cli
 from draco.cli.explain import command as explain_command
-from draco.cli.live import read_fleet
+from draco.cli.live import read_cluster
 from draco.cli.simulate import command as simulate_command
 from draco.cluster.controlplane import ControlPlane
+from draco.kube.client import Client
+from draco.kube.kubeconfig import connect
 from draco.resources.limits import refusal
 from draco.resources.manifests import decode
 from tests.doubles.faultproxy import FaultProxy, answer
@@ -111,7 +113,8 @@ def test_a_claim_that_is_not_made_yet_is_what_a_pod_waits_for(api_server: Contro
 
 
 async def test_the_release_of_the_cluster_is_known(api_server: ControlPlane) -> None:
-    live = await read_fleet(api_server.kubeconfig)
+    async with Client(await connect(api_server.kubeconfig)) as client:
+        live = await read_cluster(client)
     version = call(api_server, "GET", "/version")
     assert live.kubernetes_minor == int(version["minor"])
 

@@ -1,25 +1,32 @@
-"""Kopf on a real API server: its handlers wake, it writes nothing, and its end is not ours."""
+"""Kopf on a real API server: what it sees is known, what it misses is found, it writes nothing, and its end is not ours."""
 
 import asyncio
 import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 
 from draco.cluster.controlplane import ControlPlane
-from draco.controller.kopf_thread import OwnKinds
+from draco.controller.kopf_thread import KopfThread
+from draco.controller.own_kinds import OwnKind
 from draco.kube.client import Client
-from draco.kube.connection import Connection
+from draco.kube.clock import SystemClock
+from draco.kube.connection import Connect, Connection
 from draco.kube.errors import Unreachable
 from draco.kube.kubeconfig import connect
 from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco.resources.meta import ObjectKey
 from tests.component.controller.replicas import an_operator, until
+from tests.component.kube.support import eventually
+from tests.doubles.faultproxy import Action, FaultProxy, answer, error_event, watches
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -31,26 +38,37 @@ class RecordingConnection(Connection):
         self.__dict__.update(real.__dict__)
         self._methods = methods
 
-    def lend_session(self) -> aiohttp.ClientSession:
-        session = super().lend_session()
-        trace = aiohttp.TraceConfig()
-        trace.on_request_start.append(self._keep)
-        trace.freeze()
-        session.trace_configs.append(trace)
-        return session
+    def lend_session(self, *middlewares: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
+        return super().lend_session(*middlewares, self._keep)
 
-    async def _keep(self, _: Any, __: Any, started: aiohttp.TraceRequestStartParams) -> None:
-        self._methods.append(started.method)
+    async def _keep(self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        self._methods.append(request.method)
+        return await send(request)
+
+
+class Lab:
+    """Kopf in its thread, and what it feeds. Nothing is listed but by Kopf unless `lists`."""
+
+    def __init__(self, client: Client, connect: Connect) -> None:
+        self.requests: OwnKind[Any] = OwnKind(client, DEVICE_MAINTENANCES, clock=SystemClock(), random=Random(1))
+        self.kopf = KopfThread(connect, {DEVICE_MAINTENANCES: self.requests})
+        self.changes: list[tuple[str, str]] = []
+        self.requests.subscribe(lambda change: self.changes.append((change.key.name, threading.current_thread().name)))
+
+    def knows(self, key: ObjectKey) -> bool:
+        return key in self.requests.store
 
 
 @asynccontextmanager
-async def running(own_kinds: OwnKinds) -> AsyncIterator["asyncio.Task[None]"]:
-    task = asyncio.create_task(own_kinds.run())
+async def running(lab: Lab, *, lists: bool = False) -> AsyncIterator["asyncio.Task[None]"]:
+    task = asyncio.create_task(lab.kopf.run())
+    tasks = {task, asyncio.create_task(lab.requests.run())} if lists else {task}
     try:
         yield task
     finally:
-        task.cancel()
-        await asyncio.wait({task})
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)
 
 
 async def a_request(client: Client) -> tuple[ObjectKey, str]:
@@ -67,43 +85,69 @@ async def raw(client: Client, key: ObjectKey) -> dict[str, Any]:
     return decoded
 
 
-async def test_its_handler_wakes_for_what_exists_and_what_comes_and_kopf_writes_nothing(
+async def test_what_exists_and_what_happens_is_known_from_kopf_which_writes_nothing(
     served: ControlPlane, client: Client
 ) -> None:
-    woken: list[tuple[str, str]] = []
     methods: list[str] = []
 
     async def recorded() -> Connection:
         return RecordingConnection(await connect(served.kubeconfig), methods)
 
-    there, there_uid = await a_request(client)
-    own_kinds = OwnKinds(
-        recorded, {DEVICE_MAINTENANCES: lambda uid: woken.append((uid, threading.current_thread().name))}
-    )
-    async with running(own_kinds):
-
-        async def has_woken(uid: str, times: int) -> bool:
-            return [each for each, _ in woken].count(uid) >= times
-
-        await until(lambda: has_woken(there_uid, 1), what="the wake-up for what exists")
-        came, came_uid = await a_request(client)
-        await until(lambda: has_woken(came_uid, 1), what="the wake-up for what came")
-        await client.patch(DEVICE_MAINTENANCES, came, {"spec": {"reason": "changed"}})
-        changed = await raw(client, came)
-        await until(lambda: has_woken(came_uid, 2), what="the wake-up for a change")
-    assert {thread for _, thread in woken} == {threading.current_thread().name}
+    there, _ = await a_request(client)
+    lab = Lab(client, recorded)
+    async with running(lab):
+        await eventually(lambda: lab.knows(there), "what exists is known")
+        came, _ = await a_request(client)
+        await eventually(lambda: lab.knows(came), "what came is known")
+        changed = await client.patch(DEVICE_MAINTENANCES, came, {"spec": {"reason": "changed"}})
+        await eventually(lambda: lab.requests.store.get(came) == changed, "the change is known")
+        await client.delete(DEVICE_MAINTENANCES, there)
+        await eventually(lambda: not lab.knows(there), "what is gone is known")
+    assert {thread for _, thread in lab.changes} == {threading.current_thread().name}
     assert set(methods) == {"GET"}
     after = await raw(client, came)
-    assert after["metadata"]["resourceVersion"] == changed["metadata"]["resourceVersion"]
-    for key in (there, came):
-        metadata = (await raw(client, key))["metadata"]
-        assert "annotations" not in metadata
-        assert "finalizers" not in metadata
-        await client.delete(DEVICE_MAINTENANCES, key)
+    assert after["metadata"]["resourceVersion"] == changed.metadata.resource_version
+    assert not after["metadata"].keys() & {"annotations", "finalizers"}
+    await client.delete(DEVICE_MAINTENANCES, came)
 
 
-async def test_kopf_is_started_again_when_it_ends(served: ControlPlane, client: Client) -> None:
-    woken: list[str] = []
+async def too_old(_: web.Request) -> web.StreamResponse:
+    """A watch that is told in its stream that its version is too old."""
+    return web.Response(body=error_event(410, "Expired") + b"\n")
+
+
+@pytest.mark.parametrize("fault", [too_old, answer(410, "Expired")], ids=["in the stream", "before it"])
+async def test_what_was_deleted_while_kopf_had_lost_its_place_is_found_by_a_list(
+    served: ControlPlane, proxied: Path, proxy: FaultProxy, client: Client, fault: Action
+) -> None:
+    key, _ = await a_request(client)
+    lab = Lab(client, lambda: connect(proxied))
+    async with running(lab, lists=True):
+        await eventually(lambda: lab.knows(key) and bool(proxy.open_streams), "it is known and watched")
+        assert lab.requests.restarts == 0
+        proxy.fault(watches, fault)
+        async with proxy.unplugged():
+            for stream in proxy.open_streams:
+                stream.cut()
+            await client.delete(DEVICE_MAINTENANCES, key)
+        await eventually(lambda: not lab.knows(key), "what is gone is known")
+        await eventually(lambda: lab.requests.restarts == 1, "the new watch is counted")
+
+
+async def test_an_error_that_ends_kopf_does_not_end_the_following(
+    served: ControlPlane, proxied: Path, proxy: FaultProxy, client: Client
+) -> None:
+    lab = Lab(client, lambda: connect(proxied))
+    async with running(lab, lists=True) as task:
+        (await proxy.open_stream()).inject(error_event(500, "InternalError"))
+        await eventually(lambda: lab.requests.restarts == 1, "the new watch")
+        key, _ = await a_request(client)
+        await eventually(lambda: lab.knows(key), "what came is known")
+        assert not task.done()
+    await client.delete(DEVICE_MAINTENANCES, key)
+
+
+async def test_kopf_is_started_again_when_it_cannot_start(served: ControlPlane, client: Client) -> None:
     attempts: list[int] = []
 
     async def flaky() -> Connection:
@@ -112,15 +156,10 @@ async def test_kopf_is_started_again_when_it_ends(served: ControlPlane, client: 
             raise Unreachable("not yet")
         return await connect(served.kubeconfig)
 
-    key, uid = await a_request(client)
-    own_kinds = OwnKinds(flaky, {DEVICE_MAINTENANCES: woken.append})
-    async with running(own_kinds) as task:
-
-        async def has_woken() -> bool:
-            return uid in woken
-
-        await until(has_woken)
-        assert own_kinds.restarts == 1
+    key, _ = await a_request(client)
+    lab = Lab(client, flaky)
+    async with running(lab) as task:
+        await eventually(lambda: lab.knows(key), "what exists is known")
         assert not task.done()
     await client.delete(DEVICE_MAINTENANCES, key)
 
@@ -130,23 +169,19 @@ async def test_stopping_ends_kopfs_thread(served: ControlPlane, client: Client) 
         return {thread for thread in threading.enumerate() if thread.name == "kopf"}
 
     before = kopf_threads()
-    woken: list[str] = []
-    key, uid = await a_request(client)
-    async with running(OwnKinds(lambda: connect(served.kubeconfig), {DEVICE_MAINTENANCES: woken.append})):
-
-        async def has_woken() -> bool:
-            return uid in woken
-
-        await until(has_woken)
+    key, _ = await a_request(client)
+    lab = Lab(client, lambda: connect(served.kubeconfig))
+    async with running(lab):
+        await eventually(lambda: lab.knows(key), "what exists is known")
         (thread,) = kopf_threads() - before
     await asyncio.to_thread(thread.join, 5)
     assert not thread.is_alive()
     await client.delete(DEVICE_MAINTENANCES, key)
 
 
-async def test_the_operator_runs_kopf_and_reconciles_what_it_wakes(served: ControlPlane, client: Client) -> None:
+async def test_the_operator_reconciles_what_kopf_sees(served: ControlPlane, client: Client) -> None:
     async with an_operator(served) as (operator, _):
-        operator.view.maintenances._subscribers.clear()  # only Kopf is left to wake the reconciler
+        await eventually(lambda: operator.view.maintenances.counts.watches > 0, "Kopf's watch")
         key, _ = await a_request(client)
 
         async def seen() -> bool:

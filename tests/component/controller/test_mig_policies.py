@@ -23,6 +23,7 @@ from draco.resources.meta import ObjectKey
 from draco.simulator.planner_boards import BOARDS
 from tests.builders import a_gpu_uuid, a_mig_instance, a_mig_node, a_slice
 from tests.component.controller.replicas import an_operator, settings_for_test, until
+from tests.component.controller.test_maintenance import was_current_a_moment_ago
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -265,7 +266,9 @@ async def test_the_second_replica_goes_on_where_the_first_one_died(served: Contr
         await lab.says(key, "2 GPUs as wanted.")  # which the first one cannot have said
 
 
-async def test_a_replica_that_sees_an_old_state_writes_nothing(served: ControlPlane, lab: Lab, client: Client) -> None:
+async def test_a_replica_that_sees_an_old_state_writes_nothing(
+    served: ControlPlane, lab: Lab, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = await lab.node()
     key = await lab.policy("p")
     clock = SystemClock()
@@ -280,6 +283,7 @@ async def test_a_replica_that_sees_an_old_state_writes_nothing(served: ControlPl
     with pytest.raises(Conflict):
         await MigLayoutReconciler(client, view, decisions).reconcile(node)
     reconciler = MigPolicyReconciler(client, view, decisions, clock=clock, adviser=Silent())
+    monkeypatch.setattr(view.mig_policies, "is_current", was_current_a_moment_ago)
     with pytest.raises(Conflict):
         await reconciler.reconcile(policy.metadata.uid)
     assert (await lab.gpu_node(node)).spec.gpus == []

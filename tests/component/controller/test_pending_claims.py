@@ -173,6 +173,39 @@ async def test_all_claims_of_a_pod_are_explained_together(served: ControlPlane, 
         assert sample("draco_claim_pending", {"reason": "NotTogether"}) == 3
 
 
+async def test_a_pod_that_names_its_node_is_told_that_nobody_allocates_its_claim(
+    served: ControlPlane, lab: Lab
+) -> None:
+    claim = await lab.claim("mine")
+    pod = await lab.pod("pinned", "mine", nodeName=lab.node)
+    async with an_operator(served) as (operator, _):
+        event = await lab.said(pod, "nodeName")
+        assert event.message == (await lab.said(claim)).message == explained(operator, pod, claim)
+        await lab.allocate(claim, "gpu-0")
+        await lab.silence(pod)
+        await lab.silence(claim)
+
+
+async def test_a_pod_that_waits_for_an_extended_resource_is_explained_from_when_a_class_stands_for_it(
+    served: ControlPlane, lab: Lab
+) -> None:
+    resource = f"{lab.driver}/gpu"
+    container = {"name": "main", "image": "none", "resources": {"limits": {resource: "3"}}}
+    pod = await lab.pod("train", containers=[container])
+    await lab.refuse(pod)
+    other = await lab.pod("plain")
+    async with an_operator(served):
+        await lab.client.patch(
+            DEVICE_CLASSES, ObjectKey("", lab.device_class), {"spec": {"extendedResourceName": resource}}
+        )
+        assert "wants 3 devices on one node" in (await lab.said(pod)).message
+        await lab.client.patch(
+            DEVICE_CLASSES, ObjectKey("", lab.device_class), {"spec": {"extendedResourceName": None}}
+        )
+        await lab.silence(pod)
+        assert not await lab.events(other)
+
+
 Change = Callable[[Lab], Awaitable[None]]
 
 
@@ -212,10 +245,6 @@ async def an_idle_claim_taken_up(lab: Lab) -> None:
         await lab.client.patch(CLAIMS, key, {"status": {"reservedFor": [consumer]}}, subresource="status")
 
 
-async def a_word_of_the_scheduler(lab: Lab) -> None:
-    await lab.refuse(ObjectKey(lab.namespace, "train"), message="0/1 nodes are available: something else")
-
-
 @pytest.mark.parametrize(
     ("jobs", "change"),
     [
@@ -226,7 +255,6 @@ async def a_word_of_the_scheduler(lab: Lab) -> None:
         (2, another_selector_in_the_class),
         (2, a_claim_gone),
         (2, an_idle_claim_taken_up),
-        (2, a_word_of_the_scheduler),
     ],
 )
 async def test_what_is_said_follows_every_change_by_itself(

@@ -10,14 +10,14 @@ from draco.agent.checkpoint import Checkpoint, InstanceState, Loaded, PreparedCl
 from draco.agent.claim_instances import ClaimInstances
 from draco.agent.files import Files, LocalFiles
 from draco.agent.gpus import Gpu
-from draco.agent.holdings import Keeping
+from draco.agent.instance_manager import FindHolder, InstanceManager
 from draco.agent.instances import Use
-from draco.agent.mig_desk import FindHolder, MigDesk
 from draco.agent.mig_inventory import MigInventory
-from draco.agent.mig_layout import LayoutDesk
+from draco.agent.mig_layout import LayoutApplier
 from draco.agent.nvml import Nvml
 from draco.agent.nvml_instances import NvmlInstances
-from draco.agent.prepare import ClaimDesk
+from draco.agent.prepare import ClaimPreparer
+from draco.mig.keeping import Keeping
 from draco.resources.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
 from draco.simulator import procfs, state
@@ -67,15 +67,15 @@ class MigNode:
         record = folder / "state" / "checkpoint.json"
         self.record = Checkpoint(record, self.files, boot_id="")
         self.mig = MigInventory(self.record, self.edge, boot_id=boot, monotonic=lambda: self.now_s)
-        self.steps = MigDesk(self.record, self.edge, self.mig, holder=find or (lambda *_: holder))
+        self.steps = InstanceManager(self.record, self.edge, self.mig, holder=find or (lambda *_: holder))
         self.instances = ClaimInstances(
             self.record, self.mig, self.steps, keeping=lambda _uuid: self.keep, monotonic=lambda: self.now_s
         )
         self.cdi = CdiFolder(
             folder / "cdi", self.files, driver=NVIDIA_DRIVER, node=NodeFiles(proc=folder / "proc"), boot_id=boot
         )
-        self.desk = ClaimDesk(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=self.instances)
-        self.layouts = LayoutDesk(self.record, self.mig, self.steps, self.instances)
+        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=self.instances)
+        self.layouts = LayoutApplier(self.record, self.mig, self.steps, self.instances)
         self.nvml.open()
         found = recovery.read_record(record, self.files)
         assert isinstance(found, Loaded), found

@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from draco.agent.checkpoint import Checkpoint, ClaimState, PreparedClaim
+from draco.agent.claim_plan import intent_of
 from draco.agent.claim_work import ClaimWork
 from draco.agent.errors import PrepareError
 from draco.agent.gpus import DriverInfo, Gpu
 from draco.agent.hardware import View
 from draco.agent.lanes import Lanes
 from draco.agent.nvml import Call
-from draco.agent.prepare import ClaimDesk, plan
+from draco.agent.prepare import ClaimPreparer
 from draco.agent.slices import Located
 from draco.resources.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
@@ -32,7 +33,7 @@ def uid_of(claim: ResourceClaim) -> ClaimUid:
 
 def prepared(claim: ResourceClaim, state: ClaimState = ClaimState.PREPARED) -> PreparedClaim:
     gpus = {"gpu-0": GPUS[0], "gpu-1": GPUS[1]}
-    return msgspec.structs.replace(plan(claim, driver=NVIDIA_DRIVER, pool="node-0", gpus=gpus), state=state)
+    return msgspec.structs.replace(intent_of(claim, driver=NVIDIA_DRIVER, pool="node-0", gpus=gpus), state=state)
 
 
 class Node:
@@ -48,7 +49,7 @@ class Node:
         self.when_taken: Callable[[], object] = str
         self.seen: list[list[Gpu]] = []
         self.work = ClaimWork(
-            cast("ClaimDesk", SimpleNamespace(**{name: self._desk(name) for name in DESK})),
+            cast("ClaimPreparer", SimpleNamespace(**{name: self._desk(name) for name in DESK})),
             cast("Checkpoint", SimpleNamespace(claims=self.record)),
             cast("Lanes", self),
             driver=NVIDIA_DRIVER,

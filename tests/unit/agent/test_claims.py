@@ -18,7 +18,7 @@ from draco.agent.checkpoint import Checkpoint, ClaimState
 from draco.agent.errors import CheckpointDamaged, PrepareError
 from draco.agent.files import TEMPORARY, LocalFiles
 from draco.agent.gpus import Gpu
-from draco.agent.prepare import ClaimDesk
+from draco.agent.prepare import ClaimPreparer
 from draco.resources.claims import (
     AllocatedDeviceStatus,
     DeviceAllocationConfiguration,
@@ -52,7 +52,7 @@ class Desk:
         self.cdi_dir = folder / "cdi"
         self.cdi = CdiFolder(self.cdi_dir, self.files, driver=NVIDIA_DRIVER, node=NodeFiles(**node))
         self.record = Checkpoint(self.path, self.files, boot_id="")
-        self.desk = ClaimDesk(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0")
+        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0")
         found = recovery.read_record(self.path, self.files)
         assert isinstance(found, checkpoint.Loaded)
         self.record.restore(found)
@@ -90,7 +90,7 @@ def test_a_claim_is_on_record_as_an_intent_before_its_spec_is_written(tmp_path: 
     files = Writes()
     cdi = CdiFolder(tmp_path / "cdi", files, driver=NVIDIA_DRIVER, node=NodeFiles())
     record = Checkpoint(tmp_path / "checkpoint.json", files, boot_id=BOOT)
-    ClaimDesk(record, cdi, driver=NVIDIA_DRIVER, pool="node-0").prepare(ONE, GPUS)
+    ClaimPreparer(record, cdi, driver=NVIDIA_DRIVER, pool="node-0").prepare(ONE, GPUS)
     assert [name for name, _ in files.written] == ["checkpoint.json", cdi.path(uid(ONE)).name, "checkpoint.json"]
     assert [b'"preparing"' in content for _, content in files.written] == [True, False, False]
 

@@ -22,7 +22,7 @@ from draco.agent import cdi, checkpoint, files, journal, prepare, rebuilding, re
 from draco.agent.cdi import CdiFolder, NodeFiles
 from draco.agent.checkpoint import Checkpoint, ClaimState
 from draco.agent.files import LocalFiles
-from draco.agent.prepare import ClaimDesk
+from draco.agent.prepare import ClaimPreparer
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 
@@ -44,7 +44,7 @@ class Node:
         path = folder / "state" / "checkpoint.json"
         self.cdi = CdiFolder(folder / "cdi", local, driver=NVIDIA_DRIVER, node=NodeFiles())
         self.record = Checkpoint(path, local, boot_id="")
-        self.desk = ClaimDesk(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0")
+        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0")
         found = recovery.read_record(path, local)
         assert not isinstance(found, recovery.Damaged), found
         self.record.restore(found)

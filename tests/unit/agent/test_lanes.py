@@ -1,6 +1,7 @@
 """What waits for the driver and what does not, on gates that the test opens and a clock that it moves."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -193,6 +194,29 @@ async def test_a_question_is_left_when_the_driver_does_not_answer(node: Node) ->
     again = asyncio.create_task(node.lanes.ask(lambda: None))
     await node.until(again.done)
     assert again.result() is True
+
+
+@pytest.mark.parametrize("how", ["ask", "with_driver", "on_record"])
+async def test_work_that_fails_when_nobody_waits_for_it_any_more_is_no_error_of_ours(node: Node, how: str) -> None:
+    unheard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
+
+    def fails() -> None:
+        node.gate()
+        raise ValueError("the driver says no")
+
+    doing = asyncio.create_task(node.lanes.ask(fails) if how == "ask" else getattr(node.lanes, how)(fails))
+    await node.until(node.gate.entered.is_set)
+    doing.cancel()
+    await asyncio.wait([doing])
+    del doing
+    node.gate.open()
+    await (node.lanes.on_record if how == "on_record" else node.lanes.with_driver)(
+        str
+    )  # the same thread is done with it
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not unheard
 
 
 async def test_nothing_is_asked_while_another_threads_call_hangs_and_nothing_is_kept(node: Node) -> None:

@@ -18,9 +18,10 @@ from draco.agent.claim_instances import PATIENCE_S
 from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.files import LocalFiles
 from draco.agent.gpus import Gpu
-from draco.agent.holdings import Keeping, recognised
+from draco.agent.holdings import recognised
 from draco.agent.instances import Instance, Use
 from draco.agent.mig_inventory import Seen
+from draco.mig.keeping import Keeping
 from draco.resources.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid
 from draco.simulator import by_hand, faults, hotplug, state

@@ -6,8 +6,8 @@ import pytest
 
 from draco.agent.claim_instances import PATIENCE_S
 from draco.agent.errors import InstanceHeld, PrepareError
-from draco.agent.holdings import Keeping
 from draco.agent.instances import Use
+from draco.mig.keeping import Keeping
 from draco.simulator import faults
 from draco.simulator.gpu_state import Process
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names

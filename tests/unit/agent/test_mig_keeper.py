@@ -11,7 +11,7 @@ import structlog
 
 from draco.agent.instances import GpuMig, MigState, PlacementKey
 from draco.agent.mig_keeper import MigKeeper
-from draco.agent.mig_layout import LayoutDesk
+from draco.agent.mig_layout import LayoutApplier
 from draco.kube.client import Client
 from draco.kube.queue import run_workers
 from draco.resources.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu
@@ -34,7 +34,7 @@ class Node:
         self.keeper = MigKeeper(
             cast("Client", None),
             node="node-0",
-            layouts=cast("LayoutDesk", self),
+            layouts=cast("LayoutApplier", self),
             divisions=lambda: self.divisions,
             on_gpu=self._on_gpu,
             changed=self._changed,

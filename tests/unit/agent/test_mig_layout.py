@@ -6,9 +6,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from draco.agent.holdings import Keeping, keeping
 from draco.agent.instances import MigState, Use
 from draco.agent.metrics import Metrics
+from draco.mig.keeping import Keeping, keeping
 from draco.resources.draco import MigMode, ProfileCount, WantedGpu, WantedInstance
 from draco.simulator import by_hand, faults
 from draco.simulator.gpu_state import Process

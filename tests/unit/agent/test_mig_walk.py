@@ -9,8 +9,8 @@ import pytest
 
 from draco.agent.checkpoint import InstanceState
 from draco.agent.errors import PrepareError
-from draco.agent.holdings import Keeping
 from draco.agent.instances import Use
+from draco.mig.keeping import Keeping
 from draco.simulator import by_hand, faults
 from draco.simulator.state import StateError
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names

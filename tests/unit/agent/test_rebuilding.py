@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from draco.agent import checkpoint, rebuilding, recovery
-from draco.agent.cdi import CLAIM, annotated
-from draco.agent.checkpoint import ClaimState, OwnedInstance, PreparedClaim, PreparedDevice
+from draco.agent.cdi import CLAIM, CdiFolder, NodeFiles, annotated
+from draco.agent.checkpoint import ClaimState, OwnedInstance, Partition, PreparedClaim, PreparedDevice
 from draco.agent.errors import CheckpointDamaged
 from draco.agent.files import LocalFiles
 from draco.agent.instances import Instance, PlacementKey
@@ -255,8 +255,10 @@ def test_a_claim_whose_gpu_is_not_there_is_known_by_the_uuid_in_its_status() -> 
 def test_a_spec_of_another_boot_tells_nothing(tmp_path: Path) -> None:
     lost = Lost(tmp_path)
     path = lost.node.cdi.path(ClaimUid(lost.claims[0].metadata.uid))
-    assert annotated(path.read_bytes(), boot_id=lost.node.boot) is not None
-    assert annotated(path.read_bytes(), boot_id="the next boot") is None
+    found = annotated(path.read_bytes())
+    assert found
+    assert found.boot_id == lost.node.boot
+    assert found.claim.uid in {one.uid for one in lost.node.cdi.claims()}
 
 
 # By the status of a claim whose GPU is not there
@@ -313,8 +315,49 @@ def test_no_gpu_is_known_by_a_status_that_does_not_name_it(said: list[AllocatedD
 def test_a_claim_of_which_a_part_is_not_known_is_not_known() -> None:
     assert by_status([result(), result("gpu-1")], [entry()]) == []
     assert by_status([result(), result(pool="node-1")], [entry()]) == [], "it cannot have both"
-    part = names([(19, 3)])[0].rpartition("/")[2]
-    assert by_status([result(part)], [entry(part)]) == [], "its instance ended with the GPU"
+
+
+def test_a_partition_of_a_gpu_that_is_not_there_is_known_by_what_its_status_says_of_it() -> None:
+    [part] = names([(19, 3)])
+    said = {"uuid": OURS, "parentUUID": GONE, "profile": "1g.10gb", "placement": {"start": 3, "size": 1}}
+    [device] = by_status([result(part)], [entry(part, data=said)])
+    assert (device.gpu, device.minor) == (GONE, rebuilding.NOT_THERE)
+    assert device.partition == Partition(profile_id=19, start=3, size=1, profile="1g.10gb")
+    for lacking in said.keys() - {"uuid", "profile"}:
+        less = {name: value for name, value in said.items() if name != lacking}
+        assert by_status([result(part)], [entry(part, data=less)]) == [], lacking
+
+
+def test_a_claim_that_never_reported_is_known_by_its_spec_of_an_earlier_boot_while_its_gpu_is_not_there(
+    tmp_path: Path,
+) -> None:
+    lost = Lost(tmp_path)
+    specs = lost.node.cdi.claims()
+    found = rebuilding.rebuilt(
+        lost.claims,
+        driver=NVIDIA_DRIVER,
+        pool="node-0",
+        gpus={},
+        with_spec=lost.node.cdi.uids(),
+        by_old_spec=specs,
+    )
+    assert {claim.uid: claim for claim in found} == lost.prepared
+    next_boot = CdiFolder(
+        tmp_path / "cdi", LocalFiles(), driver=NVIDIA_DRIVER, node=NodeFiles(proc=tmp_path / "proc"), boot_id="next"
+    )
+    assert next_boot.claims() == []
+    assert next_boot.claims_before_boot() == specs
+
+
+def test_a_spec_of_an_earlier_boot_tells_nothing_of_a_claim_that_has_something_else_by_now(tmp_path: Path) -> None:
+    lost = Lost(tmp_path)
+    specs = lost.node.cdi.claims()
+    elsewhere = [a_claim(claim.metadata.name, on=["node-0/gpu-7"]) for claim in lost.claims]
+    for claims in (elsewhere, []):
+        found = rebuilding.rebuilt(
+            claims, driver=NVIDIA_DRIVER, pool="node-0", gpus={}, with_spec=lost.node.cdi.uids(), by_old_spec=specs
+        )
+        assert found == []
 
 
 def test_devices_of_other_drivers_in_a_claim_are_not_ours() -> None:

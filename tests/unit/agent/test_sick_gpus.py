@@ -10,7 +10,7 @@ from draco.agent.errors import PrepareError
 from draco.agent.faults import with_fault
 from draco.agent.files import LocalFiles
 from draco.agent.gpus import GpuFault
-from draco.agent.prepare import ClaimDesk
+from draco.agent.prepare import ClaimPreparer
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 from tests.unit.agent import mig_node
@@ -25,7 +25,7 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.record = Checkpoint(folder / "checkpoint.json", LocalFiles(), boot_id="")
         self.cdi = CdiFolder(folder / "cdi", LocalFiles(), driver=NVIDIA_DRIVER, node=NodeFiles())
-        self.desk = ClaimDesk(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0")
+        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0")
 
 
 def test_a_first_prepare_is_refused_with_the_faults_name_and_leaves_nothing(tmp_path: Path) -> None:

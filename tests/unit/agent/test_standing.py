@@ -1,20 +1,18 @@
-"""What is reported of a node: GPUs, conditions, health; and when a condition's time moves."""
-
-from datetime import timedelta
+"""What is reported of a node: GPUs, conditions, health."""
 
 import msgspec
 
-from draco.agent.conditions import merged
 from draco.agent.faults import with_fault
 from draco.agent.gpus import DriverInfo, GpuFault, GpuHealth, HealthState, UnidentifiedGpu
 from draco.agent.hardware import View
 from draco.agent.health_service import reports
+from draco.agent.instances import GpuMig, Held, Instance
 from draco.agent.node_status import Standing, status
 from draco.agent.plugin import Registration
 from draco.agent.publisher import Published
 from draco.agent.slices import Located
 from draco.kube.discovery import Features
-from draco.resources.meta import Condition
+from draco.resources.draco import InstanceUse
 from tests.builders import MOMENT, a_gpu
 
 DRIVER = DriverInfo("580.95.05", "13.0", "13.580.95.05")
@@ -49,6 +47,19 @@ def test_the_status_names_gpus_in_order_and_is_ready() -> None:
         ("Ready", "Readable", "Published", "Registered", "Exclusive"), "True"
     )
     assert {one.observed_generation for one in said.conditions} == {4}
+
+
+def test_the_status_counts_what_mig_has_made_of_the_gpus() -> None:
+    gpus = [located.gpu.uuid for located in FINE.gpus]
+    there = [
+        Held(instance=Instance(gpu=gpus[0], gi=gi, profile_id=19, start=gi, size=1), use=InstanceUse.FOREIGN)
+        for gi in range(3)
+    ]
+    divided = GpuMig(gpu=gpus[0], capable=True, enabled=True, held=tuple(there))
+    said = status(standing(divisions={gpus[0]: divided, gpus[1]: GpuMig(gpu=gpus[1], capable=True)}), generation=1)
+    assert (said.gpu_count, said.mig_gpu_count, said.mig_instance_count) == (2, 1, 3)
+    plain = status(standing(), generation=1)
+    assert (plain.gpu_count, plain.mig_gpu_count, plain.mig_instance_count) == (2, 0, 0)
 
 
 FEATURES = Features(
@@ -105,13 +116,3 @@ def test_an_unhealthy_gpu_is_reported_with_its_reason() -> None:
     view = View(driver=DRIVER, gpus=(Located(a_gpu(0, health=LOST)),), read_at=MOMENT)
     [gpu] = status(standing(view), generation=1).gpus
     assert (gpu.health, gpu.message) == ("Unhealthy", "The GPU is lost.")
-
-
-def test_a_conditions_time_moves_only_with_its_status() -> None:
-    later = MOMENT + timedelta(hours=1, microseconds=5)
-    before = merged([Condition(type="A", status="True"), Condition(type="B", status="True")], [], MOMENT)
-    after = merged(
-        [Condition(type="A", status="True", message="new words"), Condition(type="B", status="False")], before, later
-    )
-    assert [one.last_transition_time for one in before] == [MOMENT, MOMENT]
-    assert [one.last_transition_time for one in after] == [MOMENT, later.replace(microsecond=0)]

@@ -2,8 +2,9 @@
 
 import pytest
 
+from draco.cel.bounds import MAX_COST
 from draco.cel.check import check
-from draco.cel.cost import MAX_COST, estimated_cost
+from draco.cel.cost import estimated_cost
 from draco.cel.parse import parse
 
 

@@ -45,7 +45,7 @@ def test_an_expression_answers_as_kubernetes_does(recorded: dict[str, Any]) -> N
 
 def outcome(expression: str, meter: Free | Metered) -> Any:
     try:
-        compiler = Compiler(meter, {}, ())
+        compiler = Compiler(meter, {})
         run = compiler.compile(parse(expression).root)
         value = run(a_device(), [0] * compiler.slots)
     except (EvaluationError, CompileError) as error:

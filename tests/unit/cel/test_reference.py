@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from draco.cel import CompileError, DeviceView, EvaluationError, compile_selector, device_view, new_expressions
-from draco.cel.cost import MAX_COST
+from draco.cel.bounds import MAX_COST
 from draco.resources.manifests import decode
 from draco.resources.slices import ResourceSlice
 

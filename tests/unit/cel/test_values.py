@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draco.cel.errors import EvaluationAborted, EvaluationError
-from draco.cel.operators import divide, modulo
+from draco.cel.functions.operators import divide, modulo
 from draco.cel.texts import civil_date, double_text, duration_text, quoted, timestamp_text
 from draco.cel.values import (
     NONE,

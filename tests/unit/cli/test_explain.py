@@ -162,4 +162,4 @@ def test_one_pod_whose_template_is_missing_does_not_hide_the_others(tmp_path: Pa
 
 def test_a_claim_that_is_allocated_for_nobody_is_said_to_be(files: str) -> None:
     text = explain(files, "claim", "held").stdout
-    assert "The claim is allocated (gpu.example.com/node-0/gpu-0), but no pod uses it." in text
+    assert "The claim is allocated (gpu.example.com/node-0/gpu-0), and no pod uses it." in text

@@ -13,6 +13,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as some
 
 from draco import cli
+from draco.cli import lint_text
 from draco.cli.lint import check
 
 OLD = """# kept
@@ -167,14 +168,14 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("{", "not valid YAML"),
         ("\tkey: value\n  other: x", "indented with tabs"),
         ("- " * 3000, "nested"),
-        ("&x\na: *x\n", "an alias leads back"),
+        ("&x\na: *x\n", "inside of what it repeats"),
         (BOMB, "its aliases written out"),
         ("[" * 3000, "nested"),
-        ("a: 1\na: 2\n", "duplicate key"),
-        ("a: *nosuch\n", "not valid YAML"),
-        ("a: !!python/object:os.system x\n", "no manifest"),
+        ("a: 1\na: 2\n", 'the key "a" stands in line 1 already'),
+        ("a: *nosuch\n", "there is no &nosuch before it"),
+        ("a: !!python/object:os.system x\n", "means nothing to Kubernetes"),
         ("kind: {{ .Values.kind }}\n", "template"),
-        ("a: \x00\n", "not valid YAML"),
+        ("a: \x00\n", "U+0000 may not stand in YAML"),
         ("just text\n", "this is no manifest"),
         ("%YAML 9.9\n---\na: 1\n", "no manifest"),
         ("apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: 5\nspec: [1]\n", "is a mapping"),
@@ -187,7 +188,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
             "kind: Pod\napiVersion: v1\nspec: {containers: [1, {resources: 5}], resourceClaims: {a: b}}\n",
             "is a mapping",
         ),
-        ("? [1, 2]\n: x\n", "no manifest"),
+        ("? [1, 2]\n: x\n", "a key must be a text"),
         ("a: 2001-99-99\nb: 1e999999\nc: 0x\n", ""),
         ("x" * 2_100_000, "more than 2,000,000 characters"),
     ],
@@ -201,6 +202,43 @@ def test_a_hostile_file_is_told_in_a_sentence(content: str, words: str) -> None:
 def test_a_file_that_is_not_text_is_told_so(capsys: pytest.CaptureFixture[str], old: Path) -> None:
     old.write_bytes(b"\xff\xfe\x00")
     assert "is not UTF-8 text" in shown(capsys, "-f", str(old), status=1)
+
+
+@pytest.mark.parametrize("count", ["1e1", "0b11", "010"])
+def test_what_text_stands_for_is_what_kubectl_takes_it_for_also_once_it_is_corrected(count: str) -> None:
+    text = NEW.replace("k8s.io/v1 ", "k8s.io/v1beta2 ") + f"          count: {count}\n"
+    checked = check({"f": text}, kubernetes=36)
+    assert [told.rule for told in checked.findings] == ["api-version"]
+    assert f"count: {count}\n" in checked.after["f"]
+
+
+def test_a_document_is_corrected_in_several_steps_around_its_comments() -> None:
+    claim = NEW.replace("{name: gpu}", "{name: shared}")
+    pod = (
+        "---\napiVersion: v1\nkind: Pod\nmetadata: {name: first}\nspec:\n  resourceClaims:\n  #  - name: gpu\n"
+        "      resourceClaimName: shared\n  containers:\n  - {name: main, resources: {claims: [{name: gpu}]}}\n"
+    )
+    after = check({"f": claim + pod}, kubernetes=36).after["f"]
+    [_, corrected] = yaml.safe_load_all(after)
+    assert corrected["spec"]["resourceClaims"][-1] == {"name": "gpu", "resourceClaimName": "shared"}
+
+
+def test_a_document_whose_correction_would_be_broken_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    dump = lint_text.dump
+    other = OLD.replace("{name: gpu}", "{name: other}")
+    monkeypatch.setattr(
+        lint_text, "dump", lambda tree, piece: "a: b: c" if "{name: gpu}" in piece.text else dump(tree, piece)
+    )
+    checked = check({"a": OLD, "b": other}, kubernetes=36)
+    assert checked.after["a"] == OLD
+    assert [(told.file, told.corrected) for told in checked.findings] == [
+        ("a", False), ("a", False), ("b", True), ("b", True),
+    ]  # fmt: skip
+
+
+def test_what_is_several_documents_without_their_separator_is_told_so() -> None:
+    checked = check({"f": "a: 1\n...\nb: 2\n"}, kubernetes=36)
+    assert [(one.line, one.rule) for one in checked.findings] == [(3, "yaml")]
 
 
 def test_one_broken_document_does_not_hide_the_others() -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from draco import cli
 from draco.cel import compile_selector
 from draco.cli import selector_cases, selector_devices
+from draco.cli.json_lines import lines_of
 from draco.cli.selector import command
 from draco.resources.slices import Device, DeviceAttribute
 from tests.builders import a_slice
@@ -166,7 +167,7 @@ def test_a_malformed_line_is_an_error_that_names_what_is_wrong(line: bytes, name
 def test_the_rest_goes_on_after_a_line_that_is_far_too_long() -> None:
     good = json.dumps(case()).encode()
     stream = io.BytesIO(b"x" * (3 * selector_cases.LONGEST_LINE) + b"\n" + good + b"\n" + good)
-    told = [json.loads(line) for line in selector_cases.evaluated(selector_cases.lines_of(stream))]
+    told = [json.loads(line) for line in selector_cases.evaluated(lines_of(stream, selector_cases.LONGEST_LINE))]
     assert ["match" in each for each in told] == [False, True, True]
 
 

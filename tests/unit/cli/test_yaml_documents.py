@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from draco.cli.yaml_documents import MAX_DEPTH, documents
+from draco.cli.yaml_documents import MAX_DEPTH, DocumentError, documents, placed_documents
 from draco.resources.manifests import ManifestError
 
 
@@ -109,3 +109,57 @@ def test_deep_nesting_is_refused(open_: str) -> None:
 def test_deep_json_is_refused() -> None:
     assert "nested" in refusal(json.dumps(None).join(['{"a":' * 200, "}" * 200]))
     assert "nested" in refusal('{"a":' * 100_000 + "1" + "}" * 100_000)
+
+
+PLACED = """# a comment
+base: &base
+  kept: 1
+kind: List
+items:
+- name: a
+  use: {tags: [x,
+    y]}
+- <<: *base
+  name: b
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ((), 2),
+        (("kind",), 4),
+        (("items", 0, "use"), 7),
+        (("items", 0, "use", "tags", 1), 8),
+        (("items", 1), 9),
+        (("items", 1, "name"), 10),
+        (("items", 1, "kept"), 9),
+        (("items", 7, "nosuch"), 5),
+        (("kind", "nosuch"), 4),
+        (("nosuch",), 2),
+    ],
+)
+def test_everything_is_found_on_its_line_or_on_that_of_what_holds_it(path: tuple[str | int, ...], line: int) -> None:
+    [document] = placed_documents("f.yaml", PLACED)
+    assert document.line_of(path) == line
+
+
+def test_documents_that_are_only_read_remember_no_places() -> None:
+    [document] = documents("f.yaml", PLACED)
+    assert not document.places
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "rule"),
+    [
+        ("a: 1\na: 2\n", 2, "duplicate-key"),
+        ("a:\n- b: *c\n", 2, "yaml"),
+        ("[" * 200, 1, "size"),
+        ("a: b: c", 1, "yaml"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line_and_rule(text: str, line: int, rule: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        list(placed_documents("f.yaml", text))
+    assert (caught.value.line, caught.value.rule) == (line, rule)
+    assert str(caught.value).endswith(f"{caught.value.problem}.")

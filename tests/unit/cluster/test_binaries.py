@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster import binaries, build, toolchain
-from draco.cluster.errors import BinariesMissing, WrongVersion
+from draco.cluster import binaries, build, download, gocache, toolchain
+from draco.cluster.errors import BinariesMissing, ClusterError, WrongVersion
 from draco.cluster.progress import Silent
 
 KUBERNETES = "1.36.3"
@@ -23,7 +23,12 @@ def put(path: Path, *, version: str = KUBERNETES) -> Path:
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    return {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": "/nowhere", "HOME": str(tmp_path)}
+    return {
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PATH": "/nowhere",
+        "HOME": str(tmp_path),
+        binaries.MIRROR: download.NONE,
+    }
 
 
 @pytest.fixture
@@ -115,6 +120,9 @@ def test_modules_that_cannot_be_downloaded_are_one_sentence(environ: dict[str, s
 
 
 BUILDS = """
+echo "$GOCACHE $GOMODCACHE $GOTMPDIR" >> "$HOME/caches"
+mkdir -p "$GOCACHE" "$GOMODCACHE"
+if [ "$1" = list ]; then exit 0; fi
 for argument; do
   case "$before" in -o) out="$argument";; esac
   before="$argument"
@@ -124,6 +132,14 @@ sleep 0.3
 mkdir -p "$(dirname "$out")"
 printf '#!/bin/sh\\n' > "$out"; chmod +x "$out"
 """
+
+
+def test_what_was_only_listed_is_not_told_as_compiled(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("go: downloading k8s.io/api v0.36.3\ngo: downloading k8s.io/client-go v0.36.3\n" + "\n" * 2000)
+    assert build._how_far(log) == "2 modules downloaded"
+    log.write_text("internal/abi\nk8s.io/api/core/v1\n")
+    assert build._how_far(log) == "2 packages compiled"
 
 
 def test_two_at_once_build_once(environ: dict[str, str], tmp_path: Path) -> None:
@@ -140,6 +156,64 @@ def test_two_at_once_build_once(environ: dict[str, str], tmp_path: Path) -> None
     assert len(found) == 3
     assert os.access(found[0], os.X_OK)
     assert (tmp_path / "builds").read_text().count("building") == 1
+
+
+def test_the_programs_of_kubernetes_are_one_program_of_many_names(environ: dict[str, str], tmp_path: Path) -> None:
+    script = BUILDS + 'cp main.go go.mod go.sum "$HOME"'
+    a_go(tmp_path / "go", "1.30.0", script)
+    environ["PATH"] = f"{tmp_path / 'go'}:{os.environ['PATH']}"
+    found = binaries.find("kube-apiserver", "kube-scheduler", "kubectl", environ=environ)
+    assert (tmp_path / "builds").read_text().count("building") == 1
+    assert found["kubectl"].samefile(found["kube-apiserver"])
+    assert found["kube-scheduler"].samefile(found["kube-apiserver"])
+    source = (tmp_path / "main.go").read_text()
+    assert all(f'case "{program}":' in source for program in found)
+    assert "kubelet" not in source  # what nobody asked for is not compiled
+    assert (tmp_path / "go.sum").read_bytes() == (build.MODULES / f"kubernetes-{KUBERNETES}" / "go.sum").read_bytes()
+
+
+def test_gos_caches_are_beside_our_programs_and_gone_when_these_are_built(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    a_go(tmp_path / "go", "1.30.0", BUILDS)
+    environ["PATH"] = f"{tmp_path / 'go'}:{os.environ['PATH']}"
+    binaries.find("etcd", "helm", environ=environ)
+    cache = binaries.cache_folder(environ)
+    used = set((tmp_path / "caches").read_text().split())
+    assert {Path(each).parent for each in used} == {cache / gocache.FOLDER}
+    assert [path.name for path in cache.iterdir()] == ["bin"]
+    assert sorted(path.name for path in (cache / "bin").iterdir()) == [binaries.ETCD_MODULE, binaries.HELM_MODULE]
+
+
+def test_later_builds_of_a_program_find_what_the_earlier_ones_compiled(environ: dict[str, str], tmp_path: Path) -> None:
+    script = '[ -e "$GOCACHE/compiled" ] && echo again >> "$HOME/again"\n' + BUILDS + 'touch "$GOCACHE/compiled"'
+    a_go(tmp_path / "go", "1.30.0", script)
+    environ["PATH"] = f"{tmp_path / 'go'}:{os.environ['PATH']}"
+    cache = binaries.cache_folder(environ)
+    with gocache.shared(cache):
+        binaries.find("etcd", environ=environ)
+        binaries.find("helm", environ=environ)
+    assert (tmp_path / "again").read_text().split() == ["again", "again"]  # helm's downloads, and helm
+    assert not (cache / gocache.FOLDER).exists()
+
+
+def test_an_interrupted_build_is_gone_on_with_and_leaves_nothing_in_the_end(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    script = '[ -e "$GOCACHE/compiled" ] || { mkdir -p "$GOCACHE"; touch "$GOCACHE/compiled"; exit 1; }\n' + BUILDS
+    a_go(tmp_path / "go", "1.30.0", script)
+    environ["PATH"] = f"{tmp_path / 'go'}:{os.environ['PATH']}"
+    with pytest.raises(BinariesMissing):
+        binaries.find("etcd", environ=environ)
+    cache = binaries.cache_folder(environ)
+    assert (cache / gocache.FOLDER / "build" / "compiled").exists()
+    binaries.find("etcd", environ=environ)
+    assert not (cache / gocache.FOLDER).exists()
+
+
+def test_a_mirror_that_is_no_address_is_one_sentence(environ: dict[str, str]) -> None:
+    with pytest.raises(ClusterError, match=r'^"dl\.example\.org" is no mirror: name an http:// or https:// address'):
+        binaries.find("etcd", environ=environ, mirror="dl.example.org")
 
 
 def test_a_failed_build_leaves_no_program_behind(environ: dict[str, str], tmp_path: Path) -> None:

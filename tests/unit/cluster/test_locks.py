@@ -73,3 +73,25 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_not_taken_for_held(
         assert len(turns) == 2
         with pytest.raises(locks.Held), locks.held(path):
             pass
+
+
+def test_only_who_leaves_a_shared_lock_as_the_last_cleans_up(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    cleaned: list[str] = []
+    with locks.shared(path, last=lambda: cleaned.append("outer")):
+        with locks.shared(path, last=lambda: cleaned.append("inner")), pytest.raises(locks.Held), locks.held(path):
+            pass
+        assert cleaned == []
+    assert cleaned == ["outer"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_fails_under_a_shared_lock_cleans_nothing_up(tmp_path: Path) -> None:
+    cleaned: list[str] = []
+    with pytest.raises(KeyboardInterrupt), locks.shared(tmp_path / "lock", last=lambda: cleaned.append("failed")):
+        raise KeyboardInterrupt
+    assert cleaned == []
+    assert list(tmp_path.iterdir()) == []
+    with locks.shared(tmp_path / "lock", last=lambda: cleaned.append("next")):
+        pass
+    assert cleaned == ["next"]

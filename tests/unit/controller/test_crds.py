@@ -122,3 +122,14 @@ def test_an_empty_spec_means_the_same_in_both() -> None:
     decoded = msgspec.json.decode(b'{"spec": {"deviceSelector": {"driver": "x"}}}', type=DeviceMaintenance)
     assert decoded.spec.taint == MaintenanceTaint()
     assert decoded.spec.finished is False
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in KINDS], ids=lambda kind: kind.kind)
+def test_every_column_that_kubectl_prints_is_a_field(kind: Kind[Any]) -> None:
+    version = definition(kind)["spec"]["versions"][0]
+    for column in version["additionalPrinterColumns"]:
+        path = column["jsonPath"].partition("[")[0].removeprefix(".").split(".")
+        here = {"properties": {**schema(kind)["properties"], "metadata": {"properties": {"creationTimestamp": {}}}}}
+        for step in path:
+            assert step in here["properties"], f"{column['name']}: there is no {column['jsonPath']}"
+            here = here["properties"][step]

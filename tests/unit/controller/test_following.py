@@ -36,7 +36,7 @@ def remove(informer: Informer[Any], *name: str) -> None:
 
 
 def relist(informer: Informer[Any], objects: Iterable[Any]) -> None:
-    informer._take(Listed({obj.metadata.key: obj for obj in objects}, "2", []))
+    informer.take(Listed({obj.metadata.key: obj for obj in objects}, "2", []))
 
 
 def content(fleet: Fleet) -> dict[str, Any]:

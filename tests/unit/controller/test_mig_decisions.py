@@ -14,7 +14,7 @@ from draco.controller.mig_decisions import MigDecisions, register_mig
 from draco.controller.view import ClusterView
 from draco.kube.client import Client
 from draco.kube.clock import Clock
-from draco.kube.informer import Informer
+from draco.kube.collection import Collection
 from draco.kube.store import Change
 from draco.resources.draco import MigPolicy, MigReset, ResetPermit, ResetWindow
 from draco.resources.meta import LabelSelector, ObjectKey
@@ -27,17 +27,23 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 class World:
-    """A view without an API server, and the decisions made from it."""
+    """A view on an API server that has nothing new, and the decisions made from it."""
 
     def __init__(self, now: datetime = NOON, *, work_clock: Clock | None = None) -> None:
         self.clock = ManualClock(now)
-        self.view = ClusterView(cast("Client", None), None, clock=self.clock, random=Random(1))
+        self.view = ClusterView(cast("Client", self), None, clock=self.clock, random=Random(1))
         self.decisions = MigDecisions(self.view, clock=work_clock or self.clock)
+
+    async def get(self, _: Any, key: ObjectKey) -> MigPolicy:
+        """What an API server would say that has what the watch has told of."""
+        policy = self.view.mig_policies.store.get(key)
+        assert policy is not None
+        return policy
 
     def put(self, *objects: Any) -> None:
         """As if the watch had told of them."""
         for item in objects:
-            informers: dict[str, Informer[Any]] = {
+            informers: dict[str, Collection[Any]] = {
                 "GpuNode": self.view.gpu_nodes,
                 "Node": self.view.nodes,
                 "ResourceSlice": self.view.slices,
@@ -53,7 +59,7 @@ class World:
             _tell(self.view.gpu_nodes, self.view.gpu_nodes.store.remove(ObjectKey("", name)))
 
 
-def _tell(informer: Informer[Any], changes: Iterable[Change[Any]]) -> None:
+def _tell(informer: Collection[Any], changes: Iterable[Change[Any]]) -> None:
     for change in changes:
         for subscriber in informer._subscribers:
             subscriber(change)

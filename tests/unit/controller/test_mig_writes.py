@@ -198,6 +198,19 @@ async def test_a_status_is_written_only_on_top_of_what_was_seen_and_only_if_it_i
     assert len(server.asked) == 1, "it says that already"
 
 
+async def test_a_status_is_not_written_on_top_of_what_is_so_no_more() -> None:
+    world, server = a_world(), Server()
+    (policy,) = world.view.mig_policies.store.values()
+
+    async def changed(*_: Any) -> MigPolicy:
+        return newer(policy, "7")
+
+    world.get = changed  # type: ignore[assignment, method-assign]
+    await policies(world, server).reconcile(policy.metadata.uid)
+    assert server.asked == []
+    assert [each.metadata.resource_version for each in world.view.mig_policies.store.values()] == ["7"]
+
+
 async def test_a_policy_that_was_changed_is_answered_at_once() -> None:
     world, server = a_world(), Server()
     policy = newer(a_mig_policy(), "1")

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from draco.controller import repair
+from draco.controller import repair, repair_texts
 from draco.controller.claim_release import ClaimReleases
 from draco.controller.metrics import Metrics
 from draco.controller.mig_decisions import MigDecisions
@@ -17,10 +17,11 @@ from draco.controller.repair import RepairReconciler
 from draco.controller.view import ClusterView
 from draco.controller.workers.messages import Answer, OverBudget, Question, WhatToRelease
 from draco.kube.client import Client
+from draco.kube.collection import Collection
 from draco.kube.errors import ApiError, Conflict, Forbidden, ServerError, TooManyRequests, Unreachable
 from draco.kube.events import EventRecorder
-from draco.kube.informer import Informer
 from draco.kube.notes import Notes
+from draco.mig_policy.releases import Release
 from draco.mig_policy.taking_back import Patience
 from draco.resources.claims import ResourceClaim, ResourceClaimStatus
 from draco.resources.core import PodCondition, PodStatus
@@ -116,7 +117,7 @@ class World:
 
     def put(self, *objects: Any) -> None:
         """As if the watch had told of them."""
-        informers: dict[str, Informer[Any]] = {
+        informers: dict[str, Collection[Any]] = {
             "GpuNode": self.view.gpu_nodes,
             "Node": self.view.nodes,
             "ResourceSlice": self.view.slices,
@@ -444,6 +445,14 @@ async def test_claims_of_which_one_is_kept_are_only_named() -> None:
     assert world.said.texts.keys() == {"first", "second", "left", "right"}
     kept = "Draco may release them itself if MigPolicy keeping says so: spec.repair.idleClaims: Release."
     assert all(text.endswith(kept) for text in world.said.texts.values())
+
+
+def test_several_policies_say_and_one_says() -> None:
+    release = Release(
+        pod=ObjectKey("a", "pod"), waiting=(), node="node-0", claims=(ObjectKey("a", "idle"),), devices={}
+    )
+    assert "if MigPolicy a says so" in repair_texts.kept(release, ["a", "a"])
+    assert "if MigPolicies a and b say so" in repair_texts.kept(release, ["b", "a"])
 
 
 async def test_a_claim_that_may_be_released_goes_before_one_that_may_not() -> None:

@@ -39,19 +39,19 @@ def test_claims_of_a_pod_are_found_by_name_by_template_and_by_extended_resource(
 
 
 @pytest.mark.parametrize(
-    ("pod", "waits"),
+    ("pod", "pending"),
     [
         (a_pod(claims=["claim"]), True),
-        (a_pod(claims=["claim"], node="node-0"), False),
+        (a_pod(claims=["claim"], node="node-0"), True),
         (a_pod(claims=["claim"], deletion_timestamp=MOMENT), False),
         (a_pod(claims=["claim"], status=PodStatus(phase="Failed")), False),
         (a_pod(claims=["other"]), False),
     ],
 )
-def test_only_live_pods_without_a_node_wait(pod: object, waits: bool) -> None:
+def test_only_live_pods_that_have_not_started_are_pending(pod: object, pending: bool) -> None:
     view = a_view()
     view.pods.store.put(pod)  # type: ignore[arg-type]
-    assert bool(view.waiting_pods(ObjectKey("default", "claim"))) is waits
+    assert bool(view.pending_pods(ObjectKey("default", "claim"))) is pending
 
 
 def test_a_rule_that_hits_everything_is_warned_of_once() -> None:
@@ -79,7 +79,7 @@ def test_rules_of_a_request_are_found_by_its_uid_and_by_device() -> None:
 def test_a_cluster_without_taint_rules_has_a_view_without_them() -> None:
     view = a_view(taint_rules=None)
     assert view.rules_for("any") == []
-    assert "DeviceTaintRule" not in view.informers
+    assert "DeviceTaintRule" not in view.collections
 
 
 async def test_the_survey_is_made_anew_only_when_something_changed_and_not_too_often() -> None:

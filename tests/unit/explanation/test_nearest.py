@@ -14,7 +14,7 @@ from draco.allocation.fleet import Fleet
 from draco.explanation.changes import Change
 from draco.explanation.model import ChangeKind, NodeReason
 from draco.explanation.nearest import nearest_changes, nearest_misses
-from draco.explanation.placement import UNSCHEDULABLE, PodRules, taint_text
+from draco.explanation.placement import UNSCHEDULABLE, PodRules
 from draco.explanation.problems import problems_of
 from draco.resources.claims import (
     AllocationResult,
@@ -36,7 +36,7 @@ from draco.resources.slices import (
     DeviceCounterConsumption,
     ResourceSlice,
 )
-from draco.resources.taints import DeviceTaint, DeviceTaintRule
+from draco.resources.taints import DeviceTaint, DeviceTaintRule, taint_text
 from tests.builders import a_claim, a_node, a_pod, a_rule, a_slice
 from tests.differential.cel_cases import an_expression
 from tests.differential.scenarios import a_scenario
@@ -86,12 +86,15 @@ def test_a_claim_that_nobody_uses_is_the_first_to_go() -> None:
     fleet = a_fleet(held("idle", "n1/gpu-0"), BUSY[1])
     [first, *_] = nearest_misses(fleet, [asking(BIG)])
     assert (first.kind, first.claim, first.node) == (ChangeKind.FREE_IDLE_CLAIM, "default/idle", "n1")
-    assert first.text == "claim default/idle, which is allocated but used by nobody, were deleted"
+    assert first.text == "delete claim default/idle, which is allocated but not used by any pod"
     assert first.devices == [f"{GPU}/n1/gpu-0"]
 
 
 def test_a_claim_in_use_is_told_with_who_uses_it() -> None:
-    assert told(a_fleet(*BUSY), asking(BIG))[ChangeKind.FREE_CLAIM] == "claim default/h0 were released by pod p0"
+    assert (
+        told(a_fleet(*BUSY), asking(BIG))[ChangeKind.FREE_CLAIM]
+        == "wait for pod p0 to end, or delete it: it uses claim default/h0"
+    )
 
 
 def test_a_claim_on_a_partition_of_the_same_gpu_is_told_when_counters_are_short() -> None:
@@ -115,7 +118,7 @@ def test_a_claim_on_a_partition_of_the_same_gpu_is_told_when_counters_are_short(
 
 def test_a_threshold_is_lowered_to_the_largest_that_fits() -> None:
     assert told(a_fleet(*BUSY), asking(BIG))[ChangeKind.RELAX_SELECTOR] == (
-        f"request gpu asked for {GPU}/memory >= 40Gi instead of >= 80Gi"
+        f"ask for {GPU}/memory >= 40Gi instead of >= 80Gi in request gpu"
     )
 
 
@@ -136,13 +139,13 @@ def test_a_threshold_is_lowered_to_the_largest_that_fits() -> None:
     ],
 )
 def test_a_value_is_changed_to_one_that_there_is(expression: str, text: str) -> None:
-    assert told(a_fleet(), asking(expression))[ChangeKind.RELAX_SELECTOR] == f"request gpu asked for {text}"
+    assert told(a_fleet(), asking(expression))[ChangeKind.RELAX_SELECTOR] == f"ask for {text} in request gpu"
 
 
 def test_a_demand_that_no_value_helps_is_dropped() -> None:
     wanted = asking(f'{ATTRIBUTES}.productName.contains("H200") && {ATTRIBUTES}.ecc')
     assert told(a_fleet(), wanted)[ChangeKind.DROP_SELECTOR] == (
-        f'request gpu did not ask for {ATTRIBUTES}.productName.contains("H200")'
+        f'remove {ATTRIBUTES}.productName.contains("H200") from request gpu'
     )
 
 
@@ -156,13 +159,13 @@ def test_a_demand_is_not_dropped_on_which_another_depends() -> None:
 def test_a_selector_that_fails_is_put_right_before_anything_else() -> None:
     wanted = asking(f"{ATTRIBUTES}.memory >= 40")
     assert told(a_fleet(), wanted) == {
-        ChangeKind.RELAX_SELECTOR: f'request gpu asked for {CAPACITY}.memory.compareTo(quantity("40Gi")) >= 0'
+        ChangeKind.RELAX_SELECTOR: f'write {CAPACITY}.memory.compareTo(quantity("40Gi")) >= 0 in request gpu'
     }
 
 
 def test_a_class_that_does_not_exist_is_replaced_by_one_that_does() -> None:
     assert told(a_fleet(), asking(device_class="gpu.nvidia.cm")) == {
-        ChangeKind.OTHER_CLASS: "request gpu asked for the class gpu.nvidia.com instead of gpu.nvidia.cm"
+        ChangeKind.OTHER_CLASS: "ask for the class gpu.nvidia.com instead of gpu.nvidia.cm in request gpu"
     }
 
 
@@ -172,26 +175,26 @@ def test_a_taint_is_lifted_from_the_devices_that_would_be_taken() -> None:
     [first, *_] = nearest_misses(fleet, [asking(BIG)])
     assert first.kind is ChangeKind.LIFT_TAINT
     assert first.text == (
-        f"the taint example.com/broken:NoSchedule (rule rule) were lifted from {GPU}/n1/gpu-0, or the request tolerated it"
+        f"lift the taint example.com/broken:NoSchedule (rule rule) from {GPU}/n1/gpu-0, or let the request tolerate it"
     )
 
 
 @pytest.mark.parametrize(
     ("taint", "remedy"),
     [
-        ("draco.dev/foreign-instance", "by removing the GPU instance that somebody else made there"),
+        ("draco.dev/foreign-instance", " by removing the GPU instance there, which Draco did not make"),
         (
             "draco.dev/unsettled",
-            "which its agent does when the GPU is Ready again: draco layout show says what that waits for",
+            ": its agent does when the GPU is Ready again, and draco layout show says what that waits for",
         ),
-        ("draco.dev/fault", "which its agent does when the GPU's fault is over: draco status says what the GPU needs"),
+        ("draco.dev/fault", ": its agent does when the GPU's fault is over, and draco status says what the GPU needs"),
     ],
 )
 def test_nobody_is_told_to_tolerate_that_a_device_cannot_be_had(taint: str, remedy: str) -> None:
     fleet = a_fleet()
     fleet.put_rule(a_rule(taint=taint, driver=GPU, pool="n1"))
     assert told(fleet, asking(BIG))[ChangeKind.LIFT_TAINT] == (
-        f"the taint {taint}:NoSchedule (rule rule) were lifted from {GPU}/n1/gpu-0, {remedy}"
+        f"lift the taint {taint}:NoSchedule (rule rule) from {GPU}/n1/gpu-0{remedy}"
     )
 
 
@@ -203,13 +206,13 @@ def test_two_taints_on_one_device_are_no_single_change() -> None:
 
 
 def test_fewer_devices_are_the_most_that_fit() -> None:
-    assert told(a_fleet(), asking(count=4))[ChangeKind.LOWER_COUNT] == "request gpu asked for 2 instead of 4 devices"
+    assert told(a_fleet(), asking(count=4))[ChangeKind.LOWER_COUNT] == "ask for 2 instead of 4 devices in request gpu"
 
 
 def test_a_constraint_in_the_way_is_dropped() -> None:
     wanted = asking(count=2, constraints=[DeviceConstraint(match_attribute=f"{GPU}/index")])
     assert told(a_fleet(), wanted)[ChangeKind.DROP_CONSTRAINT] == (
-        f"claim default/c did not have the constraint matchAttribute: {GPU}/index"
+        f"remove the constraint matchAttribute: {GPU}/index from claim default/c"
     )
 
 
@@ -228,21 +231,21 @@ def test_a_capacity_that_is_short_is_asked_for_in_a_smaller_amount() -> None:
     user = msgspec.structs.replace(user, status=msgspec.structs.replace(user.status, allocation=allocation))
     fleet = Fleet.of(slices=[a_slice("n1", [shared])], nodes=[a_node("n1")], classes=[a_class(GPU)], claims=[user])
     wanted = asking(capacity=CapacityRequirements(requests={"memory": "40Gi"}))
-    assert told(fleet, wanted)[ChangeKind.LOWER_CAPACITY] == "request gpu asked for 20Gi instead of 40Gi of memory"
+    assert told(fleet, wanted)[ChangeKind.LOWER_CAPACITY] == "ask for 20Gi instead of 40Gi of memory in request gpu"
 
 
 def test_a_pool_that_lacks_slices_is_told_with_how_many() -> None:
     fleet = a_fleet()
     fleet.put_slice(a_slice("n1", [a_gpu("gpu-0", H100, "80Gi")], of=3))
     assert told(fleet, asking(BIG))[ChangeKind.REPAIR_POOL] == (
-        f"pool {GPU}/n1 were published completely: 1 of the 3 slices of its newest generation are there"
+        f"publish pool {GPU}/n1 completely: 1 of the 3 slices of its newest generation exist"
     )
 
 
 @pytest.mark.parametrize(
     ("node", "pod", "kind", "text"),
     [
-        (a_node("n1", unschedulable=True), a_pod_on(), ChangeKind.UNCORDON, "node n1 were uncordoned"),
+        (a_node("n1", unschedulable=True), a_pod_on(), ChangeKind.UNCORDON, "uncordon node n1"),
         (
             msgspec.structs.replace(
                 a_node("n1"),
@@ -250,13 +253,13 @@ def test_a_pool_that_lacks_slices_is_told_with_how_many() -> None:
             ),
             a_pod_on(),
             ChangeKind.TOLERATE_NODE,
-            "the pod tolerated the taint gpu:NoSchedule of node n1",
+            "let the pod tolerate the taint gpu:NoSchedule of node n1",
         ),
         (
             a_node("n1"),
             a_pod_on(node_selector={"zone": "b"}),
             ChangeKind.NODE_SELECTOR,
-            "the pod's nodeSelector did not ask for zone=b",
+            "remove zone=b from the pod's nodeSelector",
         ),
     ],
 )
@@ -346,7 +349,7 @@ def may_go_after(change: Change, node: Node, pod: Pod) -> bool:
         spec = msgspec.structs.replace(spec, tolerations=[*spec.tolerations, Toleration(key=UNSCHEDULABLE.key)])
         node = msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, unschedulable=False))
     elif obstacle is not None and obstacle.reason in {NodeReason.TAINTED, NodeReason.NOT_READY}:
-        [taint] = [each for each in node.spec.taints if taint_text(each) == obstacle.what]
+        [taint] = [each for each in node.spec.taints if taint_text(each.key, each.value, each.effect) == obstacle.what]
         tolerated = Toleration(key=taint.key, value=taint.value, effect=taint.effect)
         spec = msgspec.structs.replace(spec, tolerations=[*spec.tolerations, tolerated])
     elif obstacle is not None:

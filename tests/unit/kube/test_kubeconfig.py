@@ -2,6 +2,7 @@
 
 import base64
 import json
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 
+from draco.cluster.pki import Authority
+from draco.kube import authentication
 from draco.kube.connection import environment_proxy
 from draco.kube.errors import KubeconfigError
 from draco.kube.kubeconfig import connect
@@ -174,21 +179,171 @@ async def test_an_exec_plugin_is_run_once_and_again_when_its_token_is_refused(tm
 async def test_an_exec_plugin_is_run_again_when_its_token_expires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draco.kube.kubeconfig._TOKEN_CHECK_S", 0.0)
+    monkeypatch.setattr("draco.kube.authentication._TOKEN_CHECK_S", 0.0)
     path, _ = a_plugin(tmp_path, expirationTimestamp="2020-01-01T00:00:00Z")
     async with await connect(path) as connection:
         assert await connection._credentials.authorization() == "Bearer token-2"
 
 
-def test_a_plain_kubeconfig_loads_no_client_library(tmp_path: Path) -> None:
-    path = a_kubeconfig(tmp_path / "config", user={"token": "t"})
+def test_without_a_kubeconfig_nothing_is_loaded_to_say_so(tmp_path: Path) -> None:
     program = (
-        "import asyncio, pathlib, sys; from draco.kube.kubeconfig import connect;"
-        f"asyncio.run(connect(pathlib.Path({str(path)!r})));"
-        "print('kubernetes_asyncio' in sys.modules)"
+        "import asyncio, pathlib, sys; from draco.kube.errors import KubeconfigError;"
+        "from draco.kube.kubeconfig import connect\n"
+        f"try: asyncio.run(connect(pathlib.Path({str(tmp_path / 'absent')!r})))\n"
+        "except KubeconfigError: print('kubernetes_asyncio' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+async def test_each_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    safe_load = yaml.safe_load
+
+    def counted(stream: Any) -> object:
+        read.append(stream)
+        return safe_load(stream)
+
+    path = a_kubeconfig(tmp_path / "config", user={"token": "t"})
+    monkeypatch.setattr(yaml, "safe_load", counted)
+    async with await connect(path) as connection:
+        assert connection.namespace == "default"
+    assert len(read) == 1
+
+
+async def test_the_context_says_where_its_user_works(tmp_path: Path) -> None:
+    path = a_kubeconfig(tmp_path / "config")
+    document = yaml.safe_load(path.read_text())
+    document["contexts"][0]["context"]["namespace"] = "team"
+    path.write_text(yaml.safe_dump(document))
+    async with await connect(path) as connection:
+        assert connection.namespace == "team"
+
+
+async def test_a_user_with_a_password_has_basic_credentials(tmp_path: Path) -> None:
+    path = a_kubeconfig(tmp_path / "config", user={"username": "me", "password": "it"})
+    async with await connect(path) as connection:
+        assert await connection._credentials.authorization() == f"Basic {base64.b64encode(b'me:it').decode()}"
+
+
+async def test_a_token_file_is_read_again_when_someone_replaced_it(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("first")
+    path = a_kubeconfig(tmp_path / "config", user={"tokenFile": str(token)})
+    async with await connect(path) as connection:
+        assert await connection._credentials.authorization() == "Bearer first"
+        token.write_text("the second")
+        assert await connection._credentials.authorization() == "Bearer the second"
+
+
+async def test_a_certificate_is_found_beside_the_file_of_its_user_and_leaves_no_key_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority.create("ca")
+    me = authority.issue("me")
+    users, clusters, temporary = tmp_path / "users", tmp_path / "clusters", tmp_path / "temporary"
+    for folder in (users, clusters, temporary):
+        folder.mkdir()
+    (users / "me.crt").write_bytes(me.certificate)
+    (clusters / "ca.crt").write_bytes(authority.certificate)
+    key = base64.b64encode(me.key).decode()
+    user = {"client-certificate": "me.crt", "client-key-data": key}
+    one = a_kubeconfig(clusters / "config", server="https://a", cluster={"certificate-authority": "ca.crt"})
+    document = yaml.safe_load(one.read_text())
+    del document["users"]
+    one.write_text(yaml.safe_dump(document))
+    other = a_kubeconfig(users / "config", name="other", user=user)
+    other.write_text(other.read_text().replace("name: other\n  user:", "name: one\n  user:"))
+    monkeypatch.setenv("KUBECONFIG", f"{one}:{other}")
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    for _ in range(2):
+        async with await connect():
+            assert not list(temporary.iterdir())
+
+
+async def test_credentials_of_a_password_file_do_not_stand_in_for_the_kubeconfigs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return web.Response(text="{}")
+
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login someone password else\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    async with RawTestServer(answer) as server:
+        for user in ({"token": "t"}, {}):
+            path = a_kubeconfig(tmp_path / "config", server=f"http://127.0.0.1:{server.port}", user=user)
+            async with await connect(path) as connection:
+                await connection.request("GET", "/version")
+    assert seen == ["Bearer t", None]
+
+
+async def test_a_pod_connects_as_its_service_account(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("first\n")
+    (tmp_path / "ca.crt").write_bytes(Authority.create("ca").certificate)
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    async with authentication.connect_in_pod(environ, mount=tmp_path) as connection:
+        assert connection.server == "https://[fd00::1]:443"
+        assert await connection._credentials.authorization() == "Bearer first"
+        (tmp_path / "token").write_text("the second\n")
+        assert await connection._credentials.authorization() == "Bearer the second"
+    (tmp_path / "token").unlink()
+    with pytest.raises(KubeconfigError, match="automountServiceAccountToken"):
+        authentication.connect_in_pod(environ, mount=tmp_path)
+
+
+PLUGIN_WITH_CERTIFICATES = """\
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+print(json.dumps({
+    "apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+    "status": {
+        "clientCertificateData": (folder / "tls.crt").read_text(), "clientKeyData": (folder / "tls.key").read_text(),
+    },
+}))
+"""
+
+
+async def test_a_certificate_of_a_plugin_is_shown_and_exchanged_after_a_refusal(tmp_path: Path) -> None:
+    authority = Authority.create("ca")
+
+    def issue(name: str) -> None:
+        issued = authority.issue(name)
+        (tmp_path / "tls.crt").write_bytes(issued.certificate)
+        (tmp_path / "tls.key").write_bytes(issued.key)
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cadata=authority.certificate.decode())
+    server_side = authority.issue("server", hosts=["127.0.0.1"])
+    (tmp_path / "server.pem").write_bytes(server_side.certificate + server_side.key)
+    context.load_cert_chain(tmp_path / "server.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    async def who(request: web.BaseRequest) -> web.Response:
+        assert request.transport is not None
+        shown = request.transport.get_extra_info("peercert")["subject"]
+        return web.json_response(dict(pair for part in shown for pair in part), headers={"Connection": "close"})
+
+    script = tmp_path / "plugin.py"
+    script.write_text(PLUGIN_WITH_CERTIFICATES)
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": [str(script), str(tmp_path)],
+    }  # fmt: skip
+    authorities = {"certificate-authority-data": base64.b64encode(authority.certificate).decode()}
+    issue("first")
+    server = RawTestServer(who, scheme="https")
+    await server.start_server(ssl=context)
+    async with server:
+        path = a_kubeconfig(
+            tmp_path / "config", server=f"https://127.0.0.1:{server.port}", user={"exec": plugin}, cluster=authorities
+        )
+        async with await connect(path) as connection:
+            assert b"first" in await connection.request("GET", "/")
+            issue("second")
+            await connection._credentials.renew("")
+            assert b"second" in await connection.request("GET", "/")
 
 
 def test_a_server_on_this_machine_is_reached_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

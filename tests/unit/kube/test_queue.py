@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from draco.kube.errors import Conflict, TooManyRequests
+from draco.kube.errors import ApiError, Conflict, TooManyRequests
 from draco.kube.queue import QueueClosed, Reconcile, WorkQueue, run_workers
 from tests.doubles.clock import ManualClock
 
@@ -279,6 +279,26 @@ async def test_a_conflict_is_tried_again_without_a_traceback(queue: WorkQueue[st
             await clock.advance(2)
     assert len(runs) == 2
     assert [entry["log_level"] for entry in logs if "conflict" in entry["event"]] == ["info"]
+    assert not any(entry.get("exc_info") for entry in logs)
+
+
+async def test_what_the_api_server_refuses_is_one_sentence_in_the_log_and_no_traceback(
+    queue: WorkQueue[str], clock: ManualClock
+) -> None:
+    refusal = "create not allowed while custom resource definition is terminating"
+    runs: list[float] = []
+
+    async def reconcile(_key: str) -> None:
+        runs.append(clock.monotonic())
+        raise ApiError(405, "MethodNotAllowed", refusal)
+
+    with capture_logs() as logs:
+        async with working(queue, reconcile):
+            queue.add("a")
+            await clock.advance(2)
+    assert len(runs) > 1
+    failures = [entry for entry in logs if entry["event"] == "reconcile.failed"]
+    assert refusal in failures[0]["error"]
     assert not any(entry.get("exc_info") for entry in logs)
 
 

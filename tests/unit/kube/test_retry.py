@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from draco.kube.errors import ApiError, Conflict, NotFound, ServerError, TooManyRequests, Unreachable
-from draco.kube.retry import Backoff, retry
+from draco.kube.retry import Backoff, persistently, retry
 
 
 class Sleepless:
@@ -101,3 +101,18 @@ def test_after_a_success_pauses_start_from_the_beginning() -> None:
         backoff.next()
     backoff.reset()
     assert backoff.next() <= 1
+
+
+async def test_what_nothing_can_be_done_without_is_tried_until_it_works() -> None:
+    call, clock = Call(*[BROKEN, NotFound(404, "NotFound", "gone")] * 20), Sleepless()
+    assert await persistently("it.failed", call, clock=clock, random=Random(1)) == "done"
+    assert call.count == 41
+    assert max(clock.pauses) <= 30
+
+
+async def test_a_mistake_of_ours_is_not_tried_again_for_ever() -> None:
+    async def mistaken() -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011 - its kind is all there is
+        await persistently("it.failed", mistaken, clock=Sleepless(), random=Random(1))

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from draco.mig_policy import NodeDecision, SeenNode, decide, oldest_first, rules_of
+from draco.mig_policy.gpu_state import GpuCondition, LayoutState
 from draco.mig_policy.matching import whole_gpus
-from draco.mig_policy.standing import Standing, Stands
 from draco.resources.claims import CelSelector, DeviceSelector
 from draco.resources.draco import (
     GpuMig,
@@ -123,7 +123,7 @@ def test_a_gpu_whose_partitions_are_not_reported_now_stays_with_its_policy() -> 
     node = a_mig_node(gpus=[None, None], wanted=[had])
     decision = decided(node, a_mig_policy("old"), a_mig_policy("young", created=LATER))
     assert decision.wanted == [had]
-    assert decision.gpus[0].stands == (Standing.CHANGING, "its agent has not reported its partitions")
+    assert decision.gpus[0].condition == (LayoutState.CHANGING, "its agent has not reported its partitions")
 
 
 def test_selectors_see_the_published_gpu() -> None:
@@ -225,15 +225,15 @@ def test_a_layout_that_cannot_be_on_the_board_says_why_and_leaves_the_gpu_as_it_
     decision = decided(node, a_static_policy("p", "2x4g.40gb"))
     assert decision.wanted == [before]
     (gpu,) = decision.gpus
-    assert gpu.stands.standing is Standing.FAILED
-    assert gpu.stands.message.startswith("layout layout: 2 x 4g.40gb")
-    assert "nearest that can exist is 1 x 4g.40gb" in gpu.stands.message
+    assert gpu.condition.state is LayoutState.FAILED
+    assert gpu.condition.message.startswith("layout layout: 2 x 4g.40gb")
+    assert "nearest that can exist is 1 x 4g.40gb" in gpu.condition.message
 
 
 def test_a_new_policy_whose_layout_cannot_be_wants_nothing() -> None:
     decision = decided(a_mig_node(board=A30, gpus=1), a_static_policy("p", "3g.40gb"))
     assert decision.wanted == []
-    assert "there is no profile 3g.40gb on this board" in decision.gpus[0].stands.message
+    assert "there is no profile 3g.40gb on this board" in decision.gpus[0].condition.message
 
 
 def test_a_gpu_whose_new_policy_cannot_be_keeps_nothing_of_its_old_one() -> None:
@@ -253,8 +253,8 @@ def test_profiles_and_warm_instances_are_those_the_board_has() -> None:
 def test_allowing_only_profiles_that_the_board_does_not_have_allows_none_rather_than_all() -> None:
     decision = decided(a_mig_node(board=A30, gpus=1), a_mig_policy(profiles=["1g.10gb"]))
     assert decision.wanted == []
-    assert decision.gpus[0].stands.standing is Standing.FAILED
-    assert "its board has none of spec.profiles; it has 1g.6gb" in decision.gpus[0].stands.message
+    assert decision.gpus[0].condition.state is LayoutState.FAILED
+    assert "its board has none of spec.profiles; it has 1g.6gb" in decision.gpus[0].condition.message
 
 
 def test_on_a_board_that_is_told_only_with_mig_on_the_mode_comes_first() -> None:
@@ -271,13 +271,13 @@ def test_resets_are_permitted_as_the_policy_says_now(granted: bool) -> None:
     assert wanted.reset_permitted is granted
 
 
-def stands(mig: GpuMig | None, policy: MigPolicy, *, taken_up: bool = True, **status: Any) -> Stands:
-    """How a GPU stands once its spec says what is wanted."""
+def condition(mig: GpuMig | None, policy: MigPolicy, *, taken_up: bool = True, **status: Any) -> GpuCondition:
+    """How far a GPU is once its spec says what is wanted."""
     wanted = decided(a_mig_node(board=H100, gpus=[mig]), policy).wanted
     node = a_mig_node(board=H100, gpus=[mig], wanted=wanted, **status)
     if not taken_up:
         node = msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, generation=2))
-    return decided(node, policy).gpus[0].stands
+    return decided(node, policy).gpus[0].condition
 
 
 ON = GpuMig(capable=True, enabled=True)
@@ -298,105 +298,110 @@ def having(*instances: Any, **fields: Any) -> GpuMig:
 
 
 @pytest.mark.parametrize(
-    ("mig", "policy", "standing", "message"),
+    ("mig", "policy", "state", "message"),
     [
-        (ON, a_mig_policy(), Standing.APPLIED, ""),
-        (GpuMig(capable=True), a_mig_policy(), Standing.CHANGING, "MIG is still off"),
-        (GpuMig(capable=True), a_mig_policy(mode=MigMode.DISABLED), Standing.APPLIED, ""),
-        (having(CLAIMED, message=NO_ROOM), a_mig_policy(), Standing.APPLIED, NO_ROOM.rstrip(".")),
-        (having(enabled=False, message=WHOLE), a_mig_policy(), Standing.APPLIED, WHOLE.rstrip(".")),
-        (having(enabled=False, message=WHOLE, state=MigState.CHANGING), HALVES, Standing.CHANGING, WHOLE.rstrip(".")),
-        (having(enabled=False, message=WHOLE), HALVES, Standing.CHANGING, WHOLE.rstrip(".")),
+        (ON, a_mig_policy(), LayoutState.APPLIED, ""),
+        (GpuMig(capable=True), a_mig_policy(), LayoutState.CHANGING, "MIG is still off"),
+        (GpuMig(capable=True), a_mig_policy(mode=MigMode.DISABLED), LayoutState.APPLIED, ""),
+        (having(CLAIMED, message=NO_ROOM), a_mig_policy(), LayoutState.APPLIED, NO_ROOM.rstrip(".")),
+        (having(enabled=False, message=WHOLE), a_mig_policy(), LayoutState.APPLIED, WHOLE.rstrip(".")),
+        (
+            having(enabled=False, message=WHOLE, state=MigState.CHANGING),
+            HALVES,
+            LayoutState.CHANGING,
+            WHOLE.rstrip("."),
+        ),
+        (having(enabled=False, message=WHOLE), HALVES, LayoutState.CHANGING, WHOLE.rstrip(".")),
         (
             having(CLAIMED, state=MigState.CHANGING, message=f"MIG is asked for. {NO_ROOM}"),
             a_mig_policy(),
-            Standing.CHANGING,
+            LayoutState.CHANGING,
             f"MIG is asked for. {NO_ROOM}".rstrip("."),
         ),
-        (ON, a_mig_policy(mode=MigMode.DISABLED), Standing.CHANGING, "MIG is still on"),
+        (ON, a_mig_policy(mode=MigMode.DISABLED), LayoutState.CHANGING, "MIG is still on"),
         (
             having(enabled=False, state=MigState.CHANGING, message=PROMISED),
             a_mig_policy(mode=MigMode.DISABLED),
-            Standing.CHANGING,
+            LayoutState.CHANGING,
             PROMISED.rstrip("."),
         ),
-        (having(*BOTH, state=MigState.CHANGING, message=PROMISED), HALVES, Standing.CHANGING, PROMISED.rstrip(".")),
+        (having(*BOTH, state=MigState.CHANGING, message=PROMISED), HALVES, LayoutState.CHANGING, PROMISED.rstrip(".")),
         (
             having(CLAIMED),
             a_mig_policy(mode=MigMode.DISABLED),
-            Standing.CHANGING,
+            LayoutState.CHANGING,
             "1g.10gb at 6 is in use by claim team/serve",
         ),
-        (having(*BOTH), HALVES, Standing.APPLIED, ""),
-        (having(BOTH[0]), HALVES, Standing.CHANGING, "its instances are being changed"),
-        (having(BOTH[0], CLAIMED), HALVES, Standing.CHANGING, "1g.10gb at 6 is in use by claim team/serve"),
+        (having(*BOTH), HALVES, LayoutState.APPLIED, ""),
+        (having(BOTH[0]), HALVES, LayoutState.CHANGING, "its instances are being changed"),
+        (having(BOTH[0], CLAIMED), HALVES, LayoutState.CHANGING, "1g.10gb at 6 is in use by claim team/serve"),
         (
             having(BOTH[0], FOREIGN),
             HALVES,
-            Standing.FAILED,
+            LayoutState.FAILED,
             "1g.10gb at 6 was made by others and is left alone; destroy it by hand",
         ),
-        (having(BOTH[0], BOTH[1], FOREIGN), HALVES, Standing.APPLIED, ""),
+        (having(BOTH[0], BOTH[1], FOREIGN), HALVES, LayoutState.APPLIED, ""),
         (
             having(*BOTH, FOREIGN, state=MigState.CHANGING, message="Verifying."),
             HALVES,
-            Standing.CHANGING,
+            LayoutState.CHANGING,
             "Verifying",
         ),
-        (having(BOTH[0], CLAIMED), LEFT, Standing.CHANGING, "1g.10gb at 6 is in use by claim team/serve"),
+        (having(BOTH[0], CLAIMED), LEFT, LayoutState.CHANGING, "1g.10gb at 6 is in use by claim team/serve"),
         (
             having(enabled=False, state=MigState.CHANGING, message="MIG is asked for."),
             a_mig_policy(),
-            Standing.CHANGING,
+            LayoutState.CHANGING,
             "MIG is asked for",
         ),
         (
             having(BOTH[0], a_mig_instance("1g.10gb@6", use=InstanceUse.ORPHAN, holder="dcgm (pid 7)")),
             HALVES,
-            Standing.CHANGING,
+            LayoutState.CHANGING,
             "1g.10gb at 6 is held by dcgm (pid 7)",
         ),
-        (having(*BOTH, state=MigState.CHANGING, message="Verifying."), HALVES, Standing.CHANGING, "Verifying"),
-        (having(state=MigState.DIRTY, message="GI 3 is stuck."), a_mig_policy(), Standing.FAILED, "GI 3 is stuck"),
+        (having(*BOTH, state=MigState.CHANGING, message="Verifying."), HALVES, LayoutState.CHANGING, "Verifying"),
+        (having(state=MigState.DIRTY, message="GI 3 is stuck."), a_mig_policy(), LayoutState.FAILED, "GI 3 is stuck"),
         (
             having(state=MigState.NEEDS_RESET),
             a_mig_policy(),
-            Standing.FAILED,
+            LayoutState.FAILED,
             "it needs a reset, which spec.reset.permit does not allow",
         ),
         (
             having(pending=True, enabled=False),
             a_mig_policy(reset=MigReset(permit=ResetPermit.IN_WINDOWS)),
-            Standing.CHANGING,
+            LayoutState.CHANGING,
             "it needs a reset and waits for a window of spec.reset",
         ),
     ],
 )
-def test_how_a_gpu_stands(mig: GpuMig | None, policy: MigPolicy, standing: Standing, message: str) -> None:
-    assert stands(mig, policy) == (standing, message)
+def test_how_far_a_gpu_is(mig: GpuMig | None, policy: MigPolicy, state: LayoutState, message: str) -> None:
+    assert condition(mig, policy) == (state, message)
 
 
 @pytest.mark.parametrize(
-    ("permit", "granted", "standing", "message"),
+    ("permit", "granted", "state", "message"),
     [
         (
             ResetPermit.NEVER,
             False,
-            Standing.FAILED,
+            LayoutState.FAILED,
             "turning MIG on needs a reset of the GPU, which spec.reset.permit Never does not allow",
         ),
         (
             ResetPermit.IN_WINDOWS,
             False,
-            Standing.CHANGING,
+            LayoutState.CHANGING,
             "turning MIG on needs a reset of the GPU, which waits for a window of spec.reset",
         ),
-        (ResetPermit.IN_WINDOWS, True, Standing.CHANGING, "MIG is still off"),
-        (ResetPermit.ALWAYS, True, Standing.CHANGING, "MIG is still off"),
+        (ResetPermit.IN_WINDOWS, True, LayoutState.CHANGING, "MIG is still off"),
+        (ResetPermit.ALWAYS, True, LayoutState.CHANGING, "MIG is still off"),
     ],
 )
 def test_where_the_mode_changes_by_a_reset_only_the_permit_is_named(
-    permit: ResetPermit, granted: bool, standing: Standing, message: str
+    permit: ResetPermit, granted: bool, state: LayoutState, message: str
 ) -> None:
     policy = a_mig_policy(reset=MigReset(permit=permit))
     node = a_mig_node(board=H100, gpus=[GpuMig(capable=True)])
@@ -407,7 +412,7 @@ def test_where_the_mode_changes_by_a_reset_only_the_permit_is_named(
         decision = decided(msgspec.structs.replace(node, status=status), policy, permits={"policy": granted})
         spec = msgspec.structs.replace(node.spec, gpus=decision.wanted)
         node = msgspec.structs.replace(node, spec=spec)
-    assert decision.gpus[0].stands == (standing, message)
+    assert decision.gpus[0].condition == (state, message)
 
 
 def test_a_claim_is_waited_for_before_a_reset() -> None:
@@ -417,24 +422,24 @@ def test_a_claim_is_waited_for_before_a_reset() -> None:
     )
     gpus = [msgspec.structs.replace(each, architecture="Ampere") for each in node.status.gpus]
     node = msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, gpus=gpus))
-    assert decided(node, policy).gpus[0].stands.message == "1g.10gb at 6 is in use by claim team/serve"
+    assert decided(node, policy).gpus[0].condition.message == "1g.10gb at 6 is in use by claim team/serve"
 
 
 def test_nothing_counts_as_applied_before_the_agent_has_seen_it() -> None:
-    told = (Standing.CHANGING, "its agent has not taken this up yet")
-    assert stands(ON, a_mig_policy(), taken_up=False) == told
-    assert decided(a_mig_node(board=H100, gpus=[ON]), a_mig_policy()).gpus[0].stands == told
+    told = (LayoutState.CHANGING, "its agent has not taken this up yet")
+    assert condition(ON, a_mig_policy(), taken_up=False) == told
+    assert decided(a_mig_node(board=H100, gpus=[ON]), a_mig_policy()).gpus[0].condition == told
 
 
 def test_partitions_on_demand_need_a_cluster_that_keeps_their_counters() -> None:
     """All would look well otherwise: the agent does what it can, and publishes GPUs whole."""
     lacking = [Condition(type="Partitionable", status="False", reason="CountersNotKept")]
-    standing, message = stands(ON, a_mig_policy(), conditions=lacking)
-    assert standing is Standing.FAILED
+    state, message = condition(ON, a_mig_policy(), conditions=lacking)
+    assert state is LayoutState.FAILED
     assert "use mode Static, or Kubernetes 1.36" in message
-    assert stands(having(*BOTH), HALVES, conditions=lacking).standing is Standing.APPLIED
+    assert condition(having(*BOTH), HALVES, conditions=lacking).state is LayoutState.APPLIED
     kept = [Condition(type="Partitionable", status="True", reason="CountersKept")]
-    assert stands(ON, a_mig_policy(), conditions=kept).standing is Standing.APPLIED
+    assert condition(ON, a_mig_policy(), conditions=kept).state is LayoutState.APPLIED
 
 
 def test_a_decision_can_be_read_aloud() -> None:
@@ -446,5 +451,5 @@ def test_what_is_remembered_of_tens_of_thousands_of_gpus_costs_the_garbage_colle
     decision = decided(a_mig_node(board=H100), a_mig_policy())
     verdicts = [said for gpu in decision.gpus for said in gpu.verdicts.values()]
     assert [each for each in (decision, *decision.gpus, *verdicts, *decision.wanted) if gc.is_tracked(each)] == []
-    one, other = (each.stands for each in decision.gpus)
+    one, other = (each.condition for each in decision.gpus)
     assert one is other

@@ -12,8 +12,8 @@ from tests.adversary.cluster.observer.laws import BLOCKING, Suspicion
 from tests.adversary.cluster.observer.world import Object, World, condition, name, results
 
 _DRACO_SAYS = "Draco says: "
-_FITS = "The devices are there: all claims can be allocated"
-_TAINT = re.compile(r"tainted ([A-Za-z0-9./_-]+?)(?:=[^:\s]*)?:(NoSchedule|NoExecute)")
+_FITS = "All claims can be allocated"
+_TAINT = re.compile(r"tainted with ([A-Za-z0-9./_-]+?)(?:=[^:\s]*)?:(NoSchedule|NoExecute)")
 _HOLDER = re.compile(r"in use by ((?:[a-z0-9.-]+/[a-z0-9.-]+)) ")
 _MISSING = re.compile(r'(?:device class|resourceclaim|claim) "?([A-Za-z0-9./-]+)"? (?:does not exist|not found)')
 _XID = 8

@@ -1,0 +1,292 @@
+"""The parts of one agent, made and made known to each other.
+
+Owns which part is made of what, from the record to kubelet's sockets, and nothing of what they do: `app` starts and stops them,
+and says who hears of what.
+"""
+
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Final, Protocol
+
+from draco.agent import checkpoint
+from draco.agent.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v1alpha1_pb2
+from draco.agent.cdi import CdiFolder, NodeFiles
+from draco.agent.checkpoint import Checkpoint, PreparedClaim
+from draco.agent.claim_status import ClaimReporter
+from draco.agent.claim_work import ClaimWork
+from draco.agent.dividing import Dividing
+from draco.agent.dra_service import DraService
+from draco.agent.fault_record import FAULTS, FaultRecord, driver_load
+from draco.agent.files import Files
+from draco.agent.hardware import Hardware
+from draco.agent.health_service import HealthService
+from draco.agent.known_gpus import KnownGpus
+from draco.agent.lanes import Lanes
+from draco.agent.leftovers import KUBELET_RECORD, Leftovers, denies
+from draco.agent.metrics import Metrics
+from draco.agent.node_status import NodeReporter, Standing
+from draco.agent.nvml import Nvml
+from draco.agent.offers import Offers
+from draco.agent.pcie import SysfsPcieRoots
+from draco.agent.plugin import Contest, Plugin, Registration, sockets
+from draco.agent.prepare import ClaimPreparer
+from draco.agent.publisher import SlicePublisher
+from draco.agent.settings import AgentSettings
+from draco.agent.startup import Startup
+from draco.agent.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
+from draco.kube.client import Client
+from draco.kube.clock import Clock
+from draco.kube.events import EventRecorder
+from draco.resources.names import FIELD_MANAGER_AGENT, GpuUuid
+
+CHECKPOINT = "checkpoint.json"
+
+
+class Listener(Protocol):
+    """Who is told what happens in the parts, and asked what only all of them together know."""
+
+    def divisions_shown(self) -> None:
+        """Instances of GPUs were looked at. In any thread."""
+        ...
+
+    async def worked_on(self, uuid: GpuUuid) -> None:
+        """Work on a GPU's instances has ended, for now; and what is wanted may be new."""
+        ...
+
+    def gpunode_deleted(self) -> None:
+        """Somebody deleted the node's GpuNode."""
+        ...
+
+    def isolation_changed(self) -> None:
+        """What is under maintenance is other than it was."""
+        ...
+
+    def claim_changed(self, claim: PreparedClaim) -> None:
+        """A claim was prepared or given up."""
+        ...
+
+    def registered(self, registration: Registration) -> None:
+        """Kubelet took the driver, or refused it."""
+        ...
+
+    def contested(self, contest: Contest | None) -> None:
+        """Somebody else serves the driver, too, or does so no more."""
+        ...
+
+    def standing_changed(self) -> None:
+        """What is reported of the node may be new."""
+        ...
+
+    def standing(self) -> Standing:
+        """What is reported of the node."""
+        ...
+
+    def giving_way(self) -> str:
+        """To whom, as a sentence; "" while the node is ours."""
+        ...
+
+    def tell(self, reason: str, action: str, note: str, gpu: str = "") -> None:
+        """An Event on the Node, or a series of its own on each GPU."""
+        ...
+
+
+class AgentParts:
+    """Everything that one node's agent is made of; nothing of it runs yet."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        client: Client,
+        nvml: Nvml,
+        listener: Listener,
+        *,
+        clock: Clock,
+        random: Random,
+        files: Files,
+    ) -> None:
+        self._settings: Final = settings
+        self._client: Final = client
+        self._nvml: Final = nvml
+        self._listener: Final = listener
+        self._clock: Final = clock
+        self._random: Final = random
+        self._files: Final = files
+        self._boot_id: Final = checkpoint.boot_id(settings.proc_root)
+        self.sockets: Final = sockets(settings.kubelet_dir, settings.driver)
+        self.metrics: Final = Metrics()
+        # The record, and what is written for containers
+        self.checkpoint: Final = Checkpoint(settings.state_folder / CHECKPOINT, files, boot_id="")
+        self.lanes: Final = Lanes(calling=lambda: nvml.calling, reach=nvml.reach, clock=clock)
+        self._cdi: Final = self._cdi_folder()
+        # The GPUs: their instances, names and health
+        self.dividing: Final = self._instances()
+        self.known: Final = self._names()
+        self.hardware: Final = self._gpus()
+        self.health: Final = HealthService(pool=settings.node_name, timeout_s=settings.health_timeout_s)
+        # What the API server is told
+        self.events: Final = EventRecorder(
+            client, controller=FIELD_MANAGER_AGENT, instance=settings.node_name, clock=clock, random=random
+        )
+        self.publisher: Final = SlicePublisher(
+            client,
+            node=settings.node_name,
+            driver=settings.driver,
+            clock=clock,
+            random=random,
+            on_change=listener.standing_changed,
+        )
+        self.offers: Final = Offers(
+            self.publisher, self.dividing, view=lambda: self.hardware.view, clock=clock, random=random
+        )
+        self.claim_reporter: Final = self._claim_status()
+        self.node_reporter: Final = NodeReporter(
+            client, node=settings.node_name, standing=listener.standing, clock=clock, random=random
+        )
+        # Kubelet's claims
+        self.startup: Final = self._recovery()
+        self.work: Final = self._claims()
+        self.plugin: Final = self._kubelet_plugin()
+
+    def _cdi_folder(self) -> CdiFolder:
+        return CdiFolder(
+            self._settings.cdi_dir,
+            self._files,
+            driver=self._settings.driver,
+            boot_id=self._boot_id,
+            node=NodeFiles(
+                device_root=self._settings.device_root,
+                library_folder=self._settings.library_folder,
+                library_view=self._settings.library_view,
+                proc=self._settings.proc_root,
+            ),
+        )
+
+    def _instances(self) -> Dividing:
+        return Dividing(
+            self._client,
+            self._nvml,
+            self.checkpoint,
+            node=self._settings.node_name,
+            boot_id=self._boot_id,
+            proc=self._settings.proc_root,
+            device_root=self._settings.device_root,
+            on_gpu=lambda uuid, work: self.lanes.with_driver(work, {uuid}),
+            shown=self._listener.divisions_shown,
+            changed=self._listener.worked_on,
+            gone=self._listener.gpunode_deleted,
+            isolation=self._listener.isolation_changed,
+            clock=self._clock,
+            random=self._random,
+        )
+
+    def _names(self) -> KnownGpus:
+        return KnownGpus(
+            self.checkpoint,
+            in_thread=self.lanes.on_record,
+            forgotten=lambda: self.dividing.keeper.forgotten,
+            promised=lambda: frozenset(self.dividing.promised),
+        )
+
+    def _gpus(self) -> Hardware:
+        return Hardware(
+            self._nvml,
+            SysfsPcieRoots(self._settings.sysfs_root),
+            faults=FaultRecord(
+                self._settings.state_folder / FAULTS,
+                self._files,
+                boot_id=self._boot_id,
+                driver_load=lambda: driver_load(self._settings.sysfs_root),
+            ),
+            divided=self.dividing.inventory.look,
+            named=self.known.view,
+            clock=self._clock,
+            rescan_s=self._settings.rescan_s,
+            retry_s=self._settings.nvml_retry_s,
+            event_wait_s=self._settings.event_wait_s,
+            limit_s=self._settings.nvml_limit_s,
+        )
+
+    def _claim_status(self) -> ClaimReporter:
+        return ClaimReporter(
+            self._client,
+            driver=self._settings.driver,
+            pool=self._settings.node_name,
+            claims=lambda: self.checkpoint.claims,
+            health=lambda: self.health.reports,
+            clock=self._clock,
+            random=self._random,
+        )
+
+    def _recovery(self) -> Startup:
+        return Startup(
+            self._client,
+            self.checkpoint,
+            self._cdi,
+            self.dividing.instances,
+            path=self._settings.state_folder / CHECKPOINT,
+            files=self._files,
+            driver=self._settings.driver,
+            node=self._settings.node_name,
+            boot_id=self._boot_id,
+            known=self.known,
+            view=lambda: self.hardware.view,
+            show_again=self.hardware.show_again,
+            kubelet_denies=lambda uid: denies(self._settings.kubelet_dir / KUBELET_RECORD, uid),
+            on_record=self.lanes.on_record,
+            with_driver=self.lanes.with_driver,
+            tell=self._listener.tell,
+            rewritten=self.claim_reporter.touch,
+            clock=self._clock,
+            random=self._random,
+        )
+
+    def _claims(self) -> ClaimWork:
+        preparer = ClaimPreparer(
+            self.checkpoint,
+            self._cdi,
+            driver=self._settings.driver,
+            pool=self._settings.node_name,
+            instances=self.dividing.instances,
+        )
+        return ClaimWork(
+            preparer, self.checkpoint, self.lanes, driver=self._settings.driver, view=lambda: self.hardware.view
+        )
+
+    def _kubelet_plugin(self) -> Plugin:
+        service = DraService(
+            self._client,
+            self.work,
+            driver=self._settings.driver,
+            changed=self._listener.claim_changed,
+            hindrance=self._listener.giving_way,
+            metrics=self.metrics,
+            clock=self._clock,
+            random=self._random,
+            deadline_s=self._settings.prepare_deadline_s,
+        )
+        return Plugin(
+            self.sockets,
+            driver=self._settings.driver,
+            services=[
+                handlers(DRA_V1, service.behaviours(dra_v1_pb2)),
+                handlers(DRA_V1BETA1, service.behaviours(dra_v1beta1_pb2)),
+                handlers(HEALTH_V1, self.health.behaviours(health_v1_pb2)),
+                handlers(HEALTH_V1ALPHA1, self.health.behaviours(health_v1alpha1_pb2)),
+            ],
+            clock=self._clock,
+            check_s=self._settings.socket_check_s,
+            on_registration=self._listener.registered,
+            on_contest=self._listener.contested,
+            on_stopping=self.health.close,
+        )
+
+    def leftovers(self, give_up: Callable[[PreparedClaim], Awaitable[None]]) -> Leftovers:
+        """Who gives up what kubelet no longer knows of."""
+        return Leftovers(
+            self._client,
+            driver=self._settings.driver,
+            claims=lambda: self.checkpoint.claims,
+            kubelet_record=self._settings.kubelet_dir / KUBELET_RECORD,
+            give_up=give_up,
+            clock=self._clock,
+        )

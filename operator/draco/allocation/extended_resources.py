@@ -1,0 +1,119 @@
+"""Extended resources that DeviceClasses stand for: the claim that kube-scheduler makes for a pod that asks for them.
+
+Owns which class stands for a resource, and the requests of such a claim. The scheduler writes the claim only when the pod gets
+its node, so until then it is imagined here. Nodes whose device plugin offers the resource are not told apart.
+Source: KEP-5004.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from draco.resources.claims import DeviceClaim, DeviceRequest, ExactDeviceRequest, ResourceClaim, ResourceClaimSpec
+from draco.resources.classes import DeviceClass
+from draco.resources.core import Container, Pod
+from draco.resources.meta import ObjectMeta
+from draco.resources.quantity import Quantity, QuantityError
+
+BY_CLASS: Final = "deviceclass.resource.kubernetes.io/"
+"""Before the name of a class: a resource that every class stands for."""
+DEFAULT_SINCE_MINOR: Final = 36
+"""The first release of Kubernetes that does so unless it is told not to."""
+
+
+def classes_asked(pod: Pod, classes: Mapping[str, DeviceClass]) -> dict[str, str]:
+    """The extended resources that the pod asks for and a class stands for, each with that class, sorted."""
+    asked = {
+        name
+        for container in _containers(pod)
+        for name in _asked(container)
+        if _is_extended(name) and _amount(container, name)
+    }
+    found = {name: _class_of(name, classes) for name in sorted(asked)}
+    return {name: device_class for name, device_class in found.items() if device_class}
+
+
+def claim_for(pod: Pod, classes: Mapping[str, DeviceClass]) -> ResourceClaim | None:
+    """The claim that kube-scheduler would make for the pod; None if it asks for nothing that a class stands for."""
+    asked = classes_asked(pod, classes)
+    requests = [request for resource, name in asked.items() for request in _requests(pod, resource, name)]
+    if not requests:
+        return None
+    metadata = ObjectMeta(name=f"{pod.metadata.name}-extended-resources", namespace=pod.metadata.namespace)
+    return ResourceClaim(metadata=metadata, spec=ResourceClaimSpec(devices=DeviceClaim(requests=requests)))
+
+
+def note(resource: str, device_class: str, minor: int | None) -> str:
+    """What is to be said of such a claim."""
+    text = f"For {resource}, kube-scheduler makes a claim of DeviceClass {device_class}, which stands for it"
+    if minor is not None and minor < DEFAULT_SINCE_MINOR:
+        return f"{text}; in Kubernetes 1.{minor} only with the feature gate DRAExtendedResource."
+    return f"{text}."
+
+
+def _requests(pod: Pod, resource: str, device_class: str) -> list[DeviceRequest]:
+    """One request for each container that lives on; and one for the init containers, as far as those do not lend them theirs.
+
+    Init containers run one after another, each before the containers that follow it: they share what those will use.
+    """
+    lasting: dict[int, DeviceRequest] = {}
+    passing: list[tuple[int, Container]] = []
+    for index, container in enumerate(_containers(pod)):
+        if index < len(pod.spec.init_containers) and container.restart_policy != "Always":
+            passing.append((index, container))
+        elif count := _amount(container, resource):
+            lasting[index] = _request(index, container, resource, device_class, count)
+    most: DeviceRequest | None = None
+    for index, container in passing:
+        lent = sum(_count(request) for place, request in lasting.items() if place > index)
+        lacking = _amount(container, resource) - lent
+        if lacking > 0 and (most is None or lacking > _count(most)):
+            most = _request(index, container, resource, device_class, lacking)
+    return [*([most] if most is not None else []), *lasting.values()]
+
+
+def _request(index: int, container: Container, resource: str, device_class: str, count: int) -> DeviceRequest:
+    place = sorted(_asked(container)).index(resource)
+    exactly = ExactDeviceRequest(device_class_name=device_class, allocation_mode="ExactCount", count=count)
+    return DeviceRequest(name=f"container-{index}-request-{place}", exactly=exactly)
+
+
+def _count(request: DeviceRequest) -> int:
+    return request.exactly.count if request.exactly is not None else 0
+
+
+def _containers(pod: Pod) -> Sequence[Container]:
+    return [*pod.spec.init_containers, *pod.spec.containers]
+
+
+def _asked(container: Container) -> dict[str, str | int | float]:
+    """Requests, with limits where there is no request: so the API server completes them."""
+    return {**container.resources.limits, **container.resources.requests}
+
+
+def _amount(container: Container, resource: str) -> int:
+    """The whole number asked of a resource; what is none counts for none."""
+    try:
+        whole, rest = divmod(Quantity.parse(str(_asked(container).get(resource, 0))).nanos, 10**9)
+    except QuantityError:
+        return 0
+    return 0 if rest else whole
+
+
+def _is_extended(name: str) -> bool:
+    """Whether a resource is none of Kubernetes' own."""
+    return name.startswith(BY_CLASS) or ("/" in name and "kubernetes.io/" not in name)
+
+
+def _class_of(resource: str, classes: Mapping[str, DeviceClass]) -> str:
+    """The class that stands for the resource: of several the newest, of equally old ones the first by name; "" if none does."""
+    if resource.startswith(BY_CLASS):
+        name = resource.removeprefix(BY_CLASS)
+        return name if name in classes else ""
+    found = [each for each in classes.values() if each.spec.extended_resource_name == resource]
+    return min(found, key=_age_and_name).metadata.name if found else ""
+
+
+def _age_and_name(device_class: DeviceClass) -> tuple[float, str]:
+    """Classes of files have no age: they are created when they are applied."""
+    created = device_class.metadata.creation_timestamp
+    return (-created.timestamp() if created is not None else float("-inf"), device_class.metadata.name)

@@ -1,0 +1,121 @@
+"""The claims of a pod: those it names, and those that are, or would be, made for it from templates.
+
+Owns the looking up, and what is said of one that is not there. Claims for extended resources are `extended_resources`'.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Protocol
+
+import msgspec
+
+from draco.allocation.extended_resources import claim_for
+from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
+from draco.resources.classes import DeviceClass
+from draco.resources.core import Pod, PodExtendedResourceClaimStatus, PodResourceClaim
+from draco.resources.errors import DracoError
+from draco.resources.meta import ObjectKey, ObjectMeta
+
+
+class MissingClaimError(DracoError):
+    """A pod uses a claim or a template that is not there; says which, and what may have been meant."""
+
+
+class KnownClaims(Protocol):
+    """Claims by their keys."""
+
+    def get(self, key: ObjectKey, /) -> ResourceClaim | None:
+        """The claim, if it is there."""
+        ...
+
+
+def claims_of(
+    pod: Pod,
+    claims: Mapping[ObjectKey, ResourceClaim],
+    templates: Mapping[ObjectKey, ResourceClaimTemplate],
+    classes: Mapping[str, DeviceClass],
+) -> list[ResourceClaim]:
+    """The claims of a pod in the pod's order, that for extended resources last. Raises MissingClaimError."""
+    made = {status.name: status.resource_claim_name for status in pod.status.resource_claim_statuses}
+    found = [_claim(pod, entry, made.get(entry.name), claims, templates) for entry in pod.spec.resource_claims]
+    return found + _for_extended_resources(pod, claims, classes)
+
+
+def known_claims_of(pod: Pod, claims: KnownClaims, classes: Mapping[str, DeviceClass]) -> list[ResourceClaim]:
+    """Those of a pod's claims that are there: what is missing is yet to be made, or to be said.
+
+    That for extended resources is made only when the pod gets a node. It is there as it would be made.
+    """
+    named = msgspec.structs.replace(
+        pod, status=msgspec.structs.replace(pod.status, extended_resource_claim_status=None)
+    )
+    found = [claim for key in named.claims if (claim := claims.get(key)) is not None]
+    return found + _for_extended_resources(pod, claims, classes)
+
+
+def _for_extended_resources(pod: Pod, claims: KnownClaims, classes: Mapping[str, DeviceClass]) -> list[ResourceClaim]:
+    status = pod.status.extended_resource_claim_status
+    if status is not None and status.resource_claim_name:
+        claim = claims.get(ObjectKey(pod.metadata.namespace, status.resource_claim_name))
+    else:
+        claim = claim_for(pod, classes) if pod.waits else None
+    return [] if claim is None else [claim]
+
+
+def uses_devices(pod: Pod, classes: Mapping[str, DeviceClass]) -> bool:
+    """Whether the pod uses claims, or asks for extended resources that classes stand for."""
+    return bool(pod.spec.resource_claims or pod.claims or (pod.waits and claim_for(pod, classes)))
+
+
+def using(pod: Pod, claims: Sequence[ResourceClaim]) -> Pod:
+    """The pod as if each entry named the claim that `claims_of` has for it, whatever that is called now."""
+    entries = [
+        PodResourceClaim(name=entry.name, resource_claim_name=claim.metadata.name)
+        for entry, claim in zip(pod.spec.resource_claims, claims, strict=False)
+    ]
+    status = pod.status
+    if len(claims) > len(entries):
+        extended = PodExtendedResourceClaimStatus(resource_claim_name=claims[-1].metadata.name)
+        status = msgspec.structs.replace(status, extended_resource_claim_status=extended)
+    spec = msgspec.structs.replace(pod.spec, resource_claims=entries)
+    return msgspec.structs.replace(pod, spec=spec, status=status)
+
+
+def _claim(
+    pod: Pod,
+    entry: PodResourceClaim,
+    made: str | None,
+    claims: Mapping[ObjectKey, ResourceClaim],
+    templates: Mapping[ObjectKey, ResourceClaimTemplate],
+) -> ResourceClaim:
+    namespace = pod.metadata.namespace
+    name = entry.resource_claim_name or made or f"{pod.metadata.name}-{entry.name}"
+    claim = claims.get(ObjectKey(namespace, name))
+    if claim is not None:
+        return claim
+    wanted = entry.resource_claim_template_name
+    if not wanted:
+        raise MissingClaimError(
+            f"the claim {namespace}/{name} that the pod uses does not exist{_meant(name, namespace, claims)}"
+        )
+    template = templates.get(ObjectKey(namespace, wanted))
+    if template is None:
+        raise MissingClaimError(
+            f"the claim template {namespace}/{wanted} that the pod uses does not exist{_meant(wanted, namespace, templates)}"
+        )
+    return made_from(template, name)
+
+
+def made_from(template: ResourceClaimTemplate, name: str) -> ResourceClaim:
+    """The claim that a template stands for."""
+    metadata = ObjectMeta(name=name, namespace=template.metadata.namespace)
+    return ResourceClaim(metadata=metadata, spec=template.spec.spec)
+
+
+def _meant(name: str, namespace: str, known: Mapping[ObjectKey, object]) -> str:
+    """What may have been meant: a like name in the namespace, or the same name in another one."""
+    near = get_close_matches(name, [key.name for key in known if key.namespace == namespace], n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    elsewhere = sorted(key.namespace for key in known if key.name == name)
+    return f"; there is one in the namespace {elsewhere[0]}" if elsewhere else ""

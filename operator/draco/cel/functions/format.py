@@ -1,0 +1,281 @@
+"""`"…".format([…])`, as cel-go's strings extension in version 2 formats.
+
+Owns the clauses %s %d %f %e %b %x %X %o with their precision, and how values read inside lists and maps. Numbers in %f and %e
+come out as in American English: with thousands separators, `∞` and powers of ten in superscript digits.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from typing import Final
+
+from draco.cel.bounds import check_text, toil_of_formatting
+from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.cel.function_costs import READING
+from draco.cel.overloads import row
+from draco.cel.texts import double_text, duration_text, quoted, timestamp_text
+from draco.cel.values import MAPS, MAX_INT, Duration, Timestamp, TypeValue, UInt, Value, type_name, value_of_key
+
+_PRECISION: Final = 6
+_MAX_UINT8: Final = 255
+_LARGEST_PRECISION: Final = 10_000_009
+_TOO_PRECISE: Final = "%!(NOVERB)"
+"""What Go gives beyond that: it stops reading a number once it exceeds a million."""
+INT64_DIGITS: Final = 19
+"""More than these are beyond int64."""
+_DIGITS: Final = re.compile(r"[0-9]*")
+_SUPERSCRIPT: Final = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+_DOUBLE_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+Clause = Callable[[Value], str]
+
+
+def format_text(template: str, values: list[Value]) -> str:
+    """Fill in the clauses of a template. Raises EvaluationError."""
+    out: list[str] = []
+    position = used = length = 0
+    while True:
+        percent = template.find("%", position)
+        if percent < 0:
+            return "".join([*out, template[position:]])
+        out.append(template[position:percent])
+        if template.startswith("%%", percent):
+            out.append("%")
+            position = percent + 2
+            continue
+        if used >= len(values):
+            raise EvaluationError(f"index {used} out of range")
+        if percent + 1 >= len(template):
+            raise EvaluationError("unexpected end of string")
+        position, clause = _read_clause(template, percent + 1)
+        try:
+            out.append(clause(values[used]))
+            length += len(out[-1])
+            check_text(length)
+        except EvaluationAborted:
+            raise
+        except EvaluationError as error:
+            raise EvaluationError(f"error during formatting: {error}") from None
+        used += 1
+
+
+def _read_clause(template: str, position: int) -> tuple[int, Clause]:
+    """Where the clause ends, and what it does."""
+    precision = _PRECISION
+    if template[position] == ".":
+        match = _DIGITS.match(template, position + 1)
+        digits = match[0] if match else ""
+        position += 1 + len(digits)
+        if position >= len(template):
+            raise _bad_clause("error while parsing precision: could not find end of precision specifier")
+        precision = _precision(digits)
+    letter = template[position]
+    make = _CLAUSES.get(letter)
+    if make is None:
+        raise _bad_clause(f'unrecognized formatting clause "{letter}"')
+    return position + 1, lambda value: make(value, precision)
+
+
+def _precision(digits: str) -> int:
+    if not digits:
+        reason = 'strconv.Atoi: parsing "": invalid syntax'
+        raise _bad_clause(f"error while parsing precision: error while converting precision to integer: {reason}")
+    if len(digits.lstrip("0")) > INT64_DIGITS or int(digits) > MAX_INT:
+        raise _bad_clause(f"error while parsing precision: {too_precise(digits)}")
+    return int(digits)
+
+
+def too_precise(digits: str) -> str:
+    """What Kubernetes says of a precision that is no int64."""
+    return f'error while converting precision to integer: strconv.Atoi: parsing "{digits}": value out of range'
+
+
+def _bad_clause(reason: str) -> EvaluationError:
+    return EvaluationError(f"could not parse formatting clause: {reason}")
+
+
+def _string(value: Value, _precision: int) -> str:
+    kind = type(value)
+    if kind is str:
+        return str(value)
+    if kind is list or kind in MAPS:
+        return _nested(value)
+    if kind is float:
+        return double_text(value)
+    if kind in _SIMPLE:
+        return _SIMPLE[kind](value)
+    raise EvaluationError(
+        "string clause can only be used on strings, bools, bytes, ints, doubles, maps, lists, types, durations, and "
+        f"timestamps, was given {type_name(value)}"
+    )
+
+
+def _text_of_bytes(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        reason = quoted("invalid UTF-8 in bytes, cannot convert to string")
+        raise EvaluationError(f"could not convert argument {reason} to string") from None
+
+
+_SIMPLE: Final[dict[type, Clause]] = {
+    int: str,
+    UInt: lambda value: str(int(value)),
+    bool: lambda value: "true" if value else "false",
+    type(None): lambda _: "null",
+    bytes: _text_of_bytes,
+    Timestamp: timestamp_text,
+    Duration: duration_text,
+    TypeValue: lambda value: value.name,
+}
+
+
+def _nested(value: Value) -> str:
+    """A list or map with everything in it, as one could write it in an expression."""
+    kind = type(value)
+    if kind is list:
+        return f"[{_joined(map(_element, value))}]"
+    entries = sorted(
+        ((_key(value_of_key(key)), _element(item)) for key, item in value.items()), key=lambda entry: entry[0]
+    )
+    return f"{{{_joined((f'{key}:{item}' for key, item in entries))}}}"
+
+
+def _joined(parts: Iterable[str]) -> str:
+    text = ", ".join(parts)
+    check_text(len(text))
+    return text
+
+
+def _element(value: Value) -> str:  # noqa: PLR0911 - one per type
+    kind = type(value)
+    if kind is list or kind in MAPS:
+        return _nested(value)
+    if kind is str:
+        return quoted(value)
+    if kind is bytes:
+        return f"b{quoted(_text_of_bytes(value))}"
+    if kind is float:
+        text = _fixed_digits(value, _PRECISION)
+        return text if math.isfinite(value) else quoted(text)
+    if kind is Timestamp:
+        return f"timestamp({quoted(timestamp_text(value))})"
+    if kind is Duration:
+        return f"duration({quoted(duration_text(value))})"
+    if kind in _SIMPLE:
+        return _SIMPLE[kind](value)
+    raise EvaluationError(f"no formatting function for {type_name(value)}")
+
+
+def _key(value: Value) -> str:
+    if type(value) is str:
+        return quoted(value)
+    if type(value) in {bool, int, UInt}:
+        return _SIMPLE[type(value)](value)
+    raise EvaluationError(f"no formatting function for map key of type {type_name(value)}")
+
+
+def _fixed_digits(number: float, precision: int) -> str:
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "+Inf" if number > 0 else "-Inf"
+    return f"{number:.{precision}f}"
+
+
+def _decimal(value: Value, _precision: int) -> str:
+    if type(value) in {int, UInt}:
+        return str(int(value))
+    raise EvaluationError(f"decimal clause can only be used on integers, was given {type_name(value)}")
+
+
+def _double(value: Value, clause: str) -> float:
+    if type(value) is str and value in _DOUBLE_WORDS:
+        return _DOUBLE_WORDS[value]
+    if type(value) is float:
+        return float(value)
+    raise EvaluationError(f"{clause} clause can only be used on doubles, was given {type_name(value)}")
+
+
+def _fixed(value: Value, precision: int) -> str:
+    number = _double(value, "fixed-point")
+    special = _special(number)
+    if special is not None:
+        return special
+    if precision > _LARGEST_PRECISION:
+        return _TOO_PRECISE
+    if precision <= _MAX_UINT8:
+        return f"{number:,.{precision}f}"
+    return _many_digits(number, precision)
+
+
+def _many_digits(number: float, precision: int) -> str:
+    """Go keeps the least number of digits in 8 bits and the largest in 16; where that is below 0 it has no limit."""
+    least, most = precision % (_MAX_UINT8 + 1), (precision + 2**15) % 2**16 - 2**15
+    text = f"{number:,.{most}f}" if most >= 0 else f"{Decimal(repr(number)):,f}"
+    whole, _, fraction = text.partition(".")
+    fraction = fraction.rstrip("0").ljust(least, "0")
+    return f"{whole}.{fraction}" if fraction else whole
+
+
+def _special(number: float) -> str | None:
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "∞" if number > 0 else "-∞"
+    return None
+
+
+def _scientific(value: Value, precision: int) -> str:
+    """Always six decimals: what is written as the precision works as the least width, in Kubernetes too."""
+    number = _double(value, "scientific")
+    text = _special(number)
+    if text is None:
+        digits, _, exponent = f"{number:.{_PRECISION}e}".partition("e")
+        power = f"{int(exponent):+03d}".removeprefix("+").translate(_SUPERSCRIPT)
+        text = f"{digits}\N{MULTIPLICATION SIGN}10{power}"
+    return _TOO_PRECISE if precision > _LARGEST_PRECISION else text.rjust(precision % 2**16)
+
+
+def _binary(value: Value, _precision: int) -> str:
+    if type(value) is bool:
+        return "1" if value else "0"
+    if type(value) in {int, UInt}:
+        return f"{int(value):b}"
+    raise EvaluationError(f"only integers and bools can be formatted as binary, was given {type_name(value)}")
+
+
+def _hex(value: Value, _precision: int) -> str:
+    if type(value) is str:
+        return value.encode("utf-8", "surrogatepass").hex()
+    if type(value) is bytes:
+        return value.hex()
+    if type(value) in {int, UInt}:
+        return f"{int(value):x}"
+    raise EvaluationError(
+        f"only integers, byte buffers, and strings can be formatted as hex, was given {type_name(value)}"
+    )
+
+
+def _octal(value: Value, _precision: int) -> str:
+    if type(value) in {int, UInt}:
+        return f"{int(value):o}"
+    raise EvaluationError(f"octal clause can only be used on integers, was given {type_name(value)}")
+
+
+_CLAUSES: Final[dict[str, Callable[[Value, int], str]]] = {
+    "s": _string,
+    "d": _decimal,
+    "f": _fixed,
+    "e": _scientific,
+    "b": _binary,
+    "x": _hex,
+    "X": lambda value, precision: _hex(value, precision).upper(),
+    "o": _octal,
+}
+OVERLOADS: Final = {
+    "standard": (
+        row("string_format", "string.format(list(dyn)) -> string", format_text, cost=READING, toil=toil_of_formatting),
+    )
+}

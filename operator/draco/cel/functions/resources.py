@@ -1,0 +1,187 @@
+"""Quantity and version functions of Kubernetes.
+
+Owns what selectors do with capacities and versions. The values' own arithmetic and order are in `draco.resources`.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Final
+
+from draco.cel.errors import EvaluationError
+from draco.cel.function_costs import READING
+from draco.cel.overloads import row
+from draco.cel.texts import quoted
+from draco.cel.values import ComputedQuantity
+from draco.resources.quantity import Format, Quantity, QuantityError
+from draco.resources.semver import SemVer, SemVerError
+
+
+def _quantity(text: str) -> Quantity:
+    try:
+        return Quantity.parse(text)
+    except QuantityError as error:
+        raise EvaluationError(error.upstream) from None
+
+
+def _is_quantity(text: str) -> bool:
+    try:
+        Quantity.parse(text)
+    except QuantityError:
+        return False
+    return True
+
+
+def _as_integer(one: Quantity) -> int:
+    number = one.as_int64()
+    if number is None:
+        raise EvaluationError("cannot convert value to integer")
+    return number
+
+
+def _computed(result: Quantity) -> ComputedQuantity:
+    return ComputedQuantity(result.mantissa, result.exponent, wide=result.wide, format=result.format, text=result.text)
+
+
+def _add(one: Quantity, other: Quantity) -> Quantity:
+    return _computed(one + other)
+
+
+def _subtract(one: Quantity, other: Quantity) -> Quantity:
+    return _computed(one - other)
+
+
+def _add_int(one: Quantity, other: int) -> Quantity:
+    return _computed(one + Quantity.of(other, Format.DECIMAL_EXPONENT))
+
+
+def _subtract_int(one: Quantity, other: int) -> Quantity:
+    return _computed(one - Quantity.of(other, Format.DECIMAL_EXPONENT))
+
+
+def _semver(text: str, normalise: bool = False) -> SemVer:
+    try:
+        return SemVer.parse_loosely(text) if normalise else SemVer.parse(text)
+    except SemVerError:
+        raise EvaluationError(_semver_complaint(text, normalise=normalise)) from None
+
+
+def _is_semver(text: str, normalise: bool = False) -> bool:
+    try:
+        _semver(text, normalise)
+    except EvaluationError:
+        return False
+    return True
+
+
+def _semver_complaint(text: str, *, normalise: bool) -> str:
+    """What the Go library says of a text that is not a version: its first finding, from left to right."""
+    if normalise:
+        text = text.removeprefix("v")
+        parts = text.split(".", 2)
+        parts = [_stripped(part) for part in parts]
+        if len(parts) < 3 and set("+-") & set(parts[-1]):
+            return "short version cannot contain PreRelease/Build meta data"
+        text = ".".join(parts + ["0"] * (3 - len(parts)))
+    if not text:
+        return "Version string empty"
+    parts = text.split(".", 2)
+    if len(parts) != 3:
+        return "No Major.Minor.Patch elements found"
+    rest, plus, build = parts[2].partition("+")
+    patch, dash, prerelease = rest.partition("-")
+    for name, digits in (("major", parts[0]), ("minor", parts[1])):
+        complaint = _number_complaint(name, digits)
+        if complaint:
+            return complaint
+    return (
+        _number_complaint("patch", patch)
+        or (_prerelease_complaint(prerelease) if dash else None)
+        or (_build_complaint(build) if plus else None)
+        or f"Invalid character(s) found in {quoted(text)}"
+    )
+
+
+def _stripped(part: str) -> str:
+    if len(part) <= 1:
+        return part
+    bare = part.lstrip("0")
+    return bare if bare[:1] and bare[0] in "0123456789" else f"0{bare}"
+
+
+def _number_complaint(name: str, digits: str) -> str | None:
+    if not (digits.isascii() and digits.isdigit()) and digits:
+        return f"Invalid character(s) found in {name} number {quoted(digits)}"
+    if len(digits) > 1 and digits[0] == "0":
+        return f"{name.capitalize()} number must not contain leading zeroes {quoted(digits)}"
+    if not digits:
+        return 'strconv.ParseUint: parsing "": invalid syntax'
+    if int(digits[:21]) >= 2**64:
+        return f"strconv.ParseUint: parsing {quoted(digits)}: value out of range"
+    return None
+
+
+def _prerelease_complaint(prerelease: str) -> str | None:
+    for one in prerelease.split("."):
+        if not one:
+            return "Prerelease is empty"
+        if one.isascii() and one.isdigit():
+            if len(one) > 1 and one[0] == "0":
+                return f"Numeric PreRelease version must not contain leading zeroes {quoted(one)}"
+            if int(one[:21]) >= 2**64:
+                return f"strconv.ParseUint: parsing {quoted(one)}: value out of range"
+        elif not _is_identifier(one):
+            return f"Invalid character(s) found in prerelease {quoted(one)}"
+    return None
+
+
+def _build_complaint(build: str) -> str | None:
+    for one in build.split("."):
+        if not one:
+            return "Build meta data is empty"
+        if not _is_identifier(one):
+            return f"Invalid character(s) found in build meta data {quoted(one)}"
+    return None
+
+
+def _is_identifier(text: str) -> bool:
+    return all(character.isascii() and (character.isalnum() or character == "-") for character in text)
+
+
+def _wrapped(number: int) -> int:
+    """A version's number as an int: what is too large for one wraps round, as in Go."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def _number(name: str) -> Callable[[SemVer], int]:
+    return lambda version: _wrapped(getattr(version, name))
+
+
+OVERLOADS: Final = {
+    "standard": (
+        row("string_to_quantity", "quantity(string) -> quantity", _quantity, cost=READING),
+        row("is_quantity_string", "isQuantity(string) -> bool", _is_quantity, cost=READING),
+        row("quantity_sign", "sign(quantity) -> int", Quantity.sign),
+        row("quantity_is_greater_than", "quantity.isGreaterThan(quantity) -> bool", operator.gt),
+        row("quantity_is_less_than", "quantity.isLessThan(quantity) -> bool", operator.lt),
+        row("quantity_compare_to", "quantity.compareTo(quantity) -> int", Quantity.compare),
+        row("quantity_get_float", "quantity.asApproximateFloat() -> double", Quantity.approximate),
+        row("quantity_get_int", "quantity.asInteger() -> int", _as_integer),
+        row("quantity_is_integer", "quantity.isInteger() -> bool", lambda one: one.as_int64() is not None),
+        row("quantity_add", "quantity.add(quantity) -> quantity", _add),
+        row("quantity_add_int", "quantity.add(int) -> quantity", _add_int),
+        row("quantity_sub", "quantity.sub(quantity) -> quantity", _subtract),
+        row("quantity_sub_int", "quantity.sub(int) -> quantity", _subtract_int),
+    ),
+    "semver": (
+        row("string_to_semver", "semver(string) -> semver", _semver, cost=READING),
+        row("string_bool_to_semver", "semver(string, bool) -> semver", _semver, cost=READING),
+        row("is_semver_string", "isSemver(string) -> bool", _is_semver, cost=READING),
+        row("is_semver_string_bool", "isSemver(string, bool) -> bool", _is_semver, cost=READING),
+        row("semver_is_greater_than", "semver.isGreaterThan(semver) -> bool", operator.gt),
+        row("semver_is_less_than", "semver.isLessThan(semver) -> bool", operator.lt),
+        row("semver_compare_to", "semver.compareTo(semver) -> int", SemVer.compare),
+        row("semver_major", "semver.major() -> int", _number("major")),
+        row("semver_minor", "semver.minor() -> int", _number("minor")),
+        row("semver_patch", "semver.patch() -> int", _number("patch")),
+    ),
+}

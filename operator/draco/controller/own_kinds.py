@@ -1,0 +1,186 @@
+"""The kinds that people write, as Kopf sees them, and the remedy for what Kopf does not see.
+
+Kopf has the only watch of these kinds; its events come here and fill the store that reconcilers read. Owns what a watch of Kopf
+leaves open (docs/design/0001-kopf.md):
+
+- After a version that is too old Kopf lists anew and says nothing of what was deleted meanwhile. So the collection is listed here
+  each time that a watch has begun, and every few minutes.
+- Lists and events arrive in any order. The newer version of an object counts, and what a newer list lacks stays gone.
+- A watch may never begin: Kopf looks once at which kinds are served, and ends on errors that a watch should survive. A kind
+  that is served and not watched is listed often, and has Kopf started again.
+- Before a reconciler writes, it asks whether the object is still what it planned on.
+
+Knows nothing of Kopf itself, nor of threads: everything here happens on the operator's loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import TypeVar
+
+import msgspec
+
+from draco.kube.client import PAGE_SIZE, Client
+from draco.kube.clock import Clock, wait_for
+from draco.kube.collection import Collection
+from draco.kube.errors import ApiError, NotFound
+from draco.kube.retry import Backoff, asked_to_wait_s
+from draco.kube.store import ApiObject
+from draco.kube.watching import Event, Listed, Removal, Unfit, Upsert, list_all
+from draco.resources.kinds import Kind
+from draco.resources.meta import ObjectKey
+
+T = TypeVar("T", bound=ApiObject)
+
+
+class OwnKindSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """All times in seconds."""
+
+    list_every_s: float = 240.0
+    unwatched_list_every_s: float = 2.0
+    """How often a kind is listed that Kopf does not watch."""
+    unwatched_after_s: float = 60.0
+    """After how long without a watch Kopf is started again, if the kind is served."""
+    list_timeout_s: float = 60.0
+    first_pause_s: float = 0.2
+    longest_pause_s: float = 30.0
+
+
+class OwnKind(Collection[T]):
+    """The objects of one such kind. `run` lists them; what Kopf sees comes through `watching`, `seen` and `unwatched`."""
+
+    def __init__(
+        self,
+        client: Client,
+        kind: Kind[T],
+        *,
+        clock: Clock,
+        random: Random,
+        keep: Callable[[T], T] = lambda obj: obj,
+        settings: OwnKindSettings | None = None,
+    ) -> None:
+        super().__init__(kind, clock=clock, keep=keep)
+        self.restarts = 0
+        """How often Kopf had to begin its watch anew, other than from where it had ended."""
+        self.start_again: Callable[[], None] = lambda: None
+        """Called when Kopf should look again at what is served."""
+        self._client = client
+        self._random = random
+        self._settings = settings or OwnKindSettings()
+        self._listed = 0  # the version of the newest list
+        self._gone: dict[ObjectKey, int] = {}  # what was deleted since, and at which version
+        self._wanted = asyncio.Event()
+        self._begun = False
+        self._unwatched_since: float | None = clock.monotonic()
+
+    def listing(self) -> None:
+        """Kopf lists: it begins a watch, at the start or after one that could not go on."""
+        self.restarts += self._begun
+        self._begun = True
+
+    def watching(self) -> None:
+        """A watch of Kopf has begun, or goes on over a new connection."""
+        self.counts.watches += 1
+        self._unwatched_since = None
+        self._wanted.set()
+
+    def unwatched(self) -> None:
+        """Kopf ended, and its watch with it."""
+        self._unwatched_since = self._clock.monotonic()
+        self._wanted.set()
+
+    def seen(self, event: Event[T], version: str) -> None:
+        """Kopf saw this event."""
+        self.heard()
+        match event:
+            case Upsert(obj):
+                key = obj.metadata.key
+            case Removal(key):
+                pass
+            case Unfit(what):
+                key = what.key
+            case _:
+                return
+        at = int(version)
+        known = self.store.get(key)
+        if at <= (_version(known) if known else max(self._listed, self._gone.get(key, 0))):
+            return
+        if isinstance(event, Removal):
+            self._gone[key] = at
+        self.apply(event)
+
+    def take(self, listed: Listed[T]) -> None:
+        """Become what was listed, but for what is known to be newer."""
+        at = int(listed.version)
+        for key, gone_at in self._gone.items():
+            if gone_at > at:
+                listed.objects.pop(key, None)
+        self._gone = {key: gone_at for key, gone_at in self._gone.items() if gone_at > at}
+        for key, known in self.store.items():
+            if _version(known) > at:
+                listed.objects[key] = known
+        self._listed = max(self._listed, at)
+        super().take(listed)
+
+    async def run(self) -> None:
+        """List when there is reason to, until cancelled. Kopf's events come in between."""
+        backoff = Backoff(self._random, base_s=self._settings.first_pause_s, cap_s=self._settings.longest_pause_s)
+        while True:
+            self._wanted.clear()
+            try:
+                pause_s = await self._list()
+                backoff.reset()
+            except Exception as error:  # noqa: BLE001 - the outermost loop; a fault of ours must not leave the store to grow old
+                if isinstance(error, NotFound):
+                    self.absent()
+                elif not isinstance(error, ApiError):
+                    self._log.exception("informer.fault")
+                pause_s = backoff.next(at_least_s=asked_to_wait_s(error))
+                self.counts.failures += 1
+                self._log.warning("informer.interrupted", error=str(error), relist=True, again_in_s=round(pause_s, 2))
+                await self._clock.sleep(pause_s)
+                continue
+            await wait_for(self._wanted, self._clock, pause_s)
+
+    async def is_current(self, obj: T) -> bool:
+        """Whether the object is still this very version. If not, what is so now is taken in, and wakes whom it concerns."""
+        key = obj.metadata.key
+        try:
+            found = await self._client.get(self.kind, key)
+        except NotFound:
+            found = None
+        except msgspec.ValidationError:
+            return False  # somebody changed it to what cannot be read
+        if found is not None and _version(found) == _version(obj):
+            return True
+        known = self.store.get(key)
+        if found is not None:
+            self.seen(Upsert(found), found.metadata.resource_version)
+        elif known is not None and _version(known) == _version(obj):
+            self.apply(Removal(key))
+        return False
+
+    async def _list(self) -> float:
+        """List, and return after how long to do so again."""
+        self.counts.lists += 1
+        listed = await list_all(
+            self._client,
+            self.kind,
+            namespace="",
+            params={},
+            timeout_s=self._settings.list_timeout_s,
+            page_size=PAGE_SIZE,
+            keep=self._keep,
+        )
+        self.take(listed)
+        if self._unwatched_since is None:
+            return self._settings.list_every_s
+        if self._clock.monotonic() - self._unwatched_since > self._settings.unwatched_after_s:
+            self._unwatched_since = self._clock.monotonic()
+            self.start_again()
+        return self._settings.unwatched_list_every_s
+
+
+def _version(obj: ApiObject) -> int:
+    """Versions of one kind are numbers that grow (Kubernetes 1.35 promises it, and etcd's have always been such)."""
+    return int(obj.metadata.resource_version or 0)

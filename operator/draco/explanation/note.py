@@ -1,0 +1,274 @@
+"""The note of an Event: the decisive cause, then the one fix, then counts.
+
+Owns what is said in one paragraph and what is left to `draco explain`. Decides nothing: which cause is decisive, and what would
+help, is in the explanation. What it says of devices and nodes is `wording`'s.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from draco.explanation.model import (
+    Cause,
+    CauseCount,
+    Explanation,
+    NodeReason,
+    Problem,
+    Reason,
+    RequestExplanation,
+)
+from draco.explanation.wording import (
+    capital,
+    core_of_error,
+    is_of_no_concern,
+    node_text,
+    sentence,
+)
+from draco.resources.english import NAMED, are, counted, listed
+
+MAX_NOTE: Final = 1000
+"""Characters of an Event's note, less some; ordinary notes have 300 at most."""
+_ROOM: Final = 300
+_SAID: Final = 2
+"""Causes of one request that are said in full. Of more there are counts."""
+_COUNTED: Final[Mapping[Cause, str]] = MappingProxyType(
+    {
+        Cause.NOT_SELECTED: "not selected",
+        Cause.SELECTOR_FAILED: "with a selector error",
+        Cause.POOL_OBSOLETE: "in an old slice",
+        Cause.POOL_INCOMPLETE: "in an incomplete pool",
+        Cause.POOL_INVALID: "in an invalid pool",
+        Cause.NO_NODE: "without a node",
+        Cause.NODE_RULES: "on nodes closed to the pod",
+        Cause.IN_USE: "in use",
+        Cause.TAINTED: "tainted",
+        Cause.COUNTERS_SHORT: "short of counters",
+        Cause.CAPACITY_SHORT: "short of capacity",
+        Cause.CONSTRAINT: "without a compared attribute",
+        Cause.FREE: "free",
+    }
+)
+
+
+class _Said(NamedTuple):
+    """What is said of an explanation; `counts` is left out where the cause has counted already."""
+
+    cause: str
+    fix: str = ""
+    counts: str = ""
+
+
+def note(explanation: Explanation) -> str:
+    """The explanation in one paragraph."""
+    said = _said(explanation)
+    text = " ".join(sentence(capital(each)) for each in (said.cause, said.fix) if each)
+    if said.counts and len(text) + len(said.counts) < _ROOM:
+        text = f"{text} ({said.counts})"
+    return text if len(text) <= MAX_NOTE else f"{text[: MAX_NOTE - 1].rstrip()}…"
+
+
+def _said(explanation: Explanation) -> _Said:
+    allocated = _ALLOCATED.get(explanation.reason)
+    if allocated is not None:
+        return allocated(explanation)
+    if explanation.reason in {Reason.CLAIM_MISSING, Reason.CLAIM_DELETING, Reason.BYPASSES_SCHEDULER}:
+        return _Said(explanation.error)
+    if explanation.fits:
+        return _fits(explanation)
+    if problem := _decisive_problem(explanation):
+        return _of_problem(explanation, problem)
+    if explanation.error and explanation.reason is not Reason.POOL_BROKEN:
+        return _Said(f"the scheduler gives up on every node: {core_of_error(explanation.error)}", _fix(explanation))
+    return _unfit(explanation)
+
+
+def _fix(explanation: Explanation) -> str:
+    """The change with which it would fit, "" where none was found."""
+    if explanation.nearest:
+        return explanation.nearest[0].text
+    return "check the DRA driver that publishes it" if explanation.reason is Reason.POOL_BROKEN else ""
+
+
+# What is wrong with the claim itself
+
+_OF_THE_CLAIM: Final = frozenset(
+    {
+        Reason.CLASS_MISSING,
+        Reason.INVALID,
+        Reason.SELECTOR_ERROR,
+        Reason.NOTHING_SELECTED,
+        Reason.NOT_ENOUGH_ON_ONE_NODE,
+        Reason.CAPACITY_SHORT,
+        Reason.CONSTRAINT,
+    }
+)
+"""Reasons that a problem of the claim may be behind."""
+
+
+def _decisive_problem(explanation: Explanation) -> Problem | None:
+    """The problem that alone explains it, one that is fatal if there is one."""
+    if explanation.reason not in _OF_THE_CLAIM:
+        return next((each for each in explanation.problems if each.fatal), None)
+    return min(explanation.problems, key=lambda each: not each.fatal, default=None)
+
+
+def _of_problem(explanation: Explanation, problem: Problem) -> _Said:
+    return _Said(problem.text, problem.remedy or _fix(explanation), _counts_of(explanation, problem.request))
+
+
+def _counts_of(explanation: Explanation, name: str) -> str:
+    request = next((each for each in explanation.requests if each.request == name), None)
+    return _counts(request) if request else ""
+
+
+# What is in the way of the devices
+
+
+def _unfit(explanation: Explanation) -> _Said:
+    request = _decisive_request(explanation)
+    if request is None:
+        return _Said(_nodes(explanation), _fix(explanation))
+    if not request.devices:
+        return _Said("no DRA driver publishes any device", "check that a driver runs on the nodes")
+    name = _named(request, explanation.requests)
+    counts = ""
+    if explanation.reason is Reason.NODE_RULES and explanation.nodes:
+        cause = f"the pod cannot use the nodes that have devices for {name}: {_nodes(explanation)}"
+    elif not request.free:
+        cause = _none_free(request, name)
+    elif request.most_free_on_one_node < request.wanted:
+        wanted = counted(request.wanted, "device")
+        cause = f"{name} wants {wanted} on one node, and no node has more than {request.most_free_on_one_node} free"
+        counts = _counts(request)
+    else:
+        cause = _nodes(explanation) or _apart(explanation)
+        counts = _counts(request)
+    return _Said(cause, _fix(explanation), counts)
+
+
+def _apart(explanation: Explanation) -> str:
+    """Requests that fit, but not on the same node."""
+    requests = explanation.requests
+    places = [f"{_named(each, requests)} fits on {each.best_node}" for each in requests if each.best_node]
+    return f"no node has devices for all requests: {', '.join(places)}"
+
+
+def _decisive_request(explanation: Explanation) -> RequestExplanation | None:
+    """The first request that no node can meet, or else the first; of its alternatives the one that selects most."""
+    alternatives: dict[tuple[str, str], list[RequestExplanation]] = {}
+    for each in explanation.requests:
+        alternatives.setdefault((each.claim, each.request.partition("/")[0]), []).append(each)
+    requests = list(alternatives.values())
+    short = (each for each in requests if all(one.most_free_on_one_node < one.wanted for one in each))
+    decisive = next(short, requests[0] if requests else [])
+    return max(decisive, key=lambda request: request.selected, default=None)
+
+
+def _none_free(request: RequestExplanation, name: str) -> str:
+    """Every device that the request selects, by what is in its way."""
+    causes = _of_concern(request)
+    if {each.cause for each in causes} == {Cause.NOT_SELECTED}:
+        any_of = "the only device" if request.devices == 1 else f"any of the {request.devices} devices"
+        subject = f"{name} does not select {any_of}"
+        return f"{subject}: {'; '.join(_one(each) for each in causes[:_SAID])}"
+    selected = [each for each in causes if each.cause is not Cause.NOT_SELECTED]
+    devices = request.selected
+    if len(selected) == 1:
+        who = (
+            f"the only device that {name} selects is"
+            if devices == 1
+            else f"all {devices} devices that {name} selects are"
+        )
+        return f"{who} {selected[0].text}"
+    told = [_one(each) for each in selected[:_SAID]]
+    more = sum(each.devices for each in selected[_SAID:])
+    if more:
+        told.append(f"{more} {are(more)} unavailable for other causes")
+    return f"none of the {devices} devices that {name} selects is free: {'; '.join(told)}"
+
+
+def _one(count: CauseCount) -> str:
+    return f"{count.devices} {are(count.devices)} {count.text}"
+
+
+def _of_concern(request: RequestExplanation) -> Sequence[CauseCount]:
+    """Without what the class does not mean, if it means anything."""
+    return [each for each in request.causes if not is_of_no_concern(each)] or request.causes
+
+
+def _counts(request: RequestExplanation) -> str:
+    """Devices by what is in their way: "16 devices: 14 free, 2 in use"; "" where the cause says it all."""
+    counts: Counter[str] = Counter()
+    causes = _of_concern(request)
+    if not request.free and len({each.cause for each in causes}) == 1:
+        return ""
+    for each in causes:
+        counts[_COUNTED[each.cause]] += each.devices
+    return f"{counted(counts.total(), 'device')}: {', '.join(f'{number} {what}' for what, number in counts.items())}"
+
+
+def _nodes(explanation: Explanation) -> str:
+    told = [node_text(each) for each in explanation.nodes if each.reason is not NodeReason.NO_DEVICES]
+    return "; ".join(told[:_SAID])
+
+
+def _named(request: RequestExplanation, among: Sequence[RequestExplanation]) -> str:
+    """How a request is called among these: with its claim, if there are several."""
+    of_claim = f" of claim {request.claim.partition('/')[2]}" if len({each.claim for each in among}) > 1 else ""
+    return f"request {request.request}{of_claim}"
+
+
+# What has its devices, or could have them now
+
+
+def _fits(explanation: Explanation) -> _Said:
+    where = listed(explanation.fits_on, total=explanation.fits_on_total)
+    cause = f"all claims can be allocated on {where}"
+    elsewhere = "the pod waits for something other than devices: see its FailedScheduling Event"
+    bug = "".join(f"; a bug of this Kubernetes version may matter: {each}" for each in explanation.upstream_bugs[:1])
+    if explanation.scheduler:
+        return _Said(f"{cause}{bug}", "" if bug else elsewhere)
+    if explanation.pod:
+        return _Said(f"{cause}, and kube-scheduler has not decided yet{bug}")
+    return _Said(f"{cause} as soon as a pod uses them{bug}")
+
+
+def _allocated(explanation: Explanation) -> _Said:
+    devices = listed([device for claim in explanation.allocated for device in claim.devices])
+    if explanation.pod:
+        return _Said(f"all claims are allocated ({devices}); the pod waits for something other than devices")
+    used = any(claim.consumers for claim in explanation.allocated)
+    return _Said(f"the claim is allocated ({devices}), and {'no pod waits for it' if used else 'no pod uses it'}")
+
+
+def _binding(explanation: Explanation) -> _Said:
+    failed = [f"{claim.claim} ({', '.join(claim.failed)})" for claim in explanation.allocated if claim.failed]
+    if failed:
+        return _Said(f"a device could not be made ready: {listed(failed)}; kube-scheduler allocates another")
+    waiting = [
+        f"{claim.claim} ({', '.join(claim.waiting_for)})" for claim in explanation.allocated if claim.waiting_for
+    ]
+    return _Said(f"the driver is making the allocated devices ready: {listed(waiting)}")
+
+
+def _elsewhere(explanation: Explanation) -> _Said:
+    bound = [f"{claim.claim} ({claim.nodes})" for claim in explanation.allocated if claim.nodes]
+    cause = f"the claim's devices are on nodes that the pod cannot use: {listed(bound)}"
+    nodes = "; ".join(node_text(each) for each in explanation.nodes[:NAMED])
+    return _Said(cause, nodes)
+
+
+def _full(explanation: Explanation) -> _Said:
+    claims = [f"{claim.claim} has {counted(len(claim.consumers), 'user')}" for claim in explanation.allocated]
+    return _Said(f"as many pods use the claim as may: {listed(claims)}", "give the pod a claim of its own")
+
+
+_ALLOCATED: Final[Mapping[Reason, Callable[[Explanation], _Said]]] = MappingProxyType(
+    {
+        Reason.ALLOCATED: _allocated,
+        Reason.WAITING_FOR_BINDING: _binding,
+        Reason.BOUND_ELSEWHERE: _elsewhere,
+        Reason.RESERVED_BY_OTHERS: _full,
+    }
+)

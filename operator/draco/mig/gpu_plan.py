@@ -1,0 +1,398 @@
+"""What has to happen on one GPU until it is divided as its policy wants it.
+
+`plan_gpu` is the one function from what a GPU has, what is wanted of it and what claims have been promised of it to a plan. The
+agent carries the plan out, `draco layout plan` prints it. Instances that claims have are waited for and never touched, and so are
+places of claims whose pods have not started, and what others made.
+
+Owns the steps, their order, and why some of them have to wait. Pure. Which layout is wanted is decided in `mig_policy`, and how a
+step survives a crash in the agent.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from draco.mig.board import Board, Placement, PlacementId, unit_mask
+from draco.mig.geometry import State, geometry
+from draco.mig.keeping import Keeping, keeping, kept, layout_of
+from draco.resources.draco import InstanceUse, MigMode, PromisedDevice, WantedGpu
+from draco.resources.names import GpuUuid
+
+_IDLE = frozenset({InstanceUse.WARM, InstanceUse.LAYOUT})
+_IN_PLACE = _IDLE | {InstanceUse.CLAIM}
+_NAMED = 3
+"""So many of those who leave no room are named; the rest is counted."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance of a GPU. `use` None: there is none yet, and its place is kept for a claim.
+
+    `claims` ("namespace/name") have it. `stuck`: it is going, and cannot be destroyed now; `holder` is who keeps it, if that is
+    known. `number` is NVML's for the GPU instance, None where it is not known. `doubtful`: it may be ours or somebody else's.
+    Instances of ours that were made earlier have a smaller `age`.
+    """
+
+    profile: str
+    profile_id: int
+    start: int
+    size: int
+    use: InstanceUse | None
+    claims: tuple[str, ...] = ()
+    stuck: bool = False
+    holder: str = ""
+    number: int | None = None
+    doubtful: bool = False
+    age: int = 0
+
+    @property
+    def id(self) -> PlacementId:
+        """Where it stands."""
+        return PlacementId(self.profile_id, self.start)
+
+    @property
+    def mask(self) -> int:
+        """The memory units it takes, one bit each."""
+        return unit_mask(self.start, self.size)
+
+    def __str__(self) -> str:
+        return f"{self.profile} at {self.start}"
+
+
+class ObservedGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU as it is. `parts` are its instances, `whole` the claims that have it undivided.
+
+    `capable`: it has a MIG mode. `pending`: another mode comes with the next reset. `board` is None where NVML says nothing of
+    what can be made. `missing` are places whose instance a prepared claim has lost, with that claim. `settled`: what is there is
+    known for sure; else nothing is made.
+    """
+
+    uuid: GpuUuid
+    board: Board | None
+    capable: bool = True
+    enabled: bool = True
+    pending: bool = False
+    switched_by_reset: bool = False
+    parts: tuple[Part, ...] = ()
+    missing: dict[PlacementId, str] = {}
+    whole: tuple[str, ...] = ()
+    settled: bool = True
+
+
+class Later(NamedTuple):
+    """An instance that cannot be made now. `why` says so in words; "" where what it waits for is said of the whole GPU."""
+
+    profile: str
+    start: int
+    why: str = ""
+
+
+class Shortage(NamedTuple):
+    """Of a profile there is no room for `missing` of the `wanted` warm instances."""
+
+    profile: str
+    missing: int
+    wanted: int
+
+
+class Progress(NamedTuple):
+    """What a GPU still waits for, and what there is no room for, as sentences; "" for nothing."""
+
+    waits: str = ""
+    lacks: str = ""
+
+
+class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens on a GPU, in this order: `destroys`, the change of MIG mode, `makes`; `makes_later` when that is possible.
+
+    `mode_change` is "on", "off" or "". `waits` and `lacks` say in sentences what keeps the rest from being done, and what there
+    is no room for. `in_the_way` is what has to go first, by itself; `keeps` what stays; `promised` the places of claims to come,
+    whether there is an instance or not; `whole` the claims that have the GPU undivided.
+    """
+
+    uuid: GpuUuid
+    policy: str = ""
+    mode: MigMode | None = None
+    layout: tuple[Placement, ...] = ()
+    destroys: tuple[Part, ...] = ()
+    mode_change: str = ""
+    needs_reset: bool = False
+    switches_now: bool = False
+    makes: tuple[Placement, ...] = ()
+    makes_later: tuple[Later, ...] = ()
+    keeps: tuple[Part, ...] = ()
+    promised: tuple[Part, ...] = ()
+    in_the_way: tuple[Part, ...] = ()
+    whole: tuple[str, ...] = ()
+    no_room: tuple[Shortage, ...] = ()
+    waits: str = ""
+    lacks: str = ""
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do now."""
+        return not (self.destroys or self.switches_now or self.makes)
+
+    def progress(self, hindrance: str = "") -> Progress:
+        """What the GPU's status says once all is done that can be done now. `hindrance` is what kept a step from being taken."""
+        waits, lacks = self.waits or hindrance, self.lacks
+        if not self.promised:
+            return Progress(waits, lacks)
+        said = f"The GPU keeps {_few(f'{part} for claim {part.claims[0]}' for part in self.promised)}."
+        if self.mode in {None, MigMode.DYNAMIC}:
+            return Progress(waits, f"{lacks} {said}".strip())
+        # Who wants a certain layout, or none, waits for the claims to end.
+        return Progress(f"{waits} {said}".strip(), lacks)
+
+    def __str__(self) -> str:
+        steps = [
+            f"destroy {_list(self.destroys)}" if self.destroys else "",
+            f"turn MIG mode {self.mode_change}{' with a reset' if self.needs_reset else ''}"
+            if self.mode_change
+            else "",
+            f"make {_list(map(written, self.makes))}" if self.makes else "",
+            f"make {_list(f'{one.profile} at {one.start}' for one in self.makes_later)} later"
+            if self.makes_later
+            else "",
+            f"keep {_list(self.keeps)}" if self.keeps else "",
+        ]
+        said = [*filter(None, steps)] or ["nothing to do"]
+        return f"GPU {self.uuid}: {'; '.join(said)}. {' '.join(filter(None, self.progress()))}".rstrip()
+
+
+def plan_gpu(gpu: ObservedGpu, wanted: WantedGpu | None, promised: Sequence[PromisedDevice] = ()) -> GpuPlan:
+    """What is to happen on a GPU now. `wanted` None: no policy has it. `promised` is what claims have been allocated of it."""
+    board = gpu.board
+    if not gpu.capable or board is None:
+        divided = wanted is not None and wanted.mode is not MigMode.DISABLED
+        why = "divides this GPU, but it cannot be divided; exclude it from the policy."
+        return GpuPlan(uuid=gpu.uuid, waits=f"Policy {wanted.policy} {why}" if wanted and divided else "")
+    keep = _open(keeping(wanted, board, promised), gpu)
+    owners = {**gpu.missing, **{key: one.claim for key, one in keep.promised.items()}}
+    parts = [_of_claim(part, owners.get(part.id)) for part in gpu.parts]
+    there = {part.id: part for part in parts}
+    promises = [there.get(key) or _coming(one.placement, one.claim) for key, one in keep.promised.items()]
+    coming = [part for part in promises if part.use is None]
+    stay = kept([part.id for part in sorted(parts, key=lambda each: each.age) if part.use in _IDLE], keep)
+    leaving = [each for each in parts if each.use is InstanceUse.ORPHAN or (each.use in _IDLE and each.id not in stay)]
+    destroys = [part for part in leaving if not part.stuck]
+    staying = [part for part in (*parts, *coming) if part not in leaving]
+    surplus = [part for part in staying if _is_surplus(part, wanted, board)]
+    plan = GpuPlan(
+        uuid=gpu.uuid,
+        destroys=tuple(destroys),
+        keeps=tuple(part for part in staying if part.use is not None and part not in surplus),
+        promised=tuple(promises),
+        in_the_way=(*(part for part in leaving if part.stuck), *sorted(surplus, key=lambda each: each.start)),
+    )
+    if wanted is None:
+        return plan
+    plan = msgspec.structs.replace(plan, policy=wanted.policy, mode=wanted.mode)
+    left = [part for part in (*parts, *coming) if part not in destroys]
+    if wanted.mode is MigMode.DISABLED:
+        return _undivided(plan, gpu, wanted, left)
+    # A GPU that is divided is no claim's as a whole, whatever the record says; one that was promised is until then.
+    whole = tuple(dict.fromkeys((*(() if gpu.enabled else gpu.whole), *filter(None, [keep.whole]))))
+    plan = msgspec.structs.replace(plan, whole=whole)
+    if wanted.mode is MigMode.STATIC:
+        return _laid_out(plan, gpu, board, wanted, left)
+    return _on_demand(plan, gpu, board, wanted, left)
+
+
+def _open(keep: Keeping, gpu: ObservedGpu) -> Keeping:
+    """Without promises that have been kept, or that the layout keeps: what a prepared claim has is its own."""
+    done = {*keep.places, *gpu.missing, *(part.id for part in gpu.parts if part.use is InstanceUse.CLAIM)}
+    return msgspec.structs.replace(keep, promised={key: one for key, one in keep.promised.items() if key not in done})
+
+
+def _of_claim(part: Part, claim: str | None) -> Part:
+    """A part that stands where a claim is to have its own, whoever made it."""
+    return part if claim is None else msgspec.structs.replace(part, claims=(claim,))
+
+
+def _coming(placement: Placement, claim: str) -> Part:
+    profile = placement.profile
+    return Part(
+        profile=profile.name,
+        profile_id=profile.id,
+        start=placement.start,
+        size=profile.size,
+        use=None,
+        claims=(claim,),
+    )
+
+
+def _is_surplus(part: Part, wanted: WantedGpu | None, board: Board) -> bool:
+    """Whether something that is not ours to destroy now has no place beside what is wanted."""
+    if wanted is None or wanted.mode is MigMode.DYNAMIC:
+        return False
+    if wanted.mode is MigMode.DISABLED:
+        return True
+    if part.use is InstanceUse.FOREIGN:  # others may have what the layout leaves free
+        return not all(fits_beside(board, [part], each.profile, each.start) for each in wanted.layout)
+    return (part.profile, part.start) not in {(each.profile, each.start) for each in wanted.layout}
+
+
+def fits_beside(board: Board, parts: Iterable[Part], profile: str, start: int) -> bool:
+    """Whether an instance can be made beside these, by units and by engines."""
+    found = board.profile(profile)
+    return found is not None and geometry(board).fits_at(_state(board, parts), Placement(found, start))
+
+
+def _state(board: Board, parts: Iterable[Part]) -> State:
+    shape = geometry(board)
+    state = shape.empty
+    for part in parts:
+        profile = board.by_id(part.profile_id)
+        state = shape.block(state, part.mask) if profile is None else shape.add(state, Placement(profile, part.start))
+    return state
+
+
+# MIG mode
+
+
+def _switching(plan: GpuPlan, gpu: ObservedGpu, wanted: WantedGpu, change: str) -> GpuPlan:
+    """With a change of the MIG mode that nothing is in the way of."""
+    plan = msgspec.structs.replace(plan, mode_change=change, needs_reset=gpu.switched_by_reset)
+    if gpu.pending:
+        return plan  # asked for; it comes with the reset
+    if gpu.switched_by_reset and not wanted.reset_permitted:
+        why = f"needs a reset of this GPU, which policy {wanted.policy} does not permit now."
+        return msgspec.structs.replace(plan, waits=f"Turning MIG mode {change} {why}")
+    return msgspec.structs.replace(plan, switches_now=True)
+
+
+def _undivided(plan: GpuPlan, gpu: ObservedGpu, wanted: WantedGpu, left: Sequence[Part]) -> GpuPlan:
+    """MIG mode off, once nothing is left, and nothing is to come."""
+    if not gpu.enabled:
+        return plan
+    plan = _switching(plan, gpu, wanted, "off")
+    if not left:
+        return plan
+    instances = [part for part in left if part.use is not None]
+    waits = f"MIG mode stays on until {_blame(instances or left)} is gone."
+    return msgspec.structs.replace(plan, switches_now=False, waits=waits)
+
+
+# A certain layout
+
+
+def _laid_out(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, left: Sequence[Part]) -> GpuPlan:
+    """What is missing of a static layout, and what of it has room now."""
+    plan = msgspec.structs.replace(plan, layout=layout_of(wanted, board))
+    if not gpu.enabled:
+        plan = _switching(plan, gpu, wanted, "on")
+    makes: list[Placement] = []
+    later: list[Later] = []
+    shape, state = geometry(board), _state(board, left)
+    done = {(part.profile, part.start) for part in left if part.use in _IN_PLACE}
+    for each in wanted.layout:
+        if (each.profile, each.start) in done:
+            continue
+        profile = board.profile(each.profile)
+        if profile is None or each.start not in profile.starts:
+            has = ", ".join(f"{one.name} at {', '.join(map(str, one.starts))}" for one in board.profiles)
+            why = f"the board has no {each.profile} at {each.start} (it has {has})"
+            later.append(Later(each.profile, each.start, why))
+            continue
+        placement = Placement(profile, each.start)
+        blocking = [part for part in left if part.mask & placement.mask]
+        # Instances tell whose they are; a place that is only promised is told where nothing else is in the way.
+        blocking = [part for part in blocking if part.use is not None] or blocking
+        if blocking:
+            later.append(Later(each.profile, each.start, f"{written(placement)} waits for {_blame(blocking)}"))
+        elif not shape.fits_at(state, placement):  # one that NVML refuses would keep the others from being made
+            why = f"{written(placement)} waits for engines that instances beside it have"
+            later.append(Later(each.profile, each.start, why))
+        else:
+            makes.append(placement)
+            state = shape.add(state, placement)
+    if plan.whole:
+        what = f"The layout of policy {wanted.policy}" if gpu.enabled else "MIG mode"
+        waits = f"{what} waits for claim {plan.whole[0]}, which has the whole GPU."
+        plan = msgspec.structs.replace(plan, switches_now=False, waits=waits)
+    elif gpu.enabled and later:
+        waits = f"The layout of policy {wanted.policy} is not complete: {'; '.join(one.why for one in later)}."
+        plan = msgspec.structs.replace(plan, waits=waits)
+    if plan.whole or not gpu.settled or not (gpu.enabled or plan.switches_now):
+        later = [Later(each.profile, each.start) for each in wanted.layout if (each.profile, each.start) not in done]
+        makes = []
+    return msgspec.structs.replace(plan, makes=tuple(makes), makes_later=tuple(later))
+
+
+# On demand
+
+
+def _on_demand(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, left: Sequence[Part]) -> GpuPlan:
+    """Warm instances, the largest first, each where it costs least; those that do not fit now are made when there is room."""
+    shape = geometry(board)
+    counts = keeping(wanted, board).counts
+    largest_first = sorted(board.profiles, key=lambda each: -each.size)
+    if plan.whole:
+        # Where partitions are made on demand, a GPU that is in use as a whole is just that.
+        none = [Shortage(one.name, count, count) for one in largest_first if (count := counts.get(one.id, 0))]
+        so = f", so there is no room for {_short(none)}" if none else ""
+        return msgspec.structs.replace(plan, lacks=f"Claim {plan.whole[0]} has the whole GPU{so}.")
+    if not gpu.enabled:
+        plan = _switching(plan, gpu, wanted, "on")
+    if not gpu.settled:
+        return plan
+    state = _state(board, left)
+    idle = [part for part in plan.keeps if part.use in _IDLE and not part.claims]
+    makes: list[Placement] = []
+    no_room: list[Shortage] = []
+    for profile in largest_first:
+        count = counts.get(profile.id, 0)
+        for there in range(sum(part.profile_id == profile.id for part in idle), count):
+            best = shape.best(state, profile)
+            if best is None:
+                no_room.append(Shortage(profile.name, count - there, count))
+                break
+            state = shape.add(state, best.placement)
+            makes.append(best.placement)
+    if no_room and gpu.enabled:
+        beside = _few(dict.fromkeys(_blame([part]) for part in left if part not in idle))
+        lacks = f"There is no room for {_short(no_room)}{' beside ' if beside else ''}{beside}."
+        plan = msgspec.structs.replace(plan, lacks=lacks)
+    plan = msgspec.structs.replace(plan, no_room=tuple(no_room))
+    if gpu.enabled or plan.switches_now:
+        return msgspec.structs.replace(plan, makes=tuple(makes))
+    return msgspec.structs.replace(plan, makes_later=tuple(Later(one.profile.name, one.start) for one in makes))
+
+
+# Words
+
+
+def _blame(parts: Iterable[Part]) -> str:
+    """Whose the instances in the way are: the first of whom that is known."""
+    for part in parts:
+        if part.claims:
+            return f"claim {part.claims[0]}"
+        if part.use is InstanceUse.FOREIGN or part.doubtful:
+            made = "may have made" if part.doubtful else "made"
+            number = f"GPU instance {part.number}" if part.number is not None else str(part)
+            return f"{number} that somebody else {made}"
+        if part.holder:
+            return f"an instance that is going, in use by {part.holder}"
+    return "an instance that is going"
+
+
+def written(placement: Placement) -> str:
+    """A place as people write it: 1g.10gb at 3."""
+    return f"{placement.profile.name} at {placement.start}"
+
+
+def _short(shortages: Iterable[Shortage]) -> str:
+    return " and ".join(f"{one.missing} of {one.wanted} warm {one.profile}" for one in shortages)
+
+
+def _list(things: Iterable[object]) -> str:
+    return ", ".join(map(str, things))
+
+
+def _few(phrases: Iterable[str]) -> str:
+    """The first of them, and how many more; "" without any."""
+    found = list(phrases)
+    more = len(found) - _NAMED
+    *first, last = [*found[:_NAMED], f"{more} more"] if more > 0 else found or [""]
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,82 @@
+"""Which idle instances of a GPU stay, and which places of it are kept free for claims to come.
+
+Owns what a policy and promises keep without anybody using it. Pure. What else happens to the GPU is `gpu_plan`'s.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from draco.mig.board import Board, Placement, PlacementId
+from draco.resources.draco import MigMode, PromisedDevice, WantedGpu
+
+
+class Promise(NamedTuple):
+    """A place that a claim ("namespace/name") has been allocated."""
+
+    placement: Placement
+    claim: str
+
+
+class Keeping(msgspec.Struct, frozen=True, kw_only=True):
+    """Which idle instances of a GPU are to stay: all of `places` and `promised`, and so many of each profile in `counts`.
+
+    What is promised is kept free for its claim, too, where no instance is; `whole` is the claim that all of the GPU is promised.
+    """
+
+    places: frozenset[PlacementId] = frozenset()
+    counts: Mapping[int, int] = {}
+    promised: Mapping[PlacementId, Promise] = {}
+    whole: str = ""
+
+
+def keeping(wanted: WantedGpu | None, board: Board | None, promised: Iterable[PromisedDevice] = ()) -> Keeping:
+    """What is kept without a prepared claim: by a policy, and for claims to come. What the board lacks keeps nothing.
+
+    `promised` is what claims have been allocated of this GPU.
+    """
+    if board is None:
+        return Keeping()
+    found = list(promised)
+    places = {
+        PlacementId(profile.id, each.start): Promise(Placement(profile, each.start), each.claim)
+        for each in found
+        if (profile := board.profile(each.profile)) is not None and each.start in profile.starts
+    }
+    whole = next((each.claim for each in found if not each.profile), "")
+    return msgspec.structs.replace(_by_policy(wanted, board), promised=places, whole=whole)
+
+
+def _by_policy(wanted: WantedGpu | None, board: Board) -> Keeping:
+    if wanted is None or wanted.mode is MigMode.DISABLED:
+        return Keeping()
+    layout = layout_of(wanted, board) if wanted.mode is MigMode.STATIC else ()
+    counts: dict[int, int] = {}
+    for one in wanted.warm:
+        profile = board.profile(one.profile)
+        if profile is not None and wanted.mode is MigMode.DYNAMIC:
+            counts[profile.id] = counts.get(profile.id, 0) + one.count
+    return Keeping(places=frozenset(one.id for one in layout), counts=counts)
+
+
+def layout_of(wanted: WantedGpu, board: Board) -> tuple[Placement, ...]:
+    """What a static layout names; what the board does not have is left out."""
+    return tuple(
+        Placement(profile, one.start)
+        for one in wanted.layout
+        if (profile := board.profile(one.profile)) is not None and one.start in profile.starts
+    )
+
+
+def kept(idle: Sequence[PlacementId], keeping: Keeping) -> frozenset[PlacementId]:
+    """Which of the idle instances stay; of several that would do, the first. Warm ones are those that nobody has yet."""
+    left = dict(keeping.counts)
+    stay = set()
+    for one in idle:
+        if one in keeping.places or one in keeping.promised:
+            stay.add(one)
+        elif left.get(one.profile_id, 0) > 0:
+            left[one.profile_id] -= 1
+            stay.add(one)
+    return frozenset(stay)

@@ -1,0 +1,154 @@
+"""How far a GPU is as its policy wants it.
+
+Owns the comparison of what is wanted with what the agent reports, and the words for what is still missing.
+"""
+
+from enum import Enum
+from functools import lru_cache
+from typing import NamedTuple
+
+from draco.resources.draco import (
+    GpuMig,
+    GpuNode,
+    GpuStatus,
+    InstanceUse,
+    MigMode,
+    MigState,
+    ResetPermit,
+    WantedGpu,
+)
+from draco.resources.names import CONDITION_PARTITIONABLE
+
+_SWITCHED_BY_RESET = frozenset({"Ampere"})
+"""Architectures with MIG whose mode changes by a reset only. Source: NVIDIA's MIG user guide."""
+
+_NO_COUNTERS = (
+    "this cluster does not keep the counters of partitions, so none are published on demand; use mode Static, or Kubernetes 1.36 "
+    "or newer (on 1.35 enable the feature gate DRAPartitionableDevices) and restart the agents"
+)
+
+
+def switched_by_reset(gpu: GpuStatus) -> bool:
+    """Whether the GPU's MIG mode changes by a reset only."""
+    return gpu.architecture in _SWITCHED_BY_RESET
+
+
+class LayoutState(Enum):
+    """Whether a GPU is as wanted, will be, or cannot be."""
+
+    APPLIED = "applied"
+    CHANGING = "changing"
+    FAILED = "failed"
+
+
+class GpuCondition(NamedTuple):
+    """The state of a GPU's layout and why; of one that is as wanted, what it has no room for."""
+
+    state: LayoutState
+    message: str = ""
+
+
+def condition_of(node: GpuNode, gpu: GpuStatus | None, wanted: WantedGpu, permit: ResetPermit) -> GpuCondition:
+    """How far the GPU is. `permit` is what its policy says of resets at all."""
+    current = next((each for each in node.spec.gpus if each.uuid == wanted.uuid), None)
+    if gpu is None or gpu.mig is None:
+        return _changing("its agent has not reported its partitions")
+    if current != wanted or node.status.observed_generation < node.metadata.generation:
+        return _changing("its agent has not taken this up yet")
+    if wanted.mode is MigMode.DYNAMIC and _keeps_no_counters(node):
+        return _failed(_NO_COUNTERS)
+    mode_on = wanted.mode is not MigMode.DISABLED
+    switching = gpu.mig.enabled is not mode_on and not any(each.claim for each in gpu.mig.instances)
+    if switching and switched_by_reset(gpu) and not wanted.reset_permitted and not gpu.mig.pending:
+        return _unpermitted(permit, "on" if mode_on else "off")
+    return _by_state(gpu.mig, wanted, permit)
+
+
+def _keeps_no_counters(node: GpuNode) -> bool:
+    return any(each.type == CONDITION_PARTITIONABLE and each.status == "False" for each in node.status.conditions)
+
+
+def _unpermitted(permit: ResetPermit, wanted: str) -> GpuCondition:
+    needs = f"turning MIG {wanted} needs a reset of the GPU"
+    if permit is ResetPermit.NEVER:
+        return _failed(f"{needs}, which spec.reset.permit Never does not allow")
+    return _changing(f"{needs}, which waits for a window of spec.reset")
+
+
+def _by_state(mig: GpuMig, wanted: WantedGpu, permit: ResetPermit) -> GpuCondition:
+    if mig.state is MigState.DIRTY:
+        return _failed(mig.message or "its instances are not what they should be; nothing is made until they are")
+    if mig.state is MigState.NEEDS_RESET or mig.pending:
+        return _reset(mig, wanted, permit)
+    if wanted.mode is MigMode.DISABLED:
+        return _disabled(mig)
+    if mig.enabled:
+        return _divided(mig, wanted)
+    if wanted.mode is MigMode.DYNAMIC and mig.state is MigState.READY and mig.message:
+        # In use as a whole: where partitions are made on demand that is one of the demands.
+        return _applied(mig.message)
+    return _changing(mig.message or "MIG is still off")
+
+
+def _divided(mig: GpuMig, wanted: WantedGpu) -> GpuCondition:
+    if wanted.mode is MigMode.STATIC:
+        return _static(mig, wanted)
+    if mig.state is MigState.CHANGING:
+        return _changing(mig.message or "its instances are being changed")
+    # Warm instances are kept as far as there is room: a busy GPU has none, and is none the worse for it.
+    return _applied(mig.message)
+
+
+def _static(mig: GpuMig, wanted: WantedGpu) -> GpuCondition:
+    want = {(each.profile, each.start) for each in wanted.layout}
+    ours = [each for each in mig.instances if each.use is not InstanceUse.FOREIGN]
+    missing = want - {(each.profile, each.start) for each in ours}
+    surplus = [each for each in ours if (each.profile, each.start) not in want]
+    if not missing and not surplus and mig.state is MigState.READY:
+        return GpuCondition(LayoutState.APPLIED)
+    for each in surplus:
+        if each.claim:
+            return _changing(f"{each.profile} at {each.start} is in use by claim {each.claim}")
+        if each.holder:
+            return _changing(f"{each.profile} at {each.start} is held by {each.holder}")
+    foreign = [each for each in mig.instances if each.use is InstanceUse.FOREIGN]
+    if missing and foreign:
+        one = foreign[0]
+        return _failed(
+            mig.message or f"{one.profile} at {one.start} was made by others and is left alone; destroy it by hand"
+        )
+    return _changing(mig.message or "its instances are being changed")
+
+
+def _reset(mig: GpuMig, wanted: WantedGpu, permit: ResetPermit) -> GpuCondition:
+    if permit is ResetPermit.NEVER:
+        return _failed(mig.message or "it needs a reset, which spec.reset.permit does not allow")
+    if not wanted.reset_permitted:
+        return _changing("it needs a reset and waits for a window of spec.reset")
+    return _changing(mig.message or "it waits for a reset")
+
+
+def _disabled(mig: GpuMig) -> GpuCondition:
+    for each in mig.instances:
+        if each.claim:
+            return _changing(f"{each.profile} at {each.start} is in use by claim {each.claim}")
+    if mig.enabled:
+        return _changing(mig.message or "MIG is still on")
+    # It may have to be divided again: for a claim that was allocated a part of it before.
+    return (
+        _changing(mig.message) if mig.state is MigState.CHANGING and mig.message else GpuCondition(LayoutState.APPLIED)
+    )
+
+
+def _applied(message: str) -> GpuCondition:
+    return GpuCondition(LayoutState.APPLIED, message.rstrip("."))
+
+
+@lru_cache(maxsize=1024)  # thousands of GPUs are in the same
+def _changing(message: str) -> GpuCondition:
+    return GpuCondition(LayoutState.CHANGING, message.rstrip("."))
+
+
+@lru_cache(maxsize=1024)
+def _failed(message: str) -> GpuCondition:
+    return GpuCondition(LayoutState.FAILED, message.rstrip("."))

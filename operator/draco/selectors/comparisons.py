@@ -1,0 +1,213 @@
+"""What a demand compares with what, and how Kubernetes compares quantities and versions.
+
+Owns the reading of a demand as a comparison of one thing of a device with a constant, whether it holds for a value, and how
+constants are written: those that were meant included. Knows neither devices nor what is published.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+from typing import Literal as OneOf
+
+import msgspec
+
+from draco.cel.ast import Call, Expr, ListExpr, Literal
+from draco.cel.paths import AttributePath, path_of
+from draco.resources.quantity import Quantity, QuantityError
+from draco.resources.semver import SemVer, SemVerError
+from draco.selectors.demands import Demand
+from draco.selectors.tokens import replaced, tokens
+
+Operator: TypeAlias = OneOf["==", "!=", "<", "<=", ">", ">=", "in"]
+Plain: TypeAlias = bool | int | float | str | Quantity | SemVer
+"""What a demand can compare with: constants, and quantities and versions made of constants."""
+
+_OPERATORS: Final[dict[str, Operator]] = {f"_{sign}_": sign for sign in ("==", "!=", "<", "<=", ">", ">=")}
+_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE])(i?)[bB]?")
+_FLIPPED: Final[dict[Operator, Operator]] = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_COMPARED: Final[dict[tuple[Operator, int], Operator]] = {
+    (">=", 0): ">=",
+    (">", 0): ">",
+    ("<=", 0): "<=",
+    ("<", 0): "<",
+    ("==", 0): "==",
+    ("!=", 0): "!=",
+    ("==", 1): ">",
+    (">=", 1): ">",
+    (">", -1): ">=",
+    ("!=", -1): ">=",
+    ("==", -1): "<",
+    ("<=", -1): "<",
+    ("<", 1): "<=",
+    ("!=", 1): "<=",
+}
+"""What a test of `compareTo`'s answer means for the two things compared."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """A demand that compares one thing of a device with a constant, the device's on the left."""
+
+    path: AttributePath
+    operator: Operator
+    values: tuple[Plain, ...]
+    """The constant; of "in", all of them."""
+    start: int = -1
+    """Where the constant's literal stands in the whole expression; -1 where there is none to change."""
+    end: int = -1
+
+    @property
+    def value(self) -> Plain:
+        """The constant."""
+        return self.values[0]
+
+
+def comparison(demand: Demand) -> Comparison | None:
+    """What a demand compares, where it does so plainly."""
+    root = demand.root
+    match root:
+        case Call(function="!_", target=None, arguments=(operand,)) if (path := path_of(operand)) is not None:
+            return Comparison(path, "==", (False,))
+        case Call(function="isGreaterThan" | "isLessThan" as name, target=left, arguments=(right,)) if left is not None:
+            return _compared(demand, left, ">" if name == "isGreaterThan" else "<", right)
+        case Call(function="@in", target=None, arguments=(left, ListExpr(elements=elements, optional=optional))):
+            return None if optional else _one_of(left, elements)
+        case Call(function=function, target=None, arguments=(left, right)) if function in _OPERATORS:
+            return _operation(demand, left, _OPERATORS[function], right)
+    path = path_of(root)
+    return None if path is None or path.kind == "driver" else Comparison(path, "==", (True,))
+
+
+def holds(operator: Operator, left: object, values: Sequence[Plain]) -> bool | None:
+    """Whether the comparison holds for a published value; None where the two cannot be compared so."""
+    if operator == "in":
+        return any(_same_kind(left, value) and left == value for value in values)
+    value = values[0]
+    if not _same_kind(left, value):
+        return None
+    if operator == "==":
+        return left == value
+    if operator == "!=":
+        return left != value
+    lower, same = left < value, left == value  # type: ignore[operator] # of one kind, which has an order
+    return {"<": lower, "<=": lower or same, ">": not (lower or same), ">=": not lower}[operator]
+
+
+def _same_kind(one: object, other: object) -> bool:
+    if isinstance(one, bool) or isinstance(other, bool):
+        return type(one) is type(other)
+    if isinstance(one, int | float):
+        return isinstance(other, int | float)
+    return type(one) is type(other)
+
+
+def _operation(demand: Demand, left: Expr, operator: Operator, right: Expr) -> Comparison | None:
+    match left, right:
+        case Call(function="compareTo", target=one, arguments=(other,)), Literal(kind="int", value=int(answer)):
+            meant = _COMPARED.get((operator, answer))
+            return None if meant is None or one is None else _compared(demand, one, meant, other)
+    return _compared(demand, left, operator, right)
+
+
+def _compared(demand: Demand, left: Expr, operator: Operator, right: Expr) -> Comparison | None:
+    path, constant = _path(left), _constant(right)
+    if path is None or constant is None:
+        path, constant = _path(right), _constant(left)
+        operator = _FLIPPED[operator]
+    if path is None or constant is None:
+        return None
+    value, position = constant
+    start, end = _literal_extent(demand.text, position)
+    return Comparison(path, operator, (value,), demand.start + start, demand.start + end)
+
+
+def _one_of(left: Expr, elements: Sequence[Expr]) -> Comparison | None:
+    path = _path(left)
+    constants = [_constant(element) for element in elements]
+    values = tuple(constant[0] for constant in constants if constant is not None)
+    if path is None or not values or len(values) != len(elements):
+        return None
+    return Comparison(path, "in", values)
+
+
+def _path(node: Expr) -> AttributePath | None:
+    """What of a device a node stands for; a value to fall back to where there is none does not matter."""
+    match node:
+        case Call(function="orValue", target=inner, arguments=(_,)) if inner is not None:
+            node = inner
+    path = path_of(node)
+    return None if path is None or (path.id is None and path.kind != "driver") else path
+
+
+def _constant(node: Expr) -> tuple[Plain, int] | None:
+    """The constant that a node is, and where its literal begins."""
+    match node:
+        case Literal(
+            kind="string" | "int" | "uint" | "double" | "bool", value=bool() | int() | float() | str() as value
+        ):
+            return value, node.position
+        case Call(function="quantity", target=None, arguments=(Literal(kind="string", value=str(text), position=at),)):
+            try:
+                return Quantity.parse(text), at
+            except QuantityError:
+                return None
+        case Call(function="semver", target=None, arguments=(Literal(kind="string", value=str(text), position=at),)):
+            try:
+                return SemVer.parse(text), at
+            except SemVerError:
+                return None
+    return None
+
+
+def _literal_extent(text: str, position: int) -> tuple[int, int]:
+    within = [token for token in tokens(text) if token.start >= position]
+    last = within[1] if within[0].text == "-" else within[0]
+    return position, last.end
+
+
+def with_value(expression: str, comparison: Comparison, value: Plain) -> str:
+    """The expression with another constant in a comparison."""
+    return replaced(expression, comparison.start, comparison.end, literal(value))
+
+
+def literal(value: Plain) -> str:
+    """A constant as it is written in an expression; of a quantity or version, the text given to the function."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    escaped = "".join(_ESCAPES.get(character, character) for character in str(value))
+    return f'"{escaped}"'
+
+
+_ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def by_function(left: str, operator: str, right: str) -> str:
+    """A comparison of quantities or versions, which operators do not compare."""
+    return f"{left}.compareTo({right}) {operator} 0"
+
+
+def quantity_meant(text: str) -> str | None:
+    """The quantity that is written, or was meant: 40GB is 40G to Kubernetes."""
+    try:
+        Quantity.parse(text)
+    except QuantityError:
+        match = _BYTES.fullmatch(text.strip())
+        if match is None:
+            return None
+        number, prefix, binary = match.groups()
+        prefix = prefix.upper()
+        return f"{number}{'k' if prefix == 'K' and not binary else prefix}{binary}"
+    return text
+
+
+def version_meant(text: str) -> str | None:
+    """The semantic version that is written, or was meant."""
+    try:
+        SemVer.parse(text)
+    except SemVerError:
+        try:
+            return str(SemVer.parse_loosely(text))
+        except SemVerError:
+            return None
+    return text

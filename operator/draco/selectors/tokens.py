@@ -1,0 +1,133 @@
+"""Expressions as tokens: enough of their surface to find parts and to replace them, also where it does not parse.
+
+Owns the splitting, which is that of `draco.cel` wherever an expression parses, and the extent of member chains such as
+`device.attributes["a"].b`. Knows no types.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from draco.cel.literals import LiteralError, read_string
+
+_TOKEN: Final = re.compile(
+    r"""(?P<string>[bB]?[rR](?:\"\"\"[\s\S]*?\"\"\"|'''[\s\S]*?'''|"[^"\n\r]*"|'[^'\n\r]*')
+        |[bB]?(?:\"\"\"(?:\\.|[^\\])*?\"\"\"|'''(?:\\.|[^\\])*?'''|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'))
+    |(?P<comment>//[^\n]*)
+    |(?P<number>(?:\d+(?:\.\d+)?|\.\d+)[eE][+-]?\d+|\.\d\w*|\d\w*(?:\.\d\w*)*)
+    |(?P<name>[A-Za-z_]\w*|`[^`\n]*`)
+    |(?P<operator>==|!=|<=|>=|&&|\|\||[<>\[\](){}.,?:!+\-*/%])
+    |(?P<space>\s+)
+    |(?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_OPENING: Final = {"(": ")", "[": "]", "{": "}"}
+_CLOSING: Final = {closing: opening for opening, closing in _OPENING.items()}
+
+
+class Token(NamedTuple):
+    """One token and where it stands in the text."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+def tokens(expression: str) -> list[Token]:
+    """The tokens of an expression, without spaces and comments. Text that is none is a token of its own."""
+    found = []
+    for match in _TOKEN.finditer(expression):
+        kind = match.lastgroup or "other"
+        if kind not in {"space", "comment"}:
+            found.append(Token(kind, match.group(), match.start(), match.end()))
+    return found
+
+
+def chain_before(found: Sequence[Token], index: int) -> int | None:
+    """The index of the first token of the operand that ends just before `index`, or None if none does."""
+    at = index - 1
+    while at >= 0:
+        token = found[at]
+        if token.text in _CLOSING:
+            opening = _matching(found, at, -1)
+            if opening is None:
+                return None
+            at = opening
+            # What is in front of a bracket belongs to it: a call, an index, or a whole chain.
+            if at > 0 and (found[at - 1].kind in {"name", "string"} or found[at - 1].text in {")", "]"}):
+                at -= 1
+                continue
+        elif token.kind not in {"name", "string", "number"}:
+            return None
+        if at > 1 and found[at - 1].text == "?" and found[at - 2].text == ".":
+            at -= 3
+        elif at > 0 and found[at - 1].text == ".":
+            at -= 2
+        else:
+            return at
+    return None
+
+
+def chain_after(found: Sequence[Token], index: int) -> int | None:
+    """The index after the last token of the operand that begins at `index`, or None if none does."""
+    at = index
+    if at < len(found) and found[at].text == "-":
+        at += 1
+    if at >= len(found) or (found[at].kind not in {"name", "string", "number"} and found[at].text not in {"(", "["}):
+        return None
+    at = at if found[at].text in _OPENING else at + 1
+    while at < len(found):
+        if found[at].text in {"(", "["}:
+            closing = _matching(found, at, 1)
+            if closing is None:
+                return None
+            at = closing + 1
+        elif found[at].text == "." and at + 1 < len(found):
+            at += 3 if found[at + 1].text == "?" else 2
+        else:
+            return at
+    return at
+
+
+def depth_after(depth: int, token: Token) -> int:
+    """How many brackets are open after a token, `depth` before it."""
+    if token.kind != "operator":
+        return depth
+    return depth + (token.text in _OPENING) - (token.text in _CLOSING)
+
+
+def without_parentheses(piece: Sequence[Token]) -> Sequence[Token]:
+    """What is left without parentheses around the whole."""
+    while piece[0].text == "(" and _matching(piece, 0, 1) == len(piece) - 1:
+        piece = piece[1:-1]
+    return piece
+
+
+def _matching(found: Sequence[Token], at: int, step: int) -> int | None:
+    depth = 0
+    more, less = (_OPENING, _CLOSING) if step > 0 else (_CLOSING, _OPENING)
+    while 0 <= at < len(found):
+        if found[at].text in more and found[at].kind == "operator":
+            depth += 1
+        elif found[at].text in less and found[at].kind == "operator":
+            depth -= 1
+            if depth == 0:
+                return at
+        at += step
+    return None
+
+
+def quoted(token: Token) -> str | None:
+    """What a string literal says, or None for any other token."""
+    if token.kind != "string" or token.text[0] in "bB":
+        return None
+    try:
+        return read_string(token.text)
+    except LiteralError:
+        return None
+
+
+def replaced(expression: str, start: int, end: int, text: str) -> str:
+    """The expression with one part replaced."""
+    return f"{expression[:start]}{text}{expression[end:]}"

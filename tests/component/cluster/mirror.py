@@ -1,0 +1,79 @@
+"""A mirror of release sites on loopback, for tests that download."""
+
+import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from draco.cluster.releases import Release
+
+
+class Mirror:
+    """What it serves by path, and what it was asked for. A path in `silent` is accepted and never answered."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes | Path] = {}
+        self.asked: list[str] = []
+        self.silent: set[str] = set()
+        self.ended = threading.Event()
+        self.url = ""
+
+    def publish(self, release: Release, programs: Mapping[str, bytes | Path]) -> None:
+        """Serve a release with these programs in it, and its checksum."""
+        (content,) = programs.values() if not any(release.programs.values()) else (archive(release, programs),)
+        digest = hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()
+        self.files[f"/{release.site}{release.path}"] = content
+        self.files[f"/{release.site}{release.checksums}"] = f"{digest}  {release.name}\n".encode()
+
+
+def archive(release: Release, programs: Mapping[str, bytes | Path]) -> bytes:
+    """The release's archive, with its programs where they belong."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar:
+        for program, content in programs.items():
+            data = content if isinstance(content, bytes) else content.read_bytes()
+            entry = tarfile.TarInfo(release.programs[program])
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+@contextmanager
+def running() -> Iterator[Mirror]:
+    """A mirror, until the block ends."""
+    mirror = Mirror()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            mirror.asked.append(self.path)
+            if self.path in mirror.silent:
+                mirror.ended.wait(60)
+                return
+            content = mirror.files.get(self.path)
+            if content is None:
+                self.send_error(404)
+                return
+            data = content if isinstance(content, bytes) else content.read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *arguments: object) -> None:
+            """Nobody reads it."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        mirror.url = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            yield mirror
+        finally:
+            mirror.ended.set()
+            server.shutdown()
+            thread.join()

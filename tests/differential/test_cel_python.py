@@ -1,0 +1,66 @@
+"""Plain CEL is answered alike by Draco, by Kubernetes and by cel-python, but for a list of differences of cel-python's."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, seed
+from hypothesis import strategies as st
+
+from tests.differential.cel_python import a_plain_expression, cel_python_says, is_plain, written_plain_expressions
+from tests.differential.cel_python_differences import DIFFERENCES, EXPENSIVE, Answers
+from tests.differential.runs import SEED, Tally, size
+from tests.differential.selector_answers import Json, draco_says, kubernetes_says, without_luck
+from tests.oracle.programs import Oracle, oracle
+
+KNOWN = {expression: answers for rows in DIFFERENCES.values() for expression, answers in rows.items()}
+
+
+@pytest.fixture(scope="module")
+def go() -> Iterator[Oracle]:
+    with oracle("cel") as program:
+        yield program
+
+
+@pytest.fixture(scope="module")
+def tally() -> Iterator[Tally]:
+    count = Tally("expressions of plain CEL, by three")
+    yield count
+    count.report()
+
+
+def a_case(expression: str) -> Json:
+    return {"expression": expression, "device": {"driver": "gpu.example.com", "attributes": {}, "capacity": {}}}
+
+
+def agreed(go: Oracle, expression: str) -> str:
+    """What Kubernetes says, and Draco in the same words: `true`, `false` or `error`."""
+    case = a_case(expression)
+    [wanted] = kubernetes_says(go, case)
+    assert without_luck(case, draco_says(case)) == without_luck(case, wanted)
+    return str(wanted["match"]).lower() if "match" in wanted else "error"
+
+
+def test_what_was_written_for_other_tests_is_answered_alike_by_three(go: Oracle, tally: Tally) -> None:
+    expressions = [each for each in written_plain_expressions() if each not in KNOWN and each != EXPENSIVE]
+    assert len(expressions) > 150
+    answers = {expression: (agreed(go, expression), cel_python_says(expression)) for expression in expressions}
+    assert {expression: said for expression, said in answers.items() if said[0] != said[1]} == {}
+    tally.answers.update(said for said, _ in answers.values())
+
+
+@seed(SEED)
+@size(400)
+@given(source=st.randoms(use_true_random=False))
+def test_random_plain_expressions_are_answered_alike_by_three(go: Oracle, tally: Tally, source: random.Random) -> None:
+    expression = a_plain_expression(source)
+    said = agreed(go, expression)
+    tally.answers[said] += 1
+    assert cel_python_says(expression) == said
+
+
+@pytest.mark.parametrize(("expression", "answers"), [pytest.param(*row, id=row[0][:60]) for row in KNOWN.items()])
+def test_a_known_difference_is_still_one(go: Oracle, expression: str, answers: Answers) -> None:
+    assert is_plain(expression)
+    assert Answers(agreed(go, expression), cel_python_says(expression)) == answers
+    assert answers.kubernetes != answers.cel_python

@@ -1,0 +1,31 @@
+"""`draco demo`, as `make demo` runs it: every chapter comes true, and nothing is left."""
+
+import os
+import re
+
+from tests.e2e.conftest import draco
+
+CHAPTERS = {
+    "one GPU with at least 40 GiB": "resourceclaim.resource.k8s.io/one-gpu",
+    "looks suspect": "pod/newcomer created",
+    "is to be replaced": "InMaintenance",
+    "waits for more than there is": "ClaimPending",
+    "whole picture": "claim default/newcomer",
+    "comes back": "Completed",
+    "a part of a GPU": "claim default/small-part",
+    "forty more": "default/small-model: 40 of 40 copies fit",
+    "from an old article": "compareTo(quantity('40Gi'))",
+}
+"""What a chapter's title says, and what its commands then print."""
+
+
+def test_each_chapter_of_the_demo_shows_what_it_promises() -> None:
+    name = f"demo-{os.getpid()}"
+    told = draco("demo", "--name", name)
+    assert told.returncode == 0, told.stdout + told.stderr
+    chapters = re.split(r"^== (.*)$", told.stdout, flags=re.MULTILINE)
+    texts = dict(zip(chapters[1::2], chapters[2::2], strict=True))
+    for title, shown in CHAPTERS.items():
+        (text,) = [text for each, text in texts.items() if title in each]
+        assert shown in text, text
+    assert name not in draco("cluster", "list").stdout.split()

@@ -1,0 +1,28 @@
+"""When the time of a condition moves."""
+
+from datetime import timedelta
+
+from draco.resources.conditions import all_timed, timed
+from draco.resources.meta import Condition
+from tests.builders import MOMENT
+
+
+def test_a_conditions_time_moves_only_with_its_status() -> None:
+    later = MOMENT + timedelta(hours=1, microseconds=5)
+    before = all_timed([Condition(type="A", status="True"), Condition(type="B", status="True")], [], MOMENT)
+    after = all_timed(
+        [Condition(type="A", status="True", message="new words"), Condition(type="B", status="False")], before, later
+    )
+    assert [one.last_transition_time for one in before] == [MOMENT, MOMENT]
+    assert [one.last_transition_time for one in after] == [MOMENT, later.replace(microsecond=0)]
+
+
+def test_a_condition_whose_time_is_not_known_gets_one() -> None:
+    known = [Condition(type="A", status="True")]
+    assert timed(Condition(type="A", status="True"), known, MOMENT, generation=3) == Condition(
+        type="A", status="True", observed_generation=3, last_transition_time=MOMENT
+    )
+
+
+def test_a_condition_keeps_the_generation_it_speaks_of() -> None:
+    assert timed(Condition(type="A", status="True", observed_generation=2), [], MOMENT).observed_generation == 2

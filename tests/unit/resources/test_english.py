@@ -1,0 +1,28 @@
+"""Numbers and lists, as sentences say them."""
+
+import pytest
+
+from draco.resources.english import are, counted, listed, them
+
+
+def test_numbers_agree_with_what_is_counted() -> None:
+    assert [counted(number, "device") for number in (0, 1, 2)] == ["0 devices", "1 device", "2 devices"]
+    assert [f"{are(number)} {them(number)}" for number in (0, 1, 2)] == ["are them", "is it", "are them"]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [("", ""), ("a", "a"), ("abc", "a, b, c"), ("abcd", "a, b, c and 1 more"), ("abcde", "a, b, c and 2 more")],
+)
+def test_a_list_says_how_many_more_there_are(names: str, said: str) -> None:
+    assert listed(names) == said
+
+
+def test_a_list_of_which_not_all_is_given_counts_all() -> None:
+    assert listed(["a", "b"], total=2) == "a, b"
+    assert listed(["a", "b"], total=5) == "a, b and 3 more"
+    assert listed("abcde", total=9) == "a, b, c and 6 more"
+
+
+def test_a_list_is_as_long_and_called_as_its_sentence_wants() -> None:
+    assert listed(range(6), 4, separator="; ", rest="other values") == "0; 1; 2; 3 and 2 other values"
