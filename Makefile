@@ -76,7 +76,7 @@ chart: setup ## Render manifests/install from the chart
 	@$(BIN)/python scripts/render_manifests.py
 
 .PHONY: proto
-proto: setup ## Generate kubelet's messages from operator/draco/agent/proto
+proto: setup ## Generate kubelet's messages from operator/draco/agent/plugin/proto
 	@$(BIN)/python scripts/generate_protos.py
 
 .PHONY: lock

@@ -21,17 +21,17 @@ import click
 import grpc.aio
 
 from benchmarks import table
-from draco.agent import wire
-from draco.agent.api import dra_v1_pb2, registration_pb2
-from draco.cluster import binaries
-from draco.cluster.controlplane import STORE, ControlPlane, Settings
-from draco.kube.client import Client
-from draco.kube.kubeconfig import connect
-from draco.resources.core import Node
+from draco.agent.plugin import wire
+from draco.agent.plugin.api import dra_v1_pb2, registration_pb2
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.resources.api.core import Node
+from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.kinds import CLAIMS, NODES, SLICES
-from draco.resources.meta import ObjectKey, ObjectMeta
 from draco.resources.names import NVIDIA_DRIVER
-from draco.simulator import state
+from draco_local.cluster.controlplane import STORE, ControlPlane, Settings
+from draco_local.cluster.programs import binaries
+from draco_local.simulator.gpus import state
 
 TARGET_MB = 80.0
 GPUS = 8
@@ -41,7 +41,7 @@ NAMESPACE = "default"
 PYTHON = Path(sys.executable)
 PROGRAMS = {
     "draco agent": [PYTHON.with_name("draco"), "agent"],
-    "on simulated GPUs": [PYTHON, "-m", "draco.simulator.agent"],
+    "on simulated GPUs": [PYTHON, "-m", "draco_local.simulator.agent"],
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.gpu_fleet import DRIVER, SIZES, a_gpu, a_slice, put
 from benchmarks.table import Row, tell
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet.fleet import Fleet
 
 TARGET_MIB = 250.0
 GPUS = 10

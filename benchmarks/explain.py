@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from benchmarks.table import Row, tell
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.explain import explain
 from draco.explanation.model import Explanation
-from draco.resources.claims import (
+from draco.resources.api.claims import (
     AllocationResult,
     CelSelector,
     DeviceAllocationResult,
@@ -31,10 +31,10 @@ from draco.resources.claims import (
     ResourceClaimSpec,
     ResourceClaimStatus,
 )
-from draco.resources.classes import DeviceClass, DeviceClassSpec
-from draco.resources.core import Node
-from draco.resources.meta import ObjectMeta
-from draco.resources.slices import (
+from draco.resources.api.classes import DeviceClass, DeviceClassSpec
+from draco.resources.api.core import Node
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.slices import (
     Device,
     DeviceAttribute,
     DeviceCapacity,

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from draco.allocation.fleet import Fleet
-from draco.resources.claims import ResourceClaim
-from draco.resources.classes import DeviceClass
-from draco.resources.core import Node
-from draco.resources.slices import ResourceSlice
+from draco.allocation.fleet.fleet import Fleet
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Node
+from draco.resources.api.slices import ResourceSlice
 
 Json = dict[str, Any]
 DRIVER = "gpu.nvidia.com"

@@ -27,10 +27,10 @@ from benchmarks.operator_scale import (
     until,
 )
 from benchmarks.table import Row, tell
-from draco.kube.client import Client
+from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, EVENTS, PODS, Kind
-from draco.resources.meta import ObjectKey
 
 NODES = 100
 HOSTILE = 20

@@ -21,13 +21,13 @@ import msgspec
 import structlog
 
 from benchmarks.table import Row, tell
-from draco.cluster import binaries
-from draco.cluster.controlplane import STORE, ControlPlane, Settings
-from draco.kube.client import Client
 from draco.kube.clock import SystemClock
-from draco.kube.informer import Informer
-from draco.kube.kubeconfig import connect
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.kube.watch.informer import Informer
 from draco.resources.kinds import CLAIMS
+from draco_local.cluster.controlplane import STORE, ControlPlane, Settings
+from draco_local.cluster.programs import binaries
 
 TARGET = 10.0
 WRITERS = 32

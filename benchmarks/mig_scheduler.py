@@ -19,22 +19,22 @@ import msgspec
 
 from benchmarks.mig_streams import GRID, Arrival, arrivals
 from benchmarks.table import Row, tell
-from draco.agent import partitions, slices
-from draco.agent.gpus import DriverInfo
-from draco.agent.instances import GpuMig, Held, Instance, Use
-from draco.agent.partitions import Divisible, Place, partition_name
-from draco.agent.slices import Located, Publisher
-from draco.cluster import binaries
-from draco.cluster.controlplane import APISERVER, ETCD, SCHEDULER, ControlPlane, Settings
-from draco.kube.client import Client
-from draco.kube.kubeconfig import connect
+from draco.agent.hardware.gpus import DriverInfo, Located, device_name
+from draco.agent.hardware.instances import GpuMig, Held, Instance, Use
+from draco.agent.publish import partitions, slices
+from draco.agent.publish.partitions import Divisible, Place, partition_name
+from draco.agent.publish.slices import Publisher
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
 from draco.mig.geometry import State, geometry
 from draco.mig.placement import Choice, choose
 from draco.mig.policies import Fleet, Policy, rule_of
 from draco.mig.replay import Replay
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, PODS, SLICES
-from draco.resources.meta import ObjectKey
 from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER
+from draco_local.cluster.controlplane import APISERVER, ETCD, SCHEDULER, ControlPlane, Settings
+from draco_local.cluster.programs import binaries
 from tests.builders import a_gpu
 
 NODE_NAMES, GPUS_PER_NODE = ("node-0", "node-1"), 8
@@ -96,7 +96,7 @@ class Node:
         """What a device's name stands for."""
         for minor, gpu in enumerate(self.gpus):
             for placement in GRID.placements:
-                if partition_name(slices.device_name(gpu), placement) == device:
+                if partition_name(device_name(gpu), placement) == device:
                     return Choice(minor, placement)
         raise LookupError(device)
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from draco.mig.board import Board, Profile
-from draco.simulator.planner_boards import BOARDS
+from draco.mig.known_boards import BOARDS
 
 GRID = Board(tuple(profile for profile in BOARDS["H100-80GB"].profiles if "+" not in profile.name))
 """The grid without the variants that take media engines."""

@@ -27,10 +27,9 @@ import yaml
 
 from benchmarks.gpu_fleet import a_partitioned_node, node_name
 from benchmarks.table import Row, tell
-from draco.cluster import binaries
-from draco.cluster.controlplane import STORE, ControlPlane, Settings
-from draco.kube.client import Client
-from draco.kube.kubeconfig import connect
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import (
     CLAIMS,
     DEVICE_CLASSES,
@@ -41,7 +40,8 @@ from draco.resources.kinds import (
     SLICES,
     Kind,
 )
-from draco.resources.meta import ObjectKey
+from draco_local.cluster.controlplane import STORE, ControlPlane, Settings
+from draco_local.cluster.programs import binaries
 
 CRDS = Path(__file__).parent.parent / "crds"
 DEFINITIONS: Kind[Any] = Kind(

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from benchmarks.gpu_fleet import DRIVER, Json, a_claim, a_partitioned_node, claim_of, node_name, put
 from benchmarks.table import Row, tell
-from draco.allocation.allocate import allocate
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.search.allocate import allocate
 from tests.oracle.programs import oracle
 
 TARGET = 1.0

@@ -25,24 +25,25 @@ import grpc.aio
 import msgspec
 
 from benchmarks.table import Row, tell
-from draco.agent.api import dra_v1_pb2, registration_pb2
-from draco.agent.wire import DRA_V1, REGISTRATION, handlers
-from draco.cluster import attach, binaries
-from draco.cluster.controlplane import ALL, ControlPlane, Settings
-from draco.kube.client import Client
+from draco.agent.plugin.api import dra_v1_pb2, registration_pb2
+from draco.agent.plugin.wire import DRA_V1, REGISTRATION, handlers
 from draco.kube.clock import SystemClock
-from draco.kube.events import EventRecorder
-from draco.kube.informer import Informer
-from draco.kube.kubeconfig import connect
-from draco.kube.store import Change
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.kube.events.events import EventRecorder
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.store import Change
 from draco.logs import configure_log
-from draco.resources.core import Pod
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, PODS, SLICES
-from draco.resources.meta import ObjectKey
 from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER
-from draco.simulator.kubelet import Kubelet, KubeletSettings
-from draco.simulator.node_object import NodeObject, NodeShape
-from draco.simulator.podfeed import PodFeed
+from draco_local.cluster import attach
+from draco_local.cluster.controlplane import ALL, ControlPlane, Settings
+from draco_local.cluster.programs import binaries
+from draco_local.simulator.kubelet.node_object import NodeObject, NodeShape
+from draco_local.simulator.kubelet.podfeed import PodFeed
+from draco_local.simulator.kubelet.standin import Kubelet, KubeletSettings
 
 TARGET = 1.10
 TARGET_FROM_CREATED = 1.15
@@ -199,7 +200,17 @@ def _nodes(plane: ControlPlane, draco: Path, peer: Path) -> Any:
     common = [sys.executable, "-m"]
     count = ["--kubeconfig", str(plane.kubeconfig), "--nodes", str(NODES), "--log-level", "warning"]
     commands = [
-        [*common, "draco.simulator.nodes", *count, "--gpus", str(GPUS), "--root", str(draco), "--name-prefix", "draco"],
+        [
+            *common,
+            "draco_local.simulator.nodes",
+            *count,
+            "--gpus",
+            str(GPUS),
+            "--root",
+            str(draco),
+            "--name-prefix",
+            "draco",
+        ],
         [*common, "benchmarks.pod_startup", "--peer-root", str(peer), *count],
     ]
     processes = [subprocess.Popen(command) for command in commands]

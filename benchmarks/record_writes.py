@@ -19,10 +19,10 @@ import click
 import msgspec
 
 from benchmarks.table import Row, tell
-from draco.agent.cdi import CdiFolder, NodeFiles
-from draco.agent.checkpoint import Checkpoint
+from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.files import LocalFiles
-from draco.agent.prepare import ClaimPreparer
+from draco.agent.record.checkpoint import Checkpoint
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 

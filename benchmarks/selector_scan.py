@@ -15,7 +15,7 @@ import celpy.adapter
 
 from benchmarks.gpu_fleet import DRIVER, GPU_CLASS, MODELS, SIZES, a_gpu, a_slice, put
 from benchmarks.table import Row, tell
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet.fleet import Fleet
 
 TARGET_S = 3e-3
 TARGET_RATIO = 200.0

@@ -21,13 +21,13 @@ import structlog
 
 from benchmarks.operator_scale import OperatorProcess, a_cluster, an_operator, fill_node, in_parallel, say
 from benchmarks.table import Row, tell
-from draco.kube.client import Client
 from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
 from draco.kube.discovery import discover
-from draco.kube.informer import Informer
-from draco.kube.store import Change
-from draco.resources.meta import ObjectKey
-from draco.resources.taints import DeviceTaintRule
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.store import Change
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.taints import DeviceTaintRule
 
 TARGET_P99_S = 0.2
 

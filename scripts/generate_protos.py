@@ -1,7 +1,8 @@
 """Generate the message classes of kubelet's gRPC contracts from our .proto files.
 
-Owns the call of protoc. Writes `operator/draco/agent/api/*_pb2.py` and `*_pb2.pyi`, which are committed; a test runs it into an
-empty folder and compares. Service stubs are not generated: `draco.agent.wire` builds them, typed, from the same descriptors.
+Owns the call of protoc. Writes `*_pb2.py` and `*_pb2.pyi` in `operator/draco/agent/plugin/api`, which are committed; a test runs
+it into an empty folder and compares. Service stubs are not generated: `draco.agent.plugin.wire` builds them, typed, from the
+same descriptors.
 
 Usage: python scripts/generate_protos.py [OUTPUT_ROOT]   (default: operator)
 """
@@ -12,8 +13,8 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parents[1]
-PROTOS = ROOT / "operator/draco/agent/proto"
-PACKAGE_FOLDER = "draco/agent/api"
+PROTOS = ROOT / "operator/draco/agent/plugin/proto"
+PACKAGE_FOLDER = "draco/agent/plugin/api"
 
 
 def generate(output_root: Path) -> list[Path]:

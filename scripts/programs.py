@@ -3,10 +3,10 @@
 import argparse
 import sys
 
-from draco.cluster import binaries, gocache
-from draco.cluster.progress import Lines
-from draco.cluster.versions import KUBERNETES_VERSIONS
 from draco.resources.errors import DracoError
+from draco_local.cluster.programs import binaries, gocache
+from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
+from draco_local.cluster.progress import Lines
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "helm")
 REAL_NODE = ("kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr")

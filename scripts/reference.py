@@ -18,7 +18,7 @@ import yaml
 from draco import cli
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "operator" / "draco"
+PACKAGES = (ROOT / "operator" / "draco", ROOT / "local" / "draco_local")
 REFERENCE = ROOT / "docs" / "reference"
 NOTE = "<!-- Written by `make docs`; do not edit. -->\n\n"
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
@@ -241,7 +241,7 @@ def log_events() -> str:
                     level in LEVELS and "log" in ast.unparse(logger) and re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", event)
                 ):
                     levels, named, parts = found.setdefault(event, (set(), set(), set()))
-                    parts.add(path.parent.name)
+                    parts.add(path.parts[0])
                     levels.add(level)
                     named.update(keyword.arg for keyword in node.keywords if keyword.arg and keyword.arg != "exc_info")
     rows = [
@@ -260,10 +260,11 @@ def log_events() -> str:
 
 
 def modules() -> Iterator[tuple[Path, ast.Module]]:
-    """Every module of the package that a person wrote."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        if "_pb2" not in path.name:
-            yield path, ast.parse(path.read_text(encoding="utf-8"))
+    """Every module that a person wrote, under its path from its package."""
+    for package in PACKAGES:
+        for path in sorted(package.rglob("*.py")):
+            if "_pb2" not in path.name:
+                yield path.relative_to(package), ast.parse(path.read_text(encoding="utf-8"))
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from draco.cluster import binaries
+from draco_local.cluster.programs import binaries
 
 REPOSITORY = Path(__file__).parents[1]
 CHART = REPOSITORY / "charts" / "draco"

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 
-from draco.cluster.realnode.check import missing_packages
+from draco_local.cluster.realnode.check import missing_packages
 
 
 def main() -> None:

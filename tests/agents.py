@@ -12,22 +12,22 @@ from typing import Any
 
 import grpc.aio
 
-from draco.agent import wire
-from draco.agent.api import dra_v1_pb2, health_v1_pb2, registration_pb2
 from draco.agent.app import run_agent
+from draco.agent.plugin import wire
+from draco.agent.plugin.api import dra_v1_pb2, health_v1_pb2, registration_pb2
 from draco.agent.settings import AgentSettings
-from draco.kube.client import Client
-from draco.kube.connection import Connection
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
 from draco.kube.errors import NotFound
-from draco.resources.claims import ResourceClaim
-from draco.resources.core import Node
-from draco.resources.events import Event
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node
+from draco.resources.api.events import Event
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import CLAIMS, EVENTS, NODES, SLICES
-from draco.resources.meta import ObjectKey, ObjectMeta
 from draco.resources.names import NVIDIA_DRIVER
-from draco.resources.slices import ResourceSlice
-from draco.simulator import procfs, state, sysfs
-from draco.simulator.nvml import SimulatedNvml
+from draco_local.simulator.gpus import procfs, state, sysfs
+from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.doubles.faultproxy import FaultProxy
 
 CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from draco.agent.gpus import Gpu
+from draco.agent.hardware.gpus import Gpu
 from draco.mig.board import Board
-from draco.resources.claims import (
+from draco.resources.api.claims import (
     AllocationResult,
     CelSelector,
     DeviceAllocationResult,
@@ -26,8 +26,8 @@ from draco.resources.claims import (
     ResourceClaimSpec,
     ResourceClaimStatus,
 )
-from draco.resources.classes import DeviceClass, DeviceClassSpec
-from draco.resources.core import (
+from draco.resources.api.classes import DeviceClass, DeviceClassSpec
+from draco.resources.api.core import (
     Container,
     Node,
     NodeCondition,
@@ -38,7 +38,7 @@ from draco.resources.core import (
     PodSpec,
     PodStatus,
 )
-from draco.resources.draco import (
+from draco.resources.api.draco import (
     BoardTable,
     DeviceMaintenance,
     DeviceMaintenanceSpec,
@@ -60,16 +60,16 @@ from draco.resources.draco import (
     MigProfile,
     WantedGpu,
 )
-from draco.resources.meta import ObjectMeta
-from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER, DeviceKey, GpuUuid
-from draco.resources.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
-from draco.resources.taints import (
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
+from draco.resources.api.taints import (
     DeviceTaint,
     DeviceTaintRule,
     DeviceTaintRuleSpec,
     DeviceTaintSelector,
     DeviceToleration,
 )
+from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER, DeviceKey, GpuUuid
 
 MOMENT = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

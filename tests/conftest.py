@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from draco.cluster import binaries, download
-from draco.cluster.controlplane import ALL, STORE, ControlPlane, Settings
+from draco_local.cluster.controlplane import ALL, STORE, ControlPlane, Settings
+from draco_local.cluster.programs import binaries, download
 from tests.requests import call
 
 if TYPE_CHECKING:
-    from draco.kube.client import Client
+    from draco.kube.connect.client import Client
 
 os.environ[binaries.MIRROR] = download.NONE  # whatever is missing: no test fetches it from anybody
 
@@ -65,8 +65,8 @@ def served(request: pytest.FixtureRequest) -> ControlPlane:
 @pytest.fixture
 async def client(served: ControlPlane) -> AsyncIterator["Client"]:
     """An administrator's client of `served`."""
-    from draco.kube.client import Client  # noqa: PLC0415 - unit tests do not load the network stack
-    from draco.kube.kubeconfig import connect  # noqa: PLC0415 - the same
+    from draco.kube.connect.client import Client  # noqa: PLC0415 - unit tests do not load the network stack
+    from draco.kube.connect.kubeconfig import connect  # noqa: PLC0415 - the same
 
     connection = await connect(served.kubeconfig)
     try:

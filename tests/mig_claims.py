@@ -2,15 +2,14 @@
 
 import msgspec
 
-from draco.agent import partitions
-from draco.agent.gpus import DriverInfo
-from draco.agent.instances import GpuMig
-from draco.agent.partitions import Divisible
-from draco.agent.slices import Located
-from draco.resources.claims import CelSelector, DeviceSelector, ResourceClaim
+from draco.agent.hardware.gpus import DriverInfo, Located
+from draco.agent.hardware.instances import GpuMig
+from draco.agent.publish import partitions
+from draco.agent.publish.partitions import Divisible
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClaim
+from draco.resources.api.slices import ResourceSlice
 from draco.resources.names import GpuUuid
-from draco.resources.slices import ResourceSlice
-from draco.simulator.planner_boards import BOARDS
 from tests.builders import a_claim, a_device_class, a_gpu, a_gpu_uuid, a_slice
 
 H100 = BOARDS["H100-80GB"]

@@ -5,7 +5,7 @@ import ssl
 import urllib.request
 from typing import Any
 
-from draco.cluster.controlplane import ControlPlane
+from draco_local.cluster.controlplane import ControlPlane
 
 
 def call(plane: ControlPlane, method: str, path: str, body: object = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from draco.cluster.controlplane import ControlPlane
+from draco_local.cluster.controlplane import ControlPlane
 from tests.doubles.faultproxy import FaultProxy
 
 

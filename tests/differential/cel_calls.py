@@ -7,10 +7,11 @@ looked up in a map that has no such key, and the error says them.
 import random
 from collections.abc import Callable
 
-from draco.cel import STORED_EXPRESSIONS, types
+from draco.cel import STORED_EXPRESSIONS
 from draco.cel.functions import table
-from draco.cel.overloads import Overload
-from draco.cel.types import Type
+from draco.cel.functions.overloads import Overload
+from draco.cel.values import types
+from draco.cel.values.types import Type
 
 Expand = Callable[[str], str]
 

@@ -17,9 +17,9 @@ import celpy.celtypes
 import celpy.evaluation
 
 from draco.cel import CompileError, compile_selector
-from draco.cel.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, Select, walk
-from draco.cel.check import Checked, check
-from draco.cel.parse import parse
+from draco.cel.checking.check import Checked, check
+from draco.cel.syntax.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, Select, walk
+from draco.cel.syntax.parse import parse
 from tests.differential.cel_cases import expand
 from tests.differential.cel_oddities import ODD
 from tests.differential.runs import KEPT

@@ -17,10 +17,10 @@ from draco.cel import (
     device_view,
     new_expressions,
 )
-from draco.cel.ast import Comprehension, walk
-from draco.cel.check import check
-from draco.cel.parse import parse
-from draco.resources.slices import Device
+from draco.cel.checking.check import check
+from draco.cel.syntax.ast import Comprehension, walk
+from draco.cel.syntax.parse import parse
+from draco.resources.api.slices import Device
 from tests.oracle.programs import Oracle
 
 Json = dict[str, Any]

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import Phase, given, seed
 from hypothesis import strategies as st
 
-from draco.allocation.allocate import allocate
 from draco.allocation.errors import AllocationError
-from draco.allocation.inventory import Inventory
-from draco.allocation.state import AllocatedState
+from draco.allocation.fleet.inventory import Inventory
+from draco.allocation.fleet.state import AllocatedState
+from draco.allocation.search.allocate import allocate
 from draco.cel import compile_selector, device_view
-from draco.resources.claims import AllocationResult, ResourceClaim
-from draco.resources.classes import DeviceClass
-from draco.resources.core import Node
-from draco.resources.meta import ObjectMeta
-from draco.resources.slices import ResourceSlice
-from draco.resources.taints import DeviceTaintRule
+from draco.resources.api.claims import AllocationResult, ResourceClaim
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Node
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaintRule
 from tests.differential.runs import SEED, Tally, kept, size
 from tests.differential.scenarios import a_scenario
 from tests.differential.shrinking import shrunk

@@ -12,7 +12,7 @@ from hypothesis import given, note, seed
 from hypothesis import strategies as st
 
 from draco.cel.functions import table
-from draco.cel.overloads import Overload
+from draco.cel.functions.overloads import Overload
 from tests.differential.cel_cases import a_device, an_expression
 from tests.differential.runs import SEED, Tally, kept, size
 from tests.differential.selector_answers import (

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.cli.json_lines import lines_of
-from draco.cli.simulate_scenarios import LONGEST_LINE, answers
+from draco.cli.output.json_lines import lines_of
+from draco.cli.simulate.scenarios import LONGEST_LINE, answers
 from tests.differential.runs import SEED, Tally, kept
 from tests.differential.scenarios import a_scenario
 from tests.differential.test_allocator import PATIENCE_MS, same_words

@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc.aio
 
-from draco.agent.api import dra_v1_pb2, registration_pb2
-from draco.agent.wire import DRA_V1, REGISTRATION, handlers
+from draco.agent.plugin.api import dra_v1_pb2, registration_pb2
+from draco.agent.plugin.wire import DRA_V1, REGISTRATION, handlers
 
 
 class RecordingPlugin:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from draco.allocation.fleet import Fleet
-from draco.controller.following import FollowedFleet
+from draco.allocation.fleet.fleet import Fleet
+from draco.controller.fleet_feed import FollowedFleet
 from draco.controller.view import ClusterView
 from draco.controller.workers.answering import answer
 from draco.controller.workers.fair_queue import Urgency

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster import binaries
+from draco_local.cluster.programs import binaries
 from tests.e2e.kubectl import Kubectl, eventually
 
 EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"

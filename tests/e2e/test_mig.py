@@ -11,7 +11,7 @@ import pytest
 
 from draco.mig.geometry import geometry
 from draco.mig_policy.boards import boards_of
-from draco.resources.draco import GpuNode
+from draco.resources.api.draco import GpuNode
 from tests.e2e.conftest import EXAMPLES, draco, namespaces
 from tests.e2e.kubectl import Kubectl, StillFalseError, eventually
 from tests.e2e.partitions import NODE, a_claim, a_pod

@@ -10,23 +10,23 @@ from pathlib import Path
 import msgspec
 
 from draco.cel import CompileError, EvaluationError, compile_selector, device_view
-from draco.cli.json_lines import lines_of
-from draco.cli.lint import check
-from draco.cli.mig_traces import LONGEST_LINE, Arrive, TraceError, events
-from draco.cli.selector_cases import evaluated
-from draco.cli.simulate_scenarios import answers
-from draco.cli.yaml_documents import documents
+from draco.cli.input.yaml_documents import documents
+from draco.cli.lint.command import check
+from draco.cli.output.json_lines import lines_of
+from draco.cli.selector.cases import evaluated
+from draco.cli.simulate.scenarios import answers
+from draco.cli.simulate.traces import LONGEST_LINE, Arrive, TraceError, events
 from draco.mig.geometry import geometry
+from draco.mig.known_boards import BOARDS
 from draco.mig.layouts import LayoutError, LayoutItem, resolve
 from draco.mig.packing import packable
 from draco.mig.policies import Fleet, Policy, rule_of
 from draco.mig.repair import Hold
 from draco.mig.replay import Replay
-from draco.resources.manifests import ManifestError, decode, expand
+from draco.resources.api.slices import Device
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.semver import SemVer, SemVerError
-from draco.resources.slices import Device
-from draco.simulator.planner_boards import BOARDS
+from draco.resources.written.manifests import ManifestError, decode, expand
 from tests.differential.cel_grammar import RULES
 from tests.differential.cel_oddities import ODD
 from tests.differential.runs import KEPT

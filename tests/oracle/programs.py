@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from draco.cluster import binaries, gocache, toolchain
-from draco.cluster.progress import Lines, Silent
 from draco.resources.errors import DracoError
+from draco_local.cluster.programs import binaries, gocache, toolchain
+from draco_local.cluster.progress import Lines, Silent
 
 FOLDER = Path(__file__).parent
 

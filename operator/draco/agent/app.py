@@ -12,24 +12,25 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from draco.agent import endpoints, node_status
-from draco.agent.checkpoint import PreparedClaim
+from draco.agent import endpoints
 from draco.agent.errors import AnotherPlugin, ClusterUnsuited, PrepareError
 from draco.agent.files import Files, LocalFiles
-from draco.agent.guard import ProcessLock, refuse_beside_others
-from draco.agent.hardware import View
-from draco.agent.node_status import Standing
-from draco.agent.nvml import Nvml
+from draco.agent.hardware.monitor import View
+from draco.agent.hardware.nvml import Nvml
 from draco.agent.parts import AgentParts
-from draco.agent.plugin import Contest, Registration
+from draco.agent.plugin.guard import ProcessLock, refuse_beside_others
+from draco.agent.plugin.registration import Contest, Registration
+from draco.agent.record.checkpoint import PreparedClaim
+from draco.agent.report import node_status
+from draco.agent.report.node_status import Standing
 from draco.agent.settings import AgentSettings
-from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
+from draco.kube.connect.client import Client
+from draco.kube.connect.retry import persistently
 from draco.kube.discovery import PARTITIONABLE, Features, discover, serves
 from draco.kube.errors import ApiError
 from draco.kube.rediscovery import differences, until_changed
-from draco.kube.retry import persistently
-from draco.resources.events import ObjectReference
+from draco.resources.api.events import ObjectReference
 from draco.resources.kinds import GPU_NODES
 from draco.resources.names import GpuUuid
 

@@ -3,12 +3,7 @@
 Owns the hierarchy only; a sentence is written where it is raised.
 """
 
-from typing import TYPE_CHECKING
-
 from draco.resources.errors import DracoError
-
-if TYPE_CHECKING:
-    from draco.agent.checkpoint import Loaded
 
 
 class AgentError(DracoError):
@@ -35,13 +30,9 @@ class InstanceHeld(PrepareError):
     """A claim cannot be given up yet, because somebody still uses an instance of its."""
 
 
-class CheckpointDamaged(AgentError):
-    """The record of prepared claims cannot be trusted. `before` is what it said before the damage, if that is known."""
-
-    def __init__(self, sentence: str, *, before: "Loaded | None" = None) -> None:
-        super().__init__(sentence)
-        self.before = before
-
-
 class ClusterUnsuited(AgentError):
     """The cluster lacks what an agent cannot work without."""
+
+
+class NotThere(PrepareError):
+    """A device of a claim is gone, or cannot be observed."""

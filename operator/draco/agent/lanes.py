@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from draco.agent.nvml import Call
+from draco.agent.hardware.nvml import Call
 from draco.kube.clock import Clock, wait_for
 
 T = TypeVar("T")

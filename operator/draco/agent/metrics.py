@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from draco.agent.gpus import HealthState
-from draco.agent.hardware import View
-from draco.agent.health_service import reports
-from draco.agent.instances import GpuMig, Use
+from draco.agent.hardware.gpus import HealthState
+from draco.agent.hardware.instances import GpuMig, Use
+from draco.agent.hardware.monitor import View
+from draco.agent.plugin.health_service import reports
 
 
 class Metrics:

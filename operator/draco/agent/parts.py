@@ -8,35 +8,35 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Final, Protocol
 
-from draco.agent import checkpoint
-from draco.agent.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v1alpha1_pb2
-from draco.agent.cdi import CdiFolder, NodeFiles
-from draco.agent.checkpoint import Checkpoint, PreparedClaim
-from draco.agent.claim_status import ClaimReporter
-from draco.agent.claim_work import ClaimWork
-from draco.agent.dividing import Dividing
-from draco.agent.dra_service import DraService
-from draco.agent.fault_record import FAULTS, FaultRecord, driver_load
+from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.leftovers import KUBELET_RECORD, Leftovers, denies
+from draco.agent.claims.preparer import ClaimPreparer
+from draco.agent.claims.work import ClaimWork
 from draco.agent.files import Files
-from draco.agent.hardware import Hardware
-from draco.agent.health_service import HealthService
-from draco.agent.known_gpus import KnownGpus
+from draco.agent.hardware.fault_record import FAULTS, FaultRecord, driver_load
+from draco.agent.hardware.monitor import Hardware
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.hardware.pcie import SysfsPcieRoots
 from draco.agent.lanes import Lanes
-from draco.agent.leftovers import KUBELET_RECORD, Leftovers, denies
 from draco.agent.metrics import Metrics
-from draco.agent.node_status import NodeReporter, Standing
-from draco.agent.nvml import Nvml
-from draco.agent.offers import Offers
-from draco.agent.pcie import SysfsPcieRoots
-from draco.agent.plugin import Contest, Plugin, Registration, sockets
-from draco.agent.prepare import ClaimPreparer
-from draco.agent.publisher import SlicePublisher
+from draco.agent.mig.parts import Dividing
+from draco.agent.plugin.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v1alpha1_pb2
+from draco.agent.plugin.dra_service import DraService
+from draco.agent.plugin.health_service import HealthService
+from draco.agent.plugin.registration import Contest, Plugin, Registration, sockets
+from draco.agent.plugin.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
+from draco.agent.publish.device_names import KnownGpus
+from draco.agent.publish.offers import Offers
+from draco.agent.publish.publisher import SlicePublisher
+from draco.agent.record import checkpoint
+from draco.agent.record.checkpoint import Checkpoint, PreparedClaim
+from draco.agent.report.claim_status import ClaimReporter
+from draco.agent.report.node_status import NodeReporter, Standing
 from draco.agent.settings import AgentSettings
 from draco.agent.startup import Startup
-from draco.agent.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
-from draco.kube.client import Client
 from draco.kube.clock import Clock
-from draco.kube.events import EventRecorder
+from draco.kube.connect.client import Client
+from draco.kube.events.events import EventRecorder
 from draco.resources.names import FIELD_MANAGER_AGENT, GpuUuid
 
 CHECKPOINT = "checkpoint.json"

@@ -18,9 +18,9 @@ import structlog
 from draco import __version__
 from draco.agent.app import run_agent
 from draco.agent.settings import AgentSettings
-from draco.kube.client import Client
-from draco.kube.connection import Connection
-from draco.kube.incluster import SERVICE_ACCOUNT
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
+from draco.kube.connect.incluster import SERVICE_ACCOUNT
 from draco.logs import LEVELS, configure_log
 from draco.options import DriverName, ListenAddress
 from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from draco.agent.dra_service import DEADLINE_S
-from draco.agent.health_service import TIMEOUT_S
+from draco.agent.plugin.dra_service import DEADLINE_S
+from draco.agent.plugin.health_service import TIMEOUT_S
 from draco.resources.names import NVIDIA_DRIVER
 
 

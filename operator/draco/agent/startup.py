@@ -12,23 +12,24 @@ from typing import Any, TypeVar
 
 import structlog
 
-from draco.agent import known_gpus, rebuilding, recovery
-from draco.agent.cdi import CdiFolder
-from draco.agent.checkpoint import Checkpoint, OwnedInstance, PreparedClaim
-from draco.agent.claim_instances import ClaimInstances
+from draco.agent.claims import rebuilding, recovery
+from draco.agent.claims.cdi import CdiFolder
 from draco.agent.files import Files
-from draco.agent.gpus import KnownGpu, Where
-from draco.agent.hardware import View
-from draco.agent.known_gpus import KnownGpus
-from draco.kube.client import Client
+from draco.agent.hardware.gpus import KnownGpu, Where
+from draco.agent.hardware.monitor import View
+from draco.agent.mig.claim_instances import ClaimInstances
+from draco.agent.publish import device_names as known_gpus
+from draco.agent.publish.device_names import KnownGpus
+from draco.agent.record.checkpoint import Checkpoint, OwnedInstance, PreparedClaim
 from draco.kube.clock import Clock, wait_for
+from draco.kube.connect.client import Client
+from draco.kube.connect.retry import persistently
 from draco.kube.errors import NotFound
-from draco.kube.retry import persistently
-from draco.resources.draco import GpuNode
+from draco.resources.api.draco import GpuNode
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import CLAIMS, GPU_NODES, SLICES
-from draco.resources.meta import ObjectKey
 from draco.resources.names import ClaimUid, GpuUuid
-from draco.resources.slices import ResourceSlice
 
 log = structlog.get_logger()
 

@@ -8,10 +8,10 @@ Source: KEP-5004.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from draco.resources.claims import DeviceClaim, DeviceRequest, ExactDeviceRequest, ResourceClaim, ResourceClaimSpec
-from draco.resources.classes import DeviceClass
-from draco.resources.core import Container, Pod
-from draco.resources.meta import ObjectMeta
+from draco.resources.api.claims import DeviceClaim, DeviceRequest, ExactDeviceRequest, ResourceClaim, ResourceClaimSpec
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Container, Pod
+from draco.resources.api.meta import ObjectMeta
 from draco.resources.quantity import Quantity, QuantityError
 
 BY_CLASS: Final = "deviceclass.resource.kubernetes.io/"

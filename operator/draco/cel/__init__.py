@@ -2,19 +2,16 @@
 
 `compile_selector(expression)` gives a `Selector`; `Selector.matches(device_view(driver, device))` answers.
 
-Rooms: text to tree in `cel.lark` (the grammar), `literals`, `macros`, `parse`, `ast`, `measure`; the type check in `types`,
-`environment`, `check`, `validate`, with its findings in `issues`; what an expression reads in `paths`; values in `values`,
-`texts`, `device`; functions and operators in `functions`, one table with a row per overload (`overloads`) that the type check,
-the compiler and both cost models read, with `regex`; tree to closures in `compile`, `reads`, `logic`, `loops`,
-`code`; costs that are charged in `charges`, `limits`, `bounds`, estimated ones in `cost`, `estimates`, and those of functions
-in `function_costs`; the front door in `selector`.
+Rooms, each knowing only those after it: `selector` (the front door), `paths` (what an expression reads), `evaluation` (closures
+and their charges) beside `checking` (types, literals, estimated cost), `functions` (one table, a row per overload, for both),
+`values`, `syntax` (text to tree, by `cel.lark`).
 """
 
-from draco.cel.device import DeviceView, device_view
-from draco.cel.environment import STORED_EXPRESSIONS, Environment, new_expressions
+from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment, new_expressions
 from draco.cel.errors import CompileError, EvaluationAborted, EvaluationError
 from draco.cel.paths import AttributePath
 from draco.cel.selector import Selector, compile_selector
+from draco.cel.values.device import DeviceView, device_view
 
 __all__ = [
     "STORED_EXPRESSIONS",

@@ -11,7 +11,7 @@ from typing import Literal as OneOf
 
 import msgspec
 
-from draco.cel.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, Select, children
+from draco.cel.syntax.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, Select, children
 
 Kind: TypeAlias = OneOf["attributes", "capacity", "driver", "allowMultipleAllocations"]
 

@@ -6,20 +6,20 @@ Owns the way from text to answer: parse, check, compile, and what is known of th
 from collections.abc import Mapping
 from typing import Final
 
-from draco.cel.charges import Free, Meter, Metered
-from draco.cel.check import Checked, check, check_result
-from draco.cel.code import Run, Slots
-from draco.cel.compile import Compiler
-from draco.cel.cost import estimated_cost
-from draco.cel.device import DeviceView
-from draco.cel.environment import STORED_EXPRESSIONS, Environment
+from draco.cel.checking.check import Checked, check, check_result
+from draco.cel.checking.cost import estimated_cost
+from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
+from draco.cel.checking.limits import is_surely_cheap
+from draco.cel.checking.validate import validate
 from draco.cel.errors import EvaluationAborted, EvaluationError
-from draco.cel.limits import is_surely_cheap
-from draco.cel.parse import parse
+from draco.cel.evaluation.charges import Free, Meter, Metered
+from draco.cel.evaluation.code import Run, Slots
+from draco.cel.evaluation.compile import Compiler
 from draco.cel.paths import AttributePath, reads
-from draco.cel.texts import native_complaint
-from draco.cel.validate import validate
-from draco.cel.values import Value, type_name
+from draco.cel.syntax.parse import parse
+from draco.cel.values.device import DeviceView
+from draco.cel.values.texts import native_complaint
+from draco.cel.values.values import Value, type_name
 
 
 class Selector:

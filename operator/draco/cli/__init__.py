@@ -1,17 +1,19 @@
 """The command line: `draco`, and the same program as `kubectl draco`.
 
-Owns the list of commands and how an ending is told to a person: `main` never lets a traceback out. Each command lives in
-`draco.cli.<name>` as `command`, and its module is imported only when that command is asked for, so that `draco --help` and
-shell completion stay quick. Must not do a command's work.
+Owns the list of commands and how an ending is told to a person: `main` never lets a traceback out. A module holds its command
+as `command` and is imported only when that is asked for, so that `draco --help` and shell completion stay quick. Packages add
+commands as entry points of the group `draco.commands`, each a mapping like `COMMANDS`. Must not do a command's work.
 """
 
 import difflib
+import functools
 import importlib
+import importlib.metadata
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -26,22 +28,34 @@ from draco.resources.texts import shown_lines
 
 COMMANDS: Final = MappingProxyType(
     {
-        "agent": "Serve this node's GPUs to Kubernetes (runs on every GPU node).",
-        "cluster": "Run a local Kubernetes with GPU nodes, real but for the GPUs.",
-        "demo": "Show on a local cluster what Draco does, in about a minute.",
-        "explain": "Say why a claim or a pod waits for devices.",
-        "layout": "Show how GPUs are divided by MIG, and what a policy would change.",
-        "lint": "Check manifests before they reach a cluster, and correct them.",
-        "operator": "Watch the whole cluster's GPUs and claims (runs in the cluster).",
-        "selector": "Check device selectors, and try them on devices.",
-        "simulate": "Say what would be allocated, without touching the cluster.",
-        "status": "Show nodes, GPUs, claims, taints, maintenance and MIG policies on one screen.",
+        "agent": ("draco.cli.agent", "Serve this node's GPUs to Kubernetes (runs on every GPU node)."),
+        "explain": ("draco.cli.explain.command", "Say why a claim or a pod waits for devices."),
+        "layout": ("draco.cli.layout.command", "Show how GPUs are divided by MIG, and what a policy would change."),
+        "lint": ("draco.cli.lint.command", "Check manifests before they reach a cluster, and correct them."),
+        "operator": ("draco.cli.operator", "Watch the whole cluster's GPUs and claims (runs in the cluster)."),
+        "selector": ("draco.cli.selector.command", "Check device selectors, and try them on devices."),
+        "simulate": ("draco.cli.simulate.command", "Say what would be allocated, without touching the cluster."),
+        "status": (
+            "draco.cli.status.command",
+            "Show nodes, GPUs, claims, taints, maintenance and MIG policies on one screen.",
+        ),
     }
 )
-"""What `draco --help` says of each command: kept here so that saying it imports nothing."""
+"""By name: the module of a command, and what `draco --help` says of it, kept here so that saying it imports nothing."""
+
+_OF_LOCAL: Final = frozenset({"cluster", "demo"})
 
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
+
+
+@functools.cache
+def all_commands() -> Mapping[str, tuple[str, str]]:
+    """Our commands and those that installed packages add, as in `COMMANDS`. Ours win."""
+    found: dict[str, tuple[str, str]] = {}
+    for entry in importlib.metadata.entry_points(group="draco.commands"):
+        found.update(entry.load())
+    return found | COMMANDS
 
 
 class LazyGroup(click.Group):
@@ -49,13 +63,14 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order in which help shows them."""
-        return sorted(COMMANDS)
+        return sorted(all_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command; None when there is none of this name."""
-        if cmd_name not in COMMANDS:
+        found = COMMANDS.get(cmd_name) or all_commands().get(cmd_name)
+        if found is None:
             return None
-        command: click.Command = importlib.import_module(f"draco.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(found[0]).command
         return command
 
     def resolve_command(
@@ -65,7 +80,10 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            if args[0] in _OF_LOCAL:
+                message = f"`draco {args[0]}` is in the package draco-local, which is not installed."
+                raise click.UsageError(f"{message} Install it: pip install draco-local", ctx) from None
+            near = difflib.get_close_matches(args[0], all_commands(), n=1)
             if not near:
                 raise
             raise click.UsageError(f"{error.message} Did you mean '{near[0]}'?", ctx) from None
@@ -73,11 +91,12 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, all_commands()[name][1]) for name in self.list_commands(ctx)])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete a command's name without importing it."""
-        names = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        known = sorted(all_commands().items())
+        names = [CompletionItem(name, help=text) for name, (_, text) in known if name.startswith(incomplete)]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
 

@@ -8,15 +8,15 @@ from typing import Any
 import click
 
 from draco.agent.process import Access, run, with_options
-from draco.kube.connection import Connection
-from draco.kube.incluster import connect_in_cluster
+from draco.kube.connect.connection import Connection
+from draco.kube.connect.incluster import connect_in_cluster
 
 
 async def connect(access: Access) -> Connection:
     """Connect to the API server. The library that reads kubeconfigs is loaded only for one."""
     if access.kubeconfig is None:
         return connect_in_cluster(mount=access.service_account)
-    from draco.kube import kubeconfig  # noqa: PLC0415 - costs memory that an agent in a pod does not have to spend
+    from draco.kube.connect import kubeconfig  # noqa: PLC0415 - costs memory that an agent in a pod does not have to spend
 
     return await kubeconfig.connect(access.kubeconfig)
 

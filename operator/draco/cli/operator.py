@@ -15,14 +15,14 @@ from typing import NoReturn, TypeVar
 import click
 import structlog
 
-from draco.controller.admission import AdmissionMode
 from draco.controller.app import ClusterChanged, run_operator
+from draco.controller.claims.admission import AdmissionMode
+from draco.controller.claims.webhook import WebhookSettings
 from draco.controller.kopf_thread import quiet_kopf
 from draco.controller.settings import OperatorSettings
-from draco.controller.webhook import WebhookSettings
-from draco.kube.connection import Connect, Connection
+from draco.kube.connect.connection import Connect, Connection
+from draco.kube.connect.kubeconfig import connect
 from draco.kube.election import LeadershipLost
-from draco.kube.kubeconfig import connect
 from draco.logs import LEVELS, configure_log
 from draco.options import ListenAddress
 

@@ -13,42 +13,42 @@ from typing import Any
 
 import structlog
 
-from draco.controller import repair
-from draco.controller.admission import Admission
-from draco.controller.claim_release import ClaimReleases
+from draco.controller.claims import repair
+from draco.controller.claims.admission import Admission
+from draco.controller.claims.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, Subject
+from draco.controller.claims.release import ClaimReleases
+from draco.controller.claims.repair import RepairReconciler
+from draco.controller.claims.webhook import Certificate, keep_fresh, serving_webhook, webhook_app
 from draco.controller.health import http_app, serving
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
-from draco.controller.maintenance import MaintenanceReconciler
 from draco.controller.metrics import Metrics, Reading, gauge, register_view, register_workers
-from draco.controller.mig_decisions import MigDecisions, register_mig
-from draco.controller.mig_layouts import MigLayoutReconciler
-from draco.controller.mig_policies import MigPolicyReconciler
-from draco.controller.movable_claims import MovableClaims
-from draco.controller.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, Subject
+from draco.controller.mig.decisions import MigDecisions, register_mig
+from draco.controller.mig.layouts import MigLayoutReconciler
+from draco.controller.mig.movable_claims import MovableClaims
+from draco.controller.mig.policies import MigPolicyReconciler
 from draco.controller.reconciling import Reconciling, register_queues
-from draco.controller.repair import RepairReconciler
-from draco.controller.rule_reach import RuleReach
 from draco.controller.settings import OperatorSettings
-from draco.controller.taint_extensions import TaintExtensionReconciler
-from draco.controller.taints import register_reach, warn_of_wide_rules
+from draco.controller.taints.extensions import TaintExtensionReconciler
+from draco.controller.taints.maintenance import MaintenanceReconciler
+from draco.controller.taints.reach import RuleReach
+from draco.controller.taints.rules import register_reach, warn_of_wide_rules
 from draco.controller.view import ClusterView
-from draco.controller.webhook import Certificate, keep_fresh, serving_webhook, webhook_app
 from draco.controller.workers.pool import Workers
-from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
-from draco.kube.connection import Connect
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connect
+from draco.kube.connect.retry import retry
 from draco.kube.discovery import Features, discover
 from draco.kube.election import LeaderElection, LeaseTerms
-from draco.kube.events import EventRecorder
-from draco.kube.notes import Notes
+from draco.kube.events.events import EventRecorder
+from draco.kube.events.notes import Notes
 from draco.kube.rediscovery import differences, until_changed
-from draco.kube.retry import retry
 from draco.kube.version import kubernetes_minor
-from draco.mig_policy.taking_back import Patience
+from draco.mig_policy.release_policy import Patience
+from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
 from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, MIG_POLICIES
-from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR
 
 log = structlog.get_logger(__name__)

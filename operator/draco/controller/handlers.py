@@ -13,10 +13,10 @@ import aiohttp
 import kopf
 import msgspec
 
-from draco.kube.connection import Connect
-from draco.kube.watching import Event, Removal, upsert
+from draco.kube.connect.connection import Connect
+from draco.kube.watch.watching import Event, Removal, upsert
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import Kind
-from draco.resources.meta import ObjectKey
 
 _CONNECT_AGAIN_S = 2.0
 _LEFT_RUNNING = ("watcher for ", "stop-flag waiter")

@@ -15,8 +15,8 @@ from typing import Any
 import structlog
 
 from draco.controller.own_kinds import OwnKind
-from draco.kube.connection import Connect
-from draco.kube.watching import Event
+from draco.kube.connect.connection import Connect
+from draco.kube.watch.watching import Event
 from draco.resources.kinds import Kind
 
 log = structlog.get_logger(__name__)

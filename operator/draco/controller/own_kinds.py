@@ -20,15 +20,15 @@ from typing import TypeVar
 
 import msgspec
 
-from draco.kube.client import PAGE_SIZE, Client
 from draco.kube.clock import Clock, wait_for
-from draco.kube.collection import Collection
+from draco.kube.connect.client import PAGE_SIZE, Client
+from draco.kube.connect.retry import Backoff, asked_to_wait_s
 from draco.kube.errors import ApiError, NotFound
-from draco.kube.retry import Backoff, asked_to_wait_s
-from draco.kube.store import ApiObject
-from draco.kube.watching import Event, Listed, Removal, Unfit, Upsert, list_all
+from draco.kube.watch.collection import Collection
+from draco.kube.watch.store import ApiObject
+from draco.kube.watch.watching import Event, Listed, Removal, Unfit, Upsert, list_all
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import Kind
-from draco.resources.meta import ObjectKey
 
 T = TypeVar("T", bound=ApiObject)
 

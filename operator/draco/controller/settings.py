@@ -5,7 +5,7 @@ Owns the settings struct; reading options and the environment is the command's b
 
 import msgspec
 
-from draco.controller.webhook import WebhookSettings
+from draco.controller.claims.webhook import WebhookSettings
 from draco.controller.workers.pool import WorkerSettings
 
 

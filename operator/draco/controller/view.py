@@ -10,20 +10,23 @@ from random import Random
 from typing import Any
 
 from draco.allocation import Survey, survey
-from draco.allocation.hardware import PoolHardware
-from draco.controller.following import FollowedFleet
+from draco.allocation.fleet.hardware import PoolHardware
+from draco.controller.fleet_feed import FollowedFleet
 from draco.controller.own_kinds import OwnKind
-from draco.kube.client import Client
 from draco.kube.clock import Clock
-from draco.kube.collection import Collection
-from draco.kube.informer import Informer
-from draco.kube.store import Store
+from draco.kube.connect.client import Client
+from draco.kube.watch.collection import Collection
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.store import Store
 from draco.maintenance import maintained_device, maintenance_uid
 from draco.maintenance.extensions import extended_device, extends
-from draco.resources.claims import ResourceClaim
-from draco.resources.classes import DeviceClass
-from draco.resources.core import Node, Pod
-from draco.resources.draco import DeviceMaintenance, GpuNode, MigPolicy
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Node, Pod
+from draco.resources.api.draco import DeviceMaintenance, GpuNode, MigPolicy
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import Device, ResourceSlice, current_slices
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.kinds import (
     CLAIMS,
     DEVICE_CLASSES,
@@ -35,11 +38,8 @@ from draco.resources.kinds import (
     SLICES,
     Kind,
 )
-from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey, PoolKey
-from draco.resources.sharing import Shared
-from draco.resources.slices import Device, ResourceSlice, current_slices
-from draco.resources.taints import DeviceTaint, DeviceTaintRule
+from draco.resources.written.sharing import Shared
 
 BY_DEVICE = "device"
 BY_MAINTENANCE = "maintenance"

@@ -10,25 +10,25 @@ from typing import Any, Final
 import msgspec
 
 from draco.allocation.errors import AllocationError
-from draco.allocation.fleet import Fleet
-from draco.allocation.requests import expand, matcher
-from draco.allocation.rowwise import select
-from draco.allocation.upstream_bugs import Area, bugs_of
-from draco.explanation.allocated import bypassing, is_full, missing, reaching, reason_of, told_of
-from draco.explanation.folding import folded
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.rowwise import select
+from draco.allocation.search.requests import expand, matcher
+from draco.allocation.search.upstream_bugs import Area, bugs_of
+from draco.explanation.findings.allocated import bypassing, is_full, missing, reaching, reason_of, told_of
+from draco.explanation.findings.allocator_runs import Verdict
+from draco.explanation.findings.fleet_findings import Survey, survey
+from draco.explanation.findings.folding import folded
+from draco.explanation.findings.nodes import MAX_NODES, device_causes, main_reason
+from draco.explanation.findings.placement import nodes_for
+from draco.explanation.findings.together import fits_alone
+from draco.explanation.findings.verdicts import asks_of
 from draco.explanation.model import Explanation, NodeCause, NodeReason, Problem, Reason, RequestExplanation
-from draco.explanation.nearest import nearest_misses
-from draco.explanation.nodes import MAX_NODES, device_causes, main_reason
 from draco.explanation.note import note
-from draco.explanation.placement import nodes_for
-from draco.explanation.problems import problems_of
+from draco.explanation.problems.claims import problems_of
+from draco.explanation.remedies.nearest import nearest_misses
 from draco.explanation.selection import alternatives, selection
-from draco.explanation.survey import Survey, survey
-from draco.explanation.together import fits_alone
-from draco.explanation.trying import Verdict
-from draco.explanation.verdicts import asks_of
-from draco.resources.claims import ResourceClaim
-from draco.resources.core import Node, Pod
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node, Pod
 
 _TRIED_ALONE: Final = 8
 """Kinds of nodes on which a request is tried alone."""

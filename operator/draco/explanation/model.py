@@ -2,7 +2,7 @@
 
 Owns the structs and the closed sets of words in them; fields are only ever added. Computes nothing but what a struct says of
 itself. `explain` fills Explanation, RequestExplanation, CauseCount and the node causes that are about devices; `verdicts` fills
-DeviceVerdict and its parts; `placement` the node causes that are about the pod; `problems` Problem; `nearest` NearestMiss.
+DeviceVerdict and its parts; `placement` the node causes that are about the pod; `problems.claims` Problem; `nearest` NearestMiss.
 """
 
 from enum import StrEnum
@@ -262,7 +262,7 @@ class ProblemKind(StrEnum):
 
 
 class Problem(Told, frozen=True, kw_only=True):
-    """Something wrong with a claim. `problems` fills it."""
+    """Something wrong with a claim. `problems.claims` fills it."""
 
     kind: ProblemKind
     text: str

@@ -10,14 +10,14 @@ from typing import Final
 
 import msgspec
 
-from draco.allocation.columns import Columns
-from draco.allocation.fleet import Fleet
-from draco.allocation.rowwise import places, select
-from draco.allocation.selectors import FAILS, YES
+from draco.allocation.fleet.columns import Columns
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.rowwise import places, select
+from draco.allocation.fleet.selectors import FAILS, YES
 from draco.cel.errors import CompileError, EvaluationError
 from draco.explanation.model import SelectorRef
-from draco.resources.claims import DeviceRequest, DeviceSubRequest, ExactDeviceRequest, ResourceClaim
-from draco.resources.classes import DeviceClass
+from draco.resources.api.claims import DeviceRequest, DeviceSubRequest, ExactDeviceRequest, ResourceClaim
+from draco.resources.api.classes import DeviceClass
 
 Asked = ExactDeviceRequest | DeviceSubRequest
 _YES: Final = bytes(code == YES for code in range(256))

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from draco.kube.client import Client
+from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound
+from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import SLICES, TAINT_RULES, Kind
-from draco.resources.taints import DeviceTaintRule
 
 _PROBE = "draco-dev-feature-probe"
 _PROBE_DRIVER = "probe.draco.dev"

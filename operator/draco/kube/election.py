@@ -20,12 +20,12 @@ from random import Random
 import msgspec
 import structlog
 
-from draco.kube.client import Client
 from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, ApiError, Conflict, KubeError, NotFound
+from draco.resources.api.leases import Lease, LeaseSpec
+from draco.resources.api.meta import ObjectKey, ObjectMeta, micro_time
 from draco.resources.kinds import LEASES
-from draco.resources.leases import Lease, LeaseSpec
-from draco.resources.meta import ObjectKey, ObjectMeta, micro_time
 
 log = structlog.get_logger()
 

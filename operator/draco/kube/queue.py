@@ -17,8 +17,8 @@ from typing import Generic, Protocol, TypeVar
 from structlog.typing import FilteringBoundLogger
 
 from draco.kube.clock import Clock, wait_for
+from draco.kube.connect.retry import Backoff, asked_to_wait_s
 from draco.kube.errors import ApiError, Conflict
-from draco.kube.retry import Backoff, asked_to_wait_s
 
 K = TypeVar("K", bound=Hashable)
 

@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from draco.kube.client import Client
+from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
 
 

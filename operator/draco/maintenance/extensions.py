@@ -11,10 +11,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from draco.allocation.hardware import PoolHardware
+from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.rules import MANAGED_BY
 from draco.maintenance.rules import RULE_PREFIX as MAINTENANCE_PREFIX
-from draco.resources.meta import ObjectMeta, OwnerReference
+from draco.resources.api.meta import ObjectMeta, OwnerReference
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 from draco.resources.names import (
     ANNOTATION_EXTEND,
     ANNOTATION_OVERLAPS,
@@ -22,7 +23,6 @@ from draco.resources.names import (
     LABEL_MANAGED_BY,
     DeviceKey,
 )
-from draco.resources.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 
 EXTENSION_PREFIX = "draco-extension-"
 _OWN_PREFIXES = (EXTENSION_PREFIX, MAINTENANCE_PREFIX)

@@ -8,13 +8,13 @@ same: for other drivers, and as what people read and delete.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from draco.allocation.hardware import PoolHardware
+from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.matching import Scope
 from draco.maintenance.plan import CONDITION_READY_FOR_WORK, says
 from draco.maintenance.rules import isolated_board, maintained_device
-from draco.resources.draco import DeviceMaintenance, GpuNode, IsolatedGpu
+from draco.resources.api.draco import DeviceMaintenance, GpuNode, IsolatedGpu
+from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
-from draco.resources.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaintRule
 
 
 def isolates(request: DeviceMaintenance) -> bool:

@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from draco.allocation.hardware import PoolHardware
-from draco.resources.draco import MaintenanceSelector
+from draco.allocation.fleet.hardware import PoolHardware
+from draco.resources.api.draco import MaintenanceSelector
 from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.partition_names import read_partition_name
 

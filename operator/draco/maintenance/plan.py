@@ -16,19 +16,19 @@ import msgspec
 from draco.maintenance import wording
 from draco.maintenance.matching import Scope
 from draco.maintenance.rules import isolated_board, isolates_as, maintained_device, overlapped, rule_for
-from draco.resources.claims import ResourceClaim
-from draco.resources.conditions import timed
-from draco.resources.draco import (
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.draco import (
     DeviceMaintenance,
     DeviceMaintenanceStatus,
     MaintainedDevice,
     MaintenancePhase,
     MaintenanceSelector,
 )
+from draco.resources.api.meta import Condition, ObjectKey
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
+from draco.resources.conditions import timed
 from draco.resources.english import listed
-from draco.resources.meta import Condition, ObjectKey
 from draco.resources.names import DeviceKey
-from draco.resources.taints import BLOCKING_EFFECTS, DeviceTaintRule
 
 CONDITION_ISOLATED = "Isolated"
 CONDITION_READY_FOR_WORK = "ReadyForWork"

@@ -7,9 +7,10 @@ request even when no operator runs.
 
 import hashlib
 
-from draco.resources.draco import DeviceMaintenance
+from draco.resources.api.draco import DeviceMaintenance
+from draco.resources.api.meta import ObjectMeta, OwnerReference
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 from draco.resources.kinds import DEVICE_MAINTENANCES
-from draco.resources.meta import ObjectMeta, OwnerReference
 from draco.resources.names import (
     ANNOTATION_OVERLAPS,
     ANNOTATION_UUID,
@@ -18,7 +19,6 @@ from draco.resources.names import (
     LABEL_MANAGED_BY,
     DeviceKey,
 )
-from draco.resources.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 
 RULE_PREFIX = "draco-maintenance-"
 MANAGED_BY = DRACO_DOMAIN

@@ -5,9 +5,9 @@ Owns wording only: what is the case is decided by `plan`.
 
 from collections.abc import Mapping, Sequence
 
-from draco.resources.draco import DeviceMaintenance
+from draco.resources.api.draco import DeviceMaintenance
+from draco.resources.api.meta import ObjectKey
 from draco.resources.english import NAMED, agreeing, are, counted, listed, them
-from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey
 
 

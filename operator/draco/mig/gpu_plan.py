@@ -16,7 +16,7 @@ import msgspec
 from draco.mig.board import Board, Placement, PlacementId, unit_mask
 from draco.mig.geometry import State, geometry
 from draco.mig.keeping import Keeping, keeping, kept, layout_of
-from draco.resources.draco import InstanceUse, MigMode, PromisedDevice, WantedGpu
+from draco.resources.api.draco import InstanceUse, MigMode, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
 _IDLE = frozenset({InstanceUse.WARM, InstanceUse.LAYOUT})

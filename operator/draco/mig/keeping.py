@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from draco.mig.board import Board, Placement, PlacementId
-from draco.resources.draco import MigMode, PromisedDevice, WantedGpu
+from draco.resources.api.draco import MigMode, PromisedDevice, WantedGpu
 
 
 class Promise(NamedTuple):

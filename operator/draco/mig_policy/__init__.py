@@ -6,7 +6,7 @@ or talk to the API server: the controller carries out what is decided here.
 Rooms: `rules` (a policy made ready to be asked), `matching` (whether it selects a GPU, and why not), `boards` (tables of the API
 as boards), `wishes` (what a policy wants of one GPU), `gpu_state` (how far that is so), `foresight` (what its agent will do),
 `decide` (one node, all of it), `promises` (what claims keep there all the same), `tally` (one policy's counts) and `summary` (its
-status), `windows` (when a GPU may be reset), `releases` (idle claims in the way of a waiting one), `taking_back` (whether what
+status), `windows` (when a GPU may be reset), `releases` (idle claims in the way of a waiting one), `release_policy` (whether what
 they hold may be taken back).
 """
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from draco.mig.board import Board, Profile
-from draco.resources.draco import BoardTable, GpuNode, MigProfile
+from draco.resources.api.draco import BoardTable, GpuNode, MigProfile
 from draco.resources.quantity import Quantity, QuantityError
 
 

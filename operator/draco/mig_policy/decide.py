@@ -16,8 +16,8 @@ from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
 from draco.mig_policy.matching import Answer, Verdict, verdict
 from draco.mig_policy.rules import Rules
 from draco.mig_policy.wishes import wish
-from draco.resources.draco import GpuNode, GpuStatus, WantedGpu
-from draco.resources.slices import Device
+from draco.resources.api.draco import GpuNode, GpuStatus, WantedGpu
+from draco.resources.api.slices import Device
 
 
 class SeenNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import msgspec
 from draco.mig.board import Board
 from draco.mig.gpu_plan import GpuPlan, ObservedGpu, Part, fits_beside
 from draco.mig_policy.gpu_state import switched_by_reset
-from draco.resources.draco import GpuMig, GpuStatus, InstanceUse, MigInstance, MigState
+from draco.resources.api.draco import GpuMig, GpuStatus, InstanceUse, MigInstance, MigState
 from draco.resources.names import GpuUuid
 
 _UNKNOWN_PROFILE = -1

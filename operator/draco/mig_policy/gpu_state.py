@@ -7,7 +7,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from draco.resources.draco import (
+from draco.resources.api.draco import (
     GpuMig,
     GpuNode,
     GpuStatus,

@@ -11,9 +11,9 @@ import msgspec
 
 from draco.cel import EvaluationError, device_view
 from draco.mig_policy.rules import Rules
-from draco.resources.draco import GpuStatus
-from draco.resources.meta import LabelSelector
-from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
+from draco.resources.api.draco import GpuStatus
+from draco.resources.api.meta import LabelSelector
+from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 
 _OF_PARTITIONS = frozenset({"type", "uuid", "parentUUID", "profile"})
 """Attributes that a partition does not have from its GPU."""

@@ -13,7 +13,7 @@ import msgspec
 
 from draco.mig_policy.boards import boards_of
 from draco.mig_policy.gpu_state import switched_by_reset
-from draco.resources.draco import GpuNode, GpuStatus, MigMode, PromisedDevice, WantedGpu
+from draco.resources.api.draco import GpuNode, GpuStatus, MigMode, PromisedDevice, WantedGpu
 from draco.resources.partition_names import read_partition_name
 
 

@@ -10,15 +10,15 @@ from itertools import chain, combinations, islice, repeat
 
 import msgspec
 
-from draco.allocation.allocate import allocate
 from draco.allocation.errors import AllocationError
-from draco.allocation.fitting import first_fitting
-from draco.allocation.fleet import Fleet
-from draco.allocation.node_selection import selects
-from draco.explanation.placement import PodRules
-from draco.resources.claims import AllocationResult, ResourceClaim, ResourceClaimStatus
-from draco.resources.core import Node, Pod
-from draco.resources.meta import ObjectKey
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.node_selection import selects
+from draco.allocation.search.allocate import allocate
+from draco.allocation.search.fitting import first_fitting
+from draco.explanation.findings.placement import PodRules
+from draco.resources.api.claims import AllocationResult, ResourceClaim, ResourceClaimStatus
+from draco.resources.api.core import Node, Pod
+from draco.resources.api.meta import ObjectKey
 
 _MOVABLE = 16
 """Idle claims that are looked at for one pod."""

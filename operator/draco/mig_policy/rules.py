@@ -11,7 +11,7 @@ import msgspec
 
 from draco.cel import CompileError, Selector, compile_selector
 from draco.mig_policy.windows import unknown_zones
-from draco.resources.draco import MigPolicy
+from draco.resources.api.draco import MigPolicy
 
 _LAST = datetime.max.replace(tzinfo=UTC)
 

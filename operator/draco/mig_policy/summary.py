@@ -16,9 +16,9 @@ from draco.mig_policy.gpu_state import LayoutState
 from draco.mig_policy.matching import Answer
 from draco.mig_policy.rules import Rules
 from draco.mig_policy.tally import Tally
+from draco.resources.api.draco import MigMode, MigPolicy, MigPolicyConflict, MigPolicyNode, MigPolicyStatus
+from draco.resources.api.meta import Condition
 from draco.resources.conditions import timed
-from draco.resources.draco import MigMode, MigPolicy, MigPolicyConflict, MigPolicyNode, MigPolicyStatus
-from draco.resources.meta import Condition
 
 CONDITION_VALID = "Valid"
 CONDITION_APPLIED = "Applied"

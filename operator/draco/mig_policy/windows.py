@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from draco.resources.draco import MigReset, ResetPermit, ResetWindow, Weekday
+from draco.resources.api.draco import MigReset, ResetPermit, ResetWindow, Weekday
 
 _DURATION = re.compile(r"(?:(\d{1,2})h)?(?:(\d{1,4})m)?", re.ASCII)
 _DAYS = list(Weekday)

@@ -12,7 +12,7 @@ from draco.mig.board import Board, Placement
 from draco.mig.layouts import LayoutError, LayoutItem, resolve
 from draco.mig_policy.boards import profile_names
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState
-from draco.resources.draco import (
+from draco.resources.api.draco import (
     GpuMig,
     InstanceUse,
     LayoutInstances,

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import msgspec
 
-from draco.resources.meta import Condition
+from draco.resources.api.meta import Condition
 
 
 def timed(wanted: Condition, before: Sequence[Condition], now: datetime, *, generation: int | None = None) -> Condition:

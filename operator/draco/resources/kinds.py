@@ -7,15 +7,15 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from draco.resources.claims import ResourceClaim, ResourceClaimTemplate
-from draco.resources.classes import DeviceClass
-from draco.resources.core import Node, Pod
-from draco.resources.draco import DeviceMaintenance, GpuNode, MigPolicy
-from draco.resources.events import Event
-from draco.resources.leases import Lease
-from draco.resources.meta import ObjectKey
-from draco.resources.slices import ResourceSlice
-from draco.resources.taints import DeviceTaintRule
+from draco.resources.api.claims import ResourceClaim, ResourceClaimTemplate
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Node, Pod
+from draco.resources.api.draco import DeviceMaintenance, GpuNode, MigPolicy
+from draco.resources.api.events import Event
+from draco.resources.api.leases import Lease
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaintRule
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from draco.cel.errors import CompileError
-from draco.cel.parse import parse
 from draco.cel.paths import AttributePath, reads
+from draco.cel.syntax.parse import parse
 from draco.selectors.tokens import Token, quoted, replaced, tokens
 
 

@@ -11,8 +11,8 @@ from typing import Literal as OneOf
 
 import msgspec
 
-from draco.cel.ast import Call, Expr, ListExpr, Literal
 from draco.cel.paths import AttributePath, path_of
+from draco.cel.syntax.ast import Call, Expr, ListExpr, Literal
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.semver import SemVer, SemVerError
 from draco.selectors.demands import Demand

@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from draco.cel.ast import Call, Expr
 from draco.cel.errors import CompileError
-from draco.cel.parse import parse
+from draco.cel.syntax.ast import Call, Expr
+from draco.cel.syntax.parse import parse
 from draco.selectors.tokens import Token, depth_after, replaced, tokens, without_parentheses
 
 MAX_DEMANDS: Final = 32

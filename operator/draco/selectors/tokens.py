@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from draco.cel.literals import LiteralError, read_string
+from draco.cel.syntax.literals import LiteralError, read_string
 
 _TOKEN: Final = re.compile(
     r"""(?P<string>[bB]?[rR](?:\"\"\"[\s\S]*?\"\"\"|'''[\s\S]*?'''|"[^"\n\r]*"|'[^'\n\r]*')

@@ -11,9 +11,10 @@ from typing import Any, Literal
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from draco.simulator import by_hand, faults, hotplug, state, sysfs
-from draco.simulator.boards import BOARDS
-from draco.simulator.state import StateError
+from draco_local.simulator.accidents import by_hand, faults, hotplug
+from draco_local.simulator.gpus import state, sysfs
+from draco_local.simulator.gpus.boards import BOARDS
+from draco_local.simulator.gpus.state import StateError
 from tests.adversary.agent import observer
 from tests.adversary.agent.claims import LifeOfClaims
 from tests.adversary.agent.life import FAILING, REST_S

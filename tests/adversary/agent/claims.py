@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from draco.resources.kinds import CLAIMS
-from draco.simulator import faults, state
-from draco.simulator.gpu_state import Process
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus import state
+from draco_local.simulator.gpus.gpu_state import Process
 from tests.adversary.agent import observer
 from tests.adversary.agent.driven import NoAnswer
 from tests.adversary.agent.life import LifeOfAgent

@@ -15,14 +15,15 @@ from unittest import mock
 
 import msgspec
 
-from draco.agent import app, hardware, lanes, parts
-from draco.agent.api import dra_v1_pb2
-from draco.agent.dra_service import DraService
-from draco.agent.nvml import Nvml
+from draco.agent import app, lanes, parts
+from draco.agent.hardware import monitor as hardware
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.plugin.api import dra_v1_pb2
+from draco.agent.plugin.dra_service import DraService
 from draco.agent.settings import AgentSettings
-from draco.resources.draco import WantedGpu
-from draco.simulator import procfs
-from draco.simulator.nvml import SimulatedNvml
+from draco.resources.api.draco import WantedGpu
+from draco_local.simulator.gpus import procfs
+from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.adversary.agent.rivals import Rivals, sockets_of
 from tests.adversary.agent.surroundings import NODE, Death, Disk, Killed, MortalFiles, Source
 from tests.adversary.agent.threads import Threads

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from draco.agent.errors import AnotherPlugin
-from draco.resources.draco import MigMode, WantedGpu, WantedInstance
-from draco.simulator import faults, procfs, state, sysfs
-from draco.simulator.state import StateError
+from draco.resources.api.draco import MigMode, WantedGpu, WantedInstance
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus import procfs, state, sysfs
+from draco_local.simulator.gpus.state import StateError
 from tests.adversary.agent import observer
 from tests.adversary.agent.driven import Driven, Gone, NoAnswer
 from tests.adversary.agent.node import NUMBERS, Node, accident, fired, paced

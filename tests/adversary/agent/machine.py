@@ -29,7 +29,8 @@ from contextlib import suppress
 
 from hypothesis.stateful import invariant
 
-from draco.simulator import faults, state
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus import state
 from tests.adversary.agent import observer
 from tests.adversary.agent.accidents import Accidents
 from tests.adversary.agent.life import REST_S

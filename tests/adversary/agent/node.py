@@ -17,8 +17,8 @@ import structlog
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from draco.resources.draco import WantedGpu
-from draco.simulator import state
+from draco.resources.api.draco import WantedGpu
+from draco_local.simulator.gpus import state
 from tests.adversary.agent import observer
 from tests.adversary.agent.driven import Driven
 from tests.adversary.agent.rivals import Rivals

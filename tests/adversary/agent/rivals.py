@@ -17,9 +17,10 @@ from unittest import mock
 
 import msgspec
 
-from draco.agent import guard, plugin, unix_sockets
-from draco.agent.guard import Peer
-from draco.agent.unix_sockets import Identity
+from draco.agent.plugin import guard, unix_sockets
+from draco.agent.plugin import registration as plugin
+from draco.agent.plugin.guard import Peer
+from draco.agent.plugin.unix_sockets import Identity
 from tests.adversary.agent.surroundings import DRIVER, Death
 
 Node = tuple[int, int]

@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from draco.cluster import attach, binaries, ports
-from draco.cluster.controlplane import ALL, APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER, ControlPlane, Settings
-from draco.cluster.process import Processes
-from draco.simulator import faults, state
+from draco_local.cluster import attach, ports
+from draco_local.cluster.controlplane import ALL, APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER, ControlPlane, Settings
+from draco_local.cluster.process import Processes
+from draco_local.cluster.programs import binaries
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus import state
 from tests.adversary.cluster.observer.api import Access
 from tests.adversary.cluster.observer.observer import Node, Observer
 
@@ -133,7 +135,7 @@ class Cluster:
         if not (root / "gpus.json").exists():
             root.mkdir(parents=True, exist_ok=True)
             state.create(root / "gpus.json", board=NODES[name], gpus=GPUS, node_name=name)
-        argv = [*DIES_WITH_US, sys.executable, "-m", "draco.simulator.agent", "--state", root / "gpus.json"]
+        argv = [*DIES_WITH_US, sys.executable, "-m", "draco_local.simulator.agent", "--state", root / "gpus.json"]
         argv += ["--node-name", name, "--kubelet-dir", root, "--cdi-dir", root / "cdi", "--kubeconfig", self.kubeconfig]
         self._start(f"agent-{name}", argv)
         self.observer.up(f"agent of {name}", grace_s=AGENT_GRACE_S)

@@ -1,7 +1,7 @@
 """One simulated node without its agent: `python -m tests.adversary.cluster.kubelets --root FOLDER --name NODE`.
 
 Owns running a kubelet stand-in by itself, so that the agent beside it is a process of its own and can be killed alone. The
-agent is `python -m draco.simulator.agent`.
+agent is `python -m draco_local.simulator.agent`.
 """
 
 import argparse
@@ -10,15 +10,15 @@ import signal
 from pathlib import Path
 from random import Random
 
-from draco.kube.client import Client
 from draco.kube.clock import SystemClock
-from draco.kube.events import EventRecorder
-from draco.kube.kubeconfig import connect
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.kube.events.events import EventRecorder
 from draco.logs import configure_log
 from draco.resources.names import NodeName
-from draco.simulator.node_object import NodeShape
-from draco.simulator.nodes import SimulatedNode, SimulatedNodes
-from draco.simulator.podfeed import PodFeed
+from draco_local.simulator.kubelet.node_object import NodeShape
+from draco_local.simulator.kubelet.podfeed import PodFeed
+from draco_local.simulator.nodes import SimulatedNode, SimulatedNodes
 
 LABEL = "adversary.example.com/node"
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pynvml
 
-from draco.cluster.controlplane import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER
-from draco.simulator import by_hand, faults, hotplug, state
-from draco.simulator.state import NodeState, StateError
+from draco_local.cluster.controlplane import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER
+from draco_local.simulator.accidents import by_hand, faults, hotplug
+from draco_local.simulator.gpus import state
+from draco_local.simulator.gpus.state import NodeState, StateError
 from tests.adversary.cluster.actions import Action
 from tests.adversary.cluster.cluster import FEATURES, NODES, REPLICAS, Cluster
 from tests.adversary.cluster.manifests import ADMINS, TENANTS, Document

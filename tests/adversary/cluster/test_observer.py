@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from draco.cluster.controlplane import ControlPlane
+from draco_local.cluster.controlplane import ControlPlane
 from tests.adversary.cluster.cluster import access_of
 from tests.adversary.cluster.observer import hardware, laws
 from tests.adversary.cluster.observer.fairness import Fairness, Pace

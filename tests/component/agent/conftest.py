@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from draco.kube.client import Client
+from draco.kube.connect.client import Client
 from tests.agents import SimulatedNode
 
 

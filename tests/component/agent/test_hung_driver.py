@@ -7,9 +7,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import GPU_NODES
-from draco.resources.meta import ObjectKey
-from draco.simulator import faults
+from draco_local.simulator.accidents import faults
 from tests.agents import SimulatedNode, eventually
 from tests.component.agent.test_sick_gpus import taints
 

@@ -3,15 +3,16 @@
 import json
 from typing import Any
 
-from draco.agent import checkpoint
-from draco.agent.checkpoint import Checkpoint, Loaded
 from draco.agent.files import LocalFiles
-from draco.resources.claims import ResourceClaim
+from draco.agent.record import checkpoint
+from draco.agent.record.checkpoint import Checkpoint, Loaded
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES
-from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR, FORGET_GPU
-from draco.simulator import by_hand, faults, hotplug, state
-from draco.simulator.gpu_state import GpuState
+from draco_local.simulator.accidents import by_hand, faults, hotplug
+from draco_local.simulator.gpus import state
+from draco_local.simulator.gpus.gpu_state import GpuState
 from tests.agents import SimulatedNode, eventually
 from tests.doubles.faultproxy import FaultProxy, answer
 

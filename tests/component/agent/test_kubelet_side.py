@@ -12,15 +12,15 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from draco.agent import wire
-from draco.agent.api import health_v1alpha1_pb2, registration_pb2
 from draco.agent.errors import AnotherPlugin, SettingsError
 from draco.agent.files import LocalFiles
-from draco.agent.plugin import sockets
-from draco.kube.client import Client
-from draco.kube.connection import Connection
+from draco.agent.plugin import wire
+from draco.agent.plugin.api import health_v1alpha1_pb2, registration_pb2
+from draco.agent.plugin.registration import sockets
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
 from draco.resources.kinds import CLAIMS
-from draco.simulator import faults
+from draco_local.simulator.accidents import faults
 from tests.agents import SimulatedNode, eventually
 from tests.builders import a_claim
 from tests.doubles.faultproxy import FaultProxy, answer

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from draco.resources.draco import GpuNode, InstanceUse
+from draco.resources.api.draco import GpuNode, InstanceUse
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import GPU_NODES
-from draco.resources.meta import ObjectKey
 from tests.agents import SimulatedNode, eventually
 
 pytestmark = pytest.mark.usefixtures("crds")

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from draco.agent import app, wire
-from draco.agent.api import dra_v1_pb2, registration_pb2
+from draco.agent import app
 from draco.agent.errors import AnotherPlugin
+from draco.agent.plugin import wire
+from draco.agent.plugin.api import dra_v1_pb2, registration_pb2
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import GPU_NODES
-from draco.resources.meta import ObjectKey
 from draco.resources.names import NVIDIA_DRIVER
 from tests.agents import SimulatedNode, channel, eventually
 from tests.doubles.draplugin import RecordingPlugin

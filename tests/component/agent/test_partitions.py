@@ -8,18 +8,19 @@ from typing import Any
 import pynvml
 import pytest
 
-from draco.agent import checkpoint
-from draco.agent.checkpoint import Checkpoint, InstanceState, OwnedInstance
 from draco.agent.files import LocalFiles
-from draco.agent.nvml import Nvml
-from draco.kube.client import Client
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.record import checkpoint
+from draco.agent.record.checkpoint import Checkpoint, InstanceState, OwnedInstance
+from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.resources.draco import GpuMig, GpuNode, InstanceUse, MigMode, MigState
+from draco.resources.api.draco import GpuMig, GpuNode, InstanceUse, MigMode, MigState
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES
-from draco.resources.meta import ObjectKey
 from draco.resources.names import FIELD_MANAGER_OPERATOR, GpuUuid
-from draco.simulator import by_hand, faults, procfs, state
-from draco.simulator.gpu_state import GpuState, Process
+from draco_local.simulator.accidents import by_hand, faults
+from draco_local.simulator.gpus import procfs, state
+from draco_local.simulator.gpus.gpu_state import GpuState, Process
 from tests.agents import SimulatedNode, eventually
 
 POD = "0f5a2f0e-0000-4000-8000-00000000abcd"

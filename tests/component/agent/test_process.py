@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster.controlplane import ControlPlane
+from draco_local.cluster.controlplane import ControlPlane
 from tests.agents import SimulatedNode, eventually
 
 DRACO = Path(sys.executable).with_name("draco")
@@ -33,7 +33,7 @@ def options(node: SimulatedNode, plane: ControlPlane | None = None, **changes: o
 
 @contextmanager
 def started(node: SimulatedNode, plane: ControlPlane) -> Iterator["subprocess.Popen[bytes]"]:
-    argv = [sys.executable, "-m", "draco.simulator.agent", f"--state={node.gpus}", *options(node, plane)]
+    argv = [sys.executable, "-m", "draco_local.simulator.agent", f"--state={node.gpus}", *options(node, plane)]
     with (node.folder / "log").open("wb") as log, subprocess.Popen(argv, stderr=log, stdout=log) as process:
         try:
             yield process

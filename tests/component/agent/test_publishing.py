@@ -10,15 +10,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.agent.errors import ClusterUnsuited
-from draco.agent.publisher import SlicePublisher
-from draco.kube.client import Client
+from draco.agent.publish.publisher import SlicePublisher
 from draco.kube.clock import SystemClock
-from draco.kube.connection import Connection
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaint
 from draco.resources.kinds import NODES, SLICES, Kind
-from draco.resources.meta import ObjectKey, ObjectMeta
-from draco.resources.slices import ResourceSlice
-from draco.resources.taints import DeviceTaint
-from draco.simulator import faults
+from draco_local.simulator.accidents import faults
 from tests.agents import SimulatedNode, eventually
 from tests.builders import a_device, a_slice
 from tests.doubles.clock import ManualClock

@@ -11,20 +11,20 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from draco.agent.checkpoint import ClaimState, PreparedClaim, PreparedDevice
-from draco.agent.hardware import View
-from draco.agent.leftovers import Leftovers
-from draco.agent.node_status import NodeReporter, Standing
-from draco.agent.plugin import Registration
-from draco.kube.client import Client
+from draco.agent.claims.leftovers import Leftovers
+from draco.agent.hardware.monitor import View
+from draco.agent.plugin.registration import Registration
+from draco.agent.record.checkpoint import ClaimState, PreparedClaim, PreparedDevice
+from draco.agent.report.node_status import NodeReporter, Standing
 from draco.kube.clock import SystemClock
-from draco.kube.connection import Connection
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
 from draco.kube.errors import NotFound
-from draco.resources.draco import GpuNode
+from draco.resources.api.draco import GpuNode
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES
-from draco.resources.meta import ObjectKey
 from draco.resources.names import CONDITION_PARTITIONABLE, NVIDIA_DRIVER, ClaimUid, GpuUuid
-from draco.simulator import faults
+from draco_local.simulator.accidents import faults
 from tests.agents import SimulatedNode, eventually
 from tests.doubles.clock import ManualClock
 from tests.doubles.faultproxy import FaultProxy, answer

@@ -5,10 +5,10 @@ import stat
 
 import pytest
 
-from draco.agent import wire
-from draco.agent.api import dra_v1beta1_pb2
+from draco.agent.plugin import wire
+from draco.agent.plugin.api import dra_v1beta1_pb2
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES, SLICES
-from draco.resources.meta import ObjectKey
 from tests.agents import SimulatedNode, eventually
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES
-from draco.resources.meta import ObjectKey
-from draco.simulator import faults
+from draco_local.simulator.accidents import faults
 from tests.agents import SimulatedNode, eventually
 
 SLOW = {"rescan_s": 600.0}  # what is seen in time was not found by a reading that was due anyway

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from draco.cluster import binaries
-from draco.cluster.controlplane import ControlPlane
-from draco.kube.client import Client
-from draco.kube.connection import Connection, FixedToken
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection, FixedToken
+from draco_local.cluster.controlplane import ControlPlane
+from draco_local.cluster.programs import binaries
 from tests.requests import call
 
 CHART = Path(__file__).parents[3] / "charts" / "draco"

@@ -13,8 +13,8 @@ import yaml
 from cryptography import x509
 
 from draco.cli import agent, operator
-from draco.cluster import binaries
-from draco.controller.webhook import PATH
+from draco.controller.claims.webhook import PATH
+from draco_local.cluster.programs import binaries
 
 REPOSITORY = Path(__file__).parents[3]
 CHART = REPOSITORY / "charts" / "draco"

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from draco.cluster import binaries
-from draco.cluster.controlplane import STORE, ControlPlane
-from draco.kube.client import Client
-from draco.kube.connection import Connection, FixedToken
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection, FixedToken
 from draco.kube.errors import AlreadyExists, ApiError, Forbidden, Invalid
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, NODES, PODS, SLICES, TAINT_RULES, Kind
-from draco.resources.meta import ObjectKey
+from draco_local.cluster.controlplane import STORE, ControlPlane
+from draco_local.cluster.programs import binaries
 from tests.conftest import start_control_plane
 from tests.requests import call
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from draco.cluster import binaries
-from draco.cluster.controlplane import ControlPlane
+from draco_local.cluster.controlplane import ControlPlane
+from draco_local.cluster.programs import binaries
 from tests.requests import call
 
 CHART = Path(__file__).parents[3] / "charts" / "draco"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from draco.cluster.versions import KUBERNETES_VERSIONS
 from draco.kube.errors import ApiError
 from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, SLICES, Kind
+from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
 from tests.component.chart.stolen import (
     DRIVER,
     MINE,

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.cluster.versions import KUBERNETES_VERSIONS
-from draco.kube.client import Client
+from draco.kube.connect.client import Client
 from draco.kube.discovery import discover
 from draco.kube.errors import ApiError
+from draco.resources.api.meta import Condition, ObjectKey
 from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, NODES, PODS, SLICES, Kind
-from draco.resources.meta import Condition, ObjectKey
+from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
 from tests.component.chart.stolen import (
     DRIVER,
     MINE,

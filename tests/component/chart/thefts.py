@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draco.cluster import binaries
-from draco.cluster.controlplane import APISERVER, STORE, ControlPlane, Settings
-from draco.kube.client import Client
+from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, SLICES, Kind
-from draco.resources.meta import ObjectKey
+from draco_local.cluster.controlplane import APISERVER, STORE, ControlPlane, Settings
+from draco_local.cluster.programs import binaries
 from tests.component.chart.stolen import DRIVER, MINE, TENANT, Cluster, a_result, a_slice, an_event
 from tests.conftest import DIES_WITH_THE_TESTS
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from draco.cli.layout import command
-from draco.cluster.controlplane import ControlPlane
-from draco.resources.draco import GpuMig, InstanceUse
-from draco.simulator.planner_boards import BOARDS
+from draco.cli.layout.command import command
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.draco import GpuMig, InstanceUse
+from draco_local.cluster.controlplane import ControlPlane
 from tests.builders import a_mig_instance, a_mig_node
 from tests.requests import call
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from draco.cli.lint import check
-from draco.cluster.controlplane import ControlPlane
+from draco.cli.lint.command import check
+from draco_local.cluster.controlplane import ControlPlane
 from tests.requests import call
 from tests.unit.linting.test_articles import CORRECTED, text_of
 

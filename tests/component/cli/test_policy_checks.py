@@ -7,10 +7,10 @@ from urllib.error import HTTPError
 
 import pytest
 
-from draco.cli.policy_checks import refusal
-from draco.cluster.controlplane import ControlPlane
-from draco.resources.draco import MigPolicy
-from draco.resources.manifests import ManifestError, decode_own
+from draco.cli.input.policy_checks import refusal
+from draco.resources.api.draco import MigPolicy
+from draco.resources.written.manifests import ManifestError, decode_own
+from draco_local.cluster.controlplane import ControlPlane
 from tests.requests import call
 
 PATH = "/apis/draco.dev/v1alpha1/migpolicies"

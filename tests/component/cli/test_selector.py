@@ -4,8 +4,8 @@ import uuid
 
 from click.testing import CliRunner, Result
 
-from draco.cli.selector import command
-from draco.cluster.controlplane import ControlPlane
+from draco.cli.selector.command import command
+from draco_local.cluster.controlplane import ControlPlane
 from tests.requests import call
 
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from draco.cli import run
-from draco.cluster import ports
-from draco.cluster.controlplane import ControlPlane
+from draco_local.cluster import ports
+from draco_local.cluster.controlplane import ControlPlane
 from tests.doubles.faultproxy import FaultProxy, answer, plain
 from tests.requests import call
 

@@ -13,14 +13,14 @@ import yaml
 from click.testing import CliRunner, Result
 
 from draco import cli
-from draco.cli.explain import command as explain_command
-from draco.cli.live import read_cluster
-from draco.cli.simulate import command as simulate_command
-from draco.cluster.controlplane import ControlPlane
-from draco.kube.client import Client
-from draco.kube.kubeconfig import connect
-from draco.resources.limits import refusal
-from draco.resources.manifests import decode
+from draco.cli.explain.command import command as explain_command
+from draco.cli.input.live import read_cluster
+from draco.cli.simulate.command import command as simulate_command
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.resources.written.limits import refusal
+from draco.resources.written.manifests import decode
+from draco_local.cluster.controlplane import ControlPlane
 from tests.doubles.faultproxy import FaultProxy, answer
 from tests.requests import call
 from tests.unit.resources.test_limits import DEVICE, POOL, many

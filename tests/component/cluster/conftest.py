@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster.process import Processes
+from draco_local.cluster.process import Processes
 from tests.component.cluster.machine import Machine
 
 

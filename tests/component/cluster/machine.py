@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from draco.cluster.process import Processes
+from draco_local.cluster.process import Processes
 
 BARE = ("--nodes", "0", "--no-operator")
 """Options for a cluster that is a control plane and nothing else."""

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster import binaries, controlplane
-from draco.cluster.controlplane import APISERVER, STORE, ControlPlane, Settings
-from draco.cluster.errors import ProcessFailed
+from draco_local.cluster import controlplane
+from draco_local.cluster.controlplane import APISERVER, STORE, ControlPlane, Settings
+from draco_local.cluster.errors import ProcessFailed
+from draco_local.cluster.programs import binaries
 from tests.component.cluster.machine import Machine, until
 from tests.conftest import DIES_WITH_THE_TESTS
 from tests.requests import call

@@ -1,6 +1,6 @@
 """The fixtures that all component tests stand on."""
 
-from draco.cluster.controlplane import ControlPlane
+from draco_local.cluster.controlplane import ControlPlane
 from tests.requests import call
 
 

@@ -6,8 +6,8 @@ import signal
 import socket
 from pathlib import Path
 
-from draco.cluster import ports
-from draco.cluster.process import start_ticks
+from draco_local.cluster import ports
+from draco_local.cluster.process import start_ticks
 from tests.component.cluster.machine import BARE, Machine, until
 
 CONTROL_PLANE = {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}

@@ -13,12 +13,13 @@ import aiohttp
 import pytest
 import yarl
 
-from draco.cluster import binaries, controlplane, download
-from draco.cluster.download import WrongChecksum
-from draco.cluster.errors import BinariesMissing
-from draco.cluster.progress import Lines
-from draco.cluster.releases import Release, releases
-from draco.cluster.versions import DEFAULT_KUBERNETES
+from draco_local.cluster import controlplane
+from draco_local.cluster.errors import BinariesMissing
+from draco_local.cluster.programs import binaries, download
+from draco_local.cluster.programs.download import WrongChecksum
+from draco_local.cluster.programs.releases import Release, releases
+from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES
+from draco_local.cluster.progress import Lines
 from tests.component.cluster import mirror as mirrors
 from tests.component.cluster.machine import BARE, Machine
 from tests.component.cluster.mirror import Mirror

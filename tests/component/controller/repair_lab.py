@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from draco.controller.repair import EVENT_REASON
-from draco.kube.client import Client
+from draco.controller.claims.repair import EVENT_REASON
+from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.resources.claims import ResourceClaim
-from draco.resources.draco import GpuMig, MigInstance, MigPolicy
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.draco import GpuMig, MigInstance, MigPolicy
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, EVENTS, GPU_NODES, MIG_POLICIES, NODES, PODS, SLICES, Kind
-from draco.resources.meta import ObjectKey
 from tests.builders import a_mig_node
 from tests.mig_claims import H100, MIG_CLASS, a_mig_claim, a_mig_pool
 

@@ -15,16 +15,16 @@ from typing import Any, Protocol, TypeVar
 import aiohttp
 import msgspec
 
-from draco.cluster.controlplane import ControlPlane
 from draco.controller.app import Operator
 from draco.controller.settings import OperatorSettings
-from draco.kube.client import Client
 from draco.kube.clock import SystemClock
-from draco.kube.connection import Connection
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
+from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover
 from draco.kube.errors import Status, Unreachable, from_status
-from draco.kube.kubeconfig import connect
 from draco.kube.version import kubernetes_minor
+from draco_local.cluster.controlplane import ControlPlane
 
 R = TypeVar("R")
 

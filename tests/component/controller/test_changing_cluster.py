@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from aiohttp import web
 
-from draco.cluster.controlplane import ControlPlane
+from draco_local.cluster.controlplane import ControlPlane
 from tests.component.controller.replicas import Process, an_operator, settings_for_test, until
 from tests.doubles.faultproxy import FaultProxy, answer
 

@@ -14,16 +14,16 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from draco.cluster.controlplane import ControlPlane
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.own_kinds import OwnKind
-from draco.kube.client import Client
 from draco.kube.clock import SystemClock
-from draco.kube.connection import Connect, Connection
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connect, Connection
+from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import Unreachable
-from draco.kube.kubeconfig import connect
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import DEVICE_MAINTENANCES
-from draco.resources.meta import ObjectKey
+from draco_local.cluster.controlplane import ControlPlane
 from tests.component.controller.replicas import an_operator, until
 from tests.component.kube.support import eventually
 from tests.doubles.faultproxy import Action, FaultProxy, answer, error_event, watches

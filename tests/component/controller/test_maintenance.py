@@ -10,18 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.cluster.controlplane import ControlPlane
-from draco.controller.maintenance import MaintenanceReconciler
+from draco.controller.taints.maintenance import MaintenanceReconciler
 from draco.controller.view import ClusterView
-from draco.kube.client import Client
 from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, NotFound
 from draco.maintenance import maintenance_uid, rule_for
-from draco.resources.draco import DeviceMaintenance, MaintenancePhase
+from draco.resources.api.draco import DeviceMaintenance, MaintenancePhase
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, SLICES, TAINT_RULES, Kind
-from draco.resources.meta import ObjectKey
 from draco.resources.names import DeviceKey
-from draco.resources.taints import DeviceTaintRule
+from draco_local.cluster.controlplane import ControlPlane
 from tests.builders import a_claim, a_maintenance, a_rule, a_slice
 from tests.component.controller.replicas import an_operator, until
 

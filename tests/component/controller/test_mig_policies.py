@@ -9,18 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.cluster.controlplane import ControlPlane
-from draco.controller.mig_decisions import MigDecisions
-from draco.controller.mig_layouts import MigLayoutReconciler
-from draco.controller.mig_policies import MigPolicyReconciler
+from draco.controller.mig.decisions import MigDecisions
+from draco.controller.mig.layouts import MigLayoutReconciler
+from draco.controller.mig.policies import MigPolicyReconciler
 from draco.controller.view import ClusterView
-from draco.kube.client import Client
 from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, NotFound
-from draco.resources.draco import GpuMig, GpuNode, InstanceUse, MigPolicy, MigPolicyConflict, WantedGpu
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.draco import GpuMig, GpuNode, InstanceUse, MigPolicy, MigPolicyConflict, WantedGpu
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import GPU_NODES, LEASES, MIG_POLICIES, NODES, SLICES
-from draco.resources.meta import ObjectKey
-from draco.simulator.planner_boards import BOARDS
+from draco_local.cluster.controlplane import ControlPlane
 from tests.builders import a_gpu_uuid, a_mig_instance, a_mig_node, a_slice
 from tests.component.controller.replicas import an_operator, settings_for_test, until
 from tests.component.controller.test_maintenance import was_current_a_moment_ago

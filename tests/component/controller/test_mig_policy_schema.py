@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from draco.kube.client import Client
+from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
-from draco.resources.draco import IdleClaims
+from draco.resources.api.draco import IdleClaims
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import MIG_POLICIES
-from draco.resources.meta import ObjectKey
 
 pytestmark = pytest.mark.usefixtures("crds")
 

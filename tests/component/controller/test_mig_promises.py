@@ -6,13 +6,13 @@ from contextlib import suppress
 
 import pytest
 
-from draco.cluster.controlplane import ControlPlane
 from draco.controller.app import Operator
-from draco.kube.client import Client
+from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.resources.draco import PromisedDevice
+from draco.resources.api.draco import PromisedDevice
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES, MIG_POLICIES
-from draco.resources.meta import ObjectKey
+from draco_local.cluster.controlplane import ControlPlane
 from tests.builders import a_claim, a_gpu_uuid
 from tests.component.controller.replicas import an_operator, until
 from tests.component.controller.test_mig_policies import HALVES, ON, Lab, as_json

@@ -7,19 +7,18 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from draco.agent import partitions
-from draco.agent.gpus import DriverInfo
-from draco.agent.instances import GpuMig
-from draco.agent.slices import Located
-from draco.cluster.controlplane import ControlPlane
-from draco.kube.client import Client
+from draco.agent.hardware.gpus import DriverInfo, Located
+from draco.agent.hardware.instances import GpuMig
+from draco.agent.publish import partitions
+from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.resources.draco import DeviceMaintenance, IsolatedGpu, MaintenancePhase
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.draco import DeviceMaintenance, IsolatedGpu, MaintenancePhase
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import Device
+from draco.resources.api.taints import DeviceToleration
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, GPU_NODES, NODES, SLICES
-from draco.resources.meta import ObjectKey
-from draco.resources.slices import Device
-from draco.resources.taints import DeviceToleration
-from draco.simulator.planner_boards import BOARDS
+from draco_local.cluster.controlplane import ControlPlane
 from tests.builders import a_claim, a_device_class, a_gpu, a_rule, a_slice
 from tests.component.controller.replicas import an_operator, until
 from tests.component.controller.test_maintenance import DRIVER, RULES, Lab, as_json

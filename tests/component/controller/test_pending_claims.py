@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.cluster.controlplane import ControlPlane
 from draco.controller.app import Operator
 from draco.explanation.explain import explain
-from draco.kube.client import Client
+from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.resources.events import Event
+from draco.resources.api.events import Event
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, EVENTS, NODES, PODS, SLICES, TAINT_RULES, Kind
-from draco.resources.meta import ObjectKey
+from draco_local.cluster.controlplane import ControlPlane
 from tests.builders import a_claim, a_slice
 from tests.component.controller.replicas import Died, an_operator, settings_for_test, until
 from tests.doubles.workers import fleet_of

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from draco.cluster.controlplane import ControlPlane
 from draco.controller.app import Operator
-from draco.controller.claim_release import RELEASED_REASON, ROOM_REASON
+from draco.controller.claims.release import RELEASED_REASON, ROOM_REASON
 from draco.controller.settings import OperatorSettings
-from draco.kube.client import Client
-from draco.resources.draco import InstanceUse
+from draco.kube.connect.client import Client
+from draco.resources.api.draco import InstanceUse
 from draco.resources.kinds import CLAIMS, EVENTS, MIG_POLICIES
+from draco_local.cluster.controlplane import ControlPlane
 from tests.builders import a_mig_instance
 from tests.component.controller.repair_lab import Lab, as_json
 from tests.component.controller.replicas import Died, an_operator, settings_for_test, until

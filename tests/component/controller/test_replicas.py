@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
-from draco.cluster.controlplane import ControlPlane
-from draco.kube.client import Client
+from draco.kube.connect.client import Client
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import LEASES
-from draco.resources.meta import ObjectKey
+from draco_local.cluster.controlplane import ControlPlane
 from tests.component.controller.replicas import Process, until
 
 pytestmark = pytest.mark.usefixtures("crds")

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 import yaml
 
-from draco.cluster import binaries
-from draco.cluster.controlplane import ControlPlane
-from draco.kube.client import Client
-from draco.resources.draco import MaintenancePhase
+from draco.kube.connect.client import Client
+from draco.resources.api.draco import MaintenancePhase
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, EVENTS, GPU_NODES, MIG_POLICIES, PODS, SLICES, Kind
-from draco.resources.meta import ObjectKey
+from draco_local.cluster.controlplane import ControlPlane
+from draco_local.cluster.programs import binaries
 from tests.builders import a_claim, a_mig_node, a_slice
 from tests.component.controller.repair_lab import Lab
 from tests.component.controller.replicas import Process, until

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from draco.cluster.controlplane import ControlPlane
-from draco.cluster.pki import Authority, Credential
-from draco.controller.admission import AdmissionMode
 from draco.controller.app import Operator
-from draco.controller.webhook import PATH, WebhookSettings
-from draco.kube.client import Client
+from draco.controller.claims.admission import AdmissionMode
+from draco.controller.claims.webhook import PATH, WebhookSettings
+from draco.kube.connect.client import Client
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_CLASSES, SLICES, Kind
-from draco.resources.meta import ObjectKey
+from draco_local.cluster.controlplane import ControlPlane
+from draco_local.cluster.pki import Authority, Credential
 from tests.builders import a_device, a_slice
 from tests.component.controller.replicas import an_operator, settings_for_test, until
 from tests.component.controller.test_pending_claims import as_json

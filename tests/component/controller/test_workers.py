@@ -29,12 +29,12 @@ from draco.controller.workers.messages import (
 from draco.controller.workers.pool import Answered, Workers, WorkerSettings
 from draco.controller.workers.process import FleetProcessHandle
 from draco.explanation.explain import explain
-from draco.kube.client import Client
 from draco.kube.clock import SystemClock
-from draco.kube.connection import Connection
-from draco.kube.informer import Informer
-from draco.resources.claims import CelSelector, DeviceSelector, ResourceClaim
-from draco.resources.slices import DeviceAttribute, ResourceSlice
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
+from draco.kube.watch.informer import Informer
+from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClaim
+from draco.resources.api.slices import DeviceAttribute, ResourceSlice
 from tests.builders import a_claim, a_device_class, a_node, a_pod, a_slice
 from tests.doubles.workers import fleet_of
 

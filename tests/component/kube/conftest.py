@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from draco.kube.client import Client
-from draco.kube.connection import Connection
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
 from tests.doubles.faultproxy import FaultProxy
 
 

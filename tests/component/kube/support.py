@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from draco.kube.informer import Informer, InformerSettings
-from draco.resources.base import ApiStruct
+from draco.kube.watch.informer import Informer, InformerSettings
+from draco.resources.api.base import ApiStruct
+from draco.resources.api.meta import ObjectMeta
 from draco.resources.kinds import Kind
-from draco.resources.meta import ObjectMeta
 
 QUICK = InformerSettings(
     idle_timeout_s=2.0, watch_timeout_s=60.0, list_timeout_s=5.0, first_pause_s=0.02, longest_pause_s=0.3, page_size=7

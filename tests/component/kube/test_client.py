@@ -3,10 +3,10 @@
 import pytest
 
 from draco.kube import errors
-from draco.kube.client import Client
-from draco.resources.claims import ResourceClaimConsumerReference, ResourceClaimStatus
+from draco.kube.connect.client import Client
+from draco.resources.api.claims import ResourceClaimConsumerReference, ResourceClaimStatus
+from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.kinds import CLAIMS, PODS, SLICES, Kind
-from draco.resources.meta import ObjectKey, ObjectMeta
 from tests.builders import a_claim, a_slice
 from tests.component.kube.support import CONFIG_MAPS, ConfigMap, a_config_map
 from tests.doubles.faultproxy import FaultProxy, answer, continued_lists, lists
@@ -141,7 +141,7 @@ async def test_lists_are_limited_by_namespace_and_selectors(client: Client, name
 async def test_a_list_longer_than_a_page_is_whole_even_when_its_token_expires(
     client: Client, through: Client, proxy: FaultProxy, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draco.kube.client.PAGE_SIZE", 4)
+    monkeypatch.setattr("draco.kube.connect.client.PAGE_SIZE", 4)
     for number in range(10):
         await client.create(CONFIG_MAPS, a_config_map(namespace, f"cm-{number}"))
     selector = "metadata.name!=kube-root-ca.crt"

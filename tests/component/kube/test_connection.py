@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster.controlplane import ControlPlane
 from draco.kube import errors
-from draco.kube.client import Client
-from draco.kube.connection import Connection, FixedToken, TokenFile, trust
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection, FixedToken, TokenFile, trust
+from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import Unauthorized, Unreachable
-from draco.kube.kubeconfig import connect
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import NODES
-from draco.resources.meta import ObjectKey
+from draco_local.cluster.controlplane import ControlPlane
 from tests.component.kube.support import CONFIG_MAPS, a_config_map, eventually
 from tests.doubles.faultproxy import FaultProxy, answer, anything, delay, drop, plain
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from draco.cluster import binaries
-from draco.cluster.controlplane import STORE, ControlPlane, Settings
-from draco.kube.client import Client
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover
 from draco.kube.errors import Unreachable
-from draco.kube.kubeconfig import connect
 from draco.resources.kinds import SLICES, TAINT_RULES
+from draco_local.cluster.controlplane import STORE, ControlPlane, Settings
+from draco_local.cluster.programs import binaries
 from tests.conftest import DIES_WITH_THE_TESTS
 from tests.doubles.faultproxy import FaultProxy, answer
 

@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from draco.kube.client import Client
+from draco.kube.connect.client import Client
 from draco.kube.election import LeaderElection, LeadershipLost, LeaseTerms
+from draco.resources.api.leases import Lease
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import LEASES
-from draco.resources.leases import Lease
-from draco.resources.meta import ObjectKey
 from tests.doubles.clock import ManualClock
 from tests.doubles.faultproxy import FaultProxy, answer, writes
 

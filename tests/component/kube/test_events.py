@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 
-from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
-from draco.kube.events import EventLimits, EventRecorder
-from draco.resources.events import Event, ObjectReference
+from draco.kube.connect.client import Client
+from draco.kube.events.events import EventLimits, EventRecorder
+from draco.resources.api.events import Event, ObjectReference
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS
-from draco.resources.meta import ObjectKey
 from tests.component.kube.support import eventually
 from tests.doubles.clock import ManualClock
 from tests.doubles.faultproxy import FaultProxy, answer, drop, writes

@@ -10,14 +10,14 @@ from typing import Any, Literal
 import pytest
 from structlog.testing import capture_logs
 
-from draco.kube.client import Client
 from draco.kube.clock import SystemClock
-from draco.kube.connection import Connection, TokenFile
-from draco.kube.informer import Informer
-from draco.kube.store import Change
-from draco.resources.base import ApiStruct
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection, TokenFile
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.store import Change
+from draco.resources.api.base import ApiStruct
+from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.kinds import Kind
-from draco.resources.meta import ObjectKey, ObjectMeta
 from tests.component.kube.support import CONFIG_MAPS, QUICK, ConfigMap, a_config_map, eventually, following
 from tests.doubles.faultproxy import (
     FaultProxy,

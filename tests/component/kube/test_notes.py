@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from draco.kube.client import Client
 from draco.kube.clock import Clock, SystemClock
+from draco.kube.connect.client import Client
 from draco.kube.errors import Unreachable
-from draco.kube.notes import Notes
-from draco.resources.events import Event, ObjectReference
+from draco.kube.events.notes import Notes
+from draco.resources.api.events import Event, ObjectReference
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS, Kind
-from draco.resources.meta import ObjectKey
 from tests.component.kube.support import CONFIG_MAPS
 from tests.doubles.clock import ManualClock
 from tests.doubles.faultproxy import FaultProxy, writes

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from draco.kube.client import Client
 from draco.kube.clock import SystemClock
-from draco.kube.events import EventRecorder
-from draco.resources.claims import ResourceClaim
-from draco.resources.core import Pod
+from draco.kube.connect.client import Client
+from draco.kube.events.events import EventRecorder
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, PODS
-from draco.resources.meta import ObjectKey
-from draco.simulator.kubelet import Kubelet, KubeletSettings
-from draco.simulator.node_object import NodeObject, NodeShape
-from draco.simulator.podfeed import PodFeed
+from draco_local.simulator.kubelet.node_object import NodeObject, NodeShape
+from draco_local.simulator.kubelet.podfeed import PodFeed
+from draco_local.simulator.kubelet.standin import Kubelet, KubeletSettings
 
 DRIVER = "gpu.example.com"
 

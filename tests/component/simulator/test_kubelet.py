@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from draco.kube.client import Client
 from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS, LEASES, NODES, PODS, SLICES, Kind
-from draco.resources.meta import ObjectKey
-from draco.simulator.kubelet import Kubelet, KubeletSettings
-from draco.simulator.node_object import NodeObject, NodeShape
-from draco.simulator.pods import PodBlocked
+from draco_local.simulator.kubelet.node_object import NodeObject, NodeShape
+from draco_local.simulator.kubelet.pods import PodBlocked
+from draco_local.simulator.kubelet.standin import Kubelet, KubeletSettings
 from tests.component.simulator.conftest import DRIVER, HoursLater, Workload, running_kubelet
 from tests.doubles.draplugin import RecordingPlugin
 

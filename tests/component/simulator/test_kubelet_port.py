@@ -11,15 +11,15 @@ from random import Random
 
 import pytest
 
-from draco.cluster import binaries
-from draco.cluster.controlplane import ControlPlane
-from draco.cluster.pki import Authority
-from draco.kube.client import Client
 from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import NODES, PODS
-from draco.resources.meta import ObjectKey
-from draco.simulator.kubelet_port import SENTENCE, ServingCertificate, answering
-from draco.simulator.nodes import SimulatedNodes, run_nodes
+from draco_local.cluster.controlplane import ControlPlane
+from draco_local.cluster.pki import Authority
+from draco_local.cluster.programs import binaries
+from draco_local.simulator.kubelet.port import SENTENCE, ServingCertificate, answering
+from draco_local.simulator.nodes import SimulatedNodes, run_nodes
 
 LOGS = "GET /containerLogs/default/one-gpu/main HTTP/1.1\r\nHost: n\r\n\r\n"
 EXEC = (

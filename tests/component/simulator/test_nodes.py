@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from draco.kube.client import Client
 from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.kube.events import EventRecorder
-from draco.resources.claims import ResourceClaim
+from draco.kube.events.events import EventRecorder
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, PODS, SLICES, Kind
-from draco.resources.meta import ObjectKey
 from draco.resources.names import NVIDIA_DRIVER, NodeName
-from draco.simulator.nodes import SimulatedNode, SimulatedNodes, TooLongForSockets, run_nodes
-from draco.simulator.podfeed import PodFeed
+from draco_local.simulator.kubelet.podfeed import PodFeed
+from draco_local.simulator.nodes import SimulatedNode, SimulatedNodes, TooLongForSockets, run_nodes
 
 RAW_PODS: Kind[Any] = Kind("", "v1", "pods", "Pod", True, dict)
 NODE_COUNT, GPUS = 3, 8
@@ -236,7 +236,7 @@ async def test_pods_outlive_their_agent_and_new_ones_wait_for_the_next(
 async def test_a_node_that_fails_comes_back_and_the_others_go_on(
     control_plane: object, cluster: Client, namespace: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draco.simulator.nodes.NODE_RESTART_S", 0.2)
+    monkeypatch.setattr("draco_local.simulator.nodes.NODE_RESTART_S", 0.2)
     async with running(cluster, folder):
         shutil.rmtree(folder / "sim-1" / "plugins_registry")
         names = [f"pod-{index}" for index in range(NODE_COUNT * GPUS)]

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster import binaries, clusters
-from draco.cluster.local import LocalCluster
-from draco.cluster.realnode.nodes import RealNodes
+from draco_local.cluster import clusters
+from draco_local.cluster.programs import binaries
+from draco_local.cluster.providers.local import LocalCluster
+from draco_local.cluster.realnode.nodes import RealNodes
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.real_nodes.pods import DRIVER, Bench
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from draco.agent import checkpoint
-from draco.agent.checkpoint import PreparedClaim
-from draco.cluster.realnode.image import BUSYBOX_IMAGE
-from draco.cluster.realnode.nodes import API_PORT, RealNodes
+from draco.agent.record import checkpoint
+from draco.agent.record.checkpoint import PreparedClaim
+from draco_local.cluster.realnode.image import BUSYBOX_IMAGE
+from draco_local.cluster.realnode.nodes import API_PORT, RealNodes
 from tests.e2e.kubectl import Kubectl, eventually
 
 DRIVER = "gpu.nvidia.com"

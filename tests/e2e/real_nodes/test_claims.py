@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from draco.cluster.realnode.config import LABEL_REAL
+from draco_local.cluster.realnode.config import LABEL_REAL
 from tests.e2e.kubectl import eventually
 from tests.e2e.real_nodes.pods import RETURNS_WITHIN_S, STARTS_WITHIN_S, Bench
 

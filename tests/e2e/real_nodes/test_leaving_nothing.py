@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from draco.cluster import binaries
-from draco.cluster.pki import Authority
-from draco.cluster.realnode import cgroup, image, network
-from draco.cluster.realnode.init import RUN_FOLDER
-from draco.cluster.realnode.nodes import PROGRAMS, RealNodes, RealNodeSettings
+from draco_local.cluster.pki import Authority
+from draco_local.cluster.programs import binaries
+from draco_local.cluster.realnode import cgroup, image, network
+from draco_local.cluster.realnode.init import RUN_FOLDER
+from draco_local.cluster.realnode.nodes import PROGRAMS, RealNodes, RealNodeSettings
 from tests.e2e.kubectl import eventually
 
 pytestmark = pytest.mark.real_node

@@ -4,25 +4,25 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from draco.agent import rebuilding, recovery
-from draco.agent.cdi import CdiFolder, NodeFiles
-from draco.agent.checkpoint import Checkpoint, InstanceState, Loaded, PreparedClaim
-from draco.agent.claim_instances import ClaimInstances
+from draco.agent.claims import rebuilding, recovery
+from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.files import Files, LocalFiles
-from draco.agent.gpus import Gpu
-from draco.agent.instance_manager import FindHolder, InstanceManager
-from draco.agent.instances import Use
-from draco.agent.mig_inventory import MigInventory
-from draco.agent.mig_layout import LayoutApplier
-from draco.agent.nvml import Nvml
-from draco.agent.nvml_instances import NvmlInstances
-from draco.agent.prepare import ClaimPreparer
+from draco.agent.hardware.gpus import Gpu
+from draco.agent.hardware.instances import Use
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.hardware.nvml_instances import NvmlInstances
+from draco.agent.mig.claim_instances import ClaimInstances
+from draco.agent.mig.instance_manager import FindHolder, InstanceManager
+from draco.agent.mig.inventory import MigInventory
+from draco.agent.mig.layout import LayoutApplier
+from draco.agent.record.checkpoint import Checkpoint, InstanceState, Loaded, PreparedClaim
 from draco.mig.keeping import Keeping
-from draco.resources.claims import ResourceClaim
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
-from draco.simulator import procfs, state
-from draco.simulator.gpu_state import GpuState
-from draco.simulator.nvml import SimulatedNvml
+from draco_local.simulator.gpus import procfs, state
+from draco_local.simulator.gpus.gpu_state import GpuState
+from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.builders import a_claim
 
 BOOT = "this boot"

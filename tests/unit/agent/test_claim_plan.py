@@ -3,11 +3,10 @@
 import msgspec
 import pytest
 
-from draco.agent.checkpoint import ClaimState, PreparedClaim
-from draco.agent.claim_plan import AskedAgain, ClaimPlan, FirstTime, HalfGivenUp, plan_prepare
-from draco.agent.errors import PrepareError
-from draco.agent.presence import NotThere
-from draco.resources.claims import ResourceClaim
+from draco.agent.claims.plan import AskedAgain, ClaimPlan, FirstTime, HalfGivenUp, plan_prepare
+from draco.agent.errors import NotThere, PrepareError
+from draco.agent.record.checkpoint import ClaimState, PreparedClaim
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER
 from tests.builders import a_claim
 from tests.unit.agent.test_claims import GPUS

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from draco.agent.checkpoint import PreparedClaim
-from draco.agent.claim_status import SPACED, ClaimReporter
+from draco.agent.record.checkpoint import PreparedClaim
+from draco.agent.report.claim_status import SPACED, ClaimReporter
 from draco.kube.errors import Invalid
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.agents import eventually

@@ -7,19 +7,18 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from draco.agent.checkpoint import Checkpoint, ClaimState, PreparedClaim
-from draco.agent.claim_plan import intent_of
-from draco.agent.claim_work import ClaimWork
+from draco.agent.claims.plan import intent_of
+from draco.agent.claims.preparer import ClaimPreparer
+from draco.agent.claims.work import ClaimWork
 from draco.agent.errors import PrepareError
-from draco.agent.gpus import DriverInfo, Gpu
-from draco.agent.hardware import View
+from draco.agent.hardware.gpus import DriverInfo, Gpu, Located
+from draco.agent.hardware.monitor import View
+from draco.agent.hardware.nvml import Call
 from draco.agent.lanes import Lanes
-from draco.agent.nvml import Call
-from draco.agent.prepare import ClaimPreparer
-from draco.agent.slices import Located
-from draco.resources.claims import ResourceClaim
+from draco.agent.record.checkpoint import Checkpoint, ClaimState, PreparedClaim
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
-from draco.simulator.planner_boards import BOARDS
 from tests.builders import a_claim, a_gpu
 
 GPUS = [a_gpu(0, board=BOARDS["H100-80GB"]), a_gpu(1)]

@@ -12,20 +12,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.agent import cdi, checkpoint, rebuilding, recovery
-from draco.agent.cdi import CdiFolder, NodeFiles
-from draco.agent.checkpoint import Checkpoint, ClaimState
-from draco.agent.errors import CheckpointDamaged, PrepareError
+from draco.agent.claims import cdi, rebuilding, recovery
+from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.preparer import ClaimPreparer
+from draco.agent.errors import PrepareError
 from draco.agent.files import TEMPORARY, LocalFiles
-from draco.agent.gpus import Gpu
-from draco.agent.prepare import ClaimPreparer
-from draco.resources.claims import (
+from draco.agent.hardware.gpus import Gpu
+from draco.agent.record import checkpoint
+from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, ClaimState
+from draco.resources.api.claims import (
     AllocatedDeviceStatus,
     DeviceAllocationConfiguration,
     OpaqueConfiguration,
     ResourceClaim,
 )
-from draco.resources.meta import Condition
+from draco.resources.api.meta import Condition
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 from tests.doubles.files import FullCopyOnWriteDisk, FullDisk, Writes

@@ -18,11 +18,14 @@ from typing import Any
 
 import pytest
 
-from draco.agent import cdi, checkpoint, files, journal, prepare, rebuilding, recovery
-from draco.agent.cdi import CdiFolder, NodeFiles
-from draco.agent.checkpoint import Checkpoint, ClaimState
+from draco.agent import files
+from draco.agent.claims import cdi, rebuilding, recovery
+from draco.agent.claims import preparer as prepare
+from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.files import LocalFiles
-from draco.agent.prepare import ClaimPreparer
+from draco.agent.record import checkpoint, journal
+from draco.agent.record.checkpoint import Checkpoint, ClaimState
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 

@@ -4,19 +4,18 @@ from typing import Any
 
 import msgspec
 
-from draco.agent.checkpoint import ClaimState, Partition, PreparedClaim, PreparedDevice
-from draco.agent.claim_status import identity, wanted
-from draco.agent.gpus import Gpu, GpuHealth, HealthState
-from draco.agent.hardware import View
-from draco.agent.health_service import DeviceReport, claimed_reports, reports
-from draco.agent.holdings import remains
-from draco.agent.instances import GpuMig
-from draco.agent.known_gpus import remembered, shown
-from draco.agent.offering import Offering
-from draco.agent.slices import Located
-from draco.resources.draco import MigMode, WantedGpu
+from draco.agent.hardware.gpus import Gpu, GpuHealth, HealthState, Located
+from draco.agent.hardware.instances import GpuMig
+from draco.agent.hardware.monitor import View
+from draco.agent.mig.ownership import remains
+from draco.agent.plugin.health_service import DeviceReport, claimed_reports, reports
+from draco.agent.publish.device_names import remembered, shown
+from draco.agent.publish.offering import Offering
+from draco.agent.record.checkpoint import ClaimState, Partition, PreparedClaim, PreparedDevice
+from draco.agent.report.claim_status import identity, wanted
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.draco import MigMode, WantedGpu
 from draco.resources.names import TAINT_FAULT, ClaimUid
-from draco.simulator.planner_boards import BOARDS
 from tests.builders import a_gpu
 from tests.unit.agent.test_offering import DRIVER
 

@@ -2,11 +2,11 @@
 
 import msgspec
 
-from draco.agent.dividing import known_of
-from draco.agent.gpus import ABSENT, Gpu, GpuFault
-from draco.agent.instances import GpuMig, Held, Instance, Use
+from draco.agent.hardware.gpus import ABSENT, Gpu, GpuFault
+from draco.agent.hardware.instances import GpuMig, Held, Instance, Use
+from draco.agent.mig.parts import known_of
+from draco.mig.known_boards import BOARDS
 from draco.resources.names import GpuUuid
-from draco.simulator.planner_boards import BOARDS
 from tests.builders import a_gpu
 
 H100 = BOARDS["H100-80GB"]

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from draco.agent.errors import PrepareError
-from draco.agent.failures import Failures
+from draco.agent.mig.failures import Failures
 from draco.resources.names import GpuUuid
-from draco.simulator import faults
+from draco_local.simulator.accidents import faults
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 ONE = a_mig_claim("one", *names([(9, 4)]))

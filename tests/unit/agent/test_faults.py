@@ -7,15 +7,16 @@ import pynvml
 import pytest
 from structlog.testing import capture_logs
 
-from draco.agent.fault_record import FaultRecord, driver_load
-from draco.agent.faults import FATAL, REBOOTS, Ends, judged, latched
 from draco.agent.files import LocalFiles
-from draco.agent.gpus import EventKind, Gpu, GpuEvent, GpuFault, HealthState
-from draco.agent.nvml import Nvml
+from draco.agent.hardware.fault_record import FaultRecord, driver_load
+from draco.agent.hardware.faults import FATAL, REBOOTS, Ends, judged, latched
+from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, GpuFault, HealthState
+from draco.agent.hardware.nvml import Nvml
 from draco.resources.names import GpuUuid
-from draco.simulator import faults, sysfs
-from draco.simulator.nvml import SimulatedNvml
-from draco.simulator.state import RemappedRows, create, load
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus import sysfs
+from draco_local.simulator.gpus.state import RemappedRows, create, load
+from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.builders import a_gpu
 
 GPU = GpuUuid("GPU-0")

@@ -13,11 +13,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from draco.agent.api import registration_pb2
 from draco.agent.errors import AnotherPlugin
-from draco.agent.guard import SERVING_SINCE, ProcessLock, Rivals, peers, refuse_beside_others
-from draco.agent.unix_sockets import identity
-from draco.agent.wire import REGISTRATION, handlers
+from draco.agent.plugin.api import registration_pb2
+from draco.agent.plugin.guard import SERVING_SINCE, ProcessLock, Rivals, peers, refuse_beside_others
+from draco.agent.plugin.unix_sockets import identity
+from draco.agent.plugin.wire import REGISTRATION, handlers
 from tests.doubles.clock import ManualClock
 
 DRIVER = "gpu.nvidia.com"
@@ -120,7 +120,7 @@ async def test_a_socket_that_does_not_answer_is_asked_again_after_a_while(tmp_pa
 def test_the_lock_names_its_holder_and_ends_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "state" / "agent.lock"
     hold = (
-        "import sys; from pathlib import Path; from draco.agent.guard import ProcessLock\n"
+        "import sys; from pathlib import Path; from draco.agent.plugin.guard import ProcessLock\n"
         "with ProcessLock(Path(sys.argv[1])): print('held', flush=True); input()"
     )
     with subprocess.Popen(

@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.agent.fault_record import FaultRecord
 from draco.agent.files import LocalFiles
-from draco.agent.gpus import HealthState
-from draco.agent.hardware import Hardware, View
-from draco.agent.health_service import reports
-from draco.agent.nvml import Nvml
-from draco.agent.pcie import SysfsPcieRoots
-from draco.simulator import faults
-from draco.simulator.nvml import SimulatedNvml
-from draco.simulator.state import create, load
+from draco.agent.hardware.fault_record import FaultRecord
+from draco.agent.hardware.gpus import HealthState
+from draco.agent.hardware.monitor import Hardware, View
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.hardware.pcie import SysfsPcieRoots
+from draco.agent.plugin.health_service import reports
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus.state import create, load
+from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.agents import eventually
 from tests.doubles.clock import ManualClock
 

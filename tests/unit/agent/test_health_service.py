@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from draco.agent.api import health_v1_pb2
-from draco.agent.health_service import HealthService
+from draco.agent.plugin.api import health_v1_pb2
+from draco.agent.plugin.health_service import HealthService
 
 QUIET = asyncio.timeout
 

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from draco.agent.capabilities import Capabilities, CapabilityUnknown
-from draco.agent.holders import Holder, Holders, HolderSearch, own_pid, sentence
-from draco.agent.instances import Instance
+from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
+from draco.agent.hardware.instances import Instance
+from draco.agent.mig.holders import Holder, Holders, HolderSearch, own_pid, sentence
 from draco.resources.names import GpuUuid
-from draco.simulator import by_hand, faults, procfs, state
-from draco.simulator.gpu_state import Process
+from draco_local.simulator.accidents import by_hand, faults
+from draco_local.simulator.gpus import procfs, state
+from draco_local.simulator.gpus.gpu_state import Process
 from tests.builders import a_gpu
 
 POD = "0f5a2f0e-0000-4000-8000-00000000abcd"

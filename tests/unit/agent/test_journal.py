@@ -7,9 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from draco.agent import checkpoint, journal
-from draco.agent.checkpoint import (
+from draco.agent.files import LocalFiles
+from draco.agent.hardware.gpus import KnownGpu
+from draco.agent.record import checkpoint, journal
+from draco.agent.record.checkpoint import (
     Checkpoint,
+    CheckpointDamaged,
     ClaimState,
     InstanceState,
     Loaded,
@@ -17,9 +20,6 @@ from draco.agent.checkpoint import (
     PreparedClaim,
     PreparedDevice,
 )
-from draco.agent.errors import CheckpointDamaged
-from draco.agent.files import LocalFiles
-from draco.agent.gpus import KnownGpu
 from draco.resources.names import ClaimUid, GpuUuid
 from tests.builders import a_gpu
 from tests.doubles.files import Writes

@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.agent import checkpoint
-from draco.agent.checkpoint import Checkpoint, ClaimState, Loaded, PreparedClaim, PreparedDevice
-from draco.agent.gpus import Gpu, GpuHealth, HealthState, KnownGpu, UnidentifiedGpu
-from draco.agent.hardware import View
-from draco.agent.known_gpus import KnownGpus, bound, given, published, remembered, reported, shown
-from draco.agent.slices import Located, device
-from draco.resources.draco import GpuNode, GpuNodeStatus, GpuStatus
+from draco.agent.hardware.gpus import Gpu, GpuHealth, HealthState, KnownGpu, Located, UnidentifiedGpu
+from draco.agent.hardware.monitor import View
+from draco.agent.publish.device_names import KnownGpus, bound, given, published, remembered, reported, shown
+from draco.agent.publish.slices import device
+from draco.agent.record import checkpoint
+from draco.agent.record.checkpoint import Checkpoint, ClaimState, Loaded, PreparedClaim, PreparedDevice
+from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus
+from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
 from draco.resources.names import ClaimUid, GpuUuid
-from draco.resources.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
 from tests.builders import a_gpu
 from tests.doubles.files import FullCopyOnWriteDisk
 from tests.unit.agent.mig_node import MigNode, build

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from draco.agent.hardware.nvml import Call
 from draco.agent.lanes import STUCK_S, SUSPECT_S, Lane, Lanes, Turns
-from draco.agent.nvml import Call
 from tests.agents import eventually
 from tests.doubles.clock import ManualClock
 

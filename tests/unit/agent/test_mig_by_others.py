@@ -9,13 +9,14 @@ import pynvml
 import pytest
 
 from draco.agent.errors import PrepareError
-from draco.agent.instances import Instance, Use
-from draco.agent.mig_inventory import DOUBT_S
-from draco.agent.nvml_errors import NvmlError
+from draco.agent.hardware.instances import Instance, Use
+from draco.agent.hardware.nvml_errors import NvmlError
+from draco.agent.mig.inventory import DOUBT_S
 from draco.mig.board import Placement
-from draco.resources.draco import MigMode, WantedGpu, WantedInstance
-from draco.simulator import by_hand, faults, state
-from draco.simulator.gpu_state import Process
+from draco.resources.api.draco import MigMode, WantedGpu, WantedInstance
+from draco_local.simulator.accidents import by_hand, faults
+from draco_local.simulator.gpus import state
+from draco_local.simulator.gpus.gpu_state import Process
 from tests.builders import a_claim
 from tests.doubles.files import FullCopyOnWriteDisk
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names

@@ -12,20 +12,21 @@ import msgspec
 import pynvml
 import pytest
 
-from draco.agent import checkpoint
-from draco.agent.checkpoint import InstanceState, OwnedInstance
-from draco.agent.claim_instances import PATIENCE_S
 from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.files import LocalFiles
-from draco.agent.gpus import Gpu
-from draco.agent.holdings import recognised
-from draco.agent.instances import Instance, Use
-from draco.agent.mig_inventory import Seen
+from draco.agent.hardware.gpus import Gpu
+from draco.agent.hardware.instances import Instance, Use
+from draco.agent.mig.claim_instances import PATIENCE_S
+from draco.agent.mig.inventory import Seen
+from draco.agent.mig.ownership import recognised
+from draco.agent.record import checkpoint
+from draco.agent.record.checkpoint import InstanceState, OwnedInstance
 from draco.mig.keeping import Keeping
-from draco.resources.claims import ResourceClaim
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid
-from draco.simulator import by_hand, faults, hotplug, state
-from draco.simulator.gpu_state import Process
+from draco_local.simulator.accidents import by_hand, faults, hotplug
+from draco_local.simulator.gpus import state
+from draco_local.simulator.gpus.gpu_state import Process
 from tests.builders import a_claim
 from tests.doubles.files import FullCopyOnWriteDisk
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names

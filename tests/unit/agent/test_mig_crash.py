@@ -20,15 +20,17 @@ import msgspec
 import pynvml
 import pytest
 
-from draco.agent import checkpoint, recovery
-from draco.agent.checkpoint import ClaimState, InstanceState, OwnedInstance
+from draco.agent.claims import recovery
 from draco.agent.errors import PrepareError
 from draco.agent.files import LocalFiles
-from draco.agent.instances import Use
-from draco.agent.mig_inventory import DOUBT_S
-from draco.resources.draco import MigMode, ProfileCount, WantedGpu, WantedInstance
-from draco.simulator import by_hand, faults, state
-from draco.simulator.gpu_state import Failure, Process
+from draco.agent.hardware.instances import Use
+from draco.agent.mig.inventory import DOUBT_S
+from draco.agent.record import checkpoint
+from draco.agent.record.checkpoint import ClaimState, InstanceState, OwnedInstance
+from draco.resources.api.draco import MigMode, ProfileCount, WantedGpu, WantedInstance
+from draco_local.simulator.accidents import by_hand, faults
+from draco_local.simulator.gpus import state
+from draco_local.simulator.gpus.gpu_state import Failure, Process
 from tests.builders import a_claim
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from draco.agent.claim_instances import PATIENCE_S
 from draco.agent.errors import InstanceHeld, PrepareError
-from draco.agent.instances import Use
+from draco.agent.hardware.instances import Use
+from draco.agent.mig.claim_instances import PATIENCE_S
 from draco.mig.keeping import Keeping
-from draco.simulator import faults
-from draco.simulator.gpu_state import Process
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus.gpu_state import Process
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 ONE = a_mig_claim("one", *names([(9, 4)]))

@@ -6,12 +6,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from draco.agent.instances import MigState, Use
+from draco.agent.hardware.instances import MigState, Use
 from draco.agent.metrics import Metrics
 from draco.mig.keeping import Keeping, keeping
-from draco.resources.draco import MigMode, ProfileCount, WantedGpu, WantedInstance
-from draco.simulator import by_hand, faults
-from draco.simulator.gpu_state import Process
+from draco.resources.api.draco import MigMode, ProfileCount, WantedGpu, WantedInstance
+from draco_local.simulator.accidents import by_hand, faults
+from draco_local.simulator.gpus.gpu_state import Process
 from tests.builders import a_claim
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 

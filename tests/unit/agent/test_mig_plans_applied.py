@@ -8,18 +8,18 @@ import msgspec
 import pynvml
 import pytest
 
-from draco.agent import mig_report
 from draco.agent.errors import PrepareError
-from draco.agent.instances import Use
-from draco.agent.partitions import partition_name
+from draco.agent.hardware.instances import Use
+from draco.agent.publish.partitions import partition_name
+from draco.agent.report import mig_report
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
 from draco.mig.gpu_plan import GpuPlan, plan_gpu
 from draco.mig.keeping import keeping
 from draco.mig_policy import promises
 from draco.mig_policy.foresight import observed
-from draco.resources.claims import ResourceClaim
-from draco.resources.draco import (
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.draco import (
     GpuNode,
     GpuNodeStatus,
     GpuStatus,
@@ -30,8 +30,8 @@ from draco.resources.draco import (
     WantedInstance,
 )
 from draco.resources.partition_names import read_partition_name
-from draco.simulator import by_hand, faults
-from draco.simulator.state import StateError
+from draco_local.simulator.accidents import by_hand, faults
+from draco_local.simulator.gpus.state import StateError
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build
 
 CHANGES = 8

@@ -7,12 +7,12 @@ from typing import Literal
 import pynvml
 import pytest
 
-from draco.agent.checkpoint import InstanceState
 from draco.agent.errors import PrepareError
-from draco.agent.instances import Use
+from draco.agent.hardware.instances import Use
+from draco.agent.record.checkpoint import InstanceState
 from draco.mig.keeping import Keeping
-from draco.simulator import by_hand, faults
-from draco.simulator.state import StateError
+from draco_local.simulator.accidents import by_hand, faults
+from draco_local.simulator.gpus.state import StateError
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 PLACES = [(19, start) for start in range(7)] + [

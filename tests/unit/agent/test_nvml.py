@@ -11,15 +11,15 @@ from typing import Any
 import pynvml
 import pytest
 
-from draco.agent.gpus import EventKind, Gpu, GpuEvent, HealthState
-from draco.agent.nvml import Nvml
-from draco.agent.nvml_errors import DriverError, DriverMissing, DriverReloaded, GpuUnknown, NotSupported
-from draco.agent.nvml_words import ARCHITECTURES, EVENT_KINDS
+from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, HealthState
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.hardware.nvml_errors import DriverError, DriverMissing, DriverReloaded, GpuUnknown, NotSupported
+from draco.agent.hardware.nvml_words import ARCHITECTURES, EVENT_KINDS
 from draco.resources.names import GpuUuid
-from draco.simulator import faults, hotplug
-from draco.simulator.boards import BOARDS
-from draco.simulator.nvml import SimulatedNvml
-from draco.simulator.state import RemappedRows, create, load, mutate
+from draco_local.simulator.accidents import faults, hotplug
+from draco_local.simulator.gpus.boards import BOARDS
+from draco_local.simulator.gpus.state import RemappedRows, create, load, mutate
+from draco_local.simulator.nvml.library import SimulatedNvml
 
 LONG_MS = 30_000  # never waited out
 
@@ -396,7 +396,9 @@ def test_an_error_of_a_board_that_was_put_in_meanwhile_is_told_by_its_uuid(nvml:
 
 
 def test_importing_the_agents_nvml_is_cheap_and_needs_no_driver() -> None:
-    script = "import draco.agent.nvml, sys; print([m for m in ('kopf', 'aiohttp', 'grpc') if m in sys.modules])"
+    script = (
+        "import draco.agent.hardware.nvml, sys; print([m for m in ('kopf', 'aiohttp', 'grpc') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]"
 

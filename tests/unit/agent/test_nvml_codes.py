@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import pytest
 
-from draco.agent import nvml_errors
 from draco.agent.errors import InstanceHeld, PrepareError
-from draco.agent.fault_record import FaultRecord
 from draco.agent.files import LocalFiles
-from draco.agent.gpus import Gpu, HealthState
-from draco.agent.hardware import Hardware, View
-from draco.agent.instances import Use
-from draco.agent.nvml import Nvml
-from draco.agent.nvml_errors import (
+from draco.agent.hardware import nvml_errors
+from draco.agent.hardware.fault_record import FaultRecord
+from draco.agent.hardware.gpus import Gpu, HealthState
+from draco.agent.hardware.instances import Use
+from draco.agent.hardware.monitor import Hardware, View
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.hardware.nvml_errors import (
     DriverError,
     DriverMissing,
     DriverReloaded,
@@ -36,10 +36,10 @@ from draco.agent.nvml_errors import (
     ResetRequired,
     Unreadable,
 )
-from draco.agent.pcie import SysfsPcieRoots
+from draco.agent.hardware.pcie import SysfsPcieRoots
 from draco.kube.clock import SystemClock
-from draco.simulator import faults
-from draco.simulator.nvml import SimulatedNvml
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 ONE = a_mig_claim("one", *names([(9, 4)]))

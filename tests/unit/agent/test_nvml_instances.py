@@ -5,17 +5,17 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from draco.agent.instances import Instance
-from draco.agent.nvml import Nvml
-from draco.agent.nvml_errors import InUse, NoRoom, NotSupported, NvmlError, ResetRequired
-from draco.agent.nvml_instances import Mode, NvmlInstances
+from draco.agent.hardware.instances import Instance
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.hardware.nvml_errors import InUse, NoRoom, NotSupported, NvmlError, ResetRequired
+from draco.agent.hardware.nvml_instances import Mode, NvmlInstances
 from draco.mig.board import Placement
 from draco.resources.names import GpuUuid
-from draco.simulator import by_hand, faults
-from draco.simulator.boards import BOARDS
-from draco.simulator.gpu_state import Process
-from draco.simulator.nvml import SimulatedNvml
-from draco.simulator.state import create, load, mutate
+from draco_local.simulator.accidents import by_hand, faults
+from draco_local.simulator.gpus.boards import BOARDS
+from draco_local.simulator.gpus.gpu_state import Process
+from draco_local.simulator.gpus.state import create, load, mutate
+from draco_local.simulator.nvml.library import SimulatedNvml
 
 
 class Edge(NvmlInstances):

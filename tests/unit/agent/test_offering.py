@@ -6,14 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.agent.faults import with_fault
-from draco.agent.gpus import DriverInfo, GpuFault
-from draco.agent.instances import GpuMig, Held, Instance, MigState, Use
-from draco.agent.offering import Offer, Offering
-from draco.agent.slices import Located
-from draco.allocation.hardware import PoolHardware
-from draco.resources.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu, WantedInstance
-from draco.simulator.planner_boards import BOARDS
+from draco.agent.hardware.faults import with_fault
+from draco.agent.hardware.gpus import DriverInfo, GpuFault, Located
+from draco.agent.hardware.instances import GpuMig, Held, Instance, MigState, Use
+from draco.agent.publish.offering import Offer, Offering
+from draco.allocation.fleet.hardware import PoolHardware
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu, WantedInstance
 from tests.builders import a_gpu, a_slice
 
 DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from draco.agent.gpus import DriverInfo
-from draco.agent.hardware import View
-from draco.agent.offers import PATIENCE_S, Offers
-from draco.agent.slices import Located
+from draco.agent.hardware.gpus import DriverInfo, Located
+from draco.agent.hardware.monitor import View
+from draco.agent.publish.offers import PATIENCE_S, Offers
 from tests.builders import a_gpu
 from tests.doubles.clock import ManualClock
 

@@ -5,19 +5,18 @@ from typing import Any
 
 import pytest
 
-from draco.agent import partitions
-from draco.agent.gpus import DriverInfo
-from draco.agent.instances import GpuMig, Held, Instance, MigState, Use
-from draco.agent.partitions import Divisible
-from draco.agent.slices import Located
+from draco.agent.hardware.gpus import DriverInfo, Located
+from draco.agent.hardware.instances import GpuMig, Held, Instance, MigState, Use
+from draco.agent.publish import partitions
+from draco.agent.publish.partitions import Divisible
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
+from draco.mig.known_boards import BOARDS
 from draco.mig.placement import choose
+from draco.resources.api.slices import Counter, CounterSet, Device, DeviceAttribute
 from draco.resources.names import GpuUuid
 from draco.resources.partition_names import read_partition_name
 from draco.resources.quantity import Quantity
-from draco.resources.slices import Counter, CounterSet, Device, DeviceAttribute
-from draco.simulator.planner_boards import BOARDS
 from tests.builders import a_gpu
 
 DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from draco.agent.pcie import SysfsPcieRoots
-from draco.simulator.state import new_node
-from draco.simulator.sysfs import build
+from draco.agent.hardware.pcie import SysfsPcieRoots
+from draco_local.simulator.gpus.state import new_node
+from draco_local.simulator.gpus.sysfs import build
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from draco.agent import plugin
-from draco.agent.api import registration_pb2
-from draco.agent.plugin import Contest, Plugin, sockets
-from draco.agent.unix_sockets import Identity, identity, listener
-from draco.agent.wire import REGISTRATION, unary
+from draco.agent.plugin import registration as plugin
+from draco.agent.plugin.api import registration_pb2
+from draco.agent.plugin.registration import Contest, Plugin, sockets
+from draco.agent.plugin.unix_sockets import Identity, identity, listener
+from draco.agent.plugin.wire import REGISTRATION, unary
 from draco.kube.clock import SystemClock
 from tests.agents import channel, eventually
 from tests.doubles.draplugin import RecordingPlugin

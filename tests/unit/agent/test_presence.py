@@ -9,17 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.agent import recovery
-from draco.agent.checkpoint import ClaimState, Partition, PreparedClaim, PreparedDevice
-from draco.agent.errors import PrepareError
-from draco.agent.gpus import Gpu, GpuFault
-from draco.agent.hardware import View
-from draco.agent.instances import Instance
-from draco.agent.presence import Ground, NotThere, as_it_is, located, moved
+from draco.agent.claims import recovery
+from draco.agent.claims.presence import Ground, as_it_is, located, moved
+from draco.agent.errors import NotThere, PrepareError
+from draco.agent.hardware.gpus import Gpu, GpuFault
+from draco.agent.hardware.instances import Instance
+from draco.agent.hardware.monitor import View
+from draco.agent.record.checkpoint import ClaimState, Partition, PreparedClaim, PreparedDevice
 from draco.agent.startup import Startup
-from draco.resources.claims import ResourceClaim
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import ClaimUid
-from draco.simulator import by_hand, faults, hotplug, state
+from draco_local.simulator.accidents import by_hand, faults, hotplug
+from draco_local.simulator.gpus import state
 from tests.builders import a_claim, a_gpu
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 

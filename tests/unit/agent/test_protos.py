@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 
-from draco.agent import wire
+from draco.agent.plugin import wire
 from scripts import generate_protos
 
 COMMITTED = generate_protos.ROOT / "operator" / generate_protos.PACKAGE_FOLDER

@@ -7,13 +7,13 @@ import pytest
 
 from draco.agent.app import UNSERVED_S, Agent
 from draco.agent.files import LocalFiles
-from draco.agent.nvml import Nvml
-from draco.agent.publisher import SlicePublisher
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.publish.publisher import SlicePublisher
 from draco.agent.settings import AgentSettings
-from draco.kube.client import Client
-from draco.kube.connection import Connection
-from draco.simulator import state
-from draco.simulator.nvml import SimulatedNvml
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
+from draco_local.simulator.gpus import state
+from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.doubles.clock import ManualClock
 
 

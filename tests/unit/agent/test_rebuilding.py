@@ -7,23 +7,30 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.agent import checkpoint, rebuilding, recovery
-from draco.agent.cdi import CLAIM, CdiFolder, NodeFiles, annotated
-from draco.agent.checkpoint import ClaimState, OwnedInstance, Partition, PreparedClaim, PreparedDevice
-from draco.agent.errors import CheckpointDamaged
+from draco.agent.claims import rebuilding, recovery
+from draco.agent.claims.cdi import CLAIM, CdiFolder, NodeFiles, annotated
 from draco.agent.files import LocalFiles
-from draco.agent.instances import Instance, PlacementKey
-from draco.resources.claims import (
+from draco.agent.hardware.instances import Instance, PlacementKey
+from draco.agent.record import checkpoint
+from draco.agent.record.checkpoint import (
+    CheckpointDamaged,
+    ClaimState,
+    OwnedInstance,
+    Partition,
+    PreparedClaim,
+    PreparedDevice,
+)
+from draco.resources.api.claims import (
     AllocatedDeviceStatus,
     AllocationResult,
     DeviceAllocationResult,
     DeviceRequestAllocationResult,
     ResourceClaim,
 )
-from draco.resources.draco import GpuMig, InstanceUse
-from draco.resources.meta import Condition
+from draco.resources.api.draco import GpuMig, InstanceUse
+from draco.resources.api.meta import Condition
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
-from draco.simulator import state
+from draco_local.simulator.gpus import state
 from tests.builders import a_claim, a_gpu, a_mig_instance, a_mig_node
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from draco.agent.cdi import CdiFolder, NodeFiles
-from draco.agent.checkpoint import Checkpoint, ClaimState
+from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.errors import PrepareError
-from draco.agent.faults import with_fault
 from draco.agent.files import LocalFiles
-from draco.agent.gpus import GpuFault
-from draco.agent.prepare import ClaimPreparer
+from draco.agent.hardware.faults import with_fault
+from draco.agent.hardware.gpus import GpuFault
+from draco.agent.record.checkpoint import Checkpoint, ClaimState
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 from tests.unit.agent import mig_node

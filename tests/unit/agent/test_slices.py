@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from draco.agent import slices
-from draco.agent.gpus import DriverInfo
-from draco.agent.slices import Located, Publisher
-from draco.resources.slices import (
+from draco.agent.hardware.gpus import DriverInfo, Located
+from draco.agent.publish import slices
+from draco.agent.publish.slices import Publisher
+from draco.resources.api.slices import (
     Counter,
     CounterSet,
     Device,
@@ -16,7 +16,7 @@ from draco.resources.slices import (
     ResourcePool,
     ResourceSlice,
 )
-from draco.resources.taints import DeviceTaint
+from draco.resources.api.taints import DeviceTaint
 from tests.builders import MOMENT, a_device, a_gpu, a_slice
 
 DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")

@@ -2,17 +2,16 @@
 
 import msgspec
 
-from draco.agent.faults import with_fault
-from draco.agent.gpus import DriverInfo, GpuFault, GpuHealth, HealthState, UnidentifiedGpu
-from draco.agent.hardware import View
-from draco.agent.health_service import reports
-from draco.agent.instances import GpuMig, Held, Instance
-from draco.agent.node_status import Standing, status
-from draco.agent.plugin import Registration
-from draco.agent.publisher import Published
-from draco.agent.slices import Located
+from draco.agent.hardware.faults import with_fault
+from draco.agent.hardware.gpus import DriverInfo, GpuFault, GpuHealth, HealthState, Located, UnidentifiedGpu
+from draco.agent.hardware.instances import GpuMig, Held, Instance
+from draco.agent.hardware.monitor import View
+from draco.agent.plugin.health_service import reports
+from draco.agent.plugin.registration import Registration
+from draco.agent.publish.publisher import Published
+from draco.agent.report.node_status import Standing, status
 from draco.kube.discovery import Features
-from draco.resources.draco import InstanceUse
+from draco.resources.api.draco import InstanceUse
 from tests.builders import MOMENT, a_gpu
 
 DRIVER = DriverInfo("580.95.05", "13.0", "13.580.95.05")

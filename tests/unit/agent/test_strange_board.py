@@ -5,17 +5,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from draco.agent import partitions
 from draco.agent.errors import PrepareError
-from draco.agent.gpus import DriverInfo
-from draco.agent.offering import Offering
-from draco.agent.slices import Located
+from draco.agent.hardware.gpus import DriverInfo, Located
+from draco.agent.publish import partitions
+from draco.agent.publish.offering import Offering
 from draco.mig.board import Placement
-from draco.resources.draco import MigMode, WantedGpu, WantedInstance
+from draco.mig.known_boards import GiProfile, GiProfileEnum, MigTable
+from draco.resources.api.draco import MigMode, WantedGpu, WantedInstance
+from draco.resources.api.slices import Device
 from draco.resources.partition_names import read_partition_name
-from draco.resources.slices import Device
-from draco.simulator import boards, nvml_session
-from draco.simulator.boards_mig import GiProfile, GiProfileEnum, MigTable
+from draco_local.simulator.gpus import boards
+from draco_local.simulator.nvml import session as nvml_session
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build
 
 DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from draco.agent import unix_sockets
-from draco.agent.unix_sockets import SocketTaken, hidden_beside, identity, listener, show, withdraw
+from draco.agent.plugin import unix_sockets
+from draco.agent.plugin.unix_sockets import SocketTaken, hidden_beside, identity, listener, show, withdraw
 
 
 @contextmanager

@@ -6,15 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.allocation.allocate import allocate
 from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
-from draco.allocation.inventory import Inventory
-from draco.allocation.state import AllocatedState
-from draco.resources.claims import AllocationResult, ResourceClaim
-from draco.resources.classes import DeviceClass
-from draco.resources.meta import ObjectKey, ObjectMeta
+from draco.allocation.fleet.inventory import Inventory
+from draco.allocation.fleet.state import AllocatedState
+from draco.allocation.search.allocate import allocate
+from draco.resources.api.claims import AllocationResult, ResourceClaim
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.slices import ResourceSlice
 from draco.resources.names import DeviceKey
-from draco.resources.slices import ResourceSlice
 from tests.builders import a_claim, a_node
 
 Json = dict[str, Any]

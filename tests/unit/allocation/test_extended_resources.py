@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from draco.allocation.extended_resources import claim_for, classes_asked, note
-from draco.resources.classes import DeviceClass, DeviceClassSpec
-from draco.resources.core import Container, Pod, PodSpec, ResourceRequirements
-from draco.resources.meta import ObjectMeta
+from draco.resources.api.classes import DeviceClass, DeviceClassSpec
+from draco.resources.api.core import Container, Pod, PodSpec, ResourceRequirements
+from draco.resources.api.meta import ObjectMeta
 
 GPU = "example.com/gpu"
 IMPLICIT = "deviceclass.resource.kubernetes.io/other"

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from draco.allocation.allocate import allocate
-from draco.allocation.candidates import candidates
 from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
-from draco.allocation.fitting import first_fitting
-from draco.allocation.fleet import Fleet
-from draco.resources.claims import ResourceClaim
-from draco.resources.classes import DeviceClass
-from draco.resources.core import Node
-from draco.resources.meta import ObjectMeta
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.search.allocate import allocate
+from draco.allocation.search.candidates import candidates
+from draco.allocation.search.fitting import first_fitting
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Node
+from draco.resources.api.meta import ObjectMeta
 from tests.builders import a_claim, a_node
 from tests.unit.allocation.worlds import a_world, put, remove
 

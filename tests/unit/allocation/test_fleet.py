@@ -12,15 +12,15 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from draco.allocation.capacity import arithmetic
-from draco.allocation.counters import Counters
 from draco.allocation.errors import AllocationError
-from draco.allocation.fitting import first_fitting
-from draco.allocation.fleet import FREE, HELD, SHARED, Fleet
-from draco.allocation.node_rows import NodeRows
-from draco.allocation.pools import Pool, Standing, is_device_for
-from draco.resources.classes import DeviceClass
-from draco.resources.meta import ObjectKey, ObjectMeta
+from draco.allocation.fleet.capacity import arithmetic
+from draco.allocation.fleet.counters import Counters
+from draco.allocation.fleet.fleet import FREE, HELD, SHARED, Fleet
+from draco.allocation.fleet.node_rows import NodeRows
+from draco.allocation.fleet.pools import Pool, Standing, is_device_for
+from draco.allocation.search.fitting import first_fitting
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.names import NVIDIA_DEVICE_CLASS
 from tests.builders import a_claim, a_device_key, a_node, a_rule, a_slice
 from tests.mig_claims import a_mig_claim, a_mig_pool

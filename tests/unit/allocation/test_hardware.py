@@ -6,14 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.agent import partitions
-from draco.agent.gpus import DriverInfo
-from draco.agent.instances import GpuMig
-from draco.agent.slices import Located
-from draco.allocation.hardware import PoolHardware
+from draco.agent.hardware.gpus import DriverInfo, Located
+from draco.agent.hardware.instances import GpuMig
+from draco.agent.publish import partitions
+from draco.allocation.fleet.hardware import PoolHardware
 from draco.mig.board import Board
-from draco.resources.slices import Counter, CounterSet, Device, DeviceAttribute, DeviceCounterConsumption, ResourceSlice
-from draco.simulator.planner_boards import BOARDS
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.slices import (
+    Counter,
+    CounterSet,
+    Device,
+    DeviceAttribute,
+    DeviceCounterConsumption,
+    ResourceSlice,
+)
 from tests.builders import a_gpu, a_slice
 
 H100 = BOARDS["H100-80GB"]

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draco.allocation.columns import MAX_COLUMNS, Columns, Path
 from draco.allocation.errors import AllocationError
-from draco.allocation.inventory import Inventory
-from draco.allocation.node_selection import selects
-from draco.resources.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
-from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
-from draco.resources.slices import (
+from draco.allocation.fleet.columns import MAX_COLUMNS, Columns, Path
+from draco.allocation.fleet.inventory import Inventory
+from draco.allocation.fleet.node_selection import selects
+from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
+from draco.resources.api.slices import (
     Counter,
     CounterSet,
     Device,
@@ -21,7 +20,8 @@ from draco.resources.slices import (
     DeviceCapacity,
     DeviceCounterConsumption,
 )
-from draco.resources.taints import DeviceTaint
+from draco.resources.api.taints import DeviceTaint
+from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
 from tests.builders import a_device, a_node, a_rule, a_slice
 
 MODEL = Path("attributes", NVIDIA_DRIVER, "model")

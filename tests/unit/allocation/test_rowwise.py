@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.allocation.rowwise import Column, combine, number, packed, places, select, unpacked
+from draco.allocation.fleet.rowwise import Column, combine, number, packed, places, select, unpacked
 
 few = st.integers(0, 3)
 any_byte = st.integers(0, 255)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draco.allocation.columns import MAX_COLUMNS, Columns, Path
-from draco.allocation.inventory import Inventory
-from draco.allocation.selectors import FAILS, MAX_SCANS, NO, YES
+from draco.allocation.fleet.columns import MAX_COLUMNS, Columns, Path
+from draco.allocation.fleet.inventory import Inventory
+from draco.allocation.fleet.selectors import FAILS, MAX_SCANS, NO, YES
 from draco.cel import compile_selector, device_view
 from draco.cel.errors import CompileError, EvaluationError
-from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
+from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from tests.builders import a_slice
 
 D = "gpu.nvidia.com"
@@ -223,8 +223,8 @@ def test_what_is_kept_of_selectors_is_bounded_however_many_there_are() -> None:
 def test_attributes_that_nobody_publishes_take_no_memory_without_bound_and_no_place_from_those_that_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("draco.allocation.columns.MAX_COLUMNS", 20)
-    monkeypatch.setattr("draco.allocation.selectors.MAX_UNPUBLISHED", 8)
+    monkeypatch.setattr("draco.allocation.fleet.columns.MAX_COLUMNS", 20)
+    monkeypatch.setattr("draco.allocation.fleet.selectors.MAX_UNPUBLISHED", 8)
     inventory = Inventory()
     inventory.put_slice(a_slice(devices=[a_gpu("gpu-0", model="A")]))
     for number in range(30):

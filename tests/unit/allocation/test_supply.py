@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from draco.allocation import DeviceState, survey
-from draco.resources.claims import ResourceClaim
-from draco.resources.core import Node
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.names import NVIDIA_DRIVER
-from draco.resources.slices import ResourceSlice
-from draco.resources.taints import DeviceTaint, DeviceTaintRule
 from tests.builders import a_claim, a_device, a_node, a_rule, a_slice
 
 EIGHT = [f"gpu-{i}" for i in range(8)]

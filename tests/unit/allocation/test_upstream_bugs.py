@@ -2,7 +2,7 @@
 
 import pytest
 
-from draco.allocation.upstream_bugs import UPSTREAM_BUGS, Area, UpstreamBug, bugs_of
+from draco.allocation.search.upstream_bugs import UPSTREAM_BUGS, Area, UpstreamBug, bugs_of
 
 
 @pytest.mark.parametrize("bug", UPSTREAM_BUGS, ids=lambda bug: str(bug.changes[0]))

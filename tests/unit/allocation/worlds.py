@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from draco.allocation.fleet import Fleet
-from draco.resources.claims import ResourceClaim
-from draco.resources.classes import DeviceClass
-from draco.resources.core import Node
-from draco.resources.meta import ObjectKey
-from draco.resources.slices import ResourceSlice
-from draco.resources.taints import DeviceTaintRule
+from draco.allocation.fleet.fleet import Fleet
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Node
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaintRule
 from tests.differential.scenarios import a_scenario
 
 Json = dict[str, Any]

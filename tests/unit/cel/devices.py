@@ -1,7 +1,7 @@
 """The device that the recorded evaluations are about."""
 
 from draco.cel import DeviceView, device_view
-from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
+from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 
 DRIVER = "d.example.com"
 

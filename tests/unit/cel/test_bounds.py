@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from draco.cel import EvaluationError, compile_selector
-from draco.cel.bounds import MAX_ITEMS, MAX_TEXT, MAX_TOIL
+from draco.cel.values.bounds import MAX_ITEMS, MAX_TEXT, MAX_TOIL
 from tests.unit.cel.devices import a_device
 
 LONG = "lists.range(90000)"

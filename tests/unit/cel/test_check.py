@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draco.cel.check import check, check_result
-from draco.cel.environment import STORED_EXPRESSIONS, Environment, new_expressions
+from draco.cel.checking.check import check, check_result
+from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment, new_expressions
+from draco.cel.checking.validate import validate
 from draco.cel.errors import CompileError
-from draco.cel.parse import parse
-from draco.cel.validate import validate
+from draco.cel.syntax.parse import parse
 from tests.doubles.work import at_most
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from draco.cel.bounds import MAX_COST
-from draco.cel.check import check
-from draco.cel.cost import estimated_cost
-from draco.cel.parse import parse
+from draco.cel.checking.check import check
+from draco.cel.checking.cost import estimated_cost
+from draco.cel.syntax.parse import parse
+from draco.cel.values.bounds import MAX_COST
 
 
 def cost(expression: str) -> int | None:

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from draco.cel import CompileError, DeviceView, EvaluationAborted, EvaluationError, compile_selector, device_view
-from draco.cel.charges import Free, Metered
-from draco.cel.compile import Compiler
-from draco.cel.limits import is_surely_cheap
-from draco.cel.parse import parse
-from draco.resources.slices import Device, DeviceAttribute
+from draco.cel.checking.limits import is_surely_cheap
+from draco.cel.evaluation.charges import Free, Metered
+from draco.cel.evaluation.compile import Compiler
+from draco.cel.syntax.parse import parse
+from draco.resources.api.slices import Device, DeviceAttribute
 from tests.unit.cel.devices import DRIVER, a_device
 
 RECORDED = [json.loads(line) for line in (Path(__file__).parent / "evaluations.jsonl").read_text().splitlines()]
@@ -114,7 +114,7 @@ def test_a_pattern_that_makes_backtracking_explode_is_matched_at_once(expression
     script = (
         "import sys\n"
         "from draco.cel.selector import compile_selector\n"
-        "from draco.resources.slices import DeviceAttribute\n"
+        "from draco.resources.api.slices import DeviceAttribute\n"
         "from tests.unit.cel.test_evaluate import a_device\n"
         "view = a_device(long=DeviceAttribute(string='a' * 64))\n"
         "print(compile_selector(sys.argv[1]).matches(view))\n"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from draco.cel.measure import depth, size
-from draco.cel.parse import parse
+from draco.cel.syntax.measure import depth, size
+from draco.cel.syntax.parse import parse
 
 
 @pytest.mark.parametrize(("expression", "nodes"), [("1", 1), ("[1, 2]", 3), ("a.b(c, d)", 4), ("{1: [2]}", 4)])

@@ -6,9 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draco.cel.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, MessageExpr, Select, walk
 from draco.cel.errors import CompileError
-from draco.cel.parse import MAX_LENGTH, parse
+from draco.cel.syntax.ast import (
+    Call,
+    Comprehension,
+    Expr,
+    Identifier,
+    ListExpr,
+    Literal,
+    MapExpr,
+    MessageExpr,
+    Select,
+    walk,
+)
+from draco.cel.syntax.parse import MAX_LENGTH, parse
 from tests.doubles.work import at_most
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from draco.cel.parse import parse
 from draco.cel.paths import AttributePath, reads
+from draco.cel.syntax.parse import parse
 
 A = AttributePath
 

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from draco.cel import CompileError, DeviceView, EvaluationError, compile_selector, device_view, new_expressions
-from draco.cel.bounds import MAX_COST
-from draco.resources.manifests import decode
-from draco.resources.slices import ResourceSlice
+from draco.cel.values.bounds import MAX_COST
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.written.manifests import decode
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/selectors.md").read_text(encoding="utf-8")
 RELEASES = range(34, 38)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from draco.cel.errors import EvaluationAborted, EvaluationError
 from draco.cel.functions.operators import divide, modulo
-from draco.cel.texts import civil_date, double_text, duration_text, quoted, timestamp_text
-from draco.cel.values import (
+from draco.cel.values.texts import civil_date, double_text, duration_text, quoted, timestamp_text
+from draco.cel.values.values import (
     NONE,
     ComputedQuantity,
     DomainMap,

@@ -9,9 +9,9 @@ import pynvml
 import pytest
 
 from draco import cli
-from draco.cluster.state import ClusterState, Record, Wanted
-from draco.simulator.nvml import SimulatedNvml
-from draco.simulator.state import Failure, NodeState, create, load, mutate
+from draco_local.cluster.state import ClusterState, Record, Wanted
+from draco_local.simulator.gpus.state import Failure, NodeState, create, load, mutate
+from draco_local.simulator.nvml.library import SimulatedNvml
 
 Run = Callable[..., str]
 

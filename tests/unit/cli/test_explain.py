@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from draco import cli
-from draco.cli.explain import command
+from draco.cli.explain.command import command
 from tests.unit.cli.test_simulate import CLUSTER, a_claim, a_class, a_pod, a_template
 
 Json = dict[str, Any]

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from draco.cli import run
-from draco.cli.layout_schema import Outcome, PlanView, WaitView
-from draco.resources.draco import GpuMig, GpuNode, InstanceUse, MigMode, MigPolicy, WantedGpu, WantedInstance
-from draco.resources.meta import Condition
+from draco.cli.layout.schema import Outcome, PlanView, WaitView
+from draco.resources.api.draco import GpuMig, GpuNode, InstanceUse, MigMode, MigPolicy, WantedGpu, WantedInstance
+from draco.resources.api.meta import Condition
 from tests.builders import a_claim, a_mig_node, a_mig_policy, a_static_policy
 from tests.unit.cli.test_layout_plan import (
     A100,

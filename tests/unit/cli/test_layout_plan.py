@@ -11,13 +11,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from draco.cli import layout_plan_screen, run
-from draco.cli.layout_plan import plan
-from draco.cli.layout_schema import GpuPlanView, Outcome, PlaceView, PlanView, WaitView
-from draco.cli.layout_sources import Observed
+from draco.cli import run
+from draco.cli.layout import plan_screen as layout_plan_screen
+from draco.cli.layout.plan import plan
+from draco.cli.layout.schema import GpuPlanView, Outcome, PlaceView, PlanView, WaitView
+from draco.cli.layout.sources import Observed
 from draco.mig.board import Board
-from draco.resources.claims import CelSelector, DeviceSelector, ResourceClaim
-from draco.resources.draco import (
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClaim
+from draco.resources.api.draco import (
     GpuMig,
     InstanceUse,
     MigInstance,
@@ -31,8 +33,7 @@ from draco.resources.draco import (
     WantedGpu,
     WantedInstance,
 )
-from draco.resources.meta import LabelSelector
-from draco.simulator.planner_boards import BOARDS
+from draco.resources.api.meta import LabelSelector
 from tests.builders import (
     MOMENT,
     a_claim,

@@ -11,13 +11,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from draco.cli import layout_screen, layout_svg, run
-from draco.cli.layout_schema import GpuView, LayoutView
-from draco.cli.layout_sources import Observed
-from draco.cli.layout_view import LayoutViewError, layout_of
+from draco.cli import run
+from draco.cli.layout import screen as layout_screen
+from draco.cli.layout import svg as layout_svg
+from draco.cli.layout.schema import GpuView, LayoutView
+from draco.cli.layout.sources import Observed
+from draco.cli.layout.view import LayoutViewError, layout_of
 from draco.mig.board import Board
-from draco.resources.claims import ResourceClaim
-from draco.resources.draco import (
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.draco import (
     GpuMig,
     GpuNode,
     InstanceUse,
@@ -26,7 +29,6 @@ from draco.resources.draco import (
     MigState,
     WantedGpu,
 )
-from draco.simulator.planner_boards import BOARDS
 from tests.builders import a_claim, a_gpu_uuid, a_mig_instance, a_mig_node
 
 H100 = BOARDS["H100-80GB"]

@@ -13,8 +13,8 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as some
 
 from draco import cli
-from draco.cli import lint_text
-from draco.cli.lint import check
+from draco.cli.lint import text as lint_text
+from draco.cli.lint.command import check
 
 OLD = """# kept
 apiVersion: resource.k8s.io/v1beta1 # also kept

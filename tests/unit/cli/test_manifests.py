@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draco import cli
-from draco.cli.manifests import read_objects
-from draco.cli.simulate_scenarios import answers
-from draco.resources.limits import refusal
-from draco.resources.manifests import ManifestError, decode, expand
+from draco.cli.input.manifests import read_objects
+from draco.cli.simulate.scenarios import answers
+from draco.resources.written.limits import refusal
+from draco.resources.written.manifests import ManifestError, decode, expand
 from tests.differential.scenarios import a_scenario
 from tests.unit.cli.test_simulate import CLUSTER, a_claim, a_pod, a_slice, a_template
 

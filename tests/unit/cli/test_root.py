@@ -51,7 +51,8 @@ def test_help_and_version_import_no_command_and_none_of_its_libraries() -> None:
 def test_help_lists_every_command_and_every_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
     shown = capsys.readouterr().out
-    for name in cli.COMMANDS:
+    assert cli.all_commands().keys() - cli.COMMANDS.keys() == {"cluster", "demo"}
+    for name in cli.all_commands():
         assert f"  {name} " in shown
         assert cli.run([name, "--help"]) == 0
 
@@ -64,6 +65,15 @@ def test_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_is_a_usage_error_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["stauts"]) == 2
     assert "No such command 'stauts'. Did you mean 'status'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["cluster", "demo"])
+def test_a_command_of_a_package_that_is_not_installed_says_which_it_is(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "all_commands", lambda: cli.COMMANDS)
+    assert cli.run([name, "up"]) == 2
+    assert "pip install draco-local" in capsys.readouterr().err
 
 
 def test_a_plugin_of_kubectl_calls_itself_so_in_usage_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +89,7 @@ def test_completion_of_a_command_s_name_imports_nothing() -> None:
         [sys.executable, "-X", "importtime", "-c", script], env=environment, capture_output=True, text=True, check=True
     )
     assert "plain,status" in done.stdout
-    assert "draco.cli.status" not in done.stderr
+    assert "draco.cli.status.command" not in done.stderr
 
 
 def test_an_error_that_a_person_caused_is_its_sentence(

@@ -10,10 +10,11 @@ from click.testing import CliRunner
 
 from draco import cli
 from draco.cel import compile_selector
-from draco.cli import selector_cases, selector_devices
-from draco.cli.json_lines import lines_of
-from draco.cli.selector import command
-from draco.resources.slices import Device, DeviceAttribute
+from draco.cli.output.json_lines import lines_of
+from draco.cli.selector import cases as selector_cases
+from draco.cli.selector import devices as selector_devices
+from draco.cli.selector.command import command
+from draco.resources.api.slices import Device, DeviceAttribute
 from tests.builders import a_slice
 
 Json = dict[str, Any]

@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from draco import cli
-from draco.cli.simulate import command
+from draco.cli.simulate.command import command
 
 Json = dict[str, Any]
 DRIVER = "gpu.example.com"

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from draco import cli
-from draco.cli import mig_traces, simulate_mig
-from draco.cli.simulate import command
+from draco.cli.simulate import mig as simulate_mig
+from draco.cli.simulate import traces as mig_traces
+from draco.cli.simulate.command import command
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "mig-capacity.md"
 

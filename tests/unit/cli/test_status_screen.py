@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from draco.cli.status_schema import MissingView
-from draco.cli.status_screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide, trimmed
-from draco.cli.status_view import Snapshot, status_of
-from draco.resources.draco import MaintenancePhase, MigPolicy, MigPolicyStatus
-from draco.resources.slices import Counter, CounterSet, DeviceCounterConsumption
+from draco.cli.status.schema import MissingView
+from draco.cli.status.screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide, trimmed
+from draco.cli.status.view import Snapshot, status_of
+from draco.resources.api.draco import MaintenancePhase, MigPolicy, MigPolicyStatus
+from draco.resources.api.slices import Counter, CounterSet, DeviceCounterConsumption
 from tests.builders import (
     a_claim,
     a_device,

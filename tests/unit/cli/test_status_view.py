@@ -4,16 +4,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from draco.allocation.hardware import PoolHardware
-from draco.cli import status_screen
-from draco.cli.status_schema import ClaimState, DeviceCounts, DeviceState, MissingView, Status
-from draco.cli.status_view import Snapshot, claim_state, status_of
+from draco.allocation.fleet.hardware import PoolHardware
+from draco.cli.status import screen as status_screen
+from draco.cli.status.schema import ClaimState, DeviceCounts, DeviceState, MissingView, Status
+from draco.cli.status.view import Snapshot, claim_state, status_of
 from draco.maintenance.extensions import plan_extensions
-from draco.resources.core import PodResourceClaimStatus, PodStatus
-from draco.resources.draco import MaintenancePhase, MigPolicyStatus
+from draco.resources.api.core import PodResourceClaimStatus, PodStatus
+from draco.resources.api.draco import MaintenancePhase, MigPolicyStatus
+from draco.resources.api.slices import Counter, CounterSet, Device, DeviceCounterConsumption, ResourceSlice
+from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import NVIDIA_DRIVER
-from draco.resources.slices import Counter, CounterSet, Device, DeviceCounterConsumption, ResourceSlice
-from draco.resources.taints import DeviceTaint
 from tests.builders import (
     MOMENT,
     a_claim,

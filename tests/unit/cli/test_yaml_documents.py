@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from draco.cli.yaml_documents import MAX_DEPTH, DocumentError, documents, placed_documents
-from draco.resources.manifests import ManifestError
+from draco.cli.input.yaml_documents import MAX_DEPTH, DocumentError, documents, placed_documents
+from draco.resources.written.manifests import ManifestError
 
 
 def values(text: str) -> list[object]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster import binaries, build, download, gocache, toolchain
-from draco.cluster.errors import BinariesMissing, ClusterError, WrongVersion
-from draco.cluster.progress import Silent
+from draco_local.cluster.errors import BinariesMissing, ClusterError, WrongVersion
+from draco_local.cluster.programs import binaries, build, download, gocache, toolchain
+from draco_local.cluster.progress import Silent
 
 KUBERNETES = "1.36.3"
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster import gpus
-from draco.cluster.errors import ClusterError
-from draco.cluster.realnode.agent import boot_gpus, create_gpus, gpu_state_file
-from draco.cluster.state import ClusterState, Record, Wanted
-from draco.simulator import by_hand, faults
-from draco.simulator.state import create, load, mutate
+from draco_local.cluster import gpus
+from draco_local.cluster.errors import ClusterError
+from draco_local.cluster.realnode.agent import boot_gpus, create_gpus, gpu_state_file
+from draco_local.cluster.state import ClusterState, Record, Wanted
+from draco_local.simulator.accidents import by_hand, faults
+from draco_local.simulator.gpus.state import create, load, mutate
 
 
 @pytest.fixture

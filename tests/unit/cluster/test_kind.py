@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from draco.cluster import clusters, state
-from draco.cluster.errors import ClusterError, NotSupported
-from draco.cluster.kind import config
-from draco.cluster.progress import Silent
-from draco.cluster.state import Record, Wanted
+from draco_local.cluster import clusters, state
+from draco_local.cluster.errors import ClusterError, NotSupported
+from draco_local.cluster.progress import Silent
+from draco_local.cluster.providers.kind import config
+from draco_local.cluster.state import Record, Wanted
 
 WANTED = Wanted(provider="kind", kubernetes="1.36.3", nodes=0, real_nodes=2, operator=False)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster import locks
+from draco_local.cluster import locks
 
 HOLDER = (
-    "import sys, time; from pathlib import Path; from draco.cluster import locks\n"
+    "import sys, time; from pathlib import Path; from draco_local.cluster import locks\n"
     "with locks.held(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(600)"
 )
 

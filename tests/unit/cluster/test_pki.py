@@ -9,8 +9,8 @@ import pytest
 import yaml
 from cryptography import x509
 
-from draco.cluster import kubeconfig
-from draco.cluster.pki import Authority, Credential, signing_key
+from draco_local.cluster import kubeconfig
+from draco_local.cluster.pki import Authority, Credential, signing_key
 
 
 def handshake(authority: Authority, server: Credential, client: Credential, folder: Path, host: str) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster import ports
-from draco.cluster.controlplane import ControlPlane, Settings
-from draco.cluster.errors import PortInUse
+from draco_local.cluster import ports
+from draco_local.cluster.controlplane import ControlPlane, Settings
+from draco_local.cluster.errors import PortInUse
 
 
 def listening() -> socket.socket:

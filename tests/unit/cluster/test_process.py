@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from draco.cluster.errors import ProcessFailed
-from draco.cluster.process import MARKER, Processes, boot_id, start_ticks
+from draco_local.cluster.errors import ProcessFailed
+from draco_local.cluster.process import MARKER, Processes, boot_id, start_ticks
 
 SLEEP = ["sleep", "600"]
 IGNORES_TERM = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"]
@@ -115,7 +115,7 @@ def test_one_that_can_end_by_itself_is_given_the_time(processes: Processes, tmp_
 
 def test_a_process_outlives_the_run_that_started_it(tmp_path: Path) -> None:
     starter = (
-        "import sys; from pathlib import Path; from draco.cluster.process import Processes; import os, signal\n"
+        "import sys; from pathlib import Path; from draco_local.cluster.process import Processes; import os, signal\n"
         "Processes(Path(sys.argv[1])).start('a', ['sleep', '600'])\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -176,7 +176,7 @@ def test_a_process_gets_the_marker_and_no_proxy_settings(
 
 
 def test_a_run_that_was_started_by_the_cluster_does_not_stop_itself(tmp_path: Path) -> None:
-    sweep = "import sys; from pathlib import Path; from draco.cluster.process import Processes\n"
+    sweep = "import sys; from pathlib import Path; from draco_local.cluster.process import Processes\n"
     sweep += "Processes(Path(sys.argv[1])).stop_strays(); print('still here')"
     environ = {**os.environ, MARKER: str(tmp_path)}
     done = subprocess.run(

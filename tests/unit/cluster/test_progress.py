@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from draco.cluster.progress import Lines
+from draco_local.cluster.progress import Lines
 
 
 class Terminal(io.StringIO):

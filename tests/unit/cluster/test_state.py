@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster import clusters, state
-from draco.cluster.errors import ClusterError, StateDamaged, UnknownCluster
-from draco.cluster.progress import Silent
-from draco.cluster.state import ClusterState, Record, Wanted
-from draco.simulator.boards import BoardError
+from draco_local.cluster import clusters, state
+from draco_local.cluster.errors import ClusterError, StateDamaged, UnknownCluster
+from draco_local.cluster.progress import Silent
+from draco_local.cluster.state import ClusterState, Record, Wanted
+from draco_local.simulator.gpus.boards import BoardError
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from draco.cluster import build, versions
-from draco.cluster.errors import NotSupported
+from draco_local.cluster.errors import NotSupported
+from draco_local.cluster.programs import build, versions
 
 
 @pytest.mark.parametrize("version", versions.KUBERNETES_VERSIONS)

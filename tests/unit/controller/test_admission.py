@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from draco.controller import admission
-from draco.controller.admission import Admission, AdmissionMode, NotAReview, Outcome
-from draco.controller.following import FollowedFleet
+from draco.controller.claims import admission
+from draco.controller.claims.admission import Admission, AdmissionMode, NotAReview, Outcome
+from draco.controller.fleet_feed import FollowedFleet
 from draco.controller.workers.fair_queue import Urgency
 from draco.controller.workers.messages import (
     Answer,
@@ -23,7 +23,7 @@ from draco.controller.workers.messages import (
 )
 from draco.controller.workers.pool import Answered
 from draco.explanation.model import Problem, ProblemKind, SelectorRef
-from draco.resources.claims import ResourceClaim
+from draco.resources.api.claims import ResourceClaim
 from tests.builders import a_claim
 
 OWN = SelectorRef(source="claim default/new", index=0, expression="device.x")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from draco.controller.bites import BITE_S, Bites
+from draco.controller.yielding import BITE_S, Bites
 from tests.doubles.clock import WorkClock
 
 

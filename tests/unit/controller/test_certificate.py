@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from draco.cluster.pki import Authority, Credential
-from draco.controller.webhook import Certificate, CertificateUnusable
+from draco.controller.claims.webhook import Certificate, CertificateUnusable
+from draco_local.cluster.pki import Authority, Credential
 
 
 @pytest.fixture(scope="module")

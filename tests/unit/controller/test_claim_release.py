@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.controller.mig_decisions import MigDecisions
-from draco.controller.movable_claims import MovableClaims
+from draco.controller.mig.decisions import MigDecisions
+from draco.controller.mig.movable_claims import MovableClaims
 from draco.kube.errors import Invalid, Unreachable
-from draco.resources.claims import ResourceClaim
-from draco.resources.draco import IdleClaims, MigMode, MigRepair
-from draco.resources.events import Event, EventSeries, ObjectReference
-from draco.resources.meta import ObjectKey, micro_time
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.draco import IdleClaims, MigMode, MigRepair
+from draco.resources.api.events import Event, EventSeries, ObjectReference
+from draco.resources.api.meta import ObjectKey, micro_time
 from tests.builders import a_claim, a_gpu_uuid, a_mig_policy, a_pod, a_static_policy
 from tests.mig_claims import a_mig_claim, a_partition
 from tests.unit.controller.test_repair import IDLE, USED, World, a_version

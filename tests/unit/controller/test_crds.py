@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from draco.maintenance.plan import LISTED_DEVICES
-from draco.resources.draco import DeviceMaintenance, GpuNode, MaintenancePhase, MaintenanceTaint, MigPolicy
+from draco.resources.api.draco import DeviceMaintenance, GpuNode, MaintenancePhase, MaintenanceTaint, MigPolicy
 from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, MIG_POLICIES, Kind
 
 CRDS = Path(__file__).parents[3] / "crds"

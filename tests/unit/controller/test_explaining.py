@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from draco.controller.explaining import Asks, Explanations, Told, scheduler_says
-from draco.controller.following import FollowedFleet
+from draco.controller.claims.explaining import Asks, Explanations, Told, scheduler_says
+from draco.controller.fleet_feed import FollowedFleet
 from draco.controller.workers.fair_queue import Urgency
 from draco.controller.workers.messages import (
     Answer,
@@ -22,8 +22,8 @@ from draco.controller.workers.messages import (
     WhyWaiting,
 )
 from draco.controller.workers.pool import Answered
-from draco.resources.core import Pod, PodCondition
-from draco.resources.meta import ObjectKey
+from draco.resources.api.core import Pod, PodCondition
+from draco.resources.api.meta import ObjectKey
 from tests.builders import a_claim, a_pod
 from tests.doubles.clock import ManualClock
 

@@ -8,15 +8,15 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet.fleet import Fleet
 from draco.controller.view import ClusterView
-from draco.kube.client import Client
-from draco.kube.connection import Connection
-from draco.kube.informer import Informer
-from draco.kube.watching import Listed
-from draco.resources.core import Node, NodeCondition
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.watching import Listed
+from draco.resources.api.core import Node, NodeCondition
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import TAINT_RULES
-from draco.resources.meta import ObjectKey
 from tests.builders import MOMENT, a_claim, a_device_class, a_device_key, a_node, a_rule, a_slice
 from tests.doubles.clock import ManualClock
 from tests.doubles.workers import hand_on, told_fleet

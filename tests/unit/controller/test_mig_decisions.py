@@ -8,17 +8,17 @@ from typing import Any, cast
 
 import msgspec
 
-from draco.controller.bites import BITE_S
 from draco.controller.metrics import Metrics
-from draco.controller.mig_decisions import MigDecisions, register_mig
+from draco.controller.mig.decisions import MigDecisions, register_mig
 from draco.controller.view import ClusterView
-from draco.kube.client import Client
+from draco.controller.yielding import BITE_S
 from draco.kube.clock import Clock
-from draco.kube.collection import Collection
-from draco.kube.store import Change
-from draco.resources.draco import MigPolicy, MigReset, ResetPermit, ResetWindow
-from draco.resources.meta import LabelSelector, ObjectKey
-from draco.simulator.planner_boards import BOARDS
+from draco.kube.connect.client import Client
+from draco.kube.watch.collection import Collection
+from draco.kube.watch.store import Change
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.draco import MigPolicy, MigReset, ResetPermit, ResetWindow
+from draco.resources.api.meta import LabelSelector, ObjectKey
 from tests.builders import a_gpu_uuid, a_mig_node, a_mig_policy, a_node, a_slice
 from tests.doubles.clock import ManualClock, WorkClock
 

@@ -4,9 +4,9 @@ from typing import cast
 
 import msgspec
 
-from draco.controller.mig_layouts import MigLayoutReconciler
-from draco.kube.client import Client
-from draco.resources.claims import ResourceClaim, ResourceClaimStatus
+from draco.controller.mig.layouts import MigLayoutReconciler
+from draco.kube.connect.client import Client
+from draco.resources.api.claims import ResourceClaim, ResourceClaimStatus
 from tests.builders import a_claim
 from tests.unit.controller.test_mig_decisions import World, a_fleet
 

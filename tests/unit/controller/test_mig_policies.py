@@ -6,10 +6,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from draco.controller.bites import BITE_S
-from draco.controller.mig_policies import MigPolicyReconciler
-from draco.kube.client import Client
-from draco.resources.draco import MigPolicy, MigPolicyStatus
+from draco.controller.mig.policies import MigPolicyReconciler
+from draco.controller.yielding import BITE_S
+from draco.kube.connect.client import Client
+from draco.resources.api.draco import MigPolicy, MigPolicyStatus
 from tests.builders import a_mig_node, a_mig_policy, a_node
 from tests.doubles.clock import WorkClock
 from tests.unit.controller.test_mig_decisions import H100, World

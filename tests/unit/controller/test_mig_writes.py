@@ -5,12 +5,12 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from draco.controller.mig_layouts import MigLayoutReconciler
-from draco.controller.mig_policies import MigPolicyReconciler
-from draco.kube.client import Client
+from draco.controller.mig.layouts import MigLayoutReconciler
+from draco.controller.mig.policies import MigPolicyReconciler
+from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.resources.draco import GpuNode, MigMode, MigPolicy, MigReset, ResetPermit, ResetWindow, WantedGpu
-from draco.resources.meta import LabelSelector, ObjectKey
+from draco.resources.api.draco import GpuNode, MigMode, MigPolicy, MigReset, ResetPermit, ResetWindow, WantedGpu
+from draco.resources.api.meta import LabelSelector, ObjectKey
 from tests.builders import a_mig_node, a_mig_policy, a_node, a_slice
 from tests.unit.controller.test_mig_decisions import H100, NOON, World, a_world
 

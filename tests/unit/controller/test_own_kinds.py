@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from draco.controller.own_kinds import OwnKind, OwnKindSettings
-from draco.kube.client import Client, Undecodable
 from draco.kube.clock import SystemClock
-from draco.kube.connection import Connection
+from draco.kube.connect.client import Client, Undecodable
+from draco.kube.connect.connection import Connection
 from draco.kube.errors import NotFound, Status, from_status
-from draco.kube.store import Change
-from draco.kube.watching import Listed, Removal, Unfit, Upsert
-from draco.resources.draco import DeviceMaintenance
+from draco.kube.watch.store import Change
+from draco.kube.watch.watching import Listed, Removal, Unfit, Upsert
+from draco.resources.api.draco import DeviceMaintenance
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import DEVICE_MAINTENANCES
-from draco.resources.meta import ObjectKey
 from tests.builders import a_maintenance
 
 KEY = ObjectKey("", "swap-fan")

@@ -8,27 +8,27 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from draco.controller import repair, repair_texts
-from draco.controller.claim_release import ClaimReleases
+from draco.controller.claims import repair, repair_texts
+from draco.controller.claims.release import ClaimReleases
+from draco.controller.claims.repair import RepairReconciler
 from draco.controller.metrics import Metrics
-from draco.controller.mig_decisions import MigDecisions
-from draco.controller.movable_claims import MovableClaims
-from draco.controller.repair import RepairReconciler
+from draco.controller.mig.decisions import MigDecisions
+from draco.controller.mig.movable_claims import MovableClaims
 from draco.controller.view import ClusterView
 from draco.controller.workers.messages import Answer, OverBudget, Question, WhatToRelease
-from draco.kube.client import Client
-from draco.kube.collection import Collection
+from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Conflict, Forbidden, ServerError, TooManyRequests, Unreachable
-from draco.kube.events import EventRecorder
-from draco.kube.notes import Notes
+from draco.kube.events.events import EventRecorder
+from draco.kube.events.notes import Notes
+from draco.kube.watch.collection import Collection
+from draco.mig_policy.release_policy import Patience
 from draco.mig_policy.releases import Release
-from draco.mig_policy.taking_back import Patience
-from draco.resources.claims import ResourceClaim, ResourceClaimStatus
-from draco.resources.core import PodCondition, PodStatus
-from draco.resources.draco import GpuMig, GpuNode, IdleClaims, InstanceUse, MigInstance, MigRepair
-from draco.resources.events import Event, ObjectReference
+from draco.resources.api.claims import ResourceClaim, ResourceClaimStatus
+from draco.resources.api.core import PodCondition, PodStatus
+from draco.resources.api.draco import GpuMig, GpuNode, IdleClaims, InstanceUse, MigInstance, MigRepair
+from draco.resources.api.events import Event, ObjectReference
+from draco.resources.api.meta import ObjectKey, micro_time
 from draco.resources.kinds import Kind
-from draco.resources.meta import ObjectKey, micro_time
 from tests.builders import a_gpu_uuid, a_mig_instance, a_mig_node, a_mig_policy, a_node, a_pod
 from tests.doubles.clock import ManualClock
 from tests.doubles.workers import PromptWorkers

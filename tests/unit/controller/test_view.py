@@ -8,17 +8,17 @@ from structlog.testing import capture_logs
 
 from draco.allocation import DeviceState
 from draco.controller.metrics import Metrics, register_view
-from draco.controller.taints import warn_of_wide_rules
+from draco.controller.taints.rules import warn_of_wide_rules
 from draco.controller.view import ClusterView
-from draco.kube.client import Client
-from draco.kube.connection import Connection
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
 from draco.maintenance import rule_for
-from draco.resources.core import PodExtendedResourceClaimStatus, PodResourceClaimStatus, PodStatus
-from draco.resources.draco import MaintenancePhase
+from draco.resources.api.core import PodExtendedResourceClaimStatus, PodResourceClaimStatus, PodStatus
+from draco.resources.api.draco import MaintenancePhase
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import TAINT_RULES, Kind
-from draco.resources.meta import ObjectKey
 from draco.resources.names import NVIDIA_DRIVER
-from draco.resources.taints import DeviceTaintRule
 from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance, a_node, a_pod, a_rule, a_slice
 from tests.doubles.clock import ManualClock
 

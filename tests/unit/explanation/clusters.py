@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from draco.allocation.fleet import Fleet
-from draco.resources.claims import (
+from draco.allocation.fleet.fleet import Fleet
+from draco.resources.api.claims import (
     CelSelector,
     DeviceClaim,
     DeviceRequest,
@@ -13,9 +13,9 @@ from draco.resources.claims import (
     ResourceClaim,
     ResourceClaimSpec,
 )
-from draco.resources.classes import DeviceClass, DeviceClassSpec
-from draco.resources.meta import ObjectMeta
-from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
+from draco.resources.api.classes import DeviceClass, DeviceClassSpec
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from tests.builders import a_node, a_slice
 
 GPU = "gpu.nvidia.com"

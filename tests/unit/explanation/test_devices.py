@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from draco.explanation.devices import device_verdicts
 from draco.explanation.explain import explain
+from draco.explanation.findings.devices import device_verdicts
 from draco.explanation.model import Cause
 from tests.builders import a_claim
 from tests.unit.explanation.clusters import A100, ATTRIBUTES, GPU, H100, a_fleet, asking

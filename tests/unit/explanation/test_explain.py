@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.explain import explain
 from draco.explanation.model import Cause, CauseCount, Explanation, NodeReason, Reason, TaintSeen
 from draco.explanation.report import report
-from draco.resources.claims import (
+from draco.resources.api.claims import (
     AllocatedDeviceStatus,
     AllocationResult,
     CapacityRequirements,
@@ -18,9 +18,9 @@ from draco.resources.claims import (
     ResourceClaim,
     ResourceClaimStatus,
 )
-from draco.resources.core import NodeSpec, NodeTaint, Pod
-from draco.resources.meta import Condition, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectMeta
-from draco.resources.slices import (
+from draco.resources.api.core import NodeSpec, NodeTaint, Pod
+from draco.resources.api.meta import Condition, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectMeta
+from draco.resources.api.slices import (
     Counter,
     CounterSet,
     Device,
@@ -31,7 +31,7 @@ from draco.resources.slices import (
     ResourceSlice,
     ResourceSliceSpec,
 )
-from draco.resources.taints import DeviceTaint
+from draco.resources.api.taints import DeviceTaint
 from tests.builders import a_claim, a_device, a_device_class, a_node, a_pod, a_rule, a_slice
 from tests.unit.explanation.clusters import A100, ATTRIBUTES, GPU, H100, a_fleet, asking
 

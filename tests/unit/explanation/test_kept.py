@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draco.allocation.fleet import MAX_OF_NODES, Fleet
-from draco.allocation.kept import Kept
+from draco.allocation.fleet.fleet import MAX_OF_NODES, Fleet
+from draco.allocation.fleet.kept import Kept
 from draco.explanation.explain import explain
-from draco.explanation.placement import PodRules, nodes_for
-from draco.resources.core import Node, NodeSpec, NodeTaint, Pod, PodSpec, Toleration
-from draco.resources.meta import ObjectMeta
+from draco.explanation.findings.placement import PodRules, nodes_for
+from draco.resources.api.core import Node, NodeSpec, NodeTaint, Pod, PodSpec, Toleration
+from draco.resources.api.meta import ObjectMeta
 from tests.builders import a_node, a_slice
 from tests.unit.explanation.clusters import a_fleet, asking
 from tests.unit.explanation.test_truth import PUT, QUICK, TYPES, many_nodes

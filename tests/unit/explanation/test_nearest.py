@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.allocation.allocate import allocate
 from draco.allocation.errors import AllocationError
-from draco.allocation.fitting import first_fitting
-from draco.allocation.fleet import Fleet
-from draco.explanation.changes import Change
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.search.allocate import allocate
+from draco.allocation.search.fitting import first_fitting
+from draco.explanation.findings.placement import UNSCHEDULABLE, PodRules
 from draco.explanation.model import ChangeKind, NodeReason
-from draco.explanation.nearest import nearest_changes, nearest_misses
-from draco.explanation.placement import UNSCHEDULABLE, PodRules
-from draco.explanation.problems import problems_of
-from draco.resources.claims import (
+from draco.explanation.problems.claims import problems_of
+from draco.explanation.remedies.changes import Change
+from draco.explanation.remedies.nearest import nearest_changes, nearest_misses
+from draco.resources.api.claims import (
     AllocationResult,
     CapacityRequirements,
     DeviceAllocationResult,
@@ -24,10 +24,10 @@ from draco.resources.claims import (
     DeviceRequestAllocationResult,
     ResourceClaim,
 )
-from draco.resources.classes import DeviceClass
-from draco.resources.core import Node, NodeTaint, Pod, Toleration
-from draco.resources.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
-from draco.resources.slices import (
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Node, NodeTaint, Pod, Toleration
+from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
+from draco.resources.api.slices import (
     Counter,
     CounterSet,
     Device,
@@ -36,7 +36,7 @@ from draco.resources.slices import (
     DeviceCounterConsumption,
     ResourceSlice,
 )
-from draco.resources.taints import DeviceTaint, DeviceTaintRule, taint_text
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, taint_text
 from tests.builders import a_claim, a_node, a_pod, a_rule, a_slice
 from tests.differential.cel_cases import an_expression
 from tests.differential.scenarios import a_scenario

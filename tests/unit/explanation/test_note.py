@@ -4,7 +4,7 @@ import pytest
 
 from draco.explanation.explain import explain
 from draco.explanation.model import Explanation
-from draco.resources.claims import DeviceConstraint
+from draco.resources.api.claims import DeviceConstraint
 from tests.builders import a_claim
 from tests.unit.explanation.clusters import ATTRIBUTES, GPU, a_fleet, asking
 

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet.fleet import Fleet
+from draco.explanation.findings.placement import PodRules, nodes_for, selector_text, tolerates
 from draco.explanation.model import NodeReason
-from draco.explanation.placement import PodRules, nodes_for, selector_text, tolerates
-from draco.resources.core import (
+from draco.resources.api.core import (
     Affinity,
     Node,
     NodeAffinity,
@@ -16,7 +16,7 @@ from draco.resources.core import (
     Pod,
     Toleration,
 )
-from draco.resources.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
+from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from tests.builders import a_node, a_pod
 
 NOT_READY = NodeTaint(key="node.kubernetes.io/not-ready", effect="NoSchedule")

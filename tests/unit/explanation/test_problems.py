@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet.fleet import Fleet
 from draco.cel import compile_selector
 from draco.explanation.model import Problem, ProblemKind
-from draco.explanation.problems import problems_of
-from draco.resources.claims import (
+from draco.explanation.problems.claims import problems_of
+from draco.resources.api.claims import (
     CapacityRequirements,
     DeviceClaim,
     DeviceConstraint,
@@ -16,7 +16,7 @@ from draco.resources.claims import (
     ResourceClaim,
     ResourceClaimSpec,
 )
-from draco.resources.slices import Device, DeviceAttribute
+from draco.resources.api.slices import Device, DeviceAttribute
 from tests.builders import a_claim, a_node, a_slice
 from tests.unit.explanation.clusters import A100, ATTRIBUTES, CAPACITY, GPU, H100, a_class, a_fleet, asking, selectors
 

@@ -4,22 +4,22 @@ from typing import Any
 
 import pytest
 
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet.fleet import Fleet
 from draco.cel.paths import AttributePath
 from draco.explanation.explain import explain
+from draco.explanation.findings.placement import selector_text, tolerates
 from draco.explanation.model import AllocatedClaim, Cause, CauseCount, Explanation, Holder, Reason
-from draco.explanation.placement import selector_text, tolerates
-from draco.explanation.problems import problems_of
-from draco.explanation.published import closest_value
+from draco.explanation.problems.claims import problems_of
+from draco.explanation.problems.published import closest_value
 from draco.explanation.report import report
 from draco.explanation.wording import cause_text
-from draco.resources.claims import CapacityRequirements, DeviceConstraint
-from draco.resources.core import NodeTaint, Toleration
-from draco.resources.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
+from draco.resources.api.claims import CapacityRequirements, DeviceConstraint
+from draco.resources.api.core import NodeTaint, Toleration
+from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
+from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
+from draco.resources.api.taints import DeviceTaint, DeviceToleration
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
-from draco.resources.slices import Device, DeviceAttribute, DeviceCapacity
-from draco.resources.taints import DeviceTaint, DeviceToleration
 from draco.selectors.accesses import with_path
 from tests.builders import a_device_class, a_node, a_slice
 from tests.unit.explanation.clusters import ATTRIBUTES, GPU, a_fleet, asking

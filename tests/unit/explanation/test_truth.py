@@ -10,20 +10,20 @@ import msgspec
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from draco.allocation.allocate import allocate
 from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
-from draco.allocation.fleet import Fleet
-from draco.allocation.pools import is_device_for
-from draco.allocation.requests import expand, matcher
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.pools import is_device_for
+from draco.allocation.search.allocate import allocate
+from draco.allocation.search.requests import expand, matcher
 from draco.explanation.explain import explain
+from draco.explanation.findings.allocator_runs import MAX_STEPS
+from draco.explanation.findings.verdicts import Judge, asks_of
 from draco.explanation.model import Cause, Explanation
-from draco.explanation.trying import MAX_STEPS
-from draco.explanation.verdicts import Judge, asks_of
-from draco.resources.claims import ResourceClaim
-from draco.resources.classes import DeviceClass
-from draco.resources.core import Node
-from draco.resources.slices import ResourceSlice
-from draco.resources.taints import DeviceTaintRule
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Node
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaintRule
 from tests.differential.scenarios import a_scenario
 
 Json = dict[str, Any]

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from draco.kube.client import decode, decode_page
+from draco.kube.connect.client import decode, decode_page
 from draco.resources.kinds import CLAIMS, SLICES
 
 DEVICE = {"driver": "gpu.example.com", "pool": "node-0", "device": "gpu-0"}

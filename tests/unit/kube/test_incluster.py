@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from draco.kube.connect.incluster import connect_in_cluster
 from draco.kube.errors import KubeconfigError
-from draco.kube.incluster import connect_in_cluster
 
 ENVIRON = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 

@@ -13,11 +13,11 @@ import yaml
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
-from draco.cluster.pki import Authority
-from draco.kube import authentication
-from draco.kube.connection import environment_proxy
+from draco.kube.connect import authentication
+from draco.kube.connect.connection import environment_proxy
+from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import KubeconfigError
-from draco.kube.kubeconfig import connect
+from draco_local.cluster.pki import Authority
 
 
 def a_kubeconfig(
@@ -179,7 +179,7 @@ async def test_an_exec_plugin_is_run_once_and_again_when_its_token_is_refused(tm
 async def test_an_exec_plugin_is_run_again_when_its_token_expires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draco.kube.authentication._TOKEN_CHECK_S", 0.0)
+    monkeypatch.setattr("draco.kube.connect.authentication._TOKEN_CHECK_S", 0.0)
     path, _ = a_plugin(tmp_path, expirationTimestamp="2020-01-01T00:00:00Z")
     async with await connect(path) as connection:
         assert await connection._credentials.authorization() == "Bearer token-2"
@@ -188,7 +188,7 @@ async def test_an_exec_plugin_is_run_again_when_its_token_expires(
 def test_without_a_kubeconfig_nothing_is_loaded_to_say_so(tmp_path: Path) -> None:
     program = (
         "import asyncio, pathlib, sys; from draco.kube.errors import KubeconfigError;"
-        "from draco.kube.kubeconfig import connect\n"
+        "from draco.kube.connect.kubeconfig import connect\n"
         f"try: asyncio.run(connect(pathlib.Path({str(tmp_path / 'absent')!r})))\n"
         "except KubeconfigError: print('kubernetes_asyncio' in sys.modules)"
     )

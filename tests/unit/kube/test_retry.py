@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
+from draco.kube.connect.retry import Backoff, persistently, retry
 from draco.kube.errors import ApiError, Conflict, NotFound, ServerError, TooManyRequests, Unreachable
-from draco.kube.retry import Backoff, persistently, retry
 
 
 class Sleepless:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.kube.store import Change, Store
-from draco.resources.core import Node
-from draco.resources.meta import ObjectKey, ObjectMeta
+from draco.kube.watch.store import Change, Store
+from draco.resources.api.core import Node
+from draco.resources.api.meta import ObjectKey, ObjectMeta
 
 
 def a_node(name: str, *, uid: str = "", version: str = "1", zone: str = "") -> Node:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from draco.cli.lint import Checked, check
+from draco.cli.lint.command import Checked, check
 
 ARTICLES = Path(__file__).parent / "articles"
 EXPECTED = {

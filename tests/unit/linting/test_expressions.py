@@ -3,7 +3,7 @@
 import pytest
 
 from draco.cel import compile_selector
-from draco.linting.expressions import corrected
+from draco.linting.rules.expressions import corrected
 
 DRIVER = "gpu.nvidia.com"
 MEMORY = 'device.capacity["gpu.nvidia.com"].memory'

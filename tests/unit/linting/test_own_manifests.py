@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from draco.cli.lint import check
+from draco.cli.lint.command import check
 
 ROOT = Path(__file__).parents[3]
 MANIFESTS = sorted((ROOT / "manifests").rglob("*.yaml"))

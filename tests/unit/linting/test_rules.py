@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from draco.cli.lint import Checked, check
+from draco.cli.lint.command import Checked, check
 
 CLAIM = """
 apiVersion: resource.k8s.io/v1

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from draco.allocation.hardware import PoolHardware
+from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance import rule_for
 from draco.maintenance.extensions import extended_device, extends, extension_for, plan_extensions, plan_orphans
+from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
 from draco.resources.names import ANNOTATION_EXTEND, LABEL_EXTENDS, NVIDIA_DRIVER
-from draco.resources.taints import DeviceTaintRule, DeviceTaintSelector
 from tests.builders import MOMENT, a_device_key, a_maintenance, a_rule, a_slice
 from tests.unit.maintenance.test_scope import DIVIDED, PARTS, a_whole, hardware
 

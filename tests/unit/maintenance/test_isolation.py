@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.allocation.hardware import PoolHardware
+from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance import isolated_gpus, not_heeded, plan_maintenance, rule_for, scope_of
 from draco.maintenance.plan import CONDITION_READY_FOR_WORK, Seen
-from draco.resources.draco import (
+from draco.resources.api.draco import (
     DeviceMaintenance,
     DeviceMaintenanceStatus,
     GpuNode,
@@ -18,10 +18,10 @@ from draco.resources.draco import (
     MaintenanceSelector,
     MaintenanceTaint,
 )
-from draco.resources.meta import Condition, ObjectMeta
+from draco.resources.api.meta import Condition, ObjectMeta
+from draco.resources.api.slices import Device, DeviceAttribute
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
-from draco.resources.slices import Device, DeviceAttribute
-from draco.resources.taints import DeviceTaint, DeviceTaintRule
 from tests.builders import MOMENT, a_gpu_node, a_maintenance, a_slice
 
 POOL = PoolKey(NVIDIA_DRIVER, "node-1")

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from draco.allocation.hardware import hardware_of_pools
+from draco.allocation.fleet.hardware import hardware_of_pools
 from draco.maintenance import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
@@ -24,11 +24,11 @@ from draco.maintenance import (
     scope_of,
 )
 from draco.maintenance.plan import LISTED_DEVICES
-from draco.resources.claims import ResourceClaim
-from draco.resources.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
-from draco.resources.meta import Condition
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
+from draco.resources.api.meta import Condition
+from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
 from draco.resources.names import LABEL_MAINTENANCE, NVIDIA_DRIVER, DeviceKey
-from draco.resources.taints import DeviceTaintRule, DeviceTaintSelector
 from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance, a_rule, a_slice
 
 GPU_3 = a_device_key("node-1/gpu-3")

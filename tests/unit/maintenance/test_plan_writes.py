@@ -16,7 +16,7 @@ from draco.maintenance import (
     rule_for,
     says,
 )
-from draco.resources.meta import Condition
+from draco.resources.api.meta import Condition
 from draco.resources.names import LABEL_MAINTENANCE
 from tests.builders import MOMENT, a_claim, a_device_key
 from tests.unit.maintenance.test_plan import GPU_3, LATER, a_request, carried_out, condition, in_maintenance

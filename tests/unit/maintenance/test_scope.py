@@ -6,7 +6,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from draco.allocation.hardware import PoolHardware
+from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance import (
     MaintenancePlan,
     Scope,
@@ -17,12 +17,12 @@ from draco.maintenance import (
     rule_for,
     scope_of,
 )
-from draco.resources.claims import ResourceClaim
-from draco.resources.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
-from draco.resources.meta import ObjectKey
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import Device, DeviceAttribute
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceToleration
 from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
-from draco.resources.slices import Device, DeviceAttribute
-from draco.resources.taints import DeviceTaint, DeviceTaintRule, DeviceToleration
 from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance, a_slice
 
 POOL = PoolKey(NVIDIA_DRIVER, "node-1")

@@ -6,8 +6,7 @@ Uses nothing of the planner but its values; legality is the simulator's, unit by
 from collections.abc import Iterable
 
 from draco.mig.board import Board, Placement
-from draco.simulator.boards_mig import MIG_BY_BOARD, GiProfile, MigTable, Placed
-from draco.simulator.planner_boards import BOARDS
+from draco.mig.known_boards import BOARDS, MIG_BY_BOARD, GiProfile, MigTable, Placed
 
 Layout = frozenset[Placement]
 Counts = tuple[int, ...]

@@ -8,8 +8,8 @@ from benchmarks import mig
 from benchmarks.mig import SETTINGS, Figures, other_rows, placement_rows
 from benchmarks.mig_scheduler import Node, by_name
 from benchmarks.mig_streams import GRID, MIXES, PROFILES, MersenneTwister64, arrivals
-from draco.agent import slices
-from draco.agent.partitions import partition_name
+from draco.agent.hardware.gpus import device_name
+from draco.agent.publish.partitions import partition_name
 from draco.mig.board import Placement
 from draco.mig.placement import Choice
 
@@ -62,7 +62,7 @@ def test_slow_decisions_and_wasteful_batches_are_missed() -> None:
 
 def test_a_node_of_the_scheduler_benchmark_knows_what_its_devices_stand_for_and_which_is_best() -> None:
     node = Node("node-0", by_name)
-    names = [slices.device_name(gpu) for gpu in node.gpus]
+    names = [device_name(gpu) for gpu in node.gpus]
     for gpu, placement in ((0, GRID.placements[0]), (7, GRID.placements[-1])):
         assert node.place(partition_name(names[gpu], placement)) == Choice(gpu, placement)
     small = PROFILES[0]

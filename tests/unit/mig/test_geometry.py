@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry, scarce
-from draco.simulator.planner_boards import BOARDS
+from draco.mig.known_boards import BOARDS
 from tests.unit.mig.enumerated import Layout, layouts, maximal, maximal_layouts, multiset, plain, table_of
 
 ALL = sorted(BOARDS)

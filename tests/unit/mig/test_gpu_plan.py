@@ -10,9 +10,9 @@ import pytest
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
 from draco.mig.gpu_plan import GpuPlan, ObservedGpu, Part, Progress, Shortage, plan_gpu
-from draco.resources.draco import InstanceUse, MigMode, ProfileCount, PromisedDevice, WantedGpu, WantedInstance
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.draco import InstanceUse, MigMode, ProfileCount, PromisedDevice, WantedGpu, WantedInstance
 from draco.resources.names import GpuUuid
-from draco.simulator.planner_boards import BOARDS
 
 H100 = BOARDS["H100-80GB"]
 UUID = GpuUuid("GPU-1")

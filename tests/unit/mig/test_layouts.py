@@ -4,8 +4,8 @@ import pytest
 
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
+from draco.mig.known_boards import BOARDS
 from draco.mig.layouts import LayoutError, LayoutItem, resolve
-from draco.simulator.planner_boards import BOARDS
 from tests.unit.mig.enumerated import layouts, multiset, plain, table_of
 
 H100 = BOARDS["H100-80GB"]

@@ -6,8 +6,8 @@ import pytest
 
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import State, geometry
+from draco.mig.known_boards import BOARDS
 from draco.mig.placement import Choice, Pool, choose, largest_first
-from draco.simulator.planner_boards import BOARDS
 from tests.unit.mig.enumerated import plain
 
 GRID = plain("H100-80GB")

@@ -8,9 +8,9 @@ import pytest
 
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry
+from draco.mig.known_boards import BOARDS
 from draco.mig.placement import Choice
 from draco.mig.repair import Held, Hold, Moves, plan_repair
-from draco.simulator.planner_boards import BOARDS
 from tests.unit.mig.enumerated import plain
 
 GRID = plain("H100-80GB")

@@ -7,11 +7,11 @@ import pytest
 
 from draco.mig.board import Board, Profile
 from draco.mig.geometry import geometry
+from draco.mig.known_boards import BOARDS
 from draco.mig.packing import packable
 from draco.mig.policies import Fleet, Policy, rule_of
 from draco.mig.repair import Hold
 from draco.mig.replay import Outcome, Replay, used_share
-from draco.simulator.planner_boards import BOARDS
 from tests.unit.mig.enumerated import plain
 
 GRID = plain("H100-80GB")

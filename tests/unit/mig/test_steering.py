@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from draco.agent import partitions
-from draco.agent.instances import GpuMig, Held, Instance, Use
-from draco.agent.partitions import Divisible, Place
-from draco.agent.slices import Located
+from draco.agent.hardware.gpus import Located
+from draco.agent.hardware.instances import GpuMig, Held, Instance, Use
+from draco.agent.publish import partitions
+from draco.agent.publish.partitions import Divisible, Place
 from draco.mig.board import Placement
 from draco.mig.geometry import geometry
+from draco.mig.known_boards import BOARDS
 from draco.mig.placement import Choice, choose
-from draco.simulator.planner_boards import BOARDS
 from tests.builders import a_gpu
 
 GPUS = [a_gpu(minor) for minor in range(8)]

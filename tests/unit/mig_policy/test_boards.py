@@ -1,7 +1,7 @@
 """Boards from what nodes report."""
 
+from draco.mig.known_boards import BOARDS
 from draco.mig_policy.boards import boards_of
-from draco.simulator.planner_boards import BOARDS
 from tests.builders import a_mig_node
 
 

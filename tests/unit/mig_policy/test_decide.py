@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from draco.mig.known_boards import BOARDS
 from draco.mig_policy import NodeDecision, SeenNode, decide, oldest_first, rules_of
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState
 from draco.mig_policy.matching import whole_gpus
-from draco.resources.claims import CelSelector, DeviceSelector
-from draco.resources.draco import (
+from draco.resources.api.claims import CelSelector, DeviceSelector
+from draco.resources.api.draco import (
     GpuMig,
     GpuNode,
     InstanceUse,
@@ -24,9 +25,8 @@ from draco.resources.draco import (
     WantedGpu,
     WantedInstance,
 )
-from draco.resources.meta import Condition, LabelSelector, NodeSelectorRequirement
-from draco.resources.slices import Device, DeviceAttribute
-from draco.simulator.planner_boards import BOARDS
+from draco.resources.api.meta import Condition, LabelSelector, NodeSelectorRequirement
+from draco.resources.api.slices import Device, DeviceAttribute
 from tests.builders import (
     MOMENT,
     a_gpu_uuid,

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from draco.mig.known_boards import BOARDS
 from draco.mig_policy import SeenNode, decide, oldest_first, promises, rules_of
-from draco.resources.draco import GpuMig, GpuNode, MigMode, MigPolicy, PromisedDevice, WantedGpu
-from draco.resources.meta import Condition
-from draco.simulator.planner_boards import BOARDS
+from draco.resources.api.draco import GpuMig, GpuNode, MigMode, MigPolicy, PromisedDevice, WantedGpu
+from draco.resources.api.meta import Condition
 from tests.builders import a_gpu_uuid, a_mig_node, a_mig_policy, a_static_policy
 
 H100 = BOARDS["H100-80GB"]

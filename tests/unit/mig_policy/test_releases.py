@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet.fleet import Fleet
 from draco.mig_policy.releases import Release, Searches, Steps, plan_release, release_steps
-from draco.resources.claims import ResourceClaim
-from draco.resources.core import Node, PodSpec
-from draco.resources.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectKey
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node, PodSpec
+from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectKey
 from tests.builders import a_node, a_pod
 from tests.mig_claims import MIG_CLASS, a_mig_claim, a_mig_pool
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from draco.mig.board import Board
+from draco.mig.known_boards import BOARDS
 from draco.mig_policy import (
     LISTED_NODES,
     NodeDecision,
@@ -19,8 +20,8 @@ from draco.mig_policy import (
     status_of,
     summary,
 )
-from draco.resources.claims import CelSelector, DeviceSelector
-from draco.resources.draco import (
+from draco.resources.api.claims import CelSelector, DeviceSelector
+from draco.resources.api.draco import (
     GpuMig,
     GpuNode,
     MigMode,
@@ -32,9 +33,8 @@ from draco.resources.draco import (
     ResetPermit,
     ResetWindow,
 )
-from draco.resources.meta import LabelSelector
-from draco.resources.slices import Device, DeviceAttribute
-from draco.simulator.planner_boards import BOARDS
+from draco.resources.api.meta import LabelSelector
+from draco.resources.api.slices import Device, DeviceAttribute
 from tests.builders import MOMENT, a_gpu_uuid, a_mig_node, a_mig_policy, a_static_policy
 
 LATER = MOMENT + timedelta(hours=1)

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.mig_policy.taking_back import IdleClaim, Obstacle, Patience, obstacle, prepared_on, users
-from draco.resources.claims import AllocatedDeviceStatus, ResourceClaim
-from draco.resources.core import PodStatus
-from draco.resources.draco import GpuMig, GpuNode, IdleClaims, InstanceUse
-from draco.resources.meta import Condition, ObjectKey
+from draco.mig_policy.release_policy import IdleClaim, Obstacle, Patience, obstacle, prepared_on, users
+from draco.resources.api.claims import AllocatedDeviceStatus, ResourceClaim
+from draco.resources.api.core import PodStatus
+from draco.resources.api.draco import GpuMig, GpuNode, IdleClaims, InstanceUse
+from draco.resources.api.meta import Condition, ObjectKey
 from tests.builders import a_mig_instance, a_mig_node, a_pod
 from tests.mig_claims import a_mig_claim
 

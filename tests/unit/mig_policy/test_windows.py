@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from draco.mig_policy.windows import Permit, permit, unknown_zones
-from draco.resources.draco import MigReset, ResetPermit, ResetWindow, Weekday
+from draco.resources.api.draco import MigReset, ResetPermit, ResetWindow, Weekday
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

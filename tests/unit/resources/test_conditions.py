@@ -2,8 +2,8 @@
 
 from datetime import timedelta
 
+from draco.resources.api.meta import Condition
 from draco.resources.conditions import all_timed, timed
-from draco.resources.meta import Condition
 from tests.builders import MOMENT
 
 

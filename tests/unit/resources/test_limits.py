@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from draco.resources.limits import refusal
-from draco.resources.manifests import decode
+from draco.resources.written.limits import refusal
+from draco.resources.written.manifests import decode
 
 Json = dict[str, Any]
 V1 = "resource.k8s.io/v1"

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from draco.resources.claims import ExactDeviceRequest, ResourceClaim
-from draco.resources.core import Pod
-from draco.resources.manifests import ManifestError, UnknownKindError, decode, expand
-from draco.resources.slices import ResourceSlice
+from draco.resources.api.claims import ExactDeviceRequest, ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.written.manifests import ManifestError, UnknownKindError, decode, expand
 
 
 def a_claim_manifest(*requests: dict[str, Any], version: str = "v1", **more: Any) -> dict[str, Any]:

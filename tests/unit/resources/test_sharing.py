@@ -2,9 +2,9 @@
 
 import msgspec
 
-from draco.resources.core import Node
-from draco.resources.sharing import Shared
-from draco.resources.slices import ResourceSlice
+from draco.resources.api.core import Node
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.written.sharing import Shared
 from tests.builders import a_claim, a_node
 from tests.mig_claims import a_mig_pool
 

@@ -5,13 +5,12 @@ import random
 import pytest
 
 from draco.allocation import DeviceState, survey
-from draco.allocation.fleet import Fleet
-from draco.allocation.hardware import PoolHardware
-from draco.allocation.pools import Standing
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.hardware import PoolHardware
+from draco.allocation.fleet.pools import Standing
 from draco.maintenance.matching import scope_of
-from draco.resources.draco import MaintenanceSelector
-from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
-from draco.resources.slices import (
+from draco.resources.api.draco import MaintenanceSelector
+from draco.resources.api.slices import (
     Device,
     DeviceAttribute,
     ResourceSlice,
@@ -20,6 +19,7 @@ from draco.resources.slices import (
     publications,
     strangers,
 )
+from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
 from tests.builders import a_node, a_slice
 
 NEWEST = 10**9

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from draco.cel.errors import CompileError
-from draco.cel.parse import parse
-from draco.cel.parse import tokens as of_the_language
+from draco.cel.syntax.parse import parse
+from draco.cel.syntax.parse import tokens as of_the_language
 from draco.selectors.tokens import quoted, tokens
 
 EXPRESSIONS = [

@@ -8,8 +8,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from draco.simulator.nvml import SimulatedNvml
-from draco.simulator.state import create, mutate
+from draco_local.simulator.gpus.state import create, mutate
+from draco_local.simulator.nvml.library import SimulatedNvml
 
 StateFile = Callable[..., Path]
 

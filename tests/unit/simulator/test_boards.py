@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draco.simulator.boards import BOARDS, Architecture, Board, board_named
-from draco.simulator.boards_mig import GiProfile, MigTable, Placed, ci_profiles
+from draco.mig.known_boards import GiProfile, MigTable, Placed, ci_profiles
+from draco_local.simulator.gpus.boards import BOARDS, Architecture, Board, board_named
 
 ALL = [pytest.param(board, id=key) for key, board in BOARDS.items()]
 PARTITIONABLE = [(board, board.mig) for board in BOARDS.values() if board.mig is not None]

@@ -6,9 +6,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from draco.simulator.compare import compare, main
-from draco.simulator.nvml import SimulatedNvml
-from draco.simulator.state import mutate
+from draco_local.simulator.compare import compare, main
+from draco_local.simulator.gpus.state import mutate
+from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import Mig, StateFile, opened
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from draco.simulator import faults
-from draco.simulator.nvml import SimulatedNvml
-from draco.simulator.state import GpuInstance, Process, RemappedRows, StateError, load, mutate
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus.state import GpuInstance, Process, RemappedRows, StateError, load, mutate
+from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import StateFile, opened
 
 CORRECTED, UNCORRECTED = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED

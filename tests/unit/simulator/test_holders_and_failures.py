@@ -7,9 +7,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from draco.simulator import faults
-from draco.simulator.nvml import SimulatedNvml
-from draco.simulator.state import Process, StateError, load
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus.state import Process, StateError, load
+from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import Mig, StateFile
 
 IN_USE, UNKNOWN = pynvml.NVML_ERROR_IN_USE, pynvml.NVML_ERROR_UNKNOWN

@@ -6,9 +6,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from draco.simulator import faults, hotplug, procfs
-from draco.simulator.nvml import SimulatedNvml
-from draco.simulator.state import Process, StateError, load
+from draco_local.simulator.accidents import faults, hotplug
+from draco_local.simulator.gpus import procfs
+from draco_local.simulator.gpus.state import Process, StateError, load
+from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import Mig, StateFile, opened
 
 

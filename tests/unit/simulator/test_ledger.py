@@ -3,9 +3,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from draco.resources.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey
 from draco.resources.names import ClaimUid
-from draco.simulator.ledger import ClaimRecord, Ledger, PodRecord
+from draco_local.simulator.kubelet.ledger import ClaimRecord, Ledger, PodRecord
 from tests.builders import MOMENT
 
 

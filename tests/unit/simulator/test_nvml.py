@@ -6,10 +6,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from draco.simulator import faults
-from draco.simulator.boards import BOARDS
-from draco.simulator.nvml import SimulatedNvml
-from draco.simulator.state import GpuInstance, Process, RemappedRows, StateError, load, mutate
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus.boards import BOARDS
+from draco_local.simulator.gpus.state import GpuInstance, Process, RemappedRows, StateError, load, mutate
+from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import StateFile, opened
 
 NOT_SUPPORTED = pynvml.NVMLError_NotSupported

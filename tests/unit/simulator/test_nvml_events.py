@@ -13,10 +13,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from draco.simulator import faults
-from draco.simulator.doorbell import Doorbell, ring
-from draco.simulator.nvml import SimulatedNvml
-from draco.simulator.state import load
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus.doorbell import Doorbell, ring
+from draco_local.simulator.gpus.state import load
+from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import opened
 
 XID = pynvml.nvmlEventTypeXidCriticalError
@@ -24,7 +24,7 @@ LONG_MS = 30_000  # never waited out: whatever is waited for comes first
 INJECT = """
 import sys, time
 from pathlib import Path
-from draco.simulator import faults
+from draco_local.simulator.accidents import faults
 print("ready", flush=True)
 sys.stdin.readline()
 faults.xid(Path(sys.argv[1]), 3, 94, gi=2, ci=1)
@@ -213,7 +213,7 @@ def test_pipes_of_dead_waiters_are_removed_by_the_next_ring(path: Path) -> None:
     alive = Doorbell(path)
     (waiters / "4711-dead").touch()
     (waiters / "4711-dead").unlink()
-    script = "import os, sys; from pathlib import Path; from draco.simulator.doorbell import Doorbell\n"
+    script = "import os, sys; from pathlib import Path; from draco_local.simulator.gpus.doorbell import Doorbell\n"
     script += "bell = Doorbell(Path(sys.argv[1])); os._exit(0)"
     subprocess.run([sys.executable, "-c", script, str(path)], check=True, timeout=60)
     assert len(list(waiters.iterdir())) == 2

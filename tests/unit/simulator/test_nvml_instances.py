@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from draco.simulator import faults
-from draco.simulator.nvml_handles import ProcessKilled
-from draco.simulator.nvml_instances import instance_id
-from draco.simulator.state import GpuInstance, Process, create, load
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus.state import GpuInstance, Process, create, load
+from draco_local.simulator.nvml.handles import ProcessKilled
+from draco_local.simulator.nvml.instances import instance_id
 from tests.unit.simulator.conftest import Mig, StateFile, opened
 
 ANY = pynvml.NVML_GPU_INSTANCE_ID_ANY

@@ -6,8 +6,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from draco.simulator import faults
-from draco.simulator.state import Process
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus.state import Process
 from tests.unit.simulator.conftest import Mig
 
 ANY = pynvml.NVML_GPU_INSTANCE_ID_ANY

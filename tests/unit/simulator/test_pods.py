@@ -4,10 +4,10 @@ from ipaddress import ip_address, ip_network
 import msgspec
 import pytest
 
-from draco.resources.core import PodExtendedResourceClaimStatus, PodResourceClaimStatus, PodStatus
-from draco.resources.meta import ObjectKey, OwnerReference
-from draco.simulator import pods
-from draco.simulator.pods import ClaimUse, PodBlocked
+from draco.resources.api.core import PodExtendedResourceClaimStatus, PodResourceClaimStatus, PodStatus
+from draco.resources.api.meta import ObjectKey, OwnerReference
+from draco_local.simulator.kubelet import pods
+from draco_local.simulator.kubelet.pods import ClaimUse, PodBlocked
 from tests.builders import MOMENT, a_claim, a_pod, a_uid
 
 

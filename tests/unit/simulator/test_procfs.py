@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from draco.agent.capabilities import Capabilities
-from draco.agent.holders import Holders
-from draco.simulator import faults, procfs
-from draco.simulator.state import Process, load, mutate
+from draco.agent.hardware.capabilities import Capabilities
+from draco.agent.mig.holders import Holders
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus import procfs
+from draco_local.simulator.gpus.state import Process, load, mutate
 from tests.unit.simulator.conftest import Mig
 
 POD = "0b3f6f4e-1c2d-4e5f-8a9b-0c1d2e3f4a5b"

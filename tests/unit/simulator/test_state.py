@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.simulator.boards import BoardError
-from draco.simulator.state import EVENTS_KEPT, StateError, create, load, mutate, new_node
+from draco_local.simulator.gpus.boards import BoardError
+from draco_local.simulator.gpus.state import EVENTS_KEPT, StateError, create, load, mutate, new_node
 
 COUNT_UP = """
 import sys
 import tempfile
 from pathlib import Path
-from draco.simulator.state import mutate
+from draco_local.simulator.gpus.state import mutate
 for _ in range(25):
     with mutate(Path(sys.argv[1])) as state:
         state.next_event += 1

@@ -22,7 +22,7 @@ from draco.cel.functions import (
     strings,
     urls,
 )
-from draco.cel.overloads import Binding, Overload, Row, binding, read, row
+from draco.cel.functions.overloads import Binding, Overload, Row, binding, read, row
 
 _AUTHORIZATION: Final = (
     row("authorizer_path", "authorizer.path(string) -> path"),

@@ -10,12 +10,22 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Final
 
-from draco.cel.bounds import check_text, toil_of_formatting
 from draco.cel.errors import EvaluationAborted, EvaluationError
-from draco.cel.function_costs import READING
-from draco.cel.overloads import row
-from draco.cel.texts import double_text, duration_text, quoted, timestamp_text
-from draco.cel.values import MAPS, MAX_INT, Duration, Timestamp, TypeValue, UInt, Value, type_name, value_of_key
+from draco.cel.functions.costs import READING
+from draco.cel.functions.overloads import row
+from draco.cel.values.bounds import check_text, toil_of_formatting
+from draco.cel.values.texts import double_text, duration_text, quoted, timestamp_text
+from draco.cel.values.values import (
+    MAPS,
+    MAX_INT,
+    Duration,
+    Timestamp,
+    TypeValue,
+    UInt,
+    Value,
+    type_name,
+    value_of_key,
+)
 
 _PRECISION: Final = 6
 _MAX_UINT8: Final = 255

@@ -8,9 +8,8 @@ from functools import cmp_to_key
 from itertools import pairwise
 from typing import Final
 
-from draco.cel.bounds import check_items, toil_inside, toil_of_all
 from draco.cel.errors import EvaluationError
-from draco.cel.function_costs import (
+from draco.cel.functions.costs import (
     DISTINCT,
     EQUIVALENT_SETS,
     FLATTENING,
@@ -23,9 +22,10 @@ from draco.cel.function_costs import (
     sorting,
 )
 from draco.cel.functions.operators import RECEIVERS, add, compare, is_comparable
-from draco.cel.overloads import Row, row
-from draco.cel.texts import shown
-from draco.cel.values import (
+from draco.cel.functions.overloads import Row, row
+from draco.cel.values.bounds import check_items, toil_inside, toil_of_all
+from draco.cel.values.texts import shown
+from draco.cel.values.values import (
     NONE,
     Duration,
     Key,

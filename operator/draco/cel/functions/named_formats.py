@@ -9,10 +9,10 @@ import re
 from datetime import date
 from typing import Final
 
-from draco.cel.function_costs import VALIDATING
+from draco.cel.functions.costs import VALIDATING
+from draco.cel.functions.overloads import row
 from draco.cel.functions.urls import url_complaint
-from draco.cel.overloads import row
-from draco.cel.values import NONE, NamedFormat, Optional
+from draco.cel.values.values import NONE, NamedFormat, Optional
 
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN: Final = f"{_LABEL}(\\.{_LABEL})*"

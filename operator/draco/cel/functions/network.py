@@ -7,7 +7,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv6Address, ip_network
 from typing import Final
 
 from draco.cel.errors import EvaluationError
-from draco.cel.function_costs import (
+from draco.cel.functions.costs import (
     ADDRESS_OF_NETWORK,
     CONTAINING_CIDR,
     CONTAINING_CIDR_TEXT,
@@ -17,9 +17,9 @@ from draco.cel.function_costs import (
     READING,
     READING_TWICE,
 )
-from draco.cel.overloads import row
-from draco.cel.texts import quoted
-from draco.cel.values import Cidr, Ip, Value
+from draco.cel.functions.overloads import row
+from draco.cel.values.texts import quoted
+from draco.cel.values.values import Cidr, Ip, Value
 
 _HEX_DIGITS: Final = "0123456789abcdefABCDEF"
 _IPV6_FIELDS: Final = 8

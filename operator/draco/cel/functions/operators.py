@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from draco.cel.bounds import check_items, toil_of_all
 from draco.cel.errors import EvaluationError
-from draco.cel.function_costs import ADDING, ADDING_LISTS, EQUALITY, FREE, INEQUALITY, MEMBERSHIP, ORDER_OF_TEXTS
-from draco.cel.overloads import Function, Row, row
-from draco.cel.texts import shown
-from draco.cel.values import (
+from draco.cel.functions.costs import ADDING, ADDING_LISTS, EQUALITY, FREE, INEQUALITY, MEMBERSHIP, ORDER_OF_TEXTS
+from draco.cel.functions.overloads import Function, Row, row
+from draco.cel.values.bounds import check_items, toil_of_all
+from draco.cel.values.texts import shown
+from draco.cel.values.values import (
     MAPS,
     NUMBERS,
     Duration,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Final
 
 from draco.cel.errors import EvaluationError
-from draco.cel.function_costs import READING
-from draco.cel.overloads import row
-from draco.cel.texts import quoted
-from draco.cel.values import ComputedQuantity
+from draco.cel.functions.costs import READING
+from draco.cel.functions.overloads import row
+from draco.cel.values.texts import quoted
+from draco.cel.values.values import ComputedQuantity
 from draco.resources.quantity import Format, Quantity, QuantityError
 from draco.resources.semver import SemVer, SemVerError
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from draco.cel.bounds import toil_of_compiling
 from draco.cel.errors import EvaluationError
-from draco.cel.function_costs import AFFIX, CONTAINING, MATCHING, TO_BYTES, TO_TEXT
+from draco.cel.functions.costs import AFFIX, CONTAINING, MATCHING, TO_BYTES, TO_TEXT
 from draco.cel.functions.operators import RECEIVERS, timestamp_of
-from draco.cel.overloads import Row, row
-from draco.cel.regex import compile_pattern
-from draco.cel.texts import civil_date, double_text, duration_text, timestamp_text
-from draco.cel.values import (
+from draco.cel.functions.overloads import Row, row
+from draco.cel.values.bounds import toil_of_compiling
+from draco.cel.values.regex import compile_pattern
+from draco.cel.values.texts import civil_date, double_text, duration_text, timestamp_text
+from draco.cel.values.values import (
     MAPS,
     MAX_INT,
     MAX_UINT,

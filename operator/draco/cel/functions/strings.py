@@ -5,13 +5,13 @@ Owns everything with a text as target except `format`. Positions count character
 
 from typing import Final
 
-from draco.cel.bounds import MAX_TEXT, check_text, toil_of_all, toil_of_compiling, too_costly
 from draco.cel.errors import EvaluationError
-from draco.cel.function_costs import FINDING, JOINING, QUOTING, REPLACING, SAME_SIZE, SPLITTING, TRAVERSING
-from draco.cel.overloads import row
-from draco.cel.regex import compile_pattern, every_match, found
-from draco.cel.texts import shown
-from draco.cel.values import Value
+from draco.cel.functions.costs import FINDING, JOINING, QUOTING, REPLACING, SAME_SIZE, SPLITTING, TRAVERSING
+from draco.cel.functions.overloads import row
+from draco.cel.values.bounds import MAX_TEXT, check_text, toil_of_all, toil_of_compiling, too_costly
+from draco.cel.values.regex import compile_pattern, every_match, found
+from draco.cel.values.texts import shown
+from draco.cel.values.values import Value
 
 _LOWER: Final = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 _UPPER: Final = {lower: lower - 32 for lower in range(ord("a"), ord("z") + 1)}

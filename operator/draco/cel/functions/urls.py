@@ -6,12 +6,12 @@ Owns parsing to Go's rules (absolute URLs and paths) and the words for what is r
 import re
 from typing import Final
 
-from draco.cel.bounds import toil_of_url
 from draco.cel.errors import EvaluationError
-from draco.cel.function_costs import SAME_SIZE
-from draco.cel.overloads import row
-from draco.cel.texts import quoted
-from draco.cel.values import Url
+from draco.cel.functions.costs import SAME_SIZE
+from draco.cel.functions.overloads import row
+from draco.cel.values.bounds import toil_of_url
+from draco.cel.values.texts import quoted
+from draco.cel.values.values import Url
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")

@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Final, NoReturn, TypeVar
 
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet.fleet import Fleet
 from draco.controller.workers.costs import Costliest
 from draco.controller.workers.messages import (
     Answer,
@@ -36,13 +36,13 @@ from draco.controller.workers.messages import (
     inward,
 )
 from draco.explanation.explain import explain
-from draco.explanation.problems import problems_of
+from draco.explanation.problems.claims import problems_of
 from draco.mig_policy.releases import Searches, plan_release
-from draco.resources.claims import DeviceClaim, DeviceRequest, ExactDeviceRequest, ResourceClaim, ResourceClaimSpec
-from draco.resources.classes import DeviceClass
-from draco.resources.core import Pod, PodSpec, Toleration
+from draco.resources.api.claims import DeviceClaim, DeviceRequest, ExactDeviceRequest, ResourceClaim, ResourceClaimSpec
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Pod, PodSpec, Toleration
+from draco.resources.api.meta import ObjectMeta
 from draco.resources.errors import DracoError
-from draco.resources.meta import ObjectMeta
 
 R = TypeVar("R")
 

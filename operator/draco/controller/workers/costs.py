@@ -7,12 +7,12 @@ looks at few devices only; whoever calls it bounds it again.
 from collections.abc import Iterator
 from typing import Final
 
-from draco.allocation.fleet import Fleet
-from draco.cel.device import DeviceView, device_view
+from draco.allocation.fleet.fleet import Fleet
 from draco.cel.errors import CompileError, EvaluationError
 from draco.cel.selector import Selector, compile_selector
+from draco.cel.values.device import DeviceView, device_view
 from draco.controller.workers.messages import MOST_STEPS, CostlySelector
-from draco.resources.claims import DeviceSelector, ResourceClaim
+from draco.resources.api.claims import DeviceSelector, ResourceClaim
 
 _WORTH_NAMING: Final = 2_000
 _SAMPLES: Final = 3

@@ -24,7 +24,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from draco.allocation.fleet import Fleet
+from draco.allocation.fleet.fleet import Fleet
 from draco.cel.selector import compile_selector
 from draco.controller.workers.answering import serve, warm_up
 from draco.controller.workers.messages import (
@@ -42,15 +42,15 @@ from draco.controller.workers.messages import (
     inward,
     outward,
 )
-from draco.resources.claims import ResourceClaim
-from draco.resources.classes import DeviceClass
-from draco.resources.core import Node
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Node
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.errors import DracoError
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, SLICES, TAINT_RULES
-from draco.resources.meta import ObjectKey
-from draco.resources.sharing import Shared
-from draco.resources.slices import ResourceSlice
-from draco.resources.taints import DeviceTaintRule
+from draco.resources.written.sharing import Shared
 
 _AT_ONCE: Final = 1 << 20
 _IDLE_S: Final = 5.0

@@ -9,9 +9,9 @@ from typing import TypeAlias
 import msgspec
 
 from draco.explanation.model import Problem
-from draco.resources.claims import ResourceClaim
-from draco.resources.core import Pod
-from draco.resources.meta import ObjectKey
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
 
 MEMORY_MIB = 384
 """What a child may take beyond what it shares at first."""

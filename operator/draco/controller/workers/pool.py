@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from draco.controller.following import FollowedFleet
+from draco.controller.fleet_feed import FollowedFleet
 from draco.controller.workers.fair_queue import FairQueue, Urgency
 from draco.controller.workers.messages import (
     Answer,
@@ -37,7 +37,7 @@ from draco.controller.workers.messages import (
 )
 from draco.controller.workers.process import FleetProcessHandle, Process, ProcessEnded
 from draco.kube.clock import Clock, wait_for
-from draco.kube.retry import Backoff
+from draco.kube.connect.retry import Backoff
 
 log = structlog.get_logger(__name__)
 

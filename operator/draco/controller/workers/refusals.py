@@ -13,7 +13,7 @@ from draco.controller.workers.messages import (
     OutOfMemory,
     OverBudget,
 )
-from draco.resources.claims import ResourceClaim
+from draco.resources.api.claims import ResourceClaim
 
 TOO_COSTLY = "TooCostly"
 """The main cause in one word, where a budget did not suffice."""

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster.errors import NotSupported
-from draco.cluster.realnode import cgroup
-from draco.cluster.realnode.cgroup import Hierarchies, hierarchies
+from draco_local.cluster.errors import NotSupported
+from draco_local.cluster.realnode import cgroup
+from draco_local.cluster.realnode.cgroup import Hierarchies, hierarchies
 
 
 def test_version_1_has_one_hierarchy_for_each_controller_and_perhaps_a_unified_one() -> None:

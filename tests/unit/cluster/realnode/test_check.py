@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster.errors import NotSupported
-from draco.cluster.realnode import check
-from draco.cluster.realnode.check import may_lower_oom_score, missing_packages, require
+from draco_local.cluster.errors import NotSupported
+from draco_local.cluster.realnode import check
+from draco_local.cluster.realnode.check import may_lower_oom_score, missing_packages, require
 
 
 def test_each_missing_program_is_named_by_its_debian_package(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from draco.agent.capabilities import Capabilities
-from draco.cluster.realnode.config import (
+from draco.agent.hardware.capabilities import Capabilities
+from draco_local.cluster.realnode.config import (
     NodeFacts,
     containerd_config,
     gpu_devices,
@@ -16,9 +16,9 @@ from draco.cluster.realnode.config import (
     pod_network,
     proxy_config,
 )
-from draco.cluster.realnode.init import NodePlan, Service
-from draco.simulator import procfs
-from draco.simulator.state import create
+from draco_local.cluster.realnode.init import NodePlan, Service
+from draco_local.simulator.gpus import procfs
+from draco_local.simulator.gpus.state import create
 
 FACTS = NodeFacts(
     name="real-1",

@@ -5,7 +5,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from draco.cluster.realnode.image import ImagePlan, write_archive
+from draco_local.cluster.realnode.image import ImagePlan, write_archive
 
 PLAN = ImagePlan(
     names=("draco.dev/thing:1", "draco.dev/thing:latest"),

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster.realnode.config import plan_json
-from draco.cluster.realnode.init import NodePlan, Service
+from draco_local.cluster.realnode.config import plan_json
+from draco_local.cluster.realnode.init import NodePlan, Service
 
 DEADLINE_S = 60.0
 DIES_TOO = ("setpriv", "--pdeathsig", "KILL")
 SUPERVISE = (
-    "import sys, pathlib; from draco.cluster.realnode.init import NodePlan, Supervisor;"
+    "import sys, pathlib; from draco_local.cluster.realnode.init import NodePlan, Supervisor;"
     "Supervisor(NodePlan.from_json(pathlib.Path(sys.argv[1]).read_text()), run_folder=pathlib.Path(sys.argv[2])).run()"
 )
 
@@ -127,7 +127,7 @@ def test_the_first_process_refuses_to_run_as_an_ordinary_one(tmp_path: Path) -> 
     node = Node(tmp_path)
     node.write_plan()
     done = subprocess.run(
-        [sys.executable, "-m", "draco.cluster.realnode.init", str(node.plan)],
+        [sys.executable, "-m", "draco_local.cluster.realnode.init", str(node.plan)],
         check=False,
         capture_output=True,
         text=True,

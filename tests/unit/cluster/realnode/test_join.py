@@ -1,6 +1,6 @@
-from draco.cluster import data
-from draco.cluster.attach import SYSTEM_NAMESPACE
-from draco.cluster.realnode.join import ACCOUNT, agent_manifests
+from draco_local.cluster import data
+from draco_local.cluster.attach import SYSTEM_NAMESPACE
+from draco_local.cluster.realnode.join import ACCOUNT, agent_manifests
 
 
 def test_the_agent_gets_from_the_installation_all_but_the_pods_that_would_run_it() -> None:

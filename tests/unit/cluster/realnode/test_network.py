@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from draco.cluster.realnode.network import (
+from draco_local.cluster.realnode.network import (
     MAX_NODES,
     AddressPlan,
     NetworkError,

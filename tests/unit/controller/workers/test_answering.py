@@ -3,9 +3,9 @@
 import pytest
 
 from draco.controller.workers.answering import warm_up
-from draco.explanation.placement import PodRules, nodes_for
-from draco.resources.core import Node, Pod, PodSpec, Toleration
-from draco.resources.meta import ObjectMeta
+from draco.explanation.findings.placement import PodRules, nodes_for
+from draco.resources.api.core import Node, Pod, PodSpec, Toleration
+from draco.resources.api.meta import ObjectMeta
 from tests.unit.explanation.clusters import a_fleet
 
 

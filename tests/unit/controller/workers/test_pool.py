@@ -27,9 +27,9 @@ from draco.controller.workers.messages import (
 )
 from draco.controller.workers.pool import Answered, Workers, WorkerSettings
 from draco.controller.workers.process import ProcessEnded
-from draco.kube.client import Client
-from draco.kube.connection import Connection
-from draco.resources.claims import CelSelector, DeviceSelector, ResourceClaim
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
+from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClaim
 from tests.builders import a_claim, a_device_class, a_node, a_pod
 from tests.doubles.clock import ManualClock
 

@@ -1,0 +1,371 @@
+"""`draco cluster gpu`: break, hold and partition the GPUs of a local cluster's nodes on purpose.
+
+Owns the options. What is shown of a node is in `cluster_gpus_screen`, what each command does to a GPU in `faults`,
+`hotplug` and `by_hand` of `draco_local.simulator.gpus`.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from draco.cli.output.documents import print_document
+from draco_local.cli.cluster_gpus_screen import held, lines
+from draco_local.cluster import gpus
+from draco_local.simulator.accidents import by_hand, faults, hotplug
+from draco_local.simulator.gpus.state import Process, load
+
+_Command = Callable[..., None]
+_HAND_PID = 100_000  # so many processes a usual kernel never has at once
+
+
+def _node(function: _Command) -> _Command:
+    """A command on a node's GPUs: it is given the file with their state."""
+
+    @click.argument("node")
+    @click.option("--name", default="draco", show_default=True, metavar="NAME", help="Which cluster.")
+    @functools.wraps(function)
+    def on_node(node: str, name: str, **options: Any) -> None:
+        function(gpus.state_file(name, node), **options)
+
+    return on_node
+
+
+def _gpu_of(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | str | None:
+    return int(value) if value is not None and value.isdecimal() else value
+
+
+_GPU = click.argument("gpu", callback=_gpu_of)
+_GI = click.option("--gi", type=click.IntRange(min=0), metavar="ID", help="Only this GPU instance.")
+_CI = click.option("--ci", type=click.IntRange(min=0), metavar="ID", help="Only this compute instance of it.")
+
+
+@click.group("gpu")
+def command() -> None:
+    """Break, hold and partition simulated GPUs, to see what Draco does.
+
+    NODE is one of the cluster's nodes, GPU the number or the UUID of one of its GPUs. Everything takes effect at once, and stays
+    until it is undone.
+    """
+
+
+@command.command()
+@_node
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form.")
+def show(path: Path, output: str) -> None:
+    """Show a node's GPUs.
+
+    With their MIG instances, who holds them, and what is wrong with them.
+    """
+    state = load(path)
+    if output == "json":
+        print_document(state)
+        return
+    for line in lines(state):
+        click.echo(line)
+
+
+@command.command()
+@_node
+@_GPU
+def lose(path: Path, gpu: int | str) -> None:
+    """Let a GPU fall off the bus.
+
+    No reset and no reboot brings it back: after the next it is not there at all, until `reseat` or `replace`.
+    """
+    faults.lose(path, gpu)
+
+
+@command.command()
+@_node
+@_GPU
+def remove(path: Path, gpu: int | str) -> None:
+    """Take a GPU out of its node.
+
+    The numbers of the GPUs behind it change at once, their minor numbers when the driver is loaded again.
+    """
+    hotplug.remove(path, gpu)
+
+
+@command.command()
+@_node
+@_GPU
+def reseat(path: Path, gpu: int | str) -> None:
+    """Take a GPU out and put it back in, healthy.
+
+    One that is not there is named by its UUID.
+    """
+    hotplug.reseat(path, gpu)
+
+
+@command.command()
+@_node
+@_GPU
+def replace(path: Path, gpu: int | str) -> None:
+    """Put another board in the place of a GPU.
+
+    It has the same PCI address and another UUID. A GPU that is not there is named by its UUID.
+    """
+    click.echo(f"The new GPU is {hotplug.replace(path, gpu)}.")
+
+
+@command.command()
+@_node
+@_GPU
+def unreadable(path: Path, gpu: int | str) -> None:
+    """Let NVML answer UNKNOWN about a GPU."""
+    faults.make_unreadable(path, gpu)
+
+
+@command.command()
+@_node
+@_GPU
+def heal(path: Path, gpu: int | str) -> None:
+    """End every fault of a GPU."""
+    faults.heal(path, gpu)
+
+
+@command.command()
+@_node
+@_GPU
+@click.argument("code", type=click.IntRange(min=1))
+@_GI
+@_CI
+def xid(path: Path, gpu: int | str, code: int, gi: int | None, ci: int | None) -> None:
+    """Send the XID event CODE."""
+    whole = faults.WHOLE_GPU
+    faults.xid(path, gpu, code, gi=whole if gi is None else gi, ci=whole if ci is None else ci)
+
+
+@command.command()
+@_node
+@_GPU
+@click.option("--corrected", default=0, type=click.IntRange(min=0), metavar="N", help="So many were corrected.")
+@click.option("--uncorrected", default=0, type=click.IntRange(min=0), metavar="N", help="So many were not.")
+def ecc(path: Path, gpu: int | str, corrected: int, uncorrected: int) -> None:
+    """Count memory errors."""
+    if not corrected and not uncorrected:
+        raise click.UsageError("Say how many: --corrected N, --uncorrected N, or both.")
+    faults.ecc_errors(path, gpu, corrected=corrected, uncorrected=uncorrected)
+
+
+@command.command()
+@_node
+@_GPU
+@click.argument("celsius", type=int)
+def temperature(path: Path, gpu: int | str, celsius: int) -> None:
+    """Set a GPU's temperature."""
+    faults.temperature(path, gpu, celsius)
+
+
+@command.command()
+@_node
+@_GPU
+@click.argument("action", type=click.Choice(list(faults.RECOVERY_ACTIONS)))
+def recovery(path: Path, gpu: int | str, action: str) -> None:
+    """Let NVML say what a GPU needs to work again."""
+    faults.recovery_action(path, gpu, faults.RECOVERY_ACTIONS[action])
+
+
+@command.command()
+@_node
+@_GPU
+def reset(path: Path, gpu: int | str) -> None:
+    """Reset a GPU.
+
+    Its instances are gone, and a pending MIG mode takes effect.
+    """
+    faults.reset(path, gpu)
+
+
+@command.command("break-driver")
+@_node
+@click.argument(
+    "error",
+    type=click.Choice(sorted(faults.ERRORS), case_sensitive=False),
+    metavar="[ERROR]",
+    default="DRIVER_NOT_LOADED",
+)
+def break_driver(path: Path, error: str) -> None:
+    """Let NVML answer ERROR to everything.
+
+    ERROR is a return code like LIB_RM_VERSION_MISMATCH; DRIVER_NOT_LOADED unless told otherwise. `reload-driver` repairs it.
+    """
+    faults.break_driver(path, faults.ERRORS[error])
+
+
+@command.command("reload-driver")
+@_node
+@click.option("--version", metavar="VERSION", help="The version to load.  [default: the same]")
+def reload_driver(path: Path, version: str | None) -> None:
+    """Unload and load a node's driver.
+
+    All instances and the programs that held GPUs are gone, and every NVML session is over.
+    """
+    faults.reload_driver(path, version=version)
+
+
+@command.command()
+@_node
+@click.option("--minors", metavar="N,N,...", help="The GPUs' new minor numbers.  [default: as before]")
+def reboot(path: Path, minors: str | None) -> None:
+    """Do what a reboot does to GPUs.
+
+    GPUs that were lost are not there any more, and minor numbers close the gap. The node's programs are not restarted.
+    """
+    if minors is None:
+        faults.reboot(path)
+        return
+    try:
+        numbers = [int(each) for each in minors.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{minors!r} is not a list like 1,0,2.", param_hint="--minors") from None
+    faults.reboot(path, minors=numbers)
+
+
+@command.command()
+@_node
+@_GPU
+@click.argument("mode", type=click.Choice(["on", "off"]))
+def mig(path: Path, gpu: int | str, mode: str) -> None:
+    """Switch MIG mode by hand."""
+    click.echo(f"MIG mode is {by_hand.set_mode(path, gpu, int(mode == 'on'))}.")
+
+
+@command.command()
+@_node
+@_GPU
+@click.argument("profile")
+@click.option(
+    "--start", type=click.IntRange(min=0), metavar="UNIT", help="First memory unit.  [default: driver's choice]"
+)
+@click.option("--only-gi", "compute", flag_value="none", help="Leave it without a compute instance.")
+@click.option("--with-ci", "compute", flag_value="whole", default="whole", hidden=True)
+def create(path: Path, gpu: int | str, profile: str, start: int | None, compute: Literal["none", "whole"]) -> None:
+    """Make a GPU instance by hand.
+
+    PROFILE is a name like 3g.40gb. Draco knows nothing of the instance.
+    """
+    made = by_hand.create_instance(path, gpu, profile, start=start, compute=compute)
+    click.echo(f"Made GPU instance {made.gpu_instance} at unit {made.start}: {made.uuid or 'no compute instance'}.")
+
+
+@command.command()
+@_node
+@_GPU
+@click.argument("gi", type=click.IntRange(min=0))
+def destroy(path: Path, gpu: int | str, gi: int) -> None:
+    """Destroy a GPU instance by hand.
+
+    GI is its id. Its compute instances are destroyed with it, whoever made it.
+    """
+    by_hand.destroy_instance(path, gpu, gi)
+
+
+@command.command()
+@_node
+@_GPU
+@_GI
+@_CI
+@click.option("--pid", type=click.IntRange(min=1), help="Its process id.  [default: a free one]")
+@click.option("--program", default="", metavar="TEXT", help="What the program is called.")
+@click.option("--cgroup", default="/", metavar="PATH", help="Its cgroup, which says in which pod it runs.")
+@click.option("--pod", "hostname", default="", metavar="NAME", help="That pod's name.")
+@click.option("--memory", "memory_mib", default=0, type=click.IntRange(min=0), metavar="MIB", help="Memory it uses.")
+@click.option("--handle", "kind", flag_value="handle", help="It only keeps a handle: NVML lists no process.")
+@click.option("--computing", "kind", flag_value="computing", default="computing", hidden=True)
+def hold(
+    path: Path,
+    gpu: int | str,
+    *,
+    gi: int | None,
+    ci: int | None,
+    pid: int | None,
+    program: str,
+    kind: str,
+    **process: Any,
+) -> None:
+    """Let a program hold a GPU or an instance.
+
+    A GPU that is held cannot be reset, and an instance that is held cannot be destroyed.
+    """
+    if ci is not None and gi is None:
+        raise click.UsageError("--ci names a compute instance of a GPU instance: say which with --gi.")
+    if kind == "computing" and gi is not None and ci is None:
+        ci = 0  # programs compute on compute instances only
+    taken = {each.pid for one in load(path).gpus for each in one.processes}
+    chosen = next(number for number in range(_HAND_PID, 2 * _HAND_PID) if number not in taken) if pid is None else pid
+    holder = Process(chosen, gpu_instance=gi, compute_instance=ci, listed=kind == "computing", name=program, **process)
+    faults.hold(path, gpu, holder)
+    click.echo(f"Process {chosen} holds {held(holder, gpu)}.")
+
+
+@command.command()
+@_node
+@click.argument("pid", type=click.IntRange(min=1))
+def release(path: Path, pid: int) -> None:
+    """End the process PID."""
+    faults.release(path, pid)
+
+
+@command.command()
+@_node
+@click.argument("function")
+@click.argument("error", type=click.Choice(sorted(faults.ERRORS), case_sensitive=False), metavar="ERROR")
+@click.option("--gpu", callback=_gpu_of, metavar="GPU", help="Only on this GPU.")
+@_GI
+@_CI
+@click.option("--times", type=click.IntRange(min=1), metavar="N", help="So often.  [default: always]")
+@click.option(
+    "--afterwards", "effect", flag_value="done", help="Fail when the work is done, as if the answer were lost."
+)
+@click.option("--instead", "effect", flag_value="none", default="none", hidden=True)
+def fail(
+    path: Path,
+    function: str,
+    error: str,
+    *,
+    gpu: int | str | None,
+    gi: int | None,
+    ci: int | None,
+    times: int | None,
+    effect: Literal["none", "done"],
+) -> None:
+    """Let calls of an NVML function fail.
+
+    FUNCTION is a name like nvmlGpuInstanceDestroy, ERROR a return code like IN_USE.
+    """
+    faults.fail(
+        path, function, faults.ERRORS[error], gpu=gpu, gpu_instance=gi, compute_instance=ci, times=times, effect=effect
+    )
+
+
+@command.command()
+@_node
+@click.argument("function")
+@click.option("--gpu", callback=_gpu_of, metavar="GPU", help="Only on this GPU.")
+def hang(path: Path, function: str, gpu: int | str | None) -> None:
+    """Let calls of an NVML function never return.
+
+    FUNCTION is a name like nvmlDeviceGetFieldValues. `stop-failing` lets them go on.
+    """
+    faults.hang(path, function, gpu=gpu)
+
+
+@command.command("stop-failing")
+@_node
+@click.argument("function", default="")
+def stop_failing(path: Path, function: str) -> None:
+    """End failures of NVML's FUNCTION, or all, and let calls go on that hang."""
+    faults.stop_failing(path, function)
+
+
+@command.command()
+@_node
+@click.argument("seconds", type=click.FloatRange(min=0))
+@click.option("--function", default="*", metavar="FUNCTION", help="Only this one.  [default: all]")
+def latency(path: Path, seconds: float, function: str) -> None:
+    """Let NVML take SECONDS longer; 0 ends it."""
+    faults.latency(path, seconds, function)

@@ -1,0 +1,75 @@
+"""`draco cluster gpu show`: a node's simulated GPUs as lines of text.
+
+Owns the words. Changes nothing.
+"""
+
+from collections.abc import Iterator
+
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus.boards import BOARDS
+from draco_local.simulator.gpus.state import Failure, GpuInstance, GpuState, NodeState, Process
+
+
+def lines(state: NodeState) -> Iterator[str]:
+    """What there is on a node, and what is wrong with it."""
+    yield f"Node {state.node_name}, driver {state.driver.version}, boot {state.boot}"
+    codes = {code: name for name, code in faults.ERRORS.items()}
+    if state.driver.error:
+        yield f"  the driver answers {codes[state.driver.error]}"
+    for index, gpu in enumerate(state.gpus):
+        yield f"GPU {index}  {gpu.uuid}  {gpu.board}  {_mode(gpu)}"
+        if gpu.error:
+            yield f"  everything answers {codes[gpu.error]}"
+        for action in (name for name, code in faults.RECOVERY_ACTIONS.items() if code and code == gpu.recovery_action):
+            yield f"  needs {action}"
+        for instance in sorted(gpu.instances, key=lambda each: each.start):
+            yield f"  {_instance(gpu, instance)}"
+        for process in gpu.processes:
+            name = f" ({process.name})" if process.name else ""
+            listed = "" if process.listed else ", listed nowhere"
+            yield f"  process {process.pid}{name} holds {held(process, index)}{listed}"
+    for gpu in state.missing:
+        why = "dead" if gpu.error else "taken out"
+        yield f"Not there: {gpu.uuid}  {gpu.board}  at {gpu.bus_id}, {why}"
+    for failure in state.failures:
+        yield _failure(failure, codes)
+    for function, seconds in state.latency_s.items():
+        yield f"{'Every function' if function == '*' else function} takes {seconds:g} s longer"
+
+
+def _mode(gpu: GpuState) -> str:
+    if not BOARDS[gpu.board].mig_capable:
+        return "no MIG"
+    now = "on" if gpu.mig_current else "off"
+    return f"MIG {now}" if gpu.mig_current == gpu.mig_pending else f"MIG {now}, changes with a reset"
+
+
+def _instance(gpu: GpuState, instance: GpuInstance) -> str:
+    table = BOARDS[gpu.board].mig
+    profile = None if table is None else table.by_id(instance.profile_id)
+    name = f"profile {instance.profile_id}" if profile is None else profile.name
+    last = instance.start + instance.size - 1
+    units = f"unit {last}" if instance.size == 1 else f"units {instance.start}-{last}"
+    inside = ", ".join(f"CI {each.id} {each.uuid}" for each in instance.compute) or "no compute instance"
+    return f"GI {instance.id}  {name}  {units}  {inside}"
+
+
+def held(process: Process, gpu: int | str) -> str:
+    """What a process holds."""
+    if process.gpu_instance is None:
+        return f"GPU {gpu}"
+    part = "" if process.compute_instance is None else f"compute instance {process.compute_instance} of "
+    return f"{part}GPU instance {process.gpu_instance} of GPU {gpu}"
+
+
+def _failure(failure: Failure, codes: dict[int, str]) -> str:
+    where = f" on {failure.gpu_uuid}" if failure.gpu_uuid else ""
+    if failure.gpu_instance is not None:
+        where += f", GPU instance {failure.gpu_instance}"
+    if failure.compute_instance is not None:
+        where += f", compute instance {failure.compute_instance}"
+    if failure.effect == "hang":
+        return f"{failure.function or 'Every function'} hangs{where}"
+    how = {"none": "fails", "done": "works and fails"}[failure.effect]
+    often = "always" if failure.times is None else f"{failure.times} times"
+    return f"{failure.function or 'Every function'} {how} with {codes[failure.error]}{where}, {often}"

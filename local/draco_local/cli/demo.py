@@ -1,0 +1,311 @@
+"""`draco demo`: what Draco does, told on a local cluster in about a minute.
+
+Owns the story and its telling. Everything in it happens for real: the commands it prints are the commands it runs, and what
+follows them is their output. Leaves nothing behind unless asked to keep the cluster.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import click
+
+from draco.resources.errors import DracoError
+from draco_local.cluster import data
+from draco_local.cluster.programs import binaries
+
+WAIT_S = 90.0
+
+SUSPECT = """\
+apiVersion: resource.k8s.io/v1beta2
+kind: DeviceTaintRule
+metadata: {{name: suspect-gpu}}
+spec:
+  deviceSelector: {{driver: gpu.nvidia.com, pool: {pool}, device: {device}}}
+  taint: {{key: example.com/suspect, value: fan-noise, effect: NoSchedule}}
+"""
+
+MAINTENANCE = """\
+apiVersion: draco.dev/v1alpha1
+kind: DeviceMaintenance
+metadata: {{name: swap-board}}
+spec:
+  reason: replace the board
+  deviceSelector: {{driver: gpu.nvidia.com, pool: {pool}, device: {device}}}
+"""
+
+NEWCOMER = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: newcomer}}
+spec: {{devices: {{requests: [{{name: gpu, exactly: {{deviceClassName: gpu.nvidia.com}}}}]}}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: newcomer}}
+spec:
+  nodeSelector: {{kubernetes.io/hostname: {node}}}
+  resourceClaims: [{{name: gpu, resourceClaimName: newcomer}}]
+  containers: [{{name: main, image: busybox, resources: {{claims: [{{name: gpu}}]}}}}]
+"""
+
+TOO_BIG = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: too-big}
+spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 9}}]}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: too-big}
+spec:
+  resourceClaims: [{name: gpu, resourceClaimName: too-big}]
+  containers: [{name: main, image: busybox, resources: {claims: [{name: gpu}]}}]
+"""
+
+
+FROM_AN_ARTICLE = """\
+apiVersion: resource.k8s.io/v1beta1
+kind: ResourceClaim
+metadata: {name: big}
+spec:
+  devices:
+    requests:
+    - name: gpu
+      deviceClassName: gpu.nvidia.com
+      selectors:
+      - cel: {expression: "device.capacity['gpu.nvidia.com'].memory >= quantity('40Gi')"}
+"""
+
+
+class DemoError(DracoError):
+    """A step of the story did not come true."""
+
+
+@click.command()
+@click.option("--name", default="demo", show_default=True, help="Name of the cluster it makes.")
+@click.option("--keep", is_flag=True, help="Leave the cluster running at the end, to try things on.")
+def command(name: str, keep: bool) -> None:
+    """Show on a local cluster what Draco does, in about a minute."""
+    click.secho("Draco makes GPUs under Kubernetes Dynamic Resource Allocation (DRA) operable.", bold=True)
+    say("This demo runs a real Kubernetes on this machine: only the GPUs are simulated, below NVML.")
+    say("What follows a $ is a command that really runs, and below it stands its real output.")
+    chapter("A cluster with two GPU nodes, eight H100 each")
+    run_draco("cluster", "up", "--name", name, "--nodes", "2", "--gpus", "8", "--board", "H100-80GB")
+    try:
+        with tempfile.TemporaryDirectory(prefix="draco-demo-") as folder:
+            tell(Story(name, Path(folder)))
+    finally:
+        if not keep:
+            chapter("Everything is taken down")
+            run_draco("cluster", "down", "--name", name)
+    if keep:
+        say(f"The cluster is still there. Remove it with: draco cluster down --name {name}")
+    click.echo()
+    click.secho("That was Draco. To try it yourself: draco cluster up, then kubectl and draco status.", bold=True)
+
+
+class Story:
+    """The cluster of one demo, spoken to through kubectl."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.examples = data.examples()
+        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig.touch(mode=0o600)
+        self.kubeconfig.write_text(draco("cluster", "kubeconfig", "--name", name))
+        self._kubectl = binaries.find("kubectl")["kubectl"]
+
+    def kubectl(self, *arguments: str, manifest: str = "") -> str:
+        """Run kubectl silently and return its output."""
+        done = subprocess.run(
+            [str(self._kubectl), "--kubeconfig", str(self.kubeconfig), *arguments],
+            input=manifest,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise DemoError(f"kubectl {' '.join(arguments)} failed: {done.stderr.strip()}")
+        return done.stdout
+
+    def show(self, *arguments: str) -> None:
+        """Print a command and what it answers."""
+        prompt(shlex.join(("kubectl", *arguments)))
+        answer(self.kubectl(*arguments))
+
+    def apply_example(self, folder: str) -> None:
+        """Apply one example in view of the audience."""
+        prompt(f"kubectl apply -f manifests/examples/{folder}")
+        answer(self.kubectl("apply", "-f", str(self.examples / folder)))
+
+    def apply(self, manifest: str) -> None:
+        """Apply a manifest in view of the audience, which sees the manifest too."""
+        prompt("kubectl apply -f -", manifest)
+        answer(self.kubectl("apply", "-f", "-", manifest=manifest))
+
+    def show_draco(self, *arguments: str, manifest: str = "", refuses: bool = False) -> None:
+        """Print a command of ours and what it answers, with status 1 if it is one that refuses something."""
+        prompt(shlex.join(("draco", *arguments)).replace(str(self.examples), "manifests/examples"), manifest)
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        answer(draco(*arguments, manifest=manifest, environment=environment, status=1 if refuses else 0))
+
+    def value(self, kind: str, name: str, path: str) -> str:
+        """One field of an object."""
+        return self.kubectl("get", kind, name, "-o", f"jsonpath={{{path}}}")
+
+    def until(self, what: str, check: Callable[[], bool]) -> None:
+        """Wait until something has come true."""
+        deadline = time.monotonic() + WAIT_S
+        while not check():
+            if time.monotonic() > deadline:
+                raise DemoError(f"After {WAIT_S:.0f} s it is still not true that {what}: the demo stops here.")
+            time.sleep(0.2)
+
+    def until_running(self, pod: str) -> None:
+        """Wait until a pod runs."""
+        self.until(f"pod {pod} runs", lambda: self.value("pod", pod, ".status.phase") == "Running")
+
+    def until_phase(self, request: str, phase: str) -> None:
+        """Wait until a maintenance request has reached a phase."""
+        self.until(f"{request} is {phase}", lambda: self.value("dm", request, ".status.phase") == phase)
+
+    def device_of(self, claim: str) -> tuple[str, str]:
+        """Pool and name of the one device of an allocated claim."""
+        result = ".status.allocation.devices.results[0]"
+        return self.value("resourceclaim", claim, f"{result}.pool"), self.value(
+            "resourceclaim", claim, f"{result}.device"
+        )
+
+
+def tell(story: Story) -> None:
+    """The story itself."""
+    chapter("Every node publishes its GPUs")
+    story.show("get", "gpunodes")
+
+    chapter("A pod asks for one GPU with at least 40 GiB, and gets it")
+    story.apply_example("one-gpu-by-memory")
+    story.until_running("one-gpu")
+    pool, device = story.device_of("one-gpu")
+    story.show("get", "resourceclaim,pod", "-o", "wide")
+    say(f"The claim holds {device} of {pool}: allocated by the scheduler, prepared and injected by Draco's agent.")
+
+    chapter("That GPU looks suspect: a taint rule keeps new work away from it")
+    story.apply(SUSPECT.format(pool=pool, device=device))
+    say("The pod on it keeps running; who asks that node for a GPU now gets another one:")
+    story.apply(NEWCOMER.format(node=pool))
+    story.until_running("newcomer")
+    story.show("get", "pods", "-o", "wide")
+    say(f"The newcomer's claim holds {story.device_of('newcomer')[1]}, not {device}.")
+    story.kubectl("delete", "devicetaintrule", "suspect-gpu")
+
+    chapter("The board is to be replaced: one GPU goes into maintenance, the node stays at work")
+    story.apply(MAINTENANCE.format(pool=pool, device=device))
+    story.until_phase("swap-board", "Isolated")
+    story.show("get", "devicemaintenances")
+    say("Isolated: nobody new gets the GPU, and the request says who still holds it. That pod ends:")
+    prompt("kubectl delete pod one-gpu")
+    answer(story.kubectl("delete", "pod", "one-gpu", "--grace-period=1"))
+    story.until_phase("swap-board", "InMaintenance")
+    story.show("get", "devicemaintenances")
+    story.show("get", "nodes")
+    say("InMaintenance: the GPU is free to be worked on. The node was never cordoned, its other seven GPUs take work.")
+
+    chapter("A pod waits for more than there is: its claim says why")
+    story.apply(TOO_BIG)
+    reason = pending_reason(story)
+    prompt("kubectl events --for resourceclaim/too-big")
+    answer(reason)
+
+    chapter("The whole picture on one screen")
+    story.show_draco("status")
+
+    chapter("The new board is in: the GPU comes back")
+    story.show("patch", "dm", "swap-board", "--type=merge", "-p", '{"spec":{"finished":true}}')
+    story.until_phase("swap-board", "Completed")
+    story.show("get", "devicemaintenances")
+
+    tell_of_parts(story)
+
+
+def tell_of_parts(story: Story) -> None:
+    """Its end: a part of a GPU, and what can be known beforehand."""
+    chapter("A small model needs a part of a GPU: one is divided for it when its pod starts")
+    story.apply_example("mig-by-profile")
+    story.until_running("small-model")
+    pool, device = story.device_of("small-part")
+    story.show_draco("layout", "show", pool)
+    say(f"The claim holds {device}. The scheduler chose the place; the rest of that GPU is left for what may come.")
+
+    chapter("What if that GPU were suspect, too: is there room for forty more of these?")
+    small_model = story.examples / "mig-by-profile" / "pod.yaml"
+    tainted = f"suspect:NoSchedule@gpu.nvidia.com/{pool}/{device.split('-mig-')[0]}"
+    story.show_draco("simulate", "-f", str(small_model), "--copies", "40", "--with-taint", tainted)
+
+    chapter("A manifest from an old article, looked at before it reaches the cluster")
+    story.show_draco("lint", "-f", "-", manifest=FROM_AN_ARTICLE, refuses=True)
+
+
+def pending_reason(story: Story) -> str:
+    """What the Event on the claim says, once there is one."""
+    said: list[str] = []
+
+    def look() -> bool:
+        said[:] = [story.kubectl("events", "--for", "resourceclaim/too-big")]
+        return "too-big" in said[0]
+
+    story.until("an Event says why the claim waits", look)
+    return said[0]
+
+
+def run_draco(*arguments: str) -> None:
+    """Run a command of ours in view of the audience."""
+    prompt("draco " + " ".join(arguments))
+    done = subprocess.run([sys.executable, "-m", "draco", *arguments], check=False, env=os.environ)
+    if done.returncode != 0:
+        raise DemoError(f"draco {' '.join(arguments)} failed; what it said stands above.")
+
+
+def draco(*arguments: str, manifest: str = "", environment: Mapping[str, str] | None = None, status: int = 0) -> str:
+    """The output of a command of ours that ends with `status`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "draco", *arguments],
+        input=manifest,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    if done.returncode != status:
+        raise DemoError(f"draco {' '.join(arguments)} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def chapter(title: str) -> None:
+    """Begin a chapter."""
+    click.echo()
+    click.secho(f"== {title}", bold=True, fg="cyan")
+
+
+def say(text: str) -> None:
+    """One sentence of the narrator."""
+    click.echo(text)
+
+
+def prompt(command_line: str, manifest: str = "") -> None:
+    """A command, as typed, with what it is given to read."""
+    click.secho(f"$ {command_line}{' <<EOF' if manifest else ''}", fg="green")
+    if manifest:
+        click.secho(manifest.rstrip(), dim=True)
+        click.echo("EOF")
+    sys.stdout.flush()
+
+
+def answer(output: str) -> None:
+    """What a command printed."""
+    for line in output.rstrip().splitlines():
+        click.echo(f"  {line}".rstrip())

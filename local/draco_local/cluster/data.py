@@ -1,0 +1,32 @@
+"""Manifests that come with Draco: our CustomResourceDefinitions, the examples and the installation.
+
+Owns where they are: beside the package in an installed Draco, in the repository when Draco runs from a checkout.
+"""
+
+from pathlib import Path
+
+import draco_local
+
+_PACKAGE = Path(draco_local.__file__).parent
+_REPOSITORY = _PACKAGE.parents[1]
+
+
+def crds() -> Path:
+    """The folder of CustomResourceDefinitions."""
+    return _folder("crds")
+
+
+def examples() -> Path:
+    """The folder that holds one folder per example."""
+    return _folder("manifests") / "examples"
+
+
+def install() -> Path:
+    """The one file that installs Draco without helm."""
+    return _folder("manifests") / "install" / "draco.yaml"
+
+
+def _folder(name: str) -> Path:
+    # The checkout first: its files are the source of truth, and an editable install may carry an older copy.
+    checkout = _REPOSITORY / name
+    return checkout if (_REPOSITORY / "pyproject.toml").exists() and checkout.exists() else _PACKAGE / "assets" / name

@@ -1,0 +1,33 @@
+"""The simulated GPUs of a cluster's nodes: where their state is kept, for those who change it on purpose.
+
+Owns finding the file. What can be done to GPUs is in `faults` and `by_hand` of `draco_local.simulator.gpus`.
+"""
+
+import difflib
+from pathlib import Path
+
+from draco_local.cluster import attach, clusters
+from draco_local.cluster.errors import ClusterError
+from draco_local.cluster.providers import local
+from draco_local.cluster.realnode.agent import gpu_state_file
+from draco_local.cluster.realnode.nodes import disk_of
+from draco_local.cluster.state import Record
+
+
+def state_file(cluster: str, node: str) -> Path:
+    """The file with the state of a node's GPUs; a ClusterError for a node that the cluster has not, or that is not up yet."""
+    record = Record(cluster)
+    wanted = record.read().wanted
+    nodes = clusters.opened(cluster).nodes
+    if node not in nodes:
+        near = difflib.get_close_matches(node, nodes, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        known = ", ".join(nodes[:5]) + (", ..." if len(nodes) > 5 else "") or "none"
+        raise ClusterError(f"Cluster {cluster} has no node {node}; it has: {known}.{hint}")
+    if node in attach.simulated_node_names(wanted):
+        path = record.folder / local.SOCKETS_LINK / node / "gpus.json"
+    else:
+        path = gpu_state_file(disk_of(record.folder / local.REAL_NODES_FOLDER, node))
+    if not path.exists():
+        raise ClusterError(f"Node {node} has no GPUs yet: wait until `draco cluster status` calls it Ready.")
+    return path

@@ -1,0 +1,202 @@
+"""Building the programs of a cluster from pinned Go modules.
+
+Owns what is built how, and with which sentence a failure is told. Where programs are kept, and that no two processes build the
+same at once, is the caller's business.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from draco_local.cluster.errors import BinariesMissing
+from draco_local.cluster.programs import gocache, multicall, toolchain, versions
+from draco_local.cluster.progress import Progress
+
+MODULES = Path(__file__).parent / "modules"
+_NO_NETWORK = (
+    "dial tcp",
+    "no such host",
+    "i/o timeout",
+    "connection refused",
+    "TLS handshake",
+    "unexpected EOF",
+    "proxyconnect",
+)
+_POLL_S = 0.5
+_ENOUGH_MIB = 2048
+"""What linking Kubernetes takes: with a limit below it, Go would do little but collect garbage."""
+_DOWNLOADS_AT_ONCE = 16
+"""Go downloads as many modules at once as it may use processors, and waits for the network most of that time."""
+
+
+class Recipe(NamedTuple):
+    """How the programs of one module are built. `usually` is how long that takes from nothing on two cores.
+
+    `source` writes the main package of one program that is all those asked for; without it each is a package of its own.
+    """
+
+    packages: Mapping[str, str]
+    linker_flags: str
+    tags: str
+    usually: str
+    source: Callable[[Sequence[str]], str] | None = None
+
+
+def recipe(module: str) -> Recipe:
+    """The recipe of a module folder's name, such as "kubernetes-1.36.3"."""
+    name, _, version = module.rpartition("-")
+    match name:
+        case "kubernetes":
+            major, minor, _ = versions.parse(version)
+            variable = "-X k8s.io/component-base/version"
+            return Recipe(
+                packages={program: f"k8s.io/kubernetes/cmd/{program}" for program in multicall.PROGRAMS},
+                linker_flags=(
+                    f"{variable}.gitVersion=v{version} {variable}.gitMajor={major} {variable}.gitMinor={minor} "
+                    f"{variable}.gitTreeState=clean"
+                ),
+                tags="",
+                usually="5 minutes",
+                source=multicall.source,
+            )
+        case "etcd":
+            return Recipe({"etcd": "go.etcd.io/etcd/server/v3"}, "", "", "half a minute")
+        case "containerd":
+            commands = "github.com/containerd/containerd/v2/cmd"
+            return Recipe(
+                packages={name: f"{commands}/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
+                linker_flags=f"-X github.com/containerd/containerd/v2/version.Version=v{version}",
+                tags="no_btrfs no_aufs no_zfs no_devmapper",
+                usually="a minute",
+            )
+        case "helm":
+            flags = f"-X helm.sh/helm/v4/internal/version.version=v{version}"
+            return Recipe({"helm": "helm.sh/helm/v4/cmd/helm"}, flags, "", "2 minutes")
+        case _:
+            raise ValueError(f"no recipe for module {module}")
+
+
+def build(
+    module: str,
+    programs: Sequence[str],
+    *,
+    into: Path,
+    cache: Path,
+    progress: Progress,
+    environ: Mapping[str, str],
+) -> None:
+    """Build `programs` of `module` into the folder `into`; raises BinariesMissing with what to do if that cannot be."""
+    source = MODULES / module
+    if not (source / "go.mod").exists():
+        raise BinariesMissing(
+            f"{' and '.join(programs)} of {module.replace('-', ' ')} cannot be built here (pinned are "
+            f"{', '.join(sorted(path.name for path in MODULES.iterdir()))}): name a folder that holds them with --bin-dir."
+        )
+    how = recipe(module)
+    with gocache.shared(cache):
+        go = toolchain.find_go(toolchain.go_directive(source), cache=cache, progress=progress, environ=environ)
+        settings = {**environ, **_memory(), **gocache.settings(cache)}
+        log = cache / "bin" / f"{module}.build.log"
+        name = module.replace("-", " ")
+        step = f"Building {name} from source ({', '.join(programs)}; usually {how.usually}, once)"
+        with progress.step(step) as detail:
+            for command, folder, variables in _commands(go, how, source, programs, into):
+                if _run(command, directory=folder, environ={**settings, **variables}, log=log, detail=detail) != 0:
+                    raise BinariesMissing(_why(log, name, programs, cache))
+        for program in programs:
+            if how.source and program != programs[0]:
+                (into / program).hardlink_to(into / programs[0])
+        log.unlink(missing_ok=True)
+
+
+def _memory() -> Mapping[str, str]:
+    """Have the compiler use memory instead of collecting garbage, where each of its processes may have a good deal of it."""
+    fields = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    available_kib = next((int(amount) for name, amount, *_ in fields if name == "MemAvailable:"), 0)
+    each_mib = available_kib // 1024 // ((os.cpu_count() or 1) + 1)
+    return {"GOGC": "off", "GOMEMLIMIT": f"{each_mib}MiB"} if each_mib >= _ENOUGH_MIB else {}
+
+
+def _commands(
+    go: Path, how: Recipe, module: Path, programs: Sequence[str], into: Path
+) -> list[tuple[list[str | Path], Path, Mapping[str, str]]]:
+    """What to run, in which folder, with which further variables: first all downloads, then the build."""
+    folder, packages, output = module, [how.packages[program] for program in programs], f"{into}{os.sep}"
+    if how.source:
+        folder = into / "source"
+        folder.mkdir()
+        for file in ("go.mod", "go.sum"):
+            shutil.copyfile(module / file, folder / file)
+        (folder / "main.go").write_text(how.source(programs))
+        packages = ["."]
+    if len(packages) == 1:
+        output = str(into / programs[0])
+    # The same for every module, so that the standard library is compiled once: its place in Go's cache depends on them.
+    flags = ["-trimpath", "-mod=readonly", "-gcflags=all=-dwarf=false", *(("-tags", how.tags) if how.tags else ())]
+    linker_flags = f"-s -w {how.linker_flags}".strip()
+    listing = [go, "list", "-deps", "-f", "", *flags, *packages]
+    building = [go, "build", "-v", *flags, "-ldflags", linker_flags, "-o", output, *packages]
+    return [(listing, folder, {"GOMAXPROCS": str(_DOWNLOADS_AT_ONCE)}), (building, folder, {})]
+
+
+def _run(
+    command: Sequence[str | Path],
+    *,
+    directory: Path,
+    environ: Mapping[str, str],
+    log: Path,
+    detail: Callable[[str], None],
+) -> int:
+    """Run the compiler and tell how far it is; when this run is interrupted, so is everything the compiler started."""
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            list(map(str, command)),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=directory,
+            env=dict(environ),
+            start_new_session=True,
+        )
+    try:
+        while child.poll() is None:
+            time.sleep(_POLL_S)
+            detail(_how_far(log))
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGTERM)
+            child.wait()
+    return child.returncode
+
+
+def _how_far(log: Path) -> str:
+    # `go list` writes an empty line for each package.
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line]
+    downloads = sum(line.startswith("go: downloading") for line in lines)
+    compiled = len(lines) - downloads
+    if compiled:
+        return f"{compiled} packages compiled"
+    return f"{downloads} modules downloaded" if downloads else "starting"
+
+
+def _why(log: Path, name: str, programs: Sequence[str], cache: Path) -> str:
+    """One sentence for a failed build, and what to do about it."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    told = next((line for line in lines if any(sign in line for sign in _NO_NETWORK)), None)
+    if told:
+        return (
+            f"{name} cannot be built because its Go modules cannot be downloaded ({told[-200:]}); connect this machine "
+            f"to the network, or name a folder that holds {', '.join(programs)} with --bin-dir."
+        )
+    if any("no space left on device" in line for line in lines):
+        return (
+            f"{name} cannot be built because the disk is full; free about 5 GB (what Go has left behind is in "
+            f"{cache / gocache.FOLDER}), or name a folder with --bin-dir."
+        )
+    last = lines[-1] if lines else "go said nothing"
+    return f"{name} could not be built ({last[-200:]}; all that go said is in {log}); name a folder with --bin-dir."

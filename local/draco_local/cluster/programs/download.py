@@ -1,0 +1,193 @@
+"""Fetching released programs: which of them are to be had within seconds, and nothing that its checksum does not vouch for.
+
+Owns the network and its time limits. Who cannot be reached is told in a sentence, for the caller to build instead; a file that
+is not what its checksum says is an error. Every site is waited for at the same time, once, for the checksums.
+"""
+
+import asyncio
+import hashlib
+import shutil
+import tarfile
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import aiohttp
+
+from draco_local.cluster.errors import BinariesMissing, ClusterError
+from draco_local.cluster.programs.releases import Release, digest, url
+
+NONE = "none"
+"""Instead of a mirror: fetch nothing."""
+
+_CONNECT_WITHIN_S = 2.5
+_ANSWER_WITHIN_S = 5.0
+_STALLED_AFTER_S = 10.0
+_LARGEST_CHECKSUMS = 1 << 20
+_CHUNK = 1 << 18
+
+T = TypeVar("T")
+
+
+class WrongChecksum(ClusterError):
+    """What was fetched is not what its publisher's checksum says."""
+
+
+class NotToBeHad(Exception):
+    """A file cannot be fetched now; the message says why, in a few words that name the site."""
+
+
+class Offer(NamedTuple):
+    """A released file that its site has told the checksum of."""
+
+    release: Release
+    url: str
+    sha256: str
+
+
+def check_mirror(mirror: str) -> None:
+    """Raise ClusterError unless this is the address of a mirror, NONE, or "" for the publishers' own sites."""
+    if mirror and mirror != NONE and not mirror.startswith(("http://", "https://")):
+        raise ClusterError(f'"{mirror}" is no mirror: name an http:// or https:// address, or {NONE} to fetch nothing.')
+
+
+def offers(releases: Sequence[Release], *, mirror: str = "") -> tuple[list[Offer], list[str]]:
+    """Those of `releases` that are to be had, and why the others are not; takes seconds, however many sites are silent."""
+    return _run(_offers(releases, mirror=mirror))
+
+
+def fetch(offered: Sequence[Offer], folder: Path, detail: Callable[[str], None]) -> dict[str, Path]:
+    """The programs of `offered`, by name, in `folder`; raises NotToBeHad, or WrongChecksum and keeps nothing."""
+    try:
+        _run(_fetch(offered, folder, detail))
+        for offer in offered:
+            _unpack(folder / offer.release.name, offer.release.programs, folder)
+    except OSError as error:
+        raise BinariesMissing(
+            f"What was downloaded cannot be kept in {folder.parent} ({error.strerror or error}): free 1 GB there, or "
+            f"name a folder that holds the programs with --bin-dir."
+        ) from error
+    return {program: folder / program for offer in offered for program in offer.release.programs}
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Like asyncio.run, which would wait at the end for a name server that does not answer."""
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.close()
+
+
+async def _offers(releases: Sequence[Release], *, mirror: str) -> tuple[list[Offer], list[str]]:
+    timeout = aiohttp.ClientTimeout(total=_ANSWER_WITHIN_S, sock_connect=_CONNECT_WITHIN_S)
+    async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
+        asked = [_offer(session, release, mirror=mirror) for release in releases]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    found, reasons = [], []
+    for answer in answers:
+        if isinstance(answer, NotToBeHad):
+            reasons.append(str(answer))
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found.append(answer)
+    return found, list(dict.fromkeys(reasons))
+
+
+async def _offer(session: aiohttp.ClientSession, release: Release, *, mirror: str) -> Offer:
+    address = url(release, release.checksums, mirror=mirror)
+    try:
+        async with session.get(address) as response:
+            _check(response, address)
+            text = (await response.content.read(_LARGEST_CHECKSUMS)).decode(errors="replace")
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise NotToBeHad(_why(error, mirror or release.site)) from error
+    if (sha256 := digest(text, release.name)) is None:
+        raise NotToBeHad(f"{address} holds no checksum of {release.name}")
+    return Offer(release, url(release, release.path, mirror=mirror), sha256)
+
+
+async def _fetch(offered: Sequence[Offer], folder: Path, detail: Callable[[str], None]) -> None:
+    expected: dict[str, int] = {}
+    arrived: dict[str, int] = {}
+
+    def told(name: str, size: int | None, bytes_: int) -> None:
+        arrived[name] = bytes_
+        if size:
+            expected[name] = size
+        of = f" of {sum(expected.values()) >> 20}" if len(expected) == len(offered) else ""
+        detail(f"{sum(arrived.values()) >> 20}{of} MB")
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_WITHIN_S, sock_read=_STALLED_AFTER_S)
+    async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for offer in offered:
+                    tasks.create_task(_fetch_one(session, offer, folder / offer.release.name, told))
+        except* (NotToBeHad, WrongChecksum, OSError) as failed:
+            wrong, others = failed.split(WrongChecksum)
+            raise (wrong or others or failed).exceptions[0] from None
+
+
+async def _fetch_one(
+    session: aiohttp.ClientSession, offer: Offer, path: Path, told: Callable[[str, int | None, int], None]
+) -> None:
+    hashed = hashlib.sha256()
+    arrived = 0
+    with path.open("wb") as file:
+        try:
+            async with session.get(offer.url) as response:
+                _check(response, offer.url)
+                async for chunk in response.content.iter_chunked(_CHUNK):
+                    file.write(chunk)
+                    hashed.update(chunk)
+                    arrived += len(chunk)
+                    told(path.name, response.content_length, arrived)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise NotToBeHad(_why(error, offer.url)) from error
+    if hashed.hexdigest() != offer.sha256:
+        raise WrongChecksum(
+            f"{offer.url} is not what its checksum says (its SHA-256 is {hashed.hexdigest()}, and should be "
+            f"{offer.sha256}), so it was thrown away: try again, name another --mirror, or build with --mirror {NONE}."
+        )
+
+
+def _check(response: aiohttp.ClientResponse, address: str) -> None:
+    if response.status != 200:
+        raise NotToBeHad(f"{address} answers {response.status} {response.reason}")
+    if address.startswith("https:") and any(each.url.scheme != "https" for each in (*response.history, response)):
+        raise NotToBeHad(f"{address} leads away from https")
+
+
+def _unpack(file: Path, programs: Mapping[str, str], folder: Path) -> None:
+    """Make of a file that was fetched the programs in it."""
+    inside = {member: program for program, member in programs.items() if member}
+    if inside:
+        try:
+            with tarfile.open(file, "r:gz") as archive:
+                for member in archive:
+                    if member.name in inside and (content := archive.extractfile(member)):
+                        with (folder / inside.pop(member.name)).open("wb") as unpacked:
+                            shutil.copyfileobj(content, unpacked)
+        except (tarfile.TarError, EOFError) as error:
+            raise NotToBeHad(f"{file.name} cannot be unpacked ({error})") from error
+        if inside:
+            raise NotToBeHad(f"{file.name} holds no {' and no '.join(inside)}")
+        file.unlink()
+    for program in programs:
+        (folder / program).chmod(0o755)
+
+
+def _why(error: Exception, where: str) -> str:
+    match error:
+        case TimeoutError():  # aiohttp's are that too
+            return f"{where} does not answer in time"
+        case aiohttp.ClientConnectorDNSError():
+            return f"there is no address for {where}"
+        case aiohttp.ClientSSLError():
+            return f"{where} shows no certificate that is trusted here"
+        case aiohttp.ClientConnectorError():
+            return f"{where} cannot be reached ({error.strerror or error.os_error})"
+        case _:
+            return f"{where} does not answer as it should ({str(error) or type(error).__name__})"

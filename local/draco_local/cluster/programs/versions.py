@@ -1,0 +1,66 @@
+"""What each Kubernetes minor version knows: feature gates and API versions that DRA with GPUs needs.
+
+Owns the table. A component that is given a gate it does not know exits, so the gates are listed minor by minor.
+Source: `kube-apiserver --help` of each version, KEP-4381 and the KEPs that build on it.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from draco_local.cluster.errors import NotSupported
+
+DEFAULT_KUBERNETES = "1.36.3"
+KUBERNETES_VERSIONS = ("1.36.3", "1.35.4", "1.34.4")
+"""The reference version first, then the ones that modules are pinned for."""
+
+
+class Minor(NamedTuple):
+    """Flags of one minor version. `gates` go to every component."""
+
+    gates: Mapping[str, bool]
+    runtime_config: tuple[str, ...]
+
+
+_SINCE_1_34 = {
+    "DRADeviceTaints": True,
+    "DRAPartitionableDevices": True,
+    "DRAConsumableCapacity": True,
+    "DRADeviceBindingConditions": True,
+    "DRAExtendedResource": True,
+    "DRAResourceClaimDeviceStatus": True,
+    "ResourceHealthStatus": True,
+}
+_MINORS: Mapping[tuple[int, int], Minor] = {
+    (1, 34): Minor(gates=_SINCE_1_34, runtime_config=("resource.k8s.io/v1alpha3=true",)),
+    (1, 35): Minor(
+        gates={**_SINCE_1_34, "DRADeviceTaintRules": True}, runtime_config=("resource.k8s.io/v1alpha3=true",)
+    ),
+    (1, 36): Minor(
+        gates={**_SINCE_1_34, "DRADeviceTaintRules": True},
+        runtime_config=("resource.k8s.io/v1beta2=true", "resource.k8s.io/v1alpha3=true"),
+    ),
+}
+
+
+def parse(version: str) -> tuple[int, int, int]:
+    """The three numbers of "1.36.3" or "v1.36.3"; raises NotSupported for anything else."""
+    parts = version.removeprefix("v").split("-")[0].split("+")[0].split(".")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        raise NotSupported(f'"{version}" is not a Kubernetes version: write it like {DEFAULT_KUBERNETES}.')
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def minor_of(version: str) -> Minor:
+    """The flags for `version`; raises NotSupported for a minor version that is not in the table."""
+    major, minor, _ = parse(version)
+    if (major, minor) in _MINORS:
+        return _MINORS[major, minor]
+    raise NotSupported(
+        f"Kubernetes {version} cannot be started here: the versions known are {', '.join(KUBERNETES_VERSIONS)} "
+        f"and other patch releases of these."
+    )
+
+
+def gates_flag(version: str) -> str:
+    """The value of `--feature-gates` for every component of `version`."""
+    return ",".join(f"{name}={str(on).lower()}" for name, on in sorted(minor_of(version).gates.items()))

@@ -1,0 +1,1 @@
+"""Who provides a cluster: this machine's processes, kind, or somebody else."""

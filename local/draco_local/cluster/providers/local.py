@@ -1,0 +1,186 @@
+"""The `local` provider: a control plane of plain processes, simulated nodes, and real nodes in namespaces.
+
+Owns the order in which these start and stop. The parts themselves are in `controlplane`, `attach` and `realnode`.
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from draco.resources.english import counted
+from draco_local.cluster import attach, controlplane, ports
+from draco_local.cluster.controlplane import ControlPlane
+from draco_local.cluster.errors import NotSupported
+from draco_local.cluster.process import Processes
+from draco_local.cluster.programs import binaries
+from draco_local.cluster.progress import Progress
+from draco_local.cluster.realnode import check, join, nodes
+from draco_local.cluster.realnode.nodes import RealNodes, RealNodeSettings
+from draco_local.cluster.state import Record, Wanted
+
+REAL_NODES_FOLDER = "real-nodes"
+SOCKETS_LINK = "sockets"
+
+
+class LocalCluster:
+    """A cluster on this machine; everything of it is in the record's folder or carries that folder's path."""
+
+    def __init__(self, record: Record, wanted: Wanted, *, mirror: str = "") -> None:
+        self._record = record
+        self._wanted = wanted
+        self._mirror = mirror
+        self._processes = Processes(record.folder)
+        self._real = RealNodes(record.name, record.folder / REAL_NODES_FOLDER)
+
+    @property
+    def kubeconfig(self) -> Path:
+        """An administrator's kubeconfig."""
+        return self._record.folder / "kubeconfig"
+
+    @property
+    def nodes(self) -> list[str]:
+        """Simulated nodes, then real ones."""
+        return [*attach.simulated_node_names(self._wanted), *self._real.nodes]
+
+    @property
+    def real_nodes(self) -> RealNodes:
+        """The real nodes, for what only they can do."""
+        return self._real
+
+    def check(self) -> None:
+        """Real nodes need root and some programs: said before minutes are spent on building others."""
+        if self._wanted.real_nodes:
+            check.require(self._real.folder)
+
+    def create(self, progress: Progress, *, wait_s: float) -> None:
+        """Start everything; see `Cluster.create`."""
+        wanted = self._wanted
+        programs = self._programs(progress)
+        if wanted.real_nodes:
+            with progress.step("Preparing a network for real nodes"):
+                self._real.prepare_network()
+        plane = ControlPlane(self._record.folder, self._control_plane_settings(programs))
+        with progress.step(f"Starting the control plane (Kubernetes {wanted.kubernetes})"):
+            plane.start()
+        with progress.step("Installing Draco's kinds and the GPU DeviceClass"):
+            asyncio.run(self._install())
+        if wanted.nodes:
+            with progress.step(f"Starting {counted(wanted.nodes, 'simulated node')}"):
+                attach.start_simulated_nodes(
+                    self._processes,
+                    self.kubeconfig,
+                    wanted,
+                    make_sockets_folder(self._record),
+                    plane.authority,
+                    enter=plane.settings.enter,
+                )
+        operator_port = ports.pick(taken=frozenset({plane.port}))
+        if wanted.operator:
+            with progress.step("Starting the operator"):
+                attach.start_operator(self._processes, self.kubeconfig, operator_port)
+        if wanted.real_nodes:
+            with progress.step(f"Booting {counted(wanted.real_nodes, 'real node')}"):
+                settings = RealNodeSettings(
+                    programs=programs, kubernetes=wanted.kubernetes, gpus=wanted.gpus, board=wanted.board
+                )
+                names = self._real.boot(wanted.real_nodes, plane, settings)
+                asyncio.run(self._join(names))
+        if wait_s > 0:
+            attach.wait_until_ready(
+                self.kubeconfig,
+                self.nodes,
+                wanted,
+                self._processes,
+                operator_port=operator_port,
+                timeout_s=wait_s,
+                progress=progress,
+            )
+
+    def destroy(self, progress: Progress) -> None:  # noqa: ARG002 - the interface's
+        """Stop everything by force: nothing that these processes hold outlives them."""
+        plane = ControlPlane(self._record.folder, controlplane.Settings(programs={}))
+        self._processes.stop_each([attach.OPERATOR_PROCESS, attach.NODES_PROCESS], grace_s=0.0)
+        plane.stop()
+        self._real.destroy()
+        self._processes.stop_strays()
+        remove_sockets_folder(self._record)
+
+    def load_image(self, archive: Path) -> None:
+        """Import into the real nodes; simulated ones run no containers."""
+        if self._real.nodes:
+            self._real.load_image(archive)
+
+    def exec_on_node(self, node: str, argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        """Run a program on a real node."""
+        self._must_be_real(node)
+        return self._real.exec_on_node(node, argv)
+
+    def power_off(self, node: str) -> None:
+        """Cut a real node's power."""
+        self._must_be_real(node)
+        self._real.power_off(node)
+
+    def power_on(self, node: str) -> None:
+        """Boot a real node."""
+        self._must_be_real(node)
+        self._real.power_on(node)
+
+    def _must_be_real(self, node: str) -> None:
+        if node in attach.simulated_node_names(self._wanted):
+            raise NotSupported(f"Node {node} is simulated, it has no machine: use a real node (--real-nodes).")
+
+    def _programs(self, progress: Progress) -> dict[str, Path]:
+        names = [*controlplane.ALL, "kubectl", *(nodes.PROGRAMS if self._wanted.real_nodes else ())]
+        return binaries.find(
+            *names,
+            kubernetes=self._wanted.kubernetes,
+            bin_dir=Path(self._wanted.bin_dir) if self._wanted.bin_dir else None,
+            progress=progress,
+            mirror=self._mirror,
+        )
+
+    def _control_plane_settings(self, programs: dict[str, Path]) -> controlplane.Settings:
+        wanted = self._wanted
+        servers = {name: programs[name] for name in controlplane.ALL}
+        if not wanted.real_nodes:
+            return controlplane.Settings(
+                programs=servers, kubernetes=wanted.kubernetes, port=wanted.port, name=self._record.name
+            )
+        return controlplane.Settings(
+            programs=servers,
+            kubernetes=wanted.kubernetes,
+            address=self._real.address,
+            port=wanted.port or nodes.API_PORT,
+            enter=self._real.enter,
+            name=self._record.name,
+        )
+
+    async def _install(self) -> None:
+        async with attach.client_of(self.kubeconfig) as client:
+            await attach.install(client)
+
+    async def _join(self, names: Sequence[str]) -> None:
+        async with attach.client_of(self.kubeconfig) as client:
+            await join.join(client, self._real, names)
+
+
+def make_sockets_folder(record: Record) -> Path:
+    """A folder with a short path, for Unix sockets; a link in the record's folder names it before it exists."""
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    folder = base / f"draco-{secrets.token_hex(4)}"
+    (record.folder / SOCKETS_LINK).symlink_to(folder)
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def remove_sockets_folder(record: Record) -> None:
+    """Remove that folder, if it was made."""
+    link = record.folder / SOCKETS_LINK
+    if link.is_symlink():
+        shutil.rmtree(link.readlink(), ignore_errors=True)
+        link.unlink()

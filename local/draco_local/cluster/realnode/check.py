@@ -1,0 +1,60 @@
+"""Whether this machine can host real nodes, and the one sentence for each thing it lacks.
+
+Owns the list of what real nodes need. Must not change anything.
+"""
+
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from draco_local.cluster.errors import NotSupported
+from draco_local.cluster.realnode.image import BUSYBOX_PROGRAM
+
+CNI_BIN: Final = Path("/usr/lib/cni")
+_CAP_SYS_RESOURCE: Final = 24
+_HIDDEN: Final = ("/run", "/dev", "/etc", "/proc", "/sys", "/var")
+"""Folders of which a node sees its own: the cluster's state must lie outside them."""
+
+
+def require(state_dir: Path) -> None:
+    """Raise NotSupported with one sentence naming everything that is missing for real nodes with state in `state_dir`."""
+    if platform.system() != "Linux":
+        raise NotSupported("Real nodes run on Linux only: use simulated nodes (--nodes) here.")
+    if os.geteuid() != 0:
+        raise NotSupported(
+            "Real nodes need root: run `sudo draco cluster up --real-nodes …`, or use simulated nodes (--nodes)."
+        )
+    packages = missing_packages()
+    if packages:
+        line = f"apt-get install --no-install-recommends {' '.join(packages)}"
+        raise NotSupported(f"Real nodes need programs that this machine lacks: run `{line}`.")
+    hidden = next((top for top in _HIDDEN if state_dir.resolve().is_relative_to(top)), None)
+    if hidden:
+        raise NotSupported(
+            f"The state of a cluster with real nodes cannot lie below {hidden}, which every node has for itself: "
+            "set XDG_STATE_HOME to another folder."
+        )
+
+
+def missing_packages(find: Callable[[str], str | None] = shutil.which, *, cni_bin: Path = CNI_BIN) -> list[str]:
+    """The Debian packages that real nodes need and that are not installed."""
+    needed = {
+        "runc": bool(find("runc")),
+        "containernetworking-plugins": all((cni_bin / plugin).exists() for plugin in ("ptp", "host-local", "portmap")),
+        "nftables": bool(find("nft")),
+        "iptables": bool(find("iptables")),
+        "iproute2": bool(find("ip")),
+        "util-linux": bool(find("nsenter") and find("unshare")),
+        "mount": bool(find("mount") and find("umount")),
+        "busybox-static": BUSYBOX_PROGRAM.exists() or bool(find("busybox")),
+    }
+    return [package for package, present in needed.items() if not present]
+
+
+def may_lower_oom_score(status: str) -> bool:
+    """Whether a process whose /proc/self/status is `status` may protect others from the out-of-memory killer."""
+    effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)

@@ -1,0 +1,56 @@
+"""An agent on simulated GPUs: `python -m draco_local.simulator.agent --state FILE`, otherwise with the options of `draco agent`.
+
+Owns putting simulated NVML under the agent; the product has no switch for it. The node's sysfs and its
+part of /proc are written beside the state file.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from draco.agent.process import Access, run, with_options
+from draco.kube.connect import kubeconfig
+from draco.kube.connect.connection import Connection
+from draco.kube.connect.incluster import connect_in_cluster
+from draco.resources.errors import DracoError
+from draco_local.simulator.gpus import procfs, state, sysfs
+from draco_local.simulator.nvml.library import SimulatedNvml
+
+
+async def connect(access: Access) -> Connection:
+    """Connect to the API server."""
+    if access.kubeconfig is None:
+        return connect_in_cluster(mount=access.service_account)
+    return await kubeconfig.connect(access.kubeconfig)
+
+
+@click.command()
+@click.option(
+    "--state",
+    "state_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="State of the simulated GPUs.",
+)
+@with_options
+def main(state_file: Path, **options: Any) -> None:
+    """Serve simulated GPUs to Kubernetes with the real agent."""
+    try:
+        gpus = state.load(state_file)
+        tree = state_file.with_name(state_file.name + ".sysfs")
+        sysfs.build(tree, gpus)
+        roots = {"sysfs_root": tree, "proc_root": procfs.build(state_file, gpus)}
+        run(connect, library=SimulatedNvml(state_file), **{**options, **roots})
+    except* DracoError as errors:
+        raise click.ClickException("; ".join(dict.fromkeys(_sentences(errors)))) from errors
+
+
+def _sentences(error: BaseException) -> list[str]:
+    if isinstance(error, BaseExceptionGroup):
+        return [sentence for inner in error.exceptions for sentence in _sentences(inner)]
+    return [str(error)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A stand-in for kubelet: no containers, everything else that concerns claims for real."""

@@ -1,0 +1,1 @@
+"""Simulated NVML: pynvml's functions over the state of simulated GPUs."""

@@ -1,0 +1,143 @@
+"""Simulated NVML: how GPUs reach each other, over PCIe, NVLink and the NVSwitch fabric."""
+# ruff: noqa: N802, N803 - the names are pynvml's
+
+from typing import Any
+
+import pynvml
+
+from draco_local.simulator.gpus.boards import Architecture, Board
+from draco_local.simulator.gpus.state import GpuState
+from draco_local.simulator.nvml.handles import pointed
+from draco_local.simulator.nvml.session import Session, board_of, invalid_argument, not_supported
+
+# No degraded bandwidth, no route recovery, no unhealthy route, no access timeout, no wrong configuration.
+_HEALTHY_MASK = (
+    pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_FALSE << pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW
+    | pynvml.NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_RECOVERY_FALSE << pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY
+    | pynvml.NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_UNHEALTHY_FALSE
+    << pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY
+    | pynvml.NVML_GPU_FABRIC_HEALTH_MASK_ACCESS_TIMEOUT_RECOVERY_FALSE
+    << pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY
+    | pynvml.NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE
+    << pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION
+)
+
+
+class Links:
+    """PCIe link, NVLink, topology, peer access and fabric."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Any) -> int:
+        """Generation in use."""
+        return board_of(self._session.gpu(handle)).pcie_generation
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Any) -> int:
+        """Generation of GPU and slot together."""
+        return board_of(self._session.gpu(handle)).pcie_generation
+
+    def nvmlDeviceGetGpuMaxPcieLinkGeneration(self, handle: Any) -> int:
+        """Generation of the GPU alone."""
+        return board_of(self._session.gpu(handle)).pcie_generation
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Any) -> int:
+        """Lanes in use."""
+        return board_of(self._session.gpu(handle)).pcie_width
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Any) -> int:
+        """Lanes of GPU and slot together."""
+        return board_of(self._session.gpu(handle)).pcie_width
+
+    def nvmlDeviceGetNvLinkState(self, device: Any, link: int) -> int:
+        """Whether the link is up."""
+        self._linked(device, link)
+        return int(pynvml.NVML_FEATURE_ENABLED)
+
+    def nvmlDeviceGetNvLinkVersion(self, device: Any, link: int) -> int:
+        """nvmlNvlinkVersion_t."""
+        return int(self._linked(device, link).nvlink_version)
+
+    def nvmlDeviceGetNvLinkCapability(self, device: Any, link: int, capability: int) -> int:
+        """One bit of what the link can do."""
+        self._linked(device, link)
+        if not 0 <= capability < pynvml.NVML_NVLINK_CAP_COUNT:
+            raise invalid_argument()
+        return int(capability != pynvml.NVML_NVLINK_CAP_SLI_BRIDGE)
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Any, link: int) -> int:
+        """All links of the simulated boards end at switches."""
+        self._linked(handle, link)
+        return int(pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH)
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, device: Any, link: int) -> Any:
+        """PCI address of the switch at the other end; which link meets which switch is estimated."""
+        board = self._linked(device, link)
+        bus = board.nvswitch_buses[link % len(board.nvswitch_buses)]
+        info = pynvml.nvmlPciInfo_t()
+        info.bus = bus
+        info.busId, info.busIdLegacy = f"00000000:{bus:02X}:00.0".encode(), f"0000:{bus:02X}:00.0".encode()
+        return info
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, device1: Any, device2: Any) -> int:
+        """nvmlGpuTopologyLevel_t: how far up the PCIe tree two GPUs meet."""
+        one, other = self._session.gpu(device1), self._session.gpu(device2)
+        if one.uuid == other.uuid:
+            return int(pynvml.NVML_TOPOLOGY_INTERNAL)
+        if one.pcie_root_bus == other.pcie_root_bus:
+            return int(pynvml.NVML_TOPOLOGY_MULTIPLE)
+        same_node = one.numa_node == other.numa_node
+        return int(pynvml.NVML_TOPOLOGY_NODE if same_node else pynvml.NVML_TOPOLOGY_SYSTEM)
+
+    def nvmlDeviceGetP2PStatus(self, device1: Any, device2: Any, p2pIndex: int) -> int:
+        """nvmlGpuP2PStatus_t of one capability; a GPU with MIG on has no peers."""
+        one, other = self._session.gpu(device1), self._session.gpu(device2)
+        if not 0 <= p2pIndex <= pynvml.NVML_P2P_CAPS_INDEX_PCI or one.uuid == other.uuid:
+            raise invalid_argument()
+        if one.mig_current or other.mig_current:
+            return int(pynvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED)
+        linked = bool(board_of(one).nvlinks and board_of(other).nvlinks)
+        if p2pIndex in (pynvml.NVML_P2P_CAPS_INDEX_NVLINK, pynvml.NVML_P2P_CAPS_INDEX_ATOMICS) and not linked:
+            return int(pynvml.NVML_P2P_STATUS_NOT_SUPPORTED)
+        return int(pynvml.NVML_P2P_STATUS_OK)
+
+    def nvmlDeviceGetGpuFabricInfo(self, device: Any, gpuFabricInfo: Any) -> int:
+        """Registration with the fabric manager into the caller's c_nvmlGpuFabricInfo_t."""
+        return self._fabric(device, gpuFabricInfo, ())
+
+    def nvmlDeviceGetGpuFabricInfoV(self, device: Any, gpuFabricInfo: Any) -> int:
+        """The same with health, into version 2 or 3 of the struct."""
+        return self._fabric(device, gpuFabricInfo, (pynvml.nvmlGpuFabricInfo_v2, pynvml.nvmlGpuFabricInfo_v3))
+
+    def _fabric(self, device: Any, reference: Any, versions: tuple[int, ...]) -> int:
+        gpu = self._session.gpu(device)
+        if board_of(gpu).architecture < Architecture.HOPPER:
+            raise not_supported()
+        info = pointed(reference)
+        if versions and info.version not in versions:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+        registered = board_of(gpu).fabric
+        reports_health = registered and board_of(gpu).architecture > Architecture.HOPPER
+        # A single server has no cluster UUID and is clique 0.
+        info.state = (
+            pynvml.NVML_GPU_FABRIC_STATE_COMPLETED if registered else pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
+        )
+        info.status, info.cliqueId = pynvml.NVML_SUCCESS, 0
+        if hasattr(info, "healthMask"):
+            info.healthMask = _HEALTHY_MASK if reports_health else 0
+        if hasattr(info, "healthSummary"):
+            info.healthSummary = (
+                pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY
+                if reports_health
+                else pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED
+            )
+        return int(pynvml.NVML_SUCCESS)
+
+    def _linked(self, device: Any, link: int) -> Board:
+        gpu: GpuState = self._session.gpu(device)
+        board = board_of(gpu)
+        if not board.nvlinks:
+            raise not_supported()
+        if not 0 <= link < board.nvlinks:
+            raise invalid_argument()
+        return board

@@ -1,0 +1,298 @@
+"""CDI: how a container gets the devices of its claim.
+
+Owns the spec files, one per claim, their names and their content. Does not decide which devices a claim has.
+
+A container may use a whole claim or only some of its requests; kubelet passes the CDI device names of exactly those. So what is
+about one device stands in that device's edits, and what every container needs stands at the top of the spec. The runtime merges
+environment variables of one name by taking the last, so a variable that lists devices cannot be right for every container:
+each device has a variable of its own, `DRACO_DEVICE_GPU_0=<GPU uuid>`, and `NVIDIA_VISIBLE_DEVICES=void` tells NVIDIA's own
+runtime hook to add nothing. CUDA sees the GPUs whose device nodes are there.
+
+Source: Container Device Interface specification; NVIDIA's DRA driver uses the same kind, k8s.gpu.nvidia.com/claim.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from draco.agent.files import TEMPORARY, Files
+from draco.agent.hardware import capabilities
+from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
+from draco.agent.record.checkpoint import PreparedClaim, PreparedDevice
+from draco.resources.names import ClaimUid
+
+VERSION = "0.6.0"
+"""The lowest version that has what a spec uses: annotations. containerd knows it since 1.7.13."""
+
+CLAIM = "draco.dev/claim"
+BOOT = "draco.dev/boot-id"
+CHECKSUM = "draco.dev/checksum"
+"""Annotations of a spec: the claim as it is on record, the boot in which that was so, and a checksum over both."""
+
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+"""Shared by all GPUs; given where the node has them."""
+
+LIBRARIES = re.compile(r"lib(cuda|cudadebugger|nvcuvid|nvidia-[a-z0-9-]+|nvoptix)\.so(\.[0-9]+)+")
+LIBRARY_FOLDER = "/usr/local/nvidia/lib64"
+"""Where a container finds the driver's libraries; CUDA images have it on their library path."""
+
+
+class DeviceNode(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A device node, under the same path in the container unless `host_path` says otherwise."""
+
+    path: str
+    host_path: str = ""
+
+
+class Mount(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A bind mount."""
+
+    host_path: str
+    container_path: str
+    options: list[str]
+
+
+class ContainerEdits(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """What is added to a container."""
+
+    env: list[str] = []
+    device_nodes: list[DeviceNode] = []
+    mounts: list[Mount] = []
+
+
+class CdiDevice(msgspec.Struct, frozen=True, rename="camel"):
+    """A device by its name in the spec."""
+
+    name: str
+    container_edits: ContainerEdits
+
+
+class CdiSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """One spec file."""
+
+    cdi_version: str
+    kind: str
+    annotations: dict[str, str]
+    devices: list[CdiDevice]
+    container_edits: ContainerEdits
+
+
+class NodeFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the node has what containers need.
+
+    `device_root` is "/" but where device nodes are kept elsewhere (tests, simulated nodes). `library_folder` holds the driver's
+    user-space libraries on the host; None when images bring what they need or another runtime hook adds it. `library_view` is
+    the same folder as the agent sees it. `proc` is where the agent sees the node's /proc.
+    """
+
+    device_root: Path = Path("/")
+    library_folder: Path | None = None
+    library_view: Path | None = None
+    proc: Path = Path("/proc")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What opens instances on this node."""
+        return Capabilities(self.proc, self.device_root)
+
+    def node(self, path: str) -> DeviceNode:
+        """The device node that containers see as `path`."""
+        on_host = self.on_host(path)
+        return DeviceNode(path) if str(on_host) == path else DeviceNode(path, str(on_host))
+
+    def on_host(self, path: str) -> Path:
+        """Where the node has it."""
+        return self.device_root / path.removeprefix("/")
+
+
+def device_name(device: str, uid: ClaimUid) -> str:
+    """A device's name in the spec of its claim. It starts with a letter, as specs before 0.5.0 require."""
+    return f"{device}-{uid}"
+
+
+def device_id(driver: str, device: str, uid: ClaimUid) -> str:
+    """A device's full name, as kubelet passes it to the runtime."""
+    return f"{kind(driver)}={device_name(device, uid)}"
+
+
+def kind(driver: str) -> str:
+    """Vendor and class, such as k8s.gpu.nvidia.com/claim."""
+    return f"k8s.{driver}/claim"
+
+
+def spec(claim: PreparedClaim, driver: str, node: NodeFiles, *, boot_id: str = "") -> CdiSpec:
+    """The spec of a claim, from what is on record for it and nothing else.
+
+    Its annotations say what is on record, for when the record is lost. A device that the claim got twice (administrative access)
+    is in it once.
+    """
+    devices = {device.device: device for device in claim.devices}
+    return CdiSpec(
+        cdi_version=VERSION,
+        kind=kind(driver),
+        annotations=_annotations(claim, boot_id),
+        devices=[
+            CdiDevice(device_name(name, claim.uid), _device_edits(device, node)) for name, device in devices.items()
+        ],
+        container_edits=ContainerEdits(
+            env=["NVIDIA_VISIBLE_DEVICES=void"],
+            device_nodes=[node.node(path) for path in CONTROL_NODES if node.on_host(path).exists()],
+            mounts=_library_mounts(node),
+        ),
+    )
+
+
+def _device_edits(device: PreparedDevice, node: NodeFiles) -> ContainerEdits:
+    """For a partition also what opens its instance; without the nodes of others a container sees no more of the GPU."""
+    part = device.partition
+    opening = [capabilities.path(number) for number in device.capabilities]
+    for path in opening:
+        node.capabilities.ensure(path)
+    paths = [f"/dev/nvidia{device.minor}", *opening]
+    return ContainerEdits(
+        env=[f"{variable(device.device)}={device.gpu if part is None else part.uuid}"],
+        device_nodes=[node.node(path) for path in paths],
+    )
+
+
+def _annotations(claim: PreparedClaim, boot_id: str) -> dict[str, str]:
+    text = msgspec.json.encode(claim).decode()
+    return {CLAIM: text, BOOT: boot_id, CHECKSUM: _checksum(text, boot_id)}
+
+
+def _checksum(claim: str, boot_id: str) -> str:
+    return hashlib.sha256(f"{boot_id} {claim}".encode()).hexdigest()
+
+
+class Annotated(NamedTuple):
+    """What a spec says of itself: the claim that it was written for, and the boot in which that was."""
+
+    claim: PreparedClaim
+    boot_id: str
+
+
+def annotated(content: bytes) -> Annotated | None:
+    """What a spec says of itself; None when it does not say so, or is damaged."""
+    try:
+        notes = msgspec.json.decode(content, type=_Annotated).annotations
+        text, boot_id = notes.get(CLAIM, ""), notes.get(BOOT, "")
+        if notes.get(CHECKSUM) != _checksum(text, boot_id):
+            return None
+        return Annotated(msgspec.json.decode(text, type=PreparedClaim), boot_id)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+
+
+class _Annotated(msgspec.Struct):
+    annotations: dict[str, str] = {}
+
+
+def variable(device: str) -> str:
+    """The environment variable that tells a container the UUID of one of its devices: DRACO_DEVICE_GPU_0 for gpu-0."""
+    return "DRACO_DEVICE_" + re.sub(r"[^A-Z0-9]", "_", device.upper())
+
+
+def _library_mounts(node: NodeFiles) -> list[Mount]:
+    """One mount per library file, under each name it has: the containers' linker cache does not know them."""
+    if node.library_folder is None:
+        return []
+    folder = node.library_view or node.library_folder
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return [
+        Mount(str(node.library_folder / name), f"{LIBRARY_FOLDER}/{name}", ["ro", "nosuid", "nodev", "bind"])
+        for name in names
+        if LIBRARIES.fullmatch(name)
+    ]
+
+
+class CdiFolder:
+    """The spec files of one driver in the runtime's folder. Files of other names are never touched."""
+
+    def __init__(self, folder: Path, files: Files, *, driver: str, node: NodeFiles, boot_id: str = "") -> None:
+        self._folder = folder
+        self._files = files
+        self._driver = driver
+        self._node = node
+        self._boot_id = boot_id
+        self._prefix = f"draco-{driver}-"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What opens instances on this node."""
+        return self._node.capabilities
+
+    def path(self, uid: ClaimUid) -> Path:
+        """The spec file of a claim."""
+        return self._folder / f"{self._prefix}{uid}.json"
+
+    def write(self, claim: PreparedClaim) -> None:
+        """Write the claim's spec; OSError when the disk refuses, CapabilityUnknown when the driver does. Then there is none."""
+        self._files.write_volatile(self.path(claim.uid), self._content(claim))
+
+    def is_current(self, claim: PreparedClaim) -> bool:
+        """Whether the claim's spec is there and says what it should."""
+        try:
+            return self._files.read(self.path(claim.uid)) == self._content(claim)
+        except (OSError, CapabilityUnknown):
+            return False
+
+    def remove(self, uid: ClaimUid) -> None:
+        """Remove the claim's spec, if it has one."""
+        self._files.remove(self.path(uid))
+
+    def uids(self) -> list[ClaimUid]:
+        """The claims that have a spec."""
+        return [ClaimUid(name[len(self._prefix) : -len(".json")]) for name in self._own() if name.endswith(".json")]
+
+    def claims(self) -> list[PreparedClaim]:
+        """The claims that have a spec, as it says itself; without those of damaged specs and of another boot."""
+        return [one.claim for one in self._annotated() if one.boot_id == self._boot_id]
+
+    def claims_before_boot(self) -> list[PreparedClaim]:
+        """The same of specs that were written in another boot: what they say may be out of date."""
+        return [one.claim for one in self._annotated() if one.boot_id != self._boot_id]
+
+    def _annotated(self) -> list[Annotated]:
+        found = []
+        for uid in self.uids():
+            with suppress(OSError):
+                one = annotated(self._files.read(self.path(uid)))
+                if one is not None and one.claim.uid == uid:
+                    found.append(one)
+        return found
+
+    def texts(self) -> list[str]:
+        """The content of all specs, for finding out what was given when the record is lost."""
+        found = []
+        for name in self._own():
+            with suppress(OSError):
+                found.append(self._files.read(self._folder / name).decode(errors="replace"))
+        return found
+
+    def sweep(self, keep: Iterable[ClaimUid]) -> list[ClaimUid]:
+        """Remove what belongs to no claim of `keep`, and half-written files; returns the claims whose specs went."""
+        kept = {self.path(uid).name for uid in keep}
+        removed: list[ClaimUid] = []
+        for name in self._own():
+            if name in kept:
+                continue
+            self._files.remove(self._folder / name)
+            if name.endswith(".json"):
+                removed.append(ClaimUid(name[len(self._prefix) : -len(".json")]))
+        return removed
+
+    def _own(self) -> list[str]:
+        endings = (".json", f".json{TEMPORARY}")
+        return [
+            name for name in self._files.names(self._folder) if name.startswith(self._prefix) and name.endswith(endings)
+        ]
+
+    def _content(self, claim: PreparedClaim) -> bytes:
+        return msgspec.json.format(
+            msgspec.json.encode(spec(claim, self._driver, self._node, boot_id=self._boot_id)), indent=1
+        )

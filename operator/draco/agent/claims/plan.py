@@ -1,0 +1,217 @@
+"""What Prepare has to do for a claim, or why the claim cannot be had: from its allocation, the record and the GPUs, as values.
+
+Owns the reading of an allocation, that no device is given to two claims, and whether a claim comes for the first time or again.
+Pure. `preparer` carries it out.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from typing import Any
+
+import msgspec
+
+from draco.agent.claims.presence import gpus_of
+from draco.agent.errors import PrepareError
+from draco.agent.hardware.gpus import Gpu
+from draco.agent.record.checkpoint import ClaimState, Partition, PreparedClaim, PreparedDevice
+from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
+from draco.resources.names import ClaimUid
+from draco.resources.partition_names import PartitionName, read_partition_name
+
+
+class FirstTime(msgspec.Struct, frozen=True):
+    """A claim that kubelet was never told is prepared: `claim` goes on record as an intent, and all it has is made."""
+
+    claim: PreparedClaim
+
+
+class AskedAgain(msgspec.Struct, frozen=True):
+    """A claim that is prepared, as `claim` says: kubelet was restarted, or lost the answer. What it has is made good."""
+
+    claim: PreparedClaim
+
+
+class HalfGivenUp(msgspec.Struct, frozen=True):
+    """A claim that kubelet gave up and wants again, while `claim` still has instances: those go first."""
+
+    claim: PreparedClaim
+
+
+ClaimPlan = FirstTime | AskedAgain | HalfGivenUp
+
+
+def plan_prepare(
+    claim: ResourceClaim,
+    record: Mapping[ClaimUid, PreparedClaim],
+    *,
+    driver: str,
+    pool: str,
+    gpus: Mapping[str, Gpu],
+) -> ClaimPlan:
+    """What Prepare has to do for an allocated claim. PrepareError says why it cannot be had.
+
+    `gpus` are this node's, by the device names they are published under.
+    """
+    known = record.get(ClaimUid(claim.metadata.uid))
+    if known is not None and known.state is ClaimState.PREPARED:
+        _check_unchanged(known, claim, driver)
+        return AskedAgain(known)
+    if known is not None and known.state is ClaimState.RELEASING:
+        return HalfGivenUp(known)
+    # An intent that was left over counts for nothing.
+    intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus)
+    refusal = conflict(intent, record.values()) or sick(intent, gpus)
+    if refusal:
+        raise PrepareError(refusal)
+    gpus_of(intent, {gpu.uuid: gpu for gpu in gpus.values()})
+    return FirstTime(intent)
+
+
+def _check_unchanged(known: PreparedClaim, claim: ResourceClaim, driver: str) -> None:
+    allocation = claim.status.allocation
+    results = allocation.devices.results if allocation else []
+    allocated = {(one.pool, one.device) for one in results if one.driver == driver}
+    held = {(device.pool, device.device) for device in known.devices}
+    if allocated != held:
+        have = ", ".join(sorted(device for _, device in held))
+        raise PrepareError(
+            f"Claim {known} is prepared with {have}, but that is no longer its allocation; it can be prepared again "
+            "when kubelet has given it up."
+        )
+
+
+def intent_of(claim: ResourceClaim, *, driver: str, pool: str, gpus: Mapping[str, Gpu]) -> PreparedClaim:
+    """The claim as an intent: the devices of `driver` in its allocation. PrepareError says why it cannot be had.
+
+    `gpus` are this node's, by the device names they are published under.
+    """
+    name = str(claim.metadata.key)
+    allocation = claim.status.allocation
+    if allocation is None:
+        raise PrepareError(f"Claim {name} is not allocated; kubelet asks again when it is.")
+    results = [result for result in allocation.devices.results if result.driver == driver]
+    if not results:
+        raise PrepareError(f"Claim {name} has no device of driver {driver}; another driver has to prepare it.")
+    for config in allocation.devices.config:
+        if config.opaque is not None and config.opaque.driver == driver:
+            _check_parameters(name, config.opaque.parameters)
+    return PreparedClaim(
+        uid=ClaimUid(claim.metadata.uid),
+        namespace=claim.metadata.namespace,
+        name=claim.metadata.name,
+        state=ClaimState.PREPARING,
+        devices=[_device(name, result, pool, gpus) for result in results],
+    )
+
+
+def _device(name: str, result: DeviceRequestAllocationResult, pool: str, gpus: Mapping[str, Gpu]) -> PreparedDevice:
+    if result.pool != pool:
+        raise PrepareError(
+            f"Claim {name} was allocated {result.device} of pool {result.pool}, but this node's pool is {pool}; "
+            "the pod cannot run here."
+        )
+    part = read_partition_name(result.device)
+    gpu = gpus.get(result.device if part is None else part.parent)
+    if gpu is None:
+        present = ", ".join(sorted(gpus)) or "none"
+        raise PrepareError(
+            f"Claim {name} was allocated {result.device}, which this node does not have (it has: {present}); "
+            "delete the pod so that the claim is allocated again."
+        )
+    return PreparedDevice(
+        request=result.request.partition("/")[0],
+        pool=result.pool,
+        device=result.device,
+        gpu=gpu.uuid,
+        minor=gpu.minor,
+        pci_bus_id=gpu.pci_bus_id,
+        admin=bool(result.admin_access),
+        share_id=result.share_id or "",
+        partition=None if part is None else _partition(name, result.device, gpu, part),
+    )
+
+
+def _partition(name: str, device: str, gpu: Gpu, part: PartitionName) -> Partition:
+    profile = gpu.board.by_id(part.profile_id) if gpu.board else None
+    if profile is None or part.start not in profile.starts:
+        raise PrepareError(
+            f"Claim {name} was allocated {device}, but GPU {part.parent} ({gpu.product_name}) cannot be divided so; delete "
+            "the pod so that the claim is allocated again."
+        )
+    return Partition(profile_id=profile.id, start=part.start, size=profile.size, profile=profile.name)
+
+
+def _check_parameters(name: str, parameters: Any) -> None:
+    """Accept a configuration that asks for what a device does anyway; refuse what would be ignored silently."""
+    content = parameters if isinstance(parameters, dict) else {}
+    sharing = content.get("sharing") or {}
+    interval = (sharing.get("timeSlicingConfig") or {}).get("interval", "Default")
+    plain = not sharing or (sharing.get("strategy") == "TimeSlicing" and interval == "Default")
+    if content.get("kind") in ("GpuConfig", "MigDeviceConfig") and plain:
+        return
+    what = f"{content.get('kind', 'parameters without a kind')} {sharing or ''}".strip()
+    raise PrepareError(
+        f"Claim {name} configures its devices with {what}, which this agent does not support; remove that configuration "
+        "from the claim or its DeviceClass."
+    )
+
+
+def conflict(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
+    """Who already holds what the claim was allocated, as a sentence; "" when nobody does.
+
+    A whole GPU and its partitions exclude each other, and so do partitions that share units. Administrative access never
+    conflicts, but a partition cannot be where another stands, nor in a GPU that somebody has whole. An intent that was left over
+    holds nothing, and what a claim that kubelet gave up still has shows when its instances are to give way.
+
+    No scheduler allocates hardware twice to one claim, but whoever may write allocations can.
+    """
+    for one, two in combinations(claim.devices, 2):
+        if one.device != two.device and _excludes(one, two):
+            return (
+                f"Claim {claim} was allocated both {one.device} and {two.device}, which have hardware in common; delete the "
+                "pod so that the claim is allocated again."
+            )
+    for other in others:
+        if other.uid == claim.uid or other.state is not ClaimState.PREPARED:
+            continue
+        for held in other.devices:
+            wanted = next((device for device in claim.devices if _excludes(device, held)), None)
+            if wanted is not None:
+                what = "which is" if held.device == wanted.device else f"but {held.device} is"
+                return (
+                    f"Claim {claim} was allocated {wanted.device}, {what} still prepared for claim {other} "
+                    f"(uid {other.uid}); it can be prepared when kubelet has given that one up."
+                )
+    return ""
+
+
+def sick(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
+    """Which of the claim's GPUs take no new work, and why, as a sentence; "" when all do.
+
+    Who has administrative access comes to look at a GPU, not to compute on it: to such a claim no fault is an obstacle.
+    """
+    faults = {gpu.uuid: gpu.fault for gpu in gpus.values() if gpu.fault is not None}
+    ill = [
+        f"{one.device} ({faults[one.gpu].name}: {faults[one.gpu].message})"
+        for one in claim.devices
+        if one.gpu in faults and not one.admin
+    ]
+    if not ill:
+        return ""
+    return (
+        f"Claim {claim} was allocated what takes no new work: {'; '.join(ill)}; delete the pod so that the claim is allocated "
+        "again, elsewhere."
+    )
+
+
+def _excludes(wanted: PreparedDevice, held: PreparedDevice) -> bool:
+    if wanted.gpu != held.gpu:
+        return False
+    if wanted.partition is None and held.partition is None:
+        return not wanted.admin and not held.admin
+    if wanted.partition is None or held.partition is None:
+        # Whoever only looks at a partition has it made nevertheless, and with it the GPU divided.
+        return not (wanted if wanted.partition is None else held).admin
+    if wanted.key == held.key:
+        return not wanted.admin and not held.admin
+    return bool(wanted.partition.mask & held.partition.mask)

@@ -1,0 +1,249 @@
+"""Preparing claims and giving them up: from an allocated claim to a recorded one with its CDI spec, and back.
+
+Each is read → plan → apply: what kubelet's call asks for is decided in `plan` from the record and the GPUs, then carried
+out. Owns the order of the steps. Reads no API server: a claim comes in as it was read. All methods block on the disk, and on NVML
+where instances are made. No two are called at a time that are about one claim, or that prepare claims of one GPU: `work`
+sees to that.
+
+The order makes every crash harmless. Preparing: intent on record, spec written, claim on record as prepared; an intent found at
+start is undone, since kubelet was never told. Giving up: spec removed, then the record; a claim found on record without its
+spec gets it back, since kubelet will ask again. Where partitions are in a claim, their instances are made between intent and
+spec, and destroyed between spec and record, in steps that are on record too (`mig.claim_instances`).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import msgspec
+
+from draco.agent.claims.cdi import CdiFolder
+from draco.agent.claims.plan import AskedAgain, ClaimPlan, FirstTime, HalfGivenUp, plan_prepare
+from draco.agent.claims.presence import Ground, as_it_is, gpus_of, moved
+from draco.agent.errors import NotThere, PrepareError
+from draco.agent.hardware.capabilities import CapabilityUnknown
+from draco.agent.hardware.gpus import Gpu
+from draco.agent.mig.claim_instances import Acquired, ClaimInstances
+from draco.agent.record.checkpoint import Checkpoint, ClaimState, PreparedClaim
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.names import ClaimUid, GpuUuid
+from draco.resources.partition_names import read_partition_name
+
+
+def ground(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances | None) -> Ground:
+    """What is there: these GPUs, our instances as they were seen last, and what the driver says opens them."""
+    return Ground(
+        gpus={gpu.uuid: gpu for gpu in gpus},
+        instances={} if instances is None else instances.observed(),
+        numbers=cdi.capabilities.told_once(),
+    )
+
+
+class Checks(NamedTuple):
+    """How it is made sure that the GPUs of a claim are where they are said to be, and undivided where it has all of them."""
+
+    verify: Callable[[PreparedClaim, Mapping[GpuUuid, Gpu]], None]
+    whole: Callable[[PreparedClaim], None]
+
+
+def _unchecked(_claim: PreparedClaim, _gpus: object = None) -> None:
+    """There is nothing to ask, or nobody."""
+
+
+class ClaimPreparer:
+    """Prepares the claims of one node and gives them up. Without `instances` only claims of whole GPUs."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        cdi: CdiFolder,
+        *,
+        driver: str,
+        pool: str,
+        instances: ClaimInstances | None = None,
+    ) -> None:
+        self._instances = instances
+        self._asking = Checks(_unchecked, _unchecked)
+        self._not_asking = self._asking
+        if instances is not None:
+            self._asking = Checks(instances.verify, instances.whole)
+            self._not_asking = Checks(_unchecked, instances.seen_whole)
+        self._checkpoint = checkpoint
+        self._cdi = cdi
+        self._driver = driver
+        self._pool = pool
+
+    # What kubelet asks for. Each may raise PrepareError.
+
+    def prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
+        """Prepare an allocated claim; a claim that is prepared already is returned as it is."""
+        results = claim.status.allocation.devices.results if claim.status.allocation else []
+        with self._lock(read_partition_name(result.device) is not None for result in results):
+            return self._prepare(claim, gpus, self._asking)
+
+    def clear(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> None:
+        """Make the GPUs of a claim of whole GPUs undivided, so that it can be prepared without NVML."""
+        plan = self._plan(claim, gpus)
+        try:
+            gpus_of(plan.claim, _by_uuid(gpus))
+            self._asking.verify(plan.claim, _by_uuid(gpus))
+            self._asking.whole(plan.claim)
+        except NotThere:
+            if isinstance(plan, AskedAgain):
+                self._withdraw(plan.claim)
+            raise
+
+    def prepare_unasked(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
+        """Prepare a claim of whole GPUs without NVML: where they are, and undivided, is known from `clear` or the last look."""
+        with self._checkpoint.lock:
+            return self._prepare(claim, gpus, self._not_asking)
+
+    def unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
+        """Give a claim up; returns what it was, None when it was not known, which is fine."""
+        known = self._checkpoint.claims.get(uid)
+        divided = known is not None and _divided(known)
+        with self._lock([True]) if divided else self._checkpoint.lock:
+            try:
+                self._cdi.remove(uid)
+                if known is not None and divided and self._instances is not None:
+                    self._instances.release(known)
+                elif known is not None:
+                    self._checkpoint.drop(uid)
+            except OSError as error:
+                raise PrepareError(_disk(known or uid, "given up", error)) from error
+            return known
+
+    # The way of a claim through Prepare
+
+    def _prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu], checks: Checks) -> PreparedClaim:
+        plan = self._plan(claim, gpus)
+        if isinstance(plan, HalfGivenUp):
+            self.unprepare(plan.claim.uid)
+            plan = self._plan(claim, gpus)
+        carry_out = self._first_time if isinstance(plan, FirstTime) else self._again
+        return carry_out(plan.claim, gpus, checks)
+
+    def _plan(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> ClaimPlan:
+        return plan_prepare(claim, self._checkpoint.claims, driver=self._driver, pool=self._pool, gpus=gpus)
+
+    def _first_time(self, intent: PreparedClaim, gpus: Mapping[str, Gpu], checks: Checks) -> PreparedClaim:
+        """Intent on record with all that is made for it, a look at what is there, spec, claim on record; or nothing of that."""
+        acquired = self._acquire(intent)
+        try:
+            checks.verify(intent, _by_uuid(gpus))
+            checks.whole(intent)
+            prepared = self._opened(msgspec.structs.replace(acquired.claim, state=ClaimState.PREPARED), gpus)
+            self._checkpoint.put(prepared)
+        except PrepareError:
+            self._undo(acquired)
+            raise
+        except OSError as error:
+            self._undo(acquired)
+            raise PrepareError(_disk(intent, "prepared", error)) from error
+        if self._instances is not None and _divided(prepared):
+            self._instances.shown()
+        return prepared
+
+    def _again(self, known: PreparedClaim, gpus: Mapping[str, Gpu], checks: Checks) -> PreparedClaim:
+        """What it has lost made again, a look at what is there, and its spec as that is now; no spec where something is gone."""
+        try:
+            gpus_of(known, _by_uuid(gpus))
+            checks.verify(known, _by_uuid(gpus))
+            hindrances = self._restore(known)
+            checks.whole(known)
+            known = self._checkpoint.claims[known.uid]
+            now = self._seen(known, gpus, hindrances)
+            self._respec(known, now)
+        except (NotThere, CapabilityUnknown):
+            self._withdraw(known)
+            raise
+        if has_moved := moved(known, now):
+            raise PrepareError(f"Claim {known} was prepared for where its GPU was: {has_moved} Kubelet tries again.")
+        return now
+
+    # Its steps
+
+    def _acquire(self, intent: PreparedClaim) -> Acquired:
+        """The intent on record, and with it whatever has to be made or moved for it."""
+        if self._instances is not None and _divided(intent):
+            return self._instances.acquire(intent)
+        try:
+            self._checkpoint.intend(intent)
+        except OSError as error:
+            raise PrepareError(_disk(intent, "recorded", error)) from error
+        return Acquired(intent, ())
+
+    def _opened(self, claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
+        """A new claim as it is now, with its spec."""
+        try:
+            now = as_it_is(claim, ground(gpus.values(), self._cdi, self._instances))
+            self._cdi.write(now)
+        except PrepareError as error:
+            raise PrepareError(f"Claim {claim} cannot be prepared: {error}") from error
+        return now
+
+    def _restore(self, known: PreparedClaim) -> list[str]:
+        """Make again what the claim has lost since it was prepared; what hinders."""
+        gpus = {device.gpu for device in known.devices if device.partition is not None}
+        if self._instances is None or not gpus:
+            return []
+        try:
+            return self._instances.restore(gpus)
+        except OSError as error:
+            raise PrepareError(_disk(known, "prepared", error)) from error
+
+    def _seen(self, known: PreparedClaim, gpus: Mapping[str, Gpu], hindrances: Iterable[str]) -> PreparedClaim:
+        """A prepared claim as it is now."""
+        try:
+            return as_it_is(known, ground(gpus.values(), self._cdi, self._instances))
+        except NotThere as error:
+            raise NotThere(f"{error} {' '.join(hindrances)}".strip()) from error
+
+    def _respec(self, known: PreparedClaim, now: PreparedClaim) -> None:
+        """Record and spec as a prepared claim is now. No spec is left that says anything else."""
+        try:
+            if now != known:
+                self._cdi.remove(known.uid)
+                self._checkpoint.put(now)
+            if not self._cdi.is_current(now):
+                self._cdi.write(now)
+        except OSError as error:
+            raise PrepareError(_disk(known, "prepared", error)) from error
+
+    def _withdraw(self, claim: PreparedClaim) -> None:
+        """What opened a device that is gone may open somebody else's at any time."""
+        try:
+            self._cdi.remove(claim.uid)
+        except OSError as error:
+            raise PrepareError(_disk(claim, "taken back", error)) from error
+
+    def _undo(self, acquired: Acquired) -> None:
+        """Leave nothing of a failed prepare. What the disk does not even let us undo is undone at the next start."""
+        try:
+            self._cdi.remove(acquired.claim.uid)
+            if not acquired.created:
+                self._checkpoint.drop(acquired.claim.uid)
+        except OSError:
+            return
+        finally:
+            if acquired.created and self._instances is not None:
+                self._instances.undo(acquired.claim, acquired.created)
+
+    def _lock(self, partitions: Iterable[bool]) -> AbstractContextManager[object]:
+        """Claims of whole GPUs ask NVML for the mode only; nothing else of theirs waits for it."""
+        return self._instances.lock if self._instances is not None and any(partitions) else nullcontext()
+
+
+def _divided(claim: PreparedClaim) -> bool:
+    return any(device.partition is not None for device in claim.devices)
+
+
+def _by_uuid(gpus: Mapping[str, Gpu]) -> dict[GpuUuid, Gpu]:
+    return {gpu.uuid: gpu for gpu in gpus.values()}
+
+
+def _disk(claim: PreparedClaim | ClaimUid, what: str, error: OSError) -> str:
+    return (
+        f"Claim {claim} cannot be {what}: {error.strerror} ({error.filename}); make room or fix the folder, "
+        "kubelet tries again."
+    )

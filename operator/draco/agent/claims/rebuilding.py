@@ -1,0 +1,231 @@
+"""What was prepared, known again when the record is lost or lacks something: from whatever else tells of it.
+
+Owns who is believed, and in which order. Pure: it compares what was read. There are four that tell of a claim:
+
+- its CDI spec, whose annotations say all that was on record when it was written; only one of this boot, since a spec that
+  survived a reboot may be older than the record;
+- the API server: allocated from our pool, and either its spec is here or its status says that we made it ready; an allocated
+  claim with neither was never given to kubelet;
+- the same where its GPU is not there: its status says which GPU it is, and so does a spec of an earlier boot;
+- the record before the damage, for what kubelet does not deny to hold.
+
+None of them is believed where it contradicts one before it: two claims never have one device. A claim too many is found when
+kubelet does not know it and given up; a claim too few may still have a container that runs.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from draco.agent.claims.plan import conflict, intent_of
+from draco.agent.errors import PrepareError
+from draco.agent.hardware.gpus import Gpu
+from draco.agent.hardware.instances import Instance, PlacementKey
+from draco.agent.record.checkpoint import (
+    ClaimState,
+    InstanceState,
+    OwnedInstance,
+    Partition,
+    PreparedClaim,
+    PreparedDevice,
+)
+from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
+from draco.resources.api.draco import GpuNode, InstanceUse
+from draco.resources.names import ClaimUid, GpuUuid
+from draco.resources.partition_names import read_partition_name
+
+_MIG_UUID = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+NOT_THERE = -1
+"""The minor number of a GPU that is not known to be anywhere."""
+
+
+def rebuilt(
+    claims: Sequence[ResourceClaim],
+    *,
+    driver: str,
+    pool: str,
+    gpus: Mapping[str, Gpu],
+    with_spec: Iterable[ClaimUid],
+    by_spec: Iterable[PreparedClaim] = (),
+    by_old_spec: Iterable[PreparedClaim] = (),
+    before: Iterable[PreparedClaim] = (),
+    kubelet_denies: Callable[[ClaimUid], bool] = lambda _: False,
+) -> list[PreparedClaim]:
+    """The claims of this node that were prepared or were being given up, each once.
+
+    `claims` are those of the API server, `with_spec` have a spec here, `by_spec` are those whose spec could be read, and
+    `by_old_spec` those whose spec is of an earlier boot. `before` is what the record said before it was damaged, and
+    `kubelet_denies` says whether kubelet's own record, which can be read, lacks a claim.
+    """
+    specs = set(with_spec)
+    told = [claim for claim in claims if claim.metadata.uid in specs or _reported_ready(claim, driver, pool)]
+    old = {one.uid: one for one in by_old_spec}
+    remembered = (one for one in before if one.state is not ClaimState.PREPARING and not kubelet_denies(one.uid))
+    found: dict[ClaimUid, PreparedClaim] = {}
+    for one in (
+        *by_spec,
+        *(planned for claim in told if (planned := _planned(claim, driver, pool, gpus, old)) is not None),
+        *remembered,
+    ):
+        if one.uid not in found and not conflict(one, found.values()):
+            found[one.uid] = one
+    return list(found.values())
+
+
+def _planned(
+    claim: ResourceClaim, driver: str, pool: str, gpus: Mapping[str, Gpu], old: Mapping[ClaimUid, PreparedClaim]
+) -> PreparedClaim | None:
+    """The claim as it is prepared, from its allocation; None when it is another node's or driver's, or nothing tells its GPUs."""
+    with suppress(PrepareError):
+        return msgspec.structs.replace(intent_of(claim, driver=driver, pool=pool, gpus=gpus), state=ClaimState.PREPARED)
+    results = [one for one in _results(claim) if one.driver == driver]
+    if not results or any(one.pool != pool for one in results):
+        return None
+    said = {
+        (one.device, one.share_id): known
+        for one in claim.status.devices
+        if (one.driver, one.pool) == (driver, pool) and (known := _said(one.data))
+    }
+    devices = [_by_status(one, said.get((one.device, one.share_id))) for one in results]
+    if None not in devices:
+        return PreparedClaim(
+            uid=ClaimUid(claim.metadata.uid),
+            namespace=claim.metadata.namespace,
+            name=claim.metadata.name,
+            state=ClaimState.PREPARED,
+            devices=[one for one in devices if one is not None],
+        )
+    spec = old.get(ClaimUid(claim.metadata.uid))
+    named = Counter((one.device, one.share_id or "") for one in results)
+    return spec if spec and named == Counter((one.device, one.share_id) for one in spec.devices) else None
+
+
+def _results(claim: ResourceClaim) -> Sequence[DeviceRequestAllocationResult]:
+    return claim.status.allocation.devices.results if claim.status.allocation else ()
+
+
+class _Placed(msgspec.Struct):
+    size: int
+
+
+class _Identity(msgspec.Struct, rename={"parent_uuid": "parentUUID"}):
+    """What `claim_status.identity` writes, as far as it is needed here."""
+
+    uuid: str = ""
+    parent_uuid: str = ""
+    profile: str = ""
+    placement: _Placed | None = None
+
+
+def _said(data: object) -> _Identity | None:
+    with suppress(msgspec.ValidationError):
+        known = msgspec.convert(data, _Identity)
+        return known if known.uuid or known.parent_uuid else None
+    return None
+
+
+def _by_status(result: DeviceRequestAllocationResult, said: _Identity | None) -> PreparedDevice | None:
+    """A device whose GPU is not there, from what its claim's status says it is; None when that does not say it."""
+    if said is None:
+        return None
+    name = read_partition_name(result.device)
+    uuid, part = said.uuid, None
+    if name is not None:
+        if said.placement is None:
+            return None
+        uuid = said.parent_uuid
+        part = Partition(profile_id=name.profile_id, start=name.start, size=said.placement.size, profile=said.profile)
+    if not uuid:
+        return None
+    return PreparedDevice(
+        request=result.request.partition("/")[0],
+        pool=result.pool,
+        device=result.device,
+        gpu=GpuUuid(uuid),
+        minor=NOT_THERE,
+        admin=bool(result.admin_access),
+        share_id=result.share_id or "",
+        partition=part,
+    )
+
+
+def forgotten(record: Iterable[PreparedClaim], by_spec: Iterable[PreparedClaim]) -> list[PreparedClaim]:
+    """Claims that have a spec and are not on record. None is written before its claim is on record, so the record lost them."""
+    known = {claim.uid: claim for claim in record}
+    found: dict[ClaimUid, PreparedClaim] = {}
+    for one in by_spec:
+        if one.uid not in known and not conflict(one, [*known.values(), *found.values()]):
+            found[one.uid] = one
+    return list(found.values())
+
+
+def instances_of(claims: Iterable[PreparedClaim], *, boot_id: str) -> list[OwnedInstance]:
+    """The instances of claims, as their specs of this boot say."""
+    return [
+        OwnedInstance(
+            gpu=device.gpu,
+            profile_id=part.profile_id,
+            start=part.start,
+            size=part.size,
+            state=InstanceState.MADE,
+            boot_id=boot_id,
+            gi=part.gi,
+            ci=part.ci,
+            uuid=part.uuid,
+        )
+        for claim in claims
+        for device in claim.devices
+        if (part := device.partition) is not None and part.uuid
+    ]
+
+
+def merged_instances(*sources: Iterable[OwnedInstance]) -> list[OwnedInstance]:
+    """One instance for each place: what the last source says."""
+    found: dict[PlacementKey, OwnedInstance] = {one.key: one for source in sources for one in source}
+    return list(found.values())
+
+
+def instance_uuids(
+    claims: Iterable[ResourceClaim], node: GpuNode | None, specs: Iterable[str], *, driver: str, pool: str
+) -> set[str]:
+    """MIG UUIDs of instances that we made, as far as we told anybody: in claims' status, in our GpuNode, in CDI specs."""
+    found = {uuid for text in specs for uuid in _MIG_UUID.findall(text)}
+    for claim in claims:
+        for device in claim.status.devices:
+            if device.driver == driver and device.pool == pool and isinstance(device.data, dict):
+                found.add(str(device.data.get("uuid", "")))
+    for gpu in node.status.gpus if node else ():
+        found |= {one.uuid for one in (gpu.mig.instances if gpu.mig else ()) if one.use is not InstanceUse.FOREIGN}
+    return found - {""}
+
+
+def adopted(observed: Iterable[Instance], uuids: Collection[str], *, boot_id: str) -> list[OwnedInstance]:
+    """Those of the instances that are there that we made. Without such proof an instance counts as somebody else's."""
+    return [
+        OwnedInstance(
+            gpu=one.gpu,
+            profile_id=one.profile_id,
+            start=one.start,
+            size=one.size,
+            state=InstanceState.MADE,
+            boot_id=boot_id,
+            gi=one.gi,
+            ci=one.ci,
+            uuid=one.uuid,
+        )
+        for one in observed
+        if one.uuid is not None and one.uuid in uuids
+    ]
+
+
+def _reported_ready(claim: ResourceClaim, driver: str, pool: str) -> bool:
+    return any(
+        condition.type == "Ready" and condition.status == "True"
+        for device in claim.status.devices
+        if device.driver == driver and device.pool == pool
+        for condition in device.conditions
+    )

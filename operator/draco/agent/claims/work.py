@@ -1,0 +1,115 @@
+"""Where claims are prepared and given up, so that nothing waits for the driver that does not need it.
+
+Giving up whole GPUs needs no NVML. A claim of whole GPUs needs it only to be told whether they are undivided; where NVML does
+not answer, and hangs about another GPU, the last look counts: nobody loads another driver, or puts in another board, under a
+call that is going on. What makes or destroys instances waits.
+
+Owns which work goes where, and what excludes what: a claim is worked on by one at a time, and so is a GPU, but for giving up.
+What the work is, is `preparer`'s.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+from draco.agent.claims.preparer import ClaimPreparer
+from draco.agent.errors import PrepareError
+from draco.agent.hardware.gpus import Gpu
+from draco.agent.hardware.monitor import View
+from draco.agent.lanes import Lanes
+from draco.agent.record.checkpoint import Checkpoint, ClaimState, PreparedClaim
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.names import ClaimUid, GpuUuid
+from draco.resources.partition_names import read_partition_name
+
+
+class ClaimWork:
+    """The work on one node's claims."""
+
+    def __init__(
+        self, preparer: ClaimPreparer, record: Checkpoint, lanes: Lanes, *, driver: str, view: Callable[[], View]
+    ) -> None:
+        self._preparer = preparer
+        self._record = record
+        self._lanes = lanes
+        self._driver = driver
+        self._view = view
+
+    async def prepare(self, claim: ResourceClaim) -> PreparedClaim:
+        """Prepare an allocated claim. PrepareError says why it cannot be had."""
+        uid = ClaimUid(claim.metadata.uid)
+        names = {uid, *self._gpus_of(claim)}
+        way = self._with_driver if self._divides(claim) or self._has_parts(uid) else self._as_a_whole
+        return await way(claim, names)
+
+    async def _with_driver(self, claim: ResourceClaim, names: Collection[str]) -> PreparedClaim:
+        """Parts of GPUs are made by NVML, or not at all."""
+        self._refuse_parts(str(claim.metadata.key), "prepared")
+        return await self._lanes.with_driver(lambda: self._preparer.prepare(claim, self._gpus(claim)), names)
+
+    async def _as_a_whole(self, claim: ResourceClaim, names: Collection[str]) -> PreparedClaim:
+        """Whole GPUs are made undivided by NVML where it answers; what else there is to do needs none."""
+        await self._lanes.take(names)
+        try:
+            if not await self._lanes.ask(lambda: self._preparer.clear(claim, self._gpus(claim))):
+                self._refuse_hanging(claim)
+        except BaseException:
+            self._lanes.give_back(names)
+            raise
+        return await self._lanes.on_record(lambda: self._preparer.prepare_unasked(claim, self._gpus(claim)), names)
+
+    async def unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
+        """Give a claim up; what it was, None if it was not known. PrepareError when it cannot be now."""
+        if self._has_parts(uid):
+            self._refuse_parts(str(self._record.claims[uid]), "given up")
+            return await self._lanes.with_driver(lambda: self._preparer.unprepare(uid), {uid})
+        await self._lanes.take({uid})
+        if self._has_parts(uid):  # it has just been prepared
+            self._lanes.give_back({uid})
+            return await self.unprepare(uid)
+        return await self._lanes.on_record(lambda: self._preparer.unprepare(uid), {uid})
+
+    def _refuse_parts(self, claim: str, what: str) -> None:
+        view = self._view()
+        if view.hang is not None and view.hang.function:
+            raise PrepareError(f"Claim {claim} cannot be {what} now: {view.fault} Kubelet tries again.")
+
+    def _refuse_hanging(self, claim: ResourceClaim) -> None:
+        """Refuse a new claim of GPUs that the call that hangs may be about."""
+        known = self._record.claims.get(ClaimUid(claim.metadata.uid))
+        call = self._lanes.hanging
+        if call is None or (known is not None and known.state is ClaimState.PREPARED):
+            return
+        if not call.gpu or call.gpu in self._gpus_of(claim):
+            raise PrepareError(
+                f"Claim {claim.metadata.key} cannot be prepared now: {call} does not answer. Kubelet tries again."
+            )
+
+    def _gpus(self, claim: ResourceClaim) -> Mapping[str, Gpu]:
+        """The GPUs as they are when the work is done: a fault may have come while it waited."""
+        view = self._view()
+        if view.driver is None:
+            raise PrepareError(f"Claim {claim.metadata.key} cannot be prepared: {view.fault}")
+        return view.by_device
+
+    def _gpus_of(self, claim: ResourceClaim) -> set[GpuUuid]:
+        """The GPUs that a claim was allocated something of, and those that it has."""
+        by_device = self._view().by_device
+        known = self._record.claims.get(ClaimUid(claim.metadata.uid))
+        found = {device.gpu for device in known.devices} if known is not None else set()
+        for device in self._devices(claim):
+            part = read_partition_name(device)
+            with suppress(KeyError):
+                found.add(by_device[device if part is None else part.parent].uuid)
+        return found
+
+    def _divides(self, claim: ResourceClaim) -> bool:
+        return any(read_partition_name(device) is not None for device in self._devices(claim))
+
+    def _devices(self, claim: ResourceClaim) -> list[str]:
+        allocation = claim.status.allocation
+        results = allocation.devices.results if allocation else []
+        return [one.device for one in results if one.driver == self._driver]
+
+    def _has_parts(self, uid: ClaimUid) -> bool:
+        known = self._record.claims.get(uid)
+        return known is not None and any(device.partition is not None for device in known.devices)

@@ -1,0 +1,156 @@
+"""What ends a GPU for new work, and until when: NVIDIA's XIDs by number, and what is remembered of one that came.
+
+Owns the table, and the decision whether a fault is over. Pure. It is the floor below policies: only what leaves a GPU unusable,
+or its memory untrusted, is here. What is the fault of an application (13, 31, 43, 45, 68, 94 ...), what NVIDIA says to ignore
+(63, 92 ...) and what needs more than a number to be judged (74, 144 to 150, 154) is not: for these NVML's recovery action speaks.
+
+Source: NVIDIA's XID catalogue, October 2025, by the immediate action it names for each.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from types import MappingProxyType
+
+import msgspec
+
+from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, GpuFault, GpuHealth, HealthState
+from draco.resources.names import GpuUuid
+
+
+class Ends(IntEnum):
+    """What ends a fault, the milder first. A reboot ends all; a driver that is loaded anew has reset its GPUs."""
+
+    RESET = 1
+    REBOOT = 2
+
+
+class FatalXid(msgspec.Struct, frozen=True):
+    """An XID that ends a GPU. `spreads`: also when it is reported for one instance, the others are hit."""
+
+    what: str
+    ends: Ends = Ends.RESET
+    spreads: bool = False
+
+    def sentence(self, xid: int) -> str:
+        """What happened, and what to do."""
+        cure = {
+            Ends.RESET: "drain it and reset it with `nvidia-smi --gpu-reset`, reload the driver, or reboot the node",
+            Ends.REBOOT: "drain and reboot the node",
+        }
+        return f"XID {xid}: {self.what}; {cure[self.ends]}."
+
+
+FATAL: Mapping[int, FatalXid] = MappingProxyType(
+    {
+        46: FatalXid("the GPU stopped processing"),
+        48: FatalXid("an uncorrectable memory error"),
+        62: FatalXid("a micro-controller of the GPU halted", spreads=True),
+        64: FatalXid("a broken memory row could not be remapped", spreads=True),
+        79: FatalXid("the GPU has fallen off the PCI bus", Ends.REBOOT, spreads=True),
+        95: FatalXid("an uncontained memory error, which may have reached every user of the GPU", spreads=True),
+        109: FatalXid("a context switch timed out"),
+        110: FatalXid("a security fault"),
+        119: FatalXid("the GPU's system processor (GSP) did not answer in time", spreads=True),
+        120: FatalXid("the GPU's system processor (GSP) failed", spreads=True),
+        136: FatalXid("a link of the GPU could not be trained", spreads=True),
+        140: FatalXid("a memory error from which the GPU did not recover", spreads=True),
+        143: FatalXid("the GPU could not be initialised", spreads=True),
+        155: FatalXid("the software of a link failed", spreads=True),
+        158: FatalXid("a fatal timeout", spreads=True),
+    }
+)
+
+
+class Latched(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A fatal XID that came, in which boot and which load of the driver ("" if that cannot be told).
+
+    `asked`: since then NVML has asked for a recovery action. When it asks for none any more, that has been done.
+    """
+
+    gpu: GpuUuid
+    xid: int
+    boot_id: str
+    driver_load: str = ""
+    asked: bool = False
+
+    @property
+    def fatal(self) -> FatalXid:
+        """What the table says of it. A record of another release may name what this one does not know."""
+        return FATAL.get(self.xid, FatalXid("an error that an agent of another release took for fatal"))
+
+    @property
+    def fault(self) -> GpuFault:
+        """What it means for the GPU."""
+        return GpuFault(f"Xid{self.xid}", self.fatal.sentence(self.xid))
+
+
+def latched(event: GpuEvent, *, boot_id: str, driver_load: str) -> Latched | None:
+    """What is to be remembered of an event; None if it ends no GPU, or only one of its instances."""
+    fatal = FATAL.get(event.data) if event.kind is EventKind.XID else None
+    if fatal is None or event.gpu is None or (event.gpu_instance is not None and not fatal.spreads):
+        return None
+    return Latched(gpu=event.gpu, xid=event.data, boot_id=boot_id, driver_load=driver_load)
+
+
+def after_load(one: Latched, *, boot_id: str, driver_load: str) -> Latched | None:
+    """What is left of a fault in this boot and this load of the driver; None when it is over."""
+    if one.boot_id != boot_id:
+        return None
+    reloaded = bool(one.driver_load and driver_load and one.driver_load != driver_load)
+    return None if reloaded and one.fatal.ends is Ends.RESET else one
+
+
+def after_look(one: Latched, seen: Gpu) -> Latched | None:
+    """What is left of a fault when NVML has been asked how the GPU is; None when it was reset.
+
+    No call tells of a reset. Where the driver has recovery actions, it asks for one after such an XID and stops asking when it
+    was done; where it has none, only a new load of the driver and a reboot are certain.
+    """
+    if seen.fault is not None:
+        return msgspec.structs.replace(one, asked=True) if seen.fault.name in RECOVERABLE else one
+    done = one.asked and seen.health.state is HealthState.HEALTHY and one.fatal.ends is Ends.RESET
+    return None if done else one
+
+
+def judged(gpu: Gpu, remembered: Iterable[Latched]) -> Gpu:
+    """The GPU with the fault that counts: the one that takes most to end, the remembered before what NVML says, the first."""
+    found = sorted((one for one in remembered if one.gpu == gpu.uuid), key=lambda one: -one.fatal.ends)
+    if not found or gpu.absent:
+        return gpu
+    if gpu.fault is not None and gpu.fault.name in REBOOTS and found[0].fatal.ends is Ends.RESET:
+        return gpu
+    return with_fault(gpu, found[0].fault)
+
+
+def with_fault(gpu: Gpu, fault: GpuFault) -> Gpu:
+    """A GPU that takes no new work. It is unhealthy, whatever else is known of it."""
+    return msgspec.structs.replace(gpu, fault=fault, health=GpuHealth(HealthState.UNHEALTHY, fault.message))
+
+
+# Names of the faults that NVML tells of by itself.
+LOST = "Lost"
+NOT_FOUND = "NotFound"
+REMAP_FAILED = "RemapFailed"
+NEEDS_RESET = "NeedsReset"
+NEEDS_REBOOT = "NeedsReboot"
+NEEDS_DRAIN_P2P = "NeedsDrainP2P"
+NEEDS_DRAIN_AND_RESET = "NeedsDrainAndReset"
+NEEDS_IMEX_RECOVERY = "NeedsImexRecovery"
+NEEDS_BUS_RESET = "NeedsBusReset"
+NEEDS_SYSTEM_REBOOT = "NeedsSystemReboot"
+NEEDS_RECOVERY = "NeedsRecovery"
+"""Some recovery action that this release has no word for."""
+REBOOTS = frozenset({LOST, NOT_FOUND, NEEDS_REBOOT, NEEDS_SYSTEM_REBOOT})
+RECOVERABLE = frozenset(
+    {
+        NEEDS_RESET,
+        NEEDS_REBOOT,
+        NEEDS_DRAIN_P2P,
+        NEEDS_DRAIN_AND_RESET,
+        NEEDS_IMEX_RECOVERY,
+        NEEDS_BUS_RESET,
+        NEEDS_SYSTEM_REBOOT,
+        NEEDS_RECOVERY,
+    }
+)
+"""What NVML's recovery action asks for, and ceases to ask for when it was done."""

@@ -1,0 +1,291 @@
+"""The node's GPUs as they are now: one thread that reads NVML, and the latest view for everybody else.
+
+Owns the NVML session, its thread, and when it is read: at start, at intervals, and when NVML reports an event. Decides nothing:
+it tells its subscribers that the view is new. Claims change instances in a thread of their own; the session's lock keeps the two
+apart.
+
+A call of the driver may never return. So the thread is watched: when it is late, the view says which call hangs and since when,
+the GPU it is about takes no new work, and nothing that is known of the others is given up.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from types import MappingProxyType
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from draco.agent.hardware.fault_record import FaultRecord
+from draco.agent.hardware.gpus import (
+    DriverInfo,
+    EventKind,
+    Gpu,
+    GpuEvent,
+    GpuFault,
+    GpuHealth,
+    HealthState,
+    Located,
+    UnidentifiedGpu,
+    device_name,
+)
+from draco.agent.hardware.nvml import Call, Nvml
+from draco.agent.hardware.nvml_errors import DriverReloaded, NvmlError
+from draco.agent.hardware.pcie import PcieRoots
+from draco.agent.lanes import Lane
+from draco.kube.clock import Clock
+from draco.resources.names import GpuUuid
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+
+DRIVER_HANGS = "DriverHangs"
+"""The fault of a GPU about which a call hangs, and why the GPUs are not readable then."""
+_CLOSING_S = 5.0
+"""So long a session that is to be ended is waited for; a call that hangs is left behind."""
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs at one moment, absent ones included. `fault` says why they could not be read; the rest is from before."""
+
+    driver: DriverInfo | None = None
+    gpus: tuple[Located, ...] = ()
+    unidentified: tuple[UnidentifiedGpu, ...] = ()
+    fault: str = ""
+    read_at: datetime | None = None
+    hang: Call | None = None
+    """NVML does not answer: which call. `fault` says it in a sentence."""
+
+    @property
+    def by_device(self) -> Mapping[str, Gpu]:
+        """GPUs by the names they are published under."""
+        return MappingProxyType({device_name(located.gpu): located.gpu for located in self.gpus})
+
+    @property
+    def by_uuid(self) -> Mapping[GpuUuid, Gpu]:
+        """GPUs by what they are. Whoever asks about a GPU, and not about a name, looks here."""
+        return MappingProxyType({located.gpu.uuid: located.gpu for located in self.gpus})
+
+    @property
+    def present(self) -> tuple[Gpu, ...]:
+        """Those that NVML lists."""
+        return tuple(located.gpu for located in self.gpus if not located.gpu.absent)
+
+
+class Hardware:
+    """Reads the GPUs of one node. `view` is the latest; `ready` is set when there has been a first attempt.
+
+    `divided` adds to each GPU what it can be divided into and what it is divided into; `named` gives all of them their names.
+    `faults` remembers what NVML tells once.
+    """
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        pcie: PcieRoots,
+        *,
+        faults: FaultRecord,
+        divided: Callable[[Sequence[Gpu]], Sequence[Gpu]],
+        named: Callable[[View], Awaitable[View]],
+        clock: Clock,
+        rescan_s: float,
+        retry_s: float,
+        event_wait_s: float,
+        limit_s: float = 30.0,
+    ) -> None:
+        self.view = View(fault="The GPUs have not been read yet.")
+        self.ready = asyncio.Event()
+        self._nvml = nvml
+        self._pcie = pcie
+        self._faults = faults
+        self._divided = divided
+        self._named = named
+        self._last: View | None = None
+        self._clock = clock
+        self._rescan_s = rescan_s
+        self._retry_s = retry_s
+        self._event_wait_s = event_wait_s
+        self._limit_s = limit_s
+        self._subscribers: list[Callable[[View], None]] = []
+        self._lane = Lane("nvml", monotonic=clock.monotonic)
+        self._calm = self.view  # as it would be if nothing hung
+        self._due_s = clock.monotonic()  # when the thread was, or is, to be heard of again
+        self._read_s = clock.monotonic()
+        self._hang: Call | None = None
+        self._said = ""
+        self._hanging = asyncio.Event()  # set while NVML hangs
+
+    def subscribe(self, callback: Callable[[View], None]) -> None:
+        """Call `callback` after every reading, also when nothing changed."""
+        self._subscribers.append(callback)
+
+    async def show_again(self) -> None:
+        """Show the last reading once more: its GPUs may have other names."""
+        if self._last is not None:
+            self._show(await self._named(self._last))
+
+    @property
+    def reading_age_s(self) -> float:
+        """Seconds since the GPUs were last read, or since this began."""
+        return self._clock.monotonic() - self._read_s
+
+    async def unless_hanging(self, task: "asyncio.Task[None]") -> None:
+        """Return when the task has ended, or NVML hangs."""
+        hanging = asyncio.create_task(self._hanging.wait())
+        try:
+            await asyncio.wait({task, hanging}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hanging.cancel()
+
+    async def run(self) -> None:
+        """Read until cancelled; then end the session. A driver that is missing or reloaded is tried again."""
+        watching = asyncio.create_task(self._watch(), name="nvml watch")
+        try:
+            while True:
+                try:
+                    await self._read_once()
+                    await self._until_next()
+                except NvmlError as error:
+                    if isinstance(error, DriverReloaded):
+                        await self._heard_by(0.0, self._faults.reloaded)
+                    await self._heard_by(0.0, self._close)
+                    if self._calm.fault != str(error):
+                        log.warning("nvml.unreadable", error=str(error), again_in_s=self._retry_s)
+                    self._show(msgspec.structs.replace(self._calm, fault=str(error)))
+                    self._due_s = self._clock.monotonic() + self._retry_s
+                    await self._clock.sleep(self._retry_s)
+        finally:
+            watching.cancel()
+            closing = self._lane.submit(self._close)
+            await asyncio.wait({closing}, timeout=self._event_wait_s + _CLOSING_S)
+            self._lane.close()
+
+    async def _read_once(self) -> None:
+        self._last = await self._heard_by(0.0, self._read)
+        self._read_s = self._clock.monotonic()
+        self._calm = await self._named(self._last)
+        self._mark(None)
+        self._show(self._calm)
+
+    async def _heard_by(self, seconds: float, work: Callable[[], T]) -> T:
+        """Work in the thread, which is to be heard of again in so many seconds."""
+        self._due_s = self._clock.monotonic() + seconds
+        return await self._lane.run(work)
+
+    async def _watch(self) -> None:
+        """Notice that the thread is late, and that it is there again."""
+        while True:
+            await self._clock.sleep(max(0.1, min(1.0, self._limit_s / 10)))
+            late = self._clock.monotonic() - self._due_s > self._limit_s
+            if late or self._hang is not None:
+                self._mark(self._late_for() if late else None)
+
+    def _late_for(self) -> Call:
+        """What the thread waits for: the call that has been going on longest, its own or another thread's."""
+        call = self._nvml.calling
+        if call is None or self._clock.monotonic() - call.since_s < self._limit_s / 2:
+            return Call("", "", self._due_s)  # NVML answers: somebody else keeps it for long
+        return call
+
+    def _mark(self, hang: Call | None) -> None:
+        if hang == self._hang:
+            return
+        self._hang = hang
+        if hang is None:
+            log.info("nvml.answers")
+            self._hanging.clear()
+        else:
+            self._said = self._sentence(hang)
+            log.error("nvml.hangs", call=hang.function, gpu=hang.gpu, error=self._said)
+            self._hanging.set()
+        self._show(self._calm)
+
+    def _sentence(self, hang: Call) -> str:
+        since = self._clock.now() - timedelta(seconds=self._clock.monotonic() - hang.since_s)
+        what = f"{hang} has not answered" if hang.function else "The GPUs have not been read"
+        return f"{what} since {since:%H:%M:%S} UTC; look for NVRM in the node's kernel log, and reboot the node if it stays so."
+
+    def _read(self) -> View:
+        with self._nvml.lock:
+            self._nvml.open()
+            driver = self._nvml.driver()
+            located = tuple(self._locate(gpu) for gpu in self._divided(self._faults.look(self._nvml.gpus())))
+            return View(driver=driver, gpus=located, unidentified=self._nvml.unidentified(), read_at=self._clock.now())
+
+    def _close(self) -> None:
+        with self._nvml.lock:
+            self._nvml.close()
+
+    def _locate(self, gpu: Gpu) -> Located:
+        address = gpu.pci_bus_id
+        # sysfs says -1 for "no node" and NVML has no such answer, so the kernel is asked first.
+        numa_node = self._pcie.numa_node(address)
+        return Located(gpu, self._pcie.root(address), gpu.numa_node if numa_node is None else numa_node)
+
+    async def _until_next(self) -> None:
+        """Return when it is time to read again, or when NVML has reported something."""
+        if self._event_wait_s <= 0:
+            self._due_s = self._clock.monotonic() + self._rescan_s
+            await self._clock.sleep(self._rescan_s)
+            return
+        due = self._clock.monotonic() + self._rescan_s
+        while (left_s := due - self._clock.monotonic()) > 0:
+            wait_s = min(left_s, self._event_wait_s)
+            events = await self._heard_by(wait_s, partial(self._wait, wait_s))
+            for event in events:
+                if event.kind is EventKind.MIG_CHANGED:  # most of these changes are our own
+                    log.debug("gpu.event", kind=event.kind, gpu=event.gpu, data=event.data)
+                else:
+                    log.warning("gpu.event", kind=event.kind, gpu=event.gpu, data=event.data)
+            if events:
+                self._condemn()
+                return
+
+    def _wait(self, seconds: float) -> list[GpuEvent]:
+        found = []
+        for event in self._nvml.wait_events(max(1, int(seconds * 1000))):
+            self._faults.happened(event)  # one by one: an error that ends the wait takes no event along
+            found.append(event)
+        return found
+
+    def _condemn(self) -> None:
+        """Show at once what the events mean. The next reading may take its time: it is of a GPU that has just failed."""
+        if self._last is not None:
+            self._last = self._judged(self._last)
+        fresh = self._judged(self._calm)
+        if fresh != self._calm:
+            self._show(fresh)
+
+    def _judged(self, view: View) -> View:
+        gpus = self._faults.judge(located.gpu for located in view.gpus)
+        judged = zip(view.gpus, gpus, strict=True)
+        return msgspec.structs.replace(
+            view, gpus=tuple(msgspec.structs.replace(located, gpu=gpu) for located, gpu in judged)
+        )
+
+    def _show(self, view: View) -> None:
+        self._calm = view
+        self.view = view if self._hang is None else self._with_hang(view, self._hang)
+        self.ready.set()
+        for callback in self._subscribers:
+            callback(self.view)
+
+    def _with_hang(self, view: View, hang: Call) -> View:
+        """The view while a call hangs. Of the GPU it is about, and of all if that is not known, nobody can say how it is."""
+        hit = {located.gpu.uuid for located in view.gpus if hang.function and hang.gpu in ("", located.gpu.uuid)}
+        gpus = tuple(
+            msgspec.structs.replace(located, gpu=_hanging(located.gpu, self._said))
+            if located.gpu.uuid in hit and located.gpu.fault is None
+            else located
+            for located in view.gpus
+        )
+        return msgspec.structs.replace(view, gpus=gpus, fault=self._said, hang=hang)
+
+
+def _hanging(gpu: Gpu, sentence: str) -> Gpu:
+    fault = GpuFault(DRIVER_HANGS, sentence)
+    return msgspec.structs.replace(gpu, fault=fault, health=GpuHealth(HealthState.UNKNOWN, sentence))

@@ -1,0 +1,421 @@
+"""NVML as the agent sees it: typed reads of the node's GPUs, and one sentence for everything that can go wrong.
+
+Owns the session and every call about whole GPUs; those about instances are `nvml_instances`'. Decides nothing: what a fault
+means for a claim is not its business. All calls block. Whoever makes several that belong together holds `lock` meanwhile; a
+thread may wait for events without it, and must have stopped before the session is closed.
+"""
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import pynvml
+
+from draco.agent.hardware import faults
+from draco.agent.hardware.faults import with_fault
+from draco.agent.hardware.gpus import (
+    HEALTHY,
+    DriverInfo,
+    EventKind,
+    Gpu,
+    GpuEvent,
+    GpuFault,
+    GpuHealth,
+    HealthState,
+    UnidentifiedGpu,
+    Where,
+)
+from draco.agent.hardware.nvml_errors import (
+    DriverError,
+    DriverMissing,
+    DriverReloaded,
+    GpuLost,
+    GpuUnknown,
+    NoEvent,
+    NotSupported,
+    NvmlError,
+    ResetRequired,
+    translated,
+)
+from draco.agent.hardware.nvml_words import (
+    ADDRESSING_MODES,
+    ARCHITECTURES,
+    BRANDS,
+    EVENT_KINDS,
+    RECOVERY_ACTIONS,
+    REMAP_FAILED,
+    WATCHED,
+)
+from draco.resources.names import GpuUuid
+
+T = TypeVar("T")
+
+__all__ = [
+    "DriverInfo",
+    "DriverMissing",
+    "DriverReloaded",
+    "EventKind",
+    "Gpu",
+    "GpuEvent",
+    "GpuHealth",
+    "HealthState",
+    "Nvml",
+    "NvmlError",
+    "UnidentifiedGpu",
+]
+
+
+class Call(NamedTuple):
+    """A call that is going on, the GPU it is about ("" for none, or not known), and since when, in monotonic seconds."""
+
+    function: str
+    gpu: str
+    since_s: float
+
+    def __str__(self) -> str:
+        return f"NVML's {self.function}" + (f" for GPU {self.gpu}" if self.gpu else "")
+
+
+class Nvml:
+    """A session with NVML. `library` is the module pynvml, or any object with its functions."""
+
+    def __init__(self, library: Any = pynvml, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._calls: dict[int, Call] = {}  # by thread
+        self._subjects: dict[int, str] = {}  # by thread: the GPU it asked about last
+        self.lock = threading.RLock()
+        self._given_up = threading.Condition(self.lock)
+        self.sessions = 0
+        self._library = library
+        self._open = False
+        self._seen: dict[int, Gpu] = {}
+        self._counted = 0
+        self._unidentified: tuple[UnidentifiedGpu, ...] = ()
+        self._handles: dict[GpuUuid, Any] = {}
+        self._events: _Subscription | None = None
+        self._remap_failed: set[GpuUuid] = set()
+
+    def reach(self) -> None:
+        """Return when nobody holds the lock."""
+        with self.lock:
+            return
+
+    def open(self) -> None:
+        """Start the session; DriverMissing when the node has no working driver."""
+        if self._open:
+            return
+        self.call("nvmlInit")
+        self._open = True
+        self.sessions += 1
+        self._seen, self._handles, self._unidentified = {}, {}, ()
+
+    def close(self) -> None:
+        """End the session, also when the driver is already gone. Nobody may be waiting for events."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            with self._going_on("nvmlShutdown", ()):
+                self._library.nvmlShutdown()
+        except pynvml.NVMLError:
+            return  # a reloaded driver knows nothing of this session, so there is nothing to end
+
+    def aside(self, work: Callable[[], T]) -> T:
+        """What slow work that asks NVML nothing comes to. This thread gives up the lock meanwhile, however often it holds it.
+
+        So others may read in between, and may end the session.
+        """
+        finished = False
+
+        def doing() -> T:
+            nonlocal finished
+            try:
+                return work()
+            finally:
+                # Set under the lock, so not before this thread's wait has given it up: who joins the other thread while it
+                # waits for the lock would wait for ever.
+                with self._given_up:
+                    finished = True
+                    self._given_up.notify_all()
+
+        with ThreadPoolExecutor(1, thread_name_prefix="aside") as other:
+            done = other.submit(doing)
+            with self._given_up:
+                self._given_up.wait_for(lambda: finished)
+        return done.result()
+
+    def driver(self) -> DriverInfo:
+        """Versions of the driver."""
+        cuda = self.call("nvmlSystemGetCudaDriverVersion_v2")
+        return DriverInfo(
+            driver_version=str(self.call("nvmlSystemGetDriverVersion")),
+            cuda_driver_version=f"{cuda // 1000}.{cuda % 1000 // 10}",
+            nvml_version=str(self.call("nvmlSystemGetNVMLVersion")),
+        )
+
+    def gpus(self) -> list[Gpu]:
+        """All GPUs that could be identified, in PCI order.
+
+        A GPU that cannot be read now keeps what was read before and says so in its health; one that was never read in
+        this session is in `unidentified`. DriverError when no GPU can be read at all.
+        """
+        unidentified = []
+        seen: dict[int, Gpu] = {}
+        count = self.call("nvmlDeviceGetCount")
+        if self._seen and count != self._counted:  # indexes have moved, so the handles are others'
+            self._seen, self._handles, self._events = {}, {}, None
+        for index in range(count):
+            try:
+                seen[index] = self._read(index)
+            except DriverError:
+                raise
+            except NvmlError as error:
+                known = self._seen.get(index)
+                if known is None:
+                    unidentified.append(UnidentifiedGpu(index, str(error)))
+                else:
+                    seen[index] = _troubled(known, error)
+        self._seen, self._counted = seen, count
+        self._unidentified = tuple(unidentified)
+        return [gpu for _, gpu in sorted(seen.items())]
+
+    def unidentified(self) -> tuple[UnidentifiedGpu, ...]:
+        """GPUs that the last `gpus` counted but could not identify."""
+        return self._unidentified
+
+    def health(self, uuid: GpuUuid) -> GpuHealth:
+        """How a GPU is now, from what NVML says it needs. DriverError when the driver is the trouble."""
+        try:
+            fault = self._fault(uuid, self.handle(uuid))
+        except DriverError:
+            raise
+        except NvmlError as error:
+            return _health_of(error)
+        return HEALTHY if fault is None else GpuHealth(HealthState.UNHEALTHY, fault.message)
+
+    def wait_events(self, timeout_ms: int) -> Iterator[GpuEvent]:
+        """Wait up to `timeout_ms` for the first event, then yield all that are there.
+
+        DriverReloaded when the session is over. GPUs that cannot be watched now are tried again on the next call.
+        """
+        events = self._subscription()
+        self._watch_all(events)
+        while True:
+            try:
+                data = self.call("nvmlEventSetWait_v2", events.handle, timeout_ms)
+            except NoEvent:
+                return
+            except GpuLost:
+                yield from self._drop_lost(events)
+                return
+            event = self._event(data, events)
+            if event is not None:
+                yield event
+            timeout_ms = 0
+
+    def _read(self, index: int) -> Gpu:
+        handle = self.call("nvmlDeviceGetHandleByIndex", index)
+        uuid = GpuUuid(self.call("nvmlDeviceGetUUID", handle))
+        major, minor = self.call("nvmlDeviceGetCudaComputeCapability", handle)
+        mode = self.optional("nvmlDeviceGetMigMode", handle)
+        self._handles[uuid] = handle
+        fault = self._fault(uuid, handle)
+        gpu = Gpu(
+            uuid=uuid,
+            index=index,
+            minor=int(self.call("nvmlDeviceGetMinorNumber", handle)),
+            product_name=str(self.call("nvmlDeviceGetName", handle)),
+            brand=BRANDS.get(self.call("nvmlDeviceGetBrand", handle), "Unknown"),
+            architecture=ARCHITECTURES.get(self.call("nvmlDeviceGetArchitecture", handle), "Unknown"),
+            compute_major=int(major),
+            compute_minor=int(minor),
+            memory_bytes=int(self.call("nvmlDeviceGetMemoryInfo", handle).total),
+            pci_bus_id=self._address(handle),
+            numa_node=self._numa_node(handle),
+            mig_capable=mode is not None,
+            mig_enabled=mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
+            addressing_mode=ADDRESSING_MODES.get(self.optional("nvmlDeviceGetAddressingMode", handle)),
+        )
+        return gpu if fault is None else with_fault(gpu, fault)
+
+    def _numa_node(self, handle: Any) -> int | None:
+        """The nearest NUMA node; nvmlDeviceGetNumaNodeId is for GPUs that are such nodes themselves."""
+        words = self.optional("nvmlDeviceGetMemoryAffinity", handle, 16, pynvml.NVML_AFFINITY_SCOPE_NODE)
+        for number, word in enumerate(map(int, words or ())):
+            if word:
+                return number * 64 + ((word & -word).bit_length() - 1)
+        return None
+
+    def where(self, uuid: GpuUuid) -> Where:
+        """Where a GPU is now: asked of NVML, not remembered."""
+        handle = self.handle(uuid)
+        return Where(int(self.call("nvmlDeviceGetMinorNumber", handle)), self._address(handle))
+
+    def _address(self, handle: Any) -> str:
+        pci = self.call("nvmlDeviceGetPciInfo", handle)
+        return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+
+    def handle(self, uuid: GpuUuid) -> Any:
+        """Handles are kept: looking one up by UUID can take NVML seconds."""
+        if uuid not in self._handles:
+            self._handles[uuid] = self.call("nvmlDeviceGetHandleByUUID", uuid)
+        return self._handles[uuid]
+
+    def _fault(self, uuid: GpuUuid, handle: Any) -> GpuFault | None:
+        """What NVML says the GPU needs before it can be relied on."""
+        wanted = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+        values = self.optional("nvmlDeviceGetFieldValues", handle, [wanted])
+        if values is not None and values[0].nvmlReturn == pynvml.NVML_SUCCESS:
+            action = int(values[0].value.uiVal)
+            if action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
+                unnamed = GpuFault(faults.NEEDS_RECOVERY, f"The GPU asks for recovery action {action}.")
+                return RECOVERY_ACTIONS.get(action, unnamed)
+        rows = self.optional("nvmlDeviceGetRemappedRows", handle)
+        if rows is not None:  # it cannot be asked of a GPU that is divided: what it last said holds
+            (self._remap_failed.add if rows[3] else self._remap_failed.discard)(uuid)
+        return REMAP_FAILED if uuid in self._remap_failed else None
+
+    def _subscription(self) -> "_Subscription":
+        if self._events is None or self._events.session != self.sessions:
+            self._events = _Subscription(self.call("nvmlEventSetCreate"), self.sessions)
+        return self._events
+
+    def _watch_all(self, events: "_Subscription") -> None:
+        for index in range(self.call("nvmlDeviceGetCount")):
+            try:
+                handle = self.call("nvmlDeviceGetHandleByIndex", index)
+                uuid = GpuUuid(self.call("nvmlDeviceGetUUID", handle))
+                if events.watched.get(index) == uuid == events.by_address.get(_address(handle)):
+                    continue  # else another board is in its place, or the same one was out in between
+                types = self.call("nvmlDeviceGetSupportedEventTypes", handle) & WATCHED
+                self.call("nvmlDeviceRegisterEvents", handle, types, events.handle)
+            except DriverError:
+                raise
+            except NvmlError:
+                continue  # its health says so; it is tried again on the next wait
+            events.watched[index] = uuid
+            events.by_address[_address(handle)] = uuid
+
+    def _event(self, data: Any, events: "_Subscription") -> GpuEvent | None:
+        kind = EVENT_KINDS.get(int(data.eventType))
+        if kind is None:
+            return None
+        return GpuEvent(
+            kind=kind,
+            # By its handle's address: a GPU that is gone no longer tells its UUID.
+            gpu=events.by_address.get(_address(data.device)) or self._uuid(data.device),
+            data=int(data.eventData),
+            gpu_instance=_instance(data.gpuInstanceId),
+            compute_instance=_instance(data.computeInstanceId),
+        )
+
+    def _uuid(self, handle: Any) -> GpuUuid | None:
+        try:
+            return GpuUuid(self.call("nvmlDeviceGetUUID", handle))
+        except DriverError:
+            raise
+        except NvmlError:
+            return None
+
+    def _drop_lost(self, events: "_Subscription") -> Iterator[GpuEvent]:
+        """A lost GPU would end every further wait at once: go on with a new set that leaves it out."""
+        self._events = None
+        self.optional("nvmlEventSetFree", events.handle)
+        for index, uuid in sorted(events.watched.items()):
+            try:
+                self.call("nvmlDeviceGetHandleByIndex", index)
+            except GpuLost:
+                yield GpuEvent(EventKind.LOST, uuid)
+            except DriverError:
+                raise
+            except NvmlError:
+                continue
+
+    def optional(self, function: str, *args: Any) -> Any:
+        """The answer, or None where the board or the driver does not have this."""
+        try:
+            return self.call(function, *args)
+        except NotSupported:
+            return None
+
+    def call(self, function: str, *args: Any, **options: Any) -> Any:
+        """What the function answers; an NvmlError with one sentence when it refuses."""
+        try:
+            with self._going_on(function, args):
+                return getattr(self._library, function)(*args, **options)
+        except pynvml.NVMLError as error:
+            raise translated(error, function, gpu=self._meant(args)) from error
+
+    @property
+    def calling(self) -> Call | None:
+        """The call that has been going on for longest. In any thread."""
+        return min(tuple(self._calls.values()), key=lambda one: one.since_s, default=None)
+
+    @contextmanager
+    def _going_on(self, function: str, args: tuple[Any, ...]) -> Iterator[None]:
+        thread = threading.get_ident()
+        waits_s = args[1] / 1000 if function == "nvmlEventSetWait_v2" else 0.0  # it may take as long as it was told to
+        self._calls[thread] = Call(function, self._about(thread, function, args), self._monotonic() + waits_s)
+        try:
+            yield
+        finally:
+            del self._calls[thread]
+
+    def _about(self, thread: int, function: str, args: tuple[Any, ...]) -> str:
+        """The UUID of the GPU that a call concerns: also where it is given an instance of the GPU that was asked about before."""
+        if function == "nvmlDeviceGetHandleByIndex":
+            known = self._seen.get(int(args[0]))
+            self._subjects[thread] = known.uuid if known else ""
+        elif not function.startswith(("nvmlDevice", "nvmlGpuInstance", "nvmlComputeInstance")) or not args:
+            self._subjects[thread] = ""
+        else:
+            self._subjects[thread] = self._meant(args) or self._subjects.get(thread, "")
+        return self._subjects[thread]
+
+    def _meant(self, args: tuple[Any, ...]) -> str:
+        """The UUID of the GPU that a call is about; "" when it is about none, or about an instance."""
+        about = args[0] if args else None
+        handles = tuple(self._handles.items())  # another thread may add one
+        return about if isinstance(about, str) else next((uuid for uuid, one in handles if one is about), "")
+
+
+class _Subscription:
+    """An event set and whom it watches; used by the waiting thread only."""
+
+    def __init__(self, handle: Any, session: int) -> None:
+        self.handle = handle
+        self.session = session
+        self.watched: dict[int, GpuUuid] = {}
+        self.by_address: dict[int, GpuUuid] = {}
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _instance(number: int) -> int | None:
+    return None if number == pynvml.NVML_GPU_INSTANCE_ID_ANY else int(number)
+
+
+def _health_of(error: NvmlError) -> GpuHealth:
+    unhealthy = any(isinstance(error, kind) for kind in _FAULTS)
+    return GpuHealth(HealthState.UNHEALTHY if unhealthy else HealthState.UNKNOWN, str(error))
+
+
+def _troubled(known: Gpu, error: NvmlError) -> Gpu:
+    """A GPU that answers with an error. One that says nothing about its state is unknown, and no faultier than before."""
+    name = next((name for kind, name in _FAULTS.items() if isinstance(error, kind)), "")
+    if name:
+        return with_fault(known, GpuFault(name, str(error)))
+    return msgspec.structs.replace(known, health=_health_of(error))
+
+
+_FAULTS: Mapping[type[NvmlError], str] = MappingProxyType(
+    {GpuLost: faults.LOST, GpuUnknown: faults.NOT_FOUND, ResetRequired: faults.NEEDS_RESET}
+)

@@ -1,0 +1,280 @@
+"""GPU instances through NVML: what a board can be divided into, what it is divided into, and one change at a time.
+
+Owns every call about MIG mode, GPU instances and compute instances. Decides nothing and records nothing: `instance_manager`
+journals around these calls. Placements go to NVML by reference only: pynvml declares no argument types, and a struct passed by
+value is followed as an address, which ends the process.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import msgspec
+import pynvml
+
+from draco.agent.hardware.gpus import Where
+from draco.agent.hardware.instances import Instance
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.hardware.nvml_errors import GpuUnknown, InvalidArgument, NotSupported, NvmlError, translated
+from draco.mig.board import Board, Placement, Profile
+from draco.resources.names import GpuUuid
+
+T = TypeVar("T")
+
+SLOTS = 64
+"""Room in the arrays for NVML's lists; no board has as many instances, or starts, of one profile."""
+
+
+class Mode(msgspec.Struct, frozen=True):
+    """MIG mode of a GPU: what it is, and what it will be after a reset."""
+
+    enabled: bool
+    pending: bool
+
+
+class NvmlInstances:
+    """MIG of one node's GPUs, in the session of `nvml`. Boards and profile numbers are read once a session."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._session = 0
+        self._boards: dict[GpuUuid, Board | None] = {}
+        self._compute_profiles: dict[tuple[GpuUuid, int], dict[int, int]] = {}
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held by whoever makes several calls that belong together."""
+        return self._nvml.lock
+
+    def aside(self, work: Callable[[], T]) -> T:
+        """What slow work that asks NVML nothing comes to, done while the lock is free for others."""
+        return self._nvml.aside(work)
+
+    def board(self, uuid: GpuUuid) -> Board | None:
+        """What the GPU can be divided into; None when it cannot be."""
+        self._fresh()
+        if uuid not in self._boards:
+            profiles = tuple(self._profiles(self._nvml.handle(uuid)))
+            self._boards[uuid] = Board(profiles) if profiles else None
+        return self._boards[uuid]
+
+    def mode(self, uuid: GpuUuid) -> Mode | None:
+        """MIG mode; None for a GPU that has no such thing."""
+        found = self._nvml.optional("nvmlDeviceGetMigMode", self._nvml.handle(uuid))
+        if found is None:
+            return None
+        current, pending = found
+        return Mode(current == pynvml.NVML_DEVICE_MIG_ENABLE, pending == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+    def where(self, uuid: GpuUuid) -> Where:
+        """Where the GPU is at this moment."""
+        return self._nvml.where(uuid)
+
+    def set_mode(self, uuid: GpuUuid, wanted: int) -> None:
+        """Ask for a MIG mode (NVML_DEVICE_MIG_ENABLE or _DISABLE); an NvmlError when it did not come about at once.
+
+        The call itself raises nothing when the change waits for a reset, or when the GPU is in use: it returns the code.
+        """
+        function = "nvmlDeviceSetMigMode"
+        answer = int(self._nvml.call(function, self._nvml.handle(uuid), wanted))
+        if answer != pynvml.NVML_SUCCESS:
+            raise translated(pynvml.NVMLError(answer), function)
+
+    def enable(self, uuid: GpuUuid) -> None:
+        """Turn MIG mode on."""
+        self.set_mode(uuid, pynvml.NVML_DEVICE_MIG_ENABLE)
+
+    def disable(self, uuid: GpuUuid) -> None:
+        """Turn MIG mode off."""
+        self.set_mode(uuid, pynvml.NVML_DEVICE_MIG_DISABLE)
+
+    def instances(self, uuid: GpuUuid) -> list[Instance]:
+        """All GPU instances, also those without a compute instance, by where they start; none when MIG mode is off.
+
+        Asked profile by profile: a walk over MIG devices does not see an instance without a compute instance.
+        """
+        mode = self.mode(uuid)
+        board = self.board(uuid)
+        if mode is None or not mode.enabled or board is None:
+            return []
+        device = self._nvml.handle(uuid)
+        found = []
+        for profile in board.profiles:
+            for handle in self._list("nvmlDeviceGetGpuInstances", device, profile.id, pynvml.c_nvmlGpuInstance_t):
+                one = self._instance(uuid, handle)
+                if one is not None:
+                    found.append(one)
+        return sorted(found, key=lambda one: (one.start, one.gi))
+
+    def create(self, uuid: GpuUuid, placement: Placement, on_gi: Callable[[int], None]) -> Instance:
+        """Make a GPU instance there and one compute instance that spans it. `on_gi` is told the id in between."""
+        device = self._nvml.handle(uuid)
+        where = pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.profile.size)
+        handle = self._nvml.call(
+            "nvmlDeviceCreateGpuInstanceWithPlacement", device, placement.profile.id, ctypes.byref(where)
+        )
+        info = self._nvml.call("nvmlGpuInstanceGetInfo", handle)
+        on_gi(int(info.id))
+        spanning = self._spanning(uuid, int(info.profileId), handle, placement.profile.slices)
+        compute = self._nvml.call("nvmlGpuInstanceCreateComputeInstance", handle, spanning)
+        within = self._nvml.call("nvmlComputeInstanceGetInfo_v2", compute)
+        return Instance(
+            gpu=uuid,
+            gi=int(info.id),
+            profile_id=int(info.profileId),
+            start=int(info.placement.start),
+            size=int(info.placement.size),
+            ci=int(within.id),
+            # Not from a walk over MIG devices: that can take seconds while others are busy.
+            uuid=str(self._nvml.call("nvmlDeviceGetUUID", within.device)),
+            parts=1,
+        )
+
+    def destroy(self, instance: Instance) -> None:
+        """Destroy the compute instance, then the GPU instance. What is gone already is fine; InUse when it is held."""
+        device = self._nvml.handle(instance.gpu)
+        try:
+            handle = self._nvml.call("nvmlDeviceGetGpuInstanceById", device, instance.gi)
+        except GpuUnknown:
+            return
+        if instance.ci is not None:
+            try:
+                compute = self._nvml.call("nvmlGpuInstanceGetComputeInstanceById", handle, instance.ci)
+                self._nvml.call("nvmlComputeInstanceDestroy", compute)
+            except GpuUnknown:
+                pass  # an earlier attempt came this far
+        try:
+            self._nvml.call("nvmlGpuInstanceDestroy", handle)
+        except GpuUnknown:
+            return
+
+    def processes(self, instance: Instance) -> list[int]:
+        """The processes that compute on an instance, as far as NVML lists them: monitoring programs it does not."""
+        if instance.ci is None:
+            return []
+        try:
+            handle = self._nvml.call("nvmlDeviceGetGpuInstanceById", self._nvml.handle(instance.gpu), instance.gi)
+            compute = self._nvml.call("nvmlGpuInstanceGetComputeInstanceById", handle, instance.ci)
+            within = self._nvml.call("nvmlComputeInstanceGetInfo_v2", compute)
+            running = self._nvml.optional("nvmlDeviceGetComputeRunningProcesses", within.device)
+        except GpuUnknown:
+            return []
+        return [int(one.pid) for one in running or ()]
+
+    def _fresh(self) -> None:
+        """Another session may have another driver, and with it other tables."""
+        if self._session != self._nvml.sessions:
+            self._session = self._nvml.sessions
+            self._boards, self._compute_profiles = {}, {}
+
+    def _profiles(self, device: Any) -> Iterator[Profile]:
+        for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+            try:
+                info = self._nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", device, number, version=2)
+                starts = self._starts(device, int(info.id))
+            except NotSupported:
+                continue
+            except InvalidArgument:
+                return
+            if starts:
+                yield _profile(info, starts)
+
+    def _starts(self, device: Any, profile_id: int) -> list[Any]:
+        array = (pynvml.c_nvmlGpuInstancePlacement_t * SLOTS)()
+        count = ctypes.c_uint(SLOTS)
+        function = "nvmlDeviceGetGpuInstancePossiblePlacements"
+        self._nvml.call(function, device, profile_id, array, ctypes.byref(count))
+        return list(array[: count.value])
+
+    def _instance(self, uuid: GpuUuid, handle: Any) -> Instance | None:
+        """None when it was destroyed while we looked. NvmlError when NVML contradicts itself: what is there is not gone."""
+        try:
+            info = self._nvml.call("nvmlGpuInstanceGetInfo", handle)
+            compute = [
+                self._nvml.call("nvmlComputeInstanceGetInfo_v2", one)
+                for profile in self._compute(uuid, int(info.profileId), handle)
+                for one in self._list(
+                    "nvmlGpuInstanceGetComputeInstances", handle, profile, pynvml.c_nvmlComputeInstance_t
+                )
+            ]
+            first = min(compute, key=lambda one: int(one.id), default=None)
+            return Instance(
+                gpu=uuid,
+                gi=int(info.id),
+                profile_id=int(info.profileId),
+                start=int(info.placement.start),
+                size=int(info.placement.size),
+                ci=None if first is None else int(first.id),
+                uuid=None if first is None else str(self._nvml.call("nvmlDeviceGetUUID", first.device)),
+                parts=len(compute),
+            )
+        except GpuUnknown as error:
+            try:
+                info = self._nvml.call("nvmlGpuInstanceGetInfo", handle)
+            except GpuUnknown:
+                return None
+            raise NvmlError(
+                f"NVML lists GPU instance {info.id} of GPU {uuid} and does not find what is in it; the agent looks again.",
+                error.code,
+            ) from error
+
+    def _compute(self, uuid: GpuUuid, profile_id: int, handle: Any) -> dict[int, int]:
+        """Compute slices by the id of each compute instance profile in GPU instances of a profile."""
+        self._fresh()
+        key = (uuid, profile_id)
+        if key not in self._compute_profiles:
+            self._compute_profiles[key] = dict(self._compute_profile_ids(handle))
+        return self._compute_profiles[key]
+
+    def _compute_profile_ids(self, handle: Any) -> Iterator[tuple[int, int]]:
+        shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+        for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+            if number == pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1:
+                continue  # not for whole instances, and drivers disagree on whether it exists
+            try:
+                info = self._nvml.call("nvmlGpuInstanceGetComputeInstanceProfileInfo", handle, number, shared)
+            except NotSupported:
+                continue
+            except InvalidArgument:
+                return
+            yield int(info.id), int(info.sliceCount)
+
+    def _spanning(self, uuid: GpuUuid, profile_id: int, handle: Any, slices: int) -> int:
+        found = self._compute(uuid, profile_id, handle)
+        for number, size in found.items():
+            if size == slices:
+                return number
+        raise NotSupported(
+            f"GPU {uuid} offers no compute instance of {slices} slices in its profile {profile_id}; report this with the "
+            "output of `nvidia-smi mig -lcip`.",
+            int(pynvml.NVML_ERROR_NOT_SUPPORTED),
+        )
+
+    def _list(self, function: str, parent: Any, profile_id: int, kind: Any) -> list[Any]:
+        array = (kind * SLOTS)()
+        count = ctypes.c_uint(SLOTS)
+        try:
+            self._nvml.call(function, parent, profile_id, array, ctypes.byref(count))
+        except NotSupported:
+            return []
+        return list(array[: count.value])
+
+
+def _profile(info: Any, starts: list[Any]) -> Profile:
+    name = info.name.decode() if isinstance(info.name, bytes) else str(info.name)
+    return Profile(
+        id=int(info.id),
+        name=name.removeprefix("MIG ").strip(),
+        slices=int(info.sliceCount),
+        size=int(starts[0].size),
+        starts=tuple(sorted(int(one.start) for one in starts)),
+        max_instances=int(info.instanceCount),
+        memory_mib=int(info.memorySizeMB),
+        multiprocessors=int(info.multiprocessorCount),
+        copy_engines=int(info.copyEngineCount),
+        decoders=int(info.decoderCount),
+        encoders=int(info.encoderCount),
+        jpeg_engines=int(info.jpegCount),
+        ofa_engines=int(info.ofaCount),
+    )

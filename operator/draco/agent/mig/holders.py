@@ -1,0 +1,134 @@
+"""Who keeps an instance from being destroyed: processes, and the containers and pods they run in.
+
+Owns looking below /proc, which takes long where many processes run: it asks NVML nothing, so that nobody who needs NVML has to
+wait for it. Ends nobody: the answer is for people.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
+from draco.agent.hardware.gpus import Gpu
+from draco.agent.hardware.instances import Instance
+from draco.resources.english import listed
+from draco.resources.texts import shown
+
+MOST = 3
+"""So many holders are named; the rest is counted."""
+
+_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
+_CONTAINER = re.compile(r"([0-9a-f]{64})(?:\.scope)?$")
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """A process that holds an instance. Empty: not known, or in none."""
+
+    pid: int
+    command: str = ""
+    container: str = ""
+    pod: str = ""
+    hostname: str = ""
+
+    def __str__(self) -> str:
+        what = f"process {self.pid}" + (f" ({self.command})" if self.command else "")
+        if self.container:
+            what += f" in container {self.container[:12]}"
+        if self.pod:
+            # A pod's name is its processes' host name, unless it uses the host's network.
+            what += f" of pod {self.hostname or 'with uid'} {f'({self.pod})' if self.hostname else self.pod}"
+        return what
+
+
+def own_pid(proc: Path) -> int:
+    """The agent's number among the processes below `proc`; in a container it has another one than it knows of."""
+    try:
+        return int((proc / "self").readlink().name)
+    except (OSError, ValueError):
+        return os.getpid()
+
+
+class Holders:
+    """Looks up processes below `proc`, where the node's /proc is seen. `own` is the agent itself, which never counts."""
+
+    def __init__(self, proc: Path = Path("/proc"), *, own: int = 0) -> None:
+        self._proc = proc
+        self._own = own
+
+    def named(self, pids: Iterable[int]) -> list[Holder]:
+        """Processes by their numbers."""
+        return [self._holder(pid) for pid in sorted(set(pids))]
+
+    def having_open(self, *paths: str) -> list[Holder]:
+        """The processes that have one of the device nodes open. Processes that we may not look into are left out."""
+        wanted = set(paths)
+        return [self._holder(pid) for pid in self._pids() if pid != self._own and wanted & set(self._open(pid))]
+
+    def _pids(self) -> list[int]:
+        try:
+            return sorted(int(one.name) for one in self._proc.iterdir() if one.name.isdigit())
+        except OSError:
+            return []
+
+    def _open(self, pid: int) -> Iterator[str]:
+        try:
+            for descriptor in (self._proc / str(pid) / "fd").iterdir():
+                try:
+                    yield str(descriptor.readlink())
+                except OSError:
+                    continue
+        except OSError:
+            return
+
+    def _holder(self, pid: int) -> Holder:
+        folder = self._proc / str(pid)
+        cgroup = _text(folder / "cgroup")
+        pod = _POD.search(cgroup)
+        container = next((found[1] for line in cgroup.splitlines() if (found := _CONTAINER.search(line))), "")
+        hostname = re.search(r"(?:^|\0)HOSTNAME=([a-z0-9.-]+)", _text(folder / "environ")) if pod else None
+        return Holder(
+            pid=pid,
+            command=shown(_text(folder / "comm").strip()),
+            container=container,
+            pod=pod[1].replace("_", "-") if pod else "",
+            hostname=hostname[1] if hostname else "",
+        )
+
+
+class HolderSearch:
+    """Finds who uses an instance: first those that NVML lists, else those that have its nodes open.
+
+    What keeps a GPU open as a whole, as monitoring programs do, is named only when nothing nearer is found.
+    """
+
+    def __init__(self, holders: Holders, capabilities: Capabilities) -> None:
+        self._holders = holders
+        self._capabilities = capabilities
+
+    def __call__(self, one: Instance | None, gpu: Gpu, listed: Sequence[int]) -> str:
+        """The holders of an instance, or of the GPU, in one phrase; "" when nobody is found. `listed`: NVML knows of these."""
+        near = self._holders.named(listed)
+        if one is not None:
+            with suppress(CapabilityUnknown):
+                near = near or self._holders.having_open(*self._capabilities.paths(gpu.minor, one.gi, one.ci))
+        if near:
+            return sentence(near)
+        far = sentence(self._holders.having_open(f"/dev/nvidia{gpu.minor}"))
+        # Those that run on other parts of the GPU have it open too.
+        return f"somebody in no list, perhaps {far}" if far and one is not None else far
+
+
+def sentence(holders: Iterable[Holder]) -> str:
+    """The holders in one phrase; "" without any."""
+    return listed(holders, MOST)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

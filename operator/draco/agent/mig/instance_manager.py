@@ -1,0 +1,254 @@
+"""Making and destroying GPU instances so that a crash at any step leaves nothing unexplained.
+
+Owns the order of journal and hardware: a step is on record before it is taken and until its end has been seen in a fresh list.
+So at every moment each GPU instance is one of: needed by a prepared claim, kept idle, a step on record that `settle` finishes or
+undoes, or somebody else's. The last are reported and never touched. Decides neither which claims get what nor what is kept idle.
+A GPU whose steps cannot be finished, or that cannot be listed, is dirty until it has been listed with nothing left over.
+
+All methods block on NVML and the disk. Each holds the lock of the NVML session from its first look to its last step, so nobody
+sees a change half done. Only while the holder of what was refused is looked for is the lock free: that may take long, and what
+others see of the GPU then is that it is dirty.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from draco.agent.errors import AgentError
+from draco.agent.hardware.gpus import Gpu
+from draco.agent.hardware.instances import Instance, PlacementKey
+from draco.agent.hardware.nvml_errors import (
+    DriverError,
+    InUse,
+    InvalidArgument,
+    NoRoom,
+    NotSupported,
+    NvmlError,
+    PermissionMissing,
+)
+from draco.agent.hardware.nvml_instances import NvmlInstances
+from draco.agent.mig.inventory import MigInventory, Seen
+from draco.agent.mig.ownership import Attempt, Whose
+from draco.agent.record.checkpoint import Checkpoint, ClaimState, InstanceState, OwnedInstance, PreparedClaim
+from draco.mig.board import Placement
+from draco.resources.names import ClaimUid, GpuUuid
+
+
+class NotVerified(AgentError):
+    """NVML said yes, and its list says something else."""
+
+
+class StillHeld(AgentError):
+    """An instance that has to go is in use."""
+
+
+FindHolder = Callable[[Instance | None, Gpu, Sequence[int]], str]
+"""Who holds an instance of a GPU, or anything of the GPU, as a phrase; "" when nobody is found. NVML lists the numbers."""
+NOBODY_LISTED = "somebody who is in no list, such as a monitoring program that keeps it open"
+
+
+class InstanceManager:
+    """Changes the GPU instances that an inventory knows of, with a journal. `holder` finds who keeps one from being destroyed."""
+
+    def __init__(
+        self,
+        record: Checkpoint,
+        mig: NvmlInstances,
+        inventory: MigInventory,
+        *,
+        holder: FindHolder,
+    ) -> None:
+        self._record = record
+        self._mig = mig
+        self._inventory = inventory
+        self._holder = holder
+
+    def settle(self, uuid: GpuUuid) -> Seen:
+        """Undo what was being made, finish what was being destroyed, and forget what is gone.
+
+        What is in use stays on record for the next time. NvmlError and OSError when it cannot be done now; the GPU is dirty
+        then.
+        """
+        with self._mig.lock:
+            try:
+                return self._settle(uuid)
+            finally:
+                self._inventory.show()
+
+    def _settle(self, uuid: GpuUuid) -> Seen:
+        seen = self._inventory.observe(uuid)
+        self._discard_broken(seen)
+        steps = self._inventory.open_steps(uuid)
+        for own in steps:
+            found = seen.at(own.key)
+            if found is None:
+                continue
+            verdict = self._inventory.whose(own, found)
+            if verdict is Whose.OURS:
+                seen = self._destroy(own, found, seen)
+            elif verdict is Whose.DOUBTFUL:
+                self._inventory.trouble(uuid, self._inventory.stranger(found))
+        if steps:
+            seen = self._inventory.observe(uuid)
+        gone = [
+            own.key
+            for own in self._record.instances.values()
+            if own.gpu == uuid and self._inventory.whose(own, seen.at(own.key)) is Whose.OTHERS
+        ]
+        if gone:
+            self._forget(gone)
+        if not self._inventory.open_steps(uuid):
+            self._inventory.trouble(uuid, "")
+        return seen
+
+    def make(self, uuid: GpuUuid, placements: Iterable[Placement], *, put: Sequence[PreparedClaim] = ()) -> None:
+        """Make instances, largest first and else in this order, and see them in the list. `put` goes on record with the intent.
+
+        What fails leaves its step on record, for `settle`, and those before it: NvmlError, OSError, NotVerified.
+        """
+        with self._mig.lock:
+            wanted = sorted(placements, key=lambda one: -one.profile.size)
+            fresh = {
+                PlacementKey(uuid, one.profile.id, one.start): OwnedInstance(
+                    gpu=uuid,
+                    profile_id=one.profile.id,
+                    start=one.start,
+                    size=one.profile.size,
+                    state=InstanceState.CREATING,
+                    boot_id=self._inventory.boot_id,
+                )
+                for one in wanted
+            }
+            self._inventory.attempt(fresh, Attempt.REFUSED)
+            self._record.change(put=put, own=fresh.values())
+            untried = list(fresh.values())
+            for placement in wanted:
+                try:
+                    self._create(untried.pop(0), placement)
+                except NvmlError:
+                    # What stands there later is not ours: a step that was never taken must not be undone.
+                    self._record.change(disown=[own.key for own in untried])
+                    raise
+            seen = self._inventory.observe(uuid)
+            for key in fresh:
+                found = seen.at(key)
+                if found is None or found.ci is None or self._inventory.own(found) is None:
+                    unlisted = f"NVML made {self._inventory.named(key)} and does not list it."
+                    self._inventory.failures.failed(uuid, unlisted)
+                    raise NotVerified(unlisted)
+            self._inventory.failures.over(uuid)
+            self._inventory.show()
+
+    def _create(self, own: OwnedInstance, placement: Placement) -> None:
+        def on_gi(number: int) -> None:
+            self._record.change(own=[msgspec.structs.replace(own, gi=number)])
+
+        self._inventory.attempt([own.key], Attempt.MADE)
+        try:
+            made = self._mig.create(own.gpu, placement, on_gi)
+        except (NoRoom, NotSupported, InvalidArgument, PermissionMissing):
+            # Nothing was made. Whatever stands there now is not ours, so the step must not be taken for its maker.
+            if self._record.instances[own.key].gi is None:
+                self._inventory.attempt([own.key], Attempt.REFUSED)
+                self._record.change(disown=[own.key])
+            raise
+        except DriverError:
+            raise
+        except NvmlError as error:
+            self._inventory.failures.failed(own.gpu, str(error))
+            raise
+        fresh = msgspec.structs.replace(
+            own, state=InstanceState.MADE, gi=made.gi, ci=made.ci or 0, uuid=made.uuid or ""
+        )
+        self._record.change(own=[fresh])
+
+    def discard(
+        self, keys: Collection[PlacementKey], *, put: Sequence[PreparedClaim] = (), drop: Sequence[ClaimUid] = ()
+    ) -> None:
+        """Put on record that instances of ours are to go; `settle` destroys them."""
+        own = [
+            msgspec.structs.replace(self._record.instances[key], state=InstanceState.DESTROYING)
+            for key in keys
+            if key in self._record.instances
+        ]
+        self._record.change(put=put, drop=drop, own=own)
+
+    def _destroy(self, own: OwnedInstance, found: Instance, seen: Seen) -> Seen:
+        """Destroy an instance; what is there for the next step to act on."""
+        try:
+            self._mig.destroy(found)
+        except InUse:
+            self._refuse(own, found, seen.gpu)
+            return self._inventory.observe(own.gpu)  # the search for the holder took its time
+        except NvmlError as error:
+            self._inventory.trouble(own.gpu, str(error))
+            raise
+        return seen
+
+    def _refuse(self, own: OwnedInstance, found: Instance, gpu: Gpu) -> None:
+        """Remember that an instance is in use, and by whom."""
+        who = self._find(found, gpu)
+        self._inventory.refuse(own.key, who)
+        text = f"Its instance {self._inventory.named(own.key)} cannot be destroyed: it is in use by {who or NOBODY_LISTED}."
+        self._inventory.trouble(own.gpu, text)
+
+    def _find(self, one: Instance | None, gpu: Gpu) -> str:
+        """Who holds an instance, or anything of the GPU: NVML is asked now, and the processes without its lock."""
+        listed: list[int] = []
+        if one is not None:
+            with suppress(NvmlError):
+                listed = self._mig.processes(one)
+        return self._mig.aside(lambda: self._holder(one, gpu, listed))
+
+    def _discard_broken(self, seen: Seen) -> None:
+        """An instance of ours that lost its compute instance to somebody is of no use: it has to go."""
+        broken = [
+            one.key
+            for one in seen.instances
+            if (own := self._inventory.own(one)) is not None and own.state is InstanceState.MADE and one.ci is None
+        ]
+        if broken:
+            self.discard(broken)
+
+    def _forget(self, gone: Collection[PlacementKey]) -> None:
+        """Take instances off the record, and with them the claims that only waited for that."""
+        left = {
+            own.key
+            for own in self._record.instances.values()
+            if own.state is InstanceState.DESTROYING and own.key not in gone
+        }
+        done = [
+            claim.uid
+            for claim in self._record.claims.values()
+            if claim.state is ClaimState.RELEASING and not left & {device.key for device in claim.devices}
+        ]
+        self._record.change(drop=done, disown=gone)
+        self._inventory.forget(gone)
+
+    def enable(self, uuid: GpuUuid) -> None:
+        """Turn MIG mode on."""
+        with self._mig.lock:
+            self._switch(uuid, self._mig.enable)
+
+    def disable(self, uuid: GpuUuid) -> None:
+        """Turn MIG mode off."""
+        with self._mig.lock:
+            self._switch(uuid, self._mig.disable)
+
+    def _switch(self, uuid: GpuUuid, switch: Callable[[GpuUuid], None]) -> None:
+        try:
+            switch(uuid)
+        finally:
+            self._inventory.observe(uuid)
+            self._inventory.show()
+
+    def who(self, uuid: GpuUuid) -> str:
+        """Who uses a GPU."""
+        seen = self._inventory.known(uuid)
+        return (self._find(None, seen.gpu) if seen else "") or NOBODY_LISTED
+
+    def processes(self, one: Instance) -> list[int]:
+        """Who computes on an instance, as far as NVML says."""
+        with self._mig.lock:
+            return self._mig.processes(one)

@@ -1,0 +1,301 @@
+"""What is known of the GPU instances of one node: the last look at each GPU, whose each instance is, and what is wrong.
+
+Owns looking, and what everybody else sees of it. Changes no instance and records nothing: that is `instance_manager`'s. Looking
+blocks on NVML and is done under the lock of its session.
+
+One thing no record can tell: an agent that ends after it put a step on record, and before it recorded the number of what NVML
+made, leaves a GPU instance without a compute instance; but so does somebody who made one at that very place by hand, before the
+agent asked or while there was none. NVML says neither who made an instance nor when. So such an instance is left alone for
+`DOUBT_S`, and its GPU is dirty: who made it by hand puts a compute instance into it or opens it, which ours never has. Only what
+is still bare then, and in no use, is taken for ours and undone. A run that took the step itself knows what NVML answered, and has
+no such doubt.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MappingProxyType
+
+import msgspec
+
+from draco.agent.hardware.gpus import Gpu, Where
+from draco.agent.hardware.instances import GpuMig, Instance, MigState, PlacementKey, Use
+from draco.agent.hardware.nvml_errors import DriverError, NvmlError, never_seen
+from draco.agent.hardware.nvml_instances import Mode, NvmlInstances
+from draco.agent.mig.failures import Failures
+from draco.agent.mig.ownership import Attempt, Whose, held, references, whose
+from draco.agent.record.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparedClaim
+from draco.mig.board import Board, PlacementId
+from draco.resources.names import GpuUuid
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at a GPU."""
+
+    gpu: Gpu
+    mode: Mode | None
+    board: Board | None
+    instances: tuple[Instance, ...]
+
+    def at(self, key: PlacementKey) -> Instance | None:
+        """What stands at that place."""
+        return next((one for one in self.instances if one.key == key), None)
+
+    def overlapping(self, mask: int) -> list[Instance]:
+        """What takes any of those units."""
+        return [one for one in self.instances if one.mask & mask]
+
+
+UNFINISHED = "A change of its instances is still to be finished or undone."
+"""How a GPU stands while a step is on its way, and after one that was cut short."""
+DOUBT_S = 30.0
+"""So long an instance that may be ours or somebody else's is left alone."""
+
+
+class MigInventory:
+    """The GPU instances of one node, as they were at the last look.
+
+    `divisions` is what everybody else may know of them, as of the last finished change; `shown` is called, in the thread of that
+    change, when it differs. `refused` are the instances whose destroy was refused as in use, with who holds each ("" if
+    nobody is listed).
+    """
+
+    def __init__(
+        self,
+        record: Checkpoint,
+        mig: NvmlInstances,
+        *,
+        boot_id: str,
+        monotonic: Callable[[], float],
+        shown: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.boot_id = boot_id
+        self.divisions: Mapping[GpuUuid, GpuMig] = MappingProxyType({})
+        self.refused: Mapping[PlacementKey, str] = MappingProxyType({})
+        self._shown = shown
+        self._monotonic = monotonic
+        self._record = record
+        self._mig = mig
+        self._seen: dict[GpuUuid, Seen] = {}
+        self._unlisted: set[GpuUuid] = set()
+        self._looked = False
+        self._trouble: dict[GpuUuid, str] = {}
+        self._notes: dict[GpuUuid, str] = {}
+        self._lacks: dict[GpuUuid, str] = {}
+        self._layouts: dict[GpuUuid, frozenset[PlacementId]] = {}
+        self._attempts: dict[PlacementKey, Attempt] = {}
+        self._doubtful_since_s: dict[PlacementKey, float] = {}
+        self.failures = Failures(monotonic)
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """The lock of the NVML session; whoever takes several steps that belong together holds it meanwhile."""
+        return self._mig.lock
+
+    # Looking
+
+    def look(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+        """All GPUs of the node, each with its board and instances as they are now; those that left it are forgotten.
+
+        A GPU that cannot be listed keeps what was seen last.
+        """
+        with self._mig.lock:
+            for uuid in self._seen.keys() - {gpu.uuid for gpu in gpus}:
+                del self._seen[uuid]
+                self._unlisted.discard(uuid)
+                for known in (self._trouble, self._notes, self._lacks, self._layouts):
+                    known.pop(uuid, None)
+                self.failures.over(uuid)
+            looked = [self._look(gpu) for gpu in gpus]
+            self._looked = True
+            self.show()
+            return looked
+
+    def _look(self, gpu: Gpu) -> Gpu:
+        known = self._seen.get(gpu.uuid)
+        self._seen[gpu.uuid] = (
+            Seen(gpu=gpu, mode=None, board=None, instances=())
+            if known is None
+            else msgspec.structs.replace(known, gpu=gpu)
+        )
+        try:
+            seen = self.observe(gpu.uuid)
+            if not self.open_steps(gpu.uuid):
+                self._trouble.pop(gpu.uuid, None)
+        except DriverError:
+            raise
+        except NvmlError:
+            seen = self._seen[gpu.uuid]
+        return msgspec.structs.replace(gpu, board=seen.board, instances=seen.instances)
+
+    def observe(self, uuid: GpuUuid) -> Seen:
+        """A fresh list of a GPU's instances. An NvmlError makes the GPU dirty; GpuUnknown before the first look."""
+        if uuid not in self._seen:
+            # The record may name a GPU that left the node, or that a driver which is down has not shown yet.
+            raise never_seen(uuid)
+        gpu = self._seen[uuid].gpu
+        try:
+            mode = self._mig.mode(uuid)
+            board = None if mode is None else self._mig.board(uuid)
+            listed = () if mode is None or not mode.enabled else tuple(self._mig.instances(uuid))
+        except NvmlError as error:
+            self._trouble[uuid] = str(error)
+            self._unlisted.add(uuid)
+            raise
+        self._unlisted.discard(uuid)
+        self._seen[uuid] = Seen(gpu=gpu, mode=mode, board=board, instances=listed)
+        return self._seen[uuid]
+
+    def divided(self, uuid: GpuUuid) -> bool:
+        """Whether a GPU is in MIG mode at this moment. NvmlError when it does not say."""
+        with self._mig.lock:
+            mode = self._mig.mode(uuid)
+            return mode is not None and mode.enabled
+
+    def known(self, uuid: GpuUuid) -> Seen | None:
+        """The last look."""
+        return self._seen.get(uuid)
+
+    def listed(self, uuid: GpuUuid) -> Seen | None:
+        """The last look, if it succeeded."""
+        return None if uuid in self._unlisted else self._seen.get(uuid)
+
+    def left(self, uuid: GpuUuid) -> bool:
+        """Whether a GPU was not there in the last look at the node."""
+        return self._looked and uuid not in self._seen
+
+    def where(self, uuid: GpuUuid) -> Where:
+        """Where a GPU is at this moment. NvmlError when it does not say."""
+        with self._mig.lock:
+            return self._mig.where(uuid)
+
+    def named(self, key: PlacementKey) -> str:
+        """A place as people write it: 1g.10gb at 3."""
+        seen = self._seen.get(key.gpu)
+        profile = seen.board.by_id(key.profile_id) if seen and seen.board else None
+        return f"{profile.name if profile else f'profile {key.profile_id}'} at {key.start}"
+
+    def own(self, one: Instance) -> OwnedInstance | None:
+        """The instance's record, if it is certainly ours."""
+        own = self._record.instances.get(one.key)
+        return own if own is not None and self.whose(own, one) is Whose.OURS else None
+
+    def whose(self, own: OwnedInstance, found: Instance | None) -> Whose:
+        """Whose it is what stands where one of ours is on record. Nothing is doubtful for longer than DOUBT_S."""
+        attempt = self._attempts.get(own.key, Attempt.LEFT_OVER)
+        verdict = whose(own, found, boot_id=self.boot_id, attempt=attempt)
+        if verdict is Whose.DOUBTFUL:
+            since_s = self._doubtful_since_s.setdefault(own.key, self._monotonic())
+            return verdict if self._monotonic() - since_s < DOUBT_S else Whose.OURS
+        return verdict
+
+    def stranger(self, one: Instance) -> str:
+        """Who made an instance that is not certainly ours, as a sentence; and what to do."""
+        own = self._record.instances.get(one.key)
+        bare = "" if one.ci is not None else ", without a compute instance,"
+        if own is not None and self.whose(own, one) is Whose.DOUBTFUL:
+            return (
+                f"GPU instance {one.gi} ({self.named(one.key)}){bare} may be what an interrupted step of this agent made, or "
+                f"somebody else's; it is removed unless somebody uses it within {DOUBT_S:g} s."
+            )
+        return (
+            f"GPU instance {one.gi} ({self.named(one.key)}){bare} was made by somebody else; destroy it with nvidia-smi if "
+            "nobody needs it."
+        )
+
+    def open_steps(self, uuid: GpuUuid) -> list[OwnedInstance]:
+        """Steps on record that have not been seen to their end, latest first."""
+        steps = [
+            one for one in self._record.instances.values() if one.gpu == uuid and one.state is not InstanceState.MADE
+        ]
+        return steps[::-1]
+
+    # What is tried, and what is wrong
+
+    def attempt(self, keys: Iterable[PlacementKey], outcome: Attempt) -> None:
+        """What this run knows of its own steps."""
+        self._attempts |= dict.fromkeys(keys, outcome)
+
+    def trouble(self, uuid: GpuUuid, text: str) -> None:
+        """A GPU is dirty, and why; "" when nothing is wrong with it any more."""
+        _set(self._trouble, uuid, text)
+
+    def refuse(self, key: PlacementKey, holder: str) -> None:
+        """Somebody keeps an instance from being destroyed."""
+        self.refused = MappingProxyType({**self.refused, key: holder})
+
+    def forget(self, gone: Collection[PlacementKey]) -> None:
+        """Instances are off the record: who held them, and what was known of their steps, counts no more."""
+        for key in gone:
+            self._attempts.pop(key, None)
+            self._doubtful_since_s.pop(key, None)
+        self.refused = MappingProxyType({key: one for key, one in self.refused.items() if key not in gone})
+
+    # Telling
+
+    def note(self, uuid: GpuUuid, text: str, *, lacks: str = "") -> None:
+        """Say what is still to be done on a GPU, and what it has no room for; "" for nothing.
+
+        Instances are kept warm as far as there is room, so a GPU that lacks it is as wanted.
+        """
+        _set(self._notes, uuid, text)
+        _set(self._lacks, uuid, lacks)
+        self.show()
+
+    def lay_out(self, uuid: GpuUuid, places: frozenset[PlacementId]) -> None:
+        """Which places a static layout wants, for telling idle instances apart."""
+        self._layouts[uuid] = places
+
+    def show(self) -> None:
+        """Make what is known now what others see."""
+        needed = references(self._record.claims.values())
+        fresh = {uuid: self._division(uuid, needed) for uuid in self._seen}
+        if fresh != self.divisions:
+            self.divisions = MappingProxyType(fresh)
+            self._shown()
+
+    def _division(self, uuid: GpuUuid, needed: Mapping[PlacementKey, tuple[PreparedClaim, ...]]) -> GpuMig:
+        seen = self._seen[uuid]
+        parts = held(
+            seen.instances,
+            self._record.instances,
+            needed,
+            layout=self._layouts.get(uuid, frozenset()),
+            holders=self.refused,
+            boot_id=self.boot_id,
+        )
+        state, message = self._standing(uuid, seen)
+        there = {one.instance.key for one in parts if one.use is Use.CLAIM}
+        return GpuMig(
+            gpu=uuid,
+            capable=seen.mode is not None,
+            enabled=seen.mode is not None and seen.mode.enabled,
+            pending=seen.mode is not None and seen.mode.pending != seen.mode.enabled,
+            board=seen.board,
+            state=state,
+            message=message,
+            held=parts,
+            missing=tuple(key for key in needed if key.gpu == uuid and key not in there),
+        )
+
+    def _standing(self, uuid: GpuUuid, seen: Seen) -> tuple[MigState, str]:
+        if self._trouble.get(uuid):
+            return MigState.DIRTY, self._trouble[uuid]
+        if self.open_steps(uuid):
+            return MigState.DIRTY, UNFINISHED
+        if failing := self.failures.sentence(uuid):
+            return MigState.DIRTY, failing
+        if seen.mode is not None and seen.mode.pending != seen.mode.enabled:
+            wanted = "on" if seen.mode.pending else "off"
+            return (
+                MigState.NEEDS_RESET,
+                f"MIG mode will be {wanted} after a reset; drain it and run `nvidia-smi --gpu-reset -i {uuid}`.",
+            )
+        note, lacks = self._notes.get(uuid, ""), self._lacks.get(uuid, "")
+        return (MigState.CHANGING if note else MigState.READY), f"{note} {lacks}".strip()
+
+
+def _set(texts: dict[GpuUuid, str], uuid: GpuUuid, text: str) -> None:
+    if text:
+        texts[uuid] = text
+    else:
+        texts.pop(uuid, None)

@@ -1,0 +1,183 @@
+"""Keeps the node's GPUs divided as wanted: who wakes up the work on each of them, and when it is tried again.
+
+Owns following this node's GpuNode and the pace of retries. The work itself is `layout`'s, done where claims are prepared, so
+that the two never meet halfway.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from random import Random
+
+import structlog
+
+from draco.agent.hardware.instances import GpuMig, MigState, PlacementKey
+from draco.agent.hardware.monitor import View
+from draco.agent.mig.layout import LayoutApplier
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.connect.retry import Backoff, persistently
+from draco.kube.discovery import serves
+from draco.kube.queue import WorkQueue, run_workers
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.store import Change
+from draco.resources.api.draco import GpuNode, IsolatedGpu, PromisedDevice, WantedGpu
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import GPU_NODES
+from draco.resources.names import FORGET_GPU, GpuUuid
+
+log = structlog.get_logger()
+
+ABSENT_S = 60.0
+OnGpu = Callable[[GpuUuid, Callable[[], str]], Awaitable[str]]
+"""Runs work on a GPU where claims of partitions are prepared, and while no claim of that GPU is."""
+
+_Facts = tuple[bool, bool, frozenset[PlacementKey]]
+"""What of a GPU others may change: the MIG mode, whether another one is pending, and which instances there are."""
+
+
+class MigKeeper:
+    """Works on one GPU after the other. `wanted` is None until the API server was read once, and `known` is set from then on.
+
+    `promised` is what claims have been allocated beside that, `forgotten` are GPUs that a person says are gone for good.
+    `divisions` tells how the GPUs stand; `changed` is called after every work on one, `gone` when somebody deleted the GpuNode,
+    `isolation` when `isolated`, what is under maintenance, has changed.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        node: str,
+        layouts: LayoutApplier,
+        divisions: Callable[[], Mapping[GpuUuid, GpuMig]],
+        on_gpu: OnGpu,
+        changed: Callable[[GpuUuid], Awaitable[None]],
+        gone: Callable[[], None] = lambda: None,
+        isolation: Callable[[], None] = lambda: None,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self.wanted: Mapping[GpuUuid, WantedGpu] | None = None
+        self.promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = {}
+        self.isolated: Sequence[IsolatedGpu] = ()
+        self.forgotten: frozenset[GpuUuid] = frozenset()
+        self.known = asyncio.Event()
+        self._client = client
+        self._clock = clock
+        self._node = node
+        self._layouts = layouts
+        self._divisions = divisions
+        self._on_gpu = on_gpu
+        self._changed = changed
+        self._gone = gone
+        self._isolation = isolation
+        self._random = random
+        self._informer = Informer(client, GPU_NODES, field_selector=f"metadata.name={node}", clock=clock, random=random)
+        self._queue: WorkQueue[GpuUuid] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=30.0)
+        self._backoffs: dict[GpuUuid, Backoff] = {}
+        self._left: dict[GpuUuid, _Facts] = {}
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        self._informer.subscribe(self._spec)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow(), name="wanted")
+            tasks.create_task(self._first(), name="wanted first")
+            self.touch_all()
+            await run_workers(self._queue, self._reconcile, workers=1, log=log)
+
+    def seen(self, view: View) -> None:
+        """The GPUs were read. Work on those on which something is open, or that are not as the last work left them.
+
+        A reset, a reload of the driver and a person with nvidia-smi take instances and the MIG mode without telling anybody.
+        """
+        for located in view.gpus:
+            uuid = located.gpu.uuid
+            division = self._divisions().get(uuid)
+            if division is None:
+                continue
+            if uuid in self._left and self._left[uuid] != _facts(division):
+                self._left[uuid] = _facts(division)
+                self.touch(uuid)
+            elif division.missing or division.state is MigState.DIRTY:
+                self._wake(uuid)
+
+    def touch(self, uuid: GpuUuid) -> None:
+        """Something that a GPU's layout may have waited for has happened."""
+        self._backoffs.pop(uuid, None)
+        self._queue.add(uuid)
+
+    def touch_all(self) -> None:
+        """Look at every GPU."""
+        for uuid in self._divisions():
+            self.touch(uuid)
+
+    async def _follow(self) -> None:
+        """Follow the GpuNode, once there is such a kind. Without it nothing is wanted."""
+        while not await persistently(
+            "wanted.unknown", lambda: serves(self._client, GPU_NODES), clock=self._clock, random=self._random
+        ):
+            if self.wanted is None:
+                self._spec(None)
+            await self._clock.sleep(ABSENT_S)
+        await self._informer.run()
+
+    async def _first(self) -> None:
+        """Nothing may be wanted: then there is no change that would tell."""
+        await self._informer.synced.wait()
+        self._spec(None)
+
+    def _spec(self, change: Change[GpuNode] | None) -> None:
+        found = self._informer.store.get(ObjectKey("", self._node))
+        if change is not None and found is None:
+            self._gone()
+        said = found.metadata.annotations.get(FORGET_GPU, "") if found else ""
+        self.forgotten = frozenset(GpuUuid(one.strip()) for one in said.split(",") if one.strip())
+        fresh = {GpuUuid(one.uuid): one for one in found.spec.gpus} if found else {}
+        before, self.wanted = self.wanted, fresh
+        promised = _by_gpu(found.spec.promised if found else ())
+        kept, self.promised = self.promised, promised
+        # Together with what is wanted: nothing is ever offered by the one without the taints of the other.
+        isolated, self.isolated = self.isolated, found.spec.isolated if found else ()
+        if list(isolated) != list(self.isolated):
+            self._isolation()
+        for uuid in {*fresh, *(before or {}), *promised, *kept, *(() if before is not None else self._divisions())}:
+            if before is None or before.get(uuid) != fresh.get(uuid) or kept.get(uuid) != promised.get(uuid):
+                self.touch(uuid)
+        self.known.set()
+
+    def _wake(self, uuid: GpuUuid) -> None:
+        if uuid not in self._backoffs:
+            self._queue.add(uuid)
+
+    async def _reconcile(self, uuid: GpuUuid) -> float | None:
+        if uuid not in self._divisions():
+            return None
+        if self.wanted is None:
+            note = await self._on_gpu(uuid, lambda: self._layouts.keep(uuid))
+        else:
+            wanted, promised = self.wanted.get(uuid), self.promised.get(uuid, ())
+            note = await self._on_gpu(uuid, lambda: self._layouts.apply(uuid, wanted, promised))
+        await self._changed(uuid)
+        division = self._divisions().get(uuid)
+        if division is None:  # it has left the node meanwhile
+            self._backoffs.pop(uuid, None)
+            self._left.pop(uuid, None)
+            return None
+        self._left[uuid] = _facts(division)
+        if not note and division.state is not MigState.DIRTY and not division.missing:
+            self._backoffs.pop(uuid, None)
+            return None
+        backoff = self._backoffs.setdefault(uuid, Backoff(self._random, base_s=1.0, cap_s=30.0))
+        return backoff.next()
+
+
+def _facts(division: GpuMig) -> _Facts:
+    return division.enabled, division.pending, frozenset(one.key for one in division.instances)
+
+
+def _by_gpu(devices: Iterable[PromisedDevice]) -> dict[GpuUuid, list[PromisedDevice]]:
+    found: dict[GpuUuid, list[PromisedDevice]] = {}
+    for each in devices:
+        found.setdefault(GpuUuid(each.uuid), []).append(each)
+    return found

@@ -1,0 +1,130 @@
+"""Whose is each GPU instance that exists: ours by the record, or somebody else's.
+
+Owns the recognition of our own instances, and the verdict on each. Pure: it compares what was observed with what is on record.
+Decides nothing about what happens to an instance.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import Enum
+
+from draco.agent.hardware.gpus import Gpu
+from draco.agent.hardware.instances import GpuMig, Held, Instance, PlacementKey, Use
+from draco.agent.record.checkpoint import ClaimState, InstanceState, OwnedInstance, PreparedClaim
+from draco.mig.board import PlacementId
+
+
+def recognised(own: OwnedInstance, found: Instance | None, *, boot_id: str) -> bool:
+    """Whether what stands at an instance's place is that instance.
+
+    Somebody else may have destroyed ours and made another there, with the same numbers. A MIG UUID is new at every creation, so
+    it decides where both are known. Without one: nothing of an earlier boot exists any more; an instance on record whose
+    numbers are known must have them; and one that has a compute instance we never recorded a number for is not ours, since the
+    number is recorded in between.
+    """
+    if found is None or found.key != own.key:
+        return False
+    if own.uuid and found.uuid is not None:
+        return own.uuid == found.uuid
+    if own.boot_id != boot_id:
+        return False
+    if own.gi is not None:
+        return found.gi == own.gi
+    return found.ci is None
+
+
+class Attempt(Enum):
+    """What this run of the agent knows of a step that makes an instance."""
+
+    MADE = "NVML was asked, and may have made it"
+    REFUSED = "NVML made nothing, or was never asked"
+    LEFT_OVER = "an earlier run put it on record"
+
+
+class Whose(Enum):
+    """Whose an instance is that stands where one of ours is on record."""
+
+    OURS = "ours"
+    DOUBTFUL = "ours or somebody else's"
+    OTHERS = "somebody else's, or nobody's: nothing stands there"
+
+
+def whose(own: OwnedInstance, found: Instance | None, *, boot_id: str, attempt: Attempt) -> Whose:
+    """Whose it is. Where a step was cut off before the instance's number was recorded, only who took the step can know."""
+    if not recognised(own, found, boot_id=boot_id):
+        return Whose.OTHERS
+    if own.gi is not None or attempt is Attempt.MADE:
+        return Whose.OURS
+    return Whose.OTHERS if attempt is Attempt.REFUSED else Whose.DOUBTFUL
+
+
+def references(claims: Iterable[PreparedClaim]) -> Mapping[PlacementKey, tuple[PreparedClaim, ...]]:
+    """Which prepared claims need which instance."""
+    found: dict[PlacementKey, tuple[PreparedClaim, ...]] = {}
+    for claim in claims:
+        if claim.state is not ClaimState.PREPARED:
+            continue
+        for key in {device.key for device in claim.devices if device.key is not None}:
+            found[key] = (*found.get(key, ()), claim)
+    return found
+
+
+def held(
+    observed: Sequence[Instance],
+    owned: Mapping[PlacementKey, OwnedInstance],
+    needed: Mapping[PlacementKey, tuple[PreparedClaim, ...]],
+    *,
+    layout: Collection[PlacementId] = (),
+    holders: Mapping[PlacementKey, str],
+    boot_id: str,
+) -> tuple[Held, ...]:
+    """Every observed instance of a GPU with its one use."""
+    found = []
+    for one in observed:
+        use = _use(one, owned.get(one.key), needed, layout, boot_id)
+        # Where somebody put one of theirs in the place of ours, claims have lost theirs.
+        claims = () if use is Use.FOREIGN else needed.get(one.key, ())
+        found.append(Held(instance=one, use=use, claims=tuple(map(str, claims)), holder=holders.get(one.key, "")))
+    return tuple(found)
+
+
+def _use(
+    one: Instance,
+    own: OwnedInstance | None,
+    needed: Mapping[PlacementKey, tuple[PreparedClaim, ...]],
+    layout: Collection[PlacementId],
+    boot_id: str,
+) -> Use:
+    if own is None or not recognised(own, one, boot_id=boot_id):
+        return Use.FOREIGN
+    if own.state is not InstanceState.MADE or one.ci is None:
+        return Use.ORPHAN
+    if one.key in needed:
+        return Use.CLAIM
+    return Use.LAYOUT if one.key.place in layout else Use.WARM
+
+
+def remains(gpu: Gpu, claims: Iterable[PreparedClaim]) -> GpuMig:
+    """How a GPU that cannot be looked at is divided, by what prepared claims have of it."""
+    parts = {
+        key: Held(
+            instance=Instance(
+                gpu=key.gpu,
+                gi=device.partition.gi,
+                profile_id=key.profile_id,
+                start=key.start,
+                size=device.partition.size,
+            ),
+            use=Use.CLAIM,
+            claims=tuple(map(str, holders)),
+        )
+        for key, holders in references(claims).items()
+        for device in holders[0].devices
+        if key.gpu == gpu.uuid and device.key == key and device.partition is not None
+    }
+    return GpuMig(
+        gpu=gpu.uuid,
+        capable=gpu.board is not None,
+        enabled=gpu.mig_enabled or bool(parts),
+        board=gpu.board,
+        held=tuple(parts.values()),
+    )

@@ -1,0 +1,1 @@
+"""The agent as kubelet knows it: a DRA plugin on two sockets."""

@@ -1,0 +1,182 @@
+"""Kubelet's calls to prepare claims and to give them up.
+
+Owns the answers: one per claim, an error never spoiling the other claims of the call, and all of them within kubelet's patience.
+The work itself is `claims.work`'s.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import structlog
+from google.protobuf.message import Message
+
+from draco.agent.claims.cdi import device_id
+from draco.agent.claims.work import ClaimWork
+from draco.agent.errors import InstanceHeld, PrepareError
+from draco.agent.metrics import Metrics
+from draco.agent.record.checkpoint import PreparedClaim
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.connect.retry import retry
+from draco.kube.errors import ApiError, NotFound
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS
+from draco.resources.names import ClaimUid
+
+log = structlog.get_logger()
+
+DEADLINE_S = 40.0
+"""Kubelet gives a call 45 s; an answer that comes later is lost, and with it the reason."""
+HELD_PAUSES_S = (0.1, 0.4, 1.0, 2.0)
+"""How long a claim whose instance is in use is tried again before kubelet is told."""
+READ_TIMEOUT_S = 8.0
+"""For one attempt to read a claim, so that the API server's fault, not the deadline, is what kubelet is told."""
+
+
+class DraService:
+    """Behaviours of the DRAPlugin service, for every version of its messages.
+
+    `changed` is called with each claim that was prepared or given up. `hindrance` says why no claim may be prepared now, "" when
+    nothing is in the way.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        work: ClaimWork,
+        *,
+        driver: str,
+        changed: Callable[[PreparedClaim], None],
+        hindrance: Callable[[], str] = str,
+        metrics: Metrics,
+        clock: Clock,
+        random: Random,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        self._client = client
+        self._work = work
+        self._driver = driver
+        self._changed = changed
+        self._hindrance = hindrance
+        self._metrics = metrics
+        self._clock = clock
+        self._random = random
+        self._deadline_s = deadline_s
+
+    def behaviours(self, messages: ModuleType) -> Mapping[str, Callable[[Any, Any], Any]]:
+        """The service's methods, answering in `messages` (dra_v1_pb2 or dra_v1beta1_pb2)."""
+
+        async def prepare(request: Any, _context: Any) -> Message:
+            answers = await asyncio.gather(*(self._prepare(claim, messages) for claim in request.claims))
+            uids = [claim.uid for claim in request.claims]
+            response: Message = messages.NodePrepareResourcesResponse(claims=dict(zip(uids, answers, strict=True)))
+            return response
+
+        async def unprepare(request: Any, _context: Any) -> Message:
+            answers = await asyncio.gather(*(self._unprepare(claim, messages) for claim in request.claims))
+            uids = [claim.uid for claim in request.claims]
+            response: Message = messages.NodeUnprepareResourcesResponse(claims=dict(zip(uids, answers, strict=True)))
+            return response
+
+        return {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
+
+    async def _prepare(self, claim: Any, messages: ModuleType) -> Message:
+        name = f"{claim.namespace}/{claim.name}"
+        started = self._clock.monotonic()
+        error, devices = "", []
+        try:
+            self._refuse_if_hindered(name)
+            async with asyncio.timeout(self._deadline_s):
+                allocated = await self._read(ObjectKey(claim.namespace, claim.name), ClaimUid(claim.uid))
+                prepared = await self._work.prepare(allocated)
+            devices = [self._device(prepared, index, messages) for index in range(len(prepared.devices))]
+            log.info("claim.prepared", claim=name, uid=claim.uid, devices=[one.device for one in prepared.devices])
+            self._changed(prepared)
+        except PrepareError as refusal:
+            error = str(refusal)
+        except TimeoutError:
+            error = f"Claim {name} was not prepared within {self._deadline_s:g} s; kubelet tries again."
+        except Exception as fault:  # the outermost edge: a defect must not fail the other claims of the call
+            log.exception("claim.prepare_fault", claim=name, uid=claim.uid)
+            error = f"Claim {name} was not prepared because of a defect in the agent ({fault!r}); see the agent's log."
+        if error:
+            log.warning("claim.not_prepared", claim=name, uid=claim.uid, error=error)
+        self._metrics.prepared(self._clock.monotonic() - started, failed=bool(error))
+        response: Message = messages.NodePrepareResourceResponse(devices=devices, error=error)
+        return response
+
+    def _refuse_if_hindered(self, name: str) -> None:
+        if hindrance := self._hindrance():
+            raise PrepareError(f"Claim {name} cannot be prepared: {hindrance}")
+
+    def _device(self, claim: PreparedClaim, index: int, messages: ModuleType) -> Message:
+        device = claim.devices[index]
+        fields: dict[str, Any] = {
+            "request_names": [device.request],
+            "pool_name": device.pool,
+            "device_name": device.device,
+            "cdi_device_ids": [device_id(self._driver, device.device, claim.uid)],
+        }
+        if device.share_id and "share_id" in messages.Device.DESCRIPTOR.fields_by_name:
+            fields["share_id"] = device.share_id
+        response: Message = messages.Device(**fields)
+        return response
+
+    async def _read(self, key: ObjectKey, uid: ClaimUid) -> ResourceClaim:
+        try:
+            claim = await retry(
+                lambda: self._client.get(CLAIMS, key, timeout_s=READ_TIMEOUT_S),
+                clock=self._clock,
+                random=self._random,
+                attempts=4,
+                cap_s=2.0,
+                longest_wait_s=5.0,
+            )
+        except NotFound:
+            raise PrepareError(f"Claim {key} does not exist any more, so there is nothing to prepare.") from None
+        except ApiError as error:
+            raise PrepareError(f"Claim {key} could not be read from the API server: {error}") from error
+        if claim.metadata.uid != uid:
+            raise PrepareError(
+                f"Claim {key} is another one now: kubelet asks for uid {uid}, the API server has {claim.metadata.uid}."
+            )
+        return claim
+
+    async def _unprepare(self, claim: Any, messages: ModuleType) -> Message:
+        name = f"{claim.namespace}/{claim.name}"
+        error = ""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                known = await self._give_up(ClaimUid(claim.uid))
+            if known is not None:
+                log.info("claim.unprepared", claim=name, uid=claim.uid)
+                self._changed(known)
+        except PrepareError as refusal:
+            error = str(refusal)
+        except TimeoutError:
+            error = f"Claim {name} was not given up within {self._deadline_s:g} s; kubelet tries again."
+        except Exception as fault:  # the outermost edge, as above
+            log.exception("claim.unprepare_fault", claim=name, uid=claim.uid)
+            error = f"Claim {name} was not given up because of a defect in the agent ({fault!r}); see the agent's log."
+        if error:
+            log.warning("claim.not_unprepared", claim=name, uid=claim.uid, error=error)
+        self._metrics.unprepared(failed=bool(error))
+        response: Message = messages.NodeUnprepareResourceResponse(error=error)
+        return response
+
+    async def _give_up(self, uid: ClaimUid) -> PreparedClaim | None:
+        """Give a claim up. Often a process that still holds an instance is about to end: that is waited for a little."""
+        said = ""
+        for pause_s in HELD_PAUSES_S:
+            try:
+                return await self._work.unprepare(uid)
+            except InstanceHeld as error:
+                if str(error) != said:
+                    log.info("claim.instance_held", uid=uid, error=str(error), again_in_s=pause_s)
+                said = str(error)
+            await self._clock.sleep(pause_s)
+        return await self._work.unprepare(uid)

@@ -1,0 +1,186 @@
+"""One plugin per driver and node: finds others, knows who was first, and keeps two agents from one state folder.
+
+Owns finding who else serves the driver, at start and as long as we serve. Changes nothing of theirs; what follows from it is
+`registration`'s.
+
+Who served first keeps the node. Whoever was there before we looked for the first time was first. Agents of ours that began at the
+same moment tell each other when that was, in the metadata of their answer at registration, which kubelet does not read.
+"""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import grpc
+import grpc.aio
+import msgspec
+
+from draco.agent.errors import AnotherPlugin
+from draco.agent.plugin.api import registration_pb2
+from draco.agent.plugin.unix_sockets import DIAL_TIMEOUT_S, Identity, identity, listener
+from draco.agent.plugin.wire import REGISTRATION, unary
+from draco.kube.clock import Clock
+from draco.resources.texts import shown
+
+SERVING_SINCE = "draco-serving-since"
+"""Metadata of an agent's answer: when it began to serve, in seconds of the clock that all processes of the node share."""
+ASK_AGAIN_S = 30.0
+"""A socket that gives no answer is asked again after a second, then after two, up to so many."""
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """Another plugin of the driver. `pid` is 0 when it lives in a process namespace we cannot see.
+
+    `since_s` is when it began to serve; None when it is no agent of ours.
+    """
+
+    socket: Path
+    endpoint: str
+    identity: Identity
+    pid: int = 0
+    command: str = ""
+    since_s: float | None = None
+
+    def __str__(self) -> str:
+        who = f", process {self.pid} ({self.command or 'unknown command'})" if self.pid else ""
+        return f"{self.socket} (serving {self.endpoint}{who})"
+
+
+async def peers(registry: Path, driver: str) -> list[Peer]:
+    """The live plugins of `driver` in kubelet's registry folder. A socket that nobody answers is left over and not counted."""
+    found = await asyncio.gather(*(_ask(path, one, driver) for path, one in _sockets(registry).items()))
+    return [peer for _, peer in found if peer is not None]
+
+
+async def refuse_beside_others(registry: Path, driver: str) -> None:
+    """Raise AnotherPlugin, naming it, when somebody else serves the driver on this node."""
+    found = await peers(registry, driver)
+    if found:
+        raise AnotherPlugin(
+            f"Driver {driver} is already served on this node by {'; '.join(map(str, found))}. Two plugins of one driver "
+            "would hand out the same GPUs twice: remove that one, or run Draco under another driver name (--driver).",
+            ours=any(peer.since_s is not None for peer in found),
+        )
+
+
+class Rivals:
+    """The other plugins of the driver while we serve it. Each socket is asked once what it is, unless it does not answer."""
+
+    def __init__(self, registry: Path, driver: str, *, clock: Clock) -> None:
+        self.since_s = 0.0
+        self._registry = registry
+        self._driver = driver
+        self._clock = clock
+        self._earlier: Collection[Identity] = frozenset()
+        self._known: dict[Identity, Peer | None] = {}
+        self._ask_again: dict[Identity, tuple[float, float]] = {}  # when, and how long after that
+
+    def begin(self) -> None:
+        """We are about to serve: whoever is there now, was there first."""
+        self.since_s = self._clock.monotonic()
+        self._earlier = frozenset(_sockets(self._registry).values())
+
+    def was_first(self, peer: Peer) -> bool:
+        """Whether it served the driver before we did."""
+        if peer.since_s is not None:
+            return peer.since_s < self.since_s
+        return peer.identity in self._earlier
+
+    async def look(self, *, ours: Collection[Identity]) -> list[Peer]:
+        """The plugins of the driver that are there now, but for `ours`."""
+        there = {path: one for path, one in _sockets(self._registry).items() if one not in ours}
+        now = self._clock.monotonic()
+        present = frozenset(there.values())
+        self._known = {one: peer for one, peer in self._known.items() if one in present}
+        self._ask_again = {one: when for one, when in self._ask_again.items() if one in present}
+        waiting = {path: one for path, one in there.items() if one not in self._known and self._due(one, now)}
+        for answered, one in zip(
+            await asyncio.gather(*(_ask(path, one, self._driver) for path, one in waiting.items())),
+            waiting.values(),
+            strict=True,
+        ):
+            _, wait_s = self._ask_again.get(one, (0.0, 0.5))
+            if answered[0]:
+                self._known[one] = answered[1]
+            else:
+                self._ask_again[one] = (now + 2 * wait_s, min(2 * wait_s, ASK_AGAIN_S))
+        found = [(path, peer) for path, one in there.items() if (peer := self._known.get(one)) is not None]
+        live = await asyncio.gather(*(asyncio.to_thread(listener, path) for path, _ in found))
+        return [peer for (_, peer), pid in zip(found, live, strict=True) if pid is not None]
+
+    def _due(self, one: Identity, now: float) -> bool:
+        return self._ask_again.get(one, (0.0, 0.0))[0] <= now
+
+
+def _sockets(registry: Path) -> Mapping[Path, Identity]:
+    """What kubelet would take for a plugin: every socket whose name does not begin with a dot."""
+    found: dict[Path, Identity] = {}
+    with suppress(OSError):
+        for path in sorted(registry.rglob("*")):
+            with suppress(OSError):
+                if not path.name.startswith(".") and path.is_socket() and (one := identity(path)) is not None:
+                    found[path] = one
+    return found
+
+
+async def _ask(path: Path, one: Identity, driver: str) -> tuple[bool, Peer | None]:
+    """Whether it answered, and the plugin, if it is one of the driver."""
+    pid = await asyncio.to_thread(listener, path)
+    if pid is None:
+        return False, None
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
+            call = unary(channel, REGISTRATION, "GetInfo")(registration_pb2.InfoRequest(), timeout=DIAL_TIMEOUT_S)
+            info, metadata = await call, await call.trailing_metadata()
+    except grpc.aio.AioRpcError:
+        return False, None  # not a plugin, or one that hangs: kubelet could not register it either
+    if info.name != driver:
+        return True, None
+    since_s: float | None = None
+    for key, value in metadata or ():
+        with suppress(ValueError):
+            since_s = float(value) if key == SERVING_SINCE else since_s
+    endpoint = shown(info.endpoint) or str(path)
+    return True, Peer(socket=path, endpoint=endpoint, identity=one, pid=pid, command=_command(pid), since_s=since_s)
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return shown(b" ".join(words).decode(errors="replace").strip()[:200])
+
+
+class ProcessLock:
+    """Held as long as the agent runs; the kernel gives it up with the process, however that ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise AnotherPlugin(
+                f"Another Draco agent (process {holder}) works with {self._path.parent}; stop it, or give this one its "
+                "own state folder. A DaemonSet has to end one agent before it starts the next: maxSurge 0.",
+                ours=True,
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)

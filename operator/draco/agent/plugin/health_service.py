@@ -1,0 +1,139 @@
+"""The health of devices, streamed to kubelet for pod status.
+
+Owns the stream: the whole list at once, again on every change, and again before kubelet would call it out of date. A list carries
+the time at which the GPUs were last read: when they cannot be read any more, kubelet comes to know by itself.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import msgspec
+from google.protobuf.message import Message
+
+from draco.agent.hardware.gpus import Gpu, HealthState, device_name
+from draco.agent.hardware.instances import GpuMig
+from draco.agent.hardware.monitor import View
+from draco.agent.record.checkpoint import PreparedClaim
+from draco.resources.names import GpuUuid
+
+NO_DIVISIONS: Mapping[GpuUuid, GpuMig] = MappingProxyType({})
+TIMEOUT_S = 30
+"""Without news for so long kubelet calls a device Unknown."""
+MESSAGE_LIMIT = 1024
+GONE = "Its GPU instance is gone; restart the containers that were given it once it has been made again."
+
+
+class DeviceReport(msgspec.Struct, frozen=True):
+    """One device's health. `at` in Unix seconds. `gpu` says which hardware it is, `part` that it is a part of that."""
+
+    device: str
+    state: HealthState
+    message: str
+    at: int
+    gpu: GpuUuid = GpuUuid("")
+    part: bool = False
+
+
+def claimed_reports(
+    whole: Iterable[DeviceReport],
+    view: View,
+    claims: Iterable[PreparedClaim],
+    divisions: Mapping[GpuUuid, GpuMig],
+) -> list[DeviceReport]:
+    """Health of what claims have under other names than those of whole GPUs: partitions, and GPUs that were called otherwise.
+
+    It is that of their GPU, unless the instance itself is gone.
+    """
+    names = {one.gpu.uuid: device_name(one.gpu) for one in view.gpus}
+    parents = {one.device: one for one in whole}
+    found: dict[str, DeviceReport] = {}
+    for device in (device for claim in claims for device in claim.devices):
+        parent = parents.get(names.get(device.gpu, ""))
+        if parent is None or device.device in parents:
+            continue
+        division = divisions.get(device.gpu)
+        if parent.state is HealthState.HEALTHY and division is not None and device.key in division.missing:
+            message = f"{GONE} {division.message}".strip()
+            parent = msgspec.structs.replace(parent, state=HealthState.UNHEALTHY, message=message)
+        found[device.device] = msgspec.structs.replace(parent, device=device.device, part=device.key is not None)
+    return list(found.values())
+
+
+def reports(view: View) -> list[DeviceReport]:
+    """Health of every GPU of a view. A view that could not be refreshed says nothing about now: Unknown.
+
+    A fault stays one: no GPU gets well while nobody looks.
+    """
+    at = int(view.read_at.timestamp()) if view.read_at else 0
+    return [msgspec.structs.replace(_report(one.gpu, view.fault, at), gpu=one.gpu.uuid) for one in view.gpus]
+
+
+def _report(gpu: Gpu, unread: str, at: int) -> DeviceReport:
+    if gpu.fault is not None and gpu.health.state is HealthState.UNHEALTHY:
+        return DeviceReport(device_name(gpu), HealthState.UNHEALTHY, gpu.fault.message, at)
+    if unread:
+        return DeviceReport(device_name(gpu), HealthState.UNKNOWN, unread, at)
+    return DeviceReport(device_name(gpu), gpu.health.state, gpu.health.message, at)
+
+
+class HealthService:
+    """Behaviours of the DRAResourceHealth service. `update` is called with every new view."""
+
+    def __init__(self, *, pool: str, timeout_s: int = TIMEOUT_S) -> None:
+        self._pool = pool
+        self._timeout_s = timeout_s
+        self._reports: list[DeviceReport] = []
+        self._changed = asyncio.Event()
+        self._open = True
+
+    def close(self) -> None:
+        """End every stream: the agent is going."""
+        self._open = False
+        self._changed.set()
+
+    @property
+    def reports(self) -> list[DeviceReport]:
+        """The latest reports, without their times."""
+        return [msgspec.structs.replace(one, at=0) for one in self._reports]
+
+    def update(
+        self, view: View, claims: Iterable[PreparedClaim] = (), divisions: Mapping[GpuUuid, GpuMig] = NO_DIVISIONS
+    ) -> None:
+        """Take a new view, and what claims have of it; streams learn at once when a state or message differs."""
+        whole = reports(view)
+        before, self._reports = self.reports, [*whole, *claimed_reports(whole, view, claims, divisions)]
+        if self.reports != before:
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def behaviours(self, messages: ModuleType) -> Mapping[str, Callable[[Any, Any], Any]]:
+        """The service's method, answering in `messages` (health_v1_pb2 or health_v1alpha1_pb2)."""
+
+        async def watch(_request: Any, _context: Any) -> AsyncIterator[Message]:
+            while self._open:
+                changed = self._changed
+                yield self._response(messages)
+                try:
+                    async with asyncio.timeout(self._timeout_s / 3):
+                        await changed.wait()
+                except TimeoutError:
+                    continue
+
+        return {"NodeWatchResources": watch}
+
+    def _response(self, messages: ModuleType) -> Message:
+        response: Message = messages.NodeWatchResourcesResponse(
+            devices=[
+                messages.DeviceHealth(
+                    device=messages.DeviceIdentifier(pool_name=self._pool, device_name=one.device),
+                    health=one.state.name,
+                    last_updated_time=one.at,
+                    health_check_timeout_seconds=self._timeout_s,
+                    message=one.message[:MESSAGE_LIMIT],
+                )
+                for one in self._reports
+            ]
+        )
+        return response

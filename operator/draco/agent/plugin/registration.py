@@ -1,0 +1,282 @@
+"""The two Unix sockets that kubelet knows a driver by.
+
+Owns the sockets: their paths, their rights, the handshake of registration, that they are there as long as the agent serves and
+gone afterwards, and what follows from another plugin of the driver. What the calls do is `dra_service`'s and `health_service`'s,
+who else serves the driver is `guard`'s.
+
+Kubelet watches the registry folder: at its start it takes up every socket that is there, later every socket that appears, and it
+forgets a plugin whose socket is removed. So nothing has to be done when kubelet restarts. A socket whose file has vanished
+though (the folder was wiped) can never be found again: it is made again.
+
+Kubelet calls the plugin of a driver that registered last, and later ones may come: by a socket of their own, as plugins do that
+are updated without a gap, or by removing ours and putting theirs in its place. An agent that was there first keeps the node: it
+registers again, so that it is the last, under another path where its own is somebody else's by now. It does so twice for each
+newcomer, since kubelet may take the newcomer up a little later than we see it, and never in a loop against a plugin that would do
+the same. An agent that was not first gives way: it withdraws its registration, so that kubelet calls the other one, and goes on
+only when that is gone.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+import structlog
+
+from draco.agent.errors import SettingsError
+from draco.agent.plugin.api import registration_pb2
+from draco.agent.plugin.guard import SERVING_SINCE, Peer, Rivals
+from draco.agent.plugin.unix_sockets import Identity, SocketTaken, hidden_beside, identity, show, withdraw
+from draco.agent.plugin.wire import REGISTRATION, SUPPORTED_VERSIONS, handlers
+from draco.kube.clock import Clock
+from draco.resources.texts import shown
+
+log = structlog.get_logger()
+
+PATH_LIMIT = 107
+"""Bytes of a Unix socket's path, without the closing zero."""
+STOP_GRACE_S = 2.0
+REGISTER_AGAIN_S = (0.0, 5.0)
+"""When to register again after another plugin was seen for the first time. Kubelet takes a second or two to take one up."""
+
+
+class Sockets(msgspec.Struct, frozen=True):
+    """Where kubelet finds a driver, and where it serves."""
+
+    registration: Path
+    service: Path
+
+
+def sockets(kubelet_dir: Path, driver: str) -> Sockets:
+    """The sockets of a driver; SettingsError when a path is too long for a Unix socket."""
+    pair = Sockets(
+        kubelet_dir / "plugins_registry" / f"{driver}-reg.sock", kubelet_dir / "plugins" / driver / "dra.sock"
+    )
+    for path in (pair.registration, pair.service):
+        length = len(str(path).encode())
+        if length > PATH_LIMIT:
+            raise SettingsError(
+                f"The socket path {path} has {length} bytes, but Linux allows {PATH_LIMIT}; use a shorter kubelet "
+                "directory or driver name."
+            )
+    return pair
+
+
+def other_sockets(usual: Sockets) -> Sockets:
+    """The sockets to use where somebody else has taken the usual ones. Their paths are as long."""
+    name = usual.registration.name.removesuffix("-reg.sock")
+    return Sockets(usual.registration.with_name(f"{name}-alt.sock"), usual.service.with_name("alt.sock"))
+
+
+class Contest(msgspec.Struct, frozen=True):
+    """Another plugin serves the driver, too; or somebody has our sockets. `gives_way`: it is for us to give way."""
+
+    sentence: str
+    gives_way: bool = False
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """What kubelet last said: whether it has accepted the driver, and if not, why."""
+
+    accepted: bool = False
+    error: str = "Kubelet has not looked at the registration socket yet."
+
+
+class Plugin:
+    """Serves a driver to kubelet. `registration` is kubelet's last word; `on_registration` is called when it speaks.
+
+    `contest` says that somebody else serves the driver, None that nobody does; `on_contest` is called when that changes.
+    `on_stopping` is called before calls that still run are waited for.
+    """
+
+    def __init__(
+        self,
+        where: Sockets,
+        *,
+        driver: str,
+        services: Sequence[Any],
+        clock: Clock,
+        check_s: float = 1.0,
+        on_registration: Callable[[Registration], None] = lambda _: None,
+        on_contest: Callable[[Contest | None], None] = lambda _: None,
+        on_stopping: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.registration = Registration()
+        self.contest: Contest | None = None
+        self.serving = asyncio.Event()
+        self._driver = driver
+        self._clock = clock
+        self._check_s = check_s
+        self._on_registration = on_registration
+        self._on_contest = on_contest
+        self._on_stopping = on_stopping
+        self._rivals = Rivals(where.registration.parent, driver, clock=clock)
+        self._seen: frozenset[Identity] = frozenset()
+        self._register_at: list[float] = []
+        behaviours = {"GetInfo": self._get_info, "NotifyRegistrationStatus": self._notified}
+        other = other_sockets(where)
+        self._service = _Endpoint((where.service, other.service), services)
+        self._registry = _Endpoint((where.registration, other.registration), [handlers(REGISTRATION, behaviours)])
+
+    async def run(self) -> None:
+        """Serve until cancelled; then remove both sockets, the registration first, so that kubelet stops calling."""
+        try:
+            self._rivals.begin()
+            await self._check()
+            self.serving.set()
+            log.info("plugin.serving", driver=self._driver, socket=str(self._service.path))
+            while True:
+                await self._clock.sleep(self._check_s)
+                await self._check()
+        finally:
+            self.serving.clear()
+            self._on_stopping()
+            await self._registry.stop(grace_s=0.0)
+            await self._service.stop(grace_s=STOP_GRACE_S)
+
+    async def _check(self) -> None:
+        """Be where kubelet finds us, unless somebody else was there first."""
+        others = await self._rivals.look(ours=self._registry.identities)
+        first = [peer for peer in others if self._rivals.was_first(peer)]
+        self._plan_registrations(others)
+        contest = self._contest(others, first)
+        try:
+            if not self._service.reachable():
+                await self._lost(self._service)
+                await self._registry.stop(grace_s=0.0)  # it tells kubelet the old path
+            if first:
+                await self._registry.stop(grace_s=0.0)
+            elif not self._registry.reachable():
+                await self._lost(self._registry)
+            elif self._register_at and self._register_at[0] <= self._clock.monotonic():
+                self._register_at = [at for at in self._register_at if at > self._clock.monotonic()]
+                log.warning("plugin.registering_again", driver=self._driver, others=[str(peer) for peer in others])
+                await self._registry.stop(grace_s=0.0)
+                await self._registry.start()
+        except SocketTaken as taken:
+            contest = Contest(f"{taken} Draco cannot register there: end that process.", gives_way=True)
+        if contest != self.contest:
+            self.contest = contest
+            if contest is not None and contest.gives_way:
+                self.registration = Registration(error=contest.sentence)
+            self._on_contest(contest)
+
+    async def _lost(self, endpoint: "_Endpoint") -> None:
+        """Serve a socket that is not there: not yet, or not any more."""
+        if endpoint.serves:
+            log.warning("plugin.socket_lost", socket=str(endpoint.path))
+            await endpoint.stop(grace_s=0.0)
+        await endpoint.start()
+
+    def _plan_registrations(self, others: Sequence[Peer]) -> None:
+        now = self._clock.monotonic()
+        seen = frozenset(peer.identity for peer in others)
+        if seen - self._seen:
+            self._register_at = [now + after_s for after_s in REGISTER_AGAIN_S]
+        elif not seen:
+            self._register_at = []
+        self._seen = seen
+
+    def _contest(self, others: Sequence[Peer], first: Sequence[Peer]) -> Contest | None:
+        if first:
+            return Contest(
+                f"Driver {self._driver} was served on this node before Draco by {'; '.join(map(str, first))}. Draco prepares "
+                "no claims until that plugin is gone; remove it, or run Draco under another driver name (--driver).",
+                gives_way=True,
+            )
+        if others:
+            return Contest(
+                f"Driver {self._driver} is also served by {'; '.join(map(str, others))}, which came after Draco. Draco keeps "
+                "the node and has registered again; remove that plugin: two of one driver hand out the same GPUs twice."
+            )
+        return None
+
+    async def _get_info(self, _request: Any, context: Any) -> Any:
+        context.set_trailing_metadata(((SERVING_SINCE, repr(self._rivals.since_s)),))
+        return registration_pb2.PluginInfo(
+            type="DRAPlugin",
+            name=self._driver,
+            endpoint=str(self._service.path),
+            supported_versions=SUPPORTED_VERSIONS,
+        )
+
+    async def _notified(self, request: Any, _context: Any) -> Any:
+        if request.plugin_registered:
+            log.info("plugin.registered", driver=self._driver)
+        else:
+            log.error("plugin.refused", driver=self._driver, error=request.error)
+        self.registration = Registration(accepted=request.plugin_registered, error=shown(request.error))
+        self._on_registration(self.registration)
+        return registration_pb2.RegistrationStatusResponse()
+
+
+class _Endpoint:
+    """A gRPC server on one socket file: the first of `paths` that nobody else has."""
+
+    def __init__(self, paths: Sequence[Path], services: Sequence[Any]) -> None:
+        self.path = paths[0]
+        self._paths = paths
+        self._services = services
+        self._server: grpc.aio.Server | None = None
+        self._identity: Identity | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._server is not None
+
+    @property
+    def identities(self) -> frozenset[Identity]:
+        """Its socket file."""
+        return frozenset() if self._identity is None else frozenset({self._identity})
+
+    async def start(self) -> None:
+        """Serve, in place of whatever an earlier run left. Only root may connect. SocketTaken when all paths are others'."""
+        taken: SocketTaken | None = None
+        for path in self._paths:
+            try:
+                await self._start(path)
+            except SocketTaken as error:
+                taken = taken or error
+            else:
+                self.path = path
+                return
+        raise taken or AssertionError("an endpoint has a path")
+
+    async def _start(self, path: Path) -> None:
+        """The socket is bound under a hidden name: binding to a name would remove whatever has it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden = hidden_beside(path)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers(tuple(self._services))
+        try:
+            server.add_insecure_port(f"unix:{hidden}")
+        except RuntimeError as error:
+            raise SettingsError(
+                f"The socket {path} cannot be created: {error}; check the folder's rights and the disk."
+            ) from error
+        hidden.chmod(0o600)
+        await server.start()
+        try:
+            self._identity = show(hidden, path)
+        except BaseException:
+            await server.stop(0.0)
+            raise
+        self._server = server
+
+    def reachable(self) -> bool:
+        """Whether the file is still the socket we serve."""
+        return self._identity is not None and identity(self.path) == self._identity
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Remove the socket, unless the file is somebody else's by now, and end the server."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        if self._identity is not None:
+            withdraw(self.path, self._identity)
+        self._identity = None
+        await server.stop(grace_s)

@@ -1,0 +1,251 @@
+"""The names of this node's GPUs: each stays with its board, whatever becomes of minor numbers.
+
+A GPU is published as gpu-<minor> when it is first seen, or under the lowest free number where another board has that name. From
+then on the name is its UUID's: over reboots that permute minor numbers, while it is away, and when it comes back. A board that is
+gone stays known, and is told of as absent, so that what names it never means another board. A board in whose place another one
+sits is no longer told of, unless a claim has it; its name stays its own all the same. Only a person's word (`FORGET` on the
+GpuNode) frees the name of an absent board.
+
+Owns the record of the GPUs that are known, and what of it everybody else sees. Reads no NVML and no API server. A name is on
+record before anybody is told of it.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from draco.agent.hardware.gpus import (
+    ABSENT,
+    HEALTHY,
+    Gpu,
+    GpuFault,
+    GpuHealth,
+    HealthState,
+    KnownGpu,
+    Located,
+    UnidentifiedGpu,
+    device_name,
+    position,
+)
+from draco.agent.hardware.monitor import View
+from draco.agent.record.checkpoint import Checkpoint, ClaimState, PreparedClaim
+from draco.resources.api.draco import GpuNode
+from draco.resources.api.slices import Device, ResourceSlice
+from draco.resources.names import (
+    FORGET_GPU,
+    STANDARD_NUMA_NODE,
+    STANDARD_PCI_BUS_ID,
+    STANDARD_PCIE_ROOT,
+    GpuUuid,
+)
+from draco.resources.partition_names import read_partition_name
+from draco.resources.quantity import Quantity
+
+NOT_TOLD = "It is not known yet under which names this node's GPUs were published; the API server has to say."
+
+
+def whole_name(device: str) -> str:
+    """The name of a device's GPU: of the GPU itself, or of that of which it is a part."""
+    part = read_partition_name(device)
+    return device if part is None else part.parent
+
+
+def given(claims: Iterable[PreparedClaim]) -> list[KnownGpu]:
+    """What claims on record were given."""
+    devices = (device for claim in claims for device in claim.devices)
+    return [KnownGpu(uuid=device.gpu, device=whole_name(device.device)) for device in devices]
+
+
+def published(slices: Iterable[ResourceSlice]) -> list[KnownGpu]:
+    """What slices say, newest first."""
+    newest_first = sorted(slices, key=lambda one: -one.spec.pool.generation)
+    devices = [device for one in newest_first for device in one.spec.devices]
+    return [known for device in devices if (known := _published(device)) is not None]
+
+
+def _published(device: Device) -> KnownGpu | None:
+    """The GPU that a device is, or is a part of; of the GPU itself also all that was published."""
+    said = {name: one.value for name, one in device.attributes.items()}
+    if parent := said.get("parentUUID"):
+        return KnownGpu(uuid=GpuUuid(str(parent)), device=whole_name(device.name))
+    if not said.get("uuid"):
+        return None
+    known = KnownGpu(uuid=GpuUuid(str(said["uuid"])), device=device.name)
+    try:
+        major, minor, _ = str(said["cudaComputeCapability"]).split(".")
+        numa_node = said.get(STANDARD_NUMA_NODE)
+        last = Gpu(
+            uuid=known.uuid,
+            device=known.device,
+            index=-1,
+            minor=-1,
+            product_name=str(said["productName"]),
+            brand=str(said["brand"]),
+            architecture=str(said["architecture"]),
+            compute_major=int(major),
+            compute_minor=int(minor),
+            memory_bytes=Quantity.parse(device.capacity["memory"].value).value(),
+            pci_bus_id=str(said[STANDARD_PCI_BUS_ID]),
+            addressing_mode=None if (mode := said.get("addressingMode")) is None else str(mode),
+        )
+    except (KeyError, ValueError):  # published by somebody who said less: the name is what counts
+        return known
+    return msgspec.structs.replace(
+        known,
+        last=last,
+        pcie_root=None if (root := said.get(STANDARD_PCIE_ROOT)) is None else str(root),
+        numa_node=numa_node if isinstance(numa_node, int) else None,
+    )
+
+
+def reported(node: GpuNode | None) -> list[KnownGpu]:
+    """What the GpuNode says."""
+    gpus = node.status.gpus if node else ()
+    return [KnownGpu(uuid=GpuUuid(one.uuid), device=one.device) for one in gpus if one.uuid and one.device]
+
+
+def bound(known: Mapping[GpuUuid, KnownGpu], told: Iterable[KnownGpu]) -> dict[GpuUuid, KnownGpu]:
+    """The known GPUs, and those that somebody was told of; who says a name first is right."""
+    found = dict(known)
+    taken = {one.device for one in found.values()}
+    for one in told:
+        before = found.get(one.uuid)
+        if before is None and one.device not in taken:
+            found[one.uuid] = one
+            taken.add(one.device)
+        elif before is not None and before.last is None and before.device == one.device:
+            found[one.uuid] = one
+    return found
+
+
+def remembered(
+    known: Mapping[GpuUuid, KnownGpu],
+    present: Sequence[Located],
+    *,
+    needed: Collection[GpuUuid] = (),
+    forget: Collection[GpuUuid] = (),
+) -> dict[GpuUuid, KnownGpu]:
+    """The known GPUs after a reading: newcomers have names, and those in `forget` are gone if nothing of them is `needed`."""
+    here = {located.gpu.uuid: located for located in present}
+    gone = {uuid for uuid in forget if uuid not in here and uuid not in needed}
+    found = {uuid: one for uuid, one in known.items() if uuid not in gone}
+    taken = {one.device for one in found.values()}
+    newcomers = sorted((one for uuid, one in here.items() if uuid not in found), key=lambda one: position(one.gpu))
+    for located in newcomers:
+        plain = msgspec.structs.replace(located.gpu, device="")
+        if device_name(plain) not in taken:
+            found[plain.uuid] = KnownGpu(uuid=plain.uuid, device=device_name(plain))
+            taken.add(device_name(plain))
+    for located in newcomers:
+        if located.gpu.uuid not in found:
+            free = next(name for number in range(len(taken) + 1) if (name := f"gpu-{number}") not in taken)
+            found[located.gpu.uuid] = KnownGpu(uuid=located.gpu.uuid, device=free)
+            taken.add(free)
+    return {uuid: _as_read(one, here[uuid]) if uuid in here else one for uuid, one in found.items()}
+
+
+def _as_read(known: KnownGpu, located: Located) -> KnownGpu:
+    """What is worth keeping of a reading: not what changes while the GPU is at work."""
+    board = located.gpu.board or (known.last.board if known.last else None)
+    lasting = msgspec.structs.replace(
+        located.gpu, device=known.device, index=-1, board=board, instances=(), health=HEALTHY, fault=None
+    )
+    return msgspec.structs.replace(known, last=lasting, pcie_root=located.pcie_root, numa_node=located.numa_node)
+
+
+def shown(
+    known: Mapping[GpuUuid, KnownGpu],
+    present: Sequence[Located],
+    *,
+    needed: Collection[GpuUuid] = (),
+    unidentified: Sequence[UnidentifiedGpu] = (),
+) -> tuple[Located, ...]:
+    """The GPUs under their names, and those that are absent. One that has no name on record is left out."""
+    here = [
+        msgspec.structs.replace(located, gpu=msgspec.structs.replace(located.gpu, device=one.device))
+        for located in present
+        if (one := known.get(located.gpu.uuid)) is not None
+    ]
+    uuids = {located.gpu.uuid for located in present}
+    places = {located.gpu.pci_bus_id for located in present}
+    away = [
+        Located(_absent(one.last, unidentified), one.pcie_root, one.numa_node)
+        for uuid, one in known.items()
+        if uuid not in uuids and one.last is not None and (uuid in needed or one.last.pci_bus_id not in places)
+    ]
+    return (*here, *away)
+
+
+def _absent(last: Gpu, unidentified: Sequence[UnidentifiedGpu]) -> Gpu:
+    unnamed = f" {len(unidentified)} GPU of this node does not tell its UUID and may be it." if unidentified else ""
+    sentence = (
+        f"NVML does not list GPU {last.uuid} any more (it was at {last.pci_bus_id}).{unnamed} Bring it back and reboot the node, "
+        f"or annotate the GpuNode with {FORGET_GPU}={last.uuid} if it is gone for good."
+    )
+    health = GpuHealth(HealthState.UNHEALTHY, sentence)
+    return msgspec.structs.replace(last, health=health, fault=GpuFault(ABSENT, sentence))
+
+
+def needed_by(claims: Iterable[PreparedClaim]) -> set[GpuUuid]:
+    """The GPUs that claims on record have."""
+    return {device.gpu for claim in claims for device in claim.devices if claim.state is not ClaimState.PREPARING}
+
+
+class KnownGpus:
+    """The GPUs of one node by name: none until `tell` was called, and nothing is written before `record` was.
+
+    `in_thread` runs what writes the record. `forgotten` are GPUs that a person says will not come back, `promised` those of which
+    a claim has been allocated something.
+    """
+
+    def __init__(
+        self,
+        record: Checkpoint,
+        *,
+        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+        forgotten: Callable[[], Collection[GpuUuid]] = tuple,
+        promised: Callable[[], Collection[GpuUuid]] = tuple,
+    ) -> None:
+        self._told = False
+        self._recording = False
+        self._record = record
+        self._in_thread = in_thread
+        self._forgotten = forgotten
+        self._promised = promised
+        self._before: list[KnownGpu] = []
+
+    def tell(self, before: Iterable[KnownGpu] = ()) -> None:
+        """From now on the names are known: those on record, those of claims there, and these, of before."""
+        self._before = [*given(self._record.claims.values()), *before]
+        self._told = True
+
+    def record(self) -> None:
+        """From now on new names go on record: the record is what it should be."""
+        self._recording = True
+
+    async def view(self, read: View) -> View:
+        """A reading with the GPUs under their names, and with the absent ones."""
+        if not self._told:
+            return View(fault=NOT_TOLD, unidentified=read.unidentified)
+        needed = needed_by(self._record.claims.values()) | set(self._promised())
+        known: Mapping[GpuUuid, KnownGpu] = bound(self._record.known, self._before)
+        fresh = remembered(known, read.gpus, needed=needed, forget=self._forgotten())
+        problem = ""
+        if self._recording and fresh != self._record.known:
+            try:
+                await self._in_thread(lambda: self._record.remember(fresh.values()))
+                self._before = []
+            except OSError as error:
+                problem = f"{error.strerror} ({error.filename}); make room or fix the folder."
+        known = known if problem else fresh
+        nameless = tuple(
+            UnidentifiedGpu(one.gpu.index, f"{one.gpu.uuid} has no name yet, since that cannot be recorded: {problem}")
+            for one in read.gpus
+            if one.gpu.uuid not in known
+        )
+        return msgspec.structs.replace(
+            read,
+            gpus=shown(known, read.gpus, needed=needed, unidentified=read.unidentified),
+            unidentified=(*read.unidentified, *nameless),
+        )

@@ -1,0 +1,138 @@
+"""Which devices this node offers: whole GPUs, partitions, or both, and when their order is published anew.
+
+Owns what a GPU's mode means for what is published, and the pace of publishing. Holds the order that is out and nothing else;
+reads nothing, writes nothing.
+
+What a claim holds, or has been allocated, stays published whatever is wanted now: the scheduler counts what is taken by the
+devices it finds in the slices, so a device dropped too early would free its counters.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from draco.agent.hardware.gpus import DriverInfo, Located, position
+from draco.agent.hardware.instances import GpuMig, MigState, Use
+from draco.agent.publish import partitions, slices
+from draco.agent.publish.partitions import Divisible, Place, fault_taints, isolation_taints
+from draco.mig.board import Board, Placement
+from draco.mig.keeping import Keeping, keeping, layout_of
+from draco.resources.api.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu
+from draco.resources.api.slices import CounterSet, Device
+from draco.resources.api.taints import TAINTS_PER_DEVICE, DeviceTaint
+from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
+
+PACE_S = 2.0
+"""At least so long between two publications that differ in their order only. A stale order is legal, it is only worse."""
+
+
+_NOTHING: Mapping[GpuUuid, Sequence[PromisedDevice]] = MappingProxyType({})
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What to publish. `again_in_s`: a better order waits that long for its turn; None when nothing waits."""
+
+    devices: list[Device]
+    counters: list[CounterSet]
+    again_in_s: float | None = None
+
+
+class Offering:
+    """Decides what one node publishes. `partitionable` says whether the cluster keeps the counters of partitions."""
+
+    def __init__(self, *, partitionable: bool = True, pace_s: float = PACE_S) -> None:
+        self.partitionable = partitionable
+        self._pace_s = pace_s
+        self._order: list[Place] = []
+        self._ordered_at_s = float("-inf")
+
+    def offer(
+        self,
+        gpus: Sequence[Located],
+        driver: DriverInfo,
+        *,
+        migs: Mapping[GpuUuid, GpuMig],
+        wanted: Mapping[GpuUuid, WantedGpu],
+        promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = _NOTHING,
+        isolated: Sequence[IsolatedGpu] = (),
+        now_s: float,
+    ) -> Offer:
+        """What to publish now. `migs` and `wanted` by UUID; a GPU without either is offered whole. `now_s` is monotonic.
+
+        `promised` is what claims have been allocated that would not be offered any more, `isolated` what is under maintenance.
+        """
+        plain: list[Device] = []
+        divisible: list[Divisible] = []
+        for located in sorted(gpus, key=lambda each: position(each.gpu)):
+            uuid = located.gpu.uuid
+            mig = migs.get(uuid) or GpuMig(gpu=uuid)
+            made = self._divisible(located, mig, wanted.get(uuid), keeping(None, mig.board, promised.get(uuid, ())))
+            concerned = tuple(one for one in isolated if one.uuid in {"", uuid})
+            if made is None:
+                plain.append(_whole(located, mig, driver, concerned))
+            else:
+                divisible.append(msgspec.structs.replace(made, isolated=concerned))
+        again_in_s = self._reorder(divisible, now_s)
+        devices = plain + partitions.devices(divisible, driver, self._order)
+        if not self.partitionable:
+            return Offer([msgspec.structs.replace(one, consumes_counters=[]) for one in devices], [], again_in_s)
+        return Offer(devices, partitions.counters(divisible), again_in_s)
+
+    def _reorder(self, gpus: Sequence[Divisible], now_s: float) -> float | None:
+        """Take up the best order, if it is another one in a way that counts and its time has come."""
+        fresh = partitions.better(self._order, gpus)
+        if fresh is None:
+            return None
+        wait_s = self._ordered_at_s + self._pace_s - now_s
+        if wait_s > 0 and set(fresh) == set(self._order):
+            return wait_s
+        self._order, self._ordered_at_s = fresh, now_s
+        return None
+
+    def _divisible(self, located: Located, mig: GpuMig, wanted: WantedGpu | None, keep: Keeping) -> Divisible | None:
+        """The GPU as one whose partitions are offered; None where it is offered whole, as if there were no MIG."""
+        board = mig.board
+        if board is None:
+            return None
+        beside = tuple(dict.fromkeys((*_claimed(mig, board), *(one.placement for one in keep.promised.values()))))
+        switchable = not located.gpu.mig_needs_reset
+        common: dict[str, Any] = {"located": located, "mig": mig, "board": board, "beside": beside}
+        if wanted is not None and (mig.enabled or switchable):
+            if wanted.mode is MigMode.DYNAMIC and self.partitionable:
+                whole = switchable or not mig.enabled or bool(keep.whole)
+                return Divisible(**common, profiles=frozenset(wanted.profiles), whole=whole)
+            if wanted.mode is MigMode.STATIC:
+                return self._static(common, layout_of(wanted, board), keep)
+        return Divisible(**common, layout=(), whole=self.partitionable) if beside else None
+
+    def _static(self, common: dict[str, Any], layout: tuple[Placement, ...], keep: Keeping) -> Divisible | None:
+        if self.partitionable:
+            return Divisible(**common, layout=layout, whole=bool(keep.whole))
+        # Without counters nothing keeps the scheduler from what overlaps, so it must not be there.
+        kept = common["beside"]
+        free = (one for one in layout if one in kept or not any(one.mask & other.mask for other in kept))
+        return None if keep.whole else Divisible(**common, layout=tuple(free), whole=False)
+
+
+def _claimed(mig: GpuMig, board: Board) -> tuple[Placement, ...]:
+    """Where claims have instances, and where they had some that are gone: those are theirs until they are given up."""
+    held = [one.instance.key for one in mig.held if one.use is Use.CLAIM]
+    return tuple(
+        Placement(profile, key.start)
+        for key in (*held, *mig.missing)
+        if (profile := board.by_id(key.profile_id)) is not None
+    )
+
+
+def _whole(located: Located, mig: GpuMig, driver: DriverInfo, isolated: Sequence[IsolatedGpu]) -> Device:
+    """A GPU that is offered undivided, tainted where it cannot be had so now."""
+    taints = fault_taints(located.gpu) + isolation_taints(isolated)
+    if mig.foreign:
+        taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
+    if mig.board is None and mig.state is MigState.DIRTY:  # nobody knows what there is of it
+        taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=mig.state.value, effect="NoSchedule"))
+    if mig.enabled and located.gpu.mig_needs_reset:
+        taints.append(DeviceTaint(key=TAINT_UNSETTLED, value="MigMode", effect="NoSchedule"))
+    return msgspec.structs.replace(slices.device(located, driver), taints=taints[:TAINTS_PER_DEVICE])

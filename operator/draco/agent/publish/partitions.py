@@ -1,0 +1,348 @@
+"""What is published of a GPU that can be divided: the whole, its partitions, and the counters that they draw from.
+
+Owns NVIDIA's names for partitions, their capacities and counters, the order in which the scheduler meets them, and when that
+order has become wrong enough to be published anew. Pure: reads nothing, writes nothing.
+
+The scheduler takes the first device that fits, in the order of the slices and of the devices in them. So the order is the plan:
+each profile's placements come in the order in which they cost least of what still fits.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from draco.agent.hardware.gpus import DriverInfo, Gpu, Located, device_name, position
+from draco.agent.hardware.instances import GpuMig, MigState, Use
+from draco.agent.publish import slices
+from draco.mig.board import Board, Placement, Profile
+from draco.mig.geometry import Geometry, State, geometry
+from draco.resources.api.draco import IsolatedGpu
+from draco.resources.api.slices import (
+    Counter,
+    CounterSet,
+    Device,
+    DeviceAttribute,
+    DeviceCapacity,
+    DeviceCounterConsumption,
+)
+from draco.resources.api.taints import TAINTS_PER_DEVICE, DeviceTaint
+from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
+from draco.resources.partition_names import read_partition_name
+from draco.resources.quantity import Format, Quantity
+
+_ENGINES = (
+    ("multiprocessors", "multiprocessors"),
+    ("copyEngines", "copy_engines"),
+    ("decoders", "decoders"),
+    ("encoders", "encoders"),
+    ("jpegEngines", "jpeg_engines"),
+    ("ofaEngines", "ofa_engines"),
+)
+"""Capacities of a partition, and the profile's fields they come from."""
+_COUNTERS = {
+    "multiprocessors": "multiprocessors",
+    "copyEngines": "copy-engines",
+    "decoders": "decoders",
+    "encoders": "encoders",
+    "jpegEngines": "jpeg-engines",
+    "ofaEngines": "ofa-engines",
+    "memory": "memory",
+}
+_UNSETTLED = frozenset({MigState.DIRTY, MigState.NEEDS_RESET})
+_PARENTS_ONLY = frozenset({"uuid", "addressingMode"})
+"""Attributes of a whole GPU that its partitions do not have."""
+
+
+class Divisible(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU whose partitions are published, before they exist.
+
+    `profiles` are the names of those that may be had, empty for all. `layout` are the only placements there will be; None means
+    that every one can be asked for. `beside` stay published whatever the other two say: claims hold them. `whole` says whether
+    the GPU can be had undivided as well. `isolated` is what of it is under maintenance.
+    """
+
+    located: Located
+    mig: GpuMig
+    board: Board
+    isolated: tuple[IsolatedGpu, ...] = ()
+    profiles: frozenset[str] = frozenset()
+    layout: tuple[Placement, ...] | None = None
+    beside: tuple[Placement, ...] = ()
+    whole: bool = True
+
+    @property
+    def uuid(self) -> GpuUuid:
+        """The GPU's."""
+        return self.located.gpu.uuid
+
+    @property
+    def space(self) -> Geometry:
+        """What of the board is worth keeping room for."""
+        return geometry(self.board, self.profiles)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Those that are published."""
+        offered = self.layout
+        if offered is None:
+            allowed = self.profiles
+            offered = tuple(one for one in self.board.placements if not allowed or one.profile.name in allowed)
+        return offered + tuple(one for one in self.beside if one not in offered)
+
+    @property
+    def state(self) -> State:
+        """What of it cannot be had: all that is held, but for idle instances that would give way."""
+        return self.space.state_of(
+            Placement(profile, held.instance.start)
+            for held in self.mig.held
+            if held.use is not Use.WARM and (profile := self.board.by_id(held.instance.profile_id))
+        )
+
+    @property
+    def warm(self) -> frozenset[Placement]:
+        """Idle instances that are there already."""
+        return frozenset(
+            Placement(profile, held.instance.start)
+            for held in self.mig.held
+            if held.use is Use.WARM and (profile := self.board.by_id(held.instance.profile_id))
+        )
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One partition of one GPU."""
+
+    gpu: GpuUuid
+    placement: Placement
+
+
+def partition_name(parent: str, placement: Placement) -> str:
+    """The name of a partition: gpu-0-mig-1g10gb-19-4. NVML's profile id tells apart what is alike without its signs."""
+    profile = placement.profile.name.replace(".", "").replace("+", "-")
+    return f"{parent}-mig-{profile}-{placement.profile.id}-{placement.start}"
+
+
+def devices(gpus: Sequence[Divisible], driver: DriverInfo, order: Sequence[Place]) -> list[Device]:
+    """The GPUs as devices: those to be had whole first, then the partitions in the given order."""
+    ascending = sorted(gpus, key=lambda each: position(each.located.gpu))
+    by_uuid = {each.uuid: _Maker(each, driver) for each in ascending}
+    whole = [by_uuid[each.uuid].whole() for each in ascending if each.whole]
+    return whole + [by_uuid[place.gpu].partition(place.placement) for place in order if place.gpu in by_uuid]
+
+
+def counters(gpus: Sequence[Divisible]) -> list[CounterSet]:
+    """One set per GPU, in the order of their names."""
+    return [
+        CounterSet(name=_counter_set(each), counters=_counted(_most(each), range(each.board.units)))
+        for each in sorted(gpus, key=lambda each: position(each.located.gpu))
+    ]
+
+
+def order(gpus: Sequence[Divisible]) -> list[Place]:
+    """Every partition, small profiles before large ones, each profile's best placement first.
+
+    Behind it comes the one that is best once the first is taken, and so on: several claims that come faster than an order is
+    published do not spread over GPUs that are all alike. What fits comes before what does not.
+    """
+    ascending = sorted(gpus, key=lambda each: position(each.located.gpu))
+    profiles = {(each.profile.size, each.profile.id) for gpu in gpus for each in gpu.placements}
+    places: list[Place] = []
+    for wanted in sorted(profiles):
+        rows = []
+        for gpu in ascending:
+            offered = tuple(one for one in gpu.placements if (one.profile.size, one.profile.id) == wanted)
+            rows.append((gpu, _row(gpu.space, gpu.state, offered, gpu.warm.intersection(offered))))
+        places += _merged(rows)
+    return places
+
+
+class _Ranked(NamedTuple):
+    """A placement and how good it is when its turn comes; smaller is better."""
+
+    cost: tuple[int, ...]
+    cold: bool
+    minus_start: int
+    placement: Placement
+
+
+@lru_cache(maxsize=4096)
+def _row(
+    space: Geometry, state: State, offered: tuple[Placement, ...], warm: frozenset[Placement]
+) -> tuple[_Ranked, ...]:
+    """One profile's placements on one GPU in the order in which claims for it should take them, then what has no turn.
+
+    Among equals an idle instance that is there already comes before one to be made.
+    """
+    now, taken, left = state, [], list(offered)
+    while left:
+        best = min(_Ranked(_cost(space, now, one), one not in warm, -one.start, one) for one in left)
+        if best.cost[0]:
+            break
+        taken.append(best)
+        left.remove(best.placement)
+        now = space.add(now, best.placement)
+    later = (_Ranked((1, *_cost(space, state, one)), one not in warm, -one.start, one) for one in left)
+    return (*taken, *sorted(later))
+
+
+def _merged(rows: Sequence[tuple[Divisible, Sequence[_Ranked]]]) -> Iterator[Place]:
+    """The rows of all GPUs as one, the best of their heads first."""
+    heads = [(row[0][:3], index, 0) for index, (_, row) in enumerate(rows) if row]
+    heapq.heapify(heads)
+    while heads:
+        _, index, turn = heads[0]
+        gpu, row = rows[index]
+        yield Place(gpu.uuid, row[turn].placement)
+        if turn + 1 < len(row):
+            heapq.heapreplace(heads, (row[turn + 1][:3], index, turn + 1))
+        else:
+            heapq.heappop(heads)
+
+
+def better(published: Sequence[Place], gpus: Sequence[Divisible]) -> list[Place] | None:
+    """The order by which a first-fit scheduler would now choose better for some profile; None if the published one does as well.
+
+    An order of other partitions is always replaced. A stale one is legal: it only spends more of what still fits.
+    """
+    fresh = order(gpus)
+    if set(published) != set(fresh):
+        return fresh
+    costs = {
+        Place(each.uuid, placement): _cost(each.space, each.state, placement)
+        for each in gpus
+        for placement in each.placements
+    }
+    now, then = _first_fitting(published, costs), _first_fitting(fresh, costs)
+    return fresh if any(costs[now[profile]] > costs[best] for profile, best in then.items()) else None
+
+
+def _cost(space: Geometry, state: State, placement: Placement) -> tuple[int, ...]:
+    """Smaller is better: whether it does not fit, then as the planner compares placements, but for the start."""
+    if not space.fits_at(state, placement):
+        return (1,)
+    ranked = space.rank(state, placement)
+    return (0, ranked.loss, ranked.minus_instances, ranked.units_left)
+
+
+def _first_fitting(places: Sequence[Place], costs: Mapping[Place, tuple[int, ...]]) -> dict[Profile, Place]:
+    first: dict[Profile, Place] = {}
+    for place in places:
+        if not costs[place][0]:
+            first.setdefault(place.placement.profile, place)
+    return first
+
+
+class _Maker:
+    """Makes the devices of one GPU."""
+
+    def __init__(self, gpu: Divisible, driver: DriverInfo) -> None:
+        self._gpu = gpu
+        self._plain = slices.device(gpu.located, driver)
+        self._inherited = {name: value for name, value in self._plain.attributes.items() if name not in _PARENTS_ONLY}
+        self._set = _counter_set(gpu)
+        self._foreign = 0
+        for held in gpu.mig.foreign:
+            self._foreign |= held.instance.mask
+
+    def whole(self) -> Device:
+        most = _most(self._gpu)
+        everything = _counted(most, range(self._gpu.board.units))
+        capacity = {name: DeviceCapacity(value=value) for name, value in most.items()}
+        return msgspec.structs.replace(
+            self._plain,
+            capacity=capacity | self._plain.capacity,
+            consumes_counters=[DeviceCounterConsumption(counter_set=self._set, counters=everything)],
+            taints=self._taints(None),
+        )
+
+    def partition(self, placement: Placement) -> Device:
+        profile = placement.profile
+        amounts = _amounts(profile)
+        own = {"type": "mig", "profile": profile.name, "parentUUID": self._gpu.uuid}
+        attributes = self._inherited | {name: DeviceAttribute(string=value) for name, value in own.items()}
+        drawn = DeviceCounterConsumption(counter_set=self._set, counters=_counted(amounts, placement.units))
+        return Device(
+            name=partition_name(device_name(self._gpu.located.gpu), placement),
+            attributes=attributes,
+            capacity={name: DeviceCapacity(value=value) for name, value in amounts.items()},
+            consumes_counters=[drawn],
+            taints=self._taints(placement),
+        )
+
+    def _taints(self, placement: Placement | None) -> list[DeviceTaint]:
+        """Those that matter most come first: not all may find room."""
+        mask = -1 if placement is None else placement.mask
+        taints = fault_taints(self._gpu.located.gpu)
+        taints += isolation_taints(self._gpu.isolated, self._gpu.board, placement)
+        if self._foreign & mask:
+            taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
+        if self._gpu.mig.state in _UNSETTLED:
+            taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=self._gpu.mig.state.value, effect="NoSchedule"))
+        return taints[:TAINTS_PER_DEVICE]
+
+
+def fault_taints(gpu: Gpu) -> list[DeviceTaint]:
+    """What keeps new work off a GPU with a fault, and off all its parts. It stays published: dropped, it would read as lost."""
+    if gpu.fault is None:
+        return []
+    return [DeviceTaint(key=TAINT_FAULT, value=gpu.fault.name, effect="NoSchedule")]
+
+
+def isolation_taints(
+    isolated: Iterable[IsolatedGpu], board: Board | None = None, placement: Placement | None = None
+) -> list[DeviceTaint]:
+    """The taints of a GPU that is under maintenance, or of the partition at `placement`, as far as that is concerned.
+
+    Under maintenance as a part of the GPU are that part and all that cannot be had together with it. A part that the board does
+    not know stands for the whole.
+    """
+    found: dict[tuple[str, str, str], DeviceTaint] = {}
+    for each in isolated:
+        part = read_partition_name(each.device)
+        profile = board.by_id(part.profile_id) if board is not None and part is not None else None
+        if board is None or part is None or profile is None or placement is None:
+            concerned = True
+        else:
+            concerned = _compete(board, Placement(profile, part.start), placement)
+        if concerned:
+            found.setdefault((each.key, each.value, each.effect), each.taint)
+    return list(found.values())
+
+
+def _compete(board: Board, one: Placement, other: Placement) -> bool:
+    """Whether the GPU's counters cannot pay for both."""
+    fields = (*(field for _, field in _ENGINES), "memory_mib")
+    return bool(one.mask & other.mask) or any(
+        getattr(one.profile, field) + getattr(other.profile, field)
+        > max(getattr(profile, field) for profile in board.profiles)
+        for field in fields
+        if getattr(one.profile, field) and getattr(other.profile, field)
+    )
+
+
+def _amounts(profile: Profile) -> dict[str, str]:
+    """A partition's capacities, as quantities."""
+    engines = {name: str(getattr(profile, field)) for name, field in _ENGINES}
+    return engines | {"memory": _memory(profile)}
+
+
+def _most(gpu: Divisible) -> dict[str, str]:
+    """What the whole has of each: the most that any of its profiles has."""
+    profiles = gpu.board.profiles
+    engines = {name: str(max(getattr(each, field) for each in profiles)) for name, field in _ENGINES}
+    return engines | {"memory": _memory(max(profiles, key=lambda each: each.memory_mib))}
+
+
+def _memory(profile: Profile) -> str:
+    return str(Quantity.of(profile.memory_mib << 20, Format.BINARY_SI))
+
+
+def _counter_set(gpu: Divisible) -> str:
+    return f"{device_name(gpu.located.gpu)}-counter-set"
+
+
+def _counted(amounts: Mapping[str, str], units: Iterable[int]) -> dict[str, Counter]:
+    counted = {_COUNTERS[name]: Counter(value=value) for name, value in amounts.items()}
+    return counted | {f"memory-slice-{unit}": Counter(value="1") for unit in units}

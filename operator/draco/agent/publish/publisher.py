@@ -1,0 +1,187 @@
+"""Publishing: the API server's slices of this node are made what they should be, and kept so.
+
+Owns the writes to ResourceSlices. Level-triggered: a change of the hardware, of a slice, by whomever, or of the Node is only a
+wake-up. Kubelet deletes a node's slices when it starts and when the driver was away: they come back by themselves.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from random import Random
+
+import msgspec
+import structlog
+
+from draco.agent.publish import slices
+from draco.agent.publish.slices import Content
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import NotFound
+from draco.kube.queue import WorkQueue, run_workers
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.store import Change
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import CounterSet, Device, ResourceSlice
+from draco.resources.kinds import NODES, SLICES
+
+log = structlog.get_logger()
+
+NODE_MISSING_S = 5.0
+RECHECK_S = 300.0
+"""How often to look without a reason: a Node made again under its old name does not touch the slices at once."""
+GONE_S = 0.2
+"""A slice was deleted while we looked, as a kubelet does when it starts: the watch will say which."""
+UNSEEN_S = 5.0
+"""How long a write of ours may take to come back through the watch before it is no longer waited for."""
+
+
+class Published(msgspec.Struct, frozen=True):
+    """What the API server has from us: the pool's generation and its number of devices. None: nothing yet, or not now."""
+
+    generation: int
+    devices: int
+
+
+class SlicePublisher:
+    """Keeps one node's slices. `published` is the state of the last look; `on_change` is called when it changes."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        node: str,
+        driver: str,
+        clock: Clock,
+        random: Random,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.published: Published | None = None
+        self.problem = "The slices have not been written yet."
+        self._client = client
+        self._node = node
+        self._driver = driver
+        self._clock = clock
+        self._on_change = on_change
+        self._informer = Informer(
+            client,
+            SLICES,
+            field_selector=f"spec.nodeName={node},spec.driver={driver}",
+            clock=clock,
+            random=random,
+        )
+        self._queue: WorkQueue[str] = WorkQueue(clock=clock, random=random, cap_s=60.0)
+        self._wanted: tuple[list[Device], list[CounterSet]] | None = None
+        self._held = ""
+        self._generation = 0
+        self._unseen: dict[ObjectKey, int] = {}  # resource versions of our writes that the watch has not brought yet
+        self._unseen_until = 0.0
+        self._kept: dict[ObjectKey, tuple[Content, Content]] = {}  # what was asked, what the server made of it
+
+    def want(self, devices: Sequence[Device], counters: Sequence[CounterSet] = ()) -> None:
+        """Publish these devices, and the counters they draw from, from now on. Until the first call nothing is touched."""
+        wanted = (list(devices), list(counters))
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._queue.add(self._node)
+
+    def hold(self, why: str) -> None:
+        """Write nothing while there is a reason not to; "" goes on. The slices stay as they are."""
+        if why != self._held:
+            self._held = why
+            self._queue.add(self._node)
+
+    def anew(self) -> None:
+        """The cluster may keep other fields than it did: ask for all of them again."""
+        self._kept.clear()
+        self._queue.add(self._node)
+
+    @property
+    def unserved_s(self) -> float:
+        """For how long the cluster has not served ResourceSlices; 0 if it does."""
+        return self._informer.unserved_s
+
+    async def run(self) -> None:
+        """Publish until cancelled. The slices stay: pods that run keep their devices."""
+        self._informer.subscribe(self._seen)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._informer.run(), name="slices")
+            await self._informer.synced.wait()
+            self._queue.add(self._node)
+            await run_workers(self._queue, self._reconcile, workers=1, log=log)
+
+    def _seen(self, change: Change[ResourceSlice]) -> None:
+        awaited = self._unseen.get(change.key)
+        if awaited is not None and (change.after is None or int(change.after.metadata.resource_version) >= awaited):
+            del self._unseen[change.key]
+        self._queue.add(self._node)
+
+    async def _reconcile(self, _node: str) -> float | None:
+        """Read, decide, write."""
+        if self._held:
+            self._tell(None, self._held)
+            return None
+        if self._wanted is None:
+            return None
+        if self._unseen and self._clock.monotonic() < self._unseen_until:
+            return UNSEEN_S  # what the store says is older than what we wrote
+        self._unseen.clear()
+        try:
+            node = await self._client.get(NODES, ObjectKey("", self._node))
+        except NotFound:
+            self._tell(None, f"Node {self._node} does not exist, so its devices are not published.")
+            return NODE_MISSING_S
+        devices, counters = self._wanted
+        plan = slices.plan(
+            devices,
+            self._informer.store.values(),
+            counters=counters,
+            by=slices.Publisher(node=self._node, uid=node.metadata.uid, driver=self._driver),
+            last_generation=self._generation,
+            same=self._same,
+        )
+        if not plan.empty:
+            try:
+                await self._write(plan)
+            except NotFound:
+                return GONE_S
+            log.info("slices.published", plan=str(plan), devices=len(devices))
+        self._generation = plan.generation
+        self._tell(Published(plan.generation, len(devices)), "")
+        return RECHECK_S
+
+    async def _write(self, plan: slices.SlicePlan) -> None:
+        self._unseen_until = self._clock.monotonic() + UNSEEN_S
+        for one in plan.replace:
+            self._wrote(one, await self._client.replace(SLICES, one.metadata.key, one))
+        for one in plan.create:
+            self._wrote(one, await self._client.create(SLICES, one))
+        for one in plan.delete:
+            try:
+                await self._client.delete(SLICES, one.metadata.key, uid=one.metadata.uid)
+            except NotFound:
+                continue
+
+    def _wrote(self, asked: ResourceSlice, answer: ResourceSlice) -> None:
+        key = answer.metadata.key
+        known = self._informer.store.get(key)
+        if known is None or int(known.metadata.resource_version) < int(answer.metadata.resource_version):
+            self._unseen[key] = int(answer.metadata.resource_version)
+        if slices.same_content(answer, slices.content(asked)):
+            self._kept.pop(key, None)
+        else:
+            # A feature gate that is off drops fields. Asking again would not help; what the server keeps has to do.
+            log.warning("slices.fields_dropped", slice=key.name)
+            self._kept[key] = (slices.content(asked), slices.content(answer))
+
+    def _same(self, observed: ResourceSlice, wanted: Content) -> bool:
+        if slices.same_content(observed, wanted):
+            return True
+        asked, kept = self._kept.get(observed.metadata.key, (None, wanted))
+        return asked == wanted and slices.same_content(observed, kept)
+
+    def _tell(self, published: Published | None, problem: str) -> None:
+        if (published, problem) == (self.published, self.problem):
+            return
+        if problem and problem != self.problem:
+            log.warning("slices.not_published", problem=problem)
+        self.published, self.problem = published, problem
+        self._on_change()

@@ -1,0 +1,1 @@
+"""What the agent must not forget: its record on disk, and how it is known again when that is lost."""

@@ -1,0 +1,438 @@
+"""The record of this node: claims promised to kubelet, GPU instances that are ours, and what its GPUs are called.
+
+All of it is durable before it is done.
+
+Owns what is on record, and that the file always tells the last state that was written; the file's format is `journal`'s. Knows
+nothing of CDI, kubelet or NVML. A claim is first recorded as `preparing`, an intent, and as `prepared` when everything it needs
+is in place; one whose instances have to be destroyed is `releasing` meanwhile. An instance is on record before it is made and
+until it is gone.
+
+The file is a journal of changes. Fields that a change may have can be added without another version: an agent that does not know
+them leaves them out when it next writes the file anew. Versions 1 and 2 held the whole record as one JSON object; they are read,
+and written as a journal with the first change. An older agent takes a journal for damaged, sets it aside and rebuilds the record.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from enum import StrEnum
+from itertools import count
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from draco.agent.errors import AgentError
+from draco.agent.files import Files
+from draco.agent.hardware.gpus import Gpu, KnownGpu
+from draco.agent.hardware.instances import PlacementKey
+from draco.agent.record import journal
+from draco.agent.record.journal import Journal, Position
+from draco.mig.board import unit_mask
+from draco.resources.names import ClaimUid, GpuUuid
+
+OLD_VERSIONS = frozenset({1, 2})
+
+
+class CheckpointDamaged(AgentError):
+    """The record of prepared claims cannot be trusted. `before` is what it said before the damage, if that is known."""
+
+    def __init__(self, sentence: str, *, before: "Loaded | None" = None) -> None:
+        super().__init__(sentence)
+        self.before = before
+
+
+class ClaimState(StrEnum):
+    """How far a claim has come."""
+
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    RELEASING = "releasing"  # kubelet gave it up; its instances are still being destroyed
+
+
+class InstanceState(StrEnum):
+    """How far an instance of ours has come."""
+
+    CREATING = "creating"
+    MADE = "made"
+    DESTROYING = "destroying"
+
+
+class OwnedInstance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A GPU instance of ours: where it stands, and how to recognise it. `boot_id` is the boot in which it was made.
+
+    `gi` is on record as soon as the GPU instance exists and before its compute instance is made, so an instance that has one
+    and whose `gi` is not on record is not ours.
+    """
+
+    gpu: GpuUuid
+    profile_id: int
+    start: int
+    size: int
+    state: InstanceState
+    boot_id: str
+    gi: int | None = None
+    ci: int | None = None
+    uuid: str = ""
+
+    @property
+    def key(self) -> PlacementKey:
+        """Where it stands."""
+        return PlacementKey(self.gpu, self.profile_id, self.start)
+
+    @property
+    def mask(self) -> int:
+        """The memory units it takes, one bit each."""
+        return unit_mask(self.start, self.size)
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The part of a GPU that a device is. `uuid`, `gi` and `ci` are those of the instance, once it is made.
+
+    `profile` is the profile's name; "" on records of an earlier version.
+    """
+
+    profile_id: int
+    start: int
+    size: int
+    gi: int = -1
+    ci: int = -1
+    uuid: str = ""
+    profile: str = ""
+
+    @property
+    def mask(self) -> int:
+        """The memory units it takes, one bit each."""
+        return unit_mask(self.start, self.size)
+
+
+class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One device of a claim. `gpu` says which hardware it is; `device` is only the name it had when it was allocated.
+
+    `partition` is the part of that GPU, None for all of it. `minor`, `pci_bus_id`, `capabilities` (the device numbers that open
+    the instance) and the numbers of the instance are those with which the claim's spec was written.
+    """
+
+    request: str
+    pool: str
+    device: str
+    gpu: GpuUuid
+    minor: int
+    admin: bool = False
+    share_id: str = ""
+    partition: Partition | None = None
+    pci_bus_id: str = ""
+    capabilities: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> PlacementKey | None:
+        """Where its instance stands; None for a whole GPU."""
+        part = self.partition
+        return None if part is None else PlacementKey(self.gpu, part.profile_id, part.start)
+
+
+class PreparedClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """One claim and what it got."""
+
+    uid: ClaimUid
+    namespace: str
+    name: str
+    state: ClaimState
+    devices: list[PreparedDevice]
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class _KnownGpu(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A known GPU as it is written. How it was read last may have been written by an agent that knew other things of it."""
+
+    uuid: GpuUuid
+    device: str
+    last: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    pcie_root: str | None = None
+    numa_node: int | None = None
+
+    def known(self) -> KnownGpu:
+        try:
+            last = None if self.last is msgspec.UNSET else msgspec.json.decode(self.last, type=Gpu)
+        except msgspec.ValidationError:
+            last = None
+        return KnownGpu(
+            uuid=self.uuid, device=self.device, last=last, pcie_root=self.pcie_root, numa_node=self.numa_node
+        )
+
+
+def _as_written(one: KnownGpu) -> _KnownGpu:
+    last = msgspec.UNSET if one.last is None else msgspec.Raw(msgspec.json.encode(one.last))
+    return _KnownGpu(uuid=one.uuid, device=one.device, last=last, pcie_root=one.pcie_root, numa_node=one.numa_node)
+
+
+class _Change(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An entry of the journal. A whole one says everything; what came before no longer counts."""
+
+    whole: bool = False
+    boot_id: str | None = None
+    put: list[PreparedClaim] = []
+    drop: list[ClaimUid] = []
+    own: list[OwnedInstance] = []
+    disown: list[PlacementKey] = []
+    gpus: list[_KnownGpu] | None = None
+
+
+class _State(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything on record at one time."""
+
+    boot_id: str = ""
+    claims: dict[ClaimUid, PreparedClaim] = {}
+    instances: dict[PlacementKey, OwnedInstance] = {}
+    gpus: dict[GpuUuid, KnownGpu] = {}
+
+    def after(self, change: _Change) -> "_State":
+        """The state that a change leads to."""
+        before = _State() if change.whole else self
+        claims = {**before.claims, **{claim.uid: claim for claim in change.put}}
+        instances = {**before.instances, **{one.key: one for one in change.own}}
+        for uid in change.drop:
+            claims.pop(uid, None)
+        for key in change.disown:
+            instances.pop(key, None)
+        boot_id = before.boot_id if change.boot_id is None else change.boot_id
+        gpus = before.gpus if change.gpus is None else {one.uuid: one.known() for one in change.gpus}
+        return _State(boot_id=boot_id, claims=claims, instances=instances, gpus=gpus)
+
+    def as_change(self) -> _Change:
+        """The change that leads here from anywhere."""
+        return _Change(
+            whole=True,
+            boot_id=self.boot_id,
+            put=list(self.claims.values()),
+            own=list(self.instances.values()),
+            gpus=[_as_written(one) for one in self.gpus.values()],
+        )
+
+
+class Checkpoint:
+    """Claims, instances and known GPUs of one node, in memory and on disk.
+
+    Any thread may read and write. Who writes by what it has read, here or in CDI specs, holds `lock` meanwhile, and asks NVML
+    nothing while it does: the driver may never answer.
+    `boot_id` is the boot in which the minor numbers on record were right; "" when nothing was ever recorded.
+    """
+
+    def __init__(self, path: Path, files: Files, *, boot_id: str, claims: Iterable[PreparedClaim] = ()) -> None:
+        self.lock = threading.RLock()
+        self._journal = Journal(path, files)
+        self._state = _State(boot_id=boot_id, claims={claim.uid: claim for claim in claims})
+
+    def restore(self, loaded: "Loaded") -> None:
+        """Take up what was on disk."""
+        self._state = _State(
+            boot_id=loaded.boot_id,
+            claims={claim.uid: claim for claim in loaded.claims},
+            instances={one.key: one for one in loaded.instances},
+            gpus={one.uuid: one for one in loaded.gpus},
+        )
+        self._journal.go_on(loaded.position)
+
+    @property
+    def boot_id(self) -> str:
+        """The boot in which the minor numbers on record were right; "" when nothing was ever recorded."""
+        return self._state.boot_id
+
+    @property
+    def claims(self) -> Mapping[ClaimUid, PreparedClaim]:
+        """By uid. What is returned never changes."""
+        return MappingProxyType(self._state.claims)
+
+    @property
+    def instances(self) -> Mapping[PlacementKey, OwnedInstance]:
+        """Our instances by where they stand, oldest first. What is returned never changes."""
+        return MappingProxyType(self._state.instances)
+
+    @property
+    def known(self) -> Mapping[GpuUuid, KnownGpu]:
+        """The GPUs that have a name, by UUID. What is returned never changes."""
+        return MappingProxyType(self._state.gpus)
+
+    def remember(self, gpus: Iterable[KnownGpu]) -> None:
+        """Record exactly these GPUs; raises OSError and changes nothing when the disk refuses."""
+        known = {one.uuid: one for one in gpus}
+        change = _Change(gpus=[_as_written(one) for one in known.values()])
+        with self.lock:
+            self._make(change, msgspec.structs.replace(self._state, gpus=known))
+
+    def change(
+        self,
+        *,
+        put: Iterable[PreparedClaim] = (),
+        drop: Iterable[ClaimUid] = (),
+        own: Iterable[OwnedInstance] = (),
+        disown: Iterable[PlacementKey] = (),
+    ) -> None:
+        """Record and forget, all in one write; raises OSError and changes nothing when the disk refuses.
+
+        What is on record already is not written again.
+        """
+        change = _Change(put=list(put), drop=list(drop), own=list(own), disown=list(disown))
+        with self.lock:
+            self._make(change, self._state.after(change))
+
+    def _make(self, change: _Change, after: _State, append: Callable[..., bool] | None = None) -> None:
+        if after == self._state:
+            return
+        reserve = _reserve(after) if _takes_more(change) else 0
+        append = append or self._journal.append
+        if not append(msgspec.json.encode(change), keep_free=reserve):
+            self._rewrite(after)
+        self._state = after
+
+    def intend(self, claim: PreparedClaim) -> None:
+        """Record an intent for whoever starts after this process, without waiting for the disk.
+
+        For a claim for which nothing is made but a spec: a loss of power takes that away, too, or at least its boot.
+        """
+        change = _Change(put=[claim])
+        with self.lock:
+            self._make(change, self._state.after(change), self._journal.append_volatile)
+
+    def put(self, claim: PreparedClaim) -> None:
+        """Record a claim; raises OSError and changes nothing when the disk refuses."""
+        self.change(put=[claim])
+
+    def drop(self, uid: ClaimUid) -> None:
+        """Forget a claim; raises OSError and changes nothing when the disk refuses."""
+        self.change(drop=[uid])
+
+    def replace(
+        self,
+        claims: Iterable[PreparedClaim],
+        *,
+        boot_id: str,
+        instances: Iterable[OwnedInstance] | None = None,
+    ) -> None:
+        """Record exactly these claims, right in that boot; and exactly these instances, unless None are given."""
+        with self.lock:
+            kept = self._state.instances if instances is None else {one.key: one for one in instances}
+            after = msgspec.structs.replace(
+                self._state, boot_id=boot_id, claims={claim.uid: claim for claim in claims}, instances=kept
+            )
+            self._rewrite(after)
+            self._state = after
+
+    def _rewrite(self, state: _State) -> None:
+        self._journal.rewrite(msgspec.json.encode(state.as_change()), keep_free=_reserve(state))
+
+
+def _takes_more(change: _Change) -> bool:
+    """Whether there will be more to give up. Room is kept so that giving up never fails for lack of it."""
+    claims = any(claim.state is not ClaimState.RELEASING for claim in change.put)
+    instances = any(one.state is not InstanceState.DESTROYING for one in change.own)
+    return claims or instances or change.gpus is not None
+
+
+def _reserve(state: _State) -> int:
+    """Bytes that giving up everything takes at most: each claim and instance is put once more, and forgotten."""
+    held = [*state.claims.values(), *state.instances.values()]
+    return len(msgspec.json.encode(held)) + 512 * len(held)
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What the file said, and the boot in which it was recorded ("" when there was no file)."""
+
+    boot_id: str
+    claims: list[PreparedClaim]
+    instances: list[OwnedInstance] = []
+    gpus: list[KnownGpu] = []
+    position: Position | None = None
+    """Where the journal goes on; None when the next change writes it anew."""
+
+
+class _OldRecord(msgspec.Struct, kw_only=True):
+    boot_id: str
+    claims: list[PreparedClaim] = []
+    instances: list[OwnedInstance] = []
+
+
+class _OldEnvelope(msgspec.Struct, kw_only=True):
+    version: int
+    checksum: str
+    record: msgspec.Raw
+
+
+def load(path: Path, files: Files) -> Loaded:
+    """Read the record. No file means no claims; CheckpointDamaged when it is not whole or not of a version we know."""
+    what = f"The record of prepared claims {path}"
+    try:
+        content = files.read(path)
+    except FileNotFoundError:
+        return Loaded("", [])
+    except OSError as error:
+        raise CheckpointDamaged(f"{what} cannot be read: {error.strerror}.") from error
+    return read(content, what)
+
+
+def read(content: bytes, what: str = "The record of prepared claims") -> Loaded:
+    """What the bytes of a record say; CheckpointDamaged when they are not whole or not of a version we know."""
+    old = _read_old(content)
+    if old is not None:
+        return old
+    found = journal.read(content)
+    state = _State()
+    damage = found.damage
+    for entry in found.entries:
+        try:
+            state = state.after(msgspec.json.decode(entry, type=_Change))
+        except journal.UNREADABLE as error:
+            damage = f"has an entry that this agent does not understand ({error})"
+            break
+    loaded = Loaded(
+        state.boot_id,
+        list(state.claims.values()),
+        list(state.instances.values()),
+        list(state.gpus.values()),
+        None if damage else found.position,
+    )
+    if damage:
+        raise CheckpointDamaged(f"{what} {damage}.", before=loaded)
+    return loaded
+
+
+def _read_old(content: bytes) -> Loaded | None:
+    """A record of version 1 or 2; None when it is not one, or not whole."""
+    try:
+        envelope = msgspec.json.decode(content, type=_OldEnvelope)
+        if envelope.version not in OLD_VERSIONS or envelope.checksum != _checksum(bytes(envelope.record)):
+            return None
+        record = msgspec.json.decode(envelope.record, type=_OldRecord)
+    except journal.UNREADABLE:
+        return None
+    return Loaded(record.boot_id, record.claims, record.instances)
+
+
+def set_aside(path: Path, files: Files) -> Path:
+    """Keep a damaged record as `<name>.corrupt-<n>` too, n the first that is free, and return that path.
+
+    The record stays where it is until another takes its place: an agent that ends before that must not take a missing record
+    for a node without claims. What was kept before, then, is not kept again.
+    """
+    prefix = f"{path.name}.corrupt-"
+    taken = {name for name in files.names(path.parent) if name.startswith(prefix)}
+    for name in taken:
+        with suppress(OSError):
+            if files.read(path.with_name(name)) == files.read(path):
+                return path.with_name(name)
+    number = next(number for number in count(1) if f"{prefix}{number}" not in taken)
+    target = path.with_name(f"{prefix}{number}")
+    files.keep_as(path, target)
+    return target
+
+
+def boot_id(proc: Path = Path("/proc")) -> str:
+    """The kernel's name for this boot."""
+    return (proc / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def _checksum(record: bytes) -> str:
+    return hashlib.sha256(record).hexdigest()

@@ -1,0 +1,1 @@
+"""What is said of this node: in the status of its claims, and in its GpuNode."""

@@ -1,0 +1,194 @@
+"""What the claim's own status says of our devices: which hardware they are, that they are ready, and how they are.
+
+Owns the entries of our driver in `status.devices`, and the shape of their `data` (docs/reference/device-identity.md). Devices are
+looked up by what they are, never by their names. Works in the background: kubelet never waits for it, and a failed write is
+tried again. The API server drops the entries when the claim is deallocated.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+
+from draco.agent.hardware.gpus import HealthState
+from draco.agent.plugin.health_service import DeviceReport
+from draco.agent.record.checkpoint import ClaimState, PreparedClaim, PreparedDevice
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import Conflict, Invalid, NotFound
+from draco.kube.queue import WorkQueue, run_workers
+from draco.resources.api.claims import AllocatedDeviceStatus, ResourceClaim
+from draco.resources.api.meta import Condition, ObjectKey
+from draco.resources.conditions import all_timed
+from draco.resources.kinds import CLAIMS
+from draco.resources.names import FIELD_MANAGER_AGENT, ClaimUid
+
+log = structlog.get_logger()
+
+
+class ClaimRef(NamedTuple):
+    """A claim by its name and the uid that name must have."""
+
+    namespace: str
+    name: str
+    uid: ClaimUid
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+IDENTITY_VERSION = 1
+"""Of the shape of `data`. What is added leaves it as it is."""
+
+
+SPACED = (
+    "The claim's config was sent with blanks in the JSON of opaque.parameters, and the API server takes every report on such a "
+    "claim for a change of its allocation: create the claim with compact JSON, as kubectl does. Its pod runs all the same."
+)
+
+
+def _spaced(error: Invalid) -> bool:
+    """Whether the API server saw a change of the allocation, of which a report says nothing: it compares bytes, not values."""
+    return "status.allocation" in error.message and "immutable" in error.message
+
+
+def wanted(claim: PreparedClaim, driver: str, health: Iterable[DeviceReport]) -> list[AllocatedDeviceStatus]:
+    """The entries for a prepared claim, without times."""
+    how = {(report.gpu, report.device if report.part else ""): report for report in health}
+    by_device = {(device.device, device.share_id): device for device in claim.devices}
+    return [
+        AllocatedDeviceStatus(
+            driver=driver,
+            pool=device.pool,
+            device=device.device,
+            share_id=device.share_id or None,
+            data=identity(device),
+            conditions=[
+                Condition(type="Ready", status="True", reason="Prepared", message="The device is ready for the pod."),
+                _healthy(device, how.get((device.gpu, "" if device.partition is None else device.device))),
+            ],
+        )
+        for device in by_device.values()
+    ]
+
+
+def identity(device: PreparedDevice) -> dict[str, Any]:
+    """Which hardware a device is, for whoever joins claims with what NVML and DCGM measure. What is unknown is left out."""
+    said: dict[str, Any] = {"version": IDENTITY_VERSION, "pciBusID": device.pci_bus_id}
+    part = device.partition
+    if part is None:
+        said["uuid"] = device.gpu
+    else:
+        said |= {
+            "uuid": part.uuid,
+            "parentUUID": device.gpu,
+            "profile": part.profile,
+            "placement": {"start": part.start, "size": part.size},
+            "giID": part.gi if part.gi >= 0 else "",
+            "ciID": part.ci if part.ci >= 0 else "",
+        }
+    return {name: value for name, value in said.items() if value != ""}
+
+
+def _healthy(device: PreparedDevice, report: DeviceReport | None) -> Condition:
+    if report is None:
+        return Condition(
+            type="Healthy",
+            status="Unknown",
+            reason="NotFound",
+            message=f"GPU {device.gpu} is not on this node any more.",
+        )
+    status = {HealthState.HEALTHY: "True", HealthState.UNHEALTHY: "False"}.get(report.state, "Unknown")
+    return Condition(type="Healthy", status=status, reason=report.state.value, message=report.message)
+
+
+class ClaimReporter:
+    """Writes claims' device status. `claims` are the claims on record, `health` tells how the devices are."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        driver: str,
+        pool: str,
+        claims: Callable[[], Mapping[ClaimUid, PreparedClaim]],
+        health: Callable[[], Iterable[DeviceReport]],
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._client = client
+        self._driver = driver
+        self._pool = pool
+        self._claims = claims
+        self._health = health
+        self._clock = clock
+        self._refused: dict[ClaimRef, str] = {}
+        self._queue: WorkQueue[ClaimRef] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=120.0)
+
+    def touch(self, claim: PreparedClaim) -> None:
+        """Something about the claim changed: it was prepared, given up, or a device's health differs."""
+        self._queue.add(ClaimRef(claim.namespace, claim.name, claim.uid))
+
+    def touch_all(self) -> None:
+        """Look at every claim on record."""
+        for claim in self._claims().values():
+            self.touch(claim)
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        await run_workers(self._queue, self._reconcile, workers=2, log=log)
+
+    async def _reconcile(self, ref: ClaimRef) -> float | None:
+        try:
+            claim = await self._client.get(CLAIMS, ObjectKey(ref.namespace, ref.name))
+        except NotFound:
+            self._refused.pop(ref, None)
+            return None
+        if claim.metadata.uid != ref.uid or claim.status.allocation is None:
+            return None
+        before = [one for one in claim.status.devices if one.driver == self._driver and one.pool == self._pool]
+        entries = self._entries(ref.uid, claim, before)
+        if entries == before:
+            return None
+        body = {
+            "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
+            "status": {"devices": [msgspec.to_builtins(one) for one in entries]},
+        }
+        try:
+            await self._client.apply(
+                CLAIMS, claim.metadata.key, body, manager=FIELD_MANAGER_AGENT, subresource="status"
+            )
+        except (NotFound, Conflict):
+            return 1.0  # deleted or made again while we looked; looking again settles it
+        except Invalid as error:
+            # Deallocated meanwhile, or the right to report is missing: trying at once would not help.
+            self._say_refused(ref, SPACED if _spaced(error) else str(error))
+            return None if _spaced(error) else 60.0
+        self._refused.pop(ref, None)
+        return None
+
+    def _say_refused(self, ref: ClaimRef, sentence: str) -> None:
+        if self._refused.get(ref) != sentence:
+            log.warning("claim.status_refused", claim=str(ref), error=sentence)
+        self._refused[ref] = sentence
+
+    def _entries(
+        self, uid: ClaimUid, claim: ResourceClaim, before: list[AllocatedDeviceStatus]
+    ) -> list[AllocatedDeviceStatus]:
+        prepared = self._claims().get(uid)
+        if prepared is None or prepared.state is not ClaimState.PREPARED:
+            return []
+        known = {(one.device, one.share_id): one.conditions for one in before}
+        now = self._clock.now()
+        allocation = claim.status.allocation
+        results = allocation.devices.results if allocation else []
+        allocated = {(one.driver, one.pool, one.device) for one in results}
+        return [
+            msgspec.structs.replace(
+                one, conditions=all_timed(one.conditions, known.get((one.device, one.share_id), []), now)
+            )
+            for one in wanted(prepared, self._driver, self._health())
+            if (one.driver, one.pool, one.device) in allocated
+        ]

@@ -1,0 +1,86 @@
+"""What a GpuNode says of how its GPUs are divided.
+
+Owns the translation from what the agent knows to what people and the operator read. Pure; `node_status` writes it.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from draco.agent.hardware.gpus import Gpu, device_name
+from draco.agent.hardware.instances import GpuMig, Held
+from draco.agent.publish.partitions import partition_name
+from draco.mig.board import Board, Placement
+from draco.resources.api import draco as api
+from draco.resources.api.draco import BoardTable, InstanceUse, MigInstance, MigProfile
+from draco.resources.names import GpuUuid
+
+
+def boards(gpus: Iterable[Gpu]) -> Mapping[Board, str]:
+    """A name for each distinct board, after the product; where one product has several tables they are numbered."""
+    names: dict[Board, str] = {}
+    for gpu in gpus:
+        if gpu.board is None or gpu.board in names:
+            continue
+        alike = sum(name.partition(" #")[0] == gpu.product_name for name in names.values())
+        names[gpu.board] = f"{gpu.product_name} #{alike + 1}" if alike else gpu.product_name
+    return names
+
+
+def tables(names: Mapping[Board, str]) -> list[BoardTable]:
+    """Each board's table once."""
+    return [
+        BoardTable(
+            name=name,
+            profiles=[
+                MigProfile(
+                    id=one.id,
+                    name=one.name,
+                    slices=one.slices,
+                    size=one.size,
+                    starts=list(one.starts),
+                    max_instances=one.max_instances,
+                    memory=f"{one.memory_mib}Mi",
+                    multiprocessors=one.multiprocessors,
+                    copy_engines=one.copy_engines,
+                    decoders=one.decoders,
+                    encoders=one.encoders,
+                    jpeg_engines=one.jpeg_engines,
+                    ofa_engines=one.ofa_engines,
+                )
+                for one in board.profiles
+            ],
+        )
+        for board, name in names.items()
+    ]
+
+
+def mig(gpu: Gpu, divisions: Mapping[GpuUuid, GpuMig], names: Mapping[Board, str]) -> api.GpuMig | None:
+    """How a GPU is divided; None for one that cannot be."""
+    division = divisions.get(gpu.uuid)
+    if division is None or not division.capable:
+        return None
+    board = division.board
+    return api.GpuMig(
+        capable=True,
+        enabled=division.enabled,
+        pending=division.pending,
+        board=names.get(board, "") if board else "",
+        state=division.state,
+        message=division.message,
+        instances=[_instance(one, gpu, board) for one in division.held],
+    )
+
+
+def _instance(one: Held, gpu: Gpu, board: Board | None) -> MigInstance:
+    instance = one.instance
+    profile = board.by_id(instance.profile_id) if board else None
+    published = profile is not None and one.use is not InstanceUse.FOREIGN
+    return MigInstance(
+        profile=profile.name if profile else f"profile {instance.profile_id}",
+        start=instance.start,
+        size=instance.size,
+        uuid=instance.uuid or "",
+        device=partition_name(device_name(gpu), Placement(profile, instance.start)) if profile and published else "",
+        use=one.use,
+        claim=one.claims[0] if one.claims else "",
+        holder=one.holder,
+    )

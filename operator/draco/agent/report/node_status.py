@@ -1,0 +1,240 @@
+"""The GpuNode of this node: what its agent sees and does, for people and for the operator.
+
+Owns the object's existence and its status. Where the kind is not installed the agent works without it and says so once.
+"""
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+import msgspec
+import structlog
+
+from draco import __version__
+from draco.agent.hardware.gpus import device_name, position
+from draco.agent.hardware.instances import GpuMig
+from draco.agent.hardware.monitor import DRIVER_HANGS, View
+from draco.agent.plugin.health_service import reports
+from draco.agent.plugin.registration import Contest, Registration
+from draco.agent.publish.publisher import Published
+from draco.agent.publish.slices import memory
+from draco.agent.record.checkpoint import PreparedClaim
+from draco.agent.report import mig_report
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.discovery import PARTITIONABLE, Features
+from draco.kube.errors import AlreadyExists, NotFound
+from draco.kube.queue import WorkQueue, run_workers
+from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus
+from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference
+from draco.resources.conditions import all_timed
+from draco.resources.kinds import GPU_NODES, NODES
+from draco.resources.names import CONDITION_PARTITIONABLE, FIELD_MANAGER_AGENT, ClaimUid, GpuUuid
+
+log = structlog.get_logger()
+
+RECHECK_S = 300.0
+ABSENT_S = 60.0
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the status is made of."""
+
+    driver: str
+    view: View
+    published: Published | None
+    problem: str
+    registration: Registration
+    claims: int
+    contest: Contest | None = None
+    divisions: Mapping[GpuUuid, GpuMig] = {}
+    features: Features | None = None
+    """What the cluster can do, once that is known."""
+
+
+def status(standing: Standing, *, generation: int) -> GpuNodeStatus:
+    """The status to report, conditions without times."""
+    view = standing.view
+    health = {report.device: report for report in reports(view)}
+    in_order = sorted((one.gpu for one in view.gpus), key=position)
+    boards = mig_report.boards(in_order)
+    gpus = [
+        GpuStatus(
+            device=device_name(one.gpu),
+            uuid=one.gpu.uuid,
+            product_name=one.gpu.product_name,
+            architecture=one.gpu.architecture,
+            memory=memory(one.gpu),
+            minor=one.gpu.minor,
+            pci_bus_id=one.gpu.pci_bus_id,
+            numa_node=one.numa_node,
+            health=health[device_name(one.gpu)].state.value,
+            message=health[device_name(one.gpu)].message,
+            mig=mig_report.mig(one.gpu, standing.divisions, boards),
+        )
+        for one in sorted(view.gpus, key=lambda one: position(one.gpu))
+    ]
+    return GpuNodeStatus(
+        observed_generation=generation,
+        isolates=True,
+        driver=standing.driver,
+        agent_version=__version__,
+        driver_version=view.driver.driver_version if view.driver else "",
+        cuda_driver_version=view.driver.cuda_driver_version if view.driver else "",
+        pool_generation=standing.published.generation if standing.published else 0,
+        prepared_claims=standing.claims,
+        gpu_count=len(gpus),
+        mig_gpu_count=sum(one.mig is not None and one.mig.enabled for one in gpus),
+        mig_instance_count=sum(len(one.mig.instances) for one in gpus if one.mig is not None),
+        gpus=gpus,
+        boards=mig_report.tables(boards),
+        conditions=[msgspec.structs.replace(one, observed_generation=generation) for one in _conditions(standing)],
+    )
+
+
+def _conditions(standing: Standing) -> list[Condition]:
+    view, published, registration = standing.view, standing.published, standing.registration
+    readable = _condition(
+        "Readable",
+        view.driver is not None and not view.fault,
+        "DriverAnswers",
+        "Unreadable" if view.hang is None else DRIVER_HANGS,
+        view.fault,
+    )
+    if view.unidentified and readable.status == "True":
+        sentence = "; ".join(f"GPU {one.index}: {one.message}" for one in view.unidentified)
+        readable = Condition(type="Readable", status="False", reason="GpuUnidentified", message=sentence)
+    parts = [
+        readable,
+        _condition("Published", published is not None, "SlicesWritten", "NotWritten", standing.problem),
+        _condition("Registered", registration.accepted, "KubeletAccepted", "NotAccepted", registration.error),
+    ]
+    contest = standing.contest
+    exclusive = _exclusive("" if contest is None else contest.sentence)
+    needed = [exclusive, *parts] if contest is not None and contest.gives_way else parts
+    lacking = [part for part in needed if part.status != "True"]
+    sentences = " ".join(dict.fromkeys(part.message for part in lacking))
+    ready = _condition("Ready", not lacking, "Serving", lacking[0].reason if lacking else "", sentences)
+    return [ready, *parts, exclusive, *_partitionable(standing.features)]
+
+
+def _exclusive(contest: str) -> Condition:
+    """Whether nobody else serves the driver on this node."""
+    return _condition("Exclusive", not contest, "OnlyPlugin", "AnotherPlugin", contest)
+
+
+def _partitionable(features: Features | None) -> list[Condition]:
+    """Nothing as long as it is not known. A cluster without partitions is as ready as any other."""
+    if features is None or features.partitionable_devices is None:
+        return []
+    why = " ".join(f"{each.consequence} {each.remedy}" for each in features.missing if each.name == PARTITIONABLE)
+    return [_condition(CONDITION_PARTITIONABLE, not why, "CountersKept", "CountersNotKept", why)]
+
+
+def _condition(name: str, holds: object, why: str, why_not: str, message: str) -> Condition:
+    if holds:
+        return Condition(type=name, status="True", reason=why)
+    return Condition(type=name, status="False", reason=why_not, message=message)
+
+
+class NodeReporter:
+    """Writes the GpuNode. `standing` is asked each time; `touch` says that its answer may differ."""
+
+    def __init__(
+        self, client: Client, *, node: str, standing: Callable[[], Standing], clock: Clock, random: Random
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._standing = standing
+        self._clock = clock
+        self._queue: WorkQueue[str] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=60.0)
+        self._absent = False
+        self._said: GpuNodeStatus | None = None
+
+    def touch(self) -> None:
+        """Look again soon if there is something new to say. Several reasons at once make one write."""
+        fresh = status(self._standing(), generation=0)
+        if fresh != self._said:
+            self._said = fresh
+            self._queue.add_after(self._node, 0.05)
+
+    def anew(self) -> None:
+        """The object was deleted, or its spec changed: report at once."""
+        self._queue.add(self._node)
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        self.touch()
+        await run_workers(self._queue, self._reconcile, workers=1, log=log)
+
+    async def _reconcile(self, node: str) -> float | None:
+        key = ObjectKey("", node)
+        current = await self._read_or_create(key)
+        if current is None:
+            return ABSENT_S
+        wanted = status(self._standing(), generation=current.metadata.generation)
+        fresh = msgspec.structs.replace(
+            wanted, conditions=all_timed(wanted.conditions, current.status.conditions, self._clock.now())
+        )
+        if fresh != current.status:
+            await self._client.apply(
+                GPU_NODES,
+                key,
+                {"status": msgspec.to_builtins(fresh)},
+                manager=FIELD_MANAGER_AGENT,
+                subresource="status",
+            )
+        return RECHECK_S
+
+    async def refused(self, sentence: str, *, by_ours: bool) -> None:
+        """Report that this agent does not start, since another plugin serves the driver. Whatever else is reported stays.
+
+        Under a name of its own, which the next report of an agent that does start takes back. `by_ours`: it is an agent of Draco,
+        whose own report says whether the node is ready.
+        """
+        key = ObjectKey("", self._node)
+        current = await self._read_or_create(key)
+        if current is None:
+            return
+        exclusive = _exclusive(sentence)
+        ready = Condition(type="Ready", status="False", reason=exclusive.reason, message=sentence)
+        wanted = [exclusive] if by_ours else [ready, exclusive]
+        fresh = all_timed(wanted, current.status.conditions, self._clock.now())
+        await self._client.apply(
+            GPU_NODES,
+            key,
+            {"status": {"conditions": msgspec.to_builtins(fresh)}},
+            manager=f"{FIELD_MANAGER_AGENT}-refused",
+            subresource="status",
+        )
+
+    async def _read_or_create(self, key: ObjectKey) -> GpuNode | None:
+        try:
+            return await self._client.get(GPU_NODES, key)
+        except NotFound:
+            return await self._create(key)
+
+    async def _create(self, key: ObjectKey) -> GpuNode | None:
+        """Make the object, owned by the Node. None when there is no Node, or no such kind."""
+        try:
+            node = await self._client.get(NODES, key)
+        except NotFound:
+            return None
+        owner = OwnerReference(api_version="v1", kind="Node", name=key.name, uid=node.metadata.uid)
+        manifest = GpuNode(metadata=ObjectMeta(name=key.name, owner_references=[owner]))
+        try:
+            # Made, not applied: the right to change all of an existing one would reach its spec, which is the operator's.
+            made = await self._client.create(GPU_NODES, {"metadata": msgspec.to_builtins(manifest.metadata)})
+        except AlreadyExists:
+            return await self._client.get(GPU_NODES, key)
+        except NotFound:
+            if not self._absent:
+                log.warning("gpunode.kind_missing", remedy="install Draco's CustomResourceDefinitions (crds/)")
+            self._absent = True
+            return None
+        self._absent = False
+        return made
+
+
+def prepared(claims: Mapping[ClaimUid, PreparedClaim]) -> int:
+    """How many claims are prepared."""
+    return sum(claim.state == "prepared" for claim in claims.values())

@@ -1,0 +1,383 @@
+"""One column of small integers per attribute path: equal numbers mean equal values.
+
+Owns rows (one per device) and the table of distinct values of each path, so that a selector needs to be evaluated once per
+distinct combination of what it reads, and equal values are kept once in memory. Knows nothing of pools and nodes.
+
+Codes are never used again for another value, so what was remembered under a code stays true; 0 means absent. Beside its code a
+value has a slot, a number below 256 that may be used again: a column with a byte per row is what a scan of all rows works on.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator
+from functools import lru_cache
+from itertools import compress, islice
+from typing import Final, NamedTuple, TypeVar, cast
+
+import msgspec
+
+from draco.allocation.fleet.rowwise import BYTES, Combined, Narrow, number, packed, unpacked
+from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
+from draco.resources.semver import SemVer, SemVerError
+
+MAX_SLOTS: Final = 255
+MAX_COLUMNS: Final = 512
+"""A driver that publishes a different attribute name for every device must not fill the memory with empty columns."""
+_GROWTH: Final = 1024
+_AT_ONCE: Final = 8192
+_EVERY_BIT: Final = bytes(0xFF if mark else 0 for mark in range(BYTES))
+
+_CODE: Final = "i"
+Value = TypeVar("Value", DeviceAttribute, DeviceCapacity, None)
+
+
+class Path(NamedTuple):
+    """What a selector can read: `kind` is attributes, capacity, driver or allowMultipleAllocations (the latter two alone)."""
+
+    kind: str
+    domain: str = ""
+    id: str = ""
+
+
+DRIVER: Final = Path("driver")
+SHAREABLE: Final = Path("allowMultipleAllocations")
+
+
+class _Known(msgspec.Struct, gc=False):
+    """One distinct value of a column."""
+
+    value: DeviceAttribute | DeviceCapacity | None
+    code: int
+    slot: int
+    uses: int
+
+
+class Column:
+    """The codes of one path by row. `codes` may grow, but stays the same object.
+
+    `slots` has the same with a byte per row, as long as there are at most 255 distinct values; None from then on.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.codes = array(_CODE, bytes(4 * rows))
+        self.slots: bytearray | None = bytearray(rows)
+        self.pinned = False
+        """Whether somebody reads it, so that it must stay even when no device has the attribute."""
+        self._known: dict[Hashable, _Known] = {}
+        self._codes_given = 0
+        self._free_slots = list(range(MAX_SLOTS, 0, -1))
+        self._numbered: Combined | None = None
+        self._present: bytes | None = None
+        self._no_strings = 0
+
+    def put(self, row: int, key: Hashable, value: Value) -> Value:
+        """Give an empty cell a value; the value that is kept for this key, which may be an older equal one."""
+        known = self._known.get(key)
+        if known is None:
+            self._codes_given += 1
+            known = self._known[key] = _Known(value, self._codes_given, self._new_slot(), 0)
+            self._no_strings += not isinstance(key, str)
+        known.uses += 1
+        self.codes[row] = known.code
+        self._numbered = self._present = None
+        if self.slots is not None:
+            self.slots[row] = known.slot
+        return cast("Value", known.value)
+
+    def clear(self, row: int, key: Hashable) -> None:
+        """Empty a cell that holds the value of this key."""
+        self.codes[row] = 0
+        self._numbered = self._present = None
+        known = self._known[key]
+        known.uses -= 1
+        if self.slots is not None:
+            self.slots[row] = 0
+        if not known.uses:
+            del self._known[key]
+            self._no_strings -= not isinstance(key, str)
+            self._free_slots.append(known.slot)
+
+    def grow(self, rows: int) -> None:
+        """Add empty cells."""
+        self.codes.frombytes(bytes(4 * rows))
+        self._numbered = self._present = None
+        if self.slots is not None:
+            self.slots.extend(bytes(rows))
+
+    def numbered(self) -> "Combined | array[int]":
+        """The values of all rows as they are now, to be combined with those of other columns."""
+        if self.slots is None:
+            return self.codes
+        if self._numbered is None:
+            self._numbered = number(self.slots, [0, *(known.slot for known in self._known.values())])
+        return self._numbered
+
+    def told_apart(self, strings: Collection[str]) -> "Combined | array[int]":
+        """The same, for whoever cannot tell apart values that are none of these strings: fast however many there are."""
+        if self.slots is not None or self._no_strings or len(strings) > MAX_SLOTS - 2:
+            return self.numbered()
+        if self._present is None:
+            self._present = bytes(map(bool, self.codes))
+        told = bytearray(self._present)
+        values = range(2 + len(strings))
+        for value, string in enumerate(strings, start=2):
+            known = self._known.get(string)
+            if known is None:
+                continue
+            row = -1
+            for _ in range(known.uses):
+                row = self.codes.index(known.code, row + 1)
+                told[row] = value
+        return number(told, values)
+
+    def _new_slot(self) -> int:
+        if not self._free_slots:
+            self.slots = None
+        return self._free_slots.pop() if self.slots is not None else 0
+
+    def values(self) -> Iterator[tuple[Hashable, DeviceAttribute | DeviceCapacity | None, int]]:
+        """Each distinct value: its key, one attribute or capacity that has it, and how many cells do."""
+        for key, known in self._known.items():
+            yield key, known.value, known.uses
+
+    def examples(self, marks: Narrow, most: int) -> list[int]:
+        """For each distinct value that marked rows have, one of these; of very many values so many.
+
+        The values come in the order in which the rows have them first.
+        """
+        if self.slots is not None:
+            there = unpacked(packed(self.slots) & packed(marks.translate(_EVERY_BIT)), len(marks))
+            found = [there.find(known.slot) for known in self._known.values()]
+            return sorted(row for row in found if row >= 0)[:most]
+        row_of: dict[int, int] = {0: 0}  # by the code; 0 is none
+        cells = zip(compress(self.codes, marks), compress(range(len(marks)), marks), strict=True)
+        while len(row_of) <= most and (some := dict(islice(cells, _AT_ONCE))):
+            row_of |= some
+        del row_of[0]
+        return list(islice(row_of.values(), most))
+
+    @property
+    def empty(self) -> bool:
+        """Whether no cell has a value."""
+        return not self._known
+
+    def distinct(self) -> int:
+        """How many distinct values there are."""
+        return len(self._known)
+
+
+class Columns:
+    """Rows and columns of all devices of one inventory."""
+
+    def __init__(self) -> None:
+        self.irregular: set[int] = set()
+        """Rows whose selectors must be evaluated on the device itself, since an attribute nobody reads can make them fail."""
+        self.devices: list[Device | None] = []
+        """By row; None where the row is not in use."""
+        self.drivers: list[str] = []
+        """By row, of those in use."""
+        self.sources: list[str] = []
+        """The names of the slices that publish them, likewise."""
+        self.version = 0
+        """Changes whenever a row does, so that what was found out about all rows can be kept until then."""
+        self.driver = Column(0)
+        self._columns: dict[Path, Column] = {DRIVER: self.driver, SHAREABLE: Column(0)}
+        self._left_out: Counter[Path] = Counter()
+        self._free: list[int] = []
+        self._rows = 0
+        self._marks: list[bytearray] = []
+        self._others: list[Column] = []
+        self.live = self.new_marks()
+        """1 for each row that is in use."""
+
+    def __len__(self) -> int:
+        return self._rows - len(self._free)
+
+    @property
+    def paths(self) -> frozenset[Path]:
+        """Every path that some device has, or that somebody reads."""
+        return frozenset(self._columns) | frozenset(self._left_out)
+
+    def get(self, path: Path) -> Column | None:
+        """The column of a path, if it has one."""
+        return self._columns.get(path)
+
+    def read(self, path: Path) -> Column | None:
+        """The column of a path, kept up to date from now on; None if the path has none (too many paths)."""
+        column = self._column(path)
+        if column is not None:
+            column.pinned = True
+        return column
+
+    def peek(self, path: Path) -> "array[int] | None":
+        """The codes of a path as they are now, all 0 where no device has it; None if the path has none (too many paths)."""
+        column = self._columns.get(path)
+        if column is not None:
+            return column.codes
+        return None if path in self._left_out else array(_CODE, bytes(4 * self._rows))
+
+    @property
+    def unpublished(self) -> int:
+        """How many columns are there only because somebody reads them."""
+        return sum(column.pinned and column.empty for column in self._columns.values())
+
+    def let_go(self) -> None:
+        """Nobody reads any column any more: drop those that no device needs."""
+        for path, column in list(self._columns.items()):
+            column.pinned = False
+            if column.empty and path not in {DRIVER, SHAREABLE}:
+                del self._columns[path]
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are, in use or not."""
+        return self._rows
+
+    def new_marks(self) -> bytearray:
+        """A byte for each row for whoever asks, kept as long as the rows are and set to 0 where a row falls out of use."""
+        marks = bytearray(self._rows)
+        self._marks.append(marks)
+        return marks
+
+    def new_column(self) -> Column:
+        """A column for whoever asks, of values that have no path; they must be cleared before their row is removed."""
+        column = Column(self._rows)
+        self._others.append(column)
+        return column
+
+    def add(self, driver: str, device: Device, source: str = "") -> tuple[int, Device]:
+        """A row for a device, and the device with its values replaced by equal ones that are kept already."""
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        kept = self._fill(row, driver, device)
+        self.devices[row], self.drivers[row], self.sources[row] = kept, driver, source
+        self.live[row] = 1
+        self.version += 1
+        return row, kept
+
+    def _fill(self, row: int, driver: str, device: Device) -> Device:
+        attributes = {}
+        for name, attribute in device.attributes.items():
+            path = _path("attributes", driver, name)
+            if _is_shadowed(path, name, device.attributes):
+                attributes[name] = attribute
+                continue
+            key, regular = _attribute_key(attribute)
+            if not regular:
+                self.irregular.add(row)
+            column = self._column(path)
+            if column is None:
+                self._left_out[path] += 1
+                attributes[name] = attribute
+            else:
+                attributes[name] = column.put(row, key, attribute)
+        capacity = {}
+        for name, amount in device.capacity.items():
+            path = _path("capacity", driver, name)
+            kept = amount
+            if not _is_shadowed(path, name, device.capacity):
+                column = self._column(path)
+                if column is None:
+                    self._left_out[path] += 1
+                else:
+                    kept = column.put(row, amount.value, amount)
+            capacity[name] = kept if kept == amount else amount  # what may be asked of it is no part of its value
+        self.driver.put(row, driver, None)
+        self._columns[SHAREABLE].put(row, bool(device.allow_multiple_allocations), None)
+        if not attributes and not capacity:
+            return device
+        return msgspec.structs.replace(device, attributes=attributes, capacity=capacity)
+
+    def remove(self, row: int, driver: str, device: Device) -> None:
+        """Give back the row of a device."""
+        for name, attribute in device.attributes.items():
+            path = _path("attributes", driver, name)
+            if not _is_shadowed(path, name, device.attributes):
+                self._clear(path, row, _attribute_key(attribute)[0])
+        for name, amount in device.capacity.items():
+            path = _path("capacity", driver, name)
+            if not _is_shadowed(path, name, device.capacity):
+                self._clear(path, row, amount.value)
+        self.driver.clear(row, driver)
+        self._columns[SHAREABLE].clear(row, bool(device.allow_multiple_allocations))
+        self.irregular.discard(row)
+        self.devices[row] = None
+        for marks in self._marks:
+            marks[row] = 0
+        self.version += 1
+        self._free.append(row)
+
+    def _column(self, path: Path) -> Column | None:
+        column = self._columns.get(path)
+        if column is None:
+            if self._left_out.get(path) or len(self._columns) >= MAX_COLUMNS:
+                return None
+            column = self._columns[path] = Column(self._rows)
+        return column
+
+    def _clear(self, path: Path, row: int, key: Hashable) -> None:
+        column = self._columns.get(path)
+        if column is None:
+            self._left_out[path] -= 1
+            if not self._left_out[path]:
+                del self._left_out[path]
+            return
+        column.clear(row, key)
+        if column.empty and not column.pinned:
+            del self._columns[path]
+
+    def _grow(self) -> None:
+        more = max(_GROWTH, self._rows // 8)
+        for column in self._columns.values():
+            column.grow(more)
+        for column in self._others:
+            column.grow(more)
+        for marks in self._marks:
+            marks.extend(bytes(more))
+        self.devices.extend([None] * more)
+        self.drivers.extend([""] * more)
+        self.sources.extend([""] * more)
+        self._free.extend(range(self._rows + more - 1, self._rows - 1, -1))
+        self._rows += more
+
+
+@lru_cache(maxsize=8192)
+def _path(kind: str, driver: str, name: str) -> Path:
+    domain, slash, identifier = name.partition("/")
+    return Path(kind, domain, identifier) if slash else Path(kind, driver, name)
+
+
+def _is_shadowed(path: Path, name: str, names: Collection[str]) -> bool:
+    """Whether the same path is there under its full name too, which then counts."""
+    return "/" not in name and f"{path.domain}/{path.id}" in names
+
+
+def attribute_key(attribute: DeviceAttribute) -> Hashable | None:
+    """What two attributes of one type and value have in common; None for lists, whose support is off by default."""
+    if attribute.string is not None:
+        return attribute.string
+    if attribute.int_ is not None:
+        return attribute.int_
+    if attribute.bool_ is not None:
+        return ("bool", attribute.bool_)
+    if attribute.version is not None:
+        return ("version", attribute.version)
+    return None
+
+
+def _attribute_key(attribute: DeviceAttribute) -> tuple[Hashable, bool]:
+    """The key, and whether every selector can be evaluated on a device that has the attribute."""
+    key = attribute_key(attribute)
+    if key is None:
+        return ("list", repr(attribute.value)), False
+    return key, attribute.version is None or _is_semver(attribute.version)
+
+
+@lru_cache(maxsize=8192)
+def _is_semver(text: str) -> bool:
+    try:
+        SemVer.parse(text)
+    except SemVerError:
+        return False
+    return True

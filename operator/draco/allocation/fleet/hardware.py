@@ -1,0 +1,212 @@
+"""Which devices of a pool are the same hardware: a whole GPU and its partitions, and partitions that overlap.
+
+Owns that relation, for whoever takes a device to mean its hardware: maintenance, taint rules, `draco status`, `draco simulate`.
+It holds for any driver: two devices overlap if they draw from one counter set and it cannot pay for both. Where no counters are
+published (a cluster without partitionable devices, static layouts), a partition is a part of the GPU that its `parentUUID` or its
+name says, and partitions of one GPU that are published together do not overlap: nothing else would keep the scheduler from
+giving away the same memory twice. Does not know what claims hold, and decides nothing about any device.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from types import MappingProxyType
+
+from draco.resources.api.slices import Device, ResourceSlice, current_slices, strangers
+from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, PoolKey
+from draco.resources.partition_names import read_partition_name
+from draco.resources.quantity import Quantity, QuantityError
+
+Draws = Mapping[str, Mapping[str, int]]
+"""What a device takes, in billionths, by counter set and counter."""
+_NONE: Draws = MappingProxyType({})
+
+
+class PoolHardware:
+    """One pool's devices and how they overlap. Worked out device by device, when asked, and remembered.
+
+    Slices of older generations count as well: while a driver replaces a pool slice by slice, what it has not replaced yet is
+    known from them only. `published` are the devices of those that count. A node's own slices come before what somebody else
+    publishes under its name, however new that is.
+    """
+
+    def __init__(self, slices: Iterable[ResourceSlice]) -> None:
+        found = list(slices)
+        foreign = {id(item) for item in strangers(found)}
+        self._slices = sorted(
+            found, key=lambda item: (id(item) in foreign, -item.spec.pool.generation, item.metadata.name)
+        )
+        self._devices: dict[str, Device] = {}
+        for item in self._slices:
+            for device in item.spec.devices:
+                self._devices.setdefault(device.name, device)
+        self.published = frozenset(
+            device.name for parts in current_slices(found).values() for item in parts for device in item.spec.devices
+        )
+        self._by_parent: dict[str, list[str]] = {}
+        for name in self._devices:
+            if part := read_partition_name(name):
+                self._by_parent.setdefault(part.parent, []).append(name)
+        self._overlapping: dict[str, frozenset[str]] = {}
+        self._drawn: dict[str, Draws] = {}
+
+    @property
+    def implied(self) -> frozenset[str]:
+        """Whole GPUs that are not published themselves, but of which partitions are."""
+        return frozenset(parent for parent in self._by_parent if parent not in self._devices)
+
+    def published_as(self, device: str) -> Device | None:
+        """The device as it is in the slices; None if it is in none."""
+        return self._devices.get(device)
+
+    def board(self, device: str) -> str:
+        """UUID of the physical GPU that the device is or is a part of; "" where that is not known."""
+        if device in self._devices:
+            return self._parent_uuid(device) or self._uuid(device)
+        boards = {self._parent_uuid(part) for part in self._by_parent.get(device, ())}
+        return boards.pop() if len(boards) == 1 else ""
+
+    def of_board(self, uuid: str) -> Sequence[str]:
+        """The devices that are that physical GPU or a part of it."""
+        return self._by_board.get(uuid, ())
+
+    def overlapping(self, device: str) -> frozenset[str]:
+        """The other known devices, implied ones included, that share hardware with this one, which need not be known."""
+        if device not in self._overlapping:
+            found = {other for other in self._candidates(device) if other != device and self.overlap(device, other)}
+            self._overlapping[device] = frozenset(found)
+        return self._overlapping[device]
+
+    def parts(self, device: str) -> frozenset[str]:
+        """Those of them that have some of what this one has and nothing else: the partitions of a whole GPU."""
+        return frozenset(
+            other
+            for other in self.overlapping(device)
+            if self._contains(device, other) and (self._is_whole_of(device, other) or not self._contains(other, device))
+        )
+
+    def overlap(self, one: str, other: str) -> bool:
+        """Whether two different devices are surely the same hardware, in part at least."""
+        if self._compete(self._draws(one), self._draws(other)):
+            return True
+        return self._is_whole_of(one, other) or self._is_whole_of(other, one)
+
+    def may_overlap(self, one: str, other: str) -> bool:
+        """Whether they may be: they overlap, or are partitions of one GPU of which one is published no more, nor its size."""
+        if self.overlap(one, other):
+            return True
+        if one in self._devices and other in self._devices:
+            return False
+        first, second = read_partition_name(one), read_partition_name(other)
+        return first is not None and second is not None and first.parent == second.parent
+
+    def _candidates(self, device: str) -> set[str]:
+        found: set[str] = set(self._by_parent.get(device, ()))
+        if part := read_partition_name(device):
+            found.add(part.parent)
+        if known := self._devices.get(device):
+            found.update(self._by_board.get(self.board(device), ()))
+            for consumed in known.consumes_counters:
+                found.update(self._by_set[consumed.counter_set])
+        return found
+
+    def _compete(self, one: Draws, other: Draws) -> bool:
+        """Whether some counter cannot pay for both; one whose total is not published pays for neither."""
+        for counter_set in one.keys() & other.keys():
+            totals = self._totals.get(counter_set, {})
+            mine, others = one[counter_set], other[counter_set]
+            if any(mine[name] + others[name] > totals.get(name, 0) for name in mine.keys() & others.keys()):
+                return True
+        return False
+
+    def _is_whole_of(self, whole: str, part: str) -> bool:
+        if self._parent_uuid(whole):
+            return False  # the `uuid` of a partition is its own
+        uuid, parent_uuid = self._uuid(whole), self._parent_uuid(part)
+        if uuid and parent_uuid:
+            return uuid == parent_uuid
+        named = read_partition_name(part)
+        return named is not None and named.parent == whole
+
+    def _contains(self, one: str, other: str) -> bool:
+        mine, others = self._draws(one), self._draws(other)
+        if mine and others:
+            return all(
+                amount <= mine.get(counter_set, {}).get(name, 0)
+                for counter_set, counters in others.items()
+                for name, amount in counters.items()
+            )
+        return self._is_whole_of(one, other)
+
+    def _uuid(self, device: str) -> str:
+        return self._text(device, ATTRIBUTE_UUID)
+
+    def _parent_uuid(self, device: str) -> str:
+        return self._text(device, ATTRIBUTE_PARENT_UUID)
+
+    def _text(self, device: str, name: str) -> str:
+        known = self._devices.get(device)
+        if known is None:
+            return ""
+        # The domain may be left out where it is the driver's; all slices of a pool are of one driver.
+        attribute = known.attributes.get(name) or known.attributes.get(f"{self._slices[0].spec.driver}/{name}")
+        return (attribute.string or "") if attribute else ""
+
+    def _draws(self, device: str) -> Draws:
+        known = self._devices.get(device)
+        if known is None or not known.consumes_counters:
+            return _NONE
+        if device not in self._drawn:
+            self._drawn[device] = _draws_of(known)
+        return self._drawn[device]
+
+    @cached_property
+    def _totals(self) -> Draws:
+        totals: dict[str, Mapping[str, int]] = {}
+        for item in self._slices:
+            for each in item.spec.shared_counters:
+                totals.setdefault(each.name, {name: _amount(counter.value) for name, counter in each.counters.items()})
+        return totals
+
+    @cached_property
+    def _by_set(self) -> Mapping[str, Sequence[str]]:
+        found: dict[str, list[str]] = defaultdict(list)
+        for name, device in self._devices.items():
+            for consumed in device.consumes_counters:
+                found[consumed.counter_set].append(name)
+        return found
+
+    @cached_property
+    def _by_board(self) -> Mapping[str, Sequence[str]]:
+        found: dict[str, list[str]] = defaultdict(list)
+        for name in self._devices:
+            if board := self.board(name):
+                found[board].append(name)
+        return found
+
+
+def hardware_of_pools(slices: Iterable[ResourceSlice]) -> dict[PoolKey, PoolHardware]:
+    """The hardware of all pools that these slices are of."""
+    pools: dict[PoolKey, list[ResourceSlice]] = defaultdict(list)
+    for item in slices:
+        pools[item.pool].append(item)
+    return {pool: PoolHardware(items) for pool, items in pools.items()}
+
+
+def _draws_of(device: Device) -> Draws:
+    draws: dict[str, dict[str, int]] = {}
+    for consumed in device.consumes_counters:
+        counters = draws.setdefault(consumed.counter_set, {})
+        for name, counter in consumed.counters.items():
+            if amount := _amount(counter.value):
+                counters[name] = counters.get(name, 0) + amount
+    return draws
+
+
+@lru_cache(maxsize=8192)
+def _amount(text: str) -> int:
+    """A quantity in billionths; none for what the API server would not have taken."""
+    try:
+        return Quantity.parse(text).nanos
+    except QuantityError:
+        return 0

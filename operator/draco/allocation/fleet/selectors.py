@@ -1,0 +1,295 @@
+"""Selectors on devices: compiled once, evaluated once per combination of the values they read.
+
+Owns what is remembered of selectors for the devices of one inventory. How an expression is compiled and what it sees of a
+device is passed in.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+from draco.allocation.fleet.columns import DRIVER, Column, Columns, Path
+from draco.allocation.fleet.rowwise import BYTES, Combined, combine, number, packed, places
+from draco.cel.errors import CompileError, EvaluationError
+from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
+
+MAX_SELECTORS: Final = 4096
+MAX_SCANS: Final = 64
+"""A scan of 100,000 devices takes some 400 kB."""
+MAX_UNPUBLISHED: Final = 64
+"""Columns of what nobody publishes, some 500 kB each; whoever may write claims can name any number of such attributes."""
+MAX_REMEMBERED: Final = 2**18
+"""Outcomes remembered of all selectors; one that reads a serial number has as many as there are devices."""
+NO, YES, FAILS = 0, 1, 2
+"""Outcomes in a scan."""
+_YES: Final = bytes(outcome == YES for outcome in range(BYTES))
+_FAILS: Final = bytes(outcome == FAILS for outcome in range(BYTES))
+_ALONE: Final = 2
+
+
+class AttributePath(Protocol):
+    """One thing that a selector reads; without an id, a whole domain, and without a domain, all of them."""
+
+    @property
+    def kind(self) -> str:
+        """attributes, capacity, driver or allowMultipleAllocations."""
+        ...
+
+    @property
+    def domain(self) -> str | None:
+        """The domain of the name."""
+        ...
+
+    @property
+    def id(self) -> str | None:
+        """The name in its domain."""
+        ...
+
+
+class Selector(Protocol):
+    """A compiled selector."""
+
+    @property
+    def paths(self) -> Iterable[AttributePath]:
+        """All that it can read of a device."""
+        ...
+
+    @property
+    def reads_everything(self) -> bool:
+        """Whether `paths` does not say everything."""
+        ...
+
+    @property
+    def compared(self) -> Mapping[Any, Collection[str]]:
+        """Those of the paths where values that are none of these strings are the same to it, as long as all are strings."""
+        ...
+
+    def matches(self, device: Any, /) -> bool:
+        """Whether the device is selected. Raises EvaluationError."""
+        ...
+
+
+Compile = Callable[[str], Selector]
+View = Callable[[str, Device], Any]
+"""What a selector sees of a driver's device."""
+
+
+_Said: TypeAlias = bool | EvaluationError
+
+
+class Case(NamedTuple):
+    """Devices that a selector cannot tell apart: what it says of them, one of their rows, and how many they are."""
+
+    outcome: int
+    error: EvaluationError | None
+    row: int
+    devices: int
+
+
+class Scan:
+    """What a selector says of every device.
+
+    `outcomes` has a byte for each row: NO, YES or FAILS (the evaluation ends with an error), and NO where a row is not in use. It
+    holds until the columns' `version` changes. Combine it with other columns by `rowwise.combine`.
+    """
+
+    def __init__(
+        self, outcomes: bytes, combined: Combined, said: Sequence[_Said | None], alone: Mapping[int, _Said]
+    ) -> None:
+        self.outcomes: Final = outcomes
+        self._combined = combined
+        self._said = said
+        self._alone = alone
+
+    @cached_property
+    def selected(self) -> int:
+        """The rows with YES, packed (see `rowwise.packed`)."""
+        return packed(self.outcomes.translate(_YES))
+
+    @cached_property
+    def failing(self) -> int:
+        """The rows with FAILS, packed; 0 if there are none."""
+        return packed(self.outcomes.translate(_FAILS)) if FAILS in self.outcomes else 0
+
+    @cached_property
+    def cases(self) -> Sequence[Case]:
+        """Every combination of the values it reads, in the order of rows. Together they are all devices."""
+        counts = self._combined.counts()
+        cases = [
+            _case(said, row, count)
+            for said, row, count in zip(self._said, self._combined.rows, counts, strict=True)
+            if said is not None
+        ]
+        return sorted([*cases, *(_case(said, row, 1) for row, said in self._alone.items())], key=lambda case: case.row)
+
+
+class _Entry:
+    """A compiled selector with its outcomes, by the codes of what it reads; without `columns`, nothing is remembered."""
+
+    def __init__(self, selector: Selector, read: Sequence[tuple[Path, Column]] | None) -> None:
+        self.selector = selector
+        self.read = read
+        self.codes = None if read is None else tuple(column.codes for _, column in read)
+        self._compared = {Path(*path): strings for path, strings in selector.compared.items()}
+        self.outcomes: dict[tuple[int, ...], _Said] = {}
+        self.scan: tuple[int, Scan] | None = None
+
+    def numbered(self, path: Path, column: Column) -> "Combined | array[int]":
+        """What it reads there, as far as it matters to it."""
+        strings = self._compared.get(path)
+        return column.numbered() if strings is None else column.told_apart(strings)
+
+
+class Selectors:
+    """The selectors that were met, with their outcomes on the devices of one inventory."""
+
+    def __init__(self, columns: Columns, compile_selector: Compile, view: View) -> None:
+        self._columns = columns
+        self._compile = compile_selector
+        self._view = view
+        self._entries: dict[str, _Entry | CompileError] = {}
+        self._scanned: OrderedDict[str, _Entry] = OrderedDict()  # the longest not asked for first
+        self._remembered = 0
+
+    def matches(self, expression: str, driver: str, device: Device, row: int) -> bool:
+        """Whether the expression selects the device of that row. Raises CompileError and EvaluationError."""
+        outcome = self._said(self._entry(expression), driver, device, row)
+        if isinstance(outcome, EvaluationError):
+            raise outcome.with_traceback(None)
+        return outcome
+
+    def compile(self, expression: str) -> Selector:
+        """The compiled expression, which is kept, as are the columns it reads from now on. Raises CompileError."""
+        return self._entry(expression).selector
+
+    def scan(self, expression: str) -> Scan:
+        """What the expression says of every device: evaluated once per combination of values. Raises CompileError."""
+        entry = self._entry(expression)
+        version = self._columns.version
+        if entry.scan is None or entry.scan[0] != version:
+            entry.scan = (version, self._scan(entry))
+        self._scanned[expression] = entry
+        self._scanned.move_to_end(expression)
+        if len(self._scanned) > MAX_SCANS:
+            _, oldest = self._scanned.popitem(last=False)
+            oldest.scan = None
+        return entry.scan[1]
+
+    def _scan(self, entry: _Entry) -> Scan:
+        columns = self._columns
+        alone = sorted(columns.irregular) if entry.read is not None else places(columns.live, 1)
+        live = bytearray(columns.live)
+        for row in alone:
+            live[row] = _ALONE
+        read = [(path, column) for path, column in entry.read or () if alone or path != DRIVER]
+        used = number(live, range(_ALONE + 1)) if alone else columns.driver.numbered()  # which every device has
+        combined = combine([used, *(entry.numbered(path, column) for path, column in read)])
+        said = [self._say(entry, row) if live[row] == 1 else None for row in combined.rows]
+        outcomes = combined.paint([NO if each is None else _outcome(each) for each in said])
+        if not alone:
+            return Scan(outcomes, combined, said, {})
+        said_alone = {row: self._say(entry, row) for row in alone}
+        patched = bytearray(outcomes)
+        for row, each in said_alone.items():
+            patched[row] = _outcome(each)
+        return Scan(bytes(patched), combined, said, said_alone)
+
+    def _say(self, entry: _Entry, row: int) -> _Said:
+        device = self._columns.devices[row]
+        if device is None:
+            raise LookupError(f"row {row} has no device")
+        return self._said(entry, self._columns.drivers[row], device, row)
+
+    def _entry(self, expression: str) -> _Entry:
+        entry = self._entries.get(expression)
+        if entry is None:
+            entry = self._add(expression)
+        if isinstance(entry, CompileError):
+            raise entry.with_traceback(None)
+        return entry
+
+    def _said(self, entry: _Entry, driver: str, device: Device, row: int) -> _Said:
+        if entry.codes is None or entry.read is None or row in self._columns.irregular:
+            return self._evaluate(entry.selector, driver, device)
+        seen = tuple([codes[row] for codes in entry.codes])
+        outcome = entry.outcomes.get(seen)
+        if outcome is None:
+            outcome = self._evaluate(entry.selector, driver, _reduced(device, driver, entry.read))
+            if self._remembered >= MAX_REMEMBERED:
+                self._forget()
+            self._remembered += 1
+            entry.outcomes[seen] = outcome
+        return outcome
+
+    def _forget(self) -> None:
+        for entry in self._entries.values():
+            if isinstance(entry, _Entry):
+                entry.outcomes.clear()
+        self._remembered = 0
+
+    def _evaluate(self, selector: Selector, driver: str, device: Device) -> _Said:
+        try:
+            return selector.matches(self._view(driver, device))
+        except EvaluationError as error:
+            return error
+
+    def _add(self, expression: str) -> _Entry | CompileError:
+        if len(self._entries) >= MAX_SELECTORS or self._columns.unpublished > MAX_UNPUBLISHED:
+            self._entries.clear()
+            self._scanned.clear()
+            self._remembered = 0
+            self._columns.let_go()
+        try:
+            selector = self._compile(expression)
+        except CompileError as error:
+            entry: _Entry | CompileError = error
+        else:
+            entry = _Entry(selector, self._read(selector))
+        self._entries[expression] = entry
+        return entry
+
+    def _read(self, selector: Selector) -> Sequence[tuple[Path, Column]] | None:
+        if selector.reads_everything:
+            return None
+        read = []
+        for each in selector.paths:
+            if each.kind in {"attributes", "capacity"} and not (each.domain and each.id):
+                return None
+            path = Path(each.kind, each.domain or "", each.id or "")
+            column = self._columns.read(path)
+            if column is None:
+                return None
+            read.append((path, column))
+        return read
+
+
+def _outcome(said: _Said) -> int:
+    return FAILS if isinstance(said, EvaluationError) else int(said)
+
+
+def _case(said: _Said, row: int, count: int) -> Case:
+    return Case(_outcome(said), said if isinstance(said, EvaluationError) else None, row, count)
+
+
+def _reduced(device: Device, driver: str, read: Sequence[tuple[Path, Column]]) -> Device:
+    """The device with no more than what a selector reads: to make a view of all of it would take far longer."""
+    attributes: dict[str, DeviceAttribute] = {}
+    capacity: dict[str, DeviceCapacity] = {}
+    for path, _ in read:
+        for name in _names(path, driver):
+            if path.kind == "attributes" and name in device.attributes:
+                attributes[name] = device.attributes[name]
+                break
+            if path.kind == "capacity" and name in device.capacity:
+                capacity[name] = device.capacity[name]
+                break
+    shareable = device.allow_multiple_allocations
+    return Device(name=device.name, attributes=attributes, capacity=capacity, allow_multiple_allocations=shareable)
+
+
+def _names(path: Path, driver: str) -> Sequence[str]:
+    """What a device of the driver may call it; the full name counts if both are there."""
+    full = f"{path.domain}/{path.id}"
+    return (full, path.id) if path.domain == driver else (full,)

@@ -1,0 +1,1 @@
+"""Who gets what: the search for devices, decided as kube-scheduler decides it."""

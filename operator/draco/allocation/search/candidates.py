@@ -1,0 +1,165 @@
+"""On which nodes claims may fit at all, found by looking at all devices at once.
+
+Owns what can be said without a search: a node that has too few free devices that a request selects and tolerates is out. Errs on
+the safe side only: a node that is out gives None when `allocate` is asked about it, so a node on which allocation may end with an
+error is never out.
+"""
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from draco.allocation.fleet.capacity import Arithmetic
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.node_rows import SHARED
+from draco.allocation.fleet.rowwise import BYTES, combine, packed, places, unpacked
+from draco.allocation.search.requests import MAX_RESULTS, Claim, Request, expand, matcher
+from draco.cel.errors import CompileError
+from draco.resources.api.claims import ExactDeviceRequest, ResourceClaim
+from draco.resources.api.core import Node
+
+MANY: Final = 512
+"""With more devices than this to choose from, nodes are looked at one by one, as one of the first will do."""
+
+
+_NEGATIVE: Final = bytes(value == Arithmetic.NEGATIVE for value in range(BYTES))
+_ANY_TROUBLE: Final = bytes(value != Arithmetic.SAFE for value in range(BYTES))
+
+
+class Wanted(msgspec.Struct, frozen=True, eq=False):
+    """What one request needs of a node: at least `count` of the rows that have 1 in `rows`."""
+
+    rows: bytes
+    count: int
+
+
+class Candidates:
+    """The nodes that must be asked: `name in candidates`. Holds as long as the fleet stays as it is."""
+
+    def __init__(self, fleet: Fleet, wanted: Sequence[Wanted], risky: bytes | None) -> None:
+        self._nodes: Final = fleet.inventory.nodes
+        self._wanted: Final = wanted
+        self._risky: Final = risky
+        self._few: Final = self._find_few(fleet)
+
+    def __contains__(self, node: str) -> bool:
+        return node in self._few if self._few is not None else self._must_ask(node)
+
+    def among(self, names: Sequence[str]) -> Iterable[str]:
+        """Those of the names, which are sorted, in their order."""
+        if self._few is None or len(self._few) > len(names):
+            return filter(self.__contains__, names)
+        return [name for name in sorted(self._few) if _has(names, name)]
+
+    def _find_few(self, fleet: Fleet) -> Collection[str] | None:
+        """The nodes, if they are found faster by looking at the devices that are wanted than node by node."""
+        scarce = min(self._wanted, key=lambda each: each.rows.count(1))
+        start = [scarce.rows] if self._risky is None else [scarce.rows, self._risky]
+        if any(rows.count(1) > MANY for rows in start):
+            return None
+        names = {fleet.inventory.node_of(row) for rows in start for row in places(rows, 1)}
+        return {name for name in names if name != SHARED and self._must_ask(name)}
+
+    def _must_ask(self, node: str) -> bool:
+        read = self._nodes.read
+        if all(sum(read(node, each.rows)) >= each.count for each in self._wanted):
+            return True
+        return self._risky is not None and any(read(node, self._risky))
+
+
+def candidates(fleet: Fleet, claims: Sequence[ResourceClaim]) -> Candidates | None:
+    """The nodes on which `allocate` may give the claims something or fail; None if that may be any node.
+
+    Whether a search would be given up as too long is not considered. Raises the AllocationError that every node would.
+    """
+    if fleet.inventory.has_invalid_node_selectors or not all(map(_asks_for_numbers, claims)):
+        return None
+    match = matcher(fleet.inventory.selectors, Node())
+    expanded = [expand(claim, fleet.classes, (), match) for claim in claims]
+    if not _is_plain(expanded):
+        return None
+    try:
+        wanted, risky = _look(fleet, expanded)
+    except CompileError:  # whoever looks at a device first says so
+        return None
+    shared = fleet.inventory.nodes[SHARED]
+    if risky is not None and any(risky[row] for row in shared):
+        return None
+    # A selector is asked before the node, so such devices matter to nodes that they are not for.
+    if risky is not None and any(risky[row] for row in fleet.inventory.per_device_rows):
+        return None
+    on_each = [Wanted(each.rows, each.count - sum(each.rows[row] for row in shared)) for each in wanted]
+    scarce = [each for each in on_each if each.count > 0]
+    return Candidates(fleet, scarce, risky) if scarce else None
+
+
+def _asks_for_numbers(claim: ResourceClaim) -> bool:
+    """Whether each request is for a number of devices that it takes into use, so that a node without enough of them is out."""
+    return not any(
+        asked.allocation_mode == "All" or (isinstance(asked, ExactDeviceRequest) and asked.admin_access)
+        for request in claim.spec.devices.requests
+        for asked in (request.exactly, *request.first_available)
+        if asked is not None
+    )
+
+
+def _is_plain(claims: Sequence[Claim]) -> bool:
+    """Whether a search can only fail on devices, neither on amounts that are asked for nor on numbers."""
+    each = [request for claim in claims for alternatives in claim.requests for request in alternatives]
+    return (
+        bool(each)
+        and not any(amount.startswith("-") for request in each for amount in _amounts(request).values())
+        and all(_most(claim) <= MAX_RESULTS for claim in claims)
+    )
+
+
+def _amounts(request: Request) -> Mapping[str, str]:
+    return request.asked.capacity.requests if request.asked.capacity is not None else {}
+
+
+def _most(claim: Claim) -> int:
+    return sum(max(request.count for request in alternatives) for alternatives in claim.requests)
+
+
+def _look(fleet: Fleet, claims: Sequence[Claim]) -> tuple[list[Wanted], bytes | None]:
+    """What each request needs, and the devices that a search may fail on. Raises CompileError."""
+    rows = fleet.inventory.columns.rows
+    requests = [alternatives for claim in claims for alternatives in claim.requests]
+    asks_amounts = any(_amounts(request) for alternatives in requests for request in alternatives)
+    trouble = fleet.arithmetic.translate(_ANY_TROUBLE if asks_amounts else _NEGATIVE)
+    risky = fleet.free & packed(trouble) if 1 in trouble else 0
+    wanted = []
+    for alternatives in requests:
+        usable = 0
+        for request in alternatives:
+            selected = fleet.free
+            for _, _, selector in request.selectors:
+                scan = fleet.inventory.selectors.scan(selector.cel.expression if selector.cel is not None else "")
+                risky |= selected & scan.failing
+                selected &= scan.selected
+            usable |= selected & fleet.enough & _tolerated(fleet, request)
+        wanted.append(Wanted(unpacked(usable, rows), min(request.count for request in alternatives)))
+    return wanted, unpacked(risky, rows) if risky else None
+
+
+def _tolerated(fleet: Fleet, request: Request) -> int:
+    """The devices whose taints a request tolerates, packed; as if all, if no device has any."""
+    if fleet.inventory.taints.empty:
+        return -1
+    combined = combine([fleet.inventory.columns.live, fleet.inventory.taints.numbered()])
+    live = fleet.inventory.columns.live
+    tolerated = [
+        not live[row]
+        or all(
+            any(each.tolerates(taint) for each in request.asked.tolerations) for taint in fleet.inventory.taints_of(row)
+        )
+        for row in combined.rows
+    ]
+    return packed(combined.paint(tolerated))
+
+
+def _has(names: Sequence[str], name: str) -> bool:
+    place = bisect_left(names, name)
+    return place < len(names) and names[place] == name

@@ -1,0 +1,419 @@
+"""Type check: every sentence in which Kubernetes refuses an expression before it runs.
+
+Owns names, fields, overload resolution and the result type, as Kubernetes' checker has them, with its words. Literals that are
+checked beyond their type are in `validate`. The tree is only read; what is found out about its nodes stands beside it.
+
+The check walks by generators instead of recursion: `yield` a node's check to have it done first.
+"""
+
+from collections.abc import Generator
+from typing import Final, TypeAlias
+
+import msgspec
+
+from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
+from draco.cel.errors import CompileError
+from draco.cel.functions import table
+from draco.cel.functions.overloads import Overload
+from draco.cel.issues import Issue, refusal
+from draco.cel.syntax.ast import (
+    Ast,
+    Call,
+    Comprehension,
+    Expr,
+    Identifier,
+    ListExpr,
+    Literal,
+    MapExpr,
+    MessageExpr,
+    Select,
+)
+from draco.cel.values import types
+from draco.cel.values.types import Bindings, Type
+
+_Steps: TypeAlias = Generator["_Steps", None, None]
+
+_LITERALS: Final = {
+    "null_type": types.NULL,
+    "bool": types.BOOL,
+    "int": types.INT,
+    "uint": types.UINT,
+    "double": types.DOUBLE,
+    "string": types.STRING,
+    "bytes": types.BYTES,
+}
+_TYPE_NAMES: Final = {
+    **{kind.name: kind for kind in (types.BOOL, types.BYTES, types.DOUBLE, types.INT, types.STRING, types.UINT)},
+    "list": Type("list", "list", (types.DYN,)),
+    "map": Type("map", "map", (types.DYN, types.DYN)),
+    "null_type": types.NULL,
+    "type": types.TYPE,
+    "duration": types.DURATION,
+    "timestamp": types.TIMESTAMP,
+    "google.protobuf.Duration": types.DURATION,
+    "google.protobuf.Timestamp": types.TIMESTAMP,
+    "optional_type": Type("opaque", "optional_type", (types.variable("V"),)),
+    "net.IP": types.IP,
+    "net.CIDR": types.CIDR,
+}
+"""Types that an expression can name, as in `type(x) == string`."""
+_MESSAGES: Final = {**_TYPE_NAMES, "kubernetes.DRADevice": types.DEVICE}
+_RUNTIME_NAMES: Final = {
+    "duration": "google.protobuf.Duration",
+    "timestamp": "google.protobuf.Timestamp",
+    "any": "google.protobuf.Any",
+    "null": "null_type",
+}
+_MACRO_GROUPS: Final = {
+    "transformList": "two_variables",
+    "transformMap": "two_variables",
+    "transformMapEntry": "two_variables",
+}
+
+
+class Checked(msgspec.Struct, frozen=True, eq=False):
+    """An expression that Kubernetes would accept, and what its nodes are.
+
+    `functions` names the function of each call that is spelled like a receiver but is none (`optional.of`): its target is not
+    evaluated. `names` does the same for selections that spell the name of a type. `locals` are the identifiers that name a
+    variable of a macro.
+    """
+
+    ast: Ast
+    types: dict[Expr, Type]
+    overloads: dict[Call, tuple[str, ...]]
+    functions: dict[Call, str]
+    names: dict[Select, str]
+    locals: frozenset[Expr]
+
+    @property
+    def result(self) -> Type:
+        """The type of the whole expression."""
+        return self.types[self.ast.root]
+
+
+def check(ast: Ast, environment: Environment = STORED_EXPRESSIONS) -> Checked:
+    """Check an expression of any result; raises CompileError with every finding."""
+    checker = _Checker(environment)
+    try:
+        _run(checker.check(ast.root))
+        found = {node: checker.bindings.final(of) for node, of in checker.types.items()}
+    except (types.TooLarge, RecursionError):
+        raise refusal(ast.expression, [Issue(None, str(types.TooLarge()))]) from None
+    if checker.issues:
+        raise refusal(ast.expression, checker.issues)
+    names, local = checker.names, frozenset(checker.locals)
+    return Checked(ast, found, checker.overloads, checker.functions, names, local)
+
+
+def check_result(checked: Checked, environment: Environment = STORED_EXPRESSIONS) -> None:
+    """Check that an expression may be a selector; raises CompileError."""
+    if checked.result not in {types.BOOL, environment.attribute}:
+        raise CompileError(f"must evaluate to bool or the unknown type, not {runtime_name(checked.result)}")
+
+
+def runtime_name(of: Type) -> str:
+    """The name of a type where the checker is done, which differs from that in its findings."""
+    name = _RUNTIME_NAMES.get(of.name, of.name)
+    return f"{name}({', '.join(map(runtime_name, of.parameters))})" if of.parameters else name
+
+
+def _run(steps: _Steps) -> None:
+    stack = [steps]
+    while stack:
+        try:
+            stack.append(next(stack[-1]))
+        except StopIteration:
+            stack.pop()
+
+
+class _Checker:
+    """One check of one expression."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.bindings = Bindings()
+        self.types: dict[Expr, Type] = {}
+        self.overloads: dict[Call, tuple[str, ...]] = {}
+        self.functions: dict[Call, str] = {}
+        self.names: dict[Select, str] = {}
+        self.locals: set[Expr] = set()
+        self.issues: list[Issue] = []
+        self._functions = table(environment.libraries)
+        self._scopes: list[dict[str, Type]] = []
+        self._variables = 0
+
+    def check(self, node: Expr) -> _Steps:
+        """Find the type of a node and everything below it."""
+        match node:
+            case Literal():
+                self.types[node] = _LITERALS[node.kind]
+            case Identifier():
+                self._check_identifier(node)
+            case Select():
+                yield from self._check_select(node)
+            case Call():
+                yield from self._check_call(node)
+            case ListExpr():
+                yield from self._check_list(node)
+            case MapExpr():
+                yield from self._check_map(node)
+            case MessageExpr():
+                yield from self._check_message(node)
+            case Comprehension():
+                yield from self._check_comprehension(node)
+
+    def _report(self, position: int, message: str) -> None:
+        self.issues.append(Issue(position, message))
+
+    def _undeclared(self, node: Expr, name: str) -> None:
+        self.types[node] = types.ERROR
+        self._report(node.position, f"undeclared reference to '{name}' (in container '')")
+
+    def _variable(self) -> Type:
+        self._variables += 1
+        return types.variable(f"_var{self._variables - 1}")
+
+    def _local(self, name: str) -> Type | None:
+        return next((scope[name] for scope in reversed(self._scopes) if name in scope), None)
+
+    @staticmethod
+    def _global(name: str) -> Type | None:
+        name = name.removeprefix(".")
+        if name == "device":
+            return types.DEVICE
+        named = _MESSAGES.get(name)
+        return None if named is None else types.type_of(named)
+
+    def _check_identifier(self, node: Identifier) -> None:
+        found = self._local(node.name)
+        if found is not None:
+            self.locals.add(node)
+        else:
+            found = self._global(node.name)
+        if found is None:
+            self._undeclared(node, node.name)
+        else:
+            self.types[node] = found
+
+    def _check_select(self, node: Select) -> _Steps:
+        name = None if node.is_test else _qualified(node)
+        if (
+            name is not None
+            and self._local(name.partition(".")[0]) is None
+            and (found := self._global(name)) is not None
+        ):
+            self.types[node] = found
+            self.names[node] = name.removeprefix(".")
+            return
+        yield self.check(node.operand)
+        result = self._field(node, node.operand, node.field)
+        self.types[node] = types.BOOL if node.is_test else self.bindings.resolved(result)
+
+    def _field(self, node: Expr, operand: Expr, field: str, *, is_optional: bool = False) -> Type:
+        of, was_optional = types.unwrapped(self.bindings.resolved(self.types[operand]))
+        result = types.ERROR
+        if of.kind == "map":
+            result = of.parameters[1]
+        elif of.kind == "object":
+            declared = self.environment.field(field) if of == types.DEVICE else None
+            if declared is None:
+                self._report(node.position, _no_field(of, field))
+            else:
+                result = declared
+        else:
+            if of.kind == "variable":
+                self.bindings.fits(types.DYN, of)
+            elif not of.is_dyn and of.kind != "error":
+                self._report(node.position, f"type '{of}' does not support field selection")
+            result = types.DYN
+        return types.optional_of(result) if was_optional or is_optional else result
+
+    def _check_call(self, node: Call) -> _Steps:
+        if node.function == "_?._":
+            operand, field = node.arguments
+            yield self.check(operand)
+            name = str(field.value) if isinstance(field, Literal) else ""
+            self.types[field] = types.STRING
+            self.types[node] = self.bindings.resolved(self._field(node, operand, name, is_optional=True))
+            self.overloads[node] = ("select_optional_field",)
+            return
+        for argument in node.arguments:
+            yield self.check(argument)
+        function, target = node.function.removeprefix("."), node.target
+        if target is not None:
+            prefix = _qualified(target)
+            full = f"{prefix}.{function}".removeprefix(".") if prefix is not None else ""
+            if full in self._functions:
+                self.functions[node] = full
+                self._resolve(node, full, None)
+                return
+            yield self.check(target)
+        if function in self._functions:
+            self._resolve(node, function, target)
+        else:
+            self._undeclared(node, node.function)
+
+    def _resolve(self, node: Call, function: str, target: Expr | None) -> None:
+        """Find the overloads that fit the arguments; several make the result dyn where they differ in it."""
+        nodes = node.arguments if target is None else (target, *node.arguments)
+        given = [self.types[argument] for argument in nodes]
+        if function in {"_&&_", "_||_"}:
+            self._resolve_logical(node, nodes, given)
+            return
+        result: Type | None = None
+        fitting: list[str] = []
+        for overload in self._functions[function]:
+            if overload.is_member != (target is not None):
+                continue
+            parameters, gives = self._instance(overload)
+            if not self.bindings.all_fit(given, parameters):
+                continue
+            fitting.append(overload.id)
+            gives = self.bindings.resolved(gives)
+            if result is None:
+                result = gives
+            elif not result.is_dyn and gives != result:
+                result = types.DYN
+        if result is None:
+            shown = [str(self.bindings.final(of)) for of in given]
+            applied = f"{shown[0]}.({', '.join(shown[1:])})" if target is not None else f"({', '.join(shown)})"
+            self._report(node.position, f"found no matching overload for '{function}' applied to '{applied}'")
+            result = types.ERROR
+        else:
+            self.overloads[node] = tuple(fitting)
+        self.types[node] = result
+
+    def _resolve_logical(self, node: Call, nodes: tuple[Expr, ...], given: list[Type]) -> None:
+        wrong = [(part, of) for part, of in zip(nodes, given, strict=True) if not self.bindings.fits(of, types.BOOL)]
+        for part, of in wrong:
+            self._report(part.position, f"expected type 'bool' but found '{of}'")
+        self.types[node] = types.ERROR if wrong else types.BOOL
+        self.overloads[node] = ("logical_and" if node.function == "_&&_" else "logical_or",)
+
+    def _instance(self, overload: Overload) -> tuple[tuple[Type, ...], Type]:
+        """An overload with variables of its own."""
+        if not overload.variables:
+            return overload.parameters, overload.result
+        fresh = {name: self._variable() for name in overload.variables}
+        return tuple(_replaced(of, fresh) for of in overload.parameters), _replaced(overload.result, fresh)
+
+    def _check_list(self, node: ListExpr) -> _Steps:
+        joined: Type | None = None
+        for index, element in enumerate(node.elements):
+            yield self.check(element)
+            of = self._element(element, is_optional=index in node.optional)
+            joined = self._joined(joined, of)
+        self.types[node] = types.list_of(joined or self._variable())
+
+    def _check_map(self, node: MapExpr) -> _Steps:
+        key: Type | None = None
+        value: Type | None = None
+        for entry in node.entries:
+            yield self.check(entry.key)
+            key = self._joined(key, self.types[entry.key])
+            yield self.check(entry.value)
+            value = self._joined(value, self._element(entry.value, is_optional=entry.is_optional))
+        self.types[node] = types.map_of(key or self._variable(), value or self._variable())
+
+    def _element(self, node: Expr, *, is_optional: bool) -> Type:
+        """The type that a part contributes to what contains it: one written with a `?` contributes what it holds."""
+        of = self.types[node]
+        if not is_optional:
+            return of
+        held, was_optional = types.unwrapped(of)
+        if not was_optional and not held.is_dyn:
+            self._report(node.position, f"expected type '{types.optional_of(held)}' but found '{held}'")
+        return held
+
+    def _joined(self, before: Type | None, of: Type) -> Type:
+        if before is None:
+            return of
+        if self.bindings.fits(before, of):
+            return types.more_general(before, of)
+        return types.DYN  # what Kubernetes says of it comes later, from `validate`
+
+    def _check_message(self, node: MessageExpr) -> _Steps:
+        """Messages: none can be built here, except that Kubernetes accepts the device's own type."""
+        name = node.type_name.removeprefix(".")
+        of = _MESSAGES.get(name)
+        if of is None:
+            self._undeclared(node, node.type_name)
+            return
+        self.types[node] = of if of.kind in {"object", "time", "null"} else types.ERROR
+        if of.kind not in {"object", "time", "null"}:
+            self._report(node.position, f"'{runtime_name(of)}' is not a message type")
+        for field in node.fields:
+            yield self.check(field.value)
+            declared = self.environment.field(field.name) if of == types.DEVICE else None
+            given = self._element(field.value, is_optional=field.is_optional)
+            if declared is None:
+                self._report(field.position, f"undefined field '{field.name}'")
+            elif not self.bindings.fits(declared, given):
+                sentence = f"expected type of field '{field.name}' is '{declared}' but provided type is '{given}'"
+                self._report(field.position, sentence)
+
+    def _check_comprehension(self, node: Comprehension) -> _Steps:
+        group = "two_variables" if node.second_variable is not None else _MACRO_GROUPS.get(node.macro)
+        if group is not None and group not in self.environment.macros:
+            self._undeclared(node, node.macro)
+            return
+        yield self.check(node.range)
+        yield self.check(node.init)
+        of = self.bindings.resolved(self.types[node.range])
+        running = self.types[node.init]
+        first, second = self._iterated(node, of)
+        self._scopes.append({node.accumulator: running})
+        inner = {node.variable: first}
+        if node.second_variable is not None:
+            inner[node.second_variable] = second
+        self._scopes.append(inner)
+        yield self.check(node.condition)
+        self._assert(node.condition, types.BOOL)
+        yield self.check(node.step)
+        self._assert(node.step, running)
+        self._scopes.pop()
+        yield self.check(node.result)
+        self._scopes.pop()
+        self.types[node] = self.bindings.resolved(self.types[node.result])
+
+    def _iterated(self, node: Comprehension, of: Type) -> tuple[Type, Type]:
+        """The types of a loop's variables over a range."""
+        if of.kind == "list":
+            (element,) = of.parameters
+            return (types.INT, element) if node.second_variable is not None else (element, element)
+        if of.kind == "map":
+            key, value = of.parameters
+            return key, value
+        if of.kind in {"dyn", "error", "variable"}:
+            self.bindings.fits(types.DYN, of)
+            return types.DYN, types.DYN
+        complaint = "cannot be range of a comprehension (must be list, map, or dynamic)"
+        self._report(node.range.position, f"expression of type '{of}' {complaint}")
+        return types.ERROR, types.ERROR
+
+    def _assert(self, node: Expr, wanted: Type) -> None:
+        if not self.bindings.fits(wanted, self.types[node]):
+            self._report(node.position, f"expected type '{wanted}' but found '{self.types[node]}'")
+
+
+def _no_field(of: Type, field: str) -> str:
+    """Kubernetes knows fields of the device alone; its other types are closed to the checker."""
+    return f"undefined field '{field}'" if of == types.DEVICE else f"unexpected failed resolution of '{of}'"
+
+
+def _qualified(node: Expr) -> str | None:
+    """`a.b.c` where a node spells nothing but names."""
+    names: list[str] = []
+    while isinstance(node, Select) and not node.is_test:
+        names.append(node.field)
+        node = node.operand
+    return ".".join([node.name, *reversed(names)]) if isinstance(node, Identifier) else None
+
+
+def _replaced(of: Type, fresh: dict[str, Type]) -> Type:
+    if of.kind == "variable":
+        return fresh[of.name]
+    if not of.parameters:
+        return of
+    return Type(of.kind, of.name, tuple(_replaced(part, fresh) for part in of.parameters), of.depth, of.size)

@@ -1,0 +1,86 @@
+"""Environments: which language an expression is read in.
+
+Owns the two that matter and what differs between Kubernetes versions. The scheduler compiles with everything it knows
+(`STORED_EXPRESSIONS`); the API server admits a new expression only if the version before could read it too (`new_expressions`).
+"""
+
+from typing import Final
+
+import msgspec
+
+from draco.cel.values import types
+from draco.cel.values.types import Type
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """What an expression may use.
+
+    `libraries` names the overloads beside the standard ones (semver, lists, includes; positions in a list, which come before or
+    behind those in a text), `macros` the groups of macros beside those (two_variables, sort_by, bind). `attribute` is the static
+    type of an attribute's value, which no attribute lives up to.
+    """
+
+    libraries: frozenset[str]
+    macros: frozenset[str]
+    has_allow_multiple_allocations: bool
+    attribute: Type
+
+    @property
+    def attributes(self) -> Type:
+        """The type of `device.attributes`."""
+        return types.map_of(types.STRING, types.map_of(types.STRING, self.attribute))
+
+    def field(self, name: str) -> Type | None:
+        """The type of a field of `device`."""
+        match name:
+            case "driver":
+                return types.STRING
+            case "attributes":
+                return self.attributes
+            case "capacity":
+                return types.map_of(types.STRING, types.map_of(types.STRING, types.QUANTITY))
+            case "allowMultipleAllocations" if self.has_allow_multiple_allocations:
+                return types.BOOL
+        return None
+
+
+STORED_EXPRESSIONS: Final = Environment(
+    libraries=frozenset({"semver", "lists", "includes", "late_positions"}),
+    macros=frozenset({"two_variables", "sort_by", "bind"}),
+    has_allow_multiple_allocations=True,
+    attribute=types.DYN,
+)
+"""What the scheduler of Kubernetes 1.37 compiles with; feature gates do not matter here."""
+
+_OLDEST: Final = 34
+_SHARES_BY_DEFAULT: Final = 36
+_LISTS: Final = 36
+
+
+def new_expressions(
+    minor: int, *, consumable_capacity: bool | None = None, list_attributes: bool = False
+) -> Environment:
+    """What the API server of Kubernetes 1.<minor> admits in a new object, with its two feature gates that matter here.
+
+    New expressions must be readable by the version before, except for what a gate brings. Without a value, consumable capacity is
+    as in a cluster without settings: on from 1.36. Raises ValueError before 1.34, where DRA was not yet stable.
+    """
+    if minor < _OLDEST:
+        raise ValueError(f"Kubernetes 1.{minor} has no stable DRA; the oldest supported version is 1.{_OLDEST}")
+    compatible = minor - 1
+    libraries = {"semver", "late_positions" if compatible >= 37 else "early_positions"}
+    macros = {"two_variables", "bind"}
+    if compatible >= 34:
+        libraries.add("lists")
+        macros.add("sort_by")
+    has_lists = list_attributes and minor >= _LISTS
+    if has_lists or compatible >= 37:
+        libraries.add("includes")
+    return Environment(
+        libraries=frozenset(libraries),
+        macros=frozenset(macros),
+        has_allow_multiple_allocations=minor >= _SHARES_BY_DEFAULT
+        if consumable_capacity is None
+        else consumable_capacity,
+        attribute=types.DYN if has_lists else types.ANY,
+    )

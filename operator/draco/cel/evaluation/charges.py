@@ -1,0 +1,238 @@
+"""What evaluation costs: the charges of Kubernetes' runtime cost limit.
+
+Owns two ways to run the same code. `Free` adds nothing, for expressions that provably stay far below the limit; `Metered` counts
+as Kubernetes does and stops the evaluation where it would. What a call is charged is in the table of functions.
+"""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.cel.evaluation.code import Code, Run, Slots
+from draco.cel.evaluation.logic import outcome
+from draco.cel.functions.costs import Charge
+from draco.cel.functions.overloads import Binding, Function
+from draco.cel.values.bounds import MAX_COST, check_toil, too_costly
+from draco.cel.values.device import DeviceView
+from draco.cel.values.values import NONE, Optional, Value
+
+READ: Final = 1
+
+Take = Callable[[Value, Value], Value]
+
+
+class Meter(Protocol):
+    """How code is charged."""
+
+    def fixed(self, run: Run, cost: int) -> Run:
+        """The same code at a fixed extra cost, charged even when it fails."""
+        ...
+
+    def part(self, operand: Run, key: Code, take: Take) -> Run:
+        """Code that takes a part of a value; what fails before costs nothing."""
+        ...
+
+    def optional_part(self, operand: Run, key: Code, take: Take) -> Run:
+        """Code that takes a part which may be absent: then it costs nothing, nor does a failure."""
+        ...
+
+    def call(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
+        """A call."""
+        ...
+
+    def call_in_order(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
+        """A call that evaluates no argument behind one that fails."""
+        ...
+
+
+class Free:
+    """Charges nothing."""
+
+    def fixed(self, run: Run, cost: int) -> Run:  # noqa: ARG002 - a Meter's signature
+        """The code itself."""
+        return run
+
+    def part(self, operand: Run, key: Code, take: Take) -> Run:
+        """The part alone."""
+        if key.is_constant:
+            at = key.value
+            return lambda device, slots: take(operand(device, slots), at)
+        run = key.run
+
+        def part(device: DeviceView, slots: Slots) -> Value:
+            value = operand(device, slots)
+            return NONE if value is NONE else take(value, run(device, slots))
+
+        return part
+
+    optional_part = part
+
+    def call(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
+        """The call alone; of two arguments both are evaluated, because the second may stop the evaluation as a whole."""
+        if len(arguments) != 2:
+            return self.call_in_order(bound, arguments)
+        function = bound.run
+        first, second = arguments
+
+        def run(device: DeviceView, slots: Slots) -> Value:
+            try:
+                one = first(device, slots)
+            except EvaluationAborted:
+                raise
+            except EvaluationError as error:
+                outcome(second, device, slots)
+                raise error from None
+            return function(one, second(device, slots))
+
+        return run
+
+    def call_in_order(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
+        """The call alone."""
+        function = bound.run
+        if not arguments:
+            return lambda _device, _slots: function()
+        first = arguments[0]
+        if len(arguments) == 1:
+            return lambda device, slots: function(first(device, slots))
+        second = arguments[1]
+        if len(arguments) == 2:
+            return lambda device, slots: function(first(device, slots), second(device, slots))
+        third = arguments[2]
+        if len(arguments) == 3:
+            return lambda device, slots: function(first(device, slots), second(device, slots), third(device, slots))
+
+        def run(device: DeviceView, slots: Slots) -> Value:
+            return function(*[argument(device, slots) for argument in arguments])
+
+        return run
+
+
+class Metered:
+    """Charges as Kubernetes does, into slot 0."""
+
+    def fixed(self, run: Run, cost: int) -> Run:
+        """The same code at a fixed extra cost."""
+
+        def charged(device: DeviceView, slots: Slots) -> Value:
+            try:
+                value = run(device, slots)
+            except EvaluationAborted:
+                raise
+            except EvaluationError:
+                spend(slots, cost)
+                raise
+            spend(slots, cost)
+            return value
+
+        return charged
+
+    def part(self, operand: Run, key: Code, take: Take) -> Run:
+        """The part and its charge."""
+        at = key.bare or key.run
+
+        def charged(device: DeviceView, slots: Slots) -> Value:
+            value = operand(device, slots)
+            if type(value) is Optional:
+                return _optionally(take, value, at, device, slots)
+            try:
+                result = take(value, at(device, slots))
+            except EvaluationAborted:
+                raise
+            except EvaluationError:
+                spend(slots, READ)
+                raise
+            spend(slots, READ)
+            return result
+
+        return charged
+
+    def optional_part(self, operand: Run, key: Code, take: Take) -> Run:
+        """The part and its charge."""
+        at = key.bare or key.run
+        return lambda device, slots: _optionally(take, operand(device, slots), at, device, slots)
+
+    def call(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
+        """The call and its charge; of two arguments both are evaluated, even where the first fails."""
+        if len(arguments) > 2:
+            return self.call_in_order(bound, arguments)
+        function, charge, toil, checks_ahead = bound
+
+        def run(device: DeviceView, slots: Slots) -> Value:
+            values: list[Value] = []
+            failure: EvaluationError | None = None
+            for argument in arguments:
+                try:
+                    values.append(argument(device, slots))
+                except EvaluationAborted:
+                    raise
+                except EvaluationError as error:
+                    failure = failure or error
+                    values.append(error)
+            if failure is not None:
+                spend(slots, charge(tuple(values), failure))
+                raise failure
+            if checks_ahead and slots[0] + charge(tuple(values), None) > MAX_COST:
+                raise too_costly()
+            if toil is not None:
+                spend_toil(slots, toil(values))
+            return _called(function, values, charge, slots)
+
+        return run
+
+    def call_in_order(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
+        """The call and its charge, which falls away where an argument before the last one fails."""
+        if not arguments:
+            return self.call(bound, arguments)
+        function, charge, toil, _ = bound
+        *first, last = arguments
+
+        def run(device: DeviceView, slots: Slots) -> Value:
+            values = [argument(device, slots) for argument in first]
+            try:
+                values.append(last(device, slots))
+            except EvaluationAborted:
+                raise
+            except EvaluationError as error:
+                spend(slots, charge((*values, error), error))
+                raise
+            if toil is not None:
+                spend_toil(slots, toil(values))
+            return _called(function, values, charge, slots)
+
+        return run
+
+
+def _optionally(take: Take, value: Value, key: Run, device: DeviceView, slots: Slots) -> Value:
+    """A part that may be absent; a part of nothing is nothing."""
+    if value is NONE:
+        return value
+    result = take(value, key(device, slots))
+    if result is not NONE:
+        spend(slots, READ)
+    return result
+
+
+def _called(function: Function, values: list[Value], charge: Charge, slots: Slots) -> Value:
+    """What a function makes of its arguments, charged for even where that is an error."""
+    try:
+        value = function(*values)
+    except EvaluationAborted:
+        raise
+    except EvaluationError as error:
+        spend(slots, charge(tuple(values), error))
+        raise
+    spend(slots, charge(tuple(values), value))
+    return value
+
+
+def spend(slots: Slots, cost: int) -> None:
+    """Add to what the evaluation has cost. Raises EvaluationAborted beyond the limit."""
+    slots[0] += cost
+    if slots[0] > MAX_COST:
+        raise too_costly()
+
+
+def spend_toil(slots: Slots, toil: int) -> None:
+    """Add to the work that no cost tells. Raises EvaluationAborted beyond Draco's own bound."""
+    slots[1] += toil
+    check_toil(slots[1])

@@ -1,0 +1,486 @@
+"""Compiling: from the tree of an expression to one closure per node.
+
+Owns what each kind of node does: laziness, error absorption, reads of the device, variables and constant folding. Operators and
+functions are tables elsewhere, loops are in `loops`, what is charged is the meter's business.
+
+Nodes are compiled by generators that ask for their children, so that the depth of a tree never is a depth of Python's stack.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from draco.cel.errors import CompileError, EvaluationError
+from draco.cel.evaluation.charges import READ, Free, Meter
+from draco.cel.evaluation.code import UNSET, Code, Request, Run, Scope, Slots, Step, Variable, constant, failing
+from draco.cel.evaluation.logic import both, either, not_strictly_false
+from draco.cel.evaluation.loops import compile_loop
+from draco.cel.evaluation.reads import (
+    DEVICE_READS,
+    KEYS,
+    taken,
+    taken_optionally,
+    with_checked_key,
+)
+from draco.cel.functions import bound, is_function
+from draco.cel.functions.costs import MATCHING, NEW_LIST, NEW_MAP
+from draco.cel.functions.operators import look_up, membership
+from draco.cel.functions.overloads import Binding
+from draco.cel.functions.standard import CONVERSIONS
+from draco.cel.syntax.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, Select
+from draco.cel.values.bounds import toil_of_finding
+from draco.cel.values.device import DeviceView
+from draco.cel.values.regex import compile_pattern, finder, found, matcher
+from draco.cel.values.texts import shown
+from draco.cel.values.values import NONE, Key, Optional, TypeValue, UInt, Value, go_type, key_of
+
+_TYPES: Final = frozenset(
+    {
+        "bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint", "optional_type",
+        "google.protobuf.Duration", "google.protobuf.Timestamp", "net.IP", "net.CIDR",
+    }
+)  # fmt: skip
+
+
+class Compiler:
+    """Compiles one expression.
+
+    `overloads` has the ids of those that the checker found possible for a call. Where that is one alone, the call runs this one
+    and refuses values of other types, as in Kubernetes: the sum of an empty list is of the type that its elements would have.
+    """
+
+    def __init__(self, meter: Meter, overloads: Mapping[Call, tuple[str, ...]]) -> None:
+        self.meter = meter
+        self.slots = 2
+        self._overloads = overloads
+
+    def compile(self, root: Expr) -> Run:
+        """The closure of a whole expression. Raises CompileError where a constant part of it has no value."""
+        waiting: list[Step] = [self._step(Request(root, {}))]
+        code: Code | None = None
+        while True:
+            try:
+                request = waiting[-1].send(code)  # type: ignore[arg-type] # the first thing sent is None
+            except StopIteration as finished:
+                waiting.pop()
+                code = finished.value
+                if not waiting:
+                    return code.run
+            else:
+                waiting.append(self._step(request))
+                code = None
+
+    def new_slot(self) -> int:
+        """The number of a variable that nothing else uses."""
+        self.slots += 1
+        return self.slots - 1
+
+    def _step(self, request: Request) -> Step:  # noqa: PLR0911 - one per kind of node
+        node, scope = request
+        match node:
+            case Literal():
+                return self._literal(node)
+            case Identifier():
+                return self._identifier(node, scope)
+            case Select():
+                return self._select(node, scope)
+            case Call():
+                return self._call(node, scope)
+            case ListExpr():
+                return self._list(node, scope)
+            case MapExpr():
+                return self._map(node, scope)
+            case Comprehension():
+                return compile_loop(self, node, scope)
+        raise CompileError(f"compilation failed: a message of type {node.type_name} cannot be made in a selector")
+
+    def _literal(self, node: Literal) -> Step:
+        value = node.value
+        return constant(UInt(value) if node.kind == "uint" and isinstance(value, int) else value)
+        yield
+
+    def _identifier(self, node: Identifier, scope: Scope) -> Step:
+        variable = scope.get(node.name)
+        if variable is not None:
+            if variable.is_alias and variable.init is not None:
+                return variable.init
+            return self._read(_variable(variable))
+        name = node.name.removeprefix(".")
+        if name == "device":
+            return self._read(Code(lambda device, _slots: device.as_map(), path=()))
+        if name in _TYPES:
+            return constant(TypeValue(name))
+        raise CompileError(f"compilation failed: undeclared reference to '{name}'")
+        yield
+
+    def _read(self, bare: Code) -> Code:
+        return bare._replace(run=self.meter.fixed(bare.run, READ), bare=bare.run)
+
+    def _select(self, node: Select, scope: Scope) -> Step:
+        name = _dotted(node)
+        if name in _TYPES and _root_name(node) not in scope:
+            return constant(TypeValue(name))
+        operand = yield Request(node.operand, scope)
+        if node.is_test:
+            return self._test(operand, node.field)
+        return self._part(operand, constant(node.field), is_optional=False)
+
+    def _test(self, operand: Code, field: str) -> Code:
+        """`has(operand.field)`."""
+        run = operand.bare or operand.run
+        path = operand.path
+        if path is not None and len(path) == 2 and path[0] in {"attributes", "capacity"}:
+            kind, domain = path
+            if kind == "attributes":
+                return Code(self.meter.fixed(lambda device, _slots: field in device.attributes[domain], len(path) + 1))
+            return Code(self.meter.fixed(lambda device, _slots: field in device.capacity[domain], len(path) + 1))
+
+        def present(value: Value, at: Value) -> Value:
+            if type(value) is Optional:
+                return look_up(value.value, at)[0] or NONE
+            return look_up(value, at)[0]
+
+        test = self.meter.part(run, constant(field), present)
+
+        def is_present(device: DeviceView, slots: Slots) -> Value:
+            found = test(device, slots)
+            return False if found is NONE else found
+
+        return Code(is_present)
+
+    def _part(self, operand: Code, key: Code, *, is_optional: bool) -> Code:
+        """`operand[key]`, `operand.key` and their optional forms."""
+        path = operand.path
+        if path is not None and key.is_constant and type(key.value) is str and len(path) < 3:
+            if is_optional and len(path) == 2:
+                return self._optional_leaf(*path, key.value)
+            if not is_optional:
+                return self._device_part((*path, key.value))
+        if key.is_constant and type(key.value) not in KEYS:
+            raise CompileError(f"program instantiation failed: invalid qualifier type: {go_type(key.value)}")
+        part, take = self.meter.part, taken
+        if is_optional:
+            part, take = self.meter.optional_part, taken_optionally
+        bare = part(operand.bare or operand.run, key, take if key.is_constant else with_checked_key(take))
+        return Code(self.meter.fixed(bare, READ), bare=bare)
+
+    def _device_part(self, path: tuple[str, ...]) -> Code:
+        read = DEVICE_READS[len(path)](*path)
+        bare = self.meter.fixed(read, len(path))
+        return Code(self.meter.fixed(bare, READ), path=path, bare=bare)
+
+    def _optional_leaf(self, kind: str, domain: str, identifier: str) -> Code:
+        """`device.attributes["domain"].?identifier`."""
+        if kind == "attributes":
+
+            def value(device: DeviceView, _slots: Slots) -> Value:
+                return device.attributes[domain].get(identifier, UNSET)
+        else:
+
+            def value(device: DeviceView, _slots: Slots) -> Value:
+                return device.capacity[domain].get(identifier, UNSET)
+
+        def optional(found: Value, _key: Value) -> Value:
+            return NONE if found is UNSET else Optional(found)
+
+        bare = self.meter.optional_part(self.meter.fixed(value, 2), constant(identifier), optional)
+        is_free = isinstance(self.meter, Free)
+        return Code(self.meter.fixed(bare, READ), bare=bare, optional_of=value if is_free else None)
+
+    def _list(self, node: ListExpr, scope: Scope) -> Step:
+        codes = []
+        for element in node.elements:
+            codes.append((yield Request(element, scope)))  # noqa: PERF401 - a generator cannot yield from a comprehension
+        if not node.optional and all(code.is_constant for code in codes):
+            return constant([code.value for code in codes])
+        runs = tuple((code.run, position in node.optional) for position, code in enumerate(codes))
+
+        def build(device: DeviceView, slots: Slots) -> Value:
+            items = []
+            for run, is_optional in runs:
+                value = run(device, slots)
+                if is_optional:
+                    if type(value) is not Optional:
+                        text = f"cannot initialize optional list element from non-optional value {shown(value)}"
+                        raise EvaluationError(text)
+                    if not value.present:
+                        continue
+                    value = value.value
+                items.append(value)
+            return items
+
+        return Code(self.meter.fixed(build, NEW_LIST))
+
+    def _map(self, node: MapExpr, scope: Scope) -> Step:
+        parts = []
+        for entry in node.entries:
+            key = yield Request(entry.key, scope)
+            value = yield Request(entry.value, scope)
+            parts.append((key, value, entry.is_optional))
+        if all(key.is_constant and value.is_constant and not is_optional for key, value, is_optional in parts):
+            return constant({key_of(key.value): value.value for key, value, _ in parts})
+        runs = tuple((key.run, value.run, is_optional) for key, value, is_optional in parts)
+
+        def build(device: DeviceView, slots: Slots) -> Value:
+            entries: dict[str | Key, Value] = {}
+            for key_run, value_run, is_optional in runs:
+                key = key_run(device, slots)
+                value = value_run(device, slots)
+                if is_optional:
+                    if type(value) is not Optional:
+                        text = f"cannot initialize optional entry '{shown(key)}' from non-optional value {shown(value)}"
+                        raise EvaluationError(text)
+                    if not value.present:
+                        entries.pop(key_of(key), None)
+                        continue
+                    value = value.value
+                entries[key_of(key)] = value
+            return entries
+
+        return Code(self.meter.fixed(build, NEW_MAP))
+
+    def _call(self, node: Call, scope: Scope) -> Step:  # noqa: PLR0911 - one per form that is no function
+        name = _full_name(node)
+        operands = node.arguments if name != node.function or node.target is None else (node.target, *node.arguments)
+        codes = []
+        for operand in operands:
+            codes.append((yield Request(operand, scope)))  # noqa: PERF401 - as above
+        match name:
+            case "_&&_":
+                return Code(both(codes[0].run, codes[1].run))
+            case "_||_":
+                return Code(either(codes[0].run, codes[1].run))
+            case "_?_:_":
+                return self._conditional(*codes)
+            case "_[_]":
+                return self._part(codes[0], codes[1], is_optional=False)
+            case "_[?_]" | "_?._":
+                return self._part(codes[0], codes[1], is_optional=True)
+            case "@not_strictly_false":
+                return Code(self.meter.fixed(not_strictly_false(codes[0].run), 1))
+            case "or" if len(codes) == 2:
+                return Code(_or(codes[0].run, codes[1].run))
+            case "orValue" if len(codes) == 2:
+                return Code(_or_value(codes[0], codes[1].run))
+        return self._function(node, name, codes, scope)
+
+    def _conditional(self, test: Code, then: Code, otherwise: Code) -> Code:
+        condition, first, second = test.run, then.bare or then.run, otherwise.bare or otherwise.run
+
+        def choose(device: DeviceView, slots: Slots) -> Value:
+            holds = condition(device, slots)
+            if holds is True:
+                return first(device, slots)
+            if holds is False:
+                return second(device, slots)
+            raise EvaluationError("no such overload")
+
+        return Code(choose, bare=choose)
+
+    def _function(self, node: Call, name: str, codes: list[Code], scope: Scope) -> Code:  # noqa: PLR0911 - one per form
+        possible = self._overloads.get(node, ())
+        overload = possible[0] if len(possible) == 1 else None
+        binding = bound(name, len(codes), overload)
+        if binding is None:
+            raise CompileError(f"compilation failed: undeclared reference to '{name}'")
+        function = binding.run
+        runs = tuple(code.run for code in codes)
+        if name in CONVERSIONS and len(codes) == 1 and codes[0].is_constant:
+            return _folded(partial(function, codes[0].value))
+        if name == "_+_" and _is_appending(node, scope):
+            return Code(self.meter.call(Binding(_append), runs))
+        if name in _PARSERS and isinstance(self.meter, Free) and all(code.is_constant for code in codes):
+            return Code(_computed_once(partial(function, *(code.value for code in codes))))
+        if overload == "in_list" and codes[1].is_constant:
+            return self._membership(binding, runs, codes[1].value)
+        if len(codes) >= 2 and name in _PATTERN_FUNCTIONS and codes[1].is_constant and type(codes[1].value) is str:
+            with_pattern = _with_pattern(name, codes[1].value)
+            toil = toil_of_finding if name == "findAll" else None
+            return Code(self.meter.call_in_order(Binding(with_pattern, MATCHING.charge, toil), runs))
+        if name in _COMPARISONS and isinstance(self.meter, Free) and codes[1].is_constant:
+            return Code(_with_constant(name, runs[0], codes[1].value, function))
+        stops = name == "format" or (overload is None and name[0].isalpha())
+        call = self.meter.call_in_order if stops else self.meter.call
+        return Code(call(binding, runs))
+
+    def _membership(self, binding: Binding, runs: tuple[Run, ...], items: list[Value]) -> Code:
+        if not items:
+            return constant(value=False)
+        test = membership(items)
+        if test is None:
+            return Code(self.meter.call(binding, runs))
+        return Code(self._set_test(runs[0], test))
+
+    def _set_test(self, run: Run, test: Callable[[Value], bool]) -> Run:
+        return self.meter.fixed(lambda device, slots: test(run(device, slots)), 0)
+
+
+def _variable(variable: Variable) -> Code:
+    slot, init, fails, _ = variable
+    if init is not None:
+        compute = init.run
+
+        def lazy(_device: DeviceView, slots: Slots) -> Value:
+            value = slots[slot]
+            if value is UNSET:
+                try:
+                    value = slots[slot] = compute(_device, slots)
+                except EvaluationError as error:
+                    slots[slot] = error
+                    raise
+            if isinstance(value, EvaluationError):
+                raise value.with_traceback(None)
+            return value
+
+        return Code(lazy)
+    if not fails:
+        return Code(lambda _device, slots: slots[slot])
+
+    def running(_device: DeviceView, slots: Slots) -> Value:
+        value = slots[slot]
+        if isinstance(value, EvaluationError):
+            raise value.with_traceback(None)  # else it would grow with each iteration
+        return value
+
+    return Code(running)
+
+
+def _dotted(node: Expr) -> str | None:
+    """`a.b.c` as a text, or None where the node is anything else."""
+    parts = []
+    while isinstance(node, Select) and not node.is_test:
+        parts.append(node.field)
+        node = node.operand
+    if not isinstance(node, Identifier):
+        return None
+    return ".".join([node.name.removeprefix("."), *reversed(parts)])
+
+
+def _root_name(node: Expr) -> str:
+    while isinstance(node, Select):
+        node = node.operand
+    return node.name if isinstance(node, Identifier) else ""
+
+
+def _full_name(node: Call) -> str:
+    """The function's name, with the namespace that its target may be."""
+    prefix = _dotted(node.target) if node.target is not None else None
+    if prefix is not None and is_function(f"{prefix}.{node.function}"):
+        return f"{prefix}.{node.function}"
+    return node.function.removeprefix(".")
+
+
+def _is_appending(node: Call, scope: Scope) -> bool:
+    """Whether a loop adds to the list it builds; nothing else sees that list."""
+    one, other = node.arguments
+    return isinstance(one, Identifier) and isinstance(other, ListExpr) and one.name in scope and scope[one.name].fails
+
+
+def _append(items: Value, more: Value) -> Value:
+    items.extend(more)
+    return items
+
+
+def _or(left: Run, right: Run) -> Run:
+    def run(device: DeviceView, slots: Slots) -> Value:
+        value = left(device, slots)
+        if type(value) is not Optional:
+            raise EvaluationError("no such overload")
+        return value if value.present else right(device, slots)
+
+    return run
+
+
+def _or_value(left: Code, right: Run) -> Run:
+    if left.optional_of is not None:
+        inner = left.optional_of
+
+        def direct(device: DeviceView, slots: Slots) -> Value:
+            value = inner(device, slots)
+            return right(device, slots) if value is UNSET else value
+
+        return direct
+    optional = left.run
+
+    def run(device: DeviceView, slots: Slots) -> Value:
+        value = optional(device, slots)
+        if type(value) is not Optional:
+            raise EvaluationError("no such overload")
+        return value.value if value.present else right(device, slots)
+
+    return run
+
+
+def _folded(compute: Callable[[], Value]) -> Code:
+    """A conversion of a constant, done once."""
+    try:
+        return constant(compute())
+    except EvaluationError as error:
+        raise CompileError(f"program instantiation failed: {error}") from None
+
+
+_PARSERS: Final = frozenset({"quantity", "semver", "ip", "cidr", "url"})
+
+
+def _computed_once(compute: Callable[[], Value]) -> Run:
+    """What a function makes of constants; where it fails, every evaluation that gets there fails alike."""
+    try:
+        value = compute()
+    except EvaluationError as error:
+        return failing(str(error))
+    return lambda _device, _slots: value
+
+
+_PATTERN_FUNCTIONS: Final = frozenset({"matches", "find", "findAll"})
+
+
+def _with_pattern(name: str, pattern: str) -> Callable[..., Value]:
+    """A function on regular expressions whose pattern is known."""
+    try:
+        compiled = compile_pattern(pattern)
+    except EvaluationError as error:
+        raise CompileError(f"program instantiation failed: {error}") from None
+    if name == "matches":
+        run: Callable[..., Value] = matcher(pattern)
+    elif name == "find":
+        run = partial(found, compiled)
+    else:
+        run = finder(pattern)
+
+    def call(text: Value, _pattern: Value, limit: Value = -1) -> Value:
+        if type(text) is not str or type(limit) is not int:
+            raise EvaluationError("no such overload")
+        return run(text, limit) if name == "findAll" else run(text)
+
+    return call
+
+
+_COMPARISONS: Final = {
+    "_==_": "__eq__", "_!=_": "__ne__", "_<_": "__lt__", "_<=_": "__le__", "_>_": "__gt__", "_>=_": "__ge__",
+}  # fmt: skip
+
+
+def _with_constant(name: str, left: Run, value: Value, function: Callable[[Value, Value], Value]) -> Run:
+    """A comparison with a constant: where both have the same plain type, Python's own."""
+    kind = type(value)
+    if kind is str and name == "_==_":
+
+        def equals(device: DeviceView, slots: Slots) -> Value:
+            one = left(device, slots)
+            return one == value if type(one) is str else function(one, value)
+
+        return equals
+    if kind in {str, int}:
+        # Of the same type as `one`, so that the method never answers NotImplemented.
+        return _ordered(name, kind, left, value, function)
+    return lambda device, slots: function(left(device, slots), value)
+
+
+def _ordered(name: str, kind: type, left: Run, value: Value, function: Callable[[Value, Value], Value]) -> Run:
+    method = getattr(kind, _COMPARISONS[name])
+
+    def run(device: DeviceView, slots: Slots) -> Value:
+        one = left(device, slots)
+        return method(one, value) if type(one) is kind else function(one, value)
+
+    return run

@@ -1,0 +1,88 @@
+"""`&&`, `||` and their like: which errors they absorb, and in what order they look.
+
+Owns these closures only.
+"""
+
+from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.cel.evaluation.code import Run, Slots
+from draco.cel.values.device import DeviceView
+from draco.cel.values.values import Value
+
+
+def both(left: Run, right: Run) -> Run:
+    """`left && right`: false wins over an error on either side."""
+
+    def run(device: DeviceView, slots: Slots) -> Value:
+        try:
+            one = left(device, slots)
+        except EvaluationAborted:
+            raise
+        except EvaluationError as error:
+            if outcome(right, device, slots) is False:
+                return False
+            raise error from None
+        if one is False:
+            return False
+        if one is not True:
+            return _decided(right, device, slots, decisive=False)
+        other = right(device, slots)
+        if other is True or other is False:
+            return other
+        raise EvaluationError("no such overload")
+
+    return run
+
+
+def _decided(right: Run, device: DeviceView, slots: Slots, *, decisive: bool) -> Value:
+    """The answer where the left side is no bool: the right side decides, or the left one is the first error."""
+    if outcome(right, device, slots) is decisive:
+        return decisive
+    raise EvaluationError("no such overload")
+
+
+def outcome(run: Run, device: DeviceView, slots: Slots) -> Value:
+    """What the right side gives when the left side has failed: its own failure does not count."""
+    try:
+        return run(device, slots)
+    except EvaluationAborted:
+        raise
+    except EvaluationError:
+        return None
+
+
+def either(left: Run, right: Run) -> Run:
+    """`left || right`: true wins over an error on either side."""
+
+    def run(device: DeviceView, slots: Slots) -> Value:
+        try:
+            one = left(device, slots)
+        except EvaluationAborted:
+            raise
+        except EvaluationError as error:
+            if outcome(right, device, slots) is True:
+                return True
+            raise error from None
+        if one is True:
+            return True
+        if one is not False:
+            return _decided(right, device, slots, decisive=True)
+        other = right(device, slots)
+        if other is True or other is False:
+            return other
+        raise EvaluationError("no such overload")
+
+    return run
+
+
+def not_strictly_false(operand: Run) -> Run:
+    """False only for false: an error may still be absorbed by what comes."""
+
+    def run(device: DeviceView, slots: Slots) -> bool:
+        try:
+            return operand(device, slots) is not False
+        except EvaluationAborted:
+            raise
+        except EvaluationError:
+            return True
+
+    return run

@@ -1,0 +1,134 @@
+"""What cost estimates are made of: ranges, paths into the device, and the arguments of a call.
+
+Owns the arithmetic of ranges (unsigned 64-bit numbers that stop at their maximum, and factors that round up, as Kubernetes
+computes) and one oddity of paths: Kubernetes' estimator extends a path in place where Go has left room for more, so that
+extending one path twice changes the first result, too. The key of a two-variable loop over `device.attributes["d"]` counts as
+large as a value, and estimates depend on it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from draco.cel.syntax.ast import Expr, Literal
+from draco.cel.values.types import Type
+
+UNBOUNDED: Final = 2**64 - 1
+"""No bound, and where every sum and product ends."""
+
+
+class Range(NamedTuple):
+    """`least` to `most`, both included."""
+
+    least: int
+    most: int
+
+    def __add__(self, other: "Range") -> "Range":  # type: ignore[override]  # a range is no sequence
+        return Range(min(self.least + other.least, UNBOUNDED), min(self.most + other.most, UNBOUNDED))
+
+    def __mul__(self, other: "Range") -> "Range":  # type: ignore[override]
+        return Range(min(self.least * other.least, UNBOUNDED), min(self.most * other.most, UNBOUNDED))
+
+    def union(self, other: "Range") -> "Range":
+        """The smallest range that holds both."""
+        return Range(min(self.least, other.least), max(self.most, other.most))
+
+    def scaled(self, factor: float) -> "Range":
+        """Both ends times a factor, rounded up."""
+        return Range(_scaled(self.least, factor), _scaled(self.most, factor))
+
+
+def _scaled(number: int, factor: float) -> int:
+    product = float(number) * factor
+    return UNBOUNDED if product >= 2.0**64 else math.ceil(product)
+
+
+def fixed(number: int) -> Range:
+    """Exactly one number."""
+    return Range(number, number)
+
+
+NOTHING: Final = fixed(0)
+ONE: Final = fixed(1)
+UNKNOWN: Final = Range(0, UNBOUNDED)
+
+
+class FieldPath:
+    """Names from a variable down to a part of it. Extending gives a new path, which may share its last names with another."""
+
+    __slots__ = ("_length", "_names", "_room")
+
+    def __init__(self, names: list[str], length: int, room: int) -> None:
+        self._names = names
+        self._length = length
+        self._room = room
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the path says now."""
+        return tuple(self._names[: self._length])
+
+    def to(self, name: str) -> "FieldPath":
+        """The path to a part of what this one leads to."""
+        length = self._length + 1
+        if length > self._room:
+            return FieldPath([*self._names[: self._length], name], length, max(1, 2 * self._room))
+        self._names[self._length : length] = [name]
+        return FieldPath(self._names, length, self._room)
+
+
+def from_variable(name: str) -> FieldPath:
+    """The path of a variable itself."""
+    return FieldPath([name], 1, 1)
+
+
+def nowhere() -> FieldPath:
+    """The path of what comes from no variable."""
+    return FieldPath([], 0, 0)
+
+
+PER_CHARACTER: Final = 0.1
+"""The cost of reading one character."""
+
+
+class Argument(NamedTuple):
+    """A target or an argument: its node, its type, where in the device it comes from, and its size if that is known."""
+
+    node: Expr
+    type: Type
+    path: tuple[str, ...]
+    known_size: Range | None
+    declared: Callable[[tuple[str, ...]], Range | None]
+
+    @property
+    def size(self) -> Range:
+        """The size, or that nothing is known of it."""
+        return self.known_size or self.declared(self.path) or UNKNOWN
+
+    @property
+    def traversal(self) -> Range:
+        """The cost of reading a text once."""
+        return self.size.scaled(PER_CHARACTER)
+
+    @property
+    def size_inside(self) -> Range:
+        """The size of an element."""
+        return (self.declared((*self.path, "@items")) if self.path else None) or UNKNOWN
+
+    def number(self, otherwise: int) -> int:
+        """The number that is written here, where one is."""
+        node = self.node
+        if isinstance(node, Literal) and node.kind == "int" and isinstance(node.value, int):
+            return max(node.value, 0)
+        return otherwise
+
+
+class Estimate(NamedTuple):
+    """The cost of a call without that of its arguments, and the size of its result where the rule knows one."""
+
+    cost: Range
+    size: Range | None = None
+
+
+Estimator: TypeAlias = Callable[[Sequence[Argument]], Estimate]
+"""From the arguments, target first."""

@@ -1,0 +1,277 @@
+"""Overloads: the shape of the one table of functions, of which type check, compiler and both cost models read the same row.
+
+Owns how a row is written and read, and the choice among overloads at run time. The rows stand below the code they run, in
+`functions`; which of them an environment has is decided there. The words are cel-go's: a function has overloads, each with an
+id, a signature and a binding; a singleton binding serves all overloads of its function, and looks at the types itself.
+
+A signature is `function(types) -> type` or `type.function(types) -> type`; capital letters are type variables. The order of a
+function's rows counts: where the type of an argument is not known yet, the first one that fits decides it.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from draco.cel.functions.costs import FREE, Charge, CostRule, one
+from draco.cel.values import types
+from draco.cel.values.bounds import Toil
+from draco.cel.values.types import Type
+from draco.cel.values.values import (
+    MAPS,
+    Cidr,
+    ComputedQuantity,
+    Duration,
+    Ip,
+    NamedFormat,
+    Optional,
+    Timestamp,
+    UInt,
+    Url,
+    Value,
+    no_such_overload,
+)
+from draco.resources.quantity import Quantity
+from draco.resources.semver import SemVer
+
+Function: TypeAlias = Callable[..., Value]
+
+
+class Row(NamedTuple):
+    """One row of the table, as it is written."""
+
+    id: str
+    signature: str
+    run: Function | None
+    is_singleton: bool
+    cost: CostRule
+    toil: Toil | None
+
+
+def row(
+    identity: str,
+    signature: str,
+    run: Function | None = None,
+    *,
+    singleton: Function | None = None,
+    cost: CostRule = FREE,
+    toil: Toil | None = None,
+) -> Row:
+    """One way to call a function.
+
+    Args:
+        identity: the overload's id, by which Kubernetes names it.
+        signature: what it takes and gives.
+        run: what it does, for arguments of its own types. Without this and `singleton`, the compiler has code of its own for it.
+        singleton: what all overloads of its function do, for any arguments.
+        cost: what a call is charged for, and what it is estimated to cost.
+        toil: the work that it may be although it costs little.
+    """
+    return Row(identity, signature, run or singleton, singleton is not None, cost, toil)
+
+
+class Binding(NamedTuple):
+    """What the compiler makes a call of: what it runs, and what metering that takes."""
+
+    run: Function
+    charge: Charge = one
+    toil: Toil | None = None
+    is_checked_ahead: bool = False
+
+
+class Overload(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """One way to call a function. `parameters` begins with the receiver's type where `is_member` says there is one."""
+
+    row: Row
+    function: str
+    is_member: bool
+    parameters: tuple[Type, ...]
+    result: Type
+    variables: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """The name by which Kubernetes keeps costs."""
+        return self.row.id
+
+    @cached_property
+    def binding(self) -> Binding | None:
+        """How it runs where the checker found no other overload possible; None where the compiler has code of its own for it."""
+        run, cost = self.row.run, self.row.cost
+        if run is None:
+            return None
+        bound = run if self.row.is_singleton else _dispatcher(self.function, [self])
+        return Binding(bound, cost.charge, self.row.toil, cost.is_checked_ahead)
+
+
+def binding(overloads: Sequence[Overload]) -> Binding | None:
+    """How a call runs whose overload is known only when it does: these are those with its number of arguments."""
+    if not overloads or (only := overloads[0].binding) is None:
+        return None
+    run = only.run if overloads[0].row.is_singleton else _dispatcher(overloads[0].function, overloads)
+    return only._replace(run=run, charge=one if overloads[0].row.cost.is_by_id else only.charge)
+
+
+_NAMES: Final[dict[str, Type]] = {
+    **{
+        kind.name: kind
+        for kind in (types.DYN, types.BOOL, types.INT, types.UINT, types.DOUBLE, types.STRING, types.BYTES)
+    },
+    "duration": types.DURATION,
+    "timestamp": types.TIMESTAMP,
+    "quantity": types.QUANTITY,
+    "semver": types.SEMVER,
+    "url": types.URL,
+    "ip": types.IP,
+    "cidr": types.CIDR,
+    "format": types.FORMAT,
+    **{
+        name.lower().removesuffix("check"): Type("object", f"kubernetes.authorization.{name}")
+        for name in ("Authorizer", "PathCheck", "GroupCheck", "ResourceCheck", "Decision")
+    },
+}
+_COMPOSED: Final[dict[str, Callable[..., Type]]] = {
+    "list": types.list_of,
+    "map": types.map_of,
+    "optional": types.optional_of,
+    "type": types.type_of,
+}
+_PYTHON: Final[dict[str, frozenset[type]]] = {
+    "bool": frozenset({bool}),
+    "int": frozenset({int}),
+    "uint": frozenset({UInt}),
+    "double": frozenset({float}),
+    "string": frozenset({str}),
+    "bytes": frozenset({bytes}),
+    "duration": frozenset({Duration}),
+    "timestamp": frozenset({Timestamp}),
+    "list": frozenset({list}),
+    "map": MAPS,
+    "optional_type": frozenset({Optional}),
+    types.QUANTITY.name: frozenset({Quantity, ComputedQuantity}),
+    types.SEMVER.name: frozenset({SemVer}),
+    types.URL.name: frozenset({Url}),
+    types.FORMAT.name: frozenset({NamedFormat}),
+    types.IP.name: frozenset({Ip}),
+    types.CIDR.name: frozenset({Cidr}),
+}
+"""The types of Python whose values may stand for a type at run time."""
+
+
+def read(row: Row, dotted: frozenset[str]) -> Overload:
+    """The overload of a row. `dotted` has the functions whose own name has a dot behind what is also the name of a type."""
+    call, _, result = row.signature.rpartition(" -> ")
+    opening = _last_opening(call)
+    head, arguments = call[:opening], _split(call[opening + 1 : -1])
+    receiver, dot, function = head.rpartition(".")
+    is_member = bool(dot) and head not in dotted and (receiver in _NAMES or receiver.endswith(")"))
+    if is_member:
+        arguments.insert(0, receiver)
+    variables = tuple(dict.fromkeys(re.findall(r"\b[A-Z]\b", " ".join([result, *arguments]))))
+    parameters = tuple(map(_type, arguments))
+    return Overload(row, function if is_member else head, is_member, parameters, _type(result), variables)
+
+
+def _split(text: str) -> list[str]:
+    """The parts between the commas that stand outside brackets."""
+    parts, level, start = [], 0, 0
+    for index, character in enumerate(text):
+        level += (character == "(") - (character == ")")
+        if character == "," and level == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    last = text[start:].strip()
+    return [part.strip() for part in parts] + ([last] if last else [])
+
+
+def _type(text: str) -> Type:
+    name, bracket, inner = text.partition("(")
+    if bracket:
+        return _COMPOSED[name](*map(_type, _split(inner[:-1])))
+    return types.variable(name) if name.isupper() and len(name) == 1 else _NAMES[name]
+
+
+def _last_opening(call: str) -> int:
+    """Where the bracket opens that the last one closes."""
+    level = 0
+    for index in range(len(call) - 1, -1, -1):
+        level += (call[index] == ")") - (call[index] == "(")
+        if level == 0:
+            return index
+    raise ValueError(call)
+
+
+class _Parameter(NamedTuple):
+    """What a parameter accepts at run time: values of these types, or of any; of a list only the first element is looked at."""
+
+    types: frozenset[type]
+    elements: frozenset[type] = frozenset()
+
+    def accepts(self, value: Value) -> bool:
+        if not self.types:
+            return True
+        return type(value) in self.types and (not self.elements or not value or type(value[0]) in self.elements)
+
+
+def _parameter(of: Type) -> _Parameter:
+    if of.is_dyn or of.kind == "variable":
+        return _Parameter(frozenset())
+    elements = _parameter(of.parameters[0]).types if of.kind == "list" else frozenset[type]()
+    return _Parameter(_PYTHON[of.name], elements)
+
+
+def _dispatcher(name: str, overloads: Sequence[Overload]) -> Function:
+    """A function that runs the first overload that fits, or raises EvaluationError in Kubernetes' words."""
+    forms = [(tuple(map(_parameter, overload.parameters)), overload.row.run) for overload in overloads]
+    [(parameters, run), *others] = forms
+    if run is not None and not others:
+        if not any(parameter.types for parameter in parameters):
+            return run
+        if not any(parameter.elements for parameter in parameters):
+            if len(parameters) == 1:
+                return _unary(name, parameters[0].types, run)
+            if len(parameters) == 2 and all(parameter.types for parameter in parameters):
+                return _binary(name, parameters[0].types, parameters[1].types, run)
+    if all(len(parameters) == 1 and not parameters[0].elements for parameters, _ in forms):
+        return _by_type(name, {kind: run for (parameter,), run in forms for kind in parameter.types})
+    return _general(name, forms)
+
+
+def _unary(name: str, accepted: frozenset[type], run: Function) -> Function:
+    def call(argument: Value) -> Value:
+        if type(argument) in accepted:
+            return run(argument)
+        raise no_such_overload(name, argument)
+
+    return call
+
+
+def _binary(name: str, first: frozenset[type], second: frozenset[type], run: Function) -> Function:
+    def call(left: Value, right: Value) -> Value:
+        if type(left) in first and type(right) in second:
+            return run(left, right)
+        raise no_such_overload(name, left, right)
+
+    return call
+
+
+def _by_type(name: str, runs: Mapping[type, Function | None]) -> Function:
+    def call(argument: Value) -> Value:
+        run = runs.get(type(argument))
+        if run is not None:
+            return run(argument)
+        raise no_such_overload(name, argument)
+
+    return call
+
+
+def _general(name: str, forms: Sequence[tuple[tuple[_Parameter, ...], Function | None]]) -> Function:
+    def call(*arguments: Value) -> Value:
+        for parameters, run in forms:
+            if run is not None and all(map(_Parameter.accepts, parameters, arguments)):
+                return run(*arguments)
+        raise no_such_overload(name, *arguments)
+
+    return call

@@ -1,0 +1,343 @@
+"""Parsing: from the text of an expression to its tree.
+
+Owns the limits that keep hostile text harmless (length, nesting, size after macros) and the words for syntax errors. The syntax
+itself is in `cel.lark`, macros in `macros`. No step recurses over the tree, so no text can exhaust the stack.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Final, NoReturn, TypeAlias, cast
+
+from lark import Lark, Token
+from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+
+from draco.cel.errors import CompileError
+from draco.cel.issues import Issue, refusal
+from draco.cel.syntax import literals, macros
+from draco.cel.syntax.ast import (
+    Ast,
+    Call,
+    Entry,
+    Expr,
+    Field,
+    Identifier,
+    ListExpr,
+    Literal,
+    LiteralKind,
+    MapExpr,
+    MessageExpr,
+    Select,
+)
+from draco.cel.syntax.measure import depth, nesting, size, visits
+
+MAX_LENGTH: Final = 10 * 1024
+"""Bytes of UTF-8 in an expression, as in Kubernetes' API."""
+MAX_NESTING: Final = 250
+"""How deeply one rule of the grammar may nest, as in Kubernetes."""
+MAX_DEPTH: Final = 400
+"""Levels of the tree. Kubernetes counts differently; text that reaches this nests in several ways at once."""
+MAX_SIZE: Final = 50_000
+"""Nodes after macros. Kubernetes has no such limit; optMap doubles what it is called on, so a chain of them explodes."""
+
+_RESERVED: Final = frozenset(
+    [
+        "as",
+        "break",
+        "const",
+        "continue",
+        "else",
+        "for",
+        "function",
+        "if",
+        "import",
+        "let",
+        "loop",
+        "package",
+        "namespace",
+        "return",
+        "var",
+        "void",
+        "while",
+    ]
+)
+_TOO_NESTED: Final = f"expression recursion limit exceeded: {MAX_NESTING}"
+_UNARY: Final = {"!": "!_", "-": "-_"}
+_CLOSING: Final = {"RPAR": ")", "RSQB": "]", "RBRACE": "}", "COLON": ":"}
+_OPERANDS: Final = (
+    "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}"
+)
+_LONGEST_QUOTED: Final = 40
+_Parts: TypeAlias = list[Any]
+"""What lark hands over for a rule: tokens, what the rules below returned, None for what is absent."""
+
+
+def parse(expression: str) -> Ast:
+    """The tree of an expression; raises CompileError with Kubernetes' words where there is none."""
+    if len(expression.encode("utf-8", "surrogatepass")) > MAX_LENGTH:
+        raise CompileError(f"expression is too long: may not be longer than {MAX_LENGTH} bytes")
+    try:
+        root: Expr = _parser().parse(expression)  # type: ignore[assignment] # lark knows only trees
+        if len(expression) > MAX_NESTING and nesting(_parser().lex(expression)) > MAX_NESTING:
+            raise refusal(expression, [Issue(None, _TOO_NESTED)])
+    except _Refused as problem:
+        raise refusal(expression, [problem.issue]) from None
+    except UnexpectedInput as problem:
+        if _opened(expression, problem) > MAX_NESTING:
+            raise refusal(expression, [Issue(None, _TOO_NESTED)]) from None
+        raise refusal(expression, [_syntax_error(expression, problem)]) from None
+    if size(root, most=MAX_SIZE) > MAX_SIZE:
+        raise refusal(expression, [Issue(None, f"expression is too large: more than {MAX_SIZE} nodes after macros")])
+    if len(expression) > MAX_NESTING and visits(root) > MAX_NESTING:
+        raise refusal(expression, [Issue(None, "max recursion depth exceeded")])
+    levels = depth(root)
+    if levels > MAX_DEPTH:
+        raise refusal(expression, [Issue(None, f"expression is nested too deeply: more than {MAX_DEPTH} levels")])
+    return Ast(expression, root, levels)
+
+
+def _opened(expression: str, problem: UnexpectedInput) -> int:
+    """The most rules that are open at once before the place of a syntax error: Kubernetes' parser gives up there already."""
+    end = problem.pos_in_stream if isinstance(problem, UnexpectedCharacters) else None
+    if isinstance(problem, UnexpectedToken) and problem.token.type != "$END":
+        end = _at(problem.token)
+    before = expression if end is None else expression[:end]
+    return nesting(_parser().lex(before)) if len(before) > MAX_NESTING else 0
+
+
+def tokens(expression: str) -> Iterator[Token]:
+    """The tokens of an expression that parses, without white space and comments; each knows its place in the text."""
+    return _parser().lex(expression)
+
+
+@cache
+def _parser() -> Lark:
+    """The parser; made once, and used by many threads: it holds no state of a parse.
+
+    One scanner for the whole text instead of one for each state of the parser: `inner` must never be read as `in ner`.
+    """
+    return Lark.open(
+        "cel.lark",
+        rel_to=__file__,
+        parser="lalr",
+        lexer="basic",
+        start="expr",
+        maybe_placeholders=True,
+        transformer=_Builder(),
+    )
+
+
+class _Refused(Exception):
+    def __init__(self, position: int, message: str) -> None:
+        super().__init__(message)
+        self.issue = Issue(position, message)
+
+
+def _refuse(position: int, message: str) -> NoReturn:
+    raise _Refused(position, message)
+
+
+def _at(token: Token) -> int:
+    return token.start_pos or 0
+
+
+def _name(token: Token) -> str:
+    return token[1:-1] if token.type == "ESC_IDENT" else str(token)
+
+
+def _operator(token: Token) -> str:
+    return "@in" if token.type == "IN" else f"_{token}_"
+
+
+def _call(token: Token, function: str, target: Expr | None, arguments: tuple[Expr, ...]) -> Expr:
+    """A call, or what it stands for where it is a macro."""
+    try:
+        expanded = macros.expand(_at(token), function, target, arguments)
+    except macros.MacroError as problem:
+        _refuse(problem.position, str(problem))
+    return Call(_at(token), function, target, arguments) if expanded is None else expanded
+
+
+def _balanced(terms: list[Expr], operators: list[Token], low: int, high: int) -> Expr:
+    """A chain of `&&` or `||` as the shallowest tree, as Kubernetes builds it; the order of the terms stays."""
+    middle = (low + high + 1) // 2
+    left = terms[middle] if middle == low else _balanced(terms, operators, low, middle - 1)
+    right = terms[middle + 1] if middle == high else _balanced(terms, operators, middle + 1, high)
+    operator = operators[middle]
+    return Call(_at(operator), _operator(operator), None, (left, right))
+
+
+class _Builder:
+    """What the parser calls for each rule it has read, by the rule's name. Stateless."""
+
+    def conditional(self, parts: _Parts) -> Expr:
+        test, question, then, otherwise = parts
+        return Call(_at(question), "_?_:_", None, (test, then, otherwise))
+
+    def logical(self, parts: _Parts) -> Expr:
+        terms, operators = parts[::2], parts[1::2]
+        return _balanced(terms, operators, 0, len(operators) - 1)
+
+    def comparison(self, parts: _Parts) -> Expr:
+        left, operator, right = parts
+        return Call(_at(operator), _operator(operator), None, (left, right))
+
+    arithmetic = comparison
+
+    def unary_not(self, parts: _Parts) -> _Parts:
+        return parts
+
+    unary_neg = unary_not
+
+    def negation(self, parts: _Parts) -> Expr:
+        signs, operand = parts
+        if len(signs) % 2 == 0:  # an even number of them is none at all, in Kubernetes' parser too
+            return cast("Expr", operand)
+        return Call(_at(signs[0]), _UNARY[signs[0]], None, (operand,))
+
+    def member_dot(self, parts: _Parts) -> Expr:
+        operand, dot, name = parts
+        return Select(_at(dot), operand, _name(name))
+
+    def member_dot_optional(self, parts: _Parts) -> Expr:
+        operand, dot, _, name = parts
+        return Call(_at(dot), "_?._", None, (operand, Literal(_at(name), "string", _name(name))))
+
+    def member_dot_arg(self, parts: _Parts) -> Expr:
+        target, _, name, opening, arguments = parts
+        return _call(opening, str(name), target, tuple(arguments or ()))
+
+    def member_index(self, parts: _Parts) -> Expr:
+        operand, opening, index = parts
+        return Call(_at(opening), "_[_]", None, (operand, index))
+
+    def member_index_optional(self, parts: _Parts) -> Expr:
+        operand, opening, _, index = parts
+        return Call(_at(opening), "_[?_]", None, (operand, index))
+
+    def member_object(self, parts: _Parts) -> Expr:
+        operand, opening, fields = parts
+        names: list[str] = []
+        while isinstance(operand, Select) and not operand.is_test:
+            names.append(operand.field)
+            operand = operand.operand
+        if not isinstance(operand, Identifier):
+            _refuse(_at(opening), "Syntax error: mismatched input '{' expecting <EOF>")
+        return MessageExpr(_at(opening), ".".join([operand.name, *reversed(names)]), tuple(fields or ()))
+
+    def dot_ident_arg(self, parts: _Parts) -> Expr:
+        dot, name, opening, arguments = parts
+        _check_reserved(name, _at(dot))
+        return _call(opening, f".{name}", None, tuple(arguments or ()))
+
+    def ident_arg(self, parts: _Parts) -> Expr:
+        name, opening, arguments = parts
+        _check_reserved(name, _at(name))
+        return _call(opening, str(name), None, tuple(arguments or ()))
+
+    def dot_ident(self, parts: _Parts) -> Expr:
+        dot, name = parts
+        _check_reserved(name, _at(dot))
+        return Identifier(_at(name), f".{name}")
+
+    def ident(self, parts: _Parts) -> Expr:
+        (name,) = parts
+        _check_reserved(name, _at(name))
+        return Identifier(_at(name), str(name))
+
+    def paren_expr(self, parts: _Parts) -> Expr:
+        return cast("Expr", parts[0])
+
+    def exprlist(self, parts: _Parts) -> _Parts:
+        return parts
+
+    def fieldinits(self, parts: _Parts) -> _Parts:
+        """One more element behind those before it; the same for lists and maps."""
+        if len(parts) == 1:
+            return parts
+        before, last = parts
+        before.append(last)
+        return cast("_Parts", before)
+
+    listinits = mapinits = fieldinits
+
+    def fieldinit(self, parts: _Parts) -> Field:
+        question, name, colon, value = parts
+        return Field(_at(colon), _name(name), value, question is not None)
+
+    def listinit(self, parts: _Parts) -> _Parts:
+        return parts
+
+    def mapinit(self, parts: _Parts) -> Entry:
+        question, key, colon, value = parts
+        return Entry(_at(colon), key, value, question is not None)
+
+    def list_lit(self, parts: _Parts) -> Expr:
+        opening, elements = parts
+        optional = frozenset(index for index, (question, _) in enumerate(elements or ()) if question is not None)
+        return ListExpr(_at(opening), tuple(element for _, element in elements or ()), optional)
+
+    def map_lit(self, parts: _Parts) -> Expr:
+        opening, entries = parts
+        return MapExpr(_at(opening), tuple(entries or ()))
+
+    def literal(self, parts: _Parts) -> Expr:
+        sign, token = parts if len(parts) == 2 else (None, parts[0])
+        position = _at(token if sign is None else sign)
+        try:
+            kind, value = _value(token, negative=sign is not None)
+        except literals.LiteralError as problem:
+            _refuse(position, str(problem))
+        return Literal(position, kind, value)
+
+
+def _check_reserved(name: Token, position: int) -> None:
+    if name in _RESERVED:
+        _refuse(position, f"reserved identifier: {name}")
+
+
+def _value(token: Token, *, negative: bool) -> tuple[LiteralKind, bool | int | float | str | bytes | None]:  # noqa: PLR0911 - one per case
+    match token.type:
+        case "INT_LIT":
+            return "int", literals.read_int(token, negative=negative)
+        case "UINT_LIT":
+            return "uint", literals.read_uint(token[:-1])
+        case "FLOAT_LIT":
+            return "double", literals.read_double(token, negative=negative)
+        case "STRING_LIT":
+            return "string", literals.read_string(token)
+        case "BYTES_LIT":
+            return "bytes", literals.read_bytes(token)
+        case "NULL_LIT":
+            return "null_type", None
+        case _:
+            return "bool", token.type == "TRUE_LIT"
+
+
+def _syntax_error(expression: str, problem: UnexpectedInput) -> Issue:
+    """One sentence in the words of Kubernetes' parser, which may say more about the same place."""
+    if not isinstance(problem, UnexpectedToken):
+        position = problem.pos_in_stream if isinstance(problem, UnexpectedCharacters) else len(expression)
+        return Issue(position, f"Syntax error: token recognition error at: '{_unreadable(expression, position or 0)}'")
+    at_end = problem.token.type == "$END"
+    found = "<EOF>" if at_end else str(problem.token)
+    if len(found) > _LONGEST_QUOTED:
+        found = found[:_LONGEST_QUOTED] + "…"
+    position = len(expression) if at_end else _at(problem.token)
+    expected = problem.accepts or problem.expected
+    before = expression[:position].rstrip()[-1:]
+    if before in {"-", "!"} or (before == "." and "IDENT" in expected):
+        return Issue(position, f"Syntax error: no viable alternative at input '{before}{'' if at_end else found}'")
+    if "LPAR" in expected and "INT_LIT" in expected:
+        wanted = _OPERANDS
+    elif expected == {"IDENT"}:
+        wanted = "IDENTIFIER"
+    else:
+        wanted = next((f"'{sign}'" for name, sign in _CLOSING.items() if name in expected), "<EOF>")
+    return Issue(position, f"Syntax error: mismatched input '{found}' expecting {wanted}")
+
+
+def _unreadable(expression: str, position: int) -> str:
+    """What the scanner stops at: one character, or all that a quote has left open."""
+    if expression[position] not in "\"'":
+        return expression[position]
+    return expression[position:].split("\n", 1)[0][:_LONGEST_QUOTED]

@@ -1,0 +1,137 @@
+"""`draco explain`: why a claim or a pod waits for devices.
+
+Owns the options, what is asked about, and the choice of output. Who it is about is `subjects`, where objects come from
+`sources`; what is said is `draco.explanation`'s.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import click
+import msgspec
+
+from draco.cli.explain.subjects import Subject, pending, subject_of
+from draco.cli.input.sources import Sources, read_world, with_sources
+from draco.cli.input.world import World
+from draco.cli.output.documents import print_document, print_yaml
+from draco.cli.output.showing import echo
+from draco.explanation.explain import explain
+from draco.explanation.findings.devices import device_verdicts
+from draco.explanation.model import Explanation
+from draco.explanation.report import report
+
+SCHEMA = "draco.dev/explanations/v1"
+"""Name of the document with several explanations. Fields are only ever added under one name."""
+_KINDS = {
+    **dict.fromkeys(("claim", "claims", "resourceclaim", "resourceclaims", "resourceclaims.resource.k8s.io"), "claim"),
+    **dict.fromkeys(("pod", "pods", "po"), "pod"),
+}
+
+
+@click.command()
+@click.argument("what", nargs=-1, metavar="[claim|pod NAME]")
+@with_sources
+@click.option("--devices", is_flag=True, help="Show each device with what stands in its way, one by one.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json", "yaml"]),
+    default="text",
+    show_default=True,
+    help="Output format.",
+)
+def command(*, what: Sequence[str], sources: Sources, devices: bool, output: str) -> None:
+    """Say why a claim or a pod waits for devices.
+
+    Every device is accounted for, and what single change would do is tried out. A claim is looked at together with the other
+    claims of the pod that waits for it. Without a name, all that waits is listed with its reason. The status is 0 whether it
+    waits or not.
+
+    \b
+    draco explain                        what waits, a line each
+    draco explain claim train-gpus       or claim/train-gpus
+    draco explain pod train -n ml -o json
+    """  # noqa: D301 - click keeps the lines below a backspace as they are
+    asked = _asked(what)
+    made, namespace = read_world(sources)
+    if not asked or asked[0][1] == "":
+        wanted = asked[0][0] if asked else ""
+        _print_list(_explained(made, pending(made, sources.namespace, wanted)), made, output, wanted)
+        return
+    explained = list(_explained(made, [subject_of(made, kind, name, namespace) for kind, name in asked]))
+    if devices:
+        explained = [(subject, _with_devices(made, subject, told)) for subject, told in explained]
+    _print(explained, _surprises(made, sources), output)
+
+
+def _asked(what: Sequence[str]) -> list[tuple[str, str]]:
+    """Kind and name of each that is asked about; a kind alone asks about all that wait of it."""
+    if not what:
+        return []
+    if what[0].lower() in _KINDS:
+        kind = _KINDS[what[0].lower()]
+        if any("/" in name for name in what[1:]):
+            raise click.UsageError(f"Write either `{what[0]} NAME` or `{what[0]}/NAME`, not both.")
+        return [(kind, name) for name in what[1:]] or [(kind, "")]
+    asked = []
+    for each in what:
+        kind, slash, name = each.partition("/")
+        if not slash or not name or kind.lower() not in _KINDS:
+            raise click.UsageError(f"'{each}' is neither a claim nor a pod: write `claim NAME` or `pod NAME`.")
+        asked.append((_KINDS[kind.lower()], name))
+    return asked
+
+
+def _explained(made: World, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Explanation]]:
+    for subject in subjects:
+        told = explain(
+            made.fleet, subject.claims, pod=subject.pod, scheduler=subject.scheduler, minor=made.kubernetes_minor
+        )
+        yield subject, told
+
+
+def _with_devices(made: World, subject: Subject, told: Explanation) -> Explanation:
+    return msgspec.structs.replace(told, devices=device_verdicts(made.fleet, subject.claims, pod=subject.pod))
+
+
+def _surprises(made: World, sources: Sources) -> list[str]:
+    """What is to be said beforehand: not that the cluster is the cluster."""
+    return made.notes if sources.filenames else made.notes[1:]
+
+
+def _print(explained: Sequence[tuple[Subject, Explanation]], notes: Sequence[str], output: str) -> None:
+    if output != "text":
+        _print_document(explained[0][1] if len(explained) == 1 else _document(explained), output)
+        return
+    for note in notes:
+        echo(note, err=True)
+    for number, (subject, told) in enumerate(explained):
+        if number:
+            echo()
+        echo(f"{subject}:")
+        for line in report(told):
+            echo(line.rstrip())
+
+
+def _print_list(explained: Iterator[tuple[Subject, Explanation]], made: World, output: str, kind: str) -> None:
+    if output != "text":
+        _print_document(_document(list(explained)), output)
+        return
+    for note in made.notes[1:]:
+        echo(note, err=True)
+    waits = False
+    for subject, told in explained:
+        waits = True
+        echo(f"{subject}: {told.reason}: {told.summary}")
+    if not waits:
+        echo(f"{f'No {kind}' if kind else 'Nothing'} waits for devices in {made.server or 'the files'}.")
+
+
+def _document(explained: Sequence[tuple[Subject, Explanation]]) -> dict[str, object]:
+    return {"schema": SCHEMA, "explanations": [told for _, told in explained]}
+
+
+def _print_document(document: object, output: str) -> None:
+    if output == "json":
+        print_document(document)
+    else:
+        print_yaml(document)

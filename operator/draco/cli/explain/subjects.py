@@ -1,0 +1,144 @@
+"""Who an explanation is about: a pod with its claims, or a claim with the pod that waits for it.
+
+Owns the finding, and what is said where there is nothing to be found. Reads nothing itself.
+"""
+
+from collections import ChainMap
+from collections.abc import Mapping
+
+import msgspec
+
+from draco.allocation.pod_claims import MissingClaimError, claims_of, known_claims_of, uses_devices, using
+from draco.cli.input.world import World, nearest
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
+from draco.resources.errors import DracoError
+
+
+class ExplainError(DracoError):
+    """There is nothing to explain; says why, and what may have been meant."""
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """Claims that are allocated together. `pod` is the one that waits for them, if there is one."""
+
+    kind: str
+    key: ObjectKey
+    claims: list[ResourceClaim]
+    pod: Pod | None = None
+    scheduler: str = ""
+    """What kube-scheduler last said of the pod."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key}"
+
+
+def subject_of(world: World, kind: str, name: str, namespace: str) -> Subject:
+    """The claim or pod of that name. Raises ExplainError, or MissingClaimError for a pod whose claim is not there."""
+    key = ObjectKey(namespace, name)
+    if kind == "pod":
+        pods = _pods(world)
+        if key not in pods:
+            raise ExplainError(_absent("pod", key, pods))
+        return _of_pod(world, pods[key])
+    claims = _claims(world)
+    if key not in claims:
+        raise ExplainError(_absent("claim", key, claims))
+    return _of_claim(world, claims[key])
+
+
+def pending(world: World, namespace: str, kind: str) -> list[Subject]:
+    """All that waits, pods first; of one namespace or one kind where they are given."""
+    claims = _claims(world)
+    pods = [pod for _, pod in sorted(_pods(world).items()) if _may_wait(pod) and uses_devices(pod, world.fleet.classes)]
+    found: list[Subject] = []
+    taken: set[ObjectKey] = set()
+    for pod in pods if kind != "claim" else ():
+        try:
+            subject = _of_pod(world, pod)
+        except MissingClaimError:  # one of a list: that it is missing is its explanation
+            there = known_claims_of(pod, claims, world.fleet.classes)
+            subject = Subject(kind="pod", key=pod.metadata.key, claims=there, pod=pod, scheduler=_scheduler(pod))
+        entries = len(pod.spec.resource_claims)
+        if len(subject.claims) < entries or any(claim.status.allocation is None for claim in subject.claims):
+            taken.update(claim.metadata.key for claim in subject.claims)
+            if namespace in {"", pod.metadata.namespace}:
+                found.append(subject)
+    for key in sorted(claims) if kind != "pod" else ():
+        claim = claims[key]
+        waits = claim.status.allocation is None and claim.metadata.deletion_timestamp is None
+        if waits and key not in taken and namespace in {"", key.namespace}:
+            found.append(_of_claim(world, claim))
+    return found
+
+
+def _may_wait(pod: Pod) -> bool:
+    """Whether it waits, or would if it did not name its node itself."""
+    unbound = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=""))
+    return unbound.waits
+
+
+def _pods(world: World) -> Mapping[ObjectKey, Pod]:
+    """Pods of files stand for the cluster's of the same name."""
+    return ChainMap({pod.metadata.key: pod for pod in world.wanted if isinstance(pod, Pod)}, world.pods)
+
+
+def _claims(world: World) -> Mapping[ObjectKey, ResourceClaim]:
+    wanted = {claim.metadata.key: claim for claim in world.wanted if isinstance(claim, ResourceClaim)}
+    return ChainMap(wanted, dict(world.fleet.claims))
+
+
+def _of_pod(world: World, pod: Pod) -> Subject:
+    key = pod.metadata.key
+    if not uses_devices(pod, world.fleet.classes):
+        said = _scheduler(pod)
+        also = f"; kube-scheduler says: {said}" if said else ""
+        raise ExplainError(f"the pod {key} uses no claims, so it waits for no devices{also}")
+    if pod.waits:
+        world.note_extended_resources(pod)
+    pod, claims = _with_claims(world, pod)
+    return Subject(kind="pod", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
+
+
+def _of_claim(world: World, claim: ResourceClaim) -> Subject:
+    """With all claims of the first pod that waits for it, as they are allocated together.
+
+    If none does, with those of one that waits in vain, because it came to its node without the scheduler.
+    """
+    key = claim.metadata.key
+    users = [pod for _, pod in sorted(_pods(world).items()) if _may_wait(pod)]
+    for pod in sorted(users, key=lambda pod: not pod.waits):
+        if key in pod.claims and (pod.waits or claim.status.allocation is None):
+            pod, claims = _with_claims(world, pod)  # noqa: PLW2901 - the pod as it is with them
+            return Subject(kind="claim", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
+    return Subject(kind="claim", key=key, claims=[claim])
+
+
+def _with_claims(world: World, pod: Pod) -> tuple[Pod, list[ResourceClaim]]:
+    """The claims of a pod, and the pod that uses them.
+
+    What is in the cluster is what it is: a claim that is not made yet is a reason to wait. Of a pod in a file the claims are
+    imagined as they would be made; one that could not be raises MissingClaimError.
+    """
+    known = _claims(world)
+    if not any(pod is item for item in world.wanted):
+        return pod, known_claims_of(pod, known, world.fleet.classes)
+    claims = claims_of(pod, known, world.templates, world.fleet.classes)
+    return using(pod, claims), claims
+
+
+def _scheduler(pod: Pod) -> str:
+    for condition in pod.status.conditions:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return condition.message
+    return ""
+
+
+def _absent(kind: str, key: ObjectKey, known: Mapping[ObjectKey, object]) -> str:
+    elsewhere = sorted(each.namespace for each in known if each.name == key.name)
+    if elsewhere:
+        there = elsewhere[0]
+        return f"there is no {kind} {key.name} in the namespace {key.namespace}; there is one in {there} (-n {there})"
+    here = {each.name for each in known if each.namespace == key.namespace}
+    return f"there is no {kind} {key.name} in the namespace {key.namespace}{nearest(key.name, here)}"

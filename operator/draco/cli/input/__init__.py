@@ -1,0 +1,1 @@
+"""What commands read: files of manifests, live clusters, and the one on top of the other."""

@@ -1,0 +1,79 @@
+"""A live cluster, read once into what allocation depends on.
+
+Owns the reading and what is said of what could not be read. Decides nothing, writes nothing and keeps nothing.
+"""
+
+import asyncio
+
+import msgspec
+
+from draco.allocation.fleet.fleet import Fleet
+from draco.cli.input.reading import Reader, without_dra
+from draco.kube.connect.client import Client
+from draco.kube.errors import NotFound
+from draco.kube.version import kubernetes_minor
+from draco.resources.api.claims import ResourceClaimTemplate
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.kinds import (
+    CLAIM_TEMPLATES,
+    CLAIMS,
+    DEVICE_CLASSES,
+    NODES,
+    PODS,
+    SLICES,
+    TAINT_RULES,
+)
+
+
+class LiveCluster(msgspec.Struct, kw_only=True):
+    """A cluster as it was at one time."""
+
+    server: str
+    kubernetes_minor: int | None
+    """21 of 1.21; None if the server does not say."""
+    fleet: Fleet
+    pods: dict[ObjectKey, Pod]
+    templates: dict[ObjectKey, ResourceClaimTemplate]
+    unread: list[str]
+    """What could not be read and what that means, a sentence each."""
+
+
+async def read_cluster(client: Client) -> LiveCluster:
+    """Read the cluster behind a client. Raises KubeError or ClusterError."""
+    reader = Reader(client)
+    try:
+        slices = await reader.all(SLICES)
+    except NotFound:
+        raise without_dra(client) from None
+    async with asyncio.TaskGroup() as tasks:
+        nodes = tasks.create_task(reader.all(NODES))
+        classes = tasks.create_task(reader.all(DEVICE_CLASSES))
+        claims = tasks.create_task(reader.all(CLAIMS))
+        pods = tasks.create_task(reader.all_if_allowed(PODS, "which pods use or wait for a claim is not known"))
+        templates = tasks.create_task(
+            reader.all_if_allowed(CLAIM_TEMPLATES, "claims that are still to be made from templates are not known")
+        )
+        rules = tasks.create_task(_rules(reader))
+        minor = tasks.create_task(kubernetes_minor(client))
+    fleet = Fleet.of(
+        slices=slices, rules=rules.result(), nodes=nodes.result(), classes=classes.result(), claims=claims.result()
+    )
+    return LiveCluster(
+        server=str(client.connection.server),
+        kubernetes_minor=minor.result(),
+        fleet=fleet,
+        pods={pod.metadata.key: pod for pod in pods.result()},
+        templates={template.metadata.key: template for template in templates.result()},
+        unread=sorted(reader.unread),
+    )
+
+
+async def _rules(reader: Reader) -> list[DeviceTaintRule]:
+    """The taint rules, in the newest version that is served; none where the cluster knows no such kind."""
+    for kind in TAINT_RULES:
+        rules = await reader.all_if_served(kind, "taints of rules are not taken into account")
+        if rules is not None:
+            return rules
+    return []

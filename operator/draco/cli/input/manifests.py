@@ -1,0 +1,144 @@
+"""Manifest files: YAML and JSON, from files, folders and standard input.
+
+Owns the reading of `-f` and the option itself, and how large a file may be. What its text says is `yaml_documents`, what a
+manifest means is `resources.manifests`.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final, TypeVar
+
+import click
+import msgspec
+
+from draco import linting
+from draco.cli.input.yaml_documents import documents
+from draco.cli.output.showing import echo
+from draco.linting.rules.fields import check_fields
+from draco.resources.api.core import Pod
+from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS
+from draco.resources.written.limits import refusal
+from draco.resources.written.manifests import ManifestError, Object, UnknownKindError, copies, decode, expand
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Manifest = Mapping[str, Any]
+
+_ASKING: Final = frozenset({CLAIMS.kind, CLAIM_TEMPLATES.kind})
+SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
+MAX_COPIES: Final = 100_000
+STANDARD_INPUT: Final = "standard input"
+MAX_JSON_BYTES: Final = 512 << 20
+MAX_YAML_BYTES: Final = 64 << 20
+"""YAML takes about a second for 1.5 MB, JSON a tenth of that."""
+
+
+def files_option(command: Command) -> Command:
+    """`-f`, as often as wanted: files, folders and `-`."""
+    return click.option(
+        "-f",
+        "--filename",
+        "filenames",
+        multiple=True,
+        metavar="FILE",
+        help="Manifests, YAML or JSON: a file, a folder, or - for standard input. Repeatable.",
+    )(command)
+
+
+def read_objects(filenames: Sequence[str], namespace: str = "default") -> list[tuple[Object, str]]:
+    """The objects of all files in their order, each with where it stands. Raises ManifestError.
+
+    What has no part in device allocation, such as a Service beside a Deployment, is left out, and standard error says so.
+    """
+    return decode_all(read_manifests(filenames), namespace)
+
+
+def read_manifests(filenames: Sequence[str]) -> list[tuple[Manifest, str]]:
+    """The manifests of all files in their order, those of lists one by one. Raises ManifestError."""
+    return [each for document, where in read_documents(filenames) for each in expand(document, source=where)]
+
+
+def decode_all(manifests: Iterable[tuple[Manifest, str]], namespace: str) -> list[tuple[Object, str]]:
+    """The objects that manifests stand for, as `read_objects` gives them."""
+    objects = []
+    for manifest, source in manifests:
+        try:
+            item = decode(manifest, source=source, namespace=namespace)
+        except UnknownKindError as error:
+            echo(f"Left out: {error}", err=True)
+            continue
+        for finding in _unknown_fields(manifest):
+            echo(f"Ignored: {source}: {finding}.", err=True)
+        if refused := refusal(item):
+            kind = type(item).__name__
+            raise ManifestError(f"{source}: {kind} {item.metadata.key}: {refused}.")
+        objects += [(each, source) for each in _copies(item, manifest, source)]
+    return objects
+
+
+def _unknown_fields(manifest: Manifest) -> list[str]:
+    """Fields of a claim that do not exist: an API server warns of them, and does as if they were not there."""
+    if manifest.get("apiVersion") != CLAIMS.api_version or manifest.get("kind") not in _ASKING:
+        return []
+    found = check_fields([linting.Manifest(tree=dict(manifest))], 0)
+    return [finding.message for finding in found if finding.rule == "unknown-field"]
+
+
+def _copies(item: Object, manifest: Manifest, source: str) -> list[Object]:
+    """The object itself, or the pods of a workload that wants several, numbered."""
+    count = copies(manifest) if isinstance(item, Pod) else 1
+    if count == 1:
+        return [item]
+    if not 0 <= count <= MAX_COPIES:
+        raise ManifestError(
+            f"{source}: {manifest['kind']} {item.metadata.key} wants {count} pods; 0 to {MAX_COPIES} can be tried."
+        )
+    names = [f"{item.metadata.name}-{number}" for number in range(1, count + 1)]
+    return [msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, name=name)) for name in names]
+
+
+def read_documents(filenames: Sequence[str]) -> Iterator[tuple[object, str]]:
+    """The documents of all files in their order, each with where it stands. Raises ManifestError."""
+    for name, text in read_texts(filenames):
+        for document in documents(name, text):
+            yield document.value, f"{name}, document {document.number} (line {document.line})"
+
+
+def read_texts(
+    filenames: Sequence[str], *, within: Callable[[Path], Iterable[Path]] = Path.iterdir
+) -> Iterator[tuple[str, str]]:
+    """The text of each file by its name, in their order; of a folder, those `within` it. Raises ManifestError."""
+    if filenames.count("-") > 1:
+        raise click.UsageError("Standard input can be read once: give -f - only once.")
+    for filename in filenames:
+        if filename == "-":
+            yield STANDARD_INPUT, _text(STANDARD_INPUT, sys.stdin.buffer)
+        else:
+            for path in _files(Path(filename), within):
+                with path.open("rb") as stream:
+                    yield str(path), _text(str(path), stream)
+
+
+def _files(path: Path, within: Callable[[Path], Iterable[Path]]) -> list[Path]:
+    paths = [path]
+    if path.is_dir():
+        paths = sorted(each for each in within(path) if each.suffix in SUFFIXES and each.is_file())
+        if not paths:
+            raise ManifestError(
+                f"the folder {path} has no files that end in .yaml, .yml or .json; give the files themselves."
+            )
+    return paths
+
+
+def _text(name: str, stream: IO[bytes]) -> str:
+    data = stream.read(MAX_JSON_BYTES + 1)
+    is_json = data[:64].lstrip()[:1] == b"{"
+    limit = MAX_JSON_BYTES if is_json else MAX_YAML_BYTES
+    if len(data) > limit:
+        hint = "split it" if is_json else "split it, or write it as JSON, which is read faster (kubectl get -o json)"
+        raise ManifestError(f"{name} is larger than {limit >> 20} MiB; {hint}.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ManifestError(f"{name}, line {line}: this is not UTF-8 text; save the file as UTF-8.") from None

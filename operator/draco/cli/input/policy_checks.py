@@ -1,0 +1,176 @@
+"""MigPolicies in files, held against what an API server accepts.
+
+Owns the same rules as the schema of the kind, each with a sentence that says what to write. Fields and texts of other types are
+refused where a manifest is read. Pure.
+"""
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+import msgspec
+
+from draco.cli.input.manifests import Manifest
+from draco.mig_policy.windows import open_for
+from draco.resources.api.draco import MigLayout, MigMode, MigPolicy, MigPolicySpec, MigReset, ResetPermit
+
+_LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_LAYOUT_NAME: Final = re.compile(_LABEL)
+_NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_LONGEST_NAME: Final = 253
+_LONGEST_LAYOUT_NAME: Final = 63
+_LONGEST_EXPRESSION: Final = 10_240
+_MOST_INSTANCES: Final = 32
+_LAST_UNIT: Final = 63
+_MOST_MOVES: Final = 2
+_START: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
+_SHORTEST: Final = timedelta(minutes=1)
+_LONGEST: Final = timedelta(hours=24)
+_WITH_VALUES: Final = ("In", "NotIn")
+_OPERATORS: Final = (*_WITH_VALUES, "Exists", "DoesNotExist")
+
+
+def refusal(policy: MigPolicy, manifest: Manifest) -> str:
+    """Why an API server would refuse the policy, which was read from this manifest; "" if it would not."""
+    spec = policy.spec
+    if unknown := _unknown_field(MigPolicySpec, manifest.get("spec"), "spec"):
+        return unknown
+    problems = (
+        _name(policy),
+        _selection(spec),
+        _counts(manifest.get("spec")),
+        _layouts(spec),
+        _warm(spec),
+        _reset(spec.reset),
+    )
+    if not 0 <= spec.repair.max_moves <= _MOST_MOVES:
+        return f"spec.repair.maxMoves is {spec.repair.max_moves}: it is 0, 1 or 2"
+    return next((problem for each in problems for problem in each), "")
+
+
+def _name(policy: MigPolicy) -> Iterator[str]:
+    name = policy.metadata.name
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        yield (
+            "metadata.name must be of small letters, digits, - and ., begin and end with a letter or a digit, and have at most "
+            f"{_LONGEST_NAME} characters"
+        )
+
+
+def _selection(spec: MigPolicySpec) -> Iterator[str]:
+    for each in spec.node_selector.match_expressions if spec.node_selector else ():
+        where = f"spec.nodeSelector.matchExpressions for {each.key}"
+        if each.operator not in _OPERATORS:
+            yield f"{where}: operator is {each.operator!r}; it must be {', '.join(_OPERATORS[:-1])} or {_OPERATORS[-1]}"
+        elif (each.operator in _WITH_VALUES) != bool(each.values):
+            yield f"{where}: {each.operator} {'needs' if each.operator in _WITH_VALUES else 'takes no'} values"
+    for index, selector in enumerate(spec.device_selectors):
+        expression = selector.cel.expression if selector.cel else ""
+        if not expression:
+            yield f"spec.deviceSelectors[{index}].cel.expression is missing; it must be set"
+        elif len(expression) > _LONGEST_EXPRESSION:
+            yield f"spec.deviceSelectors[{index}].cel.expression has more than {_LONGEST_EXPRESSION} characters"
+    for uuid in spec.exclude:
+        if not uuid.startswith("GPU-"):
+            yield f"spec.exclude names {uuid}: the UUID of a GPU begins with GPU-, `draco layout show -o json` has them"
+    yield from _repeated("spec.exclude", spec.exclude)
+
+
+def _layouts(spec: MigPolicySpec) -> Iterator[str]:
+    names = [layout.name for layout in spec.layouts]
+    if spec.mode is MigMode.STATIC and not spec.layout:
+        yield "mode Static needs the name of one of spec.layouts in spec.layout"
+    if spec.layout and spec.layout not in names:
+        yield f"spec.layouts has no layout named {spec.layout}: {f'it has {_listed(names)}' if names else 'it is empty'}"
+    if twice := _twice(names):
+        yield f"spec.layouts has two layouts named {twice}; leave one of them out"
+    for layout in spec.layouts:
+        yield from _layout(layout)
+
+
+def _layout(layout: MigLayout) -> Iterator[str]:
+    if not _LAYOUT_NAME.fullmatch(layout.name) or len(layout.name) > _LONGEST_LAYOUT_NAME:
+        yield (
+            f"a layout is named {layout.name!r}: its name must be of small letters, digits and -, begin and end with a letter or "
+            f"a digit, and have at most {_LONGEST_LAYOUT_NAME} characters"
+        )
+    if not layout.instances:
+        yield f"layout {layout.name} has no instances; name at least one profile"
+    for each in layout.instances:
+        if each.start is not None and each.count != 1:
+            yield (
+                f"layout {layout.name} wants {each.count} x {each.profile} at {each.start}: only one instance can be at a start; "
+                "write one entry for each, or leave start out"
+            )
+        if each.start is not None and not 0 <= each.start <= _LAST_UNIT:
+            yield f"layout {layout.name} wants {each.profile} at {each.start}: a start is from 0 to {_LAST_UNIT}"
+
+
+def _warm(spec: MigPolicySpec) -> Iterator[str]:
+    for each in spec.warm:
+        if spec.profiles and each.profile not in spec.profiles:
+            yield f"spec.warm names {each.profile}, which spec.profiles leaves out; add it there"
+    yield from _repeated("spec.warm", [each.profile for each in spec.warm])
+    yield from _repeated("spec.profiles", spec.profiles)
+
+
+def _reset(reset: MigReset) -> Iterator[str]:
+    if reset.permit is ResetPermit.IN_WINDOWS and not reset.windows:
+        yield "permit InWindows needs at least one window in spec.reset.windows"
+    for window in reset.windows:
+        if not _START.fullmatch(window.start):
+            yield f'a window of spec.reset starts at a time such as "22:00", not "{window.start}"'
+        if not _SHORTEST <= open_for(window.duration) <= _LONGEST:
+            yield (
+                f"a window of spec.reset is open for 1m to 24h, written in hours and minutes such as 2h30m, not {window.duration}"
+            )
+        yield from _repeated("days of a window of spec.reset", window.days)
+
+
+def _repeated(where: str, names: Iterable[str]) -> Iterator[str]:
+    if twice := _twice(names):
+        yield f"{where} names {twice} twice; leave one of them out"
+
+
+def _twice(names: Iterable[str]) -> str:
+    return next((name for name, count in Counter(names).items() if count > 1), "")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _counts(value: object) -> Iterator[str]:
+    """Every count as it is written: one of 0 is no longer to be seen once it is read as what the API takes for unset."""
+    if isinstance(value, Mapping):
+        count = value.get("count")
+        if isinstance(count, int) and count < 1:
+            yield f"count of {value.get('profile')} is {count}: it must be at least 1"
+        elif isinstance(count, int) and count > _MOST_INSTANCES:
+            yield f"count of {value.get('profile')} is {count}: it must be at most {_MOST_INSTANCES}"
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _counts(inner)
+
+
+def _unknown_field(type_: Any, value: object, path: str) -> str:
+    """The first field that the struct does not have, with the one that may be meant; "" if there is none."""
+    shape = msgspec.inspect.type_info(type_) if isinstance(type_, type) else type_
+    if isinstance(shape, msgspec.inspect.UnionType):
+        shape = next((each for each in shape.types if not isinstance(each, msgspec.inspect.NoneType)), shape)
+    if isinstance(shape, msgspec.inspect.ListType) and isinstance(value, list):
+        found = (_unknown_field(shape.item_type, each, f"{path}[{index}]") for index, each in enumerate(value))
+        return next(filter(None, found), "")
+    if not isinstance(shape, msgspec.inspect.StructType) or not isinstance(value, Mapping):
+        return ""
+    fields = {field.encode_name: field.type for field in shape.fields}
+    for name, inner in value.items():
+        if name not in fields:
+            near = difflib.get_close_matches(str(name)[:100], fields, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(fields)}"
+            return f"there is no field {path}.{name}: {meant}".removesuffix("?") + ("?" if near else "")
+        if deeper := _unknown_field(fields[name], inner, f"{path}.{name}"):
+            return deeper
+    return ""

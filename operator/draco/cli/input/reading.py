@@ -1,0 +1,73 @@
+"""A live cluster, for commands that read it once: whole collections, and sentences about what of them cannot be read.
+
+Owns the patience with a server that has just started, and what is said without a right or a kind. Kept apart from `live` so that
+`draco status` does not load what allocation needs.
+"""
+
+from collections.abc import Mapping
+from random import Random
+from typing import TypeVar
+
+from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
+from draco.kube.connect.retry import retry
+from draco.kube.errors import Forbidden, NotFound
+from draco.resources.errors import DracoError
+from draco.resources.kinds import Kind
+
+T = TypeVar("T")
+
+
+class ClusterError(DracoError):
+    """The cluster cannot be read; says what is missing and how to get it."""
+
+
+def without_dra(client: Client) -> ClusterError:
+    """The cluster knows nothing of what this is all about."""
+    return ClusterError(
+        f"{client.connection.server} does not serve resource.k8s.io/v1 (Dynamic Resource Allocation), which Draco needs: "
+        "use Kubernetes 1.34 or newer, with the API group enabled."
+    )
+
+
+class Reader:
+    """Reads whole collections, and remembers in sentences what of them could not be read."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.unread: list[str] = []
+
+    async def all(self, kind: Kind[T]) -> list[T]:
+        """Every object of the kind that can be read. Raises ClusterError without the right to list them, or KubeError."""
+        try:
+            return await self._list(kind)
+        except Forbidden as error:
+            raise ClusterError(
+                f"these credentials may not list {kind.plural} in the whole cluster, without which nothing can be said: {error}"
+            ) from error
+
+    async def all_if_allowed(self, kind: Kind[T], consequence: str, params: Mapping[str, str] | None = None) -> list[T]:
+        """Every object of the kind; none, and a sentence about it, without the right to list them. Raises KubeError."""
+        try:
+            return await self._list(kind, params)
+        except Forbidden:
+            self.unread.append(f"These credentials may not list {kind.plural} in the whole cluster: {consequence}.")
+            return []
+
+    async def all_if_served(self, kind: Kind[T], consequence: str) -> list[T] | None:
+        """The same, and None where the cluster does not know the kind."""
+        try:
+            return await self.all_if_allowed(kind, consequence)
+        except NotFound:
+            return None
+
+    async def _list(self, kind: Kind[T], params: Mapping[str, str] | None = None) -> list[T]:
+        # A server that has just started, or that has just learnt a kind, asks to come back in a moment.
+        jitter = Random()  # noqa: S311 - spreads retries, guards nothing
+        page = await retry(
+            lambda: self._client.list_page(kind, params=params), clock=SystemClock(), random=jitter, attempts=4
+        )
+        self.unread += [
+            f"{kind.kind} {one.key} is left out, because it cannot be read: {one.error}." for one in page.undecodable
+        ]
+        return page.items

@@ -1,0 +1,89 @@
+"""Where the objects of a command come from: a live cluster, files, or files on top of a cluster.
+
+Owns the options that say so, the choice where they do not, and the reading. What is made of it is `world`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from draco.cli.input import world
+from draco.cli.input.live import read_cluster
+from draco.cli.input.manifests import Manifest, decode_all, files_option, read_manifests
+from draco.cli.input.world import World
+from draco.cli.options import CLUSTER_OPTIONS, Options, gathered
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.kube.errors import KubeconfigError
+from draco.resources.english import counted
+from draco.resources.written.manifests import ManifestError
+
+
+class Sources(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command line says of where objects come from."""
+
+    filenames: Sequence[str]
+    cluster: bool | None
+    namespace: str
+    kubeconfig: Path | None
+    context: str | None
+
+
+_OPTIONS: Options = (
+    files_option,
+    click.option(
+        "--cluster/--no-cluster",
+        default=None,
+        help="Put what the files say on top of a live cluster, or take the files alone.  [default: the cluster, unless the "
+        "files bring ResourceSlices]",
+    ),
+    click.option(
+        "-n",
+        "--namespace",
+        default="",
+        metavar="NAME",
+        help="Namespace of what names none.  [default: the context's, as kubectl takes it]",
+    ),
+    *CLUSTER_OPTIONS,
+)
+with_sources = gathered(Sources, _OPTIONS)
+"""Adds the options to a command, which gets them as one argument `sources`."""
+
+
+def read_world(sources: Sources) -> tuple[World, str]:
+    """What the command starts from, with a sentence in its notes that says so, and the namespace of what names none.
+
+    Raises ManifestError, KubeError, KubeconfigError or ClusterError.
+    """
+    manifests = read_manifests(sources.filenames)
+    if sources.filenames and not manifests:
+        raise ManifestError("the files hold no objects: give manifests as for `kubectl apply`, or leave out -f.")
+    alone = any(manifest.get("kind") == "ResourceSlice" for manifest, _ in manifests)
+    if sources.cluster is False or (sources.cluster is None and alone):
+        if not manifests:
+            raise click.UsageError("There is nothing to read: give files with -f, or leave --no-cluster out.")
+        namespace = sources.namespace or "default"
+        made = world.of_files(decode_all(manifests, namespace))
+        hint = "; --cluster puts them on top of a live one" if sources.cluster is None else ""
+        made.notes.insert(0, f"Devices and nodes are those of the files, not of a cluster{hint}.")
+        return made, namespace
+    return asyncio.run(_on_cluster(sources, manifests))
+
+
+async def _on_cluster(sources: Sources, manifests: Sequence[tuple[Manifest, str]]) -> tuple[World, str]:
+    """The same, where a live cluster is what the command starts from."""
+    try:
+        connection = await connect(sources.kubeconfig, sources.context)
+    except KubeconfigError:
+        decode_all(manifests, sources.namespace)  # what is wrong with the files is so on whatever cluster
+        raise
+    async with Client(connection) as client:
+        namespace = sources.namespace or connection.namespace
+        objects = decode_all(manifests, namespace)
+        made = world.of_cluster(await read_cluster(client), objects)
+    files = f", with {counted(len(objects), 'object')} of files" if objects else ""
+    made.notes.insert(0, f"The cluster is {made.server} as it is now{files}.")
+    return made, namespace

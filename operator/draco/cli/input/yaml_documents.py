@@ -1,0 +1,389 @@
+"""YAML and JSON text as plain values, however it was meant, and on which line each thing stands.
+
+Owns the reading of untrusted text: what a scalar stands for (as kubectl reads it), keys that stand twice, aliases that run in
+circles or multiply, depth and size. Every refusal is one sentence with its line. Knows nothing of Kubernetes' objects.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
+
+import yaml
+
+from draco.resources.written.manifests import ManifestError
+
+MAX_DEPTH: Final = 100
+"""Objects of Kubernetes are about a dozen levels deep; what drivers put into their parameters is deeper at times."""
+MAX_VALUES: Final = 20_000_000
+"""Values of one document, those that aliases repeat included: beyond the largest list of a cluster's slices."""
+
+_LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SCALAR_TAGS: Final = "tag:yaml.org,2002:"
+
+
+Path: TypeAlias = Sequence[str | int]
+Rule: TypeAlias = Literal["yaml", "duplicate-key", "size"]
+_Places: TypeAlias = dict[int, dict[str | int, int]]
+_NOWHERE: Final[_Places] = {}
+
+
+class DocumentError(ManifestError):
+    """Text that cannot be read: what is wrong with it, on which line, and by which rule."""
+
+    def __init__(self, where: str, line: int, problem: str, rule: Rule = "yaml") -> None:
+        super().__init__(f"{where}: {problem}.")
+        self.line = line
+        self.problem = problem
+        self.rule: Rule = rule
+
+
+class Document(NamedTuple):
+    """One document of a file: its number, the line on which it begins, and its value."""
+
+    number: int
+    line: int
+    value: object
+    size: int = 0
+    """Keys and values, those that aliases repeat included; 0 of JSON."""
+    places: Mapping[int, Mapping[str | int, int]] = MappingProxyType({})
+    """The line of each key and item, by the `id` of what holds it; where it was asked for."""
+
+    def line_of(self, path: Path) -> int:
+        """The line of what a path leads to, or of the nearest thing above it."""
+        line = self.line
+        here: Any = self.value
+        for step in path:
+            lines = self.places.get(id(here), {})
+            if step not in lines:
+                break
+            line, here = lines[step], here[step]
+        return line
+
+
+def documents(name: str, text: str) -> Iterator[Document]:
+    """The documents in a text, empty ones left out. Raises ManifestError."""
+    if text.lstrip()[:1] in {"{", "["}:
+        try:
+            yield from list(_json_documents(name, text))
+        except _NotJsonError as error:
+            if name.endswith(".json"):
+                raise ManifestError(str(error)) from error
+        else:
+            return
+    yield from _yaml_documents(name, text, None)
+
+
+def placed_documents(name: str, text: str) -> Iterator[Document]:
+    """The documents in a YAML text, and on which line each thing of them stands. Raises DocumentError."""
+    yield from _yaml_documents(name, text, {})
+
+
+class _NotJsonError(ValueError):
+    """A text is no JSON; it may still be YAML, whose braces are less strict."""
+
+
+def _json_documents(name: str, text: str) -> Iterator[Document]:
+    """JSON objects one after another, as kubectl takes them too."""
+    decoder = json.JSONDecoder(object_pairs_hook=_without_twins, parse_constant=_no_constant, parse_int=_integer)
+    position, number = _after_blanks(text, 0), 0
+    while position < len(text):
+        line = text.count("\n", 0, position) + 1
+        number += 1
+        try:
+            value, position = decoder.raw_decode(text, position)
+        except json.JSONDecodeError as error:
+            raise _NotJsonError(f"{name}, line {error.lineno}: this is not valid JSON: {error.msg}.") from error
+        except _TwinError as error:
+            raise ManifestError(
+                f'{name}, document {number} (line {line}): the key "{error}" stands twice in one object; leave one of them out.'
+            ) from error
+        except (ValueError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise ManifestError(f"{name}, document {number} (line {line}) cannot be read: {reason}.") from error
+        _check(value, f"{name}, document {number} (line {line})")
+        yield Document(number, line, value)
+        position = _after_blanks(text, position)
+
+
+_BLANKS: Final = re.compile(r"\s*")
+
+
+def _after_blanks(text: str, position: int) -> int:
+    found = _BLANKS.match(text, position)
+    return found.end() if found else position
+
+
+class _TwinError(ValueError):
+    """A key stands twice."""
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _TwinError(key[:80])
+            seen.add(key)
+    return made
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _integer(text: str) -> int | float:
+    return int(text) if len(text) <= 40 else float(text)
+
+
+def _check(value: Any, where: str) -> None:
+    """Refuse what is too deep, and halves of characters that no text in UTF-8 can have."""
+    waiting = [(value, 1)]
+    while waiting:
+        item, depth = waiting.pop()
+        if isinstance(item, str):
+            if not item.isascii() and _HALF.search(item):
+                raise ManifestError(f"{where}: a text has half of a character in it (\\ud800 to \\udfff); correct it.")
+        elif isinstance(item, dict | list):
+            if depth > MAX_DEPTH:
+                raise ManifestError(
+                    f"{where}: it is nested more than {MAX_DEPTH} levels deep; no object of Kubernetes is."
+                )
+            inner = [*item.keys(), *item.values()] if isinstance(item, dict) else item
+            waiting += [(each, depth + 1) for each in inner if isinstance(each, str | dict | list)]
+
+
+_HALF: Final = re.compile("[\ud800-\udfff]")
+
+
+def _yaml_documents(name: str, text: str, places: _Places | None) -> Iterator[Document]:
+    try:
+        yield from _Builder(name, places).documents(yaml.parse(text, Loader=_LOADER))
+    except yaml.YAMLError as error:
+        raise _not_yaml(name, text, error) from error
+
+
+def _not_yaml(name: str, text: str, error: yaml.YAMLError) -> DocumentError:
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text.count("\n", 0, error.position) + 1 if isinstance(error.position, int) else 1
+        character = error.character if isinstance(error.character, int) else ord(str(error.character)[:1] or "\0")
+        return DocumentError(
+            f"{name}, line {line}", line, f"the character U+{character:04X} may not stand in YAML; remove it"
+        )
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark is not None else name
+    problem = getattr(error, "problem", None) or "it cannot be read"
+    hint = ""
+    if mark is not None and "\t" in _line(text, mark.line)[: mark.column + 1]:
+        hint = "; indent with blanks, as YAML takes no tabs"
+    return DocumentError(where, mark.line + 1 if mark is not None else 1, f"this is not valid YAML: {problem}{hint}")
+
+
+def _line(text: str, number: int) -> str:
+    lines = text.split("\n", number + 1)
+    return lines[number] if number < len(lines) else ""
+
+
+class _Frame:
+    """A list or mapping that is being read."""
+
+    __slots__ = ("anchor", "key", "line", "lines", "merged", "size", "value")
+
+    def __init__(self, value: Any, anchor: str | None, line: int) -> None:
+        self.value = value
+        self.anchor = anchor
+        self.line = line
+        self.key: Any = _NO_KEY
+        self.lines: dict[str | int, int] = {}
+        self.merged: list[dict[str, Any]] = []
+        self.size = 1
+
+
+_NO_KEY: Final = object()
+_MERGE: Final = object()
+_OPEN: Final = object()
+"""Stands for what an anchor names while that is still being read."""
+
+
+class _Builder:
+    """Builds values from events, without recursion. Aliases share what they repeat; its size is counted each time."""
+
+    def __init__(self, name: str, places: _Places | None) -> None:
+        self._name = name
+        self._places = places
+        self._number = 0
+        self._begins = 1
+        self._anchors: dict[str, tuple[Any, int]] = {}
+        self._stack: list[_Frame] = []
+        self._root: Any = None
+        self._size = 0
+
+    def documents(self, events: Iterator[Any]) -> Iterator[Document]:
+        """The documents of a stream, empty ones left out."""
+        for event in events:
+            line = event.start_mark.line + 1
+            match event:
+                case yaml.ScalarEvent():
+                    self._add(self._scalar(event, line), 1, line, anchor=event.anchor)
+                case yaml.MappingStartEvent():
+                    self._open({}, event.anchor, line)
+                case yaml.SequenceStartEvent():
+                    self._open([], event.anchor, line)
+                case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+                    self._close()
+                case yaml.AliasEvent():
+                    self._alias(event.anchor, line)
+                case yaml.DocumentStartEvent():
+                    self._number += 1
+                    self._begins, self._root = line + event.explicit, None
+                    self._anchors.clear()
+                    if self._places is not None:
+                        self._places = {}
+                case yaml.DocumentEndEvent():
+                    if self._root is not None:
+                        yield Document(self._number, self._begins, self._root, self._size, self._places or _NOWHERE)
+
+    def _fail(self, line: int, what: str, rule: Rule = "yaml") -> NoReturn:
+        raise DocumentError(f"{self._name}, document {self._number}, line {line}", line, what, rule)
+
+    def _open(self, value: Any, anchor: str | None, line: int) -> None:
+        if len(self._stack) >= MAX_DEPTH:
+            self._fail(line, f"it is nested more than {MAX_DEPTH} levels deep; no object of Kubernetes is", "size")
+        if self._stack and isinstance(self._stack[-1].value, dict) and self._stack[-1].key is _NO_KEY:
+            self._fail(line, "a key must be a text, not a list or an object")
+        if anchor:
+            self._anchors[anchor] = (_OPEN, 0)
+        self._stack.append(_Frame(value, anchor, line))
+
+    def _close(self) -> None:
+        frame = self._stack.pop()
+        value = frame.value
+        if frame.merged:
+            value = {}
+            for each in reversed(frame.merged):
+                value |= each
+            value |= frame.value
+        if self._places is not None:
+            self._places[id(value)] = frame.lines
+        self._add(value, frame.size, frame.line, anchor=frame.anchor)
+
+    def _alias(self, anchor: str | None, line: int) -> None:
+        if anchor is None or anchor not in self._anchors:
+            self._fail(line, f"the alias *{anchor} repeats nothing: there is no &{anchor} before it")
+        value, size = self._anchors[anchor]
+        if value is _OPEN:
+            self._fail(
+                line, f"the alias *{anchor} stands inside of what it repeats, which never ends; write it out", "size"
+            )
+        self._add(value, size, line)
+
+    def _add(self, value: Any, size: int, line: int, *, anchor: str | None = None) -> None:
+        """Put a finished value where it belongs: into the list or mapping around it, as a key of it, or as the document."""
+        if anchor:
+            self._anchors[anchor] = (value, size)
+        if not self._stack:
+            self._root, self._size = value, size
+            return
+        frame = self._stack[-1]
+        frame.size += size
+        if frame.size > MAX_VALUES:
+            self._fail(
+                line,
+                f"with its aliases written out it has more than {MAX_VALUES:,} values; write it without them",
+                "size",
+            )
+        if isinstance(frame.value, list):
+            frame.lines[len(frame.value)] = line
+            frame.value.append(value)
+        elif frame.key is _NO_KEY:
+            frame.key = value if value is _MERGE else self._key(frame, value, line)
+        else:
+            key, frame.key = frame.key, _NO_KEY
+            if key is _MERGE:
+                frame.merged += self._merged(value, line)
+            else:
+                frame.value[key] = value
+
+    def _key(self, frame: _Frame, value: Any, line: int) -> str:
+        if isinstance(value, dict | list) or value is None:
+            self._fail(line, "a key must be a text, not empty, a list or an object")
+        key = str(value).lower() if isinstance(value, bool) else str(value)
+        if key in frame.lines:
+            self._fail(
+                line,
+                f'the key "{key[:80]}" stands in line {frame.lines[key]} already; leave one of them out',
+                "duplicate-key",
+            )
+        frame.lines[key] = line
+        return key
+
+    def _merged(self, value: Any, line: int) -> list[dict[str, Any]]:
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(each, dict) for each in values):
+            self._fail(line, "<< merges objects only")
+        return values
+
+    def _scalar(self, event: Any, line: int) -> Any:
+        text: str = event.value
+        tag = event.tag or ""
+        if tag in {"", "!"}:
+            if not event.implicit[0]:
+                return text
+            frame = self._stack[-1] if self._stack else None
+            if text == "<<" and frame is not None and isinstance(frame.value, dict) and frame.key is _NO_KEY:
+                return _MERGE
+            return resolved(text)
+        kind = tag.removeprefix(_SCALAR_TAGS)
+        value = text if kind == "str" else resolved(text)
+        wanted = {"str": str, "int": int, "float": int | float, "bool": bool, "null": type(None)}.get(kind)
+        if wanted is None:
+            self._fail(line, f"the tag {tag[:80]} means nothing to Kubernetes; leave it out")
+        if not isinstance(value, wanted):
+            self._fail(line, f'"{text[:80]}" is not of the type that its tag says; leave the tag out')
+        return value
+
+
+_WORDS: Final[dict[str, bool | None]] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"), True),
+    **dict.fromkeys(("n", "N", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"), False),
+}
+_INTEGER: Final = re.compile(r"[-+]?(?:0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)")
+_FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+
+
+_EXACT: Final = 1e15
+"""Below it a float tells a whole number exactly."""
+
+
+def resolved(text: str) -> str | int | float | bool | None:
+    """What an unquoted scalar stands for, as kubectl reads it: YAML 1.1, but times and 1:30 are texts."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if text[0] not in "+-.0123456789" or len(text) > 40:
+        return text
+    if _INTEGER.fullmatch(text):
+        return _whole(text)
+    return _real(text)
+
+
+def _real(text: str) -> str | int | float:
+    if not _FLOAT.fullmatch(text):
+        return text
+    number = float(text)
+    if not math.isfinite(number):
+        return text
+    return int(number) if number.is_integer() and abs(number) < _EXACT else number
+
+
+def _whole(text: str) -> str | int | float:
+    plain = text.replace("_", "").lower()
+    sign, digits = (plain[0], plain[1:]) if plain[0] in "+-" else ("", plain)
+    base = {"0b": 2, "0o": 8, "0x": 16}.get(digits[:2], 8 if len(digits) > 1 and digits[0] == "0" else 10)
+    try:
+        return int(sign + digits, base)
+    except ValueError:  # 08, or 0x without digits
+        return _real(text)

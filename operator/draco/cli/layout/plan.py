@@ -1,0 +1,403 @@
+"""What policies in files, and policies that go, would change, GPU by GPU.
+
+Owns the asking: the operator's own decision (`mig_policy`) is made once with the policies as they would be, and once more as if
+the agents had taken it up, which tells how each GPU would stand. Pure: the time is an argument.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+
+from draco.cli.layout.schema import GpuPlanView, Outcome, PlaceView, PlanView, PolicyPlanView, WaitView
+from draco.cli.layout.sources import Observed
+from draco.cli.layout.view import Holders, holders_of
+from draco.cli.status.view import natural
+from draco.mig.board import Board
+from draco.mig.gpu_plan import GpuPlan, ObservedGpu, Part, plan_gpu
+from draco.mig_policy import (
+    NodeDecision,
+    Outlook,
+    Permit,
+    Rules,
+    SeenNode,
+    decide,
+    oldest_first,
+    permit,
+    promises,
+    rules_of,
+    summary,
+)
+from draco.mig_policy.decide import GpuDecision
+from draco.mig_policy.foresight import at_last, observed
+from draco.mig_policy.gpu_state import LayoutState, condition_of
+from draco.mig_policy.matching import Answer, whole_gpus
+from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID
+from draco.mig_policy.wishes import wish
+from draco.resources.api.draco import (
+    GpuNode,
+    GpuStatus,
+    InstanceUse,
+    MigMode,
+    MigPolicy,
+    PromisedDevice,
+    ResetPermit,
+    WantedGpu,
+)
+from draco.resources.api.meta import LabelSelector, ObjectMeta
+from draco.resources.api.slices import ResourceSlice, by_pool, own_slices
+from draco.resources.names import PoolKey
+
+_WHOLE = "the whole GPU"
+_NONE_OF_ITS_OWN = frozenset({"NotUnderstood", "NothingMatches", "OlderPolicy"})
+
+
+class _Policies(NamedTuple):
+    """The policies before and after, made ready, and when each may reset."""
+
+    before: Sequence[Rules]
+    after: Sequence[Rules]
+    permits: Mapping[str, Permit]
+    asked: frozenset[str]
+    deleted: Sequence[MigPolicy]
+
+    @property
+    def told(self) -> frozenset[str]:
+        """Those of whose GPUs something is said."""
+        return self.asked | {each.metadata.name for each in self.deleted}
+
+    @property
+    def granted(self) -> dict[str, bool]:
+        return {name: each.granted for name, each in self.permits.items()}
+
+    @property
+    def understood(self) -> list[str]:
+        """Those asked about of which something can be said GPU by GPU."""
+        return [each.name for each in self.after if each.name in self.asked and not each.problem]
+
+    def named(self, name: str) -> Rules | None:
+        return next((each for each in self.after if each.name == name), None)
+
+
+class _Node(NamedTuple):
+    """One node as it is, and `then`, once its agent has taken up what is decided; and what is decided before and then.
+
+    `promised` is what the operator then tells the agent of claims.
+    """
+
+    node: GpuNode
+    then: GpuNode
+    before: NodeDecision
+    taken_up: NodeDecision
+    held: Holders
+    promised: Sequence[PromisedDevice]
+
+    @property
+    def had(self) -> Mapping[str, WantedGpu]:
+        """What its GPUs have been wanted to be until now, by UUID."""
+        return {each.uuid: each for each in (*self.before.wanted, *self.node.spec.gpus)}
+
+    def owner(self, uuid: str) -> str:
+        """The policy that has had a GPU until now; "" for none."""
+        decided = next((each.policy for each in self.before.gpus if each.uuid == uuid), "")
+        return self.had[uuid].policy if uuid in self.had else decided
+
+
+def plan(seen: Observed, now: datetime) -> PlanView:
+    """What applying `seen.asked` and deleting `seen.deleted` changes."""
+    policies = _policies(seen, now)
+    holders = holders_of(seen.claims)
+    slices = by_pool(seen.slices)
+    nodes = [
+        _node(seen, node, policies, slices, holders)
+        for _, node in sorted(seen.gpu_nodes.items(), key=lambda pair: natural(pair[0]))
+    ]
+    gpus = [each for node in nodes for each in _gpus(node, policies)]
+    outlook = Outlook([node.taken_up for node in nodes], now)
+    told = [_deleted(policy, nodes) for policy in policies.deleted]
+    told += [
+        _policy(rules, outlook, seen.policies.get(rules.name))
+        for rules in policies.after
+        if rules.name in policies.asked
+    ]
+    return PlanView(
+        server=seen.server,
+        applicable=not any(each.problem for each in told) and not any(each.outcome is Outcome.CANNOT for each in gpus),
+        policies=told,
+        gpus=gpus,
+        notes=seen.notes + _notes(seen, policies),
+    )
+
+
+def _policies(seen: Observed, now: datetime) -> _Policies:
+    after = {name: each for name, each in seen.policies.items() if name not in seen.deleted}
+    for each in seen.asked:
+        known = seen.policies.get(each.metadata.name)
+        # A change does not make a policy younger.
+        after[each.metadata.name] = msgspec.structs.replace(each, metadata=known.metadata) if known else _new(each)
+    rules = [rules_of(each) for each in oldest_first(after.values())]
+    return _Policies(
+        before=[rules_of(each) for each in oldest_first(seen.policies.values())],
+        after=rules,
+        permits={each.name: permit(each.policy.spec.reset, now) for each in rules},
+        asked=frozenset(each.metadata.name for each in seen.asked),
+        deleted=[seen.policies[name] for name in seen.deleted],
+    )
+
+
+def _new(policy: MigPolicy) -> MigPolicy:
+    meta = ObjectMeta(name=policy.metadata.name, creation_timestamp=policy.metadata.creation_timestamp, generation=1)
+    return msgspec.structs.replace(policy, metadata=meta)
+
+
+def _node(
+    seen: Observed,
+    node: GpuNode,
+    policies: _Policies,
+    slices: Mapping[PoolKey, Sequence[ResourceSlice]],
+    holders: Mapping[PoolKey, Holders],
+) -> _Node:
+    name, driver = node.metadata.name, node.status.driver
+    known = seen.nodes.get(name)
+    devices = [
+        device for part in own_slices(slices.get(PoolKey(driver, name), ()), name) for device in part.spec.devices
+    ]
+    whole = whole_gpus(devices, node.status.gpus, driver=driver)
+    at = SeenNode(gpu_node=node, labels=known.metadata.labels if known else {}, devices=whole)
+    before = decide(at, policies.before, policies.granted)
+    decided = decide(at, policies.after, policies.granted)
+    taken_up = msgspec.structs.replace(
+        node,
+        spec=msgspec.structs.replace(node.spec, gpus=decided.wanted),
+        status=msgspec.structs.replace(node.status, observed_generation=node.metadata.generation),
+    )
+    again = decide(msgspec.structs.replace(at, gpu_node=taken_up), policies.after, policies.granted)
+    # A GPU that is not reported now is forgotten with its policy.
+    lost = [each for each in decided.gpus if each.uuid not in {known.uuid for known in again.gpus}]
+    again = msgspec.structs.replace(again, gpus=(*again.gpus, *lost))
+    held = holders.get(PoolKey(driver, name), {})
+    promised = promises(node, decided.wanted, {device: claims[0] for device, claims in held.items()})
+    return _Node(node, taken_up, before, again, held, promised)
+
+
+def _gpus(node: _Node, policies: _Policies) -> Iterable[GpuPlanView]:
+    reported = {each.uuid: each for each in node.node.status.gpus}
+    for decision in sorted(node.taken_up.gpus, key=lambda each: natural(each.device)):
+        uuid = decision.uuid
+        before = node.owner(uuid)
+        plain = GpuPlanView(
+            node=node.node.metadata.name,
+            device=decision.device,
+            uuid=uuid,
+            outcome=Outcome.OLDER,
+            before=before,
+            policy=decision.policy,
+            mode=decision.wanted.mode.value if decision.wanted else "",
+        )
+        if policies.told & {decision.policy, before}:
+            gpu = reported.get(uuid, GpuStatus(device=decision.device, uuid=uuid))
+            seen = observed(gpu, node.taken_up.boards.get(decision.board, Board(())), node.held)
+            made = plan_gpu(seen, decision.wanted, [each for each in node.promised if each.uuid == uuid])
+            what = _Foreseen(gpu, seen, made)
+            planned = _planned(plain, what, decision, node.then, policies)
+            yield planned if decision.policy else _left(planned, what, node.had.get(uuid))
+        elif (said := _said(decision, policies.understood)) is not None:
+            yield msgspec.structs.replace(plain, outcome=said[0], message=said[1])
+
+
+def _said(decision: GpuDecision, understood: Iterable[str]) -> tuple[Outcome, str] | None:
+    """What there is to say of a GPU that none of the policies has; None where they do not mean it."""
+    verdicts = [decision.verdicts[name] for name in understood if name in decision.verdicts]
+    if any(each.answer is Answer.SELECTED for each in verdicts):
+        return Outcome.OLDER, f"belongs to the older policy {decision.policy}"
+    unknown = next((each for each in verdicts if each.answer is Answer.UNKNOWN), None)
+    return (Outcome.UNKNOWN, unknown.error.rstrip(".")) if unknown else None
+
+
+class _Foreseen(NamedTuple):
+    """A GPU as it is reported and as the planner sees it, with what its agent will do."""
+
+    gpu: GpuStatus
+    seen: ObservedGpu
+    plan: GpuPlan
+
+
+def _planned(
+    plain: GpuPlanView, what: _Foreseen, decision: GpuDecision, then: GpuNode, policies: _Policies
+) -> GpuPlanView:
+    gpu, made = what.gpu, what.plan
+    board = what.seen.board or Board(())
+    rules = policies.named(decision.policy)
+    if rules is not None and _hindered(rules.policy, gpu, board):
+        failed = decision.condition.state is LayoutState.FAILED
+        outcome = Outcome.CANNOT if failed else Outcome.UNKNOWN
+        return msgspec.structs.replace(plain, outcome=outcome, message=decision.condition.message)
+    shown = _shown(plain, made)
+    outcome, message = _outcome(shown), _remark(board, made)
+    resets = made.needs_reset or what.seen.pending
+    if rules is not None and resets:
+        outcome, message = _reset(made, rules, policies.permits[rules.name])
+    elif rules is not None and decision.wanted is not None:
+        at_end = condition_of(then, at_last(gpu, board, made), decision.wanted, rules.policy.spec.reset.permit)
+        if at_end.state is LayoutState.FAILED:
+            outcome, message = Outcome.CANNOT, at_end.message
+    if resets and not policies.permits.get(decision.policy, Permit(False)).granted:
+        shown = msgspec.structs.replace(shown, makes=[], makes_later=[*shown.makes, *shown.makes_later])
+    return msgspec.structs.replace(shown, outcome=outcome, message=message)
+
+
+def _shown(plain: GpuPlanView, made: GpuPlan) -> GpuPlanView:
+    """With the steps of a plan."""
+    waits = [_wait(part) for part in made.in_the_way]
+    if made.whole and made.mode is MigMode.STATIC:
+        waits.append(WaitView(what=_WHOLE, claims=list(made.whole)))
+    coming = [part for part in made.promised if part.use is None and part not in made.in_the_way]
+    return msgspec.structs.replace(
+        plain,
+        mode_change=made.mode_change,
+        keeps=[PlaceView(profile=part.profile, start=part.start) for part in made.keeps],
+        promised=[_wait(part) for part in sorted(coming, key=lambda part: part.start)],
+        destroys=[PlaceView(profile=part.profile, start=part.start) for part in made.destroys],
+        makes=[PlaceView(profile=one.profile.name, start=one.start) for one in made.makes],
+        makes_later=[PlaceView(profile=one.profile, start=one.start) for one in made.makes_later],
+        waits=waits,
+    )
+
+
+def _wait(part: Part) -> WaitView:
+    if part.claims:
+        return WaitView(what=str(part), claims=list(part.claims))
+    return WaitView(what=str(part), holder="" if part.use is InstanceUse.FOREIGN else part.holder)
+
+
+def _left(planned: GpuPlanView, what: _Foreseen, had: WantedGpu | None) -> GpuPlanView:
+    """With what follows where nobody has a GPU any more: it is no longer offered in parts."""
+    if what.gpu.mig is None:
+        message = "its agent does not report it now; when it does, what is idle there is destroyed"
+        return msgspec.structs.replace(planned, outcome=Outcome.UNKNOWN, message=message)
+    if had is None or had.mode is MigMode.DISABLED:
+        return planned
+    outcome = Outcome.CHANGES if planned.outcome is Outcome.UNCHANGED else planned.outcome
+    return msgspec.structs.replace(planned, outcome=outcome, message=_offered(what))
+
+
+def _offered(what: _Foreseen) -> str:
+    """How claims get a GPU that nobody has."""
+    seen, made = what.seen, what.plan
+    if seen.enabled and seen.switched_by_reset:
+        return (
+            "no further claim gets it until MIG is off, which takes a reset: a policy of mode Disabled that permits one turns it "
+            "off, deleting a policy does not"
+        )
+    if any(part.use is InstanceUse.FOREIGN for part in seen.parts):
+        return "no further claim gets it until what others made there is destroyed by hand"
+    until = (
+        ", once those that have parts of it end" if any(part.claims for part in (*made.keeps, *made.promised)) else ""
+    )
+    return f"further claims get it as a whole only{until}"
+
+
+def _hindered(policy: MigPolicy, gpu: GpuStatus, board: Board) -> bool:
+    """Whether it cannot be said what the policy wants of the GPU."""
+    return gpu.mig is None or wish(policy, gpu.uuid, gpu.mig, board if board.profiles else None).wanted is None
+
+
+def _outcome(shown: GpuPlanView) -> Outcome:
+    if shown.waits or shown.makes_later:
+        return Outcome.WAITS
+    return Outcome.CHANGES if shown.makes or shown.destroys or shown.mode_change else Outcome.UNCHANGED
+
+
+def _remark(board: Board, made: GpuPlan) -> str:
+    """What else is to be known where nothing is wrong."""
+    if made.mode_change == "on" and not board.profiles:
+        return "what fits on its board is known once MIG is on: plan again then"
+    lacking = ", ".join(f"{one.missing} x {one.profile}" for one in made.no_room)
+    return f"there is no room now to keep {lacking} warm" if lacking else ""
+
+
+def _reset(made: GpuPlan, rules: Rules, allowed: Permit) -> tuple[Outcome, str]:
+    what = f"turning MIG {made.mode_change} needs a reset of the GPU" if made.mode_change else "the GPU needs a reset"
+    if allowed.granted:
+        return Outcome.RESET, f"{what}, which the policy permits now"
+    if rules.policy.spec.reset.permit is ResetPermit.NEVER:
+        by_hand = f"switch it {made.mode_change} with nvidia-smi -mig and " if made.mode_change else ""
+        return Outcome.CANNOT, f"{what}, and spec.reset.permit is Never; permit it, or {by_hand}reset the GPU by hand"
+    if allowed.until is None:
+        return Outcome.CANNOT, f"{what}, and no window of spec.reset ever opens"
+    return Outcome.RESET, f"{what}, which the policy permits from {allowed.until:%Y-%m-%d %H:%M} UTC"
+
+
+def _policy(rules: Rules, outlook: Outlook, before: MigPolicy | None) -> PolicyPlanView:
+    status = summary(rules, outlook)
+    conditions = {each.type: each for each in status.conditions}
+    valid, applied = conditions[CONDITION_VALID], conditions[CONDITION_APPLIED]
+    problem = valid.message if valid.status == "False" else ""
+    if not problem and applied.reason in _NONE_OF_ITS_OWN:
+        problem = applied.message
+    conflicts = conditions[CONDITION_CONFLICTING].message
+    return PolicyPlanView(
+        name=rules.name,
+        mode=rules.policy.spec.mode.value,
+        layout=rules.policy.spec.layout,
+        new=before is None,
+        unchanged=before is not None and before.spec == rules.policy.spec,
+        gpus=status.gpus or 0,
+        problem=problem,
+        message="" if applied.reason == "OlderPolicy" else conflicts,
+    )
+
+
+def _deleted(policy: MigPolicy, nodes: Iterable[_Node]) -> PolicyPlanView:
+    name = policy.metadata.name
+    heirs = Counter(
+        decision.policy for node in nodes for decision in node.taken_up.gpus if node.owner(decision.uuid) == name
+    )
+    return PolicyPlanView(
+        name=name,
+        mode=policy.spec.mode.value,
+        layout=policy.spec.layout,
+        new=False,
+        deleted=True,
+        gpus=sum(heirs.values()),
+        message=_inherited(heirs),
+    )
+
+
+def _inherited(heirs: Mapping[str, int]) -> str:
+    """Who has its GPUs then."""
+    shares = sorted((not name, f"policy {name}" if name else "no policy", count) for name, count in heirs.items())
+    if not shares:
+        return "It has no GPU."
+    if len(shares) == 1:
+        (_, heir, count) = shares[0]
+        return f"Its {'GPU goes' if count == 1 else 'GPUs go'} to {heir}."
+    return f"Its GPUs go to {', '.join(f'{heir} ({count})' for _, heir, count in shares)}."
+
+
+def _notes(seen: Observed, policies: _Policies) -> list[str]:
+    return [*_gone(seen, policies), *_without_labels(seen, policies)]
+
+
+def _without_labels(seen: Observed, policies: _Policies) -> list[str]:
+    """Node selectors ask for labels, which the files may have left out."""
+    asking = [each.name for each in policies.after if each.policy.spec.node_selector not in (None, LabelSelector())]
+    missing = [name for name in seen.gpu_nodes if name not in seen.nodes]
+    if seen.server or not asking or not missing:
+        return []
+    nodes = "node" if len(seen.gpu_nodes) == 1 else "nodes"
+    whose = f"{len(missing)} of {len(seen.gpu_nodes)} {nodes}"
+    text = f"The files do not bring the labels of {whose}, for which spec.nodeSelector of {', '.join(asking)} asks"
+    return [f"{text}; give `kubectl get nodes -o json` with -f, too."]
+
+
+def _gone(seen: Observed, policies: _Policies) -> list[str]:
+    known = {each.name for each in policies.after}
+    named = {each.policy for node in seen.gpu_nodes.values() for each in node.spec.gpus}
+    gone = sorted(named - known - set(seen.deleted))
+    if not gone or seen.server:
+        return []
+    text = f"GPUs of the files belong to {', '.join(gone)}, which the files do not bring: this is as if it were deleted"
+    return [f"{text}; give it with -f, too."]

@@ -1,0 +1,164 @@
+"""How a plan reads: each policy, then what becomes of its GPUs, equal ones together.
+
+Owns words, order and folding. Colour only repeats what the words say. Computes nothing.
+"""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from draco.cli.layout.schema import GpuPlanView, Outcome, PlaceView, PlanView, PolicyPlanView, WaitView
+
+STYLES = {
+    Outcome.CANNOT: "red",
+    Outcome.RESET: "magenta",
+    Outcome.WAITS: "yellow",
+    Outcome.UNKNOWN: "yellow",
+    Outcome.CHANGES: "cyan",
+    Outcome.UNCHANGED: "green",
+}
+_NAMED = 4
+"""GPUs of a group that are named; the others are counted."""
+_MOST_GROUPS = 16
+"""Groups of one outcome that are told; the GPUs of the others are counted."""
+_INDENT = " " * 4
+
+
+def show(view: PlanView, console: Console, width: int) -> None:
+    """Print the plan. `width` is where long lines break."""
+    for note in view.notes:
+        _print(console, width, f"- {note}", ("", "  "), "yellow")
+    for policy in view.policies:
+        _print(console, width, _headline(policy), ("", _INDENT))
+        if policy.problem:
+            _print(console, width, policy.problem, ("  ", _INDENT), "red")
+        if policy.message:
+            _print(console, width, policy.message, ("  ", _INDENT))
+    groups = _folded(view.gpus)
+    for outcome in Outcome:
+        those = [group for group in groups if group[0].outcome is outcome]
+        for gpus in those[:_MOST_GROUPS]:
+            _group(console, width, gpus)
+        if more := sum(len(gpus) for gpus in those[_MOST_GROUPS:]):
+            console.print()
+            console.print(
+                Text.assemble((outcome.value, STYLES.get(outcome, "")), f"  {more} more: list them with -o json")
+            )
+    console.print()
+    _print(console, width, verdict(view), ("", ""), "green" if view.applicable else "red")
+
+
+def _group(console: Console, width: int, gpus: Sequence[GpuPlanView]) -> None:
+    first = gpus[0]
+    word = first.outcome.value
+    text = f"{word}  {_count(len(gpus))}: {_names(gpus)}"
+    wrapped = textwrap.wrap(text, width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
+    console.print()
+    console.print(Text.assemble((word, STYLES.get(first.outcome, "")), wrapped[0][len(word) :]))
+    for line in wrapped[1:]:
+        console.print(line)
+    for sentence in sentences(first):
+        _print(console, width, sentence, (_INDENT, f"{_INDENT}  "))
+
+
+def _headline(policy: PolicyPlanView) -> str:
+    layout = f", layout {policy.layout}" if policy.mode == "Static" else ""
+    return f"Policy {policy.name} ({_fate(policy)}, {policy.mode}{layout}): {_count(policy.gpus)}"
+
+
+def _fate(policy: PolicyPlanView) -> str:
+    if policy.deleted:
+        return "deleted"
+    if policy.new:
+        return "new"
+    return "unchanged" if policy.unchanged else "changed"
+
+
+def verdict(view: PlanView) -> str:
+    """The one sentence at the end."""
+    cannot = sum(each.outcome is Outcome.CANNOT for each in view.gpus)
+    problems = [each.name for each in view.policies if each.problem]
+    if problems:
+        return f"Policy {', '.join(problems)} cannot be applied as it is."
+    done = "deleted" if all(each.deleted for each in view.policies) else "applied"
+    if cannot:
+        nearly = f"It can be deleted, but the next policy cannot be applied on {_count(cannot)}."
+        return f"It cannot be applied on {_count(cannot)}." if done == "applied" else nearly
+    later = sum(each.outcome in {Outcome.WAITS, Outcome.RESET, Outcome.UNKNOWN} for each in view.gpus)
+    changing = sum(each.outcome is Outcome.CHANGES for each in view.gpus)
+    said = [f"{_count(number)} {when}" for number, when in ((changing, "at once"), (later, "later")) if number]
+    return f"It can be {done}: {', '.join(said)}." if said else f"It can be {done}, and changes nothing."
+
+
+def sentences(gpu: GpuPlanView) -> Iterator[str]:
+    """What happens to a GPU, in its order."""
+    if gpu.message:
+        yield gpu.message
+    if gpu.outcome is Outcome.OLDER:
+        return
+    if gpu.policy != gpu.before:
+        yield f"goes from {gpu.before or 'no policy'} to {gpu.policy or 'no policy'}"
+    if gpu.destroys:
+        yield f"destroys {_places(gpu.destroys)} (idle)"
+    for wait in gpu.waits:
+        yield f"waits for {_who(wait)}"
+    if gpu.mode_change:
+        yield f"turns MIG {gpu.mode_change}"
+    if gpu.makes:
+        yield f"makes {_places(gpu.makes)}"
+    if gpu.makes_later:
+        yield f"makes {_places(gpu.makes_later)} after that"
+    if gpu.keeps and (gpu.destroys or gpu.makes or gpu.makes_later or gpu.waits):
+        yield f"keeps {_places(gpu.keeps)}"
+    for promise in gpu.promised:
+        yield f"keeps {promise.what} for {_named_claims(promise.claims)}"
+
+
+def _who(wait: WaitView) -> str:
+    if wait.claims:
+        return f"{_named_claims(wait.claims)}, which {'have' if len(wait.claims) > 1 else 'has'} {wait.what}"
+    return f"{wait.holder}, which has {wait.what}" if wait.holder else f"whoever made {wait.what}"
+
+
+def _named_claims(claims: Sequence[str]) -> str:
+    return f"{'claims' if len(claims) > 1 else 'claim'} {', '.join(claims)}"
+
+
+def _places(places: Sequence[PlaceView]) -> str:
+    starts: dict[str, list[str]] = {}
+    for each in places:
+        starts.setdefault(each.profile, []).append(str(each.start))
+    return "; ".join(f"{profile} at {', '.join(at)}" for profile, at in starts.items())
+
+
+def _folded(gpus: Sequence[GpuPlanView]) -> list[list[GpuPlanView]]:
+    groups: dict[tuple[str, ...], list[GpuPlanView]] = {}
+    for each in gpus:
+        groups.setdefault((each.outcome.value, *sentences(each)), []).append(each)
+    return list(groups.values())
+
+
+def _names(gpus: Sequence[GpuPlanView]) -> str:
+    names = [f"{each.node}/{each.device or each.uuid}" for each in gpus]
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _count(gpus: int) -> str:
+    return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+
+
+def _print(console: Console, width: int, text: str, indents: tuple[str, str], style: str = "") -> None:
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    lines = textwrap.wrap(
+        printable,
+        width,
+        initial_indent=indents[0],
+        subsequent_indent=indents[1],
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in lines:
+        console.print(Text(line, style))

@@ -1,0 +1,252 @@
+"""How a layout looks on a terminal or in a file: a bar of memory units for each GPU, and a line for each of its parts.
+
+Owns bars, words and colours. Colour only repeats what the words say, so that nothing is lost without it. Computes nothing.
+"""
+
+import string
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from draco.cli.layout.schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
+from draco.resources.api.draco import MigMode, MigState
+
+STYLES = {
+    Use.CLAIM: "black on cyan",
+    Use.COMING: "black on bright_yellow",
+    Use.WARM: "black on green",
+    Use.LAYOUT: "black on bright_blue",
+    Use.FOREIGN: "black on magenta",
+    Use.ORPHAN: "black on red",
+}
+STATE_STYLES = {MigState.CHANGING: "yellow", MigState.DIRTY: "red", MigState.NEEDS_RESET: "red"}
+WORDS = {
+    Use.CLAIM: "",
+    Use.COMING: "not made yet",
+    Use.WARM: "idle, kept warm",
+    Use.LAYOUT: "idle, of the layout",
+    Use.FOREIGN: "foreign: made by others",
+    Use.ORPHAN: "orphan: is being destroyed",
+}
+MOST_NODES = 16
+"""What a person looks through node by node."""
+_LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
+_NOT_MADE = {
+    "": "nothing is made of it without a policy",
+    MigMode.STATIC: "nothing but its layout is made",
+    MigMode.DISABLED: "nothing is made: MIG is to be off",
+}
+_TOGETHER = "\u00a0"
+"""A space at which no line breaks; it is printed as any other."""
+_WIDEST_BAR = 36
+_WIDEST_UNIT = 4
+
+
+def show(view: LayoutView, console: Console, width: int, most: int = MOST_NODES) -> None:
+    """Print the nodes; of more than `most`, those of which nothing is divided are only counted. `width` is where lines break."""
+    if not view.nodes:
+        console.print("No node has reported GPUs. Is Draco's agent running on the GPU nodes?")
+    plain = {node.name: len(node.gpus) for node in view.nodes if len(view.nodes) > most and _is_plain(node)}
+    for number, node in enumerate(node for node in view.nodes if node.name not in plain):
+        if number:
+            console.print()
+        # All at once: printing has its price, and a large fleet has many lines.
+        console.print(Text("\n").join(_node_lines(node, width)))
+    if plain:
+        if len(plain) < len(view.nodes):
+            console.print()
+        nodes = f"{len(plain)} nodes have" if len(plain) > 1 else "1 node has"
+        told = f"{nodes} no divided GPU ({sum(plain.values())} in all); name a node to see it."
+        console.print(Text("\n").join(_wrapped(told, "", "", width)), style="dim")
+    if view.notes:
+        console.print()
+    for note in view.notes:
+        console.print(Text(f"- {note}", "yellow"))
+
+
+def _node_lines(node: NodeLayoutView, width: int) -> Iterator[Text]:
+    yield Text(node.name, "bold")
+    if not node.gpus:
+        yield Text("  Its agent has reported no GPU.")
+    column = max((len(gpu.device) for gpu in node.gpus), default=0)
+    for gpus in _undivided_together(node.gpus):
+        name = gpus[0].device if len(gpus) == 1 else f"{gpus[0].device} to {gpus[-1].device}"
+        yield from gpu_lines(gpus[0], f"{name:<{column}}", width)
+
+
+def _is_plain(node: NodeLayoutView) -> bool:
+    """Whether there is nothing to say of the node but that nothing of it is divided."""
+    return bool(node.gpus) and not any(
+        _is_divided(gpu) or gpu.policy or gpu.message or gpu.division is Division.UNREPORTED for gpu in node.gpus
+    )
+
+
+def _is_divided(gpu: GpuView) -> bool:
+    return gpu.division is Division.ON or bool(gpu.parts)
+
+
+def _undivided_together(gpus: Sequence[GpuView]) -> list[list[GpuView]]:
+    """The GPUs in their order, neighbours that are not divided together where the same is to be said of them."""
+    groups: list[list[GpuView]] = []
+    for gpu in gpus:
+        last = groups[-1][-1] if groups else None
+        if last is None or _is_divided(gpu) or _is_divided(last) or _said(gpu) != _said(last):
+            groups.append([])
+        groups[-1].append(gpu)
+    return groups
+
+
+def _said(gpu: GpuView) -> tuple[str, ...]:
+    return one_line(gpu), gpu.message, fits_line(gpu)
+
+
+def gpu_lines(gpu: GpuView, name: str, width: int) -> Iterator[Text]:
+    """The lines of one GPU, or of several of one name of which the same is to be said."""
+    name = f"  {name}  "
+    indent = " " * len(name)
+    if not _is_divided(gpu):
+        yield from _wrapped(one_line(gpu), name, indent, width)
+        yield from _about(gpu, indent, width)
+        return
+    state = Text(gpu.state, STATE_STYLES.get(MigState(gpu.state), "green"))
+    first = Text.assemble(name, bar(gpu), "  ", state)
+    policy = by_whom(gpu)
+    if len(first) + 2 + len(policy) <= width:
+        yield Text.assemble(first, f"  {policy}")
+    else:
+        yield first
+        yield from _wrapped(policy, indent, indent, width)
+    rows = [_row(group) for group in _alike(gpu.parts)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)] if rows else []
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
+        line = f"{cells[0]} {cells[1]} at {cells[2]}  {row[3]}"
+        yield from _wrapped(line.rstrip(), indent, f"{indent}    ", width)
+    if held := whole_line(gpu):
+        yield from _wrapped(held, indent, indent, width)
+    yield from _about(gpu, indent, width)
+
+
+def one_line(gpu: GpuView) -> str:
+    """All that is to be said of a GPU that is not divided."""
+    held = f"; {whole_line(gpu)}" if gpu.claims else ""
+    match gpu.division:
+        case Division.UNREPORTED:
+            return f"its agent does not report now how it is divided{held}"
+        case Division.INCAPABLE:
+            return f"cannot be divided: no MIG{held}"
+        case _:
+            wanted = f" ({by_whom(gpu)})" if gpu.policy else ""
+            return f"not divided: MIG is off{wanted}{held}"
+
+
+def whole_line(gpu: GpuView) -> str:
+    """Who has all of it; "" for nobody."""
+    return f"in use whole by {_claims(gpu.claims)}" if gpu.claims else ""
+
+
+def by_whom(gpu: GpuView) -> str:
+    """Which policy has it."""
+    return f"{gpu.mode} by {gpu.policy}" if gpu.policy else "no policy"
+
+
+def _alike(parts: Sequence[PartView]) -> list[list[tuple[str, PartView]]]:
+    """Neighbours of which the same is to be said, each with its letter."""
+    groups: list[list[tuple[str, PartView]]] = []
+    for index, part in enumerate(parts):
+        last = groups[-1][-1][1] if groups else None
+        if last is None or (last.profile, told(last)) != (part.profile, told(part)):
+            groups.append([])
+        groups[-1].append((_letter(index), part))
+    return groups
+
+
+def _row(group: Sequence[tuple[str, PartView]]) -> tuple[str, str, str, str]:
+    letters = group[0][0] if len(group) == 1 else f"{group[0][0]}-{group[-1][0]}"
+    first = group[0][1]
+    return letters, first.profile, ", ".join(str(part.start) for _, part in group), told(first)
+
+
+def _letter(index: int) -> str:
+    return _LETTERS[index % len(_LETTERS)]
+
+
+def told(part: PartView) -> str:
+    """Who has a part, or what it is there for."""
+    claims = _claims(part.claims) if part.claims else ""
+    holder = f"in use by {part.holder}" if part.holder else ""
+    said = [claims, WORDS[part.use], holder]
+    return "; ".join(filter(None, said))
+
+
+def _claims(names: Sequence[str]) -> str:
+    return f"{'claim' if len(names) == 1 else 'claims'} {', '.join(names)}"
+
+
+def fits_line(gpu: GpuView) -> str:
+    """What there is room for, as a sentence; "" where nothing can be said."""
+    if gpu.state in {MigState.DIRTY, MigState.NEEDS_RESET}:
+        return "nothing is made here until that is settled"
+    if gpu.division is not Division.ON and not gpu.fits:
+        return ""
+    if gpu.mode != MigMode.DYNAMIC:
+        return f"has room for {_counts(gpu.fits)}; {_NOT_MADE[gpu.mode]}" if gpu.fits else "full"
+    said = f"fits {_counts(gpu.fits)}"
+    counts = {each.profile: each.count for each in gpu.fits}
+    if more := [each for each in gpu.fits_without_warm if each.count != counts.get(each.profile)]:
+        said += f"; {_counts(more)} once warm instances give way"
+    return said if gpu.fits or gpu.fits_without_warm else "full"
+
+
+def _counts(fits: Sequence[FitView]) -> str:
+    return " or ".join(f"{each.count}{_TOGETHER}x{_TOGETHER}{each.profile}" for each in fits) or "nothing more"
+
+
+def _about(gpu: GpuView, indent: str, width: int) -> Iterator[Text]:
+    if gpu.message:
+        yield from _wrapped(gpu.message, indent, indent, width)
+    if fits := fits_line(gpu):
+        yield from _wrapped(fits, indent, f"{indent}  ", width)
+
+
+def bar(gpu: GpuView) -> Text:
+    """The memory units from left to right: a bracket for each instance, a dot for each free unit."""
+    unit = max(1, min(_WIDEST_UNIT, _WIDEST_BAR // max(gpu.units, 1)))
+    text, at = Text(), 0
+    for index, part in enumerate(gpu.parts):
+        text.append(_free(part.start - at, unit), "dim")
+        text.append(
+            _block(_letter(index), part, unit * (part.start + part.size - max(at, part.start))), STYLES[part.use]
+        )
+        at = max(at, part.start + part.size)
+    text.append(_free(gpu.units - at, unit), "dim")
+    return text
+
+
+def _free(units: int, unit: int) -> str:
+    return ".".center(unit) * max(units, 0)
+
+
+def _block(letter: str, part: PartView, width: int) -> str:
+    if width < 3:
+        return letter * max(width, 0)
+    name = f"{letter} {part.profile}"
+    inside = name if len(name) <= width - 2 else letter
+    return f"[{inside:<{width - 2}}]"
+
+
+def _wrapped(text: str, first: str, rest: str, width: int) -> Iterator[Text]:
+    # Names are never broken: they can be searched and copied.
+    printable = "".join(char if char.isprintable() or char == _TOGETHER else " " for char in text)
+    lines = textwrap.wrap(
+        printable,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in lines:
+        yield Text(line.replace(_TOGETHER, " "))

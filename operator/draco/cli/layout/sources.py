@@ -1,0 +1,196 @@
+"""What `draco layout` looks at: GPU nodes with what belongs to them, of a live cluster or of files.
+
+Owns its options, the choice between cluster and files, and the reading. Decides nothing about GPUs.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from draco.cli.input.manifests import Manifest, decode_all, files_option, read_manifests
+from draco.cli.input.policy_checks import refusal
+from draco.cli.input.reading import ClusterError, Reader
+from draco.cli.options import CLUSTER_OPTIONS, Options, gathered
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.kube.errors import NotFound
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node
+from draco.resources.api.draco import GpuNode, MigPolicy
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.errors import DracoError
+from draco.resources.kinds import CLAIMS, GPU_NODES, MIG_POLICIES, NODES, SLICES
+from draco.resources.written.manifests import ManifestError, decode_own
+
+_NAMED: Final = 8
+
+
+class NoSuchPolicyError(DracoError):
+    """A policy that is to be deleted is not there; says which are."""
+
+
+class LayoutSources(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command line says of where objects come from."""
+
+    filenames: Sequence[str]
+    cluster: bool | None
+    kubeconfig: Path | None
+    context: str | None
+
+
+class Observed(msgspec.Struct, kw_only=True):
+    """Nodes with GPUs and what belongs to them, at one time. `server` is "" for files alone.
+
+    `policies` are those that exist, `asked` those that are to be applied, `deleted` names those of the first that are to go.
+    """
+
+    server: str = ""
+    gpu_nodes: dict[str, GpuNode] = {}
+    nodes: dict[str, Node] = {}
+    slices: list[ResourceSlice] = []
+    claims: list[ResourceClaim] = []
+    policies: dict[str, MigPolicy] = {}
+    asked: list[MigPolicy] = []
+    deleted: list[str] = []
+    notes: list[str] = []
+
+    @property
+    def place(self) -> str:
+        """Where all this is, in words."""
+        return "the cluster" if self.server else "the files"
+
+
+_OPTIONS: Options = (
+    files_option,
+    click.option(
+        "--cluster/--no-cluster",
+        default=None,
+        help="Put what the files say on top of a live cluster, or take the files alone.  [default: the cluster, unless the "
+        "files bring GpuNodes]",
+    ),
+    *CLUSTER_OPTIONS,
+)
+with_layout_sources = gathered(LayoutSources, _OPTIONS)
+"""Adds the options to a command, which gets them as one argument `sources`."""
+
+
+def observe(sources: LayoutSources, deleted: Sequence[str] = ()) -> Observed:
+    """Everything a layout is about. Raises ManifestError, KubeError, KubeconfigError, ClusterError or NoSuchPolicyError.
+
+    `deleted` are the policies that are to go.
+    """
+    manifests = read_manifests(sources.filenames)
+    if sources.filenames and not manifests:
+        raise ManifestError("the files hold no objects: give manifests as for `kubectl apply`, or leave out -f.")
+    alone = any(manifest.get("kind") == GPU_NODES.kind for manifest, _ in manifests)
+    from_files = sources.cluster is False or (sources.cluster is None and alone)
+    if from_files and not manifests:
+        raise click.UsageError("There is nothing to read: give files with -f, or leave --no-cluster out.")
+    seen = Observed() if from_files else asyncio.run(_read(sources.kubeconfig, sources.context))
+    seen.deleted = list(dict.fromkeys(deleted))
+    _add(seen, manifests)
+    _check_deleted(seen)
+    return seen
+
+
+def _check_deleted(seen: Observed) -> None:
+    for name in seen.deleted:
+        if name not in seen.policies:
+            raise NoSuchPolicyError(f"there is no MigPolicy {name} in {seen.place}: {_those(sorted(seen.policies))}.")
+        if any(each.metadata.name == name for each in seen.asked):
+            raise click.UsageError(
+                f"MigPolicy {name} cannot be deleted and applied in one: leave out --delete {name} or its file."
+            )
+
+
+def _those(names: Sequence[str]) -> str:
+    if not names:
+        return "there is none at all"
+    more = [f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return f"there {'is' if len(names) == 1 else 'are'} {', '.join([*names[:_NAMED], *more])}"
+
+
+async def _read(kubeconfig: Path | None, context: str | None) -> Observed:
+    async with Client(await connect(kubeconfig, context)) as client:
+        return await read_layouts(client)
+
+
+async def read_layouts(client: Client) -> Observed:
+    """The cluster behind a client. Raises KubeError or ClusterError."""
+    reader = Reader(client)
+    server = str(client.connection.server)
+    try:
+        gpu_nodes = await reader.all(GPU_NODES)
+        policies = await reader.all(MIG_POLICIES)
+    except NotFound:
+        raise ClusterError(
+            f"{server} knows no GpuNodes or no MigPolicies: install Draco there with charts/draco, or apply crds/."
+        ) from None
+    async with asyncio.TaskGroup() as tasks:
+        nodes = tasks.create_task(reader.all_if_allowed(NODES, "no node selector can be asked"))
+        slices = tasks.create_task(reader.all_if_allowed(SLICES, "no device selector can be asked"))
+        claims = tasks.create_task(reader.all_if_allowed(CLAIMS, "which claims have whole GPUs is not known"))
+    return Observed(
+        server=server,
+        gpu_nodes={each.metadata.name: each for each in gpu_nodes},
+        nodes={each.metadata.name: each for each in nodes.result()},
+        slices=slices.result(),
+        claims=claims.result(),
+        policies={each.metadata.name: each for each in policies},
+        notes=sorted(reader.unread),
+    )
+
+
+def _add(seen: Observed, manifests: Iterable[tuple[Manifest, str]]) -> None:
+    others = []
+    policies: list[MigPolicy] = []
+    given: dict[tuple[str, str, bool], str] = {}
+    for manifest, source in manifests:
+        item = decode_own(manifest, source=source)
+        if item is None:
+            others.append((manifest, source))
+            continue
+        dumped = isinstance(item, MigPolicy) and not seen.server and _exists(item)
+        key = type(item).__name__, item.metadata.name, dumped
+        if key in given:
+            raise ManifestError(
+                f"{source}: {key[0]} {key[1]} was given before, in {given[key]}; leave one of the two out."
+            )
+        given[key] = source
+        if isinstance(item, GpuNode):
+            seen.gpu_nodes[item.metadata.name] = item
+        else:
+            if problem := refusal(item, manifest):
+                raise ManifestError(f"{source}: MigPolicy {item.metadata.name}: {problem}.")
+            policies.append(item)
+    _take_policies(seen, policies)
+    for other, _ in decode_all(others, "default"):
+        if isinstance(other, Node):
+            seen.nodes[other.metadata.name] = other
+        elif isinstance(other, ResourceSlice):
+            seen.slices = [each for each in seen.slices if each.metadata.name != other.metadata.name] + [other]
+        elif isinstance(other, ResourceClaim):
+            seen.claims = [each for each in seen.claims if each.metadata.key != other.metadata.key] + [other]
+
+
+def _exists(item: MigPolicy) -> bool:
+    """Whether it comes out of a cluster."""
+    return bool(item.metadata.uid)
+
+
+def _take_policies(seen: Observed, policies: Sequence[MigPolicy]) -> None:
+    """Where files stand for a cluster, its own policies are those that come out of one, and those that are to be deleted.
+
+    The others are to be applied.
+    """
+    dumped = {each.metadata.name for each in policies if _exists(each)}
+    gone = {name for name in seen.deleted if name not in dumped}
+    existing = [] if seen.server else [each for each in policies if _exists(each) or each.metadata.name in gone]
+    if len(existing) == len(policies) and not seen.deleted:
+        existing = []  # none is new: then they are asked about themselves
+    seen.policies |= {each.metadata.name: each for each in existing}
+    seen.asked += [each for each in policies if each not in existing]

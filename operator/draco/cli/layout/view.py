@@ -1,0 +1,154 @@
+"""Who has what of each GPU, and what still fits: a snapshot turned into the schema of `draco layout show`.
+
+Owns the bringing together of what agents report with what claims have been allocated. Pure: reads nothing, and knows no colours.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from draco.cli.input.world import nearest
+from draco.cli.layout.schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
+from draco.cli.layout.sources import Observed
+from draco.cli.status.view import natural
+from draco.mig.board import Board, Placement, unit_mask
+from draco.mig.geometry import Geometry, State, geometry
+from draco.mig_policy.boards import boards_of
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.draco import GpuMig, GpuNode, GpuStatus, MigInstance, MigMode, MigState, WantedGpu
+from draco.resources.errors import DracoError
+from draco.resources.names import PoolKey
+from draco.resources.partition_names import read_partition_name
+
+_UNSETTLED = frozenset({MigState.DIRTY, MigState.NEEDS_RESET})
+
+
+class LayoutViewError(DracoError):
+    """What is asked for is not there; says what is."""
+
+
+Holders = Mapping[str, list[str]]
+"""The claims that have each device of a pool, by device."""
+
+
+def layout_of(seen: Observed, names: Sequence[str] = ()) -> LayoutView:
+    """The nodes of these names, or all. Raises LayoutViewError for a name that is not known."""
+    for name in names:
+        if name not in seen.gpu_nodes:
+            raise LayoutViewError(f"there is no GpuNode {name} in {seen.place}{nearest(name, seen.gpu_nodes)}")
+    holders = holders_of(seen.claims)
+    shown = sorted(set(names) or seen.gpu_nodes, key=natural)
+    nodes = [_node(seen.gpu_nodes[name], holders) for name in shown]
+    return LayoutView(server=seen.server, nodes=nodes, notes=seen.notes)
+
+
+def holders_of(claims: Iterable[ResourceClaim]) -> Mapping[PoolKey, Holders]:
+    """Which claims have which devices. Administrative access has nothing."""
+    found: dict[PoolKey, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for claim in claims:
+        allocation = claim.status.allocation
+        for result in allocation.devices.results if allocation else ():
+            if not result.admin_access:
+                found[PoolKey(result.driver, result.pool)][result.device].append(str(claim.metadata.key))
+    return found
+
+
+def _node(node: GpuNode, holders: Mapping[PoolKey, Holders]) -> NodeLayoutView:
+    boards = boards_of(node)
+    wanted = {each.uuid: each for each in node.spec.gpus}
+    held = holders.get(PoolKey(node.status.driver, node.metadata.name), {})
+    gpus = [_gpu(gpu, boards, wanted.get(gpu.uuid), held) for gpu in node.status.gpus]
+    return NodeLayoutView(name=node.metadata.name, gpus=sorted(gpus, key=lambda each: natural(each.device)))
+
+
+def _gpu(gpu: GpuStatus, boards: Mapping[str, Board], wanted: WantedGpu | None, held: Holders) -> GpuView:
+    mig = gpu.mig or GpuMig()
+    board = boards.get(mig.board, Board(()))
+    parts = parts_of(gpu, board, held)
+    mode = wanted.mode.value if wanted else ""
+    whole = sorted(set(held.get(gpu.device, ())))
+    usable = bool(board.profiles) and mig.state not in _UNSETTLED and not whole
+    usable = usable and (mig.enabled or (mode == MigMode.DYNAMIC and mig.state is MigState.READY))
+    allowed = frozenset(wanted.profiles if wanted and wanted.mode is MigMode.DYNAMIC else ())
+    fits = _fits(board, parts, allowed) if usable else []
+    lasting = [part for part in parts if part.use is not Use.WARM]
+    gives_way = usable and mode == MigMode.DYNAMIC and len(lasting) < len(parts)
+    return GpuView(
+        device=gpu.device,
+        uuid=gpu.uuid,
+        product=gpu.product_name,
+        memory=gpu.memory,
+        division=_division(gpu, wanted),
+        units=max([board.units, *(part.start + part.size for part in parts)]),
+        board=mig.board,
+        state=mig.state.value,
+        message=mig.message,
+        policy=wanted.policy if wanted else "",
+        mode=mode,
+        claims=whole,
+        parts=parts,
+        fits=fits,
+        fits_without_warm=_fits(board, lasting, allowed) if gives_way else fits,
+    )
+
+
+def _division(gpu: GpuStatus, wanted: WantedGpu | None) -> Division:
+    if gpu.mig is None:
+        # Agents report nothing of GPUs that cannot be divided. One that a policy has can be, and cannot be read just now.
+        return Division.UNREPORTED if wanted else Division.INCAPABLE
+    if not gpu.mig.capable:
+        return Division.INCAPABLE
+    return Division.ON if gpu.mig.enabled else Division.OFF
+
+
+def parts_of(gpu: GpuStatus, board: Board, held: Holders) -> list[PartView]:
+    """The instances there are, and those that claims have been promised, by start."""
+    promised: dict[tuple[str, int], set[str]] = {}
+    for device, claims in held.items():
+        name = read_partition_name(device)
+        profile = board.by_id(name.profile_id) if name is not None and name.parent == gpu.device else None
+        if name is not None and profile is not None:
+            promised.setdefault((profile.name, name.start), set()).update(claims)
+    parts = [_part(each, promised.pop((each.profile, each.start), set())) for each in (gpu.mig or GpuMig()).instances]
+    for (profile_name, start), waiting in promised.items():
+        profile = board.profile(profile_name)
+        size = profile.size if profile else 1
+        parts.append(PartView(profile=profile_name, start=start, size=size, use=Use.COMING, claims=sorted(waiting)))
+    return sorted(parts, key=lambda part: part.start)
+
+
+def _part(instance: MigInstance, promised: set[str]) -> PartView:
+    return PartView(
+        profile=instance.profile,
+        start=instance.start,
+        size=instance.size,
+        use=Use(instance.use.value.lower()),
+        claims=sorted(promised | ({instance.claim} if instance.claim else set())),
+        holder=instance.holder,
+        device=instance.device,
+        uuid=instance.uuid,
+    )
+
+
+def _fits(board: Board, parts: Iterable[PartView], allowed: frozenset[str]) -> list[FitView]:
+    space = geometry(board)
+    state = _state_of(space, board, parts)
+    starts: dict[str, list[int]] = defaultdict(list)
+    for placement in space.fits(state):
+        starts[placement.profile.name].append(placement.start)
+    return [
+        FitView(profile=profile.name, count=space.room(state, profile), starts=starts[profile.name])
+        for profile in sorted(board.profiles, key=lambda each: (each.size, each.slices, each.name))
+        if starts[profile.name] and (not allowed or profile.name in allowed)
+    ]
+
+
+def _state_of(space: Geometry, board: Board, parts: Iterable[PartView]) -> State:
+    """What is in use."""
+    state = space.empty
+    for part in parts:
+        profile = board.profile(part.profile)
+        if profile is not None:
+            state = space.add(state, Placement(profile, part.start))
+        else:
+            state = space.block(state, unit_mask(part.start, part.size))
+    return state

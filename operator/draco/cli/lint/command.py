@@ -1,0 +1,327 @@
+"""`draco lint`: manifests checked before they reach a cluster, with the corrected text.
+
+Owns options, files, the rounds of correcting, and how findings are shown. Rules are `draco.linting`, text is `text`,
+edits are `edits`.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path as FilePath
+from typing import Any, Final, Literal
+
+import click
+import msgspec
+
+from draco.cli.input.manifests import STANDARD_INPUT, read_texts
+from draco.cli.input.yaml_documents import Document
+from draco.cli.lint import text as lint_text
+from draco.cli.lint.edits import Outcome, applied
+from draco.cli.lint.text import Piece, TextError
+from draco.cli.output.documents import written
+from draco.cli.output.showing import echo
+from draco.linting import Drop, Edit, Finding, Manifest, Move, Path, Put, Severity, lint
+
+RELEASES: Final = ("1.34", "1.35", "1.36", "1.37")
+_CRLF: Final = "\r\n"
+_BREAK: Final = re.compile(r"\r\n|\r|\n")
+"""What ends a line of YAML."""
+_STRONGEST: Final[tuple[Outcome, ...]] = ("changed", "there")
+_ROUNDS: Final = 10
+"""A correction may uncover the next; none needs this many."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """One finding as it is shown. `corrected`: the corrected text is without it."""
+
+    file: str
+    line: int
+    severity: Severity
+    rule: str
+    message: str
+    corrected: bool
+
+    def __str__(self) -> str:
+        first, *more = self.message.split("\n")
+        return "\n".join(
+            [f"{self.file}:{self.line}: {self.severity}: {first} ({self.rule})", *(f"    {line}" for line in more)]
+        )
+
+
+class _Part:
+    """One document of a file: as it was read, and what it says while it is corrected."""
+
+    def __init__(self, file: str, piece: Piece, read: Document | None) -> None:
+        self.file = file
+        self.piece = piece
+        self.read = read
+        self._is_editable = True
+        self.reset()
+
+    def reset(self) -> None:
+        """As it was read, without corrections."""
+        self.text = self.piece.text
+        self.value = self.read.value if self.read is not None else None
+        self.moves: list[Move] = []
+        self._tree: Any = None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything was corrected."""
+        return self._tree is not None
+
+    def edit(self, edit: Edit) -> Outcome:
+        """Carry out one edit; what it says is to be read again then."""
+        tree = self._tree
+        if tree is None and self._is_editable:
+            tree = lint_text.editable(self.piece)
+        outcome = "gone" if tree is None else applied(tree, edit)
+        if outcome == "changed":
+            self._tree = tree
+            if isinstance(edit, Move):
+                self.moves.append(edit)
+        return outcome
+
+    def read_again(self) -> None:
+        """What the corrected text says, as Kubernetes reads it. Raises TextError where it came out broken, and gives it up."""
+        self.text = lint_text.dump(deepcopy(self._tree), self.piece)  # printing moves comments about
+        try:
+            read = lint_text.read(self.piece._replace(text=self.text))
+        except TextError:
+            self._is_editable = False
+            raise
+        self.value = read.value if read is not None else None
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """Where a manifest is: in which part, and in a list at which item."""
+
+    part: int
+    prefix: Path
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """All findings, and the text of each file before and after."""
+
+    findings: list[Told]
+    before: dict[str, str]
+    after: dict[str, str]
+
+
+def check(texts: dict[str, str], *, kubernetes: int) -> Checked:
+    """Check files that are applied together, by name and text."""
+    told: list[Told] = []
+    parts: list[_Part] = []
+    changed: dict[str, bool] = {}
+    for file, text in texts.items():
+        sound, remarks = lint_text.repaired(_BREAK.sub("\n", text))
+        changed[file] = any(remark.is_repaired for remark in remarks)
+        told += [
+            Told(file, remark.line, "error", remark.rule, remark.message, remark.is_repaired) for remark in remarks
+        ]
+        for piece in lint_text.pieces(sound):
+            read = None
+            try:
+                read = lint_text.read(piece)
+            except TextError as error:
+                told.append(Told(file, error.line, "error", error.rule, str(error), corrected=False))
+            if read is not None and not isinstance(read.value, dict):
+                line = lint_text.line_of(read, (), piece)
+                message = "this is no manifest: a manifest is a mapping that begins with apiVersion and kind"
+                told.append(Told(file, line, "error", "fragment", message, corrected=False))
+            parts.append(_Part(file, piece, read))
+    told += _corrected(parts, kubernetes)
+    after: dict[str, str] = dict.fromkeys(texts, "")
+    for part in parts:
+        after[part.file] += part.piece.separator + part.text
+        changed[part.file] |= part.is_changed
+    for file, text in texts.items():
+        if not changed[file]:
+            after[file] = text  # with its line breaks, whatever they are
+        elif set(_BREAK.findall(text)) == {_CRLF}:
+            after[file] = after[file].replace("\n", _CRLF)
+    order = {file: number for number, file in enumerate(texts)}
+    told.sort(key=lambda one: (order[one.file], one.line))
+    return Checked(told, texts, after)
+
+
+def _corrected(parts: Sequence[_Part], kubernetes: int) -> list[Told]:
+    """Check and correct. A document whose corrected text would be broken, by a comment in an odd place, is left as it is."""
+    while True:
+        try:
+            return list(_rounds(parts, kubernetes))
+        except TextError:
+            for part in parts:
+                part.reset()
+
+
+def _rounds(parts: Sequence[_Part], kubernetes: int) -> Iterator[Told]:
+    """Check, correct and check again, until there is nothing left to correct.
+
+    Told is what was corrected, and what is left in the end: what vanished by itself was only a consequence of something else.
+    """
+    told: dict[Told, None] = {}
+    for _ in range(_ROUNDS):
+        manifests, places = _manifests(parts)
+        found = lint(manifests, kubernetes=kubernetes)
+        lines = [_line(parts, places, finding) for finding in found]
+        done = [_apply(parts, places, finding) for finding in found]
+        is_last = "changed" not in done
+        for finding, (file, line), outcome in zip(found, lines, done, strict=True):
+            corrected = outcome == "changed" or (outcome == "there" and not is_last)
+            if corrected or is_last:
+                told[Told(file, line, finding.severity, finding.rule, finding.message, corrected)] = None
+        if is_last:
+            break
+        for part in parts:
+            if part.is_changed:
+                part.read_again()
+    yield from told
+
+
+def _manifests(parts: Sequence[_Part]) -> tuple[list[Manifest], list[_Place]]:
+    manifests, places = [], []
+    for number, part in enumerate(parts):
+        tree = part.value
+        if not isinstance(tree, dict):
+            continue
+        comments = lint_text.comments_of(part.piece)
+        items = tree.get("items")
+        if str(tree.get("kind")).endswith("List") and isinstance(items, list):
+            for index, item in enumerate(items):
+                if isinstance(item, dict):
+                    manifests.append(Manifest(tree=item, comments=comments))
+                    places.append(_Place(number, ("items", index)))
+        else:
+            manifests.append(Manifest(tree=tree, comments=comments))
+            places.append(_Place(number, ()))
+    return manifests, places
+
+
+def _line(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) -> tuple[str, int]:
+    """The file, and the line where it stood there before anything was moved."""
+    place = places[finding.manifest]
+    part = parts[place.part]
+    path: Path = (*place.prefix, *finding.path)
+    for move in reversed(part.moves):
+        if path[: len(move.to)] == move.to:
+            path = (*move.path, *path[len(move.to) :])
+    return part.file, lint_text.line_of(part.read, path, part.piece) if part.read is not None else 1
+
+
+def _apply(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) -> Outcome:
+    """Carry out the edits of a finding; what came of them together."""
+    outcomes: set[Outcome] = set()
+    for manifest, edit in finding.edits:
+        place = places[manifest]
+        outcomes.add(parts[place.part].edit(_below(place.prefix, edit)))
+    return next((outcome for outcome in _STRONGEST if outcome in outcomes), "gone")
+
+
+def _below(prefix: Path, edit: Edit) -> Edit:
+    """The edit of an item of a list, as one of the whole list."""
+    match edit:
+        case Put(path, value):
+            return Put((*prefix, *path), value)
+        case Drop(path):
+            return Drop((*prefix, *path))
+        case Move(path, to):
+            return Move((*prefix, *path), (*prefix, *to))
+
+
+@click.command()
+@click.option(
+    "-f",
+    "--filename",
+    "filenames",
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="Manifests: a file, a folder with all below it, or - for standard input. May be given several times.",
+)
+@click.option("--fix", is_flag=True, help="Write the corrected text back; of standard input, to standard output.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "diff", "yaml", "json"]),
+    default="text",
+    show_default=True,
+    help="text: findings and a diff. diff: what to change, for patch. yaml: the corrected text. json: everything.",
+)
+@click.option(
+    "--kubernetes",
+    type=click.Choice(RELEASES),
+    default="1.36",
+    show_default=True,
+    help="Release of Kubernetes that the manifests are for.",
+)
+def command(
+    *, filenames: Sequence[str], fix: bool, output: Literal["text", "diff", "yaml", "json"], kubernetes: str
+) -> None:
+    """Check manifests before they reach a cluster, and correct them.
+
+    Finds what articles and older versions get wrong: quantities compared with >=, attributes without their domain, forms of
+    alpha and beta versions, claims and requests that do not fit together. All files are checked as one application. Nothing is
+    written without --fix. The status is 1 when an error is left.
+    """
+    texts = dict(read_texts(filenames, within=lambda folder: folder.rglob("*")))
+    checked = check(texts, kubernetes=int(kubernetes.partition(".")[2]))
+    changed = [file for file in texts if checked.after[file] != texts[file]]
+    if fix:
+        _write(checked, changed)
+    match output:
+        case "json":
+            click.echo(_json(checked, changed))
+        case "diff":
+            click.echo("".join(_diff(checked, changed)), nl=False)
+        case "yaml":
+            click.echo("---\n".join(checked.after[file].removeprefix("---\n") for file in texts), nl=False)
+        case _ if not (fix and STANDARD_INPUT in changed):
+            for line in _text(checked, changed, is_written=fix):
+                echo(line)
+    if any(told.severity == "error" and not (fix and told.corrected) for told in checked.findings):
+        raise click.exceptions.Exit(1)
+
+
+def _write(checked: Checked, changed: Sequence[str]) -> None:
+    for file in changed:
+        if file == STANDARD_INPUT:
+            click.echo(checked.after[file], nl=False)
+        else:
+            FilePath(file).write_bytes(checked.after[file].encode())
+
+
+def _diff(checked: Checked, changed: Sequence[str]) -> Iterator[str]:
+    for file in changed:
+        before, after = (text.splitlines(keepends=True) for text in (checked.before[file], checked.after[file]))
+        for line in difflib.unified_diff(before, after, file, file):
+            yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+def _text(checked: Checked, changed: Sequence[str], *, is_written: bool) -> Iterator[str]:
+    yield from map(str, checked.findings)
+    left = sum(not told.corrected for told in checked.findings)
+    if not any(text.strip() for text in checked.before.values()):
+        yield "There is nothing to check."
+    elif not checked.findings:
+        yield "Nothing to correct."
+    elif is_written:
+        yield f"Corrected {len(checked.findings) - left} of {len(checked.findings)}; {left} left to you."
+    elif changed:
+        yield ""
+        yield from (line.rstrip("\n") for line in _diff(checked, changed))
+        yield ""
+        yield f"--fix corrects {len(checked.findings) - left} of {len(checked.findings)}" + (
+            f"; {left} left to you." if left else "."
+        )
+
+
+def _json(checked: Checked, changed: Sequence[str]) -> str:
+    document = {
+        "findings": checked.findings,
+        "files": [
+            {"file": file, "corrected": checked.after[file] if file in changed else None} for file in checked.before
+        ],
+    }
+    return written(document)

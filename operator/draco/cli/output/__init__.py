@@ -1,0 +1,1 @@
+"""How commands print: texts for people, documents and lines of JSON for programs."""

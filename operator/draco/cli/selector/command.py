@@ -1,0 +1,259 @@
+"""`draco selector`: what an expression reads, what it costs, and what it says of devices.
+
+Owns options, files and streams, and how findings are shown. Cases are `cases`, devices `devices`.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from random import Random
+
+import click
+import msgspec
+
+from draco.cel import CompileError, compile_selector, new_expressions
+from draco.cel.syntax.parse import MAX_LENGTH
+from draco.cel.values.bounds import MAX_COST
+from draco.cli.input.manifests import files_option, read_documents
+from draco.cli.options import with_cluster
+from draco.cli.output import json_lines
+from draco.cli.output.documents import print_document
+from draco.cli.output.showing import echo
+from draco.cli.selector import cases as selector_cases
+from draco.cli.selector import devices as selector_devices
+from draco.cli.selector.cases import Findings
+from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.kube.connect.retry import retry
+from draco.kube.errors import NotFound
+from draco.linting.rules.expressions import corrected
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.kinds import SLICES
+from draco.resources.written.manifests import decode, expand
+
+RELEASES = (34, 35, 36, 37)
+"""Minor versions of Kubernetes that serve resource.k8s.io/v1 and whose language is known."""
+TOO_COMPLEX = "too complex, exceeds cost limit"
+
+_cases = click.option(
+    "--cases",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True, exists=True),
+    help='JSON lines, each {"expression": …, "device": {"driver", "attributes", "capacity"}}, answered one by one; - reads '
+    "standard input.",
+)
+_output = click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to show it."
+)
+
+
+@click.group()
+def command() -> None:
+    """Check device selectors, and try them on devices.
+
+    A selector is the CEL expression of a claim, a template or a DeviceClass. Draco reads it exactly as Kubernetes does.
+    """
+
+
+@command.command()
+@click.argument("expression", required=False)
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True, exists=True),
+    help="Read the expression from a file; - reads standard input.",
+)
+@_cases
+@_output
+def check(expression: str | None, file: Path | None, cases: Path | None, output: str) -> None:
+    """Compile an expression and say what it reads and costs.
+
+    Errors are Kubernetes' own, with a mark at their place. EXPRESSION may be - for standard input. The status is 1 when
+    Kubernetes would refuse the expression.
+    """
+    _just_one(expression=expression, file=file, cases=cases)
+    if cases is not None:
+        json_lines.answer(cases, selector_cases.LONGEST_LINE, selector_cases.checked)
+        return
+    text = _text(file) if file is not None else _argument(expression)
+    found = selector_cases.findings(text)
+    refusals = {} if found.compile_error else {minor: _refusal(text, minor) for minor in RELEASES}
+    if output == "json":
+        accepted = [f"1.{minor}" for minor, refusal in refusals.items() if refusal is None]
+        shown = {**msgspec.to_builtins(found), "acceptedBy": accepted}
+        print_document(shown)
+    elif found.compile_error:
+        echo(f"{found.compile_error}{_hint(text)}", err=True)
+    else:
+        for line in _shown(text, found, refusals):
+            echo(line)
+    if found.compile_error or all(refusals.values()):
+        raise click.exceptions.Exit(1)
+
+
+def _hint(expression: str) -> str:
+    """A line with the expression that was probably meant, if there is one that compiles."""
+    meant = corrected(expression, None)[1]
+    if meant == expression:
+        return ""
+    try:
+        compile_selector(meant)
+    except CompileError:
+        return ""
+    return f"\nProbably meant: {meant}"
+
+
+def _just_one(**given: object) -> None:
+    """Refuse a command line that says nothing, or more than one thing."""
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        ways = ["as the argument", *(["with -f FILE"] if "file" in given else []), "or many with --cases FILE"]
+        raise click.UsageError(f"Give one expression: {', '.join(ways)}.")
+
+
+def _argument(expression: str | None) -> str:
+    """The expression of the command line; - stands for standard input."""
+    return _text(Path("-")) if expression == "-" else expression or ""
+
+
+def _text(file: Path) -> str:
+    """The expression in a file, without the line end that every file ends with."""
+    with click.open_file(str(file), "rb") as stream:
+        data: bytes = stream.read(MAX_LENGTH * 2)  # too long already, whatever follows
+    try:
+        return data.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise click.ClickException(f"{file} is not text in UTF-8: give a file that holds one expression.") from None
+
+
+def _refusal(expression: str, minor: int) -> str | None:
+    """Why the API server of a release refuses the expression in a new object, or None if it takes it."""
+    try:
+        cost = compile_selector(expression, environment=new_expressions(minor)).estimated_cost
+    except CompileError as error:
+        return str(error)
+    return TOO_COMPLEX if cost is None or cost > MAX_COST else None
+
+
+def _shown(expression: str, found: Findings, refusals: dict[int, str | None]) -> Iterator[str]:
+    reads = list(found.reads or [])
+    if found.reads_everything:
+        reads.append("all attributes or all capacities of a domain or of the device")
+    for index, read in enumerate(reads or ["nothing of the device"]):
+        yield f"{'reads' if index == 0 else '':<10}{read}"
+    cost = "no bound" if found.estimated_cost is None else f"at most {found.estimated_cost:,}"
+    yield f"{'cost':<10}{cost} of {MAX_COST:,}"
+    for refusal, alike in groupby(refusals.items(), key=lambda item: item[1]):
+        minors = [minor for minor, _ in alike]
+        word = "accepted" if refusal is None else "refused"
+        yield f"{word:<10}in new objects by {_releases(minors)}{'' if refusal is None else f': {refusal}'}"
+    newest = RELEASES[-1]
+    if refusals[newest] and refusals[newest] != TOO_COMPLEX and _with_lists(expression, newest):
+        yield f"{'accepted':<10}by Kubernetes 1.{newest} with the feature gate DRAListTypeAttributes"
+
+
+def _releases(minors: Sequence[int]) -> str:
+    if minors[-1] == RELEASES[-1]:
+        return f"Kubernetes 1.{minors[0]} and newer"
+    return f"Kubernetes 1.{minors[0]}" + (f" to 1.{minors[-1]}" if len(minors) > 1 else "")
+
+
+def _with_lists(expression: str, minor: int) -> bool:
+    """Whether a new object may hold the expression where attributes may be lists."""
+    try:
+        compile_selector(expression, environment=new_expressions(minor, list_attributes=True))
+    except CompileError:
+        return False
+    return True
+
+
+@command.command("eval")
+@click.argument("expression", required=False)
+@files_option
+@_cases
+@with_cluster
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "wide", "json"]),
+    default="text",
+    show_default=True,
+    help="wide: a line for each device. json: one document.",
+)
+def evaluate(
+    *,
+    expression: str | None,
+    filenames: Sequence[str],
+    cases: Path | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    output: str,
+) -> None:
+    """Say what an expression answers for each device: true, false, or the error.
+
+    The devices are those of the cluster, or those of the ResourceSlices given with -f; devices that agree in all that the
+    expression reads are counted together. EXPRESSION may be - for standard input. The status is 1 when the expression does not
+    compile, or fails on a device.
+    """
+    _just_one(expression=expression, cases=cases)
+    if cases is not None:
+        json_lines.answer(cases, selector_cases.LONGEST_LINE, selector_cases.evaluated)
+        return
+    text = _argument(expression)
+    selector = selector_cases.compiled(text)
+    if isinstance(selector, str):
+        echo(f"{selector}{_hint(text)}", err=True)
+        raise click.exceptions.Exit(1)
+    slices = _slices_of(filenames) if filenames else asyncio.run(_slices_there_are(kubeconfig, context))
+    found = list(selector_devices.outcomes(selector, slices))
+    match output:
+        case "json":
+            echo(
+                msgspec.json.format(
+                    msgspec.json.encode({"devices": list(map(selector_devices.record, found))}), indent=2
+                ).decode()
+            )
+        case "wide":
+            for line in selector_devices.wide_lines(found):
+                echo(line)
+        case _:
+            groups = selector_devices.folded(found)
+            echo(selector_devices.summary(groups))
+            for line in selector_devices.group_lines(groups):
+                echo(line)
+    if any(outcome.error for outcome in found):
+        raise click.exceptions.Exit(1)
+
+
+def _slices_of(filenames: Sequence[str]) -> list[ResourceSlice]:
+    """The slices in the files; whatever else stands there has no part in it."""
+    slices = []
+    for document, where in read_documents(filenames):
+        for manifest, source in expand(document, source=where):
+            if manifest.get("kind") == "ResourceSlice" and isinstance(
+                item := decode(manifest, source=source), ResourceSlice
+            ):
+                slices.append(item)
+    if not slices:
+        raise click.ClickException(
+            f"{', '.join(filenames)} holds no ResourceSlice, which is where devices are published: give one, as "
+            "`kubectl get resourceslices -o yaml` writes it, or leave out -f to ask the cluster."
+        )
+    return slices
+
+
+async def _slices_there_are(kubeconfig: Path | None, context: str | None) -> list[ResourceSlice]:
+    """The slices of the cluster; of one that cannot be read only its name and why, on standard error."""
+    async with Client(await connect(kubeconfig, context)) as client:
+        jitter = Random()  # noqa: S311 - spreads retries, guards nothing
+        try:
+            page = await retry(lambda: client.list_page(SLICES), clock=SystemClock(), random=jitter, attempts=4)
+        except NotFound:
+            raise click.ClickException(
+                f"{client.connection.server} does not serve resource.k8s.io/v1 (Dynamic Resource Allocation): use Kubernetes "
+                "1.34 or newer with the API group enabled, or give ResourceSlices with -f."
+            ) from None
+    for one in page.undecodable:
+        echo(f"{SLICES.kind} {one.key} is left out, because it cannot be read: {one.error}.", err=True)
+    return page.items

@@ -1,0 +1,133 @@
+"""One selector on many devices: what it answers for each, and equal ones counted together.
+
+Owns the evaluation over published slices, the folding, and how both are put into words. Reads no file and no cluster.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from draco.cel import AttributePath, DeviceView, EvaluationError, Selector, device_view
+from draco.cli.selector.cases import described
+from draco.resources.api.slices import Device, ResourceSlice, current_slices
+from draco.resources.english import agreeing, counted, listed
+from draco.resources.names import DeviceKey
+
+ABSENT: Final = "absent"
+_NAMED: Final = 4
+"""Devices of a group that are named; the others are counted."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What the selector says of one device, and what it read there. Exactly one of match and error is set."""
+
+    device: DeviceKey
+    read: dict[str, str]
+    match: bool | None = None
+    error: str | None = None
+
+    @property
+    def answer(self) -> str:
+        """true, false or error."""
+        return "error" if self.match is None else str(self.match).lower()
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Devices of one driver that agree in everything the selector reads, and so in the answer."""
+
+    first: Outcome
+    devices: list[DeviceKey]
+
+
+def outcomes(selector: Selector, slices: Iterable[ResourceSlice]) -> Iterator[Outcome]:
+    """The answer for each device of the newest generation of each pool, in the order in which they are published."""
+    paths = sorted(selector.paths)
+    for parts in current_slices(slices).values():
+        for part in sorted(parts, key=lambda item: item.metadata.name):
+            driver, pool = part.pool
+            for device in part.spec.devices:
+                yield _outcome(selector, paths, DeviceKey(driver, pool, device.name), device)
+
+
+def _outcome(selector: Selector, paths: Sequence[AttributePath], key: DeviceKey, device: Device) -> Outcome:
+    try:
+        view = device_view(key.driver, device)
+    except EvaluationError as error:
+        return Outcome(device=key, read={}, error=str(error))
+    read = {described(path): _value(path, view) for path in paths}
+    try:
+        return Outcome(device=key, read=read, match=selector.matches(view))
+    except EvaluationError as error:
+        return Outcome(device=key, read=read, error=str(error))
+
+
+def _value(path: AttributePath, view: DeviceView) -> str:
+    match path:
+        case AttributePath("driver"):
+            return view.driver
+        case AttributePath("allowMultipleAllocations"):
+            return _text(view.allow_multiple_allocations)
+    domains = view.attributes if path.kind == "attributes" else view.capacity
+    if path.domain is None or path.domain not in domains:
+        return ABSENT
+    within = domains[path.domain]
+    if path.id is None:
+        return "present"
+    return _text(within[path.id]) if path.id in within else ABSENT
+
+
+def _text(value: object) -> str:
+    """As it stands in a slice."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def folded(found: Iterable[Outcome]) -> list[Group]:
+    """Equal outcomes together: those that match first, then errors, then the others; many devices before few."""
+    groups: dict[tuple[str, str | None, bool | None, tuple[str, ...]], Group] = {}
+    for outcome in found:
+        key = (outcome.device.driver, outcome.error, outcome.match, tuple(outcome.read.values()))
+        group = groups.setdefault(key, Group(outcome, []))
+        group.devices.append(outcome.device)
+    order = {"true": 0, "error": 1, "false": 2}
+    return sorted(groups.values(), key=lambda group: (order[group.first.answer], -len(group.devices)))
+
+
+def summary(groups: Sequence[Group]) -> str:
+    """How many devices match, in one sentence."""
+    counts = dict.fromkeys(("true", "false", "error"), 0)
+    for group in groups:
+        counts[group.first.answer] += len(group.devices)
+    total = sum(counts.values())
+    if not total:
+        return "There is no device to try the selector on."
+    matching = f"{counts['true']} of {total} {agreeing(total, 'device matches', 'devices match')}"
+    if not counts["error"]:
+        return f"{matching}."
+    fails = f"{counts['error']} {agreeing(counts['error'], 'makes', 'make')} it fail"
+    return f"{matching}, and {fails}: such a device fails every pod for which the scheduler looks at it."
+
+
+def group_lines(groups: Sequence[Group]) -> Iterator[str]:
+    """A paragraph for each group: answer, devices, what was read, and the error if there is one."""
+    for group in groups:
+        first = group.first
+        yield f"{first.answer:<6}{counted(len(group.devices), 'device')}: {listed(group.devices, _NAMED)}"
+        yield from (f"      {name} = {value}" for name, value in first.read.items())
+        if first.error:
+            yield f"      {first.error}"
+
+
+def record(outcome: Outcome) -> dict[str, object]:
+    """One outcome for machines."""
+    said = {"match": outcome.match} if outcome.error is None else {"error": outcome.error}
+    return {**outcome.device._asdict(), **said, "read": outcome.read}
+
+
+def wide_lines(found: Iterable[Outcome]) -> Iterator[str]:
+    """A line for each device."""
+    for outcome in found:
+        read = ", ".join(f"{name} = {value}" for name, value in outcome.read.items())
+        yield "  ".join(part for part in (f"{outcome.answer:<5}", str(outcome.device), outcome.error, read) if part)

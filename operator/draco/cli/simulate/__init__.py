@@ -1,0 +1,1 @@
+"""`draco simulate`."""

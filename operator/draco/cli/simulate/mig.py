@@ -1,0 +1,297 @@
+"""`draco simulate mig`: what would have become of a trace of MIG claims under this or that policy.
+
+Owns the options, the boards one can choose from, and how the outcome is shown. Traces are `traces`, what happens is
+`draco.mig.replay`'s.
+"""
+
+import asyncio
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Final, NamedTuple
+
+import click
+
+from draco.cli.options import with_cluster
+from draco.cli.output.documents import print_document
+from draco.cli.output.json_lines import lines_of
+from draco.cli.output.showing import echo
+from draco.cli.simulate.traces import LONGEST_LINE, Arrive, Depart, TraceError, events
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.kube.errors import NotFound
+from draco.mig.board import Board, Profile
+from draco.mig.geometry import geometry
+from draco.mig.known_boards import BOARDS
+from draco.mig.policies import Fleet, Policy, rule_of
+from draco.mig.repair import Hold
+from draco.mig.replay import Outcome, Replay, Tally, profiles_met, used_share
+from draco.mig_policy.boards import boards_of
+from draco.resources.api.meta import ObjectKey
+from draco.resources.english import counted
+from draco.resources.kinds import GPU_NODES
+
+SCHEMA: Final = "draco.dev/mig-simulation/v1"
+"""Name of the document. Fields are only ever added under one name."""
+FEWEST_SAMPLES: Final = 256
+"""Headroom is looked at so often at least in a long trace, at most twice as often, evenly over its events."""
+
+
+class _Run:
+    """One policy on the trace, and its headroom now and then."""
+
+    def __init__(self, policy: Policy, replay: Replay) -> None:
+        self.policy = policy
+        self.replay = replay
+        self.headroom: list[dict[str, tuple[int, int]]] = []
+
+    def take(self, event: Arrive | Depart) -> None:
+        match event:
+            case Arrive(t, claim, profile, movable):
+                self.replay.arrive(claim, profile, t, Hold.MOVABLE if movable else Hold.FIXED)
+            case Depart(t, claim):
+                self.replay.depart(claim, t)
+
+    def measure(self) -> dict[str, tuple[int, int]]:
+        """Of each profile, how many more fit as things are, and how many if everything were placed anew."""
+        profiles = self.replay.board.profiles
+        return {p.name: (self.replay.headroom(p), self.replay.headroom_repacked(p)) for p in profiles}
+
+
+@click.command(name="mig")
+@click.option("--board", metavar="BOARD", help=f"One of {', '.join(BOARDS)}; with --from-node, one of that node's.")
+@click.option(
+    "--from-node", metavar="NODE", help="Take the board from what this node's agent has reported to the cluster."
+)
+@click.option("--gpus", type=click.IntRange(1, 100_000), required=True, metavar="N", help="How many GPUs.")
+@click.option(
+    "--gpus-per-node",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="How many in one node.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True, exists=True),
+    required=True,
+    metavar="FILE",
+    help='JSON lines by time, {"t": 0.1, "arrive": "a", "profile": "3g.40gb"} or {"t": 2.3, "depart": "a"}; - reads standard '
+    "input.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    type=click.Choice([each.value for each in Policy]),
+    multiple=True,
+    default=[Policy.STEERED.value],
+    show_default=True,
+    help="Who chooses the place. Repeatable: all see the same claims.",
+)
+@click.option(
+    "--moves",
+    type=click.IntRange(0, 2),
+    default=0,
+    show_default=True,
+    help='For a claim that is blocked, move at most so many instances of claims that arrived with "movable": true.',
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the chance in scheduler-1.35.")
+@with_cluster
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form.")
+def command(
+    *,
+    board: str | None,
+    from_node: str | None,
+    gpus: int,
+    gpus_per_node: int,
+    trace: Path,
+    policies: Sequence[str],
+    moves: int,
+    seed: int,
+    kubeconfig: Path | None,
+    context: str | None,
+    output: str,
+) -> None:
+    """Replay a trace of MIG claims, and say how many would be refused.
+
+    Claims that do not fit are refused, not queued. A refusal is avoidable if the claim would have fitted had everything been
+    placed anew. Policies: scheduler-1.35 and scheduler-1.36 are kube-scheduler with devices in NVIDIA's order, steered is
+    kube-scheduler with devices in Draco's order, operator chooses GPU and start in the whole fleet, oracle repacks without limit
+    and is the bound.
+
+    \b
+    draco simulate mig --board H100-80GB --gpus 16 --trace week.jsonl
+    draco simulate mig --from-node gpu-node-1 --gpus 64 --trace - --policy steered --policy oracle -o json
+    """  # noqa: D301 - click keeps the lines below a backspace as they are
+    if from_node is None and (kubeconfig or context):
+        raise click.UsageError("--kubeconfig and --context say where --from-node is read: give that, too.")
+    table = _known(board) if from_node is None else asyncio.run(_reported(from_node, board, kubeconfig, context))
+    chosen = [Policy(each) for each in dict.fromkeys(policies)]
+    runs = [
+        _Run(policy, Replay(Fleet(geometry(table), gpus, gpus_per_node), rule_of(policy, _chance(seed)), moves))
+        for policy in chosen
+    ]
+    name = "standard input" if str(trace) == "-" else str(trace)
+    with click.open_file(str(trace), "rb") as stream:
+        replayed = _replay(events(lines_of(stream, LONGEST_LINE), table, name), runs)
+    if not replayed.events:
+        raise TraceError(f"{name} holds no events")
+    fleet = {"board": board} if from_node is None else {"board": board, "fromNode": from_node}
+    document = {"schema": SCHEMA, **fleet, "gpus": gpus, "gpusPerNode": gpus_per_node, **_document(replayed, runs)}
+    if output == "json":
+        print_document(document)
+    else:
+        for line in _lines(document):
+            echo(line)
+
+
+def _chance(seed: int) -> Callable[[int], int]:
+    return Random(seed).randrange  # noqa: S311 - stands in for a scheduler that meets devices in no fixed order
+
+
+def _known(name: str | None) -> Board:
+    if name is None:
+        raise click.UsageError(f"--board is missing: {', '.join(BOARDS)}, or the board of a node by --from-node.")
+    if name in BOARDS:
+        return BOARDS[name]
+    near = [each for each in BOARDS if name and each.startswith(name.upper())]
+    near = near or difflib.get_close_matches(name.upper(), BOARDS, n=1)
+    meant = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise click.UsageError(f"There is no board {name}: there are {', '.join(BOARDS)}.{meant}")
+
+
+async def _reported(node: str, name: str | None, kubeconfig: Path | None, context: str | None) -> Board:
+    async with Client(await connect(kubeconfig, context)) as client:
+        try:
+            boards = boards_of(await client.get(GPU_NODES, ObjectKey("", node)))
+        except NotFound:
+            raise click.ClickException(
+                f"the cluster has no GpuNode {node}: `kubectl get gpunodes` lists those whose agent has reported"
+            ) from None
+    if name is None and len(boards) == 1:
+        return next(iter(boards.values()))
+    if name is not None and name in boards:
+        return boards[name]
+    if not boards:
+        raise click.ClickException(f"node {node} has reported no board that can be divided")
+    has = ", ".join(boards)
+    raise click.UsageError(
+        f"Node {node} has the boards {has}: say by --board which."
+        if name is None
+        else f"Node {node} has no board {name}: it has {has}."
+    )
+
+
+class _Replayed(NamedTuple):
+    events: int
+    began: float
+
+
+def _replay(trace: Iterable[Arrive | Depart], runs: Sequence[_Run]) -> _Replayed:
+    """Feed every run with every event."""
+    number, began, every = 0, 0.0, 1
+    for event in trace:
+        if not number:
+            began = event.t
+            for run in runs:
+                run.replay.start_at(began)
+        number += 1
+        for run in runs:
+            run.take(event)
+        if number % every == 0:
+            for run in runs:
+                run.headroom.append(run.measure())
+            if len(runs[0].headroom) == 2 * FEWEST_SAMPLES:
+                every *= 2
+                for run in runs:
+                    del run.headroom[::2]  # what stays are multiples of the new distance
+    return _Replayed(number, began)
+
+
+def _document(replayed: _Replayed, runs: Sequence[_Run]) -> dict[str, Any]:
+    first = runs[0].replay
+    claims = first.tally.accepted + first.tally.refused
+    return {
+        "slices": first.slices,
+        "trace": {"events": replayed.events, "claims": claims, "start": replayed.began, "end": first.at},
+        "policies": [_told(run) for run in runs],
+    }
+
+
+def _told(run: _Run) -> dict[str, Any]:
+    tally, profiles = run.replay.tally, list(profiles_met(run.replay.tally))
+    last = run.measure()
+    return {
+        "policy": run.policy.value,
+        **_counted(tally, None),
+        "moves": tally.moves,
+        "usedCapacity": {
+            "mean": round(used_share(run.replay), 4),
+            "peak": round(tally.peak_slices / run.replay.slices, 4),
+            "end": round(run.replay.used_slices / run.replay.slices, 4),
+        },
+        "profiles": [{"profile": p.name, **_counted(tally, p)} for p in run.replay.board.profiles if p in profiles],
+        "headroom": [_headroom(p.name, last, run.headroom) for p in run.replay.board.profiles],
+    }
+
+
+def _counted(tally: Tally, profile: Profile | None) -> dict[str, int]:
+    repaired = tally.of(Outcome.REPAIRED, profile=profile)
+    avoidable, full = tally.of(Outcome.AVOIDABLE, profile=profile), tally.of(Outcome.FULL, profile=profile)
+    accepted = tally.of(Outcome.ACCEPTED, profile=profile) + repaired
+    return {
+        "claims": accepted + avoidable + full,
+        "accepted": accepted,
+        "repaired": repaired,
+        "refused": avoidable + full,
+        "avoidable": avoidable,
+    }
+
+
+def _headroom(
+    name: str, last: Mapping[str, tuple[int, int]], samples: Sequence[Mapping[str, tuple[int, int]]]
+) -> dict[str, Any]:
+    now, repacked = last[name]
+    means = [sum(each[name][side] for each in samples) / max(1, len(samples)) for side in (0, 1)]
+    return {
+        "profile": name,
+        "mean": round(means[0], 2),
+        "meanRepacked": round(means[1], 2),
+        "end": now,
+        "endRepacked": repacked,
+    }
+
+
+def _lines(document: Mapping[str, Any]) -> Iterable[str]:
+    trace, policies = document["trace"], document["policies"]
+    where = document["board"] if "fromNode" not in document else f"the board of {document['fromNode']}"
+    nodes = -(-document["gpus"] // document["gpusPerNode"])
+    fleet = f"{counted(document['gpus'], 'GPU')} ({where}) in {counted(nodes, 'node')}"
+    yield f"{fleet}: {counted(trace['claims'], 'claim')} in {counted(trace['events'], 'event')}"
+    yield ""
+    yield f"{'POLICY':<16}{'ACCEPTED':>20}{'REFUSED':>10}{'AVOIDABLE':>12}{'MEAN USE':>10}{'PEAK USE':>10}"
+    for told in policies:
+        accepted = f"{told['accepted']} ({_percent(told['accepted'] / max(1, told['claims']))})"
+        used = told["usedCapacity"]
+        yield (
+            f"{told['policy']:<16}{accepted:>20}{told['refused']:>10}{told['avoidable']:>12}"
+            f"{_percent(used['mean']):>10}{_percent(used['peak']):>10}"
+        )
+    for told in policies:
+        yield ""
+        moved = f", {counted(told['moves'], 'instance')} moved" if told["moves"] else ""
+        yield f"{told['policy']}{moved}"
+        yield f"  {'PROFILE':<16}{'CLAIMS':>9}{'REFUSED':>9}{'AVOIDABLE':>11}{'MORE WOULD FIT':>16}{'IF REPACKED':>13}"
+        profiles = {each["profile"]: each for each in told["profiles"]}
+        for room in told["headroom"]:
+            each = profiles.get(room["profile"], {"claims": 0, "refused": 0, "avoidable": 0})
+            yield (
+                f"  {room['profile']:<16}{each['claims']:>9}{each['refused']:>9}{each['avoidable']:>11}"
+                f"{room['mean']:>16.1f}{room['meanRepacked']:>13.1f}"
+            )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"

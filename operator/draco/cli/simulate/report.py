@@ -1,0 +1,116 @@
+"""What a simulation says: lines for people, one document for programs.
+
+Owns the layout and the schema. Decides nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from draco.cli.simulate.trials import Attempt, Run
+from draco.explanation.model import Reason
+from draco.explanation.report import report
+from draco.resources.api.claims import AllocationResult
+from draco.resources.written.json import written
+
+SCHEMA: Final = "draco.dev/simulation/v1"
+"""Name of the document. Fields are only ever added under one name."""
+MOST_NODES: Final = 20
+"""Nodes whose copies are counted one by one."""
+
+
+def document(run: Run, notes: Sequence[str]) -> dict[str, Any]:
+    """The whole simulation: per claim its allocation as Kubernetes would write it, or why there is none."""
+    return {
+        "schema": SCHEMA,
+        "notes": list(notes),
+        "fits": all(attempt.fits for attempt in run.attempts),
+        "copies": {"asked": run.copies, "fit": run.fitting, "each": _each(run)},
+        "claims": [entry for attempt in run.attempts for entry in _entries(attempt)],
+    }
+
+
+def _each(run: Run) -> dict[str, int]:
+    """How many copies fit of each pod, or of each claim that is tried by itself."""
+    counts = dict.fromkeys((attempt.name for attempt in run.attempts), 0)
+    for attempt in run.attempts:
+        counts[attempt.name] += attempt.fits
+    return counts
+
+
+def _entries(attempt: Attempt) -> Iterator[dict[str, Any]]:
+    told = None if attempt.explanation is None else msgspec.to_builtins(attempt.explanation)
+    claims: Sequence[tuple[str | None, AllocationResult | None]] = attempt.claims or [(None, None)]
+    for name, allocation in claims:
+        yield {
+            "claim": name,
+            "pod": attempt.pod or None,
+            "copy": attempt.copy,
+            "node": attempt.node or None,
+            "allocation": None if allocation is None else written(allocation),
+            "error": attempt.error or None,
+            "explanation": told,
+        }
+
+
+def lines(run: Run, notes: Sequence[str]) -> Iterator[str]:
+    """The same for people."""
+    yield from notes
+    if notes:
+        yield ""
+    if run.copies == 1:
+        for attempt in run.attempts:
+            yield from _attempt(attempt)
+        return
+    for name in _each(run):
+        yield from _copies(name, [attempt for attempt in run.attempts if attempt.name == name], run.copies)
+    if len(_each(run)) > 1:
+        yield f"All of it together: {run.fitting} of {run.copies} copies fit"
+
+
+def _attempt(attempt: Attempt) -> Iterator[str]:
+    if not attempt.fits:
+        told = attempt.explanation
+        bypasses = told is not None and told.reason is Reason.BYPASSES_SCHEDULER
+        yield f"{attempt.name}: {'bypasses the scheduler' if bypasses else 'does not fit'}"
+        yield from _why(attempt)
+        return
+    yield f"{attempt.name}: fits on {attempt.node}"
+    for name, allocation in attempt.claims:
+        yield from _devices(name, allocation)
+
+
+def _devices(name: str, allocation: AllocationResult | None) -> Iterator[str]:
+    results = allocation.devices.results if allocation is not None else []
+    if not results:
+        yield f"  {name}: no devices"
+    for result in results:
+        amounts = ", ".join(f"{what} {amount}" for what, amount in result.consumed_capacity.items())
+        extra = f" ({amounts})" if amounts else " (administrative access)" if result.admin_access else ""
+        yield f"  {name}: {result.request}: {result.driver}/{result.pool}/{result.device}{extra}"
+
+
+def _why(attempt: Attempt) -> Iterator[str]:
+    told = attempt.explanation
+    if attempt.error and (told is None or told.error != attempt.error):  # otherwise the explanation begins with it
+        yield f"  {attempt.error[:1].upper()}{attempt.error[1:]}{'' if attempt.error.endswith(('.', '?')) else '.'}"
+    if told is not None:
+        for line in report(told):
+            yield f"  {line}".rstrip()
+
+
+def _copies(name: str, attempts: Sequence[Attempt], copies: int) -> Iterator[str]:
+    fitting = [attempt for attempt in attempts if attempt.fits]
+    yield f"{name}: {len(fitting)} of {copies} copies fit"
+    nodes = Counter(attempt.node for attempt in fitting)
+    for node, count in list(nodes.items())[:MOST_NODES]:
+        yield f"  {node}: {count}"
+    if len(nodes) > MOST_NODES:
+        rest = list(nodes.values())[MOST_NODES:]
+        yield f"  {len(rest)} more nodes: {sum(rest)}"
+    for attempt in attempts:
+        if not attempt.fits:
+            yield f"  Copy {attempt.copy} does not fit:"
+            yield from (f"  {line}".rstrip() for line in _why(attempt))

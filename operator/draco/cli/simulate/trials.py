@@ -1,0 +1,289 @@
+"""What is tried in a simulation, and how it goes.
+
+Owns which claims are allocated together, their order, copies of them, and the nodes they may go to. Each verdict is `allocate`'s
+and each reason `explain`'s. What is allocated stays allocated for what is tried after it.
+"""
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from draco.allocation.errors import AllocationError
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.node_selection import selects
+from draco.allocation.pod_claims import MissingClaimError, claims_of, made_from, uses_devices, using
+from draco.allocation.search.fitting import first_fitting
+from draco.cli.input.world import World
+from draco.cli.simulate.share_ids import share_ids
+from draco.explanation.explain import explain
+from draco.explanation.findings.placement import PodRules
+from draco.explanation.model import Explanation
+from draco.resources.api.claims import (
+    AllocationResult,
+    ResourceClaim,
+    ResourceClaimConsumerReference,
+    ResourceClaimStatus,
+    ResourceClaimTemplate,
+)
+from draco.resources.api.core import Node, Pod, PodSpec, Toleration
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.names import PoolKey
+
+_KUBERNETES_OWN: Final = "node.kubernetes.io/"
+"""Prefix of the taints that say that a node is not to be used now."""
+
+
+_NOBODY: Final = ResourceClaimConsumerReference(resource="what", name="was tried before", uid="")
+"""Who uses a claim that is tried by itself: it is not there to be given up for others. Said like "pod NAME"."""
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """Claims that are allocated together: a pod's, or one by itself. `missing` says which of them cannot be found."""
+
+    claims: list[ResourceClaim]
+    pod: Pod | None = None
+    missing: str = ""
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """How one copy of a trial went: on a node with an allocation for each claim; or not, and why."""
+
+    name: str
+    """The pod's, or the claim's that is tried by itself."""
+    pod: str = ""
+    copy: int
+    node: str = ""
+    claims: list[tuple[str, AllocationResult | None]] = []
+    error: str = ""
+    """What ended it; "" where it fits or simply does not."""
+    explanation: Explanation | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a node for it."""
+        return bool(self.node)
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was tried. Of each trial's copies those that fit, and the first that does not."""
+
+    attempts: list[Attempt]
+    copies: int
+    fitting: int
+    """Copies of which everything fits."""
+
+
+def trials_of_files(world: World) -> list[Trial]:
+    """What the objects of files ask for, in their order."""
+    asked = {item.metadata.key: item for item in world.wanted if isinstance(item, ResourceClaim)}
+    pods = [item for item in world.wanted if isinstance(item, Pod)]
+    used = {key for pod in pods for key in pod.claims}
+    used_templates = {
+        ObjectKey(pod.metadata.namespace, entry.resource_claim_template_name)
+        for pod in pods
+        for entry in pod.spec.resource_claims
+        if entry.resource_claim_template_name
+    }
+    trials = []
+    for item in world.wanted:
+        match item:
+            case Pod():
+                trials.append(_trial(world, item, asked))
+            case ResourceClaim() if item.metadata.key not in used:
+                trials.append(Trial(claims=[item]))
+            case ResourceClaimTemplate() if item.metadata.key not in used_templates:
+                trials.append(Trial(claims=[made_from(item, item.metadata.name)]))
+    return [trial for trial in trials if trial.missing or _waiting(trial.claims)]
+
+
+def trials_of_cluster(world: World, gone: set[PoolKey]) -> list[Trial]:
+    """What waits in the cluster, after what holds devices of pools that are gone: that has to be allocated again."""
+    fleet = world.fleet
+    displaced = [
+        claim for claim in fleet.claims.values() if any(PoolKey(*key[:2]) in gone for key in claim.devices_held)
+    ]
+    for claim in displaced:
+        fleet.put_claim(msgspec.structs.replace(claim, status=ResourceClaimStatus()))
+    keys = {claim.metadata.key for claim in displaced}
+    pods = sorted(world.pods.values(), key=lambda pod: pod.metadata.key)
+    moving = [_without_node(pod) for pod in pods if not keys.isdisjoint(pod.claims)]
+    waiting = [pod for pod in pods if pod.waits and uses_devices(pod, fleet.classes) and keys.isdisjoint(pod.claims)]
+    trials = [_trial(world, pod, {}) for pod in (*moving, *waiting)]
+    used = {key for pod in (*moving, *waiting) for key in pod.claims}
+    alone = [fleet.claims[key] for key in sorted(fleet.claims) if key not in used]
+    trials += [Trial(claims=[claim]) for claim in alone if claim.metadata.deletion_timestamp is None]
+    return [trial for trial in trials if trial.missing or _waiting(trial.claims)]
+
+
+def _without_node(pod: Pod) -> Pod:
+    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=""))
+
+
+def _trial(world: World, pod: Pod, asked: Mapping[ObjectKey, ResourceClaim]) -> Trial:
+    claims = ChainMap({**asked}, {**world.fleet.claims})
+    world.note_extended_resources(pod)
+    try:
+        return Trial(claims=claims_of(pod, claims, world.templates, world.fleet.classes), pod=pod)
+    except MissingClaimError as missing:
+        return Trial(claims=[], pod=pod, missing=str(missing))
+
+
+def _waiting(claims: Sequence[ResourceClaim]) -> list[ResourceClaim]:
+    return [claim for claim in claims if claim.status.allocation is None]
+
+
+def run(fleet: Fleet, trials: Sequence[Trial], copies: int) -> Run:
+    """Try each of them so often, copy by copy. What does not fit once is not tried again: there is never more room later."""
+    attempts: list[Attempt] = []
+    fitting = 0
+    placing = _Placing(fleet)
+    left = list(trials)
+    for number in range(1, copies + 1):
+        copy = _Copy(fleet, number)
+        tried = [_attempt(trial, copy, placing) for trial in left]
+        attempts += tried
+        left = [trial for trial, attempt in zip(left, tried, strict=True) if attempt.fits]
+        if not left:
+            break
+        fitting += len(left) == len(trials)
+    return Run(attempts=attempts, copies=copies, fitting=fitting)
+
+
+def _attempt(trial: Trial, copy: "_Copy", placing: "_Placing") -> Attempt:
+    pod = str(trial.pod.metadata.key) if trial.pod is not None else ""
+    names = [str(claim.metadata.key) for claim in trial.claims]
+    if trial.missing:
+        return Attempt(name=pod, pod=pod, copy=copy.number, error=trial.missing)
+    claims = [copy.taken(claim) for claim in trial.claims]
+    placed = placing.place(None if trial.pod is None else using(trial.pod, claims), claims)
+    return Attempt(
+        name=pod or names[0],
+        pod=pod,
+        copy=copy.number,
+        node=placed.node,
+        claims=list(zip(names, placed.allocations, strict=True)),
+        error=placed.error,
+        explanation=placed.explanation,
+    )
+
+
+class _Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """A node and an allocation of each claim; or what ended it, and why it does not fit."""
+
+    node: str = ""
+    allocations: list[AllocationResult | None]
+    error: str = ""
+    explanation: Explanation | None = None
+
+
+class _Placing:
+    """Finds a node for claims and notes down what they then hold."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._ids = share_ids()
+        self._anyone = anyone(fleet)
+        self._open: dict[bytes, list[Node]] = {}
+        self._errors: dict[bytes, str] = {}
+
+    def place(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> _Placed:
+        """Allocate those of the claims that are not yet."""
+        waiting = _waiting(claims)
+        before = [claim.status.allocation for claim in claims]
+        found, error = None, self._gives_up(pod, waiting)
+        if not error:
+            try:
+                found = first_fitting(self._fleet, waiting, self._nodes(pod, claims), share_ids=self._ids)
+            except AllocationError as failed:
+                error = str(failed)
+        if found is None:
+            told = explain(self._fleet, claims, pod=pod or self._anyone)
+            return _Placed(allocations=before, error=error, explanation=told)
+        node, results = found
+        given = dict(zip((claim.metadata.key for claim in waiting), results, strict=True))
+        for claim in waiting:
+            user = _NOBODY
+            if pod is not None:
+                user = ResourceClaimConsumerReference(resource="pods", name=pod.metadata.name, uid="")
+            status = msgspec.structs.replace(
+                claim.status,
+                allocation=given[claim.metadata.key],
+                reserved_for=[user],
+            )
+            self._fleet.put_claim(msgspec.structs.replace(claim, status=status))
+        return _Placed(
+            node=node.metadata.name,
+            allocations=[given.get(claim.metadata.key, held) for claim, held in zip(claims, before, strict=True)],
+        )
+
+    def _gives_up(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> str:
+        """What makes kube-scheduler give the pod up although the claims would fit on some node. Asked once of like ones."""
+        like = msgspec.json.encode([claim.spec for claim in claims]) + _rules(pod)
+        if like not in self._errors:
+            self._errors[like] = explain(self._fleet, claims, pod=pod or self._anyone).error if claims else ""
+        return self._errors[like]
+
+    def _nodes(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> list[Node]:
+        """The nodes, by name, to which a pod with these claims may go."""
+        like = _rules(pod)
+        if like not in self._open:
+            rules = PodRules(pod or self._anyone)
+            nodes = [self._fleet.nodes[name] for name in self._fleet.node_names]
+            self._open[like] = [node for node in nodes if not rules.obstacles(node)]
+        bound = [
+            claim.status.allocation.node_selector
+            for claim in claims
+            if claim.status.allocation is not None and claim.status.allocation.node_selector is not None
+        ]
+        nodes = self._open[like]
+        if not bound:
+            return nodes
+        return [node for node in nodes if all(selects(selector, node) for selector in bound)]
+
+
+def _rules(pod: Pod | None) -> bytes:
+    """What the pod asks of nodes, whatever its claims are called."""
+    return b"" if pod is None else msgspec.json.encode(msgspec.structs.replace(pod.spec, resource_claims=[]))
+
+
+class _Copy:
+    """One copy of all trials. Its claims go by names of their own where such a claim is there already."""
+
+    def __init__(self, fleet: Fleet, number: int) -> None:
+        self.number = number
+        self._fleet = fleet
+        self._keys: dict[ObjectKey, ObjectKey] = {}
+
+    def taken(self, claim: ResourceClaim) -> ResourceClaim:
+        """The claim as this copy knows it: allocated, if an earlier trial of the copy shares it."""
+        key = claim.metadata.key
+        if claim.status.allocation is not None:
+            return claim
+        if key not in self._keys:
+            self._keys[key] = self._free_key(key)
+        own = self._keys[key]
+        known = self._fleet.claims.get(own)
+        if known is not None and known.status.allocation is not None:
+            return known
+        return msgspec.structs.replace(claim, metadata=ObjectMeta(name=own.name, namespace=own.namespace))
+
+    def _free_key(self, key: ObjectKey) -> ObjectKey:
+        own, number = key, self.number
+        while (known := self._fleet.claims.get(own)) is not None and known.status.allocation is not None:
+            own = ObjectKey(key.namespace, f"{key.name}-copy-{number}")
+            number += 1
+        return own
+
+
+def anyone(fleet: Fleet) -> Pod:
+    """A pod for claims of which no pod is known: it may go wherever some pod may, so not to nodes out of use."""
+    keys = {taint.key for node in fleet.nodes.values() for taint in node.spec.taints}
+    return Pod(
+        spec=PodSpec(
+            tolerations=[
+                Toleration(key=key, operator="Exists") for key in sorted(keys) if not key.startswith(_KUBERNETES_OWN)
+            ]
+        )
+    )

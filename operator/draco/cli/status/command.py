@@ -1,0 +1,101 @@
+"""`draco status`: read the cluster once and show it.
+
+Owns the options, the reading and the choice of output. What is shown is decided in `view`, how in `screen`.
+"""
+
+import asyncio
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from draco.cli.input.reading import Reader, without_dra
+from draco.cli.options import with_cluster
+from draco.cli.output.documents import print_document
+from draco.cli.output.showing import visible
+from draco.cli.status import screen as status_screen
+from draco.cli.status.schema import MissingView, Status
+from draco.cli.status.view import Snapshot, status_of
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.kube.discovery import discover
+from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, MIG_POLICIES, NODES, PODS, SLICES
+
+WIDTH = 10_000
+"""Columns of the screen: a row is one line, as kubectl's are, and a narrow terminal breaks it; so lines can be searched."""
+
+
+@click.command()
+@with_cluster
+@click.option("-n", "--namespace", default="", help="List only the claims of this namespace.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "wide", "json"]),
+    default="text",
+    show_default=True,
+    help="wide: every device and claim. json: one document of a stable schema.",
+)
+def command(kubeconfig: Path | None, context: str | None, namespace: str, output: str) -> None:
+    """Show nodes, GPUs, claims, taints, maintenance and MIG policies on one screen.
+
+    Works with the devices of every DRA driver. Reads only, and keeps nothing.
+    """
+    status = asyncio.run(_read(kubeconfig, context, namespace))
+    if output == "json":
+        print_document(status)
+        return
+    console = Console(highlight=False, soft_wrap=False, width=WIDTH)
+    with console.capture() as screen:
+        (status_screen.show_wide if output == "wide" else status_screen.show)(visible(status), console)
+    for line in screen.get().splitlines():
+        click.echo(status_screen.trimmed(line))
+
+
+async def _read(kubeconfig: Path | None, context: str | None, namespace: str) -> Status:
+    async with Client(await connect(kubeconfig, context)) as client:
+        features = await discover(client)
+        if not features.dra:
+            raise without_dra(client)
+        missing = [
+            MissingView(name=item.name, consequence=item.consequence, remedy=item.remedy) for item in features.missing
+        ]
+        reader = Reader(client)
+        async with asyncio.TaskGroup() as tasks:
+            nodes = tasks.create_task(reader.all(NODES))
+            slices = tasks.create_task(reader.all(SLICES))
+            claims = tasks.create_task(reader.all(CLAIMS))
+            pods = tasks.create_task(
+                reader.all_if_allowed(
+                    PODS, "which pods wait for a claim is not shown", {"fieldSelector": "status.phase=Pending"}
+                )
+            )
+            rules = tasks.create_task(reader.all(features.taint_rules)) if features.taint_rules else None
+            gpu_nodes = tasks.create_task(reader.all_if_served(GPU_NODES, "no GPU health is shown"))
+            maintenances = tasks.create_task(
+                reader.all_if_served(DEVICE_MAINTENANCES, "no maintenance requests are shown")
+            )
+            policies = tasks.create_task(reader.all_if_served(MIG_POLICIES, "no MIG policies are shown"))
+        own = ((GPU_NODES, gpu_nodes), (DEVICE_MAINTENANCES, maintenances), (MIG_POLICIES, policies))
+        absent = [kind.kind for kind, task in own if task.result() is None]
+        if absent:
+            missing.append(
+                MissingView(
+                    name=", ".join(absent),
+                    consequence="Draco is not installed here, or only in part: what it knows of GPUs is not shown.",
+                    remedy="Install it with charts/draco, or apply crds/.",
+                )
+            )
+        snapshot = Snapshot(
+            nodes=nodes.result(),
+            slices=slices.result(),
+            claims=claims.result(),
+            pods=pods.result(),
+            rules=rules.result() if rules else [],
+            gpu_nodes=gpu_nodes.result() or [],
+            maintenances=maintenances.result() or [],
+            mig_policies=policies.result() or [],
+            missing=missing,
+            unread=sorted(reader.unread),
+        )
+        return status_of(snapshot, server=str(client.connection.server), namespace=namespace)

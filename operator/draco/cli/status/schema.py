@@ -1,0 +1,169 @@
+"""The schema of `draco status -o json`, which the screen prints too.
+
+Owns the structs and their field names: fields are only ever added under one schema name. Computes nothing.
+"""
+
+from enum import StrEnum
+
+from draco.cli.output.documents import View
+from draco.resources.names import DeviceKey
+
+SCHEMA = "draco.dev/status/v1"
+"""Name of the JSON document. Fields are only ever added under one name."""
+
+
+class DeviceState(StrEnum):
+    """Why a new claim cannot have the device, the strongest reason first; `free` when it can."""
+
+    MAINTENANCE = "maintenance"
+    UNHEALTHY = "unhealthy"
+    OFFLINE = "offline"
+    TAINTED = "tainted"
+    IN_USE = "in use"
+    BLOCKED = "blocked"
+    """Others use up what it draws from, such as the memory of a GPU of which it is a partition."""
+    FREE = "free"
+
+
+class ClaimState(StrEnum):
+    """How far a claim has come."""
+
+    PENDING = "pending"
+    ALLOCATED = "allocated"
+    RESERVED = "reserved"
+    DELETING = "deleting"
+
+
+class DeviceCounts(View, frozen=True, kw_only=True):
+    """Devices by state. Every device is in exactly one state, so the states add up to `total`."""
+
+    total: int = 0
+    free: int = 0
+    in_use: int = 0
+    blocked: int = 0
+    tainted: int = 0
+    unhealthy: int = 0
+    offline: int = 0
+    maintenance: int = 0
+
+
+class ClaimCounts(View, frozen=True, kw_only=True):
+    """Claims by state. `unused` are those of the pending ones that no pod waits for: nothing will allocate them."""
+
+    total: int = 0
+    pending: int = 0
+    unused: int = 0
+    allocated: int = 0
+    reserved: int = 0
+    deleting: int = 0
+
+
+class DeviceView(View, frozen=True, kw_only=True):
+    """One device. `taints` reads "key:effect" or "key=value:effect"; `claims` and `maintenance` name who holds it.
+
+    `claims_on_parts` hold partitions of it.
+    """
+
+    driver: str
+    pool: str
+    device: str
+    node: str
+    product: str
+    state: DeviceState
+    claims: list[str] = []
+    claims_on_parts: list[str] = []
+    taints: list[str] = []
+    maintenance: str = ""
+    health: str = ""
+    message: str = ""
+
+    @property
+    def key(self) -> DeviceKey:
+        """The device's full name."""
+        return DeviceKey(self.driver, self.pool, self.device)
+
+
+class NodeView(View, frozen=True, kw_only=True):
+    """One node with devices. The name is "" for devices that belong to no single node."""
+
+    name: str
+    ready: bool
+    schedulable: bool
+    devices: DeviceCounts
+
+
+class ClaimView(View, frozen=True, kw_only=True):
+    """One claim: the full names of its `devices`, the `consumers` it is reserved for, the pods `waiting` for it."""
+
+    namespace: str
+    name: str
+    state: ClaimState
+    devices: list[str] = []
+    consumers: list[str] = []
+    waiting: list[str] = []
+
+
+class RuleView(View, frozen=True, kw_only=True):
+    """One DeviceTaintRule and what it hits now, what is the same hardware included where Draco extends it.
+
+    `extends` names the rule that this one extends, `maintenance` the DeviceMaintenance that it belongs to.
+    """
+
+    name: str
+    taint: str
+    selector: str
+    devices: list[str] = []
+    claims: list[str] = []
+    extends: str = ""
+    maintenance: str = ""
+
+
+class MaintenanceView(View, frozen=True, kw_only=True):
+    """One DeviceMaintenance."""
+
+    name: str
+    phase: str
+    reason: str
+    message: str
+    devices: list[str] = []
+    in_use: int = 0
+
+
+class PolicyView(View, frozen=True, kw_only=True):
+    """One MigPolicy and, as the operator says it, how many GPUs it has and how many of them are as wanted."""
+
+    name: str
+    mode: str
+    layout: str = ""
+    gpus: int = 0
+    applied: int = 0
+    changing: int = 0
+    failed: int = 0
+    message: str = ""
+
+
+class MissingView(View, frozen=True, kw_only=True):
+    """A feature the cluster lacks, what follows, and what to do."""
+
+    name: str
+    consequence: str
+    remedy: str
+
+
+class Status(View, frozen=True, kw_only=True):
+    """Everything on the screen."""
+
+    schema: str = SCHEMA
+    server: str = ""
+    namespace: str = ""
+    """The namespace to which the list and the counts of claims are narrowed; "" for all."""
+    devices: DeviceCounts
+    claims: ClaimCounts
+    nodes: list[NodeView]
+    device_list: list[DeviceView]
+    claim_list: list[ClaimView]
+    taint_rules: list[RuleView]
+    maintenance: list[MaintenanceView]
+    mig_policies: list[PolicyView] = []
+    missing: list[MissingView]
+    warnings: list[str]

@@ -1,0 +1,311 @@
+"""How a `Status` looks on a terminal or in a file.
+
+Owns layout, words and colours. Colour only repeats what the words say, so that nothing is lost without it. Computes nothing.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from draco.cli.status.schema import (
+    ClaimState,
+    ClaimView,
+    DeviceCounts,
+    DeviceState,
+    DeviceView,
+    NodeView,
+    Status,
+)
+from draco.resources.english import agreeing, counted, listed
+
+MOST_NODES = 16
+"""Above this many nodes, those that are in order are only counted."""
+MOST_DEVICES = 32
+"""Above this many devices, those that are free or in use are only counted."""
+MOST_CLAIMS = 10
+NO_NODE = "(no single node)"
+_PADDING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$")
+
+Cell = str | Text
+STYLES = {
+    DeviceState.FREE: "green",
+    DeviceState.IN_USE: "cyan",
+    DeviceState.BLOCKED: "blue",
+    DeviceState.TAINTED: "yellow",
+    DeviceState.OFFLINE: "red",
+    DeviceState.UNHEALTHY: "red",
+    DeviceState.MAINTENANCE: "magenta",
+    ClaimState.PENDING: "yellow",
+    ClaimState.DELETING: "yellow",
+}
+CLAIM_WORDS = {
+    ClaimState.PENDING: "pending",
+    ClaimState.ALLOCATED: "allocated",
+    ClaimState.RESERVED: "in use",
+    ClaimState.DELETING: "being deleted",
+}
+COUNTED: list[tuple[DeviceState, Callable[[DeviceCounts], int]]] = [
+    (DeviceState.FREE, lambda counts: counts.free),
+    (DeviceState.IN_USE, lambda counts: counts.in_use),
+    (DeviceState.BLOCKED, lambda counts: counts.blocked),
+    (DeviceState.TAINTED, lambda counts: counts.tainted),
+    (DeviceState.MAINTENANCE, lambda counts: counts.maintenance),
+    (DeviceState.UNHEALTHY, lambda counts: counts.unhealthy),
+    (DeviceState.OFFLINE, lambda counts: counts.offline),
+]
+
+
+def show(status: Status, console: Console) -> None:
+    """Print the screen, with counts in place of the nodes and devices of large clusters that are in order."""
+    _headline(status, console)
+    _nodes(status.nodes, console, fold=len(status.nodes) > MOST_NODES)
+    _devices(status.device_list, console, fold=len(status.device_list) > MOST_DEVICES)
+    _rest(status, console, most=MOST_CLAIMS, fold=True)
+
+
+def show_wide(status: Status, console: Console) -> None:
+    """Print the screen with every device and every claim."""
+    _headline(status, console)
+    _nodes(status.nodes, console, fold=False)
+    _devices(status.device_list, console, fold=False)
+    _rest(status, console, most=len(status.claim_list), fold=False)
+
+
+def _rest(status: Status, console: Console, *, most: int, fold: bool) -> None:
+    _claims(status, console, most=most)
+    _rules(status, console, fold=fold)
+    _maintenance(status, console)
+    _policies(status, console)
+    _notes(status, console)
+
+
+def _headline(status: Status, console: Console) -> None:
+    ready = sum(node.ready for node in status.nodes if node.name)
+    named = sum(1 for node in status.nodes if node.name)
+    states = [f"{count(status.devices)} {state}" for state, count in COUNTED if count(status.devices)]
+    claims = status.claims
+    claim_states = [
+        f"{number} {word}"
+        for number, word in (
+            (claims.pending - claims.unused, "pending"),
+            (claims.unused, "not used by any pod yet"),
+            (claims.allocated, "allocated, but used by no pod"),
+            (claims.reserved, "in use by pods"),
+            (claims.deleting, "being deleted"),
+        )
+        if number
+    ]
+    console.print(Text(f"Cluster  {status.server or '-'}"))
+    table = _table("", "", "")
+    table.show_header = False
+    table.add_row("Nodes", str(named), f"{ready} ready" + (f", {named - ready} not ready" if ready < named else ""))
+    table.add_row("Devices", str(status.devices.total), ", ".join(states))
+    within = f" (only namespace {status.namespace})" if status.namespace else ""
+    table.add_row("Claims", str(claims.total), ", ".join(claim_states) + within)
+    console.print(table)
+
+
+def _nodes(nodes: Iterable[NodeView], console: Console, *, fold: bool) -> None:
+    _section("NODES", console)
+    shown = [node for node in nodes if node.devices.total or (node.name and not node.ready)]
+    if not shown:
+        console.print("No node publishes devices. Is a DRA driver (for Draco: its agent) running on the GPU nodes?")
+        return
+    columns = [
+        (state, count)
+        for state, count in COUNTED
+        if state not in {DeviceState.BLOCKED, DeviceState.OFFLINE} or any(count(node.devices) for node in shown)
+    ]
+    folded = [node for node in shown if fold and _in_order(node)]
+    titles = [state.upper() for state, _ in columns]
+    table = _table("NODE", "STATE", "DEVICES", *titles, numbers=range(2, 3 + len(titles)))
+    for node in shown:
+        if node not in folded:
+            cells = [_number(count(node.devices), state) for state, count in columns]
+            table.add_row(node.name or NO_NODE, _node_state(node), str(node.devices.total), *cells)
+    if folded:
+        sums = [_number(sum(count(node.devices) for node in folded), state) for state, count in columns]
+        total = sum(node.devices.total for node in folded)
+        table.add_row(f"({len(folded)} others)", Text("Ready", "green"), str(total), *sums)
+    console.print(table)
+
+
+def _in_order(node: NodeView) -> bool:
+    """Whether there is nothing to say of the node but numbers."""
+    devices = node.devices
+    return node.ready and node.schedulable and devices.free + devices.in_use + devices.blocked == devices.total
+
+
+def _node_state(node: NodeView) -> Text:
+    if not node.name:
+        return Text("-")
+    if not node.ready:
+        return Text("NotReady", "red")
+    return Text("Ready", "green") if node.schedulable else Text("Ready, cordoned", "yellow")
+
+
+def _devices(devices: Sequence[DeviceView], console: Console, *, fold: bool) -> None:
+    plain = {DeviceState.FREE, DeviceState.IN_USE, DeviceState.BLOCKED}
+    shown = [view for view in devices if view.state not in plain] if fold else devices
+    if shown:
+        drivers = len({view.driver for view in devices}) > 1
+        table = _table("NODE", *(["DRIVER"] if drivers else []), "DEVICE", "PRODUCT", "STATE", "DETAIL")
+        node = None
+        for view in shown:
+            table.add_row(
+                "" if view.node == node else view.node or NO_NODE,
+                *([view.driver] if drivers else []),
+                view.device,
+                view.product or "-",
+                Text(view.state, STYLES[view.state]),
+                _detail(view),
+            )
+            node = view.node
+        _section("DEVICES OUT OF SERVICE" if fold else "DEVICES", console)
+        console.print(table)
+    if fold:
+        console.print("Devices that are free or in use are counted above; list every one with -o wide.", style="dim")
+    if any(view.state is DeviceState.BLOCKED for view in devices):
+        console.print("Blocked: others use what they draw from. How GPUs are divided: draco layout show", style="dim")
+
+
+def _detail(view: DeviceView) -> str:
+    parts = []
+    if view.maintenance:
+        parts.append(f"DeviceMaintenance {view.maintenance}")
+    if view.health not in {"", "Healthy"}:
+        parts.append(f"health {view.health.lower()}" + (f": {view.message.rstrip('.')}" if view.message else ""))
+    if view.taints:
+        parts.append(" ".join(view.taints))
+    if view.claims:
+        parts.append(f"claim {', '.join(view.claims)}")
+    if view.claims_on_parts:
+        parts.append(f"in parts: claim {_some(view.claims_on_parts)}")
+    return "; ".join(parts)
+
+
+def _claims(status: Status, console: Console, *, most: int) -> None:
+    rank = [ClaimState.PENDING, ClaimState.DELETING, ClaimState.ALLOCATED, ClaimState.RESERVED]
+    ordered = sorted(status.claim_list, key=lambda view: (rank.index(view.state), not view.waiting))
+    if not ordered:
+        return
+    table = _table("NAMESPACE", "CLAIM", "STATE", "PODS", "DEVICES")
+    for view in ordered[:most]:
+        table.add_row(
+            view.namespace,
+            view.name,
+            Text(CLAIM_WORDS[view.state], STYLES.get(view.state, "")),
+            _pods(view),
+            ", ".join(name.partition("/")[2] for name in view.devices) or "-",
+        )
+    _section("CLAIMS", console)
+    console.print(table)
+    if len(ordered) > most:
+        console.print(f"and {len(ordered) - most} more; list every one with -o wide.", style="dim")
+    if first := next((view for view in ordered if view.waiting), None):
+        ask = f"kubectl events -n {first.namespace} --for resourceclaim/{first.name}"
+        console.print(f"Why a claim is pending: {ask}", style="dim")
+
+
+def _pods(view: ClaimView) -> str:
+    """Who uses the claim or waits for it."""
+    if view.waiting:
+        return f"{_some(view.waiting)} ({agreeing(len(view.waiting), 'waits', 'wait')})"
+    if view.state is ClaimState.PENDING:
+        return "none uses it yet"
+    return _some(view.consumers) if view.consumers else "-"
+
+
+def _rules(status: Status, console: Console, *, fold: bool) -> None:
+    if not status.taint_rules:
+        return
+    table = _table("RULE", "TAINT", "SELECTS", "DEVICES", "CLAIMS")
+    # A GPU has dozens of partitions, and as many rules when it is tainted: what they do is told with the one that they serve.
+    shown = [rule for rule in status.taint_rules if not (fold and (rule.extends or rule.maintenance))]
+    for rule in shown:
+        table.add_row(rule.name, rule.taint, rule.selector, _some(rule.devices), _some(rule.claims))
+    _section("TAINT RULES", console)
+    if shown:
+        console.print(table)
+    if folded := len(status.taint_rules) - len(shown):
+        rules = counted(folded, "rule")
+        console.print(
+            f"{rules} of DeviceMaintenances and of Draco's extensions; list every one with -o wide.", style="dim"
+        )
+
+
+def _maintenance(status: Status, console: Console) -> None:
+    if not status.maintenance:
+        return
+    table = _table("REQUEST", "PHASE", "DEVICES", "STILL IN USE", "REASON", "DETAIL")
+    for item in status.maintenance:
+        table.add_row(item.name, item.phase, _some(item.devices), str(item.in_use), item.reason or "-", item.message)
+    _section("MAINTENANCE", console)
+    console.print(table)
+
+
+def _policies(status: Status, console: Console) -> None:
+    if not status.mig_policies:
+        return
+    table = _table("POLICY", "MODE", "GPUS", "APPLIED", "CHANGING", "FAILED", "DETAIL", numbers=range(2, 6))
+    for policy in status.mig_policies:
+        table.add_row(
+            policy.name,
+            f"{policy.mode}, {policy.layout}" if policy.layout else policy.mode,
+            _counted(policy.gpus),
+            _counted(policy.applied, "green"),
+            _counted(policy.changing, "yellow"),
+            _counted(policy.failed, "red"),
+            policy.message,
+        )
+    _section("MIG POLICIES", console)
+    console.print(table)
+    console.print("How each GPU is divided: draco layout show", style="dim")
+
+
+def _notes(status: Status, console: Console) -> None:
+    if status.warnings:
+        _section("WARNINGS", console)
+        for warning in status.warnings:
+            console.print(f"- {warning}", style="yellow")
+    if status.missing:
+        _section("MISSING", console)
+        for item in status.missing:
+            console.print(f"- {item.name}: {item.consequence} {item.remedy}".rstrip())
+        console.print(
+            "The operator and the agents look for features when they start: restart them after a change.", style="dim"
+        )
+
+
+def trimmed(line: str) -> str:
+    """Without the padding to a table's full width, which fills lines of their own on narrow terminals."""
+    return _PADDING.sub(lambda end: end[0].replace(" ", ""), line)
+
+
+def _section(title: str, console: Console) -> None:
+    console.print()
+    console.print(title, style="bold")
+
+
+def _table(*columns: str, numbers: Collection[int] = ()) -> Table:
+    """A table without lines; `numbers` are the indices of columns of numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for index, column in enumerate(columns):
+        # The header's style is its text's: that of the cell would colour the padding too.
+        table.add_column(Text(column, "dim"), justify="right" if index in numbers else "left", no_wrap=True)
+    return table
+
+
+def _number(number: int, state: DeviceState) -> Text:
+    return _counted(number, STYLES[state])
+
+
+def _counted(number: int, style: str = "") -> Text:
+    return Text(str(number), style) if number else Text("-", "dim")
+
+
+def _some(names: Sequence[str]) -> str:
+    return listed(names) or "none"

@@ -1,0 +1,401 @@
+"""What `draco status` says: one snapshot of API objects in, one `Status` value out.
+
+Owns the arithmetic of the screen: which state a device is in, what a taint rule hits. Must not do I/O,
+print, or know a terminal; it works for any driver's devices, not only Draco's.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from draco.cli.status.counters import short_of_counters
+from draco.cli.status.parts import Hardware
+from draco.cli.status.schema import (
+    ClaimCounts,
+    ClaimState,
+    ClaimView,
+    DeviceCounts,
+    DeviceState,
+    DeviceView,
+    MaintenanceView,
+    MissingView,
+    NodeView,
+    PolicyView,
+    RuleView,
+    Status,
+)
+from draco.maintenance import maintenance_uid
+from draco.maintenance.extensions import extends
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node, Pod
+from draco.resources.api.draco import DeviceMaintenance, GpuNode, GpuStatus, MaintenancePhase, MigMode, MigPolicy
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import (
+    Device,
+    DeviceAttribute,
+    Publication,
+    ResourceSlice,
+    by_pool,
+    publications,
+    strangers,
+)
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector, taint_text
+from draco.resources.names import DeviceKey, PoolKey
+
+_UNSEEN = "The operator has not taken it up yet; does it run?"
+_OUTDATED = "The operator has not taken up its last change yet; does it run?"
+ISOLATING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.IN_MAINTENANCE})
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read from the cluster.
+
+    `pods` need only be those that may wait for a claim. `missing` comes from feature discovery, `unread` says what could not
+    be read.
+    """
+
+    nodes: Sequence[Node] = ()
+    slices: Sequence[ResourceSlice] = ()
+    claims: Sequence[ResourceClaim] = ()
+    pods: Sequence[Pod] = ()
+    rules: Sequence[DeviceTaintRule] = ()
+    maintenances: Sequence[DeviceMaintenance] = ()
+    gpu_nodes: Sequence[GpuNode] = ()
+    mig_policies: Sequence[MigPolicy] = ()
+    missing: Sequence[MissingView] = ()
+    unread: Sequence[str] = ()
+
+
+def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> Status:
+    """The whole screen. `namespace` narrows the list of claims; what devices are in use for is always cluster-wide."""
+    pools = dict(sorted(publications(snapshot.slices).items()))
+    hardware = Hardware(snapshot.slices)
+    devices = _devices(snapshot, pools, hardware)
+    claims = [claim for claim in snapshot.claims if not namespace or claim.metadata.namespace == namespace]
+    waiting = _waiting(snapshot.pods)
+    claim_list = sorted(
+        (_claim(claim, waiting) for claim in claims), key=lambda view: (view.namespace, natural(view.name))
+    )
+    named = {rule.metadata.uid: rule.metadata.name for rule in snapshot.rules if not extends(rule)}
+    named |= {request.metadata.uid: request.metadata.name for request in snapshot.maintenances}
+    return Status(
+        server=server,
+        namespace=namespace,
+        devices=_device_counts(devices),
+        claims=_claim_counts(claim_list),
+        nodes=_nodes(snapshot.nodes, devices),
+        device_list=devices,
+        claim_list=claim_list,
+        taint_rules=[
+            _rule(rule, devices, snapshot.claims, hardware, named)
+            for rule in sorted(snapshot.rules, key=lambda rule: rule.metadata.name)
+        ],
+        maintenance=[_maintenance(item) for item in sorted(snapshot.maintenances, key=lambda item: item.metadata.name)],
+        mig_policies=[_policy(each) for each in sorted(snapshot.mig_policies, key=lambda each: each.metadata.name)],
+        missing=list(snapshot.missing),
+        warnings=_warnings(snapshot, pools),
+    )
+
+
+def claim_state(claim: ResourceClaim) -> ClaimState:
+    """How far the claim has come; being deleted outranks the rest, being reserved implies being allocated."""
+    if claim.metadata.deletion_timestamp is not None:
+        return ClaimState.DELETING
+    if claim.status.reserved_for:
+        return ClaimState.RESERVED
+    return ClaimState.PENDING if claim.status.allocation is None else ClaimState.ALLOCATED
+
+
+def _hits(rule: DeviceTaintRule, device: DeviceKey) -> bool:
+    """Whether the rule taints the device: without a selector it taints nothing."""
+    selector = rule.spec.device_selector
+    return selector is not None and selector.matches(device)
+
+
+def _devices_of(claim: ResourceClaim) -> list[DeviceKey]:
+    """All devices of its allocation, those that it only looks at (administrative access) included."""
+    results = claim.status.allocation.devices.results if claim.status.allocation else []
+    return [DeviceKey(result.driver, result.pool, result.device) for result in results]
+
+
+def _taint(taint: DeviceTaint) -> str:
+    return taint_text(taint.key, taint.value, taint.effect)
+
+
+def _product(attributes: Mapping[str, DeviceAttribute]) -> str:
+    """The device's product name, as far as its driver publishes one; the attribute may carry the driver's domain."""
+    for wanted in ("productName", "product", "model"):
+        for name, attribute in attributes.items():
+            if name.rpartition("/")[2] == wanted and isinstance(attribute.value, str):
+                return attribute.value
+    return ""
+
+
+def _devices(
+    snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]], hardware: Hardware
+) -> list[DeviceView]:
+    holders: dict[DeviceKey, list[str]] = defaultdict(list)
+    for claim in snapshot.claims:
+        for held in claim.devices_held:
+            holders[held].append(str(claim.metadata.key))
+    maintained = {
+        DeviceKey(device.driver, device.pool, device.device): item.metadata.name
+        for item in snapshot.maintenances
+        if item.status.phase in ISOLATING_PHASES
+        for device in item.status.devices
+    }
+    reports = {
+        DeviceKey(node.status.driver, node.metadata.name, gpu.device): gpu
+        for node in snapshot.gpu_nodes
+        for gpu in node.status.gpus
+    }
+    ready = {node.metadata.name: node.ready for node in snapshot.nodes}
+    short = short_of_counters(
+        ((pool, each.slices) for pool, published in pools.items() for each in published), holders.keys()
+    )
+    used = hardware.used(holders)
+    views = []
+    for pool, published in pools.items():
+        for item in {id(item): item for each in published for item in each.slices}.values():
+            for device in item.spec.devices:
+                key = DeviceKey(pool.driver, pool.pool, device.name)
+                node = item.spec.node_name or device.node_name or ""
+                views.append(
+                    _device(
+                        key,
+                        device,
+                        node=node,
+                        online=ready.get(node, False) if node else True,
+                        rules=snapshot.rules,
+                        claims=sorted(holders.get(key, [])),
+                        claims_on_parts=used.by_parts.get(key, []),
+                        blocked=key in short or key in used.overlapped,
+                        maintenance=maintained.get(key, ""),
+                        report=reports.get(key),
+                    )
+                )
+    return sorted(views, key=lambda view: (natural(view.node), view.driver, view.pool, natural(view.device)))
+
+
+def _device(
+    key: DeviceKey,
+    device: Device,
+    *,
+    node: str,
+    online: bool,
+    rules: Sequence[DeviceTaintRule],
+    claims: list[str],
+    claims_on_parts: list[str],
+    blocked: bool,
+    maintenance: str,
+    report: GpuStatus | None,
+) -> DeviceView:
+    taints = [*device.taints, *(rule.spec.taint for rule in rules if _hits(rule, key))]
+    if maintenance:
+        state = DeviceState.MAINTENANCE
+    elif report and report.health == "Unhealthy":
+        state = DeviceState.UNHEALTHY
+    elif not online:
+        state = DeviceState.OFFLINE
+    elif any(taint.effect in BLOCKING_EFFECTS for taint in taints):
+        state = DeviceState.TAINTED
+    elif claims or claims_on_parts:
+        state = DeviceState.IN_USE
+    else:
+        state = DeviceState.BLOCKED if blocked else DeviceState.FREE
+    return DeviceView(
+        driver=key.driver,
+        pool=key.pool,
+        device=key.device,
+        node=node,
+        product=_product(device.attributes) or (report.product_name if report else ""),
+        state=state,
+        claims=claims,
+        claims_on_parts=claims_on_parts,
+        taints=sorted({_taint(taint) for taint in taints}),
+        maintenance=maintenance,
+        health=report.health if report else "",
+        message=report.message if report else "",
+    )
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sorts gpu-2 before gpu-10."""
+    parts: list[tuple[int, str]] = []
+    digits = text = ""
+    for char in name:
+        if char.isascii() and char.isdigit():
+            digits += char
+            if text:
+                parts.append((0, text))
+                text = ""
+        else:
+            text += char
+            if digits:
+                parts.append((int(digits), ""))
+                digits = ""
+    if digits:
+        parts.append((int(digits), ""))
+    if text:
+        parts.append((0, text))
+    return parts
+
+
+def _device_counts(devices: Iterable[DeviceView]) -> DeviceCounts:
+    by_state = Counter(view.state for view in devices)
+    return DeviceCounts(
+        total=by_state.total(),
+        free=by_state[DeviceState.FREE],
+        in_use=by_state[DeviceState.IN_USE],
+        blocked=by_state[DeviceState.BLOCKED],
+        tainted=by_state[DeviceState.TAINTED],
+        unhealthy=by_state[DeviceState.UNHEALTHY],
+        offline=by_state[DeviceState.OFFLINE],
+        maintenance=by_state[DeviceState.MAINTENANCE],
+    )
+
+
+def _claim_counts(claims: Sequence[ClaimView]) -> ClaimCounts:
+    by_state = Counter(view.state for view in claims)
+    return ClaimCounts(
+        total=len(claims),
+        pending=by_state[ClaimState.PENDING],
+        unused=sum(1 for view in claims if view.state is ClaimState.PENDING and not view.waiting),
+        allocated=by_state[ClaimState.ALLOCATED],
+        reserved=by_state[ClaimState.RESERVED],
+        deleting=by_state[ClaimState.DELETING],
+    )
+
+
+def _nodes(nodes: Iterable[Node], devices: Iterable[DeviceView]) -> list[NodeView]:
+    by_node: dict[str, list[DeviceView]] = defaultdict(list)
+    for view in devices:
+        by_node[view.node].append(view)
+    known = {node.metadata.name: node for node in nodes}
+    views = []
+    for name in sorted({*known, *by_node}, key=natural):
+        node = known.get(name)
+        views.append(
+            NodeView(
+                name=name,
+                ready=node.ready if node else name == "",
+                schedulable=not node.spec.unschedulable if node else name == "",
+                devices=_device_counts(by_node.get(name, [])),
+            )
+        )
+    return views
+
+
+def _waiting(pods: Iterable[Pod]) -> dict[ObjectKey, list[str]]:
+    """The names of the pods that cannot run yet, by the claims they use."""
+    waiting: dict[ObjectKey, list[str]] = defaultdict(list)
+    for pod in pods:
+        if pod.waits:
+            for claim in pod.claims:
+                waiting[claim].append(pod.metadata.name)
+    return waiting
+
+
+def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> ClaimView:
+    state = claim_state(claim)
+    return ClaimView(
+        namespace=claim.metadata.namespace,
+        name=claim.metadata.name,
+        state=state,
+        devices=[str(device) for device in _devices_of(claim)],
+        consumers=[
+            consumer.name if consumer.resource == "pods" else f"{consumer.resource}/{consumer.name}"
+            for consumer in claim.status.reserved_for
+        ],
+        waiting=sorted(waiting.get(claim.metadata.key, []), key=natural) if state is ClaimState.PENDING else [],
+    )
+
+
+def _rule(
+    rule: DeviceTaintRule,
+    devices: Iterable[DeviceView],
+    claims: Iterable[ResourceClaim],
+    hardware: Hardware,
+    named: Mapping[str, str],
+) -> RuleView:
+    return RuleView(
+        name=rule.metadata.name,
+        taint=_taint(rule.spec.taint),
+        selector=_selector(rule.spec.device_selector),
+        devices=[str(view.key) for view in devices if hardware.hits(rule, view.key)],
+        # From the claims themselves: a rule also hits a device whose slice is gone.
+        claims=sorted(
+            str(claim.metadata.key)
+            for claim in claims
+            if any(hardware.hits(rule, device) for device in _devices_of(claim))
+        ),
+        extends=named.get(extends(rule), ""),
+        maintenance=named.get(maintenance_uid(rule), ""),
+    )
+
+
+def _selector(selector: DeviceTaintSelector | None) -> str:
+    if selector is None:
+        return "nothing"
+    fields = (("driver", selector.driver), ("pool", selector.pool), ("device", selector.device))
+    return ", ".join(f"{name}={value}" for name, value in fields if value is not None) or "every device"
+
+
+def _maintenance(item: DeviceMaintenance) -> MaintenanceView:
+    return MaintenanceView(
+        name=item.metadata.name,
+        phase=item.status.phase or MaintenancePhase.PENDING,
+        reason=item.spec.reason,
+        message=item.status.message,
+        devices=[str(DeviceKey(device.driver, device.pool, device.device)) for device in item.status.devices],
+        in_use=item.status.in_use or 0,
+    )
+
+
+def _policy(policy: MigPolicy) -> PolicyView:
+    status = policy.status
+    message = status.message
+    if policy.metadata.deletion_timestamp is not None:
+        message = "It is being deleted."
+    elif status.observed_generation < policy.metadata.generation:
+        message = _OUTDATED if status.observed_generation else _UNSEEN
+    return PolicyView(
+        name=policy.metadata.name,
+        mode=policy.spec.mode.value,
+        layout=policy.spec.layout if policy.spec.mode is MigMode.STATIC else "",
+        gpus=status.gpus or 0,
+        applied=status.applied or 0,
+        changing=status.changing or 0,
+        failed=status.failed or 0,
+        message=message,
+    )
+
+
+def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> list[str]:
+    """What makes the screen itself doubtful."""
+    known = {node.metadata.name for node in snapshot.nodes}
+    warnings = list(snapshot.unread)
+    parts = by_pool(snapshot.slices)
+    for key, published in pools.items():
+        warnings += [
+            f"Pool {key} is incomplete: {len(each.slices)} of {each.slices[0].spec.pool.resource_slice_count} slices; the "
+            "scheduler allocates nothing from it until its driver has published the rest."
+            for each in published
+            if not each.complete
+        ]
+        nodes = {item.spec.node_name for each in published for item in each.slices if item.spec.node_name}
+        warnings += [
+            f"Pool {key} of node {key.pool} is published for {item.spec.audience} too, by slice {item.metadata.name}: where both "
+            "have a device of one name, only one of the two can be had. Delete that slice, and see who writes it."
+            for item in sorted(strangers(parts[key]), key=lambda item: item.metadata.name)
+        ]
+        warnings += [
+            f"Pool {key} is published for node {name}, which does not exist." for name in sorted(nodes - known)
+        ]
+    warnings += [
+        f"DeviceTaintRule {rule.metadata.name} has an empty selector: it taints every device of the cluster."
+        for rule in snapshot.rules
+        if rule.spec.device_selector == DeviceTaintSelector()
+    ]
+    return warnings

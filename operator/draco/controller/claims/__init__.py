@@ -1,0 +1,1 @@
+"""Reconcilers of claims: what their authors are told, and which idle ones make room."""

@@ -1,0 +1,254 @@
+"""What an author of a claim is told when the claim is written: warnings that kubectl shows at once.
+
+Owns the reading of an AdmissionReview, the answer, and its time limit. What is wrong with a claim is found by the workers, in
+processes of their own. In doubt everything is allowed: a request that is not understood, a claim that cannot be read, a fleet
+that is not known yet, a claim that is too costly to look at or has not been looked at in time. Only a selector of the claim
+itself that fails on published devices is ever denied, and only where that is asked for.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from draco.controller.fleet_feed import FollowedFleet
+from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.messages import Failed, OutOfMemory, OverBudget, Question, WhatIsWrong, Wrong
+from draco.controller.workers.pool import Answered
+from draco.controller.workers.refusals import refusal
+from draco.explanation.model import Problem, ProblemKind
+from draco.resources.api.base import ApiStruct
+from draco.resources.api.claims import ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.errors import DracoError
+from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS
+
+log = structlog.get_logger(__name__)
+
+_WARNING_CHARACTERS = 256
+"""The API server may cut longer ones."""
+_MOST_WARNINGS = 10
+_REMEMBERED = 256
+
+
+class AdmissionMode(StrEnum):
+    """What happens to a claim whose selector fails on published devices."""
+
+    WARN = "Warn"
+    """It is stored, with a warning."""
+    ENFORCE = "Enforce"
+    """It is denied."""
+
+
+class Outcome(StrEnum):
+    """What came of one review, for metrics."""
+
+    CLEAN = "clean"
+    WARNED = "warned"
+    DENIED = "denied"
+    UNSEEN = "unseen"
+    """Allowed without a look: not readable, not known enough yet, too costly, or not in time."""
+
+
+class NotAReview(DracoError):
+    """The body of a request is no AdmissionReview."""
+
+
+class _ReviewedKind(ApiStruct, frozen=True, kw_only=True):
+    kind: str = ""
+
+
+class _Request(ApiStruct, frozen=True, kw_only=True):
+    uid: str
+    kind: _ReviewedKind = _ReviewedKind()
+    name: str = ""
+    namespace: str = ""
+    operation: str = ""
+    object: msgspec.Raw = msgspec.Raw(b"null")
+    old_object: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Review(ApiStruct, frozen=True, kw_only=True):
+    request: _Request
+
+
+class AskWorkers(Protocol):
+    """`Workers`, as far as it matters here."""
+
+    async def ask_within(
+        self, question: Question, namespace: str, urgency: Urgency, within_s: float
+    ) -> Answered | None:
+        """The answer, if it comes in time."""
+        ...
+
+    def may_ask(self, namespace: str) -> bool:
+        """Whether the namespace has some of its budget left."""
+        ...
+
+    @property
+    def long_cpu_s(self) -> float:
+        """What a question may take at most."""
+        ...
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """What came of a look at a claim; `unseen` says why there was none."""
+
+    problems: Sequence[Problem] = ()
+    unseen: str | None = None
+
+
+class Admission:
+    """Reviews of claims and templates, each within `within_s`. `ready` says whether all of the fleet is known."""
+
+    def __init__(
+        self,
+        followed: FollowedFleet,
+        workers: AskWorkers,
+        *,
+        mode: AdmissionMode,
+        ready: Callable[[], bool],
+        within_s: float,
+    ) -> None:
+        self._followed = followed
+        self._workers = workers
+        self._mode = mode
+        self._ready = ready
+        self._within_s = within_s
+        self._known: OrderedDict[bytes, Sequence[Problem]] = OrderedDict()  # of `_known_version`, the oldest first
+        self._known_version = -1
+
+    async def review(self, body: bytes) -> tuple[bytes, Outcome]:
+        """The answer to an AdmissionReview. Raises NotAReview."""
+        try:
+            request = msgspec.json.decode(body, type=_Review).request
+        except msgspec.DecodeError as error:
+            raise NotAReview(f"this endpoint takes an AdmissionReview of admission.k8s.io/v1 ({error})") from error
+        look = await self._look(request)
+        if look.unseen is not None:
+            return _answer(
+                request, [_short(f"Draco did not look: {look.unseen}")] if look.unseen else []
+            ), Outcome.UNSEEN
+        fatal = [problem for problem in look.problems if _is_deniable(problem)]
+        if fatal and self._mode is AdmissionMode.ENFORCE and _may_deny(request):
+            return _answer(request, [], denied=". ".join(map(_sentence, fatal))), Outcome.DENIED
+        return _answer(request, _warnings(look.problems)), Outcome.WARNED if look.problems else Outcome.CLEAN
+
+    async def _look(self, request: _Request) -> _Look:
+        """What is wrong with the claim of the request."""
+        if not self._ready():
+            return _Look(unseen="")
+        try:
+            claim = _claim(request)
+        except (msgspec.DecodeError, DracoError) as error:
+            log.warning("admission.unreadable", kind=request.kind.kind, namespace=request.namespace, error=str(error))
+            return _Look(unseen="")
+        if claim is None:
+            return _Look(unseen="")
+        look = await self._at_claim(claim)
+        if request.kind.kind == CLAIM_TEMPLATES.kind:
+            return msgspec.structs.replace(look, problems=[_of_template(problem) for problem in look.problems])
+        return look
+
+    async def _at_claim(self, claim: ResourceClaim) -> _Look:
+        question = msgspec.json.encode((claim.metadata.key, claim.spec))
+        if (known := self._remembered(question)) is not None:
+            return _Look(known)
+        if not self._workers.may_ask(claim.metadata.namespace):
+            return _Look(unseen="the namespace has used up its budget for advice; the claim is stored as ever")
+        answered = await self._workers.ask_within(
+            WhatIsWrong(claim), claim.metadata.namespace, Urgency.REVIEW, self._within_s
+        )
+        if answered is None:
+            return _Look(unseen=f"it takes longer than {self._within_s:g} s; the claim is stored as ever")
+        match answered.answer:
+            case Wrong(problems):
+                self._remember(question, problems, answered.version)
+                return _Look(problems)
+            case OverBudget() | OutOfMemory() | Failed() as why:
+                return _Look(unseen=refusal(why, [claim], self._workers.long_cpu_s))
+        raise TypeError(f"{answered.answer} answers another question")
+
+    def _remembered(self, question: bytes) -> Sequence[Problem] | None:
+        if self._known_version != self._followed.version:
+            self._known.clear()
+            self._known_version = self._followed.version
+        return self._known.get(question)
+
+    def _remember(self, question: bytes, problems: Sequence[Problem], version: int) -> None:
+        if self._known_version == self._followed.version == version:
+            self._known[question] = problems
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+
+
+def _claim(request: _Request) -> ResourceClaim | None:
+    """The claim of the request, or the one that its template makes; None for anything else."""
+    named = ObjectMeta(name=request.name or "new", namespace=request.namespace)
+    spec: ResourceClaimSpec
+    if request.kind.kind == CLAIMS.kind:
+        spec = msgspec.json.decode(request.object, type=ResourceClaim).spec
+    elif request.kind.kind == CLAIM_TEMPLATES.kind:
+        spec = msgspec.json.decode(request.object, type=ResourceClaimTemplate).spec.spec
+    else:
+        return None
+    return ResourceClaim(metadata=named, spec=spec)
+
+
+def _may_deny(request: _Request) -> bool:
+    """Not what leaves the spec as it was: a finalizer must always come off."""
+    if request.operation == "CREATE":
+        return True
+    return bool(_spec(request.object) != _spec(request.old_object))
+
+
+def _spec(raw: msgspec.Raw) -> Any:
+    decoded = msgspec.json.decode(raw)
+    return decoded.get("spec") if isinstance(decoded, dict) else None
+
+
+def _is_deniable(problem: Problem) -> bool:
+    # The selector of a class is not for the author of the claim to put right.
+    mine = problem.selector is not None and problem.selector.source.startswith("claim ")
+    return mine and problem.kind is ProblemKind.SELECTOR_ERRORS
+
+
+def _of_template(problem: Problem) -> Problem:
+    """As told to the author of a template: there is no claim of that name."""
+    text = problem.text.replace(f"claim {problem.claim}", f"claim template {problem.claim}")
+    return msgspec.structs.replace(problem, text=text)
+
+
+def _sentence(problem: Problem) -> str:
+    request = f"request {problem.request}: " if problem.request and problem.request not in problem.text else ""
+    remedy = f"; {problem.remedy}" if problem.remedy else ""
+    return f"{request}{problem.text}{remedy}"  # no full stop: a remedy may end with code that is copied
+
+
+def _warnings(problems: Sequence[Problem]) -> list[str]:
+    """One for each problem; its remedy is one of its own where both would be cut."""
+    said: list[str] = []
+    for problem in problems:
+        whole = _sentence(problem)
+        if len(whole) > _WARNING_CHARACTERS and problem.remedy:
+            said += [_sentence(msgspec.structs.replace(problem, remedy="")), problem.remedy]
+        else:
+            said.append(whole)
+    return [_short(each) for each in said[:_MOST_WARNINGS]]
+
+
+def _short(text: str) -> str:
+    flat = " ".join(text.split())  # a warning is one line of a header
+    return flat if len(flat) <= _WARNING_CHARACTERS else f"{flat[: _WARNING_CHARACTERS - 1]}…"
+
+
+def _answer(request: _Request, warnings: Sequence[str], *, denied: str = "") -> bytes:
+    response: dict[str, Any] = {"uid": request.uid, "allowed": not denied}
+    if denied:
+        response["status"] = {"code": 422, "reason": "Invalid", "message": denied}
+    if warnings:
+        response["warnings"] = list(warnings)
+    return msgspec.json.encode({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response})

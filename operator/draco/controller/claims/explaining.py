@@ -1,0 +1,285 @@
+"""Explanations of the pods that wait, kept as young as can be afforded.
+
+Owns when an explanation is asked for anew; the workers make it, in processes of their own, and share them between namespaces.
+Nothing here waits for an answer: what is known is said, and who asked is woken when something else is to be said. The bounds:
+
+- After a change, everything that arrives within `_COLLECT_S` is one change.
+- One pod is explained at most once in `_AT_MOST_EVERY_S` because of changes elsewhere; of each namespace, the longest unexplained
+  comes first. All of that takes half of one processor at most, however many pods wait and however much changes.
+- Pods that ask for the same, as those of one Job or Deployment do, share one explanation.
+- Nothing is explained anew faster than what came of it is written: `backlog` says how much of that is still to do.
+"""
+
+import asyncio
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+import structlog
+
+from draco.controller.fleet_feed import FollowedFleet
+from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.messages import Failed, OutOfMemory, OverBudget, Question, Waiting, WhyWaiting
+from draco.controller.workers.pool import Answered
+from draco.controller.workers.refusals import TOO_COSTLY, UNKNOWN, refusal
+from draco.kube.clock import Clock
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
+
+log = structlog.get_logger(__name__)
+
+_COLLECT_S = 0.1
+_AT_MOST_EVERY_S = 0.5
+_LONGEST_BACKLOG = 8
+_BACKLOG_PAUSE_S = 0.05
+_REMEMBERED = 4096
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What is said of one pod, and its main cause in one word."""
+
+    text: str
+    reason: str
+
+
+class AskWorkers(Protocol):
+    """`Workers`, as far as it matters here."""
+
+    async def ask(self, question: Question, namespace: str, urgency: Urgency) -> Answered:
+        """The answer."""
+        ...
+
+    @property
+    def long_cpu_s(self) -> float:
+        """What a question may take at most."""
+        ...
+
+
+class _Topic(msgspec.Struct, eq=False):
+    """One question, and all pods that ask it. `told` is None until it is answered for the first time."""
+
+    key: bytes
+    namespace: str
+    pods: dict[ObjectKey, None] = msgspec.field(default_factory=dict)
+    told: Told | None = None
+    version: int = -1
+    at_s: float = 0.0
+
+
+Asks = tuple[Pod, Sequence[ResourceClaim]]
+"""A pod that waits, with its claims."""
+
+
+class Explanations:
+    """One explanation for each pod that waits, by a scheduler of Kubernetes 1.`minor` (None: unknown)."""
+
+    def __init__(self, followed: FollowedFleet, workers: AskWorkers, *, clock: Clock, minor: int | None = None) -> None:
+        self._followed = followed
+        self._workers = workers
+        self._clock = clock
+        self._minor = minor
+        self._topics: dict[bytes, _Topic] = {}
+        self._topic_of: dict[ObjectKey, _Topic] = {}
+        self._answered: dict[str, OrderedDict[bytes, _Topic]] = {}  # by namespace, the longest unexplained first
+        self._personal: set[bytes] = set()  # questions whose answers name the pod
+        self._new: deque[tuple[_Topic, Asks]] = deque()
+        self._unkept: set[str] = set()  # namespaces with answers that nobody keeps young yet
+        self._work = asyncio.Event()
+        self._change = asyncio.Event()
+        followed.subscribe(self._on_change)
+
+    def of(self, pod: Pod, claims: Sequence[ResourceClaim]) -> Told | None:
+        """The explanation, if there is one for just this question; else it is asked for, and `changed` called with the answer."""
+        key = pod.metadata.key
+        question = _question(pod, claims)
+        if question in self._personal:
+            question = _of_pod(question, key)
+        topic = self._topics.get(question)
+        if topic is None:
+            topic = self._topics[question] = _Topic(question, key.namespace)
+            self._new.append((topic, (pod, claims)))
+            self._work.set()
+        before = self._topic_of.get(key)
+        if before is not topic:
+            self._forget(key)
+            topic.pods[key] = None
+            self._topic_of[key] = topic
+        return topic.told
+
+    async def keep_young(
+        self, asks: Callable[[ObjectKey], Asks | None], changed: Callable[[Pod], None], backlog: Callable[[], int]
+    ) -> None:
+        """Have explained what is asked for, and again what was explained before the last change, for ever.
+
+        `asks` gives the pod of that name with its claims, if it still waits; `changed` is told of each pod of which something
+        else is to be said now.
+        """
+        young = _Young(asks, changed, backlog)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                while self._new:
+                    group.create_task(self._explain_first(*self._new.popleft(), young))
+                while self._unkept:
+                    group.create_task(self._keep_namespace(self._unkept.pop(), young))
+                await self._work.wait()
+                self._work.clear()
+
+    async def _explain_first(self, topic: _Topic, asks: Asks, young: "_Young") -> None:
+        try:
+            await self._explain(topic, asks, Urgency.FIRST)
+        except Exception:
+            # One question's fault must not stop the others.
+            log.exception("explaining.failed", pod=str(asks[0].metadata.key))
+            self._drop(topic)
+            return
+        self._tell(topic, young)
+
+    async def _keep_namespace(self, namespace: str, young: "_Young") -> None:
+        """Explain again, one after the other, what pods of the namespace ask, until none of them asks anything."""
+        topics = self._answered[namespace]
+        while topics:
+            change = self._change
+            oldest = next(iter(topics.values()))
+            early_s = oldest.at_s + _AT_MOST_EVERY_S - self._clock.monotonic()
+            if oldest.version >= self._followed.version:
+                await change.wait()
+                await self._clock.sleep(_COLLECT_S)
+            elif young.backlog() > _LONGEST_BACKLOG:
+                await self._clock.sleep(_BACKLOG_PAUSE_S)
+            elif early_s > 0:
+                await self._clock.sleep(early_s)
+            else:
+                await self._explain_again(oldest, young)
+        del self._answered[namespace]
+
+    async def _explain_again(self, topic: _Topic, young: "_Young") -> None:
+        asks = self._still_asked(topic, young)
+        if asks is None:
+            self._drop(topic)
+            return
+        before = topic.told
+        try:
+            await self._explain(topic, asks, Urgency.AGAIN)
+        except Exception:
+            log.exception("explaining.failed", pod=str(asks[0].metadata.key))
+            self._tell(topic, young)  # whose reconciliation asks anew
+            self._drop(topic)
+            return
+        if topic.told != before:
+            self._tell(topic, young)
+
+    def _still_asked(self, topic: _Topic, young: "_Young") -> Asks | None:
+        """A pod that still asks this; others are let go."""
+        for key in list(topic.pods):
+            asks = young.asks(key)
+            if asks is not None and topic.key in {_question(*asks), _of_pod(_question(*asks), key)}:
+                return asks
+            self._forget(key)
+        return None
+
+    async def _explain(self, topic: _Topic, asks: Asks, urgency: Urgency) -> None:
+        pod, claims = asks
+        question = WhyWaiting(pod, list(claims), scheduler_says(pod), self._minor)
+        answered = await self._workers.ask(question, topic.namespace, urgency)
+        topic.told = self._told(answered, claims)
+        topic.version = answered.version
+        topic.at_s = self._clock.monotonic()
+        if self._topics.get(topic.key) is not topic:
+            return  # nobody asks this any more
+        known = self._answered.get(topic.namespace)
+        if known is None:
+            known = self._answered[topic.namespace] = OrderedDict()
+            self._unkept.add(topic.namespace)
+            self._work.set()
+        known[topic.key] = topic
+        known.move_to_end(topic.key)
+        if _names_itself(topic.told.text, pod, claims) and topic.key == _question(pod, claims):
+            self._make_personal(topic, pod.metadata.key)
+
+    def _make_personal(self, topic: _Topic, key: ObjectKey) -> None:
+        """What was answered is true of that one pod only: each of the others is to be asked about for itself."""
+        own = _Topic(_of_pod(topic.key, key), topic.namespace, {key: None}, topic.told, topic.version, topic.at_s)
+        if len(self._personal) >= _REMEMBERED:
+            self._personal.clear()
+        self._personal.add(topic.key)
+        self._drop(topic)
+        self._topics[own.key] = self._topic_of[key] = own
+        self._answered[own.namespace][own.key] = own
+
+    def _tell(self, topic: _Topic, young: "_Young") -> None:
+        for key in list(topic.pods):
+            asks = young.asks(key)
+            if asks is not None:
+                young.changed(asks[0])
+
+    def _forget(self, key: ObjectKey) -> None:
+        topic = self._topic_of.pop(key, None)
+        if topic is not None:
+            topic.pods.pop(key, None)
+
+    def _drop(self, topic: _Topic) -> None:
+        self._topics.pop(topic.key, None)
+        if topic.namespace in self._answered:
+            self._answered[topic.namespace].pop(topic.key, None)
+        for key in topic.pods:
+            if self._topic_of.get(key) is topic:
+                del self._topic_of[key]
+
+    def _told(self, answered: Answered, claims: Sequence[ResourceClaim]) -> Told:
+        match answered.answer:
+            case Waiting(text, reason):
+                return Told(text, reason)
+            case OverBudget() | OutOfMemory() as costly:
+                why = refusal(costly, claims, self._workers.long_cpu_s)
+                return Told(f"Too costly to explain: {why}.", TOO_COSTLY)
+            case Failed() as failed:
+                why = refusal(failed, claims, self._workers.long_cpu_s)
+                return Told(f"Cannot be explained: {why}.", UNKNOWN)
+        raise TypeError(f"{answered.answer} answers another question")
+
+    def _on_change(self) -> None:
+        change, self._change = self._change, asyncio.Event()
+        change.set()
+
+
+class _Young(NamedTuple):
+    """What `keep_young` was given."""
+
+    asks: Callable[[ObjectKey], Asks | None]
+    changed: Callable[[Pod], None]
+    backlog: Callable[[], int]
+
+
+def scheduler_says(pod: Pod) -> str:
+    """What kube-scheduler last said of the pod."""
+    return next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
+
+
+def _question(pod: Pod, claims: Sequence[ResourceClaim]) -> bytes:
+    """Stands for everything of the pod and its claims that an explanation depends on; equal for pods that ask for the same."""
+    spec = pod.spec
+    asked = (
+        [(claim.spec, claim.status, claim.metadata.deletion_timestamp) for claim in claims],
+        (spec.node_name, spec.node_selector, spec.affinity, spec.tolerations, spec.scheduler_name),
+        spec.resource_claims if len(claims) < len(spec.resource_claims) else (),
+        scheduler_says(pod),
+        pod.metadata.namespace,
+    )
+    return _digest(msgspec.json.encode(asked))
+
+
+def _of_pod(question: bytes, pod: ObjectKey) -> bytes:
+    """The question, asked by that pod only."""
+    return _digest(question + str(pod).encode())
+
+
+def _digest(whole: bytes) -> bytes:
+    return hashlib.blake2b(whole, digest_size=16).digest()
+
+
+def _names_itself(text: str, pod: Pod, claims: Sequence[ResourceClaim]) -> bool:
+    """Whether an explanation names the very pod or its claims, and so would be wrong of another that asks for the same."""
+    return any(name in text for name in (pod.metadata.name, *(claim.metadata.name for claim in claims)))

@@ -1,0 +1,244 @@
+"""Says why claims stay pending: one Event on the claim and one on the pod that waits for it, kept true.
+
+Owns which pods wait and since when, which object is told what, when it is taken back, and the number of waiting claims by main
+cause. All claims of a pod are explained together, since they must be met on one node. When an explanation is made again is up to
+`explaining`. Each Event is looked after on its own: whatever a process that died has written or not, the next one makes each of
+them so.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import NamedTuple
+
+import structlog
+
+from draco.allocation.extended_resources import claim_for
+from draco.allocation.pod_claims import known_claims_of, uses_devices
+from draco.controller.claims.explaining import Asks, AskWorkers, Explanations, Told
+from draco.controller.view import ClusterView
+from draco.explanation.model import Reason
+from draco.kube.clock import Clock
+from draco.kube.connect.retry import retry
+from draco.kube.errors import ApiError
+from draco.kube.events.notes import Notes
+from draco.kube.watch.store import Change
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Pod
+from draco.resources.api.events import ObjectReference
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.kinds import CLAIMS, PODS
+
+log = structlog.get_logger(__name__)
+
+EVENT_REASON = "ClaimPending"
+EVENT_ACTION = "Allocating"
+_ADOPT_WITHIN_S = 30.0
+"""Without knowing what was said before, everything is said anew; nothing goes wrong but that Events may stay for their hour."""
+
+
+class Subject(NamedTuple):
+    """What an Event is about: a pod or a claim."""
+
+    kind: str
+    key: ObjectKey
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key}"
+
+
+class PendingClaims:
+    """One Event at a time."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        notes: Notes,
+        *,
+        clock: Clock,
+        random: Random,
+        pending_after_s: float,
+        minor: int | None,
+        workers: AskWorkers,
+    ) -> None:
+        self._view = view
+        self._notes = notes
+        self._clock = clock
+        self._random = random
+        self._pending_after_s = pending_after_s
+        self._explanations = Explanations(view.followed, workers, clock=clock, minor=minor)
+        self._adopted = asyncio.Event()
+        self._noted: dict[Subject, ObjectReference] = {}
+        self._reasons: dict[ObjectKey, str] = {}
+        self._known_classes: Mapping[str, DeviceClass] | None = None
+
+    def subscribe(self, wake: Callable[[Subject], None]) -> None:
+        """Have `wake` called with every pod and claim that a change of theirs may concern."""
+        self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
+        self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
+        self._view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
+
+    def all_keys(self) -> set[Subject]:
+        """Every pod that waits, and its claims."""
+        pods = [pod for pod in self._view.pods.store.values() if self._left_s(pod) is not None]
+        return {subject for pod in pods for subject in _subjects(pod)}
+
+    def reasons(self) -> dict[str, int]:
+        """Waiting claims by main cause."""
+        return Counter(self._reasons.values())
+
+    async def follow(self, wake: Callable[[Subject], None], backlog: Callable[[], int]) -> None:
+        """Take over what another leader left, then have `wake` called whenever a change elsewhere alters what is to be said."""
+        try:
+            async with asyncio.timeout(_ADOPT_WITHIN_S):
+                left = await retry(self._notes.adopt, clock=self._clock, random=self._random)
+        except (ApiError, TimeoutError) as error:
+            left = []
+            log.warning("events.not_adopted", error=str(error) or "no answer in time")
+        for regarding in left:
+            subject = Subject(regarding.kind, ObjectKey(regarding.namespace, regarding.name))
+            self._noted[subject] = regarding
+            wake(subject)
+        self._adopted.set()
+
+        def changed(pod: Pod) -> None:
+            for subject in _subjects(pod):
+                wake(subject)
+
+        await self._explanations.keep_young(self._asks_again, changed, backlog)
+
+    async def reconcile(self, subject: Subject) -> float | None:
+        """Say of the subject why it waits, or take back what was said when it no longer does."""
+        await self._adopted.wait()
+        if subject.kind == PODS.kind:
+            return await self._reconcile_pod(subject)
+        return await self._reconcile_claim(subject)
+
+    async def _reconcile_pod(self, subject: Subject) -> float | None:
+        pod = self._view.pods.store.get(subject.key)
+        left_s = self._left_s(pod) if pod else None
+        if pod is None or left_s is None:
+            await self._withdraw(subject)
+            return None
+        if left_s > 0:
+            return left_s
+        told = self._explanations.of(*self._asks(pod))
+        if told is None:
+            return None  # what was said stays until there is an answer, which wakes us
+        if told.reason == Reason.ALLOCATED:
+            await self._withdraw(subject)
+            return None
+        return await self._say(subject, pod.metadata, PODS.api_version, told)
+
+    async def _reconcile_claim(self, subject: Subject) -> float | None:
+        claim = self._view.claims.store.get(subject.key)
+        told = None
+        wait_s: float | None = None
+        if claim is not None and claim.status.allocation is None and claim.metadata.deletion_timestamp is None:
+            # Of several pods that wait for one claim, the first by name is the one that is explained on it.
+            pods = sorted(self._view.pending_pods(subject.key), key=lambda pod: pod.metadata.name)
+            left = {pod.metadata.name: left_s for pod in pods if (left_s := self._left_s(pod)) is not None}
+            due = next((pod for pod in pods if left.get(pod.metadata.name, 1.0) <= 0), None)
+            wait_s = min(left.values(), default=None)
+            told = self._explanations.of(*self._asks(due)) if due else None
+            if due and told is None:
+                return None  # what was said stays until there is an answer, which wakes us
+        if claim is None or told is None or told.reason == Reason.ALLOCATED:
+            self._reasons.pop(subject.key, None)
+            await self._withdraw(subject)
+            return wait_s if wait_s and wait_s > 0 else None
+        if subject.key not in self._reasons:
+            log.info("claim.pending", claim=str(subject.key), reason=told.reason, causes=told.text)
+        self._reasons[subject.key] = told.reason
+        return await self._say(subject, claim.metadata, CLAIMS.api_version, told)
+
+    async def _say(self, subject: Subject, meta: ObjectMeta, api_version: str, told: Told) -> float:
+        noted = self._noted.get(subject)
+        if noted is not None and noted.uid != meta.uid:
+            await self._withdraw(subject)
+        regarding = ObjectReference(
+            api_version=api_version, kind=subject.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
+        )
+        self._noted[subject] = regarding
+        return await self._notes.say(regarding, told.text)
+
+    async def _withdraw(self, subject: Subject) -> None:
+        if noted := self._noted.get(subject):
+            await self._notes.withdraw(noted)
+            del self._noted[subject]
+
+    def _asks(self, pod: Pod) -> Asks:
+        return pod, known_claims_of(pod, self._view.claims.store, self._classes)
+
+    def _asks_again(self, key: ObjectKey) -> Asks | None:
+        pod = self._view.pods.store.get(key)
+        return self._asks(pod) if pod and self._left_s(pod) is not None else None
+
+    def _left_s(self, pod: Pod) -> float | None:
+        """In how many seconds the pod counts as waiting for devices; None when it does not wait for any."""
+        if not (pod.waits or self._bypasses(pod)) or not uses_devices(pod, self._classes):
+            return None
+        scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
+        if scheduled is not None and scheduled.status == "False":
+            # Behind scheduling gates nobody looks at it. Every other word of the scheduler means that it was refused.
+            return None if scheduled.reason == "SchedulingGated" else 0.0
+        times = [pod.metadata.creation_timestamp, scheduled.last_transition_time if scheduled else None]
+        since = max((each for each in times if each is not None), default=None)
+        return self._pending_after_s - (self._clock.now() - since).total_seconds() if since else 0.0
+
+    def _bypasses(self, pod: Pod) -> bool:
+        """Whether it has a node, and a claim that nobody will allocate: it names its node itself."""
+        if not pod.spec.node_name or not pod.pending:
+            return False
+        claims = (self._view.claims.store.get(key) for key in pod.claims)
+        return any(claim is not None and claim.status.allocation is None for claim in claims)
+
+    @property
+    def _classes(self) -> Mapping[str, DeviceClass]:
+        if self._known_classes is None:
+            self._known_classes = {each.metadata.name: each for each in self._view.classes.store.values()}
+        return self._known_classes
+
+    def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[Subject], None]) -> None:
+        before, after = change.before, change.after
+        if before and after and _of_claim(before) == _of_claim(after):
+            return
+        wake(Subject(CLAIMS.kind, change.key))
+        for pod in self._view.pods_of(change.key):
+            wake(Subject(PODS.kind, pod.metadata.key))
+
+    def _wake_for_pod(self, change: Change[Pod], wake: Callable[[Subject], None]) -> None:
+        # A pod's status changes often; for its claims only these matter.
+        before = _of_pod(change.before) if change.before else None
+        after = _of_pod(change.after) if change.after else None
+        if before == after:
+            return
+        pods = [pod for pod in (change.before, change.after) if pod and uses_devices(pod, self._classes)]
+        for subject in {subject for pod in pods for subject in _subjects(pod)}:
+            wake(subject)
+
+    def _wake_for_class(self, change: Change[DeviceClass], wake: Callable[[Subject], None]) -> None:
+        """Pods that ask for the extended resource which a class stands for, or stood for."""
+        before = self._classes
+        self._known_classes = None
+        names = {each.spec.extended_resource_name for each in (change.before, change.after) if each is not None}
+        if change.before is not None and change.after is not None and len(names) == 1:
+            return  # whatever else is new about it is explained again like any other change
+        for pod in self._view.pods.store.values():
+            if pod.waits and (claim_for(pod, before) or claim_for(pod, self._classes)):
+                wake(Subject(PODS.kind, pod.metadata.key))
+
+
+def _subjects(pod: Pod) -> list[Subject]:
+    return [Subject(PODS.kind, pod.metadata.key), *(Subject(CLAIMS.kind, key) for key in pod.claims)]
+
+
+def _of_pod(pod: Pod) -> tuple[object, ...]:
+    scheduled = [(c.status, c.reason, c.message) for c in pod.status.conditions if c.type == "PodScheduled"]
+    return (pod.spec.node_name, pod.claims, pod.metadata.deletion_timestamp, pod.status.phase, scheduled, pod.spec)
+
+
+def _of_claim(claim: ResourceClaim) -> tuple[object, ...]:
+    return (claim.status, claim.metadata.deletion_timestamp)

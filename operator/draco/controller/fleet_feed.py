@@ -1,0 +1,163 @@
+"""What of the cluster matters to allocation, and what the process that holds the fleet has not been told of it yet.
+
+Owns which changes can alter what anyone is allocated, and the hand-over: the key of each changed object is kept, once, until the
+object as it then is has been handed on. So however much changes, no more waits than there are objects, and a process that starts
+anew is told everything.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+
+from draco.controller.workers.messages import Changes, LeftOut, Put, Remove
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.store import ApiObject, Change
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.classes import DeviceClass, DeviceClassSpec
+from draco.resources.api.core import Node
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaintRule
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T", bound=ApiObject)
+
+_BYTES_AT_ONCE: Final = 1 << 20
+
+
+class FollowedFleet:
+    """The objects that informers know. `version` grows with every change that can alter what a claim is allocated, or why not."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.devices = 0
+        """How many devices are published."""
+        self._wakes: list[Callable[[], None]] = []
+        self._when_unsaid: list[Callable[[], None]] = []
+        self._informers: dict[str, Informer[Any]] = {}
+        self._unsaid: OrderedDict[tuple[str, ObjectKey], int] = (
+            OrderedDict()
+        )  # with the version before the first change
+        self._left_out: dict[tuple[str, ObjectKey], str] = {}
+
+    def subscribe(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called after each change that can alter what a claim is allocated. It must be quick."""
+        self._wakes.append(wake)
+
+    def when_unsaid(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called whenever there is something to hand on. It must be quick."""
+        self._when_unsaid.append(wake)
+
+    def follow(
+        self,
+        *,
+        slices: Informer[ResourceSlice],
+        rules: Informer[DeviceTaintRule] | None,
+        nodes: Informer[Node],
+        classes: Informer[DeviceClass],
+        claims: Informer[ResourceClaim],
+    ) -> None:
+        """Take in what these informers know and everything that they come to know."""
+        self._follow(slices, lambda item: item.spec)
+        slices.subscribe(self._count_devices)
+        if rules:
+            self._follow(rules, lambda rule: rule.spec)
+        self._follow(nodes, _of_node)
+        self._follow(classes, lambda item: item.spec)
+        self._follow(claims, _of_claim)
+
+    def _count_devices(self, change: Change[ResourceSlice]) -> None:
+        before, after = (len(each.spec.devices) if each else 0 for each in (change.before, change.after))
+        self.devices += after - before
+
+    def class_spec(self, name: str) -> DeviceClassSpec | None:
+        """What the class of that name says, if there is one."""
+        classes = self._informers.get("DeviceClass")
+        found = classes.store.get(ObjectKey("", name)) if classes else None
+        return found.spec if found else None
+
+    @property
+    def is_unsaid(self) -> bool:
+        """Whether something has not been handed on."""
+        return bool(self._unsaid)
+
+    @property
+    def said_version(self) -> int:
+        """Everything up to this version has been handed on."""
+        return next(iter(self._unsaid.values())) if self._unsaid else self.version
+
+    def say_all_again(self) -> None:
+        """Hand on everything: who was told is gone."""
+        self._unsaid.clear()
+        for kind, informer in self._informers.items():
+            for key in informer.store:
+                self._unsaid[kind, key] = -1
+        self._left_out.clear()
+
+    def next_changes(self, most: int) -> Changes:
+        """So many of the changes that have not been handed on, the oldest first; they count as handed on from now."""
+        changes: list[Put | Remove] = []
+        size = 0
+        while self._unsaid and len(changes) < most and size < _BYTES_AT_ONCE:
+            (kind, key), _ = self._unsaid.popitem(last=False)
+            found = self._informers[kind].store.get(key)
+            if found is None:
+                changes.append(Remove(kind, key))
+            else:
+                body = msgspec.msgpack.encode(_slim(found))
+                size += len(body)
+                changes.append(Put(kind, body))
+        return Changes(changes, self.said_version)
+
+    def left_out(self, what: LeftOut) -> None:
+        """An object could not be taken in: said once, as long as it is for the same cause."""
+        if self._left_out.get((what.kind, what.key)) != what.error:
+            self._left_out[what.kind, what.key] = what.error
+            log.warning("fleet.left_out", kind=what.kind, key=str(what.key), error=what.error)
+
+    def _follow(self, informer: Informer[T], matters: Callable[[T], object]) -> None:
+        kind = informer.kind.kind
+        self._informers[kind] = informer
+
+        def take(change: Change[T]) -> None:
+            self._unsaid.setdefault((kind, change.key), self.version)
+            if change.after is None:
+                self._left_out.pop((kind, change.key), None)
+            before, after = (matters(each) if each is not None else None for each in (change.before, change.after))
+            if before != after:
+                self.version += 1
+                for wake in self._wakes:
+                    wake()
+            for wake in self._when_unsaid:
+                wake()
+
+        informer.subscribe(take)
+
+
+def _slim(obj: Any) -> Any:
+    """The object without what allocation never reads."""
+    meta = obj.metadata
+    named = ObjectMeta(
+        name=meta.name,
+        namespace=meta.namespace,
+        uid=meta.uid,
+        creation_timestamp=meta.creation_timestamp,
+        deletion_timestamp=meta.deletion_timestamp,
+        labels=meta.labels if isinstance(obj, Node) else {},
+    )
+    return msgspec.structs.replace(obj, metadata=named)
+
+
+def _of_node(node: Node) -> tuple[object, ...]:
+    # A kubelet writes its node's status every few minutes though nothing has happened: times and messages do not count.
+    return (node.metadata.labels, node.spec, [(each.type, each.status) for each in node.status.conditions])
+
+
+def _of_claim(claim: ResourceClaim) -> tuple[object, ...] | None:
+    # To all other claims: what it holds, and whether anyone uses that. What a new claim asks for concerns nobody else yet.
+    status = claim.status
+    return (status.allocation, status.reserved_for) if status.allocation is not None else None

@@ -1,0 +1,1 @@
+"""Reconcilers of MigPolicies: what is wanted of each node's GPUs, and where each policy stands."""

@@ -1,0 +1,167 @@
+"""What is decided of every node's GPUs, by what is known now.
+
+Owns the reading of the view for MIG policies and what is remembered of it: a node is decided anew when something that its
+decision rests on is another object than before. All nodes of a large fleet are decided bit by bit, so that the event loop is
+never held for long. Writes nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from prometheus_client.metrics_core import GaugeMetricFamily
+
+from draco.controller.metrics import Metrics, Reading, gauge
+from draco.controller.view import BY_POOL, ClusterView
+from draco.controller.yielding import Bites
+from draco.kube.clock import Clock
+from draco.kube.watch.store import Change
+from draco.mig_policy import NodeDecision, Rules, SeenNode, decide, oldest_first, permit, rules_of
+from draco.mig_policy.gpu_state import LayoutState
+from draco.mig_policy.matching import whole_gpus
+from draco.resources.api.draco import GpuNode, MigPolicy
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import ResourceSlice, own_slices
+from draco.resources.names import PoolKey
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
+
+class MigDecisions:
+    """Decisions by node, made when asked for. Subscribed before anyone who asks because of a change."""
+
+    def __init__(self, view: ClusterView, *, clock: Clock) -> None:
+        self._view = view
+        self._clock = clock
+        self._rules: tuple[Rules, ...] | None = None
+        self._permits: dict[str, bool] = {}
+        self._permits_end: datetime = _NEVER
+        self._known: dict[str, tuple[tuple[object, ...], NodeDecision]] = {}
+        self._standings: Counter[tuple[str, str]] = Counter()  # of the GPUs in what is known
+        self._all_decided = False  # once at least
+        view.mig_policies.subscribe(self._forget_rules)
+        view.gpu_nodes.subscribe(self._forget_node)
+
+    @property
+    def rules(self) -> Sequence[Rules]:
+        """The policies made ready, oldest first. Their status may be an older one."""
+        if self._rules is None:
+            self._rules = tuple(rules_of(policy) for policy in oldest_first(self._view.mig_policies.store.values()))
+            self._permits_end = datetime.min.replace(tzinfo=UTC)
+        return self._rules
+
+    def of(self, node: str) -> NodeDecision | None:
+        """What is decided of a node; None if it has no GpuNode."""
+        gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
+        return self._decided(gpu_node, self.rules, self._permitted(self.rules)) if gpu_node else None
+
+    async def all(self) -> list[NodeDecision]:
+        """What is decided of every node that has a GpuNode, by name. Others have the event loop in between.
+
+        All of it rests on the policies and the windows as they were at the beginning, and each node's on what was known of it
+        when its turn came. What changes meanwhile may be missed, but whoever acts on changes is woken by that one too and asks
+        again, and then only what rests on other objects is decided anew.
+        """
+        rules = self.rules
+        permits = self._permitted(rules)
+        bites = Bites(self._clock)
+        decisions = []
+        for key in sorted(self._view.gpu_nodes.store):
+            gpu_node = self._view.gpu_nodes.store.get(key)
+            if gpu_node is not None:  # or it is gone by now
+                decisions.append(self._decided(gpu_node, rules, permits))
+            await bites.pause()
+        self._all_decided = True
+        return decisions
+
+    @property
+    def standings(self) -> Mapping[tuple[str, str], int]:
+        """GPUs by policy and standing, by what was decided last; empty as long as nobody has asked for all decisions."""
+        if not self._all_decided:
+            return {}
+        policies = (each.metadata for each in self._view.mig_policies.store.values())
+        names = [meta.name for meta in policies if meta.deletion_timestamp is None]
+        return {(name, state.value): self._standings[name, state.value] for name in names for state in LayoutState}
+
+    def seconds_to_next_window(self) -> float | None:
+        """In how many seconds a window for resets opens or closes; None if there is none."""
+        self._permitted(self.rules)
+        if self._permits_end == _NEVER:
+            return None
+        return max(0.0, (self._permits_end - self._clock.now()).total_seconds())
+
+    def _decided(self, gpu_node: GpuNode, rules: Sequence[Rules], permits: Mapping[str, bool]) -> NodeDecision:
+        name = gpu_node.metadata.name
+        node = self._view.nodes.store.get(ObjectKey("", name))
+        labels: Mapping[str, str] = node.metadata.labels if node else {}
+        slices = self._slices(gpu_node)
+        basis = (rules, permits, gpu_node, node, *slices)
+        known = self._known.get(name)
+        if known is not None and len(known[0]) == len(basis) and all(map(_is, known[0], basis)):
+            return known[1]
+        devices = [device for each in slices for device in each.spec.devices]
+        whole = whole_gpus(devices, gpu_node.status.gpus, driver=gpu_node.status.driver)
+        decision = decide(SeenNode(gpu_node=gpu_node, labels=labels, devices=whole), rules, permits)
+        self._forget(name)
+        self._known[name] = (basis, decision)
+        self._standings.update(_standings(decision))
+        return decision
+
+    def _slices(self, gpu_node: GpuNode) -> list[ResourceSlice]:
+        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        own = own_slices(self._view.slices.store.by_index(BY_POOL, pool), gpu_node.metadata.name)
+        return sorted(own, key=lambda each: each.metadata.name)
+
+    def _permitted(self, rules: Sequence[Rules]) -> Mapping[str, bool]:
+        """Whether each policy may reset now; the same object as long as that is the same."""
+        now = self._clock.now()
+        if now >= self._permits_end:
+            permits = {each.name: permit(each.policy.spec.reset, now) for each in rules}
+            granted = {name: each.granted for name, each in permits.items()}
+            if granted != self._permits:
+                self._permits = granted
+            self._permits_end = min((each.until for each in permits.values() if each.until), default=_NEVER)
+        return self._permits
+
+    def _forget_rules(self, change: Change[MigPolicy]) -> None:
+        before, after = change.before, change.after
+        if before is None or after is None or _of_policy(before) != _of_policy(after):
+            self._rules = None
+            self._standings = +self._standings  # without those of policies that have lost all their GPUs
+
+    def _forget_node(self, change: Change[GpuNode]) -> None:
+        if change.after is None:
+            self._forget(change.key.name)
+
+    def _forget(self, node: str) -> None:
+        known = self._known.pop(node, None)
+        if known is not None:
+            self._standings.subtract(_standings(known[1]))
+
+
+def register_mig(metrics: Metrics, decisions: MigDecisions) -> None:
+    """Export how the GPUs of each policy stand."""
+
+    def read() -> list[GaugeMetricFamily]:
+        return [
+            gauge(
+                "draco_mig_policy_gpus",
+                "GPUs of each MigPolicy by how they stand: applied, changing, or failed. On the leader only.",
+                ["policy", "standing"],
+                {key: float(count) for key, count in decisions.standings.items()},
+            )
+        ]
+
+    metrics.registry.register(Reading(["draco_mig_policy_gpus"], read))
+
+
+def _standings(decision: NodeDecision) -> Iterable[tuple[str, str]]:
+    return ((gpu.policy, gpu.condition.state.value) for gpu in decision.gpus if gpu.policy)
+
+
+def _of_policy(policy: MigPolicy) -> tuple[object, ...]:
+    return (policy.spec, policy.metadata.uid, policy.metadata.deletion_timestamp)
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other

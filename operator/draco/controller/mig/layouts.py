@@ -1,0 +1,185 @@
+"""Writes what MIG policies want of each node's GPUs into its GpuNode, what claims keep there all the same, and maintenance.
+
+Owns the spec of GpuNodes and nothing else: a node without GpuNode gets none, and nothing is written that is there already. All
+come in one write, so that an agent never hears that it is to offer something else without what it has to go on offering, nor
+without the taints that it has to offer it with. Keys are names of nodes.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from draco.controller.mig.decisions import MigDecisions
+from draco.controller.view import BY_POOL, ClusterView
+from draco.kube.connect.client import Client
+from draco.kube.errors import NotFound
+from draco.kube.watch.store import Change
+from draco.maintenance import CONDITION_READY_FOR_WORK, isolated_gpus, says
+from draco.mig_policy import NodeDecision, promises
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node
+from draco.resources.api.draco import DeviceMaintenance, GpuNode, GpuNodeSpec, IsolatedGpu, MigPolicy, PromisedDevice
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES
+from draco.resources.names import FIELD_MANAGER_OPERATOR, PoolKey
+
+log = structlog.get_logger(__name__)
+
+_MOST_ISOLATED = 1024
+"""The schema takes no more. Requests beyond them are not ready for work."""
+
+
+class MigLayoutReconciler:
+    """One node at a time, from what is decided to what stands in its spec."""
+
+    def __init__(self, client: Client, view: ClusterView, decisions: MigDecisions) -> None:
+        self._client = client
+        self._view = view
+        self._decisions = decisions
+        self._superseded: dict[str, str] = {}  # by node: the version that our last write replaced
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the name of every node that a change may concern."""
+        self._view.gpu_nodes.subscribe(lambda change: wake(change.key.name))
+        self._view.nodes.subscribe(lambda change: _wake_for_node(change, wake))
+        self._view.slices.subscribe(lambda change: _wake_for_slice(change, wake))
+        self._view.claims.subscribe(lambda change: _wake_for_claim(change, wake))
+        self._view.mig_policies.subscribe(lambda change: self._wake_for_policy(change, wake))
+        self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake))
+
+    def all_keys(self) -> set[str]:
+        """Every node that has a GpuNode."""
+        return {each.metadata.name for each in self._view.gpu_nodes.store.values()}
+
+    async def reconcile(self, node: str) -> float | None:
+        """Bring the node's spec to what is decided."""
+        gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
+        decision = self._decisions.of(node)
+        if gpu_node is None or decision is None or gpu_node.metadata.deletion_timestamp is not None:
+            self._superseded.pop(node, None)
+            return None
+        meta = gpu_node.metadata
+        if self._superseded.get(node) == meta.resource_version:
+            return None  # our own write is still on its way to us; its arrival wakes us
+        self._superseded.pop(node, None)
+        isolated = await self._isolated(gpu_node)
+        wanted = GpuNodeSpec(gpus=decision.wanted, promised=self._promised(gpu_node, decision), isolated=isolated)
+        if wanted != _in_order(gpu_node):
+            kept = [f"{each.device} for claim {each.claim}" for each in wanted.promised]
+            under = [f"{each.device or 'all'} for {each.request}" for each in wanted.isolated]
+            log.info("mig.wanted", node=node, decision=str(decision), promised=kept, isolated=under)
+            try:
+                written = await self._write(gpu_node, wanted)
+            except NotFound:
+                return None
+            if written.metadata.resource_version != meta.resource_version:
+                self._superseded[node] = meta.resource_version
+        return self._decisions.seconds_to_next_window() if decision.wanted else None
+
+    def _promised(self, gpu_node: GpuNode, decision: NodeDecision) -> list[PromisedDevice]:
+        """What claims have of the node's devices, as far as nothing else would keep it published."""
+        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        allocated = {
+            device.device: str(claim.metadata.key)
+            for claim in self._view.claims.store.by_index(BY_POOL, pool)
+            for device in claim.devices_held
+            if device.driver == pool.driver and device.pool == pool.pool
+        }
+        return promises(gpu_node, decision.wanted, allocated)
+
+    async def _isolated(self, gpu_node: GpuNode) -> list[IsolatedGpu]:
+        """What maintenance requests have taken out of service. What stands there goes only once its request is over."""
+        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        requests = {each.metadata.name: each for each in self._view.maintenances.store.values()}
+        for name in sorted({each.request for each in gpu_node.spec.isolated} - requests.keys()):
+            # GpuNodes and requests arrive on different watches: only the API server knows that the request is really gone.
+            with suppress(NotFound):
+                requests[name] = await self._client.get(DEVICE_MAINTENANCES, ObjectKey("", name))
+        found: list[IsolatedGpu] = []
+        for request in requests.values():
+            if request.spec.device_selector.may_match(pool):
+                rules = self._view.rules_for(request.metadata.uid)
+                found += isolated_gpus(request, pool, self._view.hardware(pool), rules, gpu_node.spec.isolated)
+        return sorted(found, key=_place)[:_MOST_ISOLATED]
+
+    async def _write(self, gpu_node: GpuNode, wanted: GpuNodeSpec) -> GpuNode:
+        # Only on top of what was seen: a replica that lost the lease unknowingly must not win, and a node that is gone must not
+        # come back.
+        seen = {"uid": gpu_node.metadata.uid, "resourceVersion": gpu_node.metadata.resource_version}
+        key = gpu_node.metadata.key
+        spec: dict[str, Any] = {"gpus": wanted.gpus}
+        if wanted.promised:
+            spec["promised"] = wanted.promised
+        if wanted.isolated:
+            spec["isolated"] = wanted.isolated
+        written = await self._client.apply(
+            GPU_NODES, key, {"metadata": seen, "spec": spec}, manager=FIELD_MANAGER_OPERATOR
+        )
+        if _in_order(written) == wanted:
+            return written
+        # Applying leaves what others have written there, and the agent would take it for ours.
+        log.warning(
+            "mig.others_wrote", node=key.name, remedy="write MigPolicies; the spec of a GpuNode is the operator's"
+        )
+        seen["resourceVersion"] = written.metadata.resource_version
+        spec |= {"promised": wanted.promised, "isolated": wanted.isolated}
+        return await self._client.patch(GPU_NODES, key, {"metadata": seen, "spec": spec})
+
+    def _wake_for_policy(self, change: Change[MigPolicy], wake: Callable[[str], None]) -> None:
+        before, after = change.before, change.after
+        if before and after and before.spec == after.spec and not after.metadata.deletion_timestamp:
+            return
+        for node in self.all_keys():
+            wake(node)
+
+    def _wake_for_request(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
+        before, after = change.before, change.after
+        if before and after and _concern(before) == _concern(after):
+            return
+        request = after or before
+        pool = request.spec.device_selector.pool if request else None
+        for node in {pool} if pool else self.all_keys():
+            wake(node)
+
+
+def _concern(request: DeviceMaintenance) -> tuple[object, ...]:
+    """What of a request says whether its devices are isolated."""
+    return (request.spec, request.metadata.deletion_timestamp, says(request, CONDITION_READY_FOR_WORK))
+
+
+def _place(each: IsolatedGpu) -> tuple[str, str]:
+    return each.request, each.uuid
+
+
+def _in_order(gpu_node: GpuNode) -> GpuNodeSpec:
+    spec = gpu_node.spec
+    return GpuNodeSpec(
+        gpus=sorted(spec.gpus, key=lambda each: each.uuid),
+        promised=sorted(spec.promised, key=lambda each: each.device),
+        isolated=sorted(spec.isolated, key=_place),
+    )
+
+
+def _wake_for_claim(change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
+    before, after = (each.devices_held if each else [] for each in (change.before, change.after))
+    if before != after:
+        for pool in {device.pool for device in (*before, *after)}:
+            wake(pool)
+
+
+def _wake_for_node(change: Change[Node], wake: Callable[[str], None]) -> None:
+    before, after = change.before, change.after
+    if before is None or after is None or before.metadata.labels != after.metadata.labels:
+        wake(change.key.name)
+
+
+def _wake_for_slice(change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
+    before, after = change.before, change.after
+    if before and after and before.spec == after.spec:
+        return
+    for item in (before, after):
+        if item:
+            wake(item.spec.pool.name)

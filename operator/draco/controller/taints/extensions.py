@@ -1,0 +1,90 @@
+"""Extends taint rules: a rule that names one device taints all that is the same hardware.
+
+Owns the wake-ups and the writes of these extensions, and nothing else: it never writes a rule that is not its own. Keys are UIDs
+of the rules that are extended, also of those that are gone and left extensions behind.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from draco.controller.view import BY_EXTENDED, BY_EXTENDED_POOL, BY_UID, ClusterView
+from draco.kube.connect.client import Client
+from draco.kube.errors import Conflict, NotFound
+from draco.kube.watch.store import Change
+from draco.maintenance.extensions import ExtensionPlan, extended_device, extends, plan_extensions, plan_orphans
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.kinds import Kind
+from draco.resources.names import FIELD_MANAGER_OPERATOR, PoolKey
+
+log = structlog.get_logger(__name__)
+
+
+class TaintExtensionReconciler:
+    """One rule at a time."""
+
+    def __init__(self, client: Client, view: ClusterView) -> None:
+        self._client = client
+        self._view = view
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the UID of every rule that a change may concern."""
+        self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake))
+        if self._view.rules:
+            self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
+
+    def all_keys(self) -> set[str]:
+        """Every rule that names one device, and every one that left an extension behind."""
+        rules = self._view.rule_store.values()
+        return {rule.metadata.uid for rule in rules if extended_device(rule)} | {extends(rule) for rule in rules} - {""}
+
+    async def reconcile(self, uid: str) -> None:
+        """Bring the extensions of the rule with this UID to what they should be."""
+        kind = self._view.taint_rules
+        if kind is None:
+            return
+        plan = self.plan(uid, kind)
+        if not plan.empty:
+            log.info("taint_rule.extended", rule=plan.rule, uid=uid, plan=str(plan))
+        for rule in plan.apply:
+            await self._client.apply(kind, rule.metadata.key, rule, manager=FIELD_MANAGER_OPERATOR)
+        for rule in plan.delete:
+            await self._delete(kind, rule)
+
+    def plan(self, uid: str, kind: Kind[DeviceTaintRule]) -> ExtensionPlan:
+        """What the rule with this UID needs, by what is known now."""
+        in_place = self._view.rule_store.by_index(BY_EXTENDED, uid)
+        original = next(iter(self._view.rule_store.by_index(BY_UID, uid)), None)
+        if original is None:
+            # All rules come by one watch, in their order: an extension is never known before what it extends.
+            return plan_orphans(uid, in_place)
+        named = extended_device(original)
+        pool = PoolKey(named.driver, named.pool) if named else PoolKey("", "")
+        return plan_extensions(original, in_place, self._view.hardware(pool), api_version=kind.api_version)
+
+    async def _delete(self, kind: Kind[DeviceTaintRule], rule: DeviceTaintRule) -> None:
+        try:
+            await self._client.delete(kind, rule.metadata.key, uid=rule.metadata.uid)
+        except NotFound:
+            pass
+        except Conflict:
+            # Another rule has the name by now; its arrival on the watch wakes us.
+            log.info("taint_rule.extension_replaced", rule=rule.metadata.name)
+
+    def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
+        item = change.after or change.before
+        if item is None or (change.before and change.after and change.before.spec == change.after.spec):
+            return
+        for rule in self._view.rule_store.by_index(BY_EXTENDED_POOL, item.pool):
+            wake(rule.metadata.uid)
+
+
+def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:
+    for rule in (change.before, change.after):
+        if rule is None:
+            continue
+        if uid := extends(rule):
+            wake(uid)
+        else:
+            wake(rule.metadata.uid)

@@ -1,0 +1,310 @@
+"""Carries out maintenance: reads what is known of a request, has the plan made, writes it.
+
+Owns the wake-ups and the writes of DeviceMaintenance and of its taint rules, and nothing else: it touches no node, no claim and
+no rule that is not its own. Keys are UIDs of requests, also of those that are gone and left rules behind.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import timedelta
+from functools import lru_cache
+
+import structlog
+
+from draco.allocation.fleet.hardware import PoolHardware
+from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import Conflict, NotFound
+from draco.kube.watch.store import Change
+from draco.maintenance import (
+    MaintenancePlan,
+    Scope,
+    Seen,
+    isolated_board,
+    maintained_device,
+    maintenance_uid,
+    not_heeded,
+    plan_abandoned,
+    plan_maintenance,
+    scope_of,
+)
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Node
+from draco.resources.api.draco import DeviceMaintenance, GpuNode, MaintenancePhase, MaintenanceSelector
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import Device, ResourceSlice
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
+from draco.resources.kinds import DEVICE_MAINTENANCES
+from draco.resources.names import FIELD_MANAGER_OPERATOR, DeviceKey, PoolKey
+
+log = structlog.get_logger(__name__)
+
+_MOST_ASKED = 64
+"""Of more devices than this some are taken to belong to any class."""
+RULES_NOT_SERVED = (
+    "This cluster does not serve DeviceTaintRule, so devices cannot be isolated: enable the feature gate DRADeviceTaintRules "
+    "(and DRADeviceTaints) and the API resource.k8s.io/v1beta2 (v1alpha3 before Kubernetes 1.36), then restart Draco's operator."
+)
+
+
+class MaintenanceReconciler:
+    """One request at a time, from what is known to what should be."""
+
+    def __init__(self, client: Client, view: ClusterView, *, clock: Clock, settle_s: float) -> None:
+        self._client = client
+        self._view = view
+        self._clock = clock
+        self._settle = timedelta(seconds=settle_s)
+        self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the UID of every request that a change may concern."""
+        self._view.maintenances.subscribe(lambda change: _wake_for_request(change, wake))
+        self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake))
+        self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
+        self._view.classes.subscribe(lambda _: self._wake_all(wake))
+        self._view.gpu_nodes.subscribe(lambda change: self._wake_for_gpu_node(change, wake))
+        self._view.nodes.subscribe(lambda change: self._wake_for_node(change, wake))
+        if self._view.rules:
+            self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
+
+    def all_keys(self) -> set[str]:
+        """Every request there is, and every one that left a rule behind."""
+        uids = {request.metadata.uid for request in self._view.maintenances.store.values()}
+        uids |= {maintenance_uid(rule) for rule in self._view.rule_store.values()}
+        return uids - {""}
+
+    async def reconcile(self, uid: str) -> float | None:
+        """Bring the request with this UID, and its rules, to what they should be."""
+        request = self._view.request(uid)
+        if request is None:
+            self._superseded.pop(uid, None)
+        elif self._superseded.get(uid) == request.metadata.resource_version:
+            return None  # our own write is still on its way to us; its arrival wakes us
+        plan = self.plan(request) if request else await self._plan_for_missing(uid)
+        if not plan.empty:
+            if request and not await self._view.maintenances.is_current(request):
+                return None  # what it is now has been taken in, which wakes us
+            log.info("maintenance.planned", request=plan.request, uid=uid, plan=str(plan))
+        await self._carry_out(plan, request)
+        return plan.look_again.total_seconds() if plan.look_again else None
+
+    def plan(self, request: DeviceMaintenance) -> MaintenancePlan:
+        """What the request needs, by what is known now."""
+        selector = request.spec.device_selector
+        rules = self._view.rules_for(request.metadata.uid)
+        isolated = {device: isolated_board(rule) for rule in rules if (device := maintained_device(rule))}
+        pools = self._pools_for(selector, isolated)
+        claims = {claim.metadata.key: claim for pool in pools for claim in self._view.claims_in(pool)}
+        scope = scope_of(
+            selector, pools, {device for claim in claims.values() for device in claim.devices_held}, isolated
+        )
+        taint = request.spec.taint
+        tolerant = self._view.tolerant_claims(DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect))
+        concerned = {*scope.named, *scope.overlapping, *isolated}
+        may_fit = self._classes_for(concerned, pools, {name for classes in tolerant.values() for name in classes})
+        seen = Seen(
+            now=self._clock.now(),
+            scope=scope,
+            rules=tuple(rules),
+            claims=tuple(claims.values()),
+            tolerant=tuple(sorted(key for key, classes in tolerant.items() if classes & may_fit)),
+            unavailable="" if self._view.taint_rules else RULES_NOT_SERVED,
+            unheeded=tuple(self._unheeded(request, scope, pools)),
+            settle=self._settle,
+        )
+        return plan_maintenance(request, seen)
+
+    def _unheeded(
+        self, request: DeviceMaintenance, scope: Scope, pools: Mapping[PoolKey, PoolHardware]
+    ) -> Sequence[DeviceKey]:
+        """Devices that their agents are still to publish with the taint.
+
+        On a node that is not ready nothing new is placed, and its agent may be gone for long; one that cannot read the GPUs, or
+        gives way to another plugin, publishes nothing. Work on such a node is what maintenance is there for.
+        """
+        found, idle = {}, set()
+        for pool in pools:
+            gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", pool.pool))
+            node = self._view.nodes.store.get(ObjectKey("", pool.pool))
+            if gpu_node is not None and gpu_node.status.driver == pool.driver:
+                found[pool] = gpu_node
+                if node is None or not node.ready or not _publishes(gpu_node):
+                    idle.add(pool)
+        return not_heeded(request, scope, pools, found, idle)
+
+    def _classes_for(
+        self, devices: Iterable[DeviceKey], pools: Mapping[PoolKey, PoolHardware], names: Iterable[str]
+    ) -> set[str]:
+        """Those of these classes that some of the devices may belong to.
+
+        Only selectors of classes are asked, which administrators write. What a claim asks for beyond them could be anything. A
+        device that is not published now, such as while its node reboots, may be again at any moment: nothing but its driver is
+        known of it.
+        """
+        if not names:
+            return set()
+        asked = [
+            (key.driver, pools[pool].published_as(key.device) or Device(name=key.device))
+            for key in sorted(devices)
+            if (pool := PoolKey(key.driver, key.pool)) in pools
+        ]
+        may_fit = set()
+        for name in names:
+            known = self._view.classes.store.get(ObjectKey("", name))
+            if known is None:
+                continue  # nothing is allocated for a class that does not exist; one that is made wakes us
+            if len(asked) > _MOST_ASKED or any(_may_belong(known, *each) for each in asked):
+                may_fit.add(name)
+        return may_fit
+
+    def _pools_for(
+        self, selector: MaintenanceSelector, isolated: Iterable[DeviceKey]
+    ) -> Mapping[PoolKey, PoolHardware]:
+        """The pools that the selector may name devices of, also such as have no slice any more."""
+        if selector.driver and selector.pool:
+            keys = {PoolKey(selector.driver, selector.pool)}
+        else:
+            held = (device for claim in self._view.claims.store.values() for device in claim.devices_held)
+            keys = {item.pool for item in self._view.slices.store.values()}
+            keys |= {PoolKey(device.driver, device.pool) for device in (*held, *isolated)}
+        return {key: self._view.hardware(key) for key in sorted(keys) if selector.may_match(key)}
+
+    async def _plan_for_missing(self, uid: str) -> MaintenancePlan:
+        rules = self._view.rules_for(uid)
+        if not rules:
+            return MaintenancePlan(request=uid)
+        # Rules and requests arrive on different watches: only the API server knows that the request is really gone.
+        living = await self._client.list(DEVICE_MAINTENANCES)
+        if any(request.metadata.uid == uid for request in living):
+            return MaintenancePlan(request=uid)  # its arrival on the watch wakes us
+        return plan_abandoned(uid, rules)
+
+    async def _carry_out(self, plan: MaintenancePlan, request: DeviceMaintenance | None) -> None:
+        kind = self._view.taint_rules
+        if plan.status_first and not await self._write_status(plan, request):
+            return
+        for rule in plan.apply:
+            if kind:
+                await self._client.apply(kind, rule.metadata.key, rule, manager=FIELD_MANAGER_OPERATOR)
+        for rule in plan.delete:
+            if kind:
+                await self._delete(rule)
+        if not plan.status_first:
+            await self._write_status(plan, request)
+
+    async def _write_status(self, plan: MaintenancePlan, request: DeviceMaintenance | None) -> bool:
+        """Write what the plan says of the request. Returns whether the request is still there."""
+        if plan.status is None or request is None:
+            return True
+        seen = request.metadata.resource_version
+        try:
+            written = await self._client.apply(
+                DEVICE_MAINTENANCES,
+                request.metadata.key,
+                {
+                    # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
+                    "metadata": {"uid": request.metadata.uid, "resourceVersion": seen},
+                    "status": plan.status,
+                },
+                manager=FIELD_MANAGER_OPERATOR,
+                subresource="status",
+            )
+        except NotFound:
+            log.info("maintenance.gone", request=plan.request)
+            return False
+        if written.metadata.resource_version != seen:
+            self._superseded[request.metadata.uid] = seen
+        return True
+
+    async def _delete(self, rule: DeviceTaintRule) -> None:
+        kind = self._view.taint_rules
+        if kind is None:
+            return
+        try:
+            await self._client.delete(kind, rule.metadata.key, uid=rule.metadata.uid)
+        except NotFound:
+            pass
+        except Conflict:
+            # Another rule has the name by now; its arrival on the watch wakes us.
+            log.info("maintenance.rule_replaced", rule=rule.metadata.name)
+
+    def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
+        item = change.after or change.before
+        if item is None or (change.before and change.after and change.before.spec == change.after.spec):
+            return
+        self._wake_for_pools({item.pool}, wake)
+
+    def _wake_for_gpu_node(self, change: Change[GpuNode], wake: Callable[[str], None]) -> None:
+        before, after = (
+            (each.spec.isolated, each.status.isolates, _publishes(each)) if each else None
+            for each in (change.before, change.after)
+        )
+        item = change.after or change.before
+        if item is not None and before != after:
+            self._wake_for_pools({PoolKey(item.status.driver, item.metadata.name)}, wake)
+
+    def _wake_for_node(self, change: Change[Node], wake: Callable[[str], None]) -> None:
+        before, after = (each is not None and each.ready for each in (change.before, change.after))
+        gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", change.key.name))
+        if before != after and gpu_node is not None:
+            self._wake_for_pools({PoolKey(gpu_node.status.driver, change.key.name)}, wake)
+
+    def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
+        claims = [claim for claim in (change.before, change.after) if claim]
+        # One that waits and tolerates taints may concern any request, as long as it waits.
+        if any(claim.waits_tolerantly for claim in claims):
+            self._wake_all(wake)
+        devices = {device for claim in claims for device in (*claim.devices_held, *claim.devices_watched)}
+        self._wake_for_pools({PoolKey(device.driver, device.pool) for device in devices}, wake)
+
+    def _wake_for_pools(self, pools: Collection[PoolKey], wake: Callable[[str], None]) -> None:
+        for request in self._at_work() if pools else ():
+            if any(request.spec.device_selector.may_match(pool) for pool in pools):
+                wake(request.metadata.uid)
+
+    def _wake_all(self, wake: Callable[[str], None]) -> None:
+        for request in self._at_work():
+            wake(request.metadata.uid)
+
+    def _at_work(self) -> Iterable[DeviceMaintenance]:
+        every = self._view.maintenances.store.values()
+        return (request for request in every if request.status.phase is not MaintenancePhase.COMPLETED)
+
+
+def _publishes(gpu_node: GpuNode) -> bool:
+    """Whether the agent has devices to publish, and does."""
+    published = any(each.type == "Published" and each.status == "True" for each in gpu_node.status.conditions)
+    return published and bool(gpu_node.status.driver_version)
+
+
+def _may_belong(device_class: DeviceClass, driver: str, device: Device) -> bool:
+    """Whether the class selects the device. If its selectors fail, nobody knows."""
+    try:
+        view = device_view(driver, device)
+        return all(
+            _compiled(selector.cel.expression).matches(view)
+            for selector in device_class.spec.selectors
+            if selector.cel is not None
+        )
+    except (CompileError, EvaluationError):
+        return True
+
+
+@lru_cache(maxsize=256)
+def _compiled(expression: str) -> Selector:
+    return compile_selector(expression)
+
+
+def _wake_for_request(change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
+    for request in (change.before, change.after):
+        if request:
+            wake(request.metadata.uid)
+
+
+def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:
+    for rule in (change.before, change.after):
+        if rule and (uid := maintenance_uid(rule)):
+            wake(uid)

@@ -1,0 +1,255 @@
+"""How far each taint rule reaches: devices, the claims that hold them, the pods that use those claims.
+
+Owns these numbers, kept up to date pool by pool as slices, claims, pods and rules change, in bites that leave the event loop to
+others. Reading them costs nothing. A rule that Draco extends reaches all that is the same hardware; its extensions are counted as
+a part of it. Writes no rule.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from draco.controller.view import BY_POOL, ClusterView
+from draco.controller.yielding import Bites
+from draco.kube.clock import Clock
+from draco.kube.watch.store import Change
+from draco.maintenance import maintenance_uid
+from draco.maintenance.extensions import extended_device, extends
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import ResourceSlice, current_slices
+from draco.resources.api.taints import EFFECTS, DeviceTaintRule
+from draco.resources.names import DeviceKey, PoolKey
+
+NAMED_RULES: Final = 100
+"""So many rules have numbers of their own, people's before those of maintenance; the others are summed."""
+OTHERS: Final = "(others)"
+_REST: Final = 10
+"""After a round it rests so many times as long as the round took, so that a cluster in turmoil costs no more than a tenth."""
+_LONGEST_REST_S: Final = 5.0
+
+
+class Amounts(NamedTuple):
+    """What something hits."""
+
+    devices: int = 0
+    claims: int = 0
+    pods: int = 0
+
+    def plus(self, other: "Amounts", sign: int = 1) -> "Amounts":
+        """The sum, or with -1 the difference."""
+        return Amounts(*(mine + sign * theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+_NOTHING: Final = Amounts()
+
+
+class _Selection(NamedTuple):
+    """What a rule selects. Rules that select alike are counted once. `extended`: and what is the same hardware."""
+
+    driver: str | None
+    pool: str | None
+    device: str | None
+    extended: bool
+
+    def may_match(self, pool: PoolKey) -> bool:
+        return self.driver in {None, pool.driver} and self.pool in {None, pool.pool}
+
+
+class RuleReach:
+    """The reach of every rule. `rows` are numbers by rule and effect, as of the last round."""
+
+    def __init__(self, view: ClusterView, *, clock: Clock) -> None:
+        self.rows: Mapping[tuple[str, str], Amounts] = MappingProxyType({})
+        self._view = view
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._due: dict[PoolKey, None] = {}
+        self._rules_changed = True
+        self._everything = True
+        self._counted: dict[_Selection, dict[PoolKey, Amounts]] = {}
+        self._totals: dict[_Selection, Amounts] = {}
+        self._exact: dict[PoolKey, list[_Selection]] = {}
+        self._wide: list[_Selection] = []
+        view.slices.subscribe(self._slice_changed)
+        view.claims.subscribe(self._claim_changed)
+        view.pods.subscribe(self._pod_changed)
+        if view.rules:
+            view.rules.subscribe(self._rule_changed)
+
+    async def run(self) -> None:
+        """Keep the numbers up to date until cancelled."""
+        self._changed.set()
+        while True:
+            await self._changed.wait()
+            took_s = await self.catch_up()
+            await self._clock.sleep(min(took_s * _REST, _LONGEST_REST_S))
+
+    async def catch_up(self) -> float:
+        """Take in all that has changed so far. Returns how long that took, without what others did in between."""
+        self._changed.clear()
+        bites = Bites(self._clock)
+        if self._everything:
+            self._everything = False
+            self._due |= dict.fromkeys(await self._all_pools(bites))
+        if self._rules_changed:
+            self._rules_changed = False
+            await self._take_rules(bites)
+        due, self._due = self._due, {}  # what comes meanwhile is for the next round, so that this one ends
+        for pool in due:
+            for selection in (*self._exact.get(pool, ()), *(each for each in self._wide if each.may_match(pool))):
+                self._count(selection, pool)
+                await bites.pause()
+        self.rows = MappingProxyType(await self._make_rows(bites))
+        return bites.spent_s
+
+    async def _take_rules(self, bites: Bites) -> None:
+        """Count what new rules select, and forget what only rules that are gone selected."""
+        wanted: set[_Selection] = set()
+        for rule in self._view.rule_store.values():
+            if selection := _selection(rule):
+                wanted.add(selection)
+            await bites.pause()
+        for gone in self._totals.keys() - wanted:
+            del self._totals[gone], self._counted[gone]
+        fresh = wanted - self._totals.keys()
+        self._exact = defaultdict(list)
+        self._wide = []
+        for selection in wanted:
+            if selection.driver and selection.pool:
+                self._exact[PoolKey(selection.driver, selection.pool)].append(selection)
+            else:
+                self._wide.append(selection)
+        is_wide = any(not (each.driver and each.pool) for each in fresh)
+        everywhere = await self._all_pools(bites) if is_wide else set()
+        for selection in fresh:
+            self._totals[selection], self._counted[selection] = _NOTHING, {}
+        for selection in fresh:
+            exact = selection.driver and selection.pool
+            pools = {PoolKey(selection.driver or "", selection.pool or "")} if exact else everywhere
+            for pool in pools:
+                if selection.may_match(pool):
+                    self._count(selection, pool)
+                    await bites.pause()
+
+    def _count(self, selection: _Selection, pool: PoolKey) -> None:
+        """Bring the numbers of a selection up to date for one pool."""
+        counted = self._counted.get(selection)
+        if counted is None:
+            return
+        now, before = self._amounts(selection, pool), counted.get(pool, _NOTHING)
+        if now == before:
+            return
+        self._totals[selection] = self._totals[selection].plus(now).plus(before, -1)
+        if now == _NOTHING:
+            del counted[pool]
+        else:
+            counted[pool] = now
+
+    def _amounts(self, selection: _Selection, pool: PoolKey) -> Amounts:
+        """What a selection hits in one pool. What reaches over several pools is counted in the first of them."""
+        claims = [
+            claim for claim in self._view.claims.store.by_index(BY_POOL, pool) if self._home(selection, claim) == pool
+        ]
+        pods: set[ObjectKey] = set()
+        for claim in claims:
+            for pod in self._view.pods_of(claim.metadata.key):
+                used = (self._view.claims.store.get(key) for key in pod.claims)
+                homes = [home for each in used if each is not None and (home := self._home(selection, each))]
+                if min(homes, default=pool) == pool:
+                    pods.add(pod.metadata.key)
+        return Amounts(self._devices(selection, pool), len(claims), len(pods))
+
+    def _devices(self, selection: _Selection, pool: PoolKey) -> int:
+        if selection.extended and selection.device:
+            hardware = self._view.hardware(pool)
+            return len(({selection.device} | hardware.overlapping(selection.device)) & hardware.published)
+        parts = current_slices(self._view.slices.store.by_index(BY_POOL, pool)).get(pool, ())
+        if selection.device is None:
+            return sum(len(part.spec.devices) for part in parts)
+        return sum(device.name == selection.device for part in parts for device in part.spec.devices)
+
+    def _home(self, selection: _Selection, claim: ResourceClaim) -> PoolKey | None:
+        """The first of the pools in which the claim holds something that is selected."""
+        hit = [PoolKey(held.driver, held.pool) for held in claim.devices_held if self._hits(selection, held)]
+        return min(hit, default=None)
+
+    def _hits(self, selection: _Selection, held: DeviceKey) -> bool:
+        pool = PoolKey(held.driver, held.pool)
+        if not selection.may_match(pool):
+            return False
+        if selection.device in {None, held.device}:
+            return True
+        return bool(selection.extended and selection.device) and self._view.hardware(pool).overlap(
+            held.device, selection.device or ""
+        )
+
+    async def _make_rows(self, bites: Bites) -> dict[tuple[str, str], Amounts]:
+        rules: list[tuple[bool, str, str, _Selection]] = []
+        for rule in self._view.rule_store.values():
+            if selection := _selection(rule):
+                effect = rule.spec.taint.effect if rule.spec.taint.effect in EFFECTS else OTHERS
+                rules.append((bool(maintenance_uid(rule)), rule.metadata.name, effect, selection))
+            await bites.pause()
+        rules.sort(key=lambda each: each[:2])
+        rows: dict[tuple[str, str], Amounts] = {}
+        for number, (_, name, effect, selection) in enumerate(rules):
+            label = (name if number < NAMED_RULES else OTHERS, effect)
+            rows[label] = rows.get(label, _NOTHING).plus(self._totals.get(selection, _NOTHING))
+            await bites.pause()
+        return rows
+
+    async def _all_pools(self, bites: Bites) -> set[PoolKey]:
+        found: set[PoolKey] = set()
+        for item in self._view.slices.store.values():
+            found.add(item.pool)
+            await bites.pause()
+        for claim in self._view.claims.store.values():
+            found.update(PoolKey(device.driver, device.pool) for device in claim.devices_held)
+            await bites.pause()
+        return found
+
+    def _look_at(self, pools: Iterable[PoolKey]) -> None:
+        self._due |= dict.fromkeys(pools)
+        self._changed.set()
+
+    def _slice_changed(self, change: Change[ResourceSlice]) -> None:
+        specs = [item.spec if item else None for item in (change.before, change.after)]
+        if specs[0] != specs[1]:
+            self._look_at(item.pool for item in (change.before, change.after) if item)
+
+    def _claim_changed(self, change: Change[ResourceClaim]) -> None:
+        before, after = (claim.devices_held if claim else [] for claim in (change.before, change.after))
+        if before == after:
+            return
+        self._look_at(PoolKey(device.driver, device.pool) for device in (*before, *after))
+        for pod in self._view.pods_of(change.key):
+            self._look_at(self._pools_of(pod))
+
+    def _pod_changed(self, change: Change[Pod]) -> None:
+        before, after = (pod.claims if pod else [] for pod in (change.before, change.after))
+        if before != after:
+            self._look_at(pool for pod in (change.before, change.after) if pod for pool in self._pools_of(pod))
+
+    def _pools_of(self, pod: Pod) -> Iterable[PoolKey]:
+        for key in pod.claims:
+            claim = self._view.claims.store.get(key)
+            for device in claim.devices_held if claim else ():
+                yield PoolKey(device.driver, device.pool)
+
+    def _rule_changed(self, _: Change[DeviceTaintRule]) -> None:
+        self._rules_changed = True
+        self._changed.set()
+
+
+def _selection(rule: DeviceTaintRule) -> _Selection | None:
+    """What the rule selects; None if that is nothing, or is counted with the rule that it extends."""
+    selector = rule.spec.device_selector
+    if selector is None or extends(rule):
+        return None
+    return _Selection(
+        selector.driver or None, selector.pool or None, selector.device or None, extended_device(rule) is not None
+    )

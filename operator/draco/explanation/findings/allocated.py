@@ -1,0 +1,115 @@
+"""Claims that need no search: those that are allocated already, and those that are missing or on their way out.
+
+Owns what can still be in the way of a pod whose claims have their devices. Reads status only.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from draco.allocation.errors import AllocationError
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.node_selection import selects
+from draco.explanation.findings.placement import selector_text
+from draco.explanation.model import AllocatedClaim, Reason
+from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
+from draco.resources.api.core import Node, Pod
+
+MAX_CONSUMERS: Final = 256
+"""Who may use one claim at a time; the API's limit."""
+_LISTED: Final = 5
+
+
+def missing(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> list[str]:
+    """The claims of the pod that are not there, in words."""
+    if pod is None:
+        return []
+    known = {claim.metadata.key for claim in claims} | fleet.claims.keys()
+    gone = [f"ResourceClaim {key} does not exist" for key in pod.claims if key not in known]
+    made = {status.name for status in pod.status.resource_claim_statuses}
+    gone += [
+        f"the ResourceClaim for {entry.name} has not been created yet from ResourceClaimTemplate "
+        f"{pod.metadata.namespace}/{entry.resource_claim_template_name}"
+        for entry in pod.spec.resource_claims
+        if entry.resource_claim_template_name and entry.name not in made
+    ]
+    return gone
+
+
+def bypassing(node: str) -> str:
+    """What is said of a pod that names its node itself."""
+    return (
+        f"the pod sets spec.nodeName: {node}, so it bypasses kube-scheduler, and only kube-scheduler allocates claims; "
+        f"write nodeSelector: {{kubernetes.io/hostname: {node}}} instead of nodeName"
+    )
+
+
+def told_of(claim: ResourceClaim) -> AllocatedClaim:
+    """What is told of a claim that is allocated."""
+    allocation = claim.status.allocation
+    if allocation is None:
+        raise TypeError(f"claim {claim.metadata.key} is not allocated")
+    results = allocation.devices.results
+    waiting, failed = [], []
+    for result in results:
+        true = _true_conditions(claim, result)
+        waiting += [f"{result.device}: {each}" for each in result.binding_conditions if each not in true]
+        failed += [f"{result.device}: {each}" for each in result.binding_failure_conditions if each in true]
+    return AllocatedClaim(
+        claim=str(claim.metadata.key),
+        devices=[f"{result.driver}/{result.pool}/{result.device}" for result in results],
+        consumers=[f"{each.resource.removesuffix('s')} {each.name}" for each in claim.status.reserved_for],
+        waiting_for=waiting,
+        failed=failed,
+        nodes=selector_text(allocation.node_selector) if allocation.node_selector is not None else "",
+    )
+
+
+def _true_conditions(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> set[str]:
+    wanted = (result.driver, result.pool, result.device, result.share_id)
+    return {
+        condition.type
+        for device in claim.status.devices
+        if (device.driver, device.pool, device.device, device.share_id) == wanted
+        for condition in device.conditions
+        if condition.status == "True"
+    }
+
+
+def reaching(claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Mapping[str, Node]:
+    """The nodes from which the devices of all claims that are allocated can be reached."""
+    selectors = [claim.status.allocation.node_selector for claim in claims if claim.status.allocation is not None]
+    bound = [selector for selector in selectors if selector is not None]
+    if not bound:
+        return nodes
+    return {name: node for name, node in nodes.items() if all(_selects(selector, node) for selector in bound)}
+
+
+def _selects(selector: object, node: Node) -> bool:
+    try:
+        return selects(selector, node)  # type: ignore[arg-type]
+    except AllocationError:
+        return False
+
+
+def is_full(claim: ResourceClaim, pod: Pod | None) -> bool:
+    """Whether as many use the claim as may, and the pod is not among them."""
+    users = {each.uid for each in claim.status.reserved_for}
+    return pod is not None and len(claim.status.reserved_for) >= MAX_CONSUMERS and pod.metadata.uid not in users
+
+
+def reason_of(
+    claims: Sequence[ResourceClaim], told: Sequence[AllocatedClaim], pod: Pod | None, *, reach: bool
+) -> Reason:
+    """Why a pod waits though all its claims are allocated."""
+    return next(_reasons(claims, told, pod, reach=reach), Reason.ALLOCATED)
+
+
+def _reasons(
+    claims: Sequence[ResourceClaim], told: Sequence[AllocatedClaim], pod: Pod | None, *, reach: bool
+) -> Iterator[Reason]:
+    if any(is_full(claim, pod) for claim in claims):
+        yield Reason.RESERVED_BY_OTHERS
+    if any(each.failed or each.waiting_for for each in told):
+        yield Reason.WAITING_FOR_BINDING
+    if not reach:
+        yield Reason.BOUND_ELSEWHERE

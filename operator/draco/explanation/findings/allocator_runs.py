@@ -1,0 +1,143 @@
+"""Asking the allocator, once for each kind of node.
+
+Owns what makes two nodes the same to the allocator, and when it need not be asked: a node with fewer devices that would do than a
+request wants does not fit. Devices that would do for no request are nothing to it, unless one makes a selector fail.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from enum import Enum
+from itertools import repeat
+from typing import Final
+
+from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.search.allocate import allocate
+from draco.allocation.search.requests import MAX_RESULTS
+from draco.explanation.findings.equivalence import Rows
+from draco.explanation.findings.reachability import Ground, Sight
+from draco.explanation.findings.verdicts import Ask, Finding, Seen
+from draco.explanation.model import Cause
+from draco.resources.api.claims import ResourceClaim
+
+MAX_STEPS: Final = 200_000
+"""Devices that one search looks at before it is given up: some tenths of a second."""
+
+
+class Verdict(Enum):
+    """What the allocator says of the claims on one node."""
+
+    FITS = "fits"
+    NONE = "none"
+    BROKEN = "broken"
+    TOO_LONG = "too long"
+    ERROR = "error"
+
+
+class Trying:
+    """The verdicts on nodes."""
+
+    def __init__(
+        self, fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[Ask], rows: Rows, ground: Ground
+    ) -> None:
+        self._fleet = fleet
+        self._claims = claims
+        self._asks = asks
+        self._rows = rows
+        self._ground = ground
+        self._known: dict[Hashable, tuple[Verdict, str]] = {}
+        self._requests: dict[tuple[int, str], list[int]] = {}
+        for number, ask in enumerate(asks):
+            self._requests.setdefault((ask.number, ask.request.base), []).append(number)
+        self._all = [number for number, ask in enumerate(asks) if ask.all_mode]
+        most: dict[int, int] = {}
+        for (claim, _), numbers in self._requests.items():
+            most[claim] = most.get(claim, 0) + max(asks[number].wanted for number in numbers)
+        self._counts_decide = not self._all and all(each <= MAX_RESULTS for each in most.values())
+        """Whether too few devices for one request mean that nothing fits, and no error."""
+
+    def verdicts(
+        self, names: Sequence[str], sight: Sight, own: Sequence[Seen], shared: Sequence[Seen], drawn: Hashable
+    ) -> Iterator[tuple[Sequence[str], Verdict, str]]:
+        """The verdicts on nodes that have like devices, which meet the same of counters (`drawn`), in groups."""
+        devices = [*own, *shared]
+        may_fail = (
+            bool(sight.error)
+            or any(_fails(finding) for seen in devices for finding in seen.findings)
+            or self._rows.fails_on(sight)
+        )
+        if self._counts_decide and not may_fail and self._is_short(devices):
+            yield names, Verdict.BROKEN if any(view.invalid for view in sight.views) else Verdict.NONE, ""
+            return
+        matter = [place for place, seen in enumerate(own) if may_fail or self._matters(seen)]
+        findings = tuple([own[place].findings for place in matter])
+        odd = tuple([self._rows.oddity(own[place].candidate) for place in matter]) if self._rows.odd else ()
+        draws = any(own[place].candidate.charges for place in matter)
+        kind = (id(sight), may_fail and names[0], findings, odd, (drawn, tuple(matter)) if draws else None)
+        is_free = not shared and not may_fail and not self._fleet.inventory.columns.irregular
+        alike: dict[Hashable, list[str]] = {}
+        for name in names:
+            alike.setdefault((kind, self._compared(name, matter, by_place=is_free)), []).append(name)
+        for key, same in alike.items():
+            known = self._known.get(key)
+            if known is None:
+                known = self._known[key] = self._ask(same[0])
+            yield same, *known
+
+    def _is_short(self, devices: Sequence[Seen]) -> bool:
+        free = [sum(seen.findings[number].cause is Cause.FREE for seen in devices) for number in range(len(self._asks))]
+        return any(
+            all(free[number] < self._asks[number].wanted for number in numbers) for numbers in self._requests.values()
+        )
+
+    def _matters(self, seen: "Seen") -> bool:
+        return any(finding.cause is Cause.FREE for finding in seen.findings) or any(
+            seen.findings[number].cause is not Cause.NOT_SELECTED for number in self._all
+        )
+
+    def _compared(self, name: str, matter: Sequence[int], *, by_place: bool) -> Hashable:
+        """What constraints compare of a node's devices: the values, or which of them are equal."""
+        if not self._rows.compared or not matter:
+            return None
+        told = []
+        for column in self._rows.compared:
+            read = self._ground.read(name, column)
+            values = tuple(read if len(matter) == len(read) else [read[place] for place in matter])
+            told.append(_renumbered(values) if by_place else values)
+        return tuple(told)
+
+    def _ask(self, name: str) -> tuple[Verdict, str]:
+        fleet = self._fleet
+        try:
+            results = allocate(
+                fleet.inventory,
+                fleet.state,
+                fleet.nodes[name],
+                self._claims,
+                fleet.classes,
+                share_ids=repeat(""),
+                max_steps=MAX_STEPS,
+            )
+        except NodeError as error:
+            return Verdict.BROKEN, str(error)
+        except SearchTooLong as error:
+            return Verdict.TOO_LONG, str(error)
+        except AllocationError as error:
+            return Verdict.ERROR, str(error)
+        return (Verdict.NONE if results is None else Verdict.FITS), ""
+
+
+def _renumbered(values: tuple[int, ...]) -> tuple[int, ...]:
+    """Numbers that are equal where the values are, in the order of their first places; 0 stays."""
+    different = len(set(values))
+    if different == len(values) and 0 not in values:
+        return tuple(range(1, different + 1))
+    numbers = {0: 0}
+    return tuple([numbers.setdefault(value, len(numbers)) for value in values])
+
+
+def _fails(finding: Finding) -> bool:
+    """Whether the allocator may end with an error on account of such a device."""
+    match finding:
+        case Finding(Cause.SELECTOR_FAILED) | Finding(Cause.CAPACITY_SHORT, ("", _)):
+            return True
+    return False

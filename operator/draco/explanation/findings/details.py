@@ -1,0 +1,176 @@
+"""What is told of a device beside its cause: the values a selector saw, who holds it, what it is short of, where a taint is from.
+
+Owns the reading of one device, for examples of many and for each by itself. Judges nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final
+
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.pools import Candidate, PoolView
+from draco.allocation.fleet.state import amount
+from draco.cel import AttributePath, CompileError, compile_selector
+from draco.explanation.findings.verdicts import Ask, Judge, counter_names
+from draco.explanation.model import Holder, SeenValue, SelectorRef, Shortage, TaintSeen
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.slices import Device
+from draco.resources.api.taints import DeviceTaintRule, taint_text
+from draco.resources.names import LABEL_EXTENDS, PoolKey
+from draco.resources.quantity import Quantity
+from draco.selectors.accesses import path_text
+
+MAX_LISTED: Final = 5
+_BILLION: Final = 10**9
+
+
+def selector_ref(ask: Ask, place: int) -> SelectorRef:
+    """The selector at that place among all of the request."""
+    source, index, selector = ask.selectors[place]
+    return SelectorRef(source=source, index=index, expression=selector.cel.expression if selector.cel else "")
+
+
+@lru_cache(maxsize=256)
+def paths_of(expression: str) -> tuple[AttributePath, ...]:
+    """The attributes and capacities that a selector reads by name; none if it does not compile."""
+    try:
+        paths = compile_selector(expression).paths
+    except CompileError:
+        return ()
+    return tuple(sorted(path for path in paths if path.kind in {"attributes", "capacity"} and path.domain and path.id))
+
+
+def value_of(driver: str, device: Device, path: AttributePath) -> str:
+    """What a device has there, as text; "" if nothing."""
+    full = f"{path.domain}/{path.id}"
+    names = [full, path.id or ""] if path.domain == driver else [full]
+    for name in names:
+        if path.kind == "attributes" and name in device.attributes:
+            value = device.attributes[name].value
+            return str(value).lower() if isinstance(value, bool) else str(value)
+        if path.kind == "capacity" and name in device.capacity:
+            return device.capacity[name].value
+    return ""
+
+
+def values_seen(devices: Iterable[Candidate], expression: str) -> list[SeenValue]:
+    """What a selector met on some devices, path by path, the most frequent first."""
+    paths = paths_of(expression)
+    counts: dict[tuple[str, str], int] = {}
+    for candidate in devices:
+        for path in paths:
+            key = (path_text(path), value_of(candidate.key.driver, candidate.device, path))
+            counts[key] = counts.get(key, 0) + 1
+    return most_frequent(counts)
+
+
+def most_frequent(counts: dict[tuple[str, str], int]) -> list[SeenValue]:
+    """The most frequent values of each path."""
+    ordered = sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1]))
+    told: list[SeenValue] = []
+    for (path, value), number in ordered:
+        if sum(seen.path == path for seen in told) < MAX_LISTED:
+            told.append(SeenValue(path=path, value=value, devices=number))
+    return told
+
+
+def consumers_of(claim: ResourceClaim) -> list[str]:
+    """Who a claim is reserved for, each as "pod NAME"."""
+    return [f"{each.resource.removesuffix('s')} {each.name}" for each in claim.status.reserved_for]
+
+
+def newer_elsewhere(fleet: Fleet, candidate: Candidate) -> str:
+    """Whose slice has the newest generation of the pool of a node's device; "" if it is the node's own."""
+    pool = fleet.inventory.pool(PoolKey(candidate.key.driver, candidate.key.pool))
+    entries = list(pool.entries) if pool is not None else []
+    newest = max((entry.spec.pool.generation for entry in entries), default=0)
+    ahead = sorted((each for each in entries if each.spec.pool.generation == newest), key=lambda entry: entry.name)
+    own = candidate.spec.node_name
+    if not own or any(entry.spec.node_name == own for entry in ahead):
+        return ""
+    return f"published by slice {ahead[0].name} for {ahead[0].spec.audience}"
+
+
+def holder(claim: ResourceClaim, devices: int = 1) -> Holder:
+    """A claim that holds devices."""
+    consumers = consumers_of(claim)
+    return Holder(claim=str(claim.metadata.key), consumers=consumers[:MAX_LISTED], idle=not consumers, devices=devices)
+
+
+def taint_seen(fleet: Fleet, candidate: Candidate, taint: tuple[str, str, str]) -> TaintSeen:
+    """A taint of a device, and the rule that says it, if one does."""
+    # The device's own slice may say it as well: what is under maintenance is published with the taint that its rule has.
+    rule = next(
+        (
+            _name_of(each)
+            for each in fleet.inventory.rules_for(PoolKey(candidate.key.driver, candidate.key.pool))
+            if (each.spec.taint.key, each.spec.taint.value, each.spec.taint.effect) == taint
+            and each.spec.device_selector is not None
+            and each.spec.device_selector.matches(candidate.key)
+        ),
+        "",
+    )
+    return TaintSeen(taint=taint_text(*taint), rule=rule)
+
+
+def _name_of(rule: DeviceTaintRule) -> str:
+    """The rule that a person knows: that one which this one extends to more of the same hardware, if it does."""
+    extended = LABEL_EXTENDS in rule.metadata.labels
+    return next((owner.name for owner in rule.metadata.owner_references if extended), rule.metadata.name)
+
+
+def counter_shortage(fleet: Fleet, judge: Judge, view: PoolView, candidate: Candidate) -> Shortage | None:
+    """The first counter of which too little is left for a device."""
+    left = judge.left(view)
+    for (counter_set, name), (place, taken) in zip(counter_names(candidate), candidate.charges, strict=True):
+        if taken > left[place] or left[place] < 0:
+            charged = [(each.key, each.charges) for each in view.candidates] + list(view.others)
+            takers = sorted(
+                (
+                    (-dict(charges)[place], key)
+                    for key, charges in charged
+                    if place in dict(charges) and fleet.state.uses(key)
+                ),
+            )
+            return Shortage(
+                name=f"{counter_set}/{name}",
+                needed=_text(taken, candidate.device, name),
+                left=_text(max(left[place], 0), candidate.device, name),
+                total=_text(view.counters[place], candidate.device, name),
+                takers=[f"{key.device} ({_claims(fleet.holders(key))})" for _, key in takers[:MAX_LISTED]],
+            )
+    return None
+
+
+def capacity_shortage(fleet: Fleet, ask: Ask, candidate: Candidate, name: str, how: str) -> Shortage:
+    """How a capacity of a device does not suffice."""
+    asked = ask.request.asked.capacity
+    wanted = (asked.requests if asked is not None else {}).get(name, "")
+    if how == "lacks" or name not in candidate.device.capacity:
+        return Shortage(name=name, needed=wanted, left="0", total="")
+    total = candidate.device.capacity[name].value
+    if how == "forbids":
+        return Shortage(name=name, needed=wanted or total, left="", total=total)
+    amounts = ask.request.amounts(candidate) or {}
+    format_ = Quantity.parse(total).format
+    left = amount(total) - fleet.state.consumed(candidate.key).get(name, 0)
+    takers = [str(key) for key in fleet.holders(candidate.key)]
+    needed = str(amounts[name]) if name in amounts else wanted
+    return Shortage(
+        name=name, needed=needed, left=_quantity(max(left, 0), format_), total=total, takers=takers[:MAX_LISTED]
+    )
+
+
+def _claims(keys: Sequence[object]) -> str:
+    return ", ".join(str(key) for key in keys)
+
+
+def _text(nanos: int, device: Device, name: str) -> str:
+    """An amount of a counter, in the format in which the device takes it."""
+    texts = [each.counters[name].value for each in device.consumes_counters if name in each.counters]
+    return _quantity(nanos, Quantity.parse(texts[0]).format)
+
+
+def _quantity(nanos: int, format_: object) -> str:
+    whole, rest = divmod(nanos, _BILLION)
+    return f"{nanos / _BILLION:g}" if rest else str(Quantity.of(whole, format_))  # type: ignore[arg-type]

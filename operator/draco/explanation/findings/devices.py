@@ -1,0 +1,106 @@
+"""Every device by itself: the detail that is computed only where somebody asks for it.
+
+Owns the list of verdicts on devices. Judges as the counts of an explanation do.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from draco.allocation.errors import AllocationError
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.pools import Candidate, PoolView
+from draco.allocation.search.requests import expand, matcher
+from draco.explanation.findings.allocated import reaching
+from draco.explanation.findings.details import (
+    MAX_LISTED,
+    capacity_shortage,
+    counter_shortage,
+    holder,
+    newer_elsewhere,
+    selector_ref,
+    taint_seen,
+    values_seen,
+)
+from draco.explanation.findings.fleet_findings import judged_devices
+from draco.explanation.findings.placement import nodes_for
+from draco.explanation.findings.verdicts import Ask, Finding, Judge, asks_of
+from draco.explanation.model import Cause, CauseCount, DeviceVerdict
+from draco.explanation.wording import cause_text
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node, Pod
+
+
+def device_verdicts(fleet: Fleet, claims: Sequence[ResourceClaim], *, pod: Pod | None = None) -> list[DeviceVerdict]:
+    """Why each device is not for each request of the claims that are not allocated; none if they ask for what is not there."""
+    waiting = [claim for claim in claims if claim.status.allocation is None]
+    try:
+        expanded = [expand(claim, fleet.classes, (), matcher(fleet.inventory.selectors, Node())) for claim in waiting]
+    except AllocationError:
+        return []
+    may_go = reaching(claims, nodes_for(fleet, pod).open)
+    asks = asks_of(expanded)
+    telling = _Telling(fleet)
+    told = [
+        telling.verdict(ask, view, candidate, finding)
+        for view, candidate, findings in judged_devices(fleet, waiting, asks, may_go)
+        for ask, finding in zip(asks, findings, strict=True)
+    ]
+    return sorted(told, key=lambda each: (each.device, each.claim, each.request))
+
+
+class _Telling:
+    """Puts findings into structs."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._judge = Judge(fleet.inventory.selectors, fleet.state)
+
+    def verdict(self, ask: Ask, view: PoolView, candidate: Candidate, finding: Finding) -> DeviceVerdict:
+        """One device and one request."""
+        parts = self._parts(ask, view, candidate, finding)
+        as_count = CauseCount(
+            cause=finding.cause,
+            devices=1,
+            nodes=1,
+            text="",
+            holders_total=len(parts.get("holders", ())),
+            pools=[f"{candidate.key.driver}/{candidate.key.pool}"],
+            newer=newer_elsewhere(self._fleet, candidate) if finding.cause is Cause.POOL_OBSOLETE else "",
+            constraint=str(finding.respect) if finding.cause is Cause.CONSTRAINT else "",
+            **parts,
+        )
+        return DeviceVerdict(
+            device=str(candidate.key),
+            node=candidate.device.node_name or candidate.spec.node_name or "",
+            claim=str(ask.claim.metadata.key),
+            request=ask.request.name,
+            cause=finding.cause,
+            text=cause_text(as_count),
+            binding_conditions=candidate.device.binding_conditions,
+            **parts,
+        )
+
+    def _parts(self, ask: Ask, view: PoolView, candidate: Candidate, finding: Finding) -> dict[str, Any]:
+        """What belongs to the cause."""
+        fleet = self._fleet
+        told: dict[str, Any] = {}
+        match finding:
+            case Finding(Cause.NOT_SELECTED, int(place)):
+                selector = selector_ref(ask, place)
+                told = {"selector": selector, "values": values_seen([candidate], selector.expression)}
+            case Finding(Cause.SELECTOR_FAILED, (int(place), str(error))):
+                selector = selector_ref(ask, place)
+                values = values_seen([candidate], selector.expression)
+                told = {"selector": selector, "error": error, "values": values}
+            case Finding(Cause.IN_USE):
+                claims = [fleet.claims[key] for key in fleet.holders(candidate.key) if key in fleet.claims]
+                told = {"holders": [holder(claim) for claim in claims[:MAX_LISTED]]}
+            case Finding(Cause.TAINTED, tuple(taints)):
+                told = {"taints": [taint_seen(fleet, candidate, taint) for taint in taints]}
+            case Finding(Cause.COUNTERS_SHORT):
+                told = {"shortage": counter_shortage(fleet, self._judge, view, candidate)}
+            case Finding(Cause.CAPACITY_SHORT, ("", str(error))):
+                told = {"error": error}
+            case Finding(Cause.CAPACITY_SHORT, (str(name), str(how))):
+                told = {"shortage": capacity_shortage(fleet, ask, candidate, name, how)}
+        return told

@@ -1,0 +1,145 @@
+"""Devices as numbers: rows with one code are alike for the claims at hand.
+
+Owns what goes into a code: what selectors say, whether the device is in use, its taints, and whether it has what constraints
+compare. Devices that no request selects are all alike, whatever else is true of them. Devices of which more than this matters
+are odd, and told apart by `oddity`. Of counters it is only noted which devices draw from some.
+"""
+
+from array import array
+from collections.abc import Hashable, Sequence
+from typing import Final
+
+import msgspec
+
+from draco.allocation.fleet.columns import SHAREABLE, Path
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.pools import Candidate
+from draco.allocation.fleet.rowwise import Combined, combine, number, select
+from draco.allocation.fleet.selectors import FAILS, YES
+from draco.cel.errors import CompileError
+from draco.explanation.findings.reachability import Sight
+from draco.explanation.findings.verdicts import Ask
+
+SELECTED: Final = 0
+"""Outcome of a row that all selectors of a request select; otherwise see `outcome`."""
+_MOST: Final = 255
+"""What a byte can tell apart."""
+_EVERY_BIT: Final = 0xFF
+
+
+def outcome(place: int, *, failed: bool) -> int:
+    """The first selector that does not say yes, and whether it fails. Selectors beyond what a byte can say share a number."""
+    return min(1 + 2 * place + failed, _MOST - 1 + failed)
+
+
+def _matters(told: int) -> bool:
+    """Whether anything but this outcome can matter: not if a selector says no."""
+    return told % 2 == 0
+
+
+class Rows:
+    """The codes of all rows."""
+
+    def __init__(self, fleet: Fleet, asks: Sequence[Ask]) -> None:
+        self._fleet = fleet
+        columns = fleet.inventory.columns
+        self.outcomes = [_outcomes(fleet, ask, columns.rows) for ask in asks]
+        """For each ask a byte for each row: SELECTED or an `outcome`."""
+        attributes = {
+            told.match_attribute or told.distinct_attribute or "" for ask in asks for told, _ in ask.constraints
+        }
+        compared = [self._column(attribute) for attribute in sorted(attributes)]
+        self.compared = [column for column in compared if column is not None]
+        """For each attribute that a constraint compares a number for each row, equal where the values are."""
+        if any(ask.request.asked.capacity is not None for ask in asks) or len(self.compared) < len(compared):
+            odd = bytes([1]) * columns.rows
+        else:
+            odd = _limited_or_shareable(fleet)
+        told = combine([number(each) for each in self.outcomes] or [bytes(columns.rows)])
+        matters = told.paint(
+            [_EVERY_BIT if any(_matters(each[row]) for each in self.outcomes) else 0 for row in told.rows]
+        )
+        drawing, odd = select([bytes(fleet.inventory.drawing), matters]), select([odd, matters])
+        there = [number(select([bytes(map(bool, column)), matters]), (0, 1)) for column in self.compared]
+        marks = [number(each, (0, 1, 2)) for each in (select([bytes(fleet.held), matters]), odd, drawing)]
+        taints = fleet.inventory.taints.numbered()
+        if isinstance(taints, Combined) and not isinstance(taints.codes, array):
+            taints = number(select([taints.codes, matters]), range(len(taints)))
+        combined = combine([told, *marks, taints, *there])
+        self.codes = combined.codes
+        self.odd = frozenset(code for code, row in enumerate(combined.rows) if odd[row])
+        """Codes of devices of which more matters."""
+        self.drawing = frozenset(code for code, row in enumerate(combined.rows) if drawing[row])
+        """Codes of devices that draw from shared counters."""
+        fails = any(each[row] and each[row] % 2 == 0 for each in self.outcomes for row in combined.rows)
+        self.order_matters = fails or bool(self.odd) or bool(self.drawing) or bool(compared)
+        """Whether nodes can only be alike that have like devices in the same order."""
+
+    def fails_on(self, sight: Sight) -> bool:
+        """Whether a selector fails on a device of a slice that leaves nodes to its devices: also on one for another node.
+
+        The allocator asks selectors first, and only then whether the device is for the node.
+        """
+        return any(
+            candidate.spec.per_device_node_selection
+            and any(each[candidate.row] and each[candidate.row] % 2 == 0 for each in self.outcomes)
+            for view in sight.views
+            for candidate in view.candidates
+        )
+
+    def oddity(self, candidate: Candidate) -> Hashable:
+        """What else matters of a device, if it is odd."""
+        if self.codes[candidate.row] not in self.odd:
+            return None
+        state, device = self._fleet.state, candidate.device
+        return (
+            msgspec.json.encode(device.capacity),
+            msgspec.json.encode(device.attributes)
+            if self._fleet.inventory.columns.irregular or not self.compared
+            else b"",
+            device.allow_multiple_allocations,
+            tuple(sorted(state.consumed(candidate.key).items())),
+            state.shares(candidate.key),
+        )
+
+    def _column(self, attribute: str) -> "array[int] | None":
+        domain, slash, name = attribute.partition("/")
+        return self._fleet.inventory.columns.peek(Path("attributes", domain, name)) if slash else None
+
+
+def _limited_or_shareable(fleet: Fleet) -> bytes:
+    """1 for each row whose device may be shared, or says how much may be asked for."""
+    columns = fleet.inventory.columns
+    column = columns.read(SHAREABLE)
+    if column is None:
+        return bytes([1]) * columns.rows
+    combined = combine([number(bytes(fleet.limited), (0, 1)), column.numbered()])
+    devices = [columns.devices[row] for row in combined.rows]
+    return combined.paint(
+        [
+            bool(fleet.limited[row]) or (device is not None and bool(device.allow_multiple_allocations))
+            for row, device in zip(combined.rows, devices, strict=True)
+        ]
+    )
+
+
+def _outcomes(fleet: Fleet, ask: Ask, size: int) -> bytes:
+    said: list[bytes] = []
+    for _, _, selector in ask.selectors:
+        try:
+            said.append(
+                fleet.inventory.selectors.scan(selector.cel.expression if selector.cel is not None else "").outcomes
+            )
+        except CompileError:
+            said.append(bytes([FAILS]) * size)
+    if not said:
+        return bytes(size)
+    combined = combine([number(each, range(FAILS + 1)) for each in said])
+    return combined.paint([_first([each[row] for each in said]) for row in combined.rows])
+
+
+def _first(said: Sequence[int]) -> int:
+    for place, each in enumerate(said):
+        if each != YES:
+            return outcome(place, failed=each == FAILS)
+    return SELECTED

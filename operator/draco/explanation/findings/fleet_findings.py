@@ -1,0 +1,325 @@
+"""The whole fleet as the claims of one pod meet it: a verdict for each node, a finding for each device and request.
+
+Owns the folding of like nodes and like devices, so that each kind is looked at once: nodes are alike that have like devices, in
+the same order. The verdict on a kind of node is what the allocator says of one of them. Puts nothing into words.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.node_rows import Profile
+from draco.allocation.fleet.pools import Candidate, Entry, PoolView, Standing
+from draco.explanation.findings.allocator_runs import Trying, Verdict
+from draco.explanation.findings.equivalence import Rows
+from draco.explanation.findings.reachability import NO_VIEW, NOTHING, Ground, Sight, candidate_of
+from draco.explanation.findings.verdicts import Ask, Finding, Judge, Seen, at_best, counter_names
+from draco.explanation.model import Cause
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node
+from draco.resources.names import PoolKey
+
+MAX_EXAMPLES: Final = 20
+MAX_HELD: Final = 512
+"""Devices in use of which the holders are looked up."""
+_ORDER: Final = {cause: place for place, cause in enumerate(Cause)}
+_ANYWHERE: Final = frozenset({Cause.NOT_SELECTED, Cause.IN_USE})
+"""What is found of a device before its pool is looked at."""
+
+
+class Tally:
+    """Devices with one finding."""
+
+    def __init__(self) -> None:
+        self.devices = 0
+        self.examples: list[tuple[PoolView, Candidate]] = []
+        """Some of them."""
+        self.rows: list[int] = []
+        """Of those in use that are in plain pools, the rows of the first."""
+        self._alike: list[Sequence[str]] = []
+        self._nodes: set[str] = set()
+
+    def add_alike(self, devices: int, nodes: Sequence[str]) -> None:
+        """Count so many devices on each of these nodes."""
+        self.devices += devices * len(nodes)
+        self._alike.append(nodes)
+
+    def add(self, view: PoolView, candidate: Candidate) -> None:
+        """Count one device, of one node or of many."""
+        self.devices += 1
+        self.examples.append((view, candidate))
+        if name := candidate.device.node_name or candidate.spec.node_name:
+            self._nodes.add(name)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes have such devices of their own."""
+        if not self._nodes:
+            return sum(map(len, self._alike))
+        return len(self._nodes.union(*self._alike))
+
+    def names(self, limit: int) -> list[str]:
+        """Some of these nodes."""
+        firsts = {name for names in self._alike for name in names[:limit]}
+        return sorted(firsts | self._nodes)[:limit]
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Nodes with one verdict for one cause. `free` has for each ask how many devices would do alone."""
+
+    names: list[str]
+    verdict: Verdict
+    error: str
+    free: tuple[int, ...]
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """What was found. `groups` are of the nodes that the pod may go to."""
+
+    asks: Sequence[Ask]
+    tallies: Sequence[Mapping[Finding, Tally]]
+    """For each ask."""
+    groups: Sequence[Group]
+    rows: Rows
+    devices: int
+
+
+def survey(
+    fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[Ask], open_nodes: Mapping[str, Node]
+) -> Survey:
+    """Look at every node and device."""
+    return _Surveyor(fleet, claims, asks, open_nodes).survey()
+
+
+def judged_devices(
+    fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[Ask], open_nodes: Mapping[str, Node]
+) -> Iterator[tuple[PoolView, Candidate, tuple[Finding, ...]]]:
+    """Every device by itself, with its finding for each ask."""
+    return _Surveyor(fleet, claims, asks, open_nodes).devices()
+
+
+_Like: TypeAlias = tuple[bool, int, Profile]
+"""Whether nodes are open, which sight they have, and the codes of their devices."""
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    """Nodes with like devices in their plain pools, which see the same other pools."""
+
+    open: bool
+    sight: Sight
+    names: list[str]
+    drawn: Hashable = ()
+    """What their devices meet of counters, where some draw from them (see `Ground.drawn`)."""
+
+
+class _Surveyor:
+    def __init__(
+        self, fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[Ask], open_nodes: Mapping[str, Node]
+    ) -> None:
+        self._fleet = fleet
+        self._asks = asks
+        self._open = open_nodes
+        self._ground = Ground(fleet)
+        self._rows = Rows(fleet, asks)
+        self._judge = Judge(fleet.inventory.selectors, fleet.state)
+        self._trying = Trying(fleet, claims, asks, self._rows, self._ground)
+        self._findings: dict[Hashable, tuple[Finding, ...]] = {}
+        self._anywhere: dict[tuple[int, Cause], tuple[Finding, ...]] = {}
+        self._tallies: list[dict[Finding, Tally]] = [{} for _ in asks]
+        self._best: dict[int, Seen] = {}
+        self._sights: dict[tuple[int, bool], list[Seen]] = {}
+        self._broken: dict[PoolKey, Cause] = {}
+        self._groups: dict[tuple[Verdict, str, tuple[int, ...]], Group] = {}
+
+    def survey(self) -> Survey:
+        """Everything, folded."""
+        for kind in self._kinds():
+            self._look(kind)
+        for seen in self._unreached():
+            self._count(seen)
+        for seen in self._best.values():
+            self._count(seen)
+        return Survey(self._asks, self._tallies, list(self._groups.values()), self._rows, len(self._fleet.inventory))
+
+    def devices(self) -> Iterator[tuple[PoolView, Candidate, tuple[Finding, ...]]]:
+        """What is found of every device."""
+        for name in self._fleet.node_names:
+            kind = _Kind(name in self._open, self._ground.sight(self._fleet.nodes[name]), [name])
+            self._shared(kind)
+            for view, candidate in self._ground.own(name):
+                yield view, candidate, self._seen(view, candidate, Cause.FREE if kind.open else Cause.NODE_RULES)
+        for seen in self._best.values():
+            yield seen.view, seen.candidate, seen.findings
+        for seen in self._unreached():
+            yield seen.view, seen.candidate, seen.findings
+
+    def _kinds(self) -> Iterable[_Kind]:
+        as_read = self._as_read() if self._ground.others else self._plainly_read()
+        kinds = as_read if self._rows.order_matters else _in_any_order(as_read)
+        return [each for kind in kinds.values() for each in self._split(kind)]
+
+    def _plainly_read(self) -> dict[_Like, _Kind]:
+        """The nodes by the codes of their devices, in order, where that is all there is to tell."""
+        names = self._fleet.node_names
+        shut = [] if len(self._open) == len(names) else [name for name in names if name not in self._open]
+        there = [name for name in names if name in self._open] if shut else names
+        return {
+            (is_open, 0, profile): _Kind(is_open, NOTHING, alike)
+            for is_open, asked in ((True, there), (False, shut))
+            for profile, alike in self._ground.profiles(asked, self._rows.codes).items()
+        }
+
+    def _as_read(self) -> dict[_Like, _Kind]:
+        """The same where nodes also see pools that are not plain."""
+        as_read: dict[_Like, _Kind] = {}
+        codes, read, sight_of = self._rows.codes, self._ground.read, self._ground.sight
+        for name in self._fleet.node_names:
+            sight = sight_of(self._fleet.nodes[name])
+            key = (name in self._open, id(sight), read(name, codes))
+            kind = as_read.get(key)
+            if kind is None:
+                kind = as_read[key] = _Kind(key[0], sight, [])
+            kind.names.append(name)
+        return as_read
+
+    def _split(self, kind: _Kind) -> Iterable[_Kind]:
+        """A kind of nodes with odd devices, or such that draw from counters, told apart by them."""
+        codes = set(self._ground.read(kind.names[0], self._rows.codes))
+        odd, drawing = not codes.isdisjoint(self._rows.odd), not codes.isdisjoint(self._rows.drawing)
+        if not odd and not drawing:
+            return [kind]
+        kinds: dict[Hashable, _Kind] = {}
+        for name in kind.names:
+            drawn = self._ground.drawn(name) if drawing else ()
+            oddities = tuple([self._rows.oddity(each) for _, each in self._ground.own(name)]) if odd else ()
+            kinds.setdefault((drawn, oddities), _Kind(kind.open, kind.sight, [], drawn)).names.append(name)
+        return kinds.values()
+
+    def _look(self, kind: _Kind) -> None:
+        """One kind, by its first node."""
+        own = [
+            Seen(view, candidate, self._seen(view, candidate, Cause.FREE if kind.open else Cause.NODE_RULES))
+            for view, candidate in self._ground.own(kind.names[0])
+        ]
+        for number, tallies in enumerate(self._tallies):
+            for finding, count in Counter([seen.findings[number] for seen in own]).items():
+                tally = tallies.setdefault(finding, Tally())
+                tally.add_alike(count, kind.names)
+                self._give_examples(tally, finding, number, kind, own)
+        shared = self._shared(kind)
+        if kind.open:
+            for names, verdict, error in self._trying.verdicts(kind.names, kind.sight, own, shared, kind.drawn):
+                self._group(names, verdict, error, [*own, *shared])
+
+    def _group(self, names: Sequence[str], verdict: Verdict, error: str, devices: Sequence[Seen]) -> None:
+        free = tuple([sum(seen.findings[n].cause is Cause.FREE for seen in devices) for n in range(len(self._asks))])
+        key = (verdict, error if verdict is not Verdict.ERROR else "", free)
+        group = self._groups.get(key)
+        if group is None:
+            self._groups[key] = Group(list(names), verdict, error, free)
+        else:
+            group.names.extend(names)
+
+    def _give_examples(self, tally: Tally, finding: Finding, number: int, kind: _Kind, own: Sequence[Seen]) -> None:
+        like = [seen for seen in own if seen.findings[number] == finding]
+        if len(tally.examples) < MAX_EXAMPLES:
+            tally.examples += [(seen.view, seen.candidate) for seen in like]
+        if finding.cause is not Cause.IN_USE:
+            return
+        codes = {self._rows.codes[seen.candidate.row] for seen in like}
+        for name in kind.names:
+            if len(tally.rows) >= MAX_HELD:
+                break
+            tally.rows += [row for row in self._ground.rows(name) if self._rows.codes[row] in codes]
+
+    def _seen(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
+        """What is found of a device in a plain pool."""
+        code = self._rows.codes[candidate.row]
+        drawn: Hashable = None
+        if code in self._rows.drawing:
+            drawn = (candidate.charges, tuple(counter_names(candidate)), tuple(self._judge.left(view)))
+        key = (code, at_most, self._rows.oddity(candidate), drawn)
+        findings = self._findings.get(key)
+        if findings is None:
+            findings = self._findings[key] = self._judged(view, candidate, at_most)
+        return findings
+
+    def _of_pool(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
+        """What is found of a device in another pool: as of like devices, where its pool does not come into it."""
+        key = (self._rows.codes[candidate.row], at_most)
+        findings = self._anywhere.get(key)
+        if findings is None:
+            findings = self._judged(view, candidate, at_most)
+            if all(each.cause in _ANYWHERE for each in findings):
+                self._anywhere[key] = findings
+        return findings
+
+    def _judged(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
+        return tuple([at_best(self._judge.finding(ask, view, candidate), at_most) for ask in self._asks])
+
+    def _shared(self, kind: _Kind) -> list[Seen]:
+        """The devices of other pools."""
+        key = (id(kind.sight), kind.open)
+        known = self._sights.get(key)
+        if known is None:
+            at_most = Cause.FREE if kind.open else Cause.NODE_RULES
+            known = self._sights[key] = [
+                Seen(view, candidate, self._of_pool(view, candidate, at_most))
+                for view, candidate in kind.sight.candidates(self._fleet.nodes[kind.names[0]])
+            ]
+            for seen in known:
+                self._best[seen.candidate.row] = _better(seen, self._best.get(seen.candidate.row))
+            for view in kind.sight.views:
+                if view.incomplete or view.invalid:
+                    self._broken[view.key] = Cause.POOL_INCOMPLETE if view.incomplete else Cause.POOL_INVALID
+        return known
+
+    def _unreached(self) -> Iterator[Seen]:
+        """The devices that no node may reach."""
+        for entry in self._ground.lost:
+            yield from self._of_slice(entry, Cause.NO_NODE)
+        for pool in self._ground.others:
+            for entry, standing in pool.standings():
+                match standing:
+                    case Standing.OBSOLETE:
+                        cause = Cause.POOL_OBSOLETE
+                    case Standing.INCOMPLETE:
+                        cause = Cause.POOL_INCOMPLETE
+                    case _:
+                        cause = self._broken.get(pool.key, Cause.NO_NODE)
+                yield from self._of_slice(entry, cause)
+
+    def _of_slice(self, entry: Entry, cause: Cause) -> Iterator[Seen]:
+        for place, row in enumerate(entry.rows):
+            if row not in self._best:
+                candidate = candidate_of(entry, place)
+                yield Seen(NO_VIEW, candidate, self._judged(NO_VIEW, candidate, cause))
+
+    def _count(self, seen: Seen) -> None:
+        for tallies, finding in zip(self._tallies, seen.findings, strict=True):
+            tallies.setdefault(finding, Tally()).add(seen.view, seen.candidate)
+
+
+def _in_any_order(as_read: Mapping[_Like, _Kind]) -> dict[_Like, _Kind]:
+    """The kinds whose nodes are told apart by the order of their devices alone, made one."""
+    kinds: dict[_Like, _Kind] = {}
+    for (is_open, sight, profile), kind in as_read.items():
+        same = kinds.setdefault((is_open, sight, tuple(sorted(profile))), kind)
+        if same is not kind:
+            same.names.extend(kind.names)
+    for kind in kinds.values():
+        kind.names.sort()
+    return kinds
+
+
+def _better(seen: Seen, known: Seen | None) -> Seen:
+    """A device that several kinds of nodes reach, as the luckiest of them does."""
+    if known is None:
+        return seen
+    pairs: Iterator[tuple[Finding, Finding]] = zip(seen.findings, known.findings, strict=True)
+    return msgspec.structs.replace(
+        seen, findings=tuple([max(pair, key=lambda one: _ORDER[one.cause]) for pair in pairs])
+    )

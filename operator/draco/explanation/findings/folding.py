@@ -1,0 +1,181 @@
+"""Findings, folded into counts that people can read.
+
+Owns the order of causes, and which selectors, values, holders, taints and shortages are told of many devices. Counts only.
+"""
+
+from collections import Counter
+from typing import Any, Final
+
+import msgspec
+
+from draco.allocation.fleet.columns import Path
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.rowwise import combine, number
+from draco.explanation.findings.details import (
+    MAX_LISTED,
+    capacity_shortage,
+    counter_shortage,
+    holder,
+    most_frequent,
+    newer_elsewhere,
+    paths_of,
+    selector_ref,
+    taint_seen,
+    value_of,
+    values_seen,
+)
+from draco.explanation.findings.equivalence import outcome
+from draco.explanation.findings.fleet_findings import Survey, Tally
+from draco.explanation.findings.verdicts import Ask, Finding, Judge
+from draco.explanation.model import Cause, CauseCount, Holder, RequestExplanation, SeenValue
+from draco.explanation.wording import cause_text
+from draco.resources.api.meta import ObjectKey
+from draco.resources.names import DeviceKey
+from draco.selectors.accesses import path_text
+
+USEFUL: Final = (
+    Cause.SELECTOR_FAILED,
+    Cause.IN_USE,
+    Cause.TAINTED,
+    Cause.COUNTERS_SHORT,
+    Cause.CAPACITY_SHORT,
+    Cause.CONSTRAINT,
+    Cause.NODE_RULES,
+    Cause.POOL_INCOMPLETE,
+    Cause.POOL_INVALID,
+    Cause.POOL_OBSOLETE,
+    Cause.NO_NODE,
+    Cause.NOT_SELECTED,
+    Cause.FREE,
+)
+"""The order in which causes are told: what was nearest to being had comes first."""
+_MANY_VALUES: Final = 256
+
+
+def folded(fleet: Fleet, found: Survey) -> list[RequestExplanation]:
+    """Each request with its counts."""
+    return [_Folding(fleet, found, place, ask).request() for place, ask in enumerate(found.asks)]
+
+
+class _Folding:
+    """Of one request."""
+
+    def __init__(self, fleet: Fleet, found: Survey, place: int, ask: Ask) -> None:
+        self._fleet = fleet
+        self._found = found
+        self._place = place
+        self._ask = ask
+        self._judge = Judge(fleet.inventory.selectors, fleet.state)
+
+    def request(self) -> RequestExplanation:
+        """The request with its counts."""
+        found, ask, tallies = self._found, self._ask, self._found.tallies[self._place]
+        counts = [self._count(finding, tally) for finding, tally in tallies.items()]
+        most, best = max(((group.free[self._place], group.names[0]) for group in found.groups), default=(0, ""))
+        return RequestExplanation(
+            claim=str(ask.claim.metadata.key),
+            request=ask.request.name,
+            device_class=ask.request.asked.device_class_name,
+            mode=ask.request.asked.allocation_mode or "ExactCount",
+            wanted=ask.wanted,
+            admin_access=ask.request.admin_access,
+            devices=found.devices,
+            causes=sorted(counts, key=self._usefulness),
+            free=sum(tally.devices for finding, tally in tallies.items() if finding.cause is Cause.FREE),
+            most_free_on_one_node=most,
+            best_node=best if most else "",
+        )
+
+    @staticmethod
+    def _usefulness(count: CauseCount) -> tuple[int, bool, int]:
+        of_class = count.selector is not None and count.selector.source.startswith("class ")
+        return USEFUL.index(count.cause), of_class, -count.devices
+
+    def _count(self, finding: Finding, tally: Tally) -> CauseCount:
+        count = CauseCount(
+            cause=finding.cause,
+            devices=tally.devices,
+            nodes=tally.nodes,
+            text="",
+            example=str(tally.examples[0][1].key),
+            node_names=tally.names(MAX_LISTED),
+            **self._details(finding, tally),
+        )
+        return msgspec.structs.replace(count, text=cause_text(count))
+
+    def _details(self, finding: Finding, tally: Tally) -> dict[str, Any]:
+        fleet, ask = self._fleet, self._ask
+        view, first = tally.examples[0]
+        told: dict[str, Any] = {}
+        match finding:
+            case Finding(Cause.NOT_SELECTED, int(place)):
+                told = {"selector": selector_ref(ask, place), "values": self._values(place, tally)}
+            case Finding(Cause.SELECTOR_FAILED, (int(place), str(error))):
+                selector = selector_ref(ask, place)
+                values = values_seen([first], selector.expression)
+                told = {"selector": selector, "error": error, "values": values}
+            case Finding(Cause.IN_USE):
+                told = self._holders(tally)
+            case Finding(Cause.TAINTED, tuple(taints)):
+                told = {"taints": [taint_seen(fleet, first, taint) for taint in taints]}
+            case Finding(Cause.COUNTERS_SHORT):
+                told = {"shortage": counter_shortage(fleet, self._judge, view, first)}
+            case Finding(Cause.CAPACITY_SHORT, ("", str(error))):
+                told = {"error": error}
+            case Finding(Cause.CAPACITY_SHORT, (str(name), str(how))):
+                told = {"shortage": capacity_shortage(fleet, ask, first, name, how)}
+            case Finding(Cause.CONSTRAINT, str(attribute)):
+                told = {"constraint": attribute}
+            case Finding(Cause.POOL_INCOMPLETE | Cause.POOL_INVALID | Cause.POOL_OBSOLETE):
+                pools = {f"{each.key.driver}/{each.key.pool}" for _, each in tally.examples}
+                told = {"pools": sorted(pools)[:MAX_LISTED]}
+                if finding.cause is Cause.POOL_OBSOLETE:
+                    told["newer"] = newer_elsewhere(fleet, first)
+        return told
+
+    def _holders(self, tally: Tally) -> dict[str, Any]:
+        """Who has the devices, those first whom nobody uses."""
+        fleet, inventory = self._fleet, self._fleet.inventory
+        plain = set(tally.rows)
+        candidates = [each.key for _, each in tally.examples if each.row not in plain]
+        keys = Counter(key for device in candidates for key in fleet.holders(device))
+        for row in tally.rows:
+            entry, device = inventory.entry(row), inventory.columns.devices[row]
+            if device is not None:
+                keys.update(fleet.holders(DeviceKey(entry.spec.driver, entry.spec.pool.name, device.name)))
+        known = sum(keys.values()) >= tally.devices
+        ordered = sorted(keys.items(), key=lambda item: (item[0] not in fleet.idle, -item[1], item[0]))
+        holders = [self._holder(key, count) for key, count in ordered[:MAX_LISTED]]
+        return {"holders": holders, "holders_total": len(keys) if known else 0}
+
+    def _holder(self, key: ObjectKey, count: int) -> Holder:
+        claim = self._fleet.claims.get(key)
+        return Holder(claim=str(key), devices=count) if claim is None else holder(claim, count)
+
+    def _values(self, place: int, tally: Tally) -> list[SeenValue]:
+        """The values for which a selector says no, counted over all devices where that is cheap, else over some."""
+        expression = selector_ref(self._ask, place).expression
+        paths = paths_of(expression)
+        columns = self._fleet.inventory.columns
+        mask = self._found.rows.outcomes[self._place].translate(_only(outcome(place, failed=False)))
+        counts: dict[tuple[str, str], int] = {}
+        for path in paths:
+            column = columns.get(Path(path.kind, path.domain or "", path.id or ""))
+            if column is None:
+                counts[path_text(path), ""] = tally.devices
+                continue
+            if column.distinct() > _MANY_VALUES:
+                seen = values_seen((each for _, each in tally.examples), expression)
+                counts.update({(each.path, each.value): each.devices for each in seen if each.path == path_text(path)})
+                continue
+            combined = combine([number(mask, (0, 1)), column.numbered()])
+            for row, count in zip(combined.rows, combined.counts(), strict=True):
+                device = columns.devices[row]
+                if mask[row] and device is not None:
+                    key = (path_text(path), value_of(columns.drivers[row], device, path))
+                    counts[key] = counts.get(key, 0) + count
+        return most_frequent(counts)
+
+
+def _only(value: int) -> bytes:
+    return bytes(each == value for each in range(256))

@@ -1,0 +1,213 @@
+"""Which nodes a pod cannot go to, whatever devices they have, and why.
+
+Owns kube-scheduler's rules of nodes: cordoned, named by the pod, taints, labels. Devices and resources such as memory are not
+looked at here. Causes are equal where the same thing stands in the way, so that nodes can be counted by cause.
+"""
+
+import heapq
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from draco.allocation.errors import AllocationError
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.node_selection import selects
+from draco.explanation.model import NodeCause, NodeReason
+from draco.resources.api.core import Node, NodeTaint, Pod, PodSpec, Toleration
+from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
+from draco.resources.api.taints import BLOCKING_EFFECTS, taint_text
+
+UNSCHEDULABLE: Final = NodeTaint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
+"""What a pod tolerates that may go to a cordoned node."""
+_CONDITIONS: Final = {
+    "node.kubernetes.io/not-ready": "not ready",
+    "node.kubernetes.io/unreachable": "unreachable",
+    "node.kubernetes.io/memory-pressure": "short of memory",
+    "node.kubernetes.io/disk-pressure": "short of disk space",
+    "node.kubernetes.io/pid-pressure": "short of process ids",
+    "node.kubernetes.io/network-unavailable": "without network",
+    "node.kubernetes.io/out-of-service": "out of service",
+    "node.cloudprovider.kubernetes.io/uninitialized": "not initialized by the cloud provider",
+    "node.cloudprovider.kubernetes.io/shutdown": "shut down",
+}
+"""What the taints mean that Kubernetes itself puts on nodes."""
+_KEY_OF_TAINT: Final = re.compile("[=:]")
+MAX_NAMES: Final = 5
+"""Nodes that are named of all that have a cause."""
+_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
+
+
+class Obstacle(msgspec.Struct, frozen=True):
+    """One thing that keeps a pod away from a node. Equal for all nodes of which the same is to be said."""
+
+    reason: NodeReason
+    what: str = ""
+    """The taint, or what the pod asks of the node, as one would write it down."""
+
+    def __str__(self) -> str:
+        match self.reason:
+            case NodeReason.UNSCHEDULABLE:
+                return "cordoned"
+            case NodeReason.NODE_NAME:
+                return f"not the node that the pod names ({self.what})"
+            case NodeReason.NOT_READY:
+                return f"{_CONDITIONS[_KEY_OF_TAINT.split(self.what, maxsplit=1)[0]]} (taint {self.what})"
+            case NodeReason.TAINTED:
+                return f"with the taint {self.what}, which the pod does not tolerate"
+            case NodeReason.NODE_SELECTOR:
+                return f"without the label {self.what}, which the pod's nodeSelector asks for"
+        return f"outside the pod's node affinity ({self.what})"
+
+
+class PodNodes(msgspec.Struct, frozen=True):
+    """The nodes as the rules of a pod divide them."""
+
+    open: Mapping[str, Node]
+    """Those to which it may go."""
+    closed: Mapping[str, NodeCause]
+    """For each of the others its cause: the first that kube-scheduler meets, counted over all nodes."""
+    causes: Sequence[NodeCause]
+    """These causes, that of most nodes first."""
+
+
+def nodes_for(fleet: Fleet, pod: Pod | None) -> PodNodes:
+    """Where the pod may go, worked out once for all pods that ask the same of their nodes.
+
+    Without a pod, where one may go that asks nothing of its node and tolerates nothing.
+    """
+    rules = PodRules(pod)
+    return fleet.of_nodes.get(rules.asked, lambda: _divided(fleet, rules))
+
+
+def _divided(fleet: Fleet, rules: "PodRules") -> PodNodes:
+    nodes_of: dict[Obstacle, list[str]] = {}
+    for name, node in fleet.nodes.items():
+        obstacles = rules.obstacles(node)
+        if obstacles:
+            nodes_of.setdefault(obstacles[0], []).append(name)
+    closed = {}
+    causes = []
+    for obstacle, names in nodes_of.items():
+        cause = NodeCause(
+            reason=obstacle.reason, text=str(obstacle), nodes=len(names), names=heapq.nsmallest(MAX_NAMES, names)
+        )
+        closed.update(dict.fromkeys(names, cause))
+        causes.append(cause)
+    is_open = {name: node for name, node in fleet.nodes.items() if name not in closed}
+    return PodNodes(is_open, closed, sorted(causes, key=lambda cause: -cause.nodes))
+
+
+class PodRules:
+    """What one pod asks of nodes. Like nodes are judged once, so a whole cluster takes a few microseconds a node."""
+
+    def __init__(self, pod: Pod | None) -> None:
+        spec = pod.spec if pod is not None else PodSpec()
+        self._tolerations = spec.tolerations
+        self._node_name = spec.node_name
+        self._selector = sorted(spec.node_selector.items())
+        affinity = spec.affinity.node_affinity if spec.affinity is not None else None
+        self._required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+        terms = self._required.node_selector_terms if self._required is not None else []
+        self._labels = sorted({*spec.node_selector, *(each.key for term in terms for each in term.match_expressions)})
+        self._asks_name = bool(self._node_name) or any(term.match_fields for term in terms)
+        self._asks = bool(self._labels or self._asks_name or self._required is not None)
+        self.asked: Final = msgspec.msgpack.encode((spec.tolerations, spec.node_name, self._selector, self._required))
+        """Equal for pods that ask the same of nodes."""
+        self._judged: dict[tuple[object, ...], tuple[Obstacle, ...]] = {}
+
+    def obstacles(self, node: Node) -> tuple[Obstacle, ...]:
+        """Everything that keeps the pod away from the node, in kube-scheduler's order; nothing if it may go there."""
+        spec = node.spec
+        if not (self._asks or spec.unschedulable or spec.taints):
+            return ()
+        labels = node.metadata.labels
+        like = (
+            spec.unschedulable,
+            tuple([(taint.key, taint.value, taint.effect) for taint in spec.taints]),
+            tuple([labels.get(key) for key in self._labels]),
+            node.metadata.name if self._asks_name else "",
+        )
+        judged = self._judged.get(like)
+        if judged is None:
+            judged = self._judged[like] = tuple(self._judge(node))
+        return judged
+
+    def _judge(self, node: Node) -> Iterable[Obstacle]:
+        if node.spec.unschedulable and not self._tolerates(UNSCHEDULABLE):
+            yield Obstacle(NodeReason.UNSCHEDULABLE)
+        if self._node_name and node.metadata.name != self._node_name:
+            yield Obstacle(NodeReason.NODE_NAME, self._node_name)
+        for taint in node.spec.taints:
+            if taint.effect in BLOCKING_EFFECTS and not self._tolerates(taint):
+                if taint.key == UNSCHEDULABLE.key and node.spec.unschedulable:
+                    continue  # cordoning puts it there, and it goes with it
+                reason = NodeReason.NOT_READY if taint.key in _CONDITIONS else NodeReason.TAINTED
+                yield Obstacle(reason, taint_text(taint.key, taint.value, taint.effect))
+        for key, value in self._selector:
+            if node.metadata.labels.get(key) != value:
+                yield Obstacle(NodeReason.NODE_SELECTOR, f"{key}={value}")
+        if self._required is not None and not _allows(self._required, node):
+            yield Obstacle(NodeReason.NODE_AFFINITY, selector_text(self._required))
+
+    def _tolerates(self, taint: NodeTaint) -> bool:
+        return any(tolerates(toleration, taint) for toleration in self._tolerations)
+
+
+def tolerates(toleration: Toleration, taint: NodeTaint) -> bool:
+    """Whether the toleration covers the taint.
+
+    Gt and Lt compare the taint's value with the toleration's. They are an alpha feature; the API server keeps them only where
+    it is on, so whoever meets them may take them at their word.
+    """
+    is_about_it = toleration.effect in {"", taint.effect} and toleration.key in {"", taint.key}
+    match toleration.operator:
+        case "" | "Equal":
+            return is_about_it and toleration.value == taint.value
+        case "Exists":
+            return is_about_it
+        case "Gt" | "Lt" if _INTEGER.fullmatch(toleration.value) and _INTEGER.fullmatch(taint.value):
+            difference = int(taint.value) - int(toleration.value)
+            return is_about_it and (difference > 0 if toleration.operator == "Gt" else difference < 0)
+    return False
+
+
+def selector_text(selector: NodeSelector) -> str:
+    """A node selector in one line: what holds together joined by "and", alternatives by "or"."""
+    terms = [term_text(term) for term in selector.node_selector_terms]
+    return " or ".join(terms) or "no terms, which no node matches"
+
+
+def term_text(term: NodeSelectorTerm) -> str:
+    """One term in one line."""
+    wanted = [_requirement_text(each) for each in (*term.match_expressions, *term.match_fields)]
+    return " and ".join(wanted) or "an empty term, which no node matches"
+
+
+def _requirement_text(wanted: NodeSelectorRequirement) -> str:
+    values = ", ".join(wanted.values)
+    match wanted.operator:
+        case "In":
+            return f"{wanted.key}={values}" if len(wanted.values) == 1 else f"{wanted.key} in ({values})"
+        case "NotIn":
+            return f"{wanted.key}!={values}" if len(wanted.values) == 1 else f"{wanted.key} not in ({values})"
+        case "Exists":
+            return f"{wanted.key} exists"
+        case "DoesNotExist":
+            return f"{wanted.key} does not exist"
+        case "Gt" | "Lt":
+            return f"{wanted.key} {'>' if wanted.operator == 'Gt' else '<'} {values}"
+    return f"{wanted.key} {wanted.operator} {values}"
+
+
+def _allows(required: NodeSelector, node: Node) -> bool:
+    """Whether one term holds. One that is not valid holds nowhere, but unlike in a slice it does not spoil the others."""
+    return any(_holds(term, node) for term in required.node_selector_terms)
+
+
+def _holds(term: NodeSelectorTerm, node: Node) -> bool:
+    try:
+        return selects(NodeSelector(node_selector_terms=[term]), node)
+    except AllocationError:
+        return False

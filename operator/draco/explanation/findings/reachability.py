@@ -1,0 +1,175 @@
+"""Who reaches what: the pools of a fleet as all its nodes see them, read once.
+
+Owns the telling apart of pools that are plainly one node's own (nearly all of them, and cheap to look at by the thousand, with
+shared counters or without) from those that need a view for each kind of node. Judges nothing.
+"""
+
+from array import array
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from draco.allocation.errors import AllocationError
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.node_rows import Profile
+from draco.allocation.fleet.pools import Candidate, Charges, Entry, Pool, PoolView, is_device_for
+from draco.allocation.fleet.rowwise import Column
+from draco.resources.api.core import Node
+from draco.resources.api.meta import NodeSelector, ObjectMeta
+from draco.resources.api.slices import Device, ResourceSliceSpec
+from draco.resources.names import DeviceKey, PoolKey
+
+
+class Sight(msgspec.Struct, frozen=True):
+    """What one node sees beside its plain pools, and with it all nodes that are like it."""
+
+    views: Sequence[PoolView] = ()
+    error: str = ""
+    """Why what it sees could not be found out."""
+
+    def candidates(self, node: Node) -> Iterable[tuple[PoolView, Candidate]]:
+        """The devices that the node may reach."""
+        for view in self.views:
+            for candidate in view.candidates:
+                if not candidate.spec.per_device_node_selection or is_device_for(candidate.device, node):
+                    yield view, candidate
+
+
+NOTHING = Sight()
+NO_VIEW = PoolView(key=PoolKey("", ""))
+"""Of a device in a pool without counters, whose view tells nothing more."""
+
+
+class Ground:
+    """The pools of a fleet, by who sees them.
+
+    `others` are the pools that are not plain (see `Pool.plain`), `lost` the slices of plain pools whose node does not exist.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._other_keys = set(fleet.inventory.others)
+        self.others: list[Pool] = list(fleet.inventory.others.values())
+        self.lost: list[Entry] = list(self._of_no_node())
+        self._mixed = {name for pool in self.others for name in _named(pool)}
+        self._likeness = _Likeness(self.others)
+        self._sights: dict[tuple[str | None, ...], Sight] = {}
+
+    def _of_no_node(self) -> Iterator[Entry]:
+        inventory = self._fleet.inventory
+        for name in self._fleet.nodeless:
+            entries = {entry.name: entry for entry in map(inventory.entry, inventory.nodes[name])}
+            yield from (entry for entry in entries.values() if pool_key(entry) not in self._other_keys)
+
+    def profiles(self, nodes: Iterable[str], column: Column) -> Mapping[Profile, list[str]]:
+        """The nodes by what a column has for these devices; to be asked where all pools are plain."""
+        return self._fleet.inventory.nodes.profiles(column, nodes)
+
+    def rows(self, node: str) -> Sequence[int]:
+        """The rows of the devices in a node's plain pools."""
+        rows = self._fleet.inventory.nodes[node]
+        if node not in self._mixed:
+            return rows
+        return [row for row in rows if pool_key(self._fleet.inventory.entry(row)) not in self._other_keys]
+
+    def read(self, node: str, column: Column) -> Profile:
+        """What a column has for these devices, in the same order."""
+        if node not in self._mixed:
+            return self._fleet.inventory.nodes.read(node, column)
+        cells = [column[row] for row in self.rows(node)]
+        return tuple(cells) if isinstance(column, array) else bytes(cells)
+
+    def own(self, node: str) -> Iterator[tuple[PoolView, Candidate]]:
+        """The devices in a node's plain pools, as its rows."""
+        inventory = self._fleet.inventory
+        sources = map(inventory.columns.sources.__getitem__, self.rows(node))
+        for entry in filter(None, map(inventory.slice, dict.fromkeys(sources))):
+            pool = inventory.pool(pool_key(entry))
+            view = NO_VIEW
+            if pool is not None and pool.has_counters:
+                view = pool.view(Node(metadata=ObjectMeta(name=node))) or NO_VIEW
+            charges = {each.row: each.charges for each in view.candidates}
+            for place, row in enumerate(entry.rows):
+                yield view, candidate_of(entry, place, charges.get(row, ()))
+
+    def drawn(self, node: str) -> Hashable:
+        """Equal for nodes whose plain pools have as many devices, which meet the same of the same counters."""
+        fleet = self._fleet
+        told: list[Hashable] = []
+        for key in fleet.inventory.pools_on(node):
+            pool = fleet.inventory.pool(key)
+            if pool is None or key in self._other_keys:
+                continue
+            of_pool = fleet.drawn(key)
+            told.append(
+                sum(len(entry.rows) for entry in pool.plain)
+                if of_pool is None
+                else (id(of_pool.shape), id(of_pool.left))
+            )
+        return tuple(told)
+
+    def sight(self, node: Node) -> Sight:
+        """What a node sees of the pools that are not plain; the same object for nodes that are alike."""
+        if not self.others:
+            return NOTHING
+        like = self._likeness.of(node)
+        sight = self._sights.get(like)
+        if sight is None:
+            sight = self._sights[like] = self._look(node)
+        return sight
+
+    def _look(self, node: Node) -> Sight:
+        try:
+            views = [view for view in self._fleet.inventory.views(node) if view.key in self._other_keys]
+        except AllocationError as error:
+            return Sight(error=str(error))
+        return Sight(views) if views else NOTHING
+
+
+class _Likeness:
+    """What tells nodes apart for some pools: the labels their selectors look at, and the names they name."""
+
+    def __init__(self, pools: Iterable[Pool]) -> None:
+        self._names: set[str] = set()
+        labels: set[str] = set()
+        for pool in pools:
+            for entry in pool.entries:
+                selections: list[ResourceSliceSpec | Device] = [entry.spec, *entry.spec.devices]
+                for where in selections:
+                    if where.node_name:
+                        self._names.add(where.node_name)
+                    if where.node_selector is not None:
+                        self._read(where.node_selector, labels)
+        self._labels = sorted(labels)
+
+    def _read(self, selector: NodeSelector, labels: set[str]) -> None:
+        for term in selector.node_selector_terms:
+            labels.update(each.key for each in term.match_expressions)
+            for field in term.match_fields:
+                self._names.update(field.values)
+
+    def of(self, node: Node) -> tuple[str | None, ...]:
+        """Equal for nodes that see the same."""
+        name = node.metadata.name
+        has = node.metadata.labels.get
+        return (name if name in self._names else None, *[has(key) for key in self._labels])
+
+
+def _named(pool: Pool) -> Iterable[str]:
+    for entry in pool.entries:
+        selections: list[ResourceSliceSpec | Device] = [entry.spec, *entry.spec.devices]
+        for where in selections:
+            if where.node_name:
+                yield where.node_name
+
+
+def pool_key(entry: Entry) -> PoolKey:
+    """The pool of a slice."""
+    return PoolKey(entry.spec.driver, entry.spec.pool.name)
+
+
+def candidate_of(entry: Entry, place: int, charges: Charges = ()) -> Candidate:
+    """A device of a slice that takes so much of its pool's counters."""
+    device = entry.spec.devices[place]
+    key = DeviceKey(entry.spec.driver, entry.spec.pool.name, device.name)
+    return Candidate(key, device, entry.rows[place], entry.spec, entry.taints[place], charges)

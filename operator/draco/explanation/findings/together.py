@@ -1,0 +1,107 @@
+"""Why devices that would each do do not do together on a node.
+
+Owns the questions to the allocator that tell a constraint from counters and from requests that want the same devices: what if
+a request were the only one, what if a constraint were not there. Asks about one node at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Final
+
+import msgspec
+
+from draco.allocation.errors import AllocationError
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.search.allocate import allocate
+from draco.explanation.model import NodeReason
+from draco.resources.api.claims import DeviceConstraint, DeviceRequest, ResourceClaim
+
+MAX_STEPS: Final = 50_000
+
+
+def why_not(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> tuple[NodeReason, str]:
+    """What keeps claims from fitting on a node that has devices enough for each request; and that in words."""
+    free = [_with(claim, constraints=[]) for claim in claims]
+    if any(claim.spec.devices.constraints for claim in claims) and _fits(fleet, free, node):
+        return (
+            NodeReason.CONSTRAINT,
+            f"unable to meet the claim's constraints: of its free devices, {_constraints(fleet, claims, node)}",
+        )
+    alone = [(claim, request) for claim in free for request in claim.spec.devices.requests]
+    for claim, request in alone:
+        if not _fits(fleet, [_with(claim, requests=[request])], node):
+            if _mode(request) == "All":
+                return (
+                    NodeReason.ALL_MODE,
+                    f"unable to give request {request.name} every matching device: not all are free",
+                )
+            said = "short of shared counters: each free device would do, but not all that are wanted together"
+            return NodeReason.COUNTERS_SHORT, said
+    if len(claims) > 1 and all(_fits(fleet, [claim], node) for claim in claims):
+        names = " and ".join(claim.metadata.name for claim in claims)
+        return NodeReason.NOT_TOGETHER, f"too small: claims {names} each fit alone, but need the same devices"
+    names = " and ".join(request.name for _, request in alone)
+    return NodeReason.NOT_TOGETHER, f"too small: requests {names} each fit alone, but need the same devices"
+
+
+def fits_alone(fleet: Fleet, claim: ResourceClaim, request: str, nodes: Sequence[str]) -> bool:
+    """Whether a request ("name" or "name/alternative") would fit on one of the nodes if nothing else were asked for."""
+    name, _, alternative = request.partition("/")
+    asked = next(each for each in claim.spec.devices.requests if each.name == name)
+    if alternative:
+        only = [each for each in asked.first_available if each.name == alternative]
+        asked = msgspec.structs.replace(asked, first_available=only)
+    of_it = [each for each in claim.spec.devices.constraints if set(each.requests) <= {name, request}]
+    alone = _with(claim, requests=[asked], constraints=of_it)
+    return any(_fits(fleet, [alone], node) for node in nodes)
+
+
+def _constraints(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> str:
+    """The constraints that are in the way: each that makes the claims fit if it alone is left out, else all."""
+    told = [(place, constraint) for place, claim in enumerate(claims) for constraint in claim.spec.devices.constraints]
+    guilty = [each for each in told if _fits(fleet, list(_without(claims, *each)), node)]
+    return " and ".join(dict.fromkeys(_demand(claims[place], constraint) for place, constraint in guilty or told))
+
+
+def _demand(claim: ResourceClaim, constraint: DeviceConstraint) -> str:
+    names = {name.partition("/")[0] for name in constraint.requests}
+    requests = [each for each in claim.spec.devices.requests if not names or each.name in names]
+    counts = [
+        max((asked.count for asked in (each.exactly, *each.first_available) if asked), default=1) for each in requests
+    ]
+    if constraint.match_attribute is not None:
+        return f"no {sum(counts)} have the same {constraint.match_attribute}"
+    return f"no {sum(counts)} have different {constraint.distinct_attribute}"
+
+
+def _without(claims: Sequence[ResourceClaim], place: int, constraint: DeviceConstraint) -> Iterator[ResourceClaim]:
+    for number, claim in enumerate(claims):
+        if number == place:
+            yield _with(claim, constraints=[each for each in claim.spec.devices.constraints if each is not constraint])
+        else:
+            yield claim
+
+
+def _with(claim: ResourceClaim, **devices: object) -> ResourceClaim:
+    changed = msgspec.structs.replace(claim.spec.devices, **devices)
+    return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=changed))
+
+
+def _mode(request: DeviceRequest) -> str:
+    return request.exactly.allocation_mode if request.exactly is not None else ""
+
+
+def _fits(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> bool:
+    try:
+        results = allocate(
+            fleet.inventory,
+            fleet.state,
+            fleet.nodes[node],
+            claims,
+            fleet.classes,
+            share_ids=repeat(""),
+            max_steps=MAX_STEPS,
+        )
+    except AllocationError:
+        return False
+    return results is not None

@@ -1,0 +1,196 @@
+"""One device and one request: what stands in the way.
+
+Owns the order in which causes are looked for, and the values, holders and shortages that are told of each. A device is judged
+alone; that several do not go together is found out elsewhere. Every check is that of `draco.allocation`.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from draco.allocation.errors import AllocationError
+from draco.allocation.fleet.capacity import is_left
+from draco.allocation.fleet.pools import Candidate, PoolView
+from draco.allocation.fleet.selectors import Selectors
+from draco.allocation.fleet.state import AllocatedState, amount
+from draco.allocation.search.constraints import Constraint
+from draco.allocation.search.requests import Claim, Request
+from draco.cel.errors import CompileError, EvaluationError
+from draco.explanation.model import Cause
+from draco.resources.api.claims import DeviceConstraint, ResourceClaim
+from draco.resources.names import DeviceKey
+
+
+class Finding(NamedTuple):
+    """The cause of one device, and in which respect: devices with equal findings are counted together.
+
+    The respect of each cause: NOT_SELECTED the selector's place among all of the request; SELECTOR_FAILED that and the error;
+    TAINTED the taints (key, value, effect); COUNTERS_SHORT counter set and counter; CAPACITY_SHORT the capacity and in which
+    way; CONSTRAINT the attribute.
+    """
+
+    cause: Cause
+    respect: Hashable = None
+
+
+FREE = Finding(Cause.FREE)
+
+
+def at_best(finding: Finding, cause: Cause) -> Finding:
+    """The finding of a device that, even if it is selected, has this cause."""
+    return finding if cause is Cause.FREE or finding.cause is Cause.NOT_SELECTED else Finding(cause)
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A device that a node may reach, with a finding for each ask."""
+
+    view: PoolView
+    candidate: Candidate
+    findings: tuple[Finding, ...]
+
+
+class Ask:
+    """One request, or one alternative of it, with the constraints that it is under."""
+
+    def __init__(self, claim: ResourceClaim, expanded: Claim, request: Request, *, number: int) -> None:
+        self.claim = claim
+        self.request = request
+        self.number = number
+        """Its claim's place among the claims that are to be allocated."""
+        self.all_mode = request.asked.allocation_mode == "All"
+        self.constraints: list[tuple[DeviceConstraint, Constraint]] = [
+            (told, constraint)
+            for told, constraint in zip(claim.spec.devices.constraints, expanded.constraints, strict=True)
+            if constraint.applies(request.base, request.name)
+        ]
+        self.selectors = request.selectors
+
+    @property
+    def wanted(self) -> int:
+        """How many devices it takes at least."""
+        return 1 if self.all_mode else self.request.count
+
+
+def asks_of(expanded: Sequence[Claim]) -> list[Ask]:
+    """Everything that the claims ask for, alternatives one by one."""
+    return [
+        Ask(claim.claim, claim, request, number=number)
+        for number, claim in enumerate(expanded)
+        for alternatives in claim.requests
+        for request in alternatives
+    ]
+
+
+class Judge:
+    """Judges devices of one node, or of nodes that see the same pools."""
+
+    def __init__(self, selectors: Selectors, state: AllocatedState) -> None:
+        self._selectors = selectors
+        self._state = state
+        self._left: dict[int, tuple[PoolView, list[int]]] = {}
+
+    def finding(self, ask: Ask, view: PoolView, candidate: Candidate) -> Finding:
+        """What stands in the way of a device that its node may reach."""
+        failed = None
+        for place, (_, _, selector) in enumerate(ask.selectors):
+            expression = selector.cel.expression if selector.cel is not None else ""
+            try:
+                if not self._selectors.matches(expression, candidate.key.driver, candidate.device, candidate.row):
+                    return Finding(Cause.NOT_SELECTED, place)
+            except (CompileError, EvaluationError) as error:
+                failed = Finding(Cause.SELECTOR_FAILED, (place, str(error)))
+                break
+        if self._is_in_use(ask, candidate.key) and not (failed and ask.all_mode):
+            return Finding(Cause.IN_USE)
+        if failed is not None:
+            return failed
+        return (
+            self._amount_error(ask, candidate)
+            or self._taint(ask, candidate)
+            or self._counter(view, candidate)
+            or self._capacity(ask, candidate)
+            or self._constraint(ask, candidate)
+            or FREE
+        )
+
+    def left(self, view: PoolView) -> list[int]:
+        """What devices in use leave of the pool's counters."""
+        known = self._left.get(id(view))
+        if known is None:
+            counters = list(view.counters)
+            charged = [(each.key, each.charges) for each in view.candidates] if counters else []
+            for key, charges in (*charged, *view.others):
+                if charges and self._state.uses(key):
+                    for place, taken in charges:
+                        counters[place] -= taken
+            known = self._left[id(view)] = (view, counters)
+        return known[1]
+
+    def _is_in_use(self, ask: Ask, key: DeviceKey) -> bool:
+        return not ask.request.admin_access and self._state.holds(key)
+
+    @staticmethod
+    def _taint(ask: Ask, candidate: Candidate) -> Finding | None:
+        if ask.request.tolerates(candidate):
+            return None
+        tolerations = ask.request.asked.tolerations
+        untolerated = [
+            (taint.key, taint.value, taint.effect)
+            for taint in candidate.taints
+            if not any(each.tolerates(taint) for each in tolerations)
+        ]
+        return Finding(Cause.TAINTED, tuple(sorted(set(untolerated))))
+
+    def _counter(self, view: PoolView, candidate: Candidate) -> Finding | None:
+        if not candidate.charges:
+            return None
+        if candidate.device.allow_multiple_allocations and self._state.shares(candidate.key):
+            return None
+        left = self.left(view)
+        names = counter_names(candidate)
+        for name, (place, taken) in zip(names, candidate.charges, strict=True):
+            if taken > left[place]:
+                return Finding(Cause.COUNTERS_SHORT, name)
+        if any(each < 0 for each in left):
+            return Finding(Cause.COUNTERS_SHORT, names[0])
+        return None
+
+    @staticmethod
+    def _amount_error(ask: Ask, candidate: Candidate) -> Finding | None:
+        try:
+            ask.request.amounts(candidate)
+        except AllocationError as error:
+            return Finding(Cause.CAPACITY_SHORT, ("", str(error)))
+        return None
+
+    def _capacity(self, ask: Ask, candidate: Candidate) -> Finding | None:
+        device = candidate.device
+        amounts = ask.request.amounts(candidate)
+        wanted = ask.request.asked.capacity.requests if ask.request.asked.capacity is not None else {}
+        if amounts is None:
+            lacking = [name for name in wanted if name not in device.capacity]
+            name = lacking[0] if lacking else next(iter(wanted or device.capacity), "")
+            return Finding(Cause.CAPACITY_SHORT, (name, "lacks" if lacking else "forbids"))
+        if not amounts or is_left(amounts, device, self._state.consumed(candidate.key)):
+            return None
+        consumed = self._state.consumed(candidate.key)
+        return next(
+            Finding(Cause.CAPACITY_SHORT, (name, "short"))
+            for name, asked in amounts.items()
+            if asked.nanos + consumed.get(name, 0) > amount(device.capacity[name].value)
+        )
+
+    @staticmethod
+    def _constraint(ask: Ask, candidate: Candidate) -> Finding | None:
+        for told, constraint in ask.constraints:
+            if not constraint.join(candidate.key.driver, candidate.device):
+                return Finding(Cause.CONSTRAINT, told.match_attribute or told.distinct_attribute or "")
+            constraint.leave()
+        return None
+
+
+def counter_names(candidate: Candidate) -> list[tuple[str, str]]:
+    """Counter set and counter of each of the candidate's charges."""
+    names = [(each.counter_set, name) for each in candidate.device.consumes_counters for name in each.counters]
+    return list(dict.fromkeys(names))

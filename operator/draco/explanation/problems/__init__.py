@@ -1,0 +1,1 @@
+"""What is wrong with claims themselves, whatever is free."""

@@ -1,0 +1,370 @@
+"""What is wrong with claims themselves, whatever is free.
+
+Owns the questions to a claim that need no search: whether its classes exist, its selectors compile, work on every device and can
+select any, whether what they name is published, and whether it asks for more than there is. Says what to write instead where that
+was tried.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from draco.allocation.fleet.fleet import HELD, Fleet
+from draco.allocation.fleet.rowwise import select
+from draco.allocation.search.requests import MAX_RESULTS
+from draco.cel.errors import CompileError
+from draco.cel.paths import AttributePath
+from draco.explanation.model import Problem, ProblemKind, SelectorRef
+from draco.explanation.problems.dead_ends import dead_ends, unknown_names
+from draco.explanation.problems.guards import guard, main_error
+from draco.explanation.problems.published import Published, closest
+from draco.explanation.problems.suggestions import corrected
+from draco.explanation.selection import (
+    Asked,
+    Selection,
+    Step,
+    alternatives,
+    count,
+    first_rows,
+    selection,
+)
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.classes import DeviceClass
+from draco.resources.english import counted
+
+_ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")
+_LOOKED_AT: Final = 200
+_NOT_HELD: Final = bytes(code != HELD for code in range(256))
+_MODES: Final = frozenset({"ExactCount", "All", ""})
+
+
+def problems_of(fleet: Fleet, claims: Sequence[ResourceClaim]) -> list[Problem]:
+    """Everything that is wrong with the claims, what forbids every node first."""
+    published = Published(fleet.inventory.columns)
+    found = [problem for claim in claims for problem in _of_claim(fleet, published, claim)]
+    found = [_to_whom(problem) for problem in found]
+    told: dict[tuple[str, str, str], Problem] = {}
+    for problem in found:  # several requests may share a class
+        told.setdefault((problem.kind, problem.text, problem.claim), problem)
+    return sorted(told.values(), key=lambda problem: not problem.fatal)
+
+
+def _of_claim(fleet: Fleet, published: Published, claim: ResourceClaim) -> Iterator[Problem]:
+    name = str(claim.metadata.key)
+    selected: dict[str, bytes] = {}
+    fewest = 0
+    for request in claim.spec.devices.requests:
+        asked = alternatives(request)
+        if not asked:
+            yield _problem(
+                ProblemKind.INVALID,
+                f"request {request.name} has neither exactly nor firstAvailable",
+                claim,
+                request.name,
+                remedy="set one of them",
+                fatal=True,
+            )
+            continue
+        fewest += min(each.count if each.allocation_mode != "All" else 0 for _, each in asked)
+        for full_name, each in asked:
+            device_class = fleet.classes.get(each.device_class_name)
+            if each.allocation_mode not in _MODES:
+                yield _problem(
+                    ProblemKind.INVALID,
+                    f"request {full_name} has the unknown allocationMode {each.allocation_mode}",
+                    claim,
+                    full_name,
+                    remedy="use ExactCount or All",
+                    fatal=True,
+                )
+            if device_class is None:
+                yield _class_missing(fleet, claim, full_name, each)
+                continue
+            found = _Request(
+                fleet, published, claim, name=full_name, asked=each, device_class=device_class, only=len(asked) == 1
+            )
+            yield from found.problems()
+            selected[full_name] = found.selection.end
+    if fewest > MAX_RESULTS:
+        yield _problem(
+            ProblemKind.TOO_MANY_DEVICES,
+            f"claim {name} asks for {fewest} devices, and the maximum is {MAX_RESULTS}",
+            claim,
+            remedy="split it into several claims",
+            fatal=True,
+        )
+    yield from _of_constraints(published, claim, selected)
+
+
+def _class_missing(fleet: Fleet, claim: ResourceClaim, request: str, asked: Asked) -> Problem:
+    near = closest(asked.device_class_name, fleet.classes)
+    there = ", ".join(sorted(fleet.classes)[:5])
+    if near:
+        remedy = f"write deviceClassName: {near}"
+    elif there:
+        remedy = f"create it, or use one of {there}"
+    else:
+        remedy = "create it; the cluster has no DeviceClass yet"
+    text = f"DeviceClass {asked.device_class_name} does not exist"
+    return _problem(ProblemKind.CLASS_MISSING, text, claim, request, remedy=remedy, fatal=True)
+
+
+class _Request:
+    """The problems of one request, or one alternative of it."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        published: Published,
+        claim: ResourceClaim,
+        *,
+        name: str,
+        asked: Asked,
+        device_class: DeviceClass,
+        only: bool,
+    ) -> None:
+        self.selection: Final[Selection] = selection(fleet, claim, device_class, asked)
+        self._fleet = fleet
+        self._published = published
+        self._claim = claim
+        self._name = name
+        self._asked = asked
+        self._class = device_class.metadata.name
+        self._only = only
+        """Whether the request has no other alternative."""
+
+    def problems(self) -> Iterator[Problem]:
+        chain = self.selection
+        for step in chain.steps:
+            if not step.ref.expression:
+                yield self._problem(
+                    ProblemKind.INVALID,
+                    f"{_whose(step.ref)} has no CEL expression",
+                    step.ref,
+                    remedy="write a CEL expression",
+                    fatal=True,
+                )
+            elif step.error is not None:
+                yield self._uncompilable(step, step.error)
+            elif count(step.failed):
+                failed = self._failing(step)
+                yield from self._unknown_names(step, fatal=failed.fatal)
+                yield failed
+        if not count(chain.start):
+            return
+        if chain.of_class and not count(chain.by_class):
+            yield from self._nothing(chain.steps[: chain.of_class], chain.start)
+        elif not count(chain.end):
+            yield from self._nothing(chain.steps[chain.of_class :], chain.by_class)
+        else:
+            yield from self._too_many()
+        yield from self._capacities()
+
+    def _problem(
+        self,
+        kind: ProblemKind,
+        text: str,
+        selector: SelectorRef | None = None,
+        *,
+        remedy: str = "",
+        fatal: bool,
+    ) -> Problem:
+        return _problem(kind, text, self._claim, self._name, selector=selector, remedy=remedy, fatal=fatal)
+
+    def _uncompilable(self, step: Step, error: CompileError) -> Problem:
+        lines = _ERROR_LINE.findall(str(error))
+        said = "; ".join(lines[:3]) or str(error).splitlines()[0]
+        better = corrected(self._published, step.ref.expression)
+        remedy = f"write {better}" if better is not None and self._compiles(better) else ""
+        text = f"{_whose(step.ref)} does not compile: {said}"
+        return self._problem(ProblemKind.SELECTOR_INVALID, text, step.ref, remedy=remedy, fatal=True)
+
+    def _compiles(self, expression: str) -> bool:
+        try:
+            self._fleet.inventory.selectors.scan(expression)
+        except CompileError:
+            return False
+        return True
+
+    def _unknown_names(self, step: Step, *, fatal: bool) -> Iterator[Problem]:
+        ref = step.ref
+        for unknown in unknown_names(self._fleet, self._published, ref, ref.expression, step.before):
+            yield self._problem(unknown.kind, f"{_whose(ref)}: {unknown.text}", ref, remedy=unknown.remedy, fatal=fatal)
+
+    def _failing(self, step: Step) -> Problem:
+        """A selector that fails on devices. It is fatal if one of them is free: those in use are not asked."""
+        fleet = self._fleet
+        said = main_error(fleet, step)
+        failed = count(step.failed)
+        free = select([step.failed, fleet.held.translate(_NOT_HELD)])
+        fatal = count(free) > 0
+        example = min(map(fleet.inventory.key, first_rows(free if fatal else step.failed, _LOOKED_AT)))
+        text = f"{_whose(step.ref)} fails on {counted(failed, 'device')}, for example {example}: {said}"
+        if fatal:
+            text += "; this fails the pod on every node"
+        else:
+            text += "; all of them are in use, so it matters only when one is free"
+        remedy = guard(fleet, self._published, step)
+        return self._problem(
+            ProblemKind.SELECTOR_ERRORS,
+            text,
+            step.ref,
+            remedy=f"write {remedy}" if remedy else "",
+            fatal=fatal,
+        )
+
+    def _nothing(self, steps: Sequence[Step], among: bytes) -> Iterator[Problem]:
+        """Nothing is selected: by which selector, and why."""
+        if any(step.error is not None or count(step.failed) for step in self.selection.steps):
+            return  # that is the problem, and was told
+        of_class = among is self.selection.start
+        who = "no device" if of_class else f"no device of class {self._class}"
+        found = False
+        for end in dead_ends(self._fleet, self._published, steps, among, who=who):
+            found = True
+            yield self._problem(
+                end.kind, f"{_whose(end.ref)}: {end.text}", end.ref, remedy=end.remedy, fatal=self._only
+            )
+        if of_class:
+            text = f"DeviceClass {self._class} selects none of the {count(among)} published devices"
+            yield self._problem(ProblemKind.CLASS_SELECTS_NOTHING, text, fatal=self._only)
+        elif not found:
+            text = f"no device of class {self._class} meets all selectors of request {self._name} at once"
+            yield self._problem(
+                ProblemKind.SELECTOR_NEVER_TRUE, text, steps[-1].ref if steps else None, fatal=self._only
+            )
+
+    def _too_many(self) -> Iterator[Problem]:
+        wanted = self._asked.count
+        if wanted <= 1 or self._asked.allocation_mode == "All":
+            return
+        most = most_on_one_node(self._fleet, self.selection.end, wanted)
+        if wanted > most:
+            yield self._problem(
+                ProblemKind.TOO_MANY_DEVICES,
+                f"request {self._name} wants {wanted} devices on one node, and no node has more than {most} that it selects",
+                remedy=f"ask for {most}, or use several pods with a claim each" if most else "",
+                fatal=self._only,
+            )
+
+    def _capacities(self) -> Iterator[Problem]:
+        """Amounts asked of capacities that no selected device has."""
+        wanted = self._asked.capacity.requests if self._asked.capacity is not None else {}
+        if not wanted or not count(self.selection.end):
+            return
+        columns = self._fleet.inventory.columns
+        names = {
+            name
+            for row, device in enumerate(columns.devices)
+            if device is not None and self.selection.end[row]
+            for name in device.capacity
+        }
+        for name in sorted(wanted.keys() - names):
+            near = closest(name.rpartition("/")[2], names)
+            yield self._problem(
+                ProblemKind.UNKNOWN_CAPACITY,
+                f"request {self._name} asks for the capacity {name}, and no device that it selects has it",
+                remedy=f"ask for {near}" if near else "",
+                fatal=self._only,
+            )
+
+
+def most_on_one_node(fleet: Fleet, marks: bytes, wanted: int) -> int:
+    """The most marked devices that one node has, whether the pod may go there or not; no more than are wanted."""
+    nodes = fleet.inventory.nodes
+    anywhere = sum(nodes.read("", marks))
+    most = anywhere
+    for name in fleet.node_names:
+        most = max(most, anywhere + sum(nodes.read(name, marks)))
+        if most >= wanted:
+            return wanted
+    return most
+
+
+def _of_constraints(published: Published, claim: ResourceClaim, selected: Mapping[str, bytes]) -> Iterator[Problem]:
+    names = {request.name for request in claim.spec.devices.requests}
+    full_names = names | selected.keys() | {n for r in claim.spec.devices.requests for n, _ in alternatives(r)}
+    for index, constraint in enumerate(claim.spec.devices.constraints):
+        which = f"constraint #{index} of claim {claim.metadata.key}"
+        attribute = constraint.match_attribute or constraint.distinct_attribute
+        if attribute is None:
+            text = f"{which} has no attribute"
+            yield _problem(
+                ProblemKind.INVALID, text, claim, remedy="set matchAttribute or distinctAttribute", fatal=True
+            )
+            continue
+        for wrong in [each for each in constraint.requests if each not in full_names]:
+            near = closest(wrong, full_names)
+            remedy = f"write {near}" if near else f"the claim has {', '.join(sorted(names))}"
+            yield _problem(
+                ProblemKind.UNKNOWN_REQUEST,
+                f"{which} names the request {wrong}, which the claim does not have",
+                claim,
+                remedy=remedy,
+                fatal=False,
+            )
+        domain, slash, name = attribute.partition("/")
+        path = AttributePath("attributes", domain if slash else None, name if slash else attribute)
+        about = {
+            full_name: marks
+            for full_name, marks in selected.items()
+            if not constraint.requests or {full_name, full_name.partition("/")[0]} & set(constraint.requests)
+        }
+        for full_name, marks in about.items():
+            if count(marks) and (not slash or not published.values(path, marks)):
+                yield _problem(
+                    ProblemKind.UNKNOWN_ATTRIBUTE,
+                    f"{which} compares the attribute {attribute}, and no device that request {full_name} selects has it",
+                    claim,
+                    full_name,
+                    remedy=_comparable(published, path),
+                    fatal="/" not in full_name,
+                )
+
+
+def _comparable(published: Published, path: AttributePath) -> str:
+    """What to write instead of an attribute that nobody has."""
+    if path.domain is None:
+        return f"write the attribute with its domain, such as {next(iter(published.drivers), 'example.com')}/{path.id}"
+    meant = None if published.has(path) else published.meant(path)
+    if meant is None:
+        return ""
+    name = f"{meant.domain}/{meant.id}"
+    return (
+        f"write {name}" if meant.kind == "attributes" else f"{name} is a capacity; constraints compare attributes only"
+    )
+
+
+def _to_whom(problem: Problem) -> Problem:
+    """With a remedy that says so where it is not the claim that has to change."""
+    kind, _, name = problem.selector.source.partition(" ") if problem.selector is not None else ("", "", "")
+    if kind != "class" or not problem.remedy:
+        return problem
+    return msgspec.structs.replace(problem, remedy=f"change the DeviceClass {name}, not the claim: {problem.remedy}")
+
+
+def _whose(ref: SelectorRef) -> str:
+    return f"selector #{ref.index} of {ref.source}"
+
+
+def _problem(
+    kind: ProblemKind,
+    text: str,
+    claim: ResourceClaim,
+    request: str = "",
+    *,
+    selector: SelectorRef | None = None,
+    remedy: str = "",
+    fatal: bool,
+) -> Problem:
+    return Problem(
+        kind=kind,
+        text=text,
+        claim=str(claim.metadata.key),
+        request=request,
+        selector=selector,
+        remedy=remedy,
+        fatal=fatal,
+    )

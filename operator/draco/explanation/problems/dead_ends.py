@@ -1,0 +1,261 @@
+"""Why selectors that work on every device select none.
+
+Owns the search for the part of a selector that no device meets, or the two that none meets at once, and the telling of what
+is published in its place.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import combinations
+from typing import Final
+
+import msgspec
+
+from draco.allocation.fleet.fleet import Fleet
+from draco.cel.errors import CompileError
+from draco.cel.paths import AttributePath
+from draco.explanation.model import ProblemKind, SelectorRef
+from draco.explanation.problems.published import Published, closest, closest_value
+from draco.explanation.problems.suggestions import corrected, unpublished
+from draco.explanation.selection import Step, count, failing, met
+from draco.resources.english import listed
+from draco.resources.quantity import Quantity
+from draco.resources.semver import SemVer
+from draco.selectors.accesses import path_text, paths_of
+from draco.selectors.comparisons import Comparison, Operator, Plain, comparison, holds, literal, with_value
+from draco.selectors.demands import Demand, demands
+
+_SHOWN: Final = 4
+_WORDS: Final = {"attributes": "attribute", "capacity": "capacity"}
+
+
+class DeadEnd(msgspec.Struct, frozen=True):
+    """One reason why nothing is selected."""
+
+    kind: ProblemKind
+    ref: SelectorRef
+    text: str
+    remedy: str = ""
+
+
+class _Part(msgspec.Struct, frozen=True, eq=False):
+    ref: SelectorRef
+    demand: Demand
+    met: bytes
+
+
+def dead_ends(
+    fleet: Fleet, published: Published, steps: Sequence[Step], among: bytes, *, who: str
+) -> Iterator[DeadEnd]:
+    """Why none of the marked devices gets through the steps. `who` is what to call these devices: "no device of …"."""
+    parts = list(_parts(fleet, steps, among))
+    contradiction = next(_contradictions(parts), None)
+    if contradiction is not None:
+        yield contradiction
+        return
+    dead = [part for part in parts if not count(part.met)]
+    for part in dead:
+        unknown = list(unknown_names(fleet, published, part.ref, part.demand.text, among))
+        if unknown:
+            yield from unknown
+        else:
+            yield _dead(fleet, published, part, among, who)
+    if not dead:
+        yield from _opposed(parts, who)
+
+
+def _parts(fleet: Fleet, steps: Sequence[Step], among: bytes) -> Iterator[_Part]:
+    for step in steps:
+        for demand in demands(step.ref.expression):
+            try:
+                yield _Part(step.ref, demand, met(fleet, demand.text, among))
+            except CompileError:  # on its own it may mean something else
+                continue
+
+
+def unknown_names(
+    fleet: Fleet, published: Published, ref: SelectorRef, expression: str, among: bytes
+) -> Iterator[DeadEnd]:
+    """What the expression, all or part of the selector, reads and nobody publishes."""
+    better = corrected(published, ref.expression)
+    works = better is not None and _works(fleet, better, among)
+    for path in unpublished(published, expression):
+        meant = published.meant(path)
+        word = _WORDS[path.kind]
+        if path.domain in published.domains():
+            kind = ProblemKind.UNKNOWN_ATTRIBUTE if path.kind == "attributes" else ProblemKind.UNKNOWN_CAPACITY
+            text = f"no device publishes the {word} {path.domain}/{path.id}"
+        else:
+            kind = ProblemKind.UNKNOWN_DOMAIN
+            text = f"no device publishes {path.domain}/{path.id}: nothing has the domain {path.domain}"
+        remedy = ""
+        if meant is not None:
+            text += f"; {_meant(path, meant)}"
+            if works:
+                remedy = f"write {better}"
+            elif published.values(meant, among):
+                remedy = f"ask for {path_text(meant)}"
+        yield DeadEnd(kind, ref, text, remedy)
+
+
+def _works(fleet: Fleet, expression: str, among: bytes) -> bool:
+    """Whether an expression selects some of the marked devices and fails on none."""
+    try:
+        return count(met(fleet, expression, among)) > 0 and not count(failing(fleet, expression, among))
+    except CompileError:
+        return False
+
+
+def _meant(path: AttributePath, meant: AttributePath) -> str:
+    other_kind = meant.kind != path.kind
+    what = f"{meant.domain}/{meant.id}"
+    if (meant.domain, meant.id) == (path.domain, path.id):
+        return f"it is {'a capacity' if meant.kind == 'capacity' else 'an attribute'}, not {_a(path)}"
+    return f"did you mean {what}{f', {_a(meant)}' if other_kind else ''}?"
+
+
+def _a(path: AttributePath) -> str:
+    return "a capacity" if path.kind == "capacity" else "an attribute"
+
+
+def _dead(fleet: Fleet, published: Published, part: _Part, among: bytes, who: str) -> DeadEnd:
+    demand, ref = part.demand, part.ref
+    compared = comparison(demand)
+    if compared is not None and compared.path.kind == "driver":
+        return _unknown_driver(published, ref, compared, who)
+    if compared is not None:
+        values = published.values(compared.path, among)
+        if not values:
+            return DeadEnd(
+                ProblemKind.UNKNOWN_ATTRIBUTE if compared.path.kind == "attributes" else ProblemKind.UNKNOWN_CAPACITY,
+                ref,
+                f"{who} has {path_text(compared.path)}",
+            )
+        return _uncomparable(published, ref, compared, values, who) or _unmet(ref, compared, values, who)
+    paths = paths_of(demand.text)
+    reads = {path: published.values(path, among) for path in paths}
+    if not fleet_reads(fleet, demand.text):
+        return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{demand.text} is false whatever the device")
+    shown = "; ".join(f"{path_text(path)} is {_listed(values)}" for path, values in reads.items() if values)
+    return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{who} meets {demand.text}{f' ({shown})' if shown else ''}")
+
+
+def fleet_reads(fleet: Fleet, expression: str) -> bool:
+    """Whether the answer depends on the device at all, as far as one can tell: its devices differ in what it reads."""
+    return bool(paths_of(expression)) or "device" in expression or len(fleet.inventory) == 0
+
+
+def _unknown_driver(published: Published, ref: SelectorRef, compared: Comparison, who: str) -> DeadEnd:
+    wanted = " or ".join(str(value) for value in compared.values)
+    drivers = published.drivers
+    near = closest(str(compared.value), drivers)
+    if set(map(str, compared.values)) & set(drivers):
+        return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{who} is of the driver {wanted}")
+    text = f"no device has the driver {wanted}; the drivers are {', '.join(drivers[:_SHOWN])}"
+    remedy = f"write {with_value(ref.expression, compared, near)}" if near and compared.start >= 0 else ""
+    return DeadEnd(ProblemKind.UNKNOWN_DRIVER, ref, text, remedy)
+
+
+def _sign(operator: Operator) -> str:
+    return "==" if operator == "in" else operator
+
+
+def _uncomparable(
+    published: Published, ref: SelectorRef, compared: Comparison, values: Collection[Plain], who: str
+) -> DeadEnd | None:
+    """A comparison with something of another kind, such as a version with a text: it is never true."""
+    if any(holds(compared.operator, each, [value]) is not None for each in values for value in compared.values):
+        return None
+    if compared.operator == "in" and any(type(each) is type(value) for each in values for value in compared.values):
+        return None
+    better = corrected(published, ref.expression)
+    text = (
+        f"{path_text(compared.path)} is {_kind(next(iter(values)))} ({_listed(values)}) and is compared with "
+        f"{_kind(compared.value)}, {_shown(compared.value)}, so {who} meets it"
+    )
+    return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, f"write {better}" if better else "")
+
+
+def _unmet(ref: SelectorRef, compared: Comparison, values: Collection[Plain], who: str) -> DeadEnd:
+    path, alike = path_text(compared.path), [each for each in values if type(each) is type(compared.value)]
+    wanted = " or ".join(f"{path} {_sign(compared.operator)} {_shown(value)}" for value in compared.values)
+    match compared.operator:
+        case ">=" | ">":
+            best = max(alike, default=None)
+            there = f"the largest is {_shown(best)}"
+        case "<=" | "<":
+            best = min(alike, default=None)
+            there = f"the smallest is {_shown(best)}"
+        case "!=":
+            best, there = None, "they all have that"
+        case _:
+            near = [closest_value(value, alike) for value in compared.values]
+            best = next((each for each in near if each is not None), None)
+            few = len(values) <= _SHOWN or best is None
+            there = f"there is {_listed(values)}" if few else f"the closest is {_shown(best)}"
+    text = f"{who} has {wanted}; {there}"
+    remedy = ""
+    if best is not None and compared.start >= 0 and compared.operator in {"==", ">=", "<="}:
+        remedy = f"write {with_value(ref.expression, compared, best)}"
+    return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, remedy)
+
+
+def _contradictions(parts: Sequence[_Part]) -> Iterator[DeadEnd]:
+    """Two parts that contradict each other, whatever is published."""
+    for (one, left), (other, right) in combinations([(part, comparison(part.demand)) for part in parts], 2):
+        if left is not None and right is not None and left.path == right.path and _excludes(left, right):
+            text = f"{one.demand.text} and {other.demand.text} can never both be true"
+            yield DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, other.ref, text)
+
+
+def _excludes(one: Comparison, other: Comparison) -> bool:
+    """Whether no value meets both comparisons."""
+    for equal, compared in ((one, other), (other, one)):
+        if equal.operator in {"==", "in"}:
+            return all(holds(compared.operator, value, compared.values) is False for value in equal.values)
+    for low, high in ((one, other), (other, one)):
+        if low.operator in {">", ">="} and high.operator in {"<", "<="}:
+            # What is above the one and below the other must lie between them; at the bounds both must allow it.
+            return not (
+                holds("<", low.value, high.values) is not False
+                or (low.operator == ">=" and high.operator == "<=" and holds("==", low.value, high.values) is not False)
+            )
+    return False
+
+
+def _opposed(parts: Sequence[_Part], who: str) -> Iterator[DeadEnd]:
+    """Two parts that no device meets at once."""
+    for one, other in combinations(parts, 2):
+        if int.from_bytes(one.met, "little") & int.from_bytes(other.met, "little"):
+            continue
+        text = (
+            f"{who} meets {one.demand.text} (met by {count(one.met)}) and {other.demand.text} (met by "
+            f"{count(other.met)}) at once"
+        )
+        yield DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, other.ref, text)
+        return
+
+
+def _shown(value: Plain | None) -> str:
+    """A value as one would say it."""
+    if value is None:
+        return "nothing"
+    return str(value) if isinstance(value, Quantity | SemVer) else literal(value)
+
+
+def _listed(values: Collection[Plain]) -> str:
+    return listed(sorted(map(_shown, values)), _SHOWN, rest="other values")
+
+
+def _kind(value: Plain) -> str:
+    match value:
+        case bool():
+            return "a bool"
+        case int():
+            return "an int"
+        case float():
+            return "a double"
+        case str():
+            return "a string"
+        case Quantity():
+            return "a quantity"
+    return "a version"

@@ -1,0 +1,171 @@
+"""What names and values devices are published with, and which of them somebody may have meant.
+
+Owns questions to the columns of an inventory. Decides nothing about claims.
+"""
+
+import difflib
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from draco.allocation.fleet.columns import DRIVER, Columns, Path
+from draco.cel.paths import AttributePath
+from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
+from draco.resources.quantity import Quantity, QuantityError
+from draco.resources.semver import SemVer, SemVerError
+from draco.selectors.comparisons import Plain
+
+_ALIKE: Final = 0.6
+_MANY: Final = 2000
+"""Distinct values that are looked at."""
+_COMPARED: Final = 200
+_TELLING: Final = 3
+"""A part of a name so long is taken for the name."""
+
+
+class Published:
+    """The names and values that are published at the moment."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._names: dict[str, dict[str, set[str]]] = {"attributes": {}, "capacity": {}}
+        for path in columns.paths:
+            column = columns.get(path)
+            if path.kind in self._names and (column is None or not column.empty):
+                self._names[path.kind].setdefault(path.domain, set()).add(path.id)
+
+    @property
+    def drivers(self) -> list[str]:
+        """The drivers that publish devices, sorted."""
+        column = self._columns.get(DRIVER)
+        return [] if column is None else sorted(str(key) for key, _, _ in column.values())
+
+    def has(self, path: AttributePath) -> bool:
+        """Whether any device has it."""
+        return path.id in self._names[path.kind].get(path.domain or "", ())
+
+    def is_version(self, path: AttributePath) -> bool:
+        """Whether devices have a version there, and nothing else."""
+        column = self._columns.get(Path(path.kind, path.domain or "", path.id or ""))
+        if column is None or column.empty:
+            return False
+        return all(isinstance(each, DeviceAttribute) and each.version is not None for _, each, _ in column.values())
+
+    def smallest(self, path: AttributePath) -> Quantity | None:
+        """The smallest amount of a capacity."""
+        column = self._columns.get(Path(path.kind, path.domain or "", path.id or ""))
+        values = [] if column is None else [value for _, value, _ in column.values()]
+        amounts = [_quantity(each.value) for each in values if isinstance(each, DeviceCapacity)]
+        return min((each for each in amounts if each is not None), default=None)
+
+    def domains(self) -> list[str]:
+        """Every domain in which something is published, and the drivers, sorted."""
+        return sorted({*self._names["attributes"], *self._names["capacity"], *self.drivers})
+
+    def meant(self, path: AttributePath) -> AttributePath | None:
+        """What a name that nobody publishes most probably stands for."""
+        domain, name = path.domain or "", path.id or ""
+        kind, other = path.kind, "capacity" if path.kind == "attributes" else "attributes"
+        if name in self._names[other].get(domain, ()):
+            return _path(other, domain, name)
+        for each in (kind, other):
+            near = closest(name, self._names[each].get(domain, ()))
+            if near:
+                return _path(each, domain, near)
+        for each in (kind, other):
+            homes = [home for home, names in sorted(self._names[each].items()) if name in names]
+            if homes:
+                return _path(each, closest(domain, homes) or homes[0], name)
+        near = closest(domain, self.domains())
+        if near:
+            for each in (kind, other):
+                near_name = closest(name, self._names[each].get(near, ()))
+                if near_name:
+                    return _path(each, near, near_name)
+        return None
+
+    def values(self, path: AttributePath, rows: bytes) -> dict[Plain, int]:
+        """The distinct values that the marked rows have, with one of the rows; of very many only some, and no lists."""
+        column = self._columns.get(Path(path.kind, path.domain or "", path.id or ""))
+        if column is None:
+            return {}
+        found: dict[Plain, int] = {}
+        for row in column.examples(rows, _MANY):
+            device = self._columns.devices[row]
+            value = None if device is None else value_of(device, self._columns.drivers[row], path)
+            if value is not None:
+                found.setdefault(value, row)
+        return found
+
+
+def value_of(device: Device, driver: str, path: AttributePath) -> Plain | None:
+    """What a selector meets at the path; None where there is nothing or a list."""
+    if path.kind == "driver":
+        return driver
+    if path.kind == "allowMultipleAllocations":
+        return bool(device.allow_multiple_allocations)
+    names = [f"{path.domain}/{path.id}", *([path.id] if path.domain == driver else [])]
+    for name in filter(None, names):
+        if path.kind == "capacity" and name in device.capacity:
+            return _quantity(device.capacity[name].value)
+        if path.kind == "attributes" and name in device.attributes:
+            attribute = device.attributes[name]
+            if attribute.version is not None:
+                return _version(attribute.version)
+            return attribute.value if isinstance(attribute.value, bool | int | str) else None
+    return None
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """The name that is most like another, letters' case aside; "" if none is alike."""
+    if not name:
+        return ""
+    known = sorted(names)
+    contained = [each for each in known if _is_part(name, each) or _is_part(each, name)]
+    alike = [(_likeness(name, each), each) for each in (contained or known)[:_COMPARED]]
+    if not alike:
+        return ""
+    likeness, best = max(alike, key=lambda pair: (pair[0], [-ord(c) for c in pair[1]]))
+    return best if likeness >= _ALIKE or contained else ""
+
+
+def closest_value(value: Plain, values: Collection[Plain]) -> Plain | None:
+    """The published value that is most like one that is not published; None if none is alike."""
+    alike = [each for each in values if type(each) is type(value)]
+    if isinstance(value, str):
+        return closest(value, [str(each) for each in alike]) or None
+    if isinstance(value, Quantity):
+        return min(
+            alike, key=lambda each: abs(each.nanos - value.nanos) if isinstance(each, Quantity) else 0, default=None
+        )
+    if isinstance(value, int | float):
+        return min(alike, key=lambda each: abs(each - value) if isinstance(each, int | float) else 0, default=None)
+    if isinstance(value, SemVer):
+        versions = sorted(each for each in alike if isinstance(each, SemVer))
+        return next((each for each in versions if value < each), versions[-1] if versions else None)
+    return None
+
+
+def _is_part(one: str, other: str) -> bool:
+    return len(one) >= _TELLING and one.lower() in other.lower()
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one.lower(), other.lower()).ratio()
+
+
+def _path(kind: str, domain: str, name: str) -> AttributePath:
+    return AttributePath("attributes" if kind == "attributes" else "capacity", domain, name)
+
+
+def _quantity(text: str) -> Quantity | None:
+    try:
+        return Quantity.parse(text)
+    except QuantityError:
+        return None
+
+
+def _version(text: str) -> SemVer | None:
+    try:
+        return SemVer.parse(text)
+    except SemVerError:
+        return None

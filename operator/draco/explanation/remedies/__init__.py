@@ -1,0 +1,1 @@
+"""What single change would let the claims of a pod fit."""

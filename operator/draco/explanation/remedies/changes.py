@@ -1,0 +1,111 @@
+"""Changes that are tried: what each kind is, and how small.
+
+Owns the record of a change that the allocator found to do, and the rewriting of a claim in one respect.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from draco.explanation.findings.placement import Obstacle
+from draco.explanation.model import ChangeKind, NearestMiss
+from draco.explanation.selection import Asked
+from draco.resources.api.claims import (
+    AllocationResult,
+    CelSelector,
+    DeviceConstraint,
+    DeviceSelector,
+    DeviceSubRequest,
+    ResourceClaim,
+)
+from draco.resources.api.core import Node
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.taints import DeviceTaint
+from draco.resources.names import PoolKey
+
+_SIZES: Final = (
+    ChangeKind.OTHER_CLASS,
+    ChangeKind.FREE_IDLE_CLAIM,
+    ChangeKind.LIFT_TAINT,
+    ChangeKind.UNCORDON,
+    ChangeKind.REPAIR_POOL,
+    ChangeKind.TOLERATE_NODE,
+    ChangeKind.NODE_SELECTOR,
+    ChangeKind.RELAX_SELECTOR,
+    ChangeKind.LOWER_CAPACITY,
+    ChangeKind.LOWER_COUNT,
+    ChangeKind.FREE_CLAIM,
+    ChangeKind.DROP_CONSTRAINT,
+    ChangeKind.DROP_SELECTOR,
+)
+"""From small to big: what helps without taking anything from anybody comes first."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One change with which the claims fit. Besides what is told, what it is, for whoever wants to make it."""
+
+    told: NearestMiss
+    claims: Sequence[ResourceClaim] = ()
+    """All claims, one of them changed."""
+    gone: ObjectKey | None = None
+    """A claim that is no more."""
+    taint: DeviceTaint | None = None
+    """A taint that no device has any more."""
+    obstacle: Obstacle | None = None
+    """What keeps the pod away from the node no more."""
+    pool: PoolKey | None = None
+    """A pool of which there is nothing more to come."""
+
+    @property
+    def size(self) -> int:
+        """How big it is, compared with others."""
+        return _SIZES.index(self.told.kind)
+
+
+def told(
+    kind: ChangeKind, text: str, node: Node, results: Sequence[AllocationResult], *, claim: str = ""
+) -> NearestMiss:
+    """What is told of a change with which the claims get these results."""
+    devices = [f"{each.driver}/{each.pool}/{each.device}" for result in results for each in result.devices.results]
+    return NearestMiss(kind=kind, text=text, node=node.metadata.name, devices=devices, claim=claim)
+
+
+def with_asked(claims: Sequence[ResourceClaim], claim: ResourceClaim, name: str, asked: Asked) -> list[ResourceClaim]:
+    """The claims, one of which asks otherwise in the request (or alternative) of that name."""
+    devices = claim.spec.devices
+    requests = []
+    for request in devices.requests:
+        if isinstance(asked, DeviceSubRequest):
+            alternatives = [
+                asked if f"{request.name}/{each.name}" == name else each for each in request.first_available
+            ]
+            requests.append(msgspec.structs.replace(request, first_available=alternatives))
+        elif request.name == name:
+            requests.append(msgspec.structs.replace(request, exactly=asked))
+        else:
+            requests.append(request)
+    return _with_devices(claims, claim, requests=requests)
+
+
+def with_selector(asked: Asked, index: int, expression: str) -> Asked:
+    """A request with another expression in one of its own selectors; without it where that would always be true."""
+    selectors = list(asked.selectors)
+    if expression == "true":
+        del selectors[index]
+    else:
+        selectors[index] = DeviceSelector(cel=CelSelector(expression=expression))
+    return msgspec.structs.replace(asked, selectors=selectors)
+
+
+def with_constraints(
+    claims: Sequence[ResourceClaim], claim: ResourceClaim, constraints: Sequence[DeviceConstraint]
+) -> list[ResourceClaim]:
+    """The claims, one of which has other constraints."""
+    return _with_devices(claims, claim, constraints=list(constraints))
+
+
+def _with_devices(claims: Sequence[ResourceClaim], claim: ResourceClaim, **fields: object) -> list[ResourceClaim]:
+    devices = msgspec.structs.replace(claim.spec.devices, **fields)
+    changed = msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
+    return [changed if each is claim else each for each in claims]

@@ -1,0 +1,267 @@
+"""What would do if the claims asked a little less: another value, a selector, a number, a constraint, a class.
+
+Owns the changes that the author of the claims can make. Every changed selector is one that fails on no device.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from draco.allocation.fleet.rowwise import select
+from draco.cel.errors import CompileError
+from draco.explanation.model import ChangeKind
+from draco.explanation.problems.guards import guard
+from draco.explanation.problems.published import closest, closest_value
+from draco.explanation.remedies.changes import Change, told, with_asked, with_constraints, with_selector
+from draco.explanation.remedies.trials import Ask, Trials
+from draco.explanation.selection import alternatives, count, failing, met
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node
+from draco.resources.quantity import Quantity
+from draco.resources.semver import SemVer
+from draco.selectors.accesses import path_text
+from draco.selectors.comparisons import Comparison, Plain, comparison, holds, literal, with_value
+from draco.selectors.demands import Demand, demands, with_demand, without
+
+_DEMANDS: Final = 8
+_VALUES: Final = 3
+_COUNTS: Final = 4
+_CLASSES: Final = 3
+
+
+class _Rewriting:
+    """Changed expressions in one of the own selectors of one request."""
+
+    def __init__(self, trials: Trials, ask: Ask, index: int) -> None:
+        self._trials = trials
+        self._ask = ask
+        self._index = index
+        self.step = ask.selection.steps[ask.selection.of_class + index]
+        self.expression = self.step.ref.expression
+
+    def candidates(self, expression: str) -> bytes:
+        """1 for each row that would do if the selector were this one; none if any selector then fails on a device."""
+        fleet, chain = self._trials.fleet, self._ask.selection
+        marks = chain.start
+        for step in chain.steps:
+            asked = expression if step is self.step else step.ref.expression
+            try:
+                if count(failing(fleet, asked, select([marks, self._trials.unheld]))):
+                    return bytes(len(marks))
+                marks = met(fleet, asked, marks)
+            except CompileError:
+                return bytes(len(marks))
+        return self._trials.free(self._ask, self._ask.tolerated, marks)
+
+    def tried(self, kind: ChangeKind, expression: str, text: str, rows: bytes | None = None) -> Iterator[Change]:
+        """The change to this expression, if the claims then fit somewhere."""
+        trials, ask = self._trials, self._ask
+        rows = self.candidates(expression) if rows is None else rows
+        if not count(rows):
+            return
+        asked = with_selector(ask.asked, self._index, expression)
+        claims = with_asked(trials.claims, ask.claim, ask.name, asked)
+        marks = [(each, rows if each is ask else trials.usable(each)) for each in trials.asks]
+        yield from _tried(trials, trials.nodes(marks), kind, claims, text=text, claim=ask.claim)
+
+
+def _tried(
+    trials: Trials,
+    nodes: Iterable[Node],
+    kind: ChangeKind,
+    claims: Sequence[ResourceClaim],
+    *,
+    text: str,
+    claim: ResourceClaim,
+) -> Iterator[Change]:
+    """The change to these claims, if they fit on one of the nodes."""
+    for node in nodes:
+        results = trials.fits(node, claims)
+        if results is not None:
+            yield Change(told=told(kind, text, node, results, claim=str(claim.metadata.key)), claims=claims)
+            return
+
+
+def guarded_selectors(trials: Trials) -> Iterator[Change]:
+    """A selector that fails on devices, so written that it fails on none."""
+    for ask in trials.asks:
+        for index in range(len(ask.asked.selectors)):
+            rewriting = _Rewriting(trials, ask, index)
+            if count(rewriting.step.failed) or rewriting.step.error is not None:
+                better = guard(trials.fleet, trials.published, rewriting.step)
+                if better:
+                    text = f"write {better} in request {ask.name}"
+                    yield from rewriting.tried(ChangeKind.RELAX_SELECTOR, better, text)
+
+
+def relaxed_selectors(trials: Trials) -> Iterator[Change]:
+    """One demand of a selector with another value, or dropped."""
+    for ask in trials.asks:
+        left = _DEMANDS
+        for index in range(len(ask.asked.selectors)):
+            rewriting = _Rewriting(trials, ask, index)
+            parts = demands(rewriting.expression)
+            for part in parts[:left]:
+                yield from _relaxed(trials, ask, rewriting, parts, part)
+            left = max(0, left - len(parts))
+
+
+def _relaxed(
+    trials: Trials, ask: Ask, rewriting: _Rewriting, parts: Sequence[Demand], part: Demand
+) -> Iterator[Change]:
+    dropped = without(parts, part)
+    there = rewriting.candidates(dropped)
+    if not count(there):
+        return
+    compared = comparison(part)
+    if compared is not None:
+        for value in _values(trials, compared, there):
+            expression, demand = _with_value(rewriting.expression, part, compared, value)
+            if not demand:
+                continue
+            text = f"ask for {_said(compared, value)} in request {ask.name}"
+            changes = list(rewriting.tried(ChangeKind.RELAX_SELECTOR, expression, text))
+            if changes:
+                yield from changes
+                return
+    text = f"remove {part.text} from request {ask.name}"
+    yield from rewriting.tried(ChangeKind.DROP_SELECTOR, dropped, text, there)
+
+
+def _values(trials: Trials, compared: Comparison, there: bytes) -> Sequence[Plain]:
+    """The published values that would be met if less were asked, the closest first."""
+    if compared.operator in {"in", "!="} or compared.start < 0:
+        return []
+    unmet = [
+        each
+        for each in trials.published.values(compared.path, there)
+        if type(each) is type(compared.value) and holds(compared.operator, each, compared.values) is False
+    ]
+    if compared.operator == "==":
+        near = closest_value(compared.value, unmet)
+        return [] if near is None else [near]
+    unmet.sort(key=_order, reverse=compared.operator in {">", ">="})
+    return unmet[:_VALUES]
+
+
+def _said(compared: Comparison, value: Plain) -> str:
+    """A change of value, in few words."""
+    path = compared.path
+    name = f"{path.domain}/{path.id}" if path.id is not None else path.kind
+    sign = compared.operator if compared.operator in {"==", ">=", "<="} else f"{compared.operator}="
+    old, new = (str(each) if isinstance(each, Quantity | SemVer) else literal(each) for each in (compared.value, value))
+    return f"{name} {sign} {new} instead of {compared.operator} {old}"
+
+
+def _order(value: Plain) -> Plain:
+    return value
+
+
+def _with_value(expression: str, part: Demand, compared: Comparison, value: Plain) -> tuple[str, str]:
+    """The expression, and its part, so that the value is just met."""
+    if compared.operator in {"==", ">=", "<="}:
+        changed = with_value(expression, compared, value)
+        return changed, changed[part.start : part.end + len(changed) - len(expression)]
+    sign = f"{compared.operator}="
+    if isinstance(value, Quantity | SemVer):
+        function = "quantity" if isinstance(value, Quantity) else "semver"
+        demand = f"{path_text(compared.path)}.compareTo({function}({literal(value)})) {sign} 0"
+    else:
+        demand = f"{path_text(compared.path)} {sign} {literal(value)}"
+    return with_demand(expression, part, demand), demand
+
+
+def lowered_counts(trials: Trials) -> Iterator[Change]:
+    """Fewer devices."""
+    for ask in trials.asks:
+        if ask.asked.allocation_mode == "All" or ask.asked.count <= 1:
+            continue
+        marks = [(each, trials.usable(each)) for each in trials.asks]
+        best: Change | None = None
+        least = 0
+        for node in trials.nodes(marks, most=_COUNTS):
+            there = trials.fleet.inventory.nodes.read(node.metadata.name, marks[trials.asks.index(ask)][1]).count(1)
+            most = min(ask.asked.count - 1, there or ask.asked.count - 1)
+            for number in range(most, max(least, most - _COUNTS), -1):
+                claims = with_asked(
+                    trials.claims, ask.claim, ask.name, msgspec.structs.replace(ask.asked, count=number)
+                )
+                results = trials.fits(node, claims)
+                if results is not None:
+                    text = f"ask for {number} instead of {ask.asked.count} devices in request {ask.name}"
+                    claim = str(ask.claim.metadata.key)
+                    best = Change(told=told(ChangeKind.LOWER_COUNT, text, node, results, claim=claim), claims=claims)
+                    least = number
+                    break
+        if best is not None:
+            yield best
+
+
+def lowered_capacities(trials: Trials) -> Iterator[Change]:
+    """A smaller amount of a capacity: what some device has left."""
+    for ask in trials.asks:
+        wanted = ask.asked.capacity.requests if ask.asked.capacity is not None else {}
+        for name in wanted:
+            yield from _lowered_capacity(trials, ask, name)
+
+
+def _lowered_capacity(trials: Trials, ask: Ask, name: str) -> Iterator[Change]:
+    if ask.asked.capacity is None:
+        return
+    fleet, asked = trials.fleet, ask.asked.capacity.requests[name]
+    rows = trials.usable(ask)
+    for node in trials.nodes([(each, trials.usable(each)) for each in trials.asks]):
+        amounts = set()
+        for view in fleet.inventory.views(node):
+            for candidate in view.candidates:
+                capacity = candidate.device.capacity.get(name)
+                if capacity is not None and rows[candidate.row]:
+                    taken = fleet.state.consumed(candidate.key).get(name, 0)
+                    amounts.add(Quantity.parse(capacity.value) - _nanos(taken))
+        enough = Quantity.parse(asked)
+        for amount in sorted((each for each in amounts if each.sign() > 0 and each < enough), reverse=True)[:_VALUES]:
+            requests = {**ask.asked.capacity.requests, name: str(amount)}
+            lowered = msgspec.structs.replace(ask.asked.capacity, requests=requests)
+            claims = with_asked(
+                trials.claims, ask.claim, ask.name, msgspec.structs.replace(ask.asked, capacity=lowered)
+            )
+            text = f"ask for {amount} instead of {asked} of {name} in request {ask.name}"
+            changes = list(_tried(trials, [node], ChangeKind.LOWER_CAPACITY, claims, text=text, claim=ask.claim))
+            if changes:
+                yield from changes
+                return
+
+
+def _nanos(number: int) -> Quantity:
+    return Quantity.parse(f"{number}n")
+
+
+def dropped_constraints(trials: Trials) -> Iterator[Change]:
+    """One constraint less."""
+    marks = [(ask, trials.usable(ask)) for ask in trials.asks]
+    for claim in trials.claims:
+        constraints = claim.spec.devices.constraints
+        if not constraints:
+            continue
+        nodes = trials.nodes(marks)
+        for index, constraint in enumerate(constraints):
+            claims = with_constraints(trials.claims, claim, [*constraints[:index], *constraints[index + 1 :]])
+            kind = "matchAttribute" if constraint.match_attribute is not None else "distinctAttribute"
+            attribute = constraint.match_attribute or constraint.distinct_attribute
+            text = f"remove the constraint {kind}: {attribute} from claim {claim.metadata.key}"
+            yield from _tried(trials, nodes, ChangeKind.DROP_CONSTRAINT, claims, text=text, claim=claim)
+
+
+def other_classes(trials: Trials) -> Iterator[Change]:
+    """A class that exists, instead of one that does not."""
+    classes = trials.fleet.classes
+    for claim in trials.claims:
+        for name, asked in (each for request in claim.spec.devices.requests for each in alternatives(request)):
+            near = "" if asked.device_class_name in classes else closest(asked.device_class_name, classes)
+            if not near:
+                continue
+            changed = with_asked(trials.claims, claim, name, msgspec.structs.replace(asked, device_class_name=near))
+            marks = [(ask, trials.usable(ask)) for ask in trials.asks_of(changed)]
+            text = f"ask for the class {near} instead of {asked.device_class_name} in request {name}"
+            yield from _tried(trials, trials.nodes(marks), ChangeKind.OTHER_CLASS, changed, text=text, claim=claim)

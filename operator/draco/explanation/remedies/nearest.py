@@ -1,0 +1,87 @@
+"""The nearest misses: what single change would let the claims of a pod fit.
+
+Owns which kinds of change are tried, and in which order they are told. Nothing is told that the allocator did not confirm for the
+changed claims, node or cluster.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from draco.allocation.errors import SearchTooLong
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.rowwise import select
+from draco.explanation.model import NearestMiss
+from draco.explanation.remedies.changes import Change
+from draco.explanation.remedies.claim_changes import (
+    dropped_constraints,
+    guarded_selectors,
+    lowered_capacities,
+    lowered_counts,
+    other_classes,
+    relaxed_selectors,
+)
+from draco.explanation.remedies.supply_changes import freed_claims, lifted_taints, opened_nodes, repaired_pools
+from draco.explanation.remedies.trials import Trials
+from draco.explanation.selection import count
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
+
+MAX_TOLD: Final = 5
+_OF_ONE_KIND: Final = 2
+_FEW: Final = 16
+"""In a cluster of so few nodes each is looked at; in a larger one those that are likely to do."""
+_STEPS: Final = 100_000
+"""Devices that a search looks at which finds out whether claims fit as they are."""
+_Kind = Callable[[Trials], Iterator[Change]]
+_REPAIRS: Final[tuple[_Kind, ...]] = (other_classes, guarded_selectors)
+"""What must be put right before anything else can help."""
+_CHANGES: Final[tuple[_Kind, ...]] = (
+    lifted_taints,
+    opened_nodes,
+    repaired_pools,
+    freed_claims,
+    lowered_counts,
+    lowered_capacities,
+    relaxed_selectors,
+    dropped_constraints,
+)
+
+
+def nearest_misses(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None) -> list[NearestMiss]:
+    """The smallest single changes with which the claims that are not allocated yet would fit together on a node.
+
+    None if no single change of those that are known was found to do. `pod` says where it may go. To be asked about claims that
+    fit on no node; where they do, as a rule nothing is told.
+    """
+    return [change.told for change in nearest_changes(fleet, claims, pod)]
+
+
+def nearest_changes(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None) -> list[Change]:
+    """The same, with what the changes are."""
+    trials = Trials(fleet, claims, pod)
+    if not trials.claims or _may_fit(trials):
+        return []
+    kinds = _REPAIRS if _is_broken(trials) else _CHANGES
+    found = [change for kind in kinds for change in islice(kind(trials), _OF_ONE_KIND)]
+    return sorted(found, key=lambda change: change.size)[:MAX_TOLD]
+
+
+def _is_broken(trials: Trials) -> bool:
+    """Whether a class is missing, or a selector does not work on a device that is to be had."""
+    requests = [request for claim in trials.claims for request in claim.spec.devices.requests]
+    if len(trials.asks) < sum(max(1, len(request.first_available)) for request in requests):
+        return True
+    steps = [step for ask in trials.asks for step in ask.selection.steps]
+    return any(step.error is not None or count(select([step.failed, trials.unheld])) for step in steps)
+
+
+def _may_fit(trials: Trials) -> bool:
+    """Whether the claims fit as things are on a node that is likely to do, or it takes too long to find out."""
+    nodes = trials.nodes([(ask, trials.usable(ask)) for ask in trials.asks])
+    if len(trials.fleet.nodes) <= _FEW:
+        nodes = [node for node in trials.fleet.nodes.values() if trials.may_go(node)]
+    try:
+        return any(trials.found(node, max_steps=_STEPS) is not None for node in nodes)
+    except SearchTooLong:
+        return True

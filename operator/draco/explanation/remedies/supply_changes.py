@@ -1,0 +1,251 @@
+"""What would do if the cluster were a little different: a taint, another claim, the rules of a node, a pool.
+
+Owns the changes that somebody other than the author of the claims has to make.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from draco.allocation.errors import AllocationError
+from draco.allocation.fleet.pools import Pool, PoolView
+from draco.allocation.fleet.rowwise import select
+from draco.explanation.findings.details import consumers_of, taint_seen
+from draco.explanation.findings.placement import Obstacle
+from draco.explanation.model import ChangeKind, NodeReason
+from draco.explanation.remedies.changes import Change, told
+from draco.explanation.remedies.trials import Trials
+from draco.explanation.selection import first_rows
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.taints import DeviceTaint, taint_text
+from draco.resources.english import agreeing, listed, them
+from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINTS_OF_FACTS, DeviceKey, PoolKey
+
+_NOT: Final = bytes(each == 0 for each in range(256))
+_LOOKED_AT: Final = 2000
+_ROWS: Final = 200
+_TAINTS: Final = 4
+_IDLE: Final = 12
+_BUSY_NODES: Final = 3
+_BUSY: Final = 8
+_CLOSED: Final = 12
+_POOLS: Final = 3
+
+
+def lifted_taints(trials: Trials) -> Iterator[Change]:
+    """A taint that is lifted, or tolerated, which comes to the same but for taints that state what cannot be done."""
+    inventory = trials.fleet.inventory
+    seen: dict[tuple[str, str, str], DeviceTaint] = {}
+    for ask in trials.asks:
+        tainted = trials.free(ask, ask.selection.end, ask.tolerated.translate(_NOT))
+        kinds = {inventory.taints.codes[row]: row for row in first_rows(tainted, _ROWS)}
+        for row in kinds.values():
+            for taint in inventory.taints_of(row):
+                if not any(each.tolerates(taint) for each in ask.asked.tolerations):
+                    seen.setdefault((taint.key, taint.value, taint.effect), taint)
+    for taint in list(seen.values())[:_TAINTS]:
+        yield from _lifted(trials, taint)
+
+
+def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[Change]:
+    marks = [
+        (ask, trials.free(ask, ask.selection.end, trials.tolerated(ask.asked, lambda each: _is(each, taint))))
+        for ask in trials.asks
+    ]
+    for node in trials.nodes(marks):
+        views = [_without_taint(view, taint) for view in trials.fleet.inventory.views(node)]
+        results = trials.fits(node, views=views)
+        if results is None:
+            continue
+        taken = {
+            DeviceKey(each.driver, each.pool, each.device) for result in results for each in result.devices.results
+        }
+        tainted = {
+            candidate.key: candidate
+            for view in trials.fleet.inventory.views(node)
+            for candidate in view.candidates
+            if candidate.key in taken and any(_is(each, taint) for each in candidate.taints)
+        }
+        named = (taint.key, taint.value, taint.effect)
+        rules = {taint_seen(trials.fleet, candidate, named).rule for candidate in tainted.values()} - {""}
+        by = f" (rule {listed(sorted(rules))})" if rules else ""
+        text = f"lift the taint {taint_text(*named)}{by} from {listed(sorted(tainted))}{_otherwise(taint)}"
+        yield Change(told=told(ChangeKind.LIFT_TAINT, text, node, results), taint=taint)
+        return
+
+
+def _otherwise(taint: DeviceTaint) -> str:
+    """How the taint goes, or what does as well."""
+    if taint.key == TAINT_FOREIGN_INSTANCE:
+        return " by removing the GPU instance there, which Draco did not make"
+    if taint.key == TAINT_FAULT:
+        return ": its agent does when the GPU's fault is over, and draco status says what the GPU needs"
+    if taint.key in TAINTS_OF_FACTS:
+        return ": its agent does when the GPU is Ready again, and draco layout show says what that waits for"
+    return ", or let the request tolerate it"
+
+
+def freed_claims(trials: Trials) -> Iterator[Change]:
+    """Another claim that is gone: one that is allocated for nobody, or one that somebody uses."""
+    yield from _first(_freed_idle(trials))
+    yield from _first(_freed_busy(trials))
+
+
+def _freed_idle(trials: Trials) -> Iterator[Change]:
+    fleet = trials.fleet
+    tried = 0
+    for key in islice(fleet.idle, _LOOKED_AT):
+        rows = [row for device in fleet.state.held_by(key) for row in fleet.inventory.rows(device)]
+        if tried >= _IDLE or not any(_matters(trials, row) for row in rows):
+            continue
+        names = set(map(fleet.inventory.node_of, rows))
+        nodes = [fleet.nodes[name] for name in sorted(names) if name in fleet.nodes]
+        if "" in names:
+            nodes += trials.nodes([(ask, ask.selection.end) for ask in trials.asks], most=1)
+        for node in filter(trials.may_go, nodes):
+            tried += 1
+            results = trials.fits(node, without=key)
+            if results is not None:
+                text = f"delete claim {key}, which is allocated but not used by any pod"
+                yield Change(told=told(ChangeKind.FREE_IDLE_CLAIM, text, node, results, claim=str(key)), gone=key)
+
+
+def _matters(trials: Trials, row: int) -> bool:
+    """Whether a device that is freed may do, or let another do that draws from the same counters."""
+    device = trials.fleet.inventory.columns.devices[row]
+    return any(ask.selection.end[row] for ask in trials.asks) or (device is not None and bool(device.consumes_counters))
+
+
+def _freed_busy(trials: Trials) -> Iterator[Change]:
+    fleet = trials.fleet
+    own = {claim.metadata.key for claim in trials.claims}
+    free = trials.nodes([(ask, trials.usable(ask)) for ask in trials.asks], most=_BUSY_NODES)
+    held = [(ask, select([trials.standing, ask.selection.end, ask.tolerated])) for ask in trials.asks]
+    nodes = {node.metadata.name: node for node in (*free, *trials.nodes(held, most=_BUSY_NODES))}
+    for node in nodes.values():
+        try:
+            views = fleet.inventory.views(node)
+        except AllocationError:
+            continue
+        holders: dict[ObjectKey, None] = {}
+        for candidate in (candidate for view in views for candidate in view.candidates):
+            if any(ask.selection.end[candidate.row] for ask in trials.asks) or candidate.charges:
+                holders.update(dict.fromkeys(fleet.holders(candidate.key)))
+        busy = [key for key in holders if key not in own and fleet.claims[key].status.reserved_for]
+        for key in busy[:_BUSY]:
+            results = trials.fits(node, without=key)
+            if results is not None:
+                text = _released(fleet.claims[key])
+                yield Change(told=told(ChangeKind.FREE_CLAIM, text, node, results, claim=str(key)), gone=key)
+
+
+def opened_nodes(trials: Trials) -> Iterator[Change]:
+    """A node to which the pod may not go for one reason alone."""
+    if not trials.is_any_closed:
+        return
+
+    def is_closed(node: Node) -> bool:
+        return len(trials.rules.obstacles(node)) == 1 and trials.reaches(node)
+
+    marks = [(ask, trials.usable(ask)) for ask in trials.asks]
+    told_of: set[NodeReason] = set()
+    for node in trials.nodes(marks, where=is_closed, most=_CLOSED):
+        [obstacle] = trials.rules.obstacles(node)
+        if obstacle.reason in told_of:
+            continue
+        results = trials.fits(node)
+        if results is not None:
+            told_of.add(obstacle.reason)
+            kind, text = _opened(node, obstacle)
+            yield Change(told=told(kind, text, node, results), obstacle=obstacle)
+
+
+def _opened(node: Node, obstacle: Obstacle) -> tuple[ChangeKind, str]:
+    name = node.metadata.name
+    match obstacle.reason:
+        case NodeReason.UNSCHEDULABLE:
+            return ChangeKind.UNCORDON, f"uncordon node {name}"
+        case NodeReason.NOT_READY:
+            return (
+                ChangeKind.TOLERATE_NODE,
+                f"repair node {name}, which has the taint {obstacle.what}",
+            )
+        case NodeReason.TAINTED:
+            return ChangeKind.TOLERATE_NODE, f"let the pod tolerate the taint {obstacle.what} of node {name}"
+        case NodeReason.NODE_SELECTOR:
+            has = node.metadata.labels.get(obstacle.what.partition("=")[0])
+            text = f"remove {obstacle.what} from the pod's nodeSelector"
+            return ChangeKind.NODE_SELECTOR, f"{text} (node {name} has {has})" if has is not None else text
+        case NodeReason.NODE_NAME:
+            return ChangeKind.NODE_SELECTOR, f"remove nodeName: {obstacle.what} from the pod"
+    return ChangeKind.NODE_SELECTOR, f"allow node {name} in the pod's node affinity"
+
+
+def repaired_pools(trials: Trials) -> Iterator[Change]:
+    """A pool of which slices are missing, taken for complete as it is."""
+    inventory = trials.fleet.inventory
+    broken = select([inventory.columns.live, trials.standing.translate(_NOT)])
+    keys: dict[PoolKey, None] = {}
+    for ask in trials.asks:
+        for row in first_rows(select([broken, ask.selection.end, ask.tolerated]), _ROWS):
+            device = inventory.key(row)
+            keys[PoolKey(device.driver, device.pool)] = None
+    for key in list(keys)[:_POOLS]:
+        pool = inventory.pool(key)
+        if pool is None:
+            continue
+        newest = max(entry.spec.pool.generation for entry in pool.entries)
+        here = [entry for entry in pool.entries if entry.spec.pool.generation == newest]
+        wanted = here[0].spec.pool.resource_slice_count
+        if len(here) == wanted:
+            continue
+        whole = Pool(key)
+        for entry in here:
+            named = msgspec.structs.replace(entry.spec.pool, resource_slice_count=len(here))
+            whole.put(msgspec.structs.replace(entry, spec=msgspec.structs.replace(entry.spec, pool=named)))
+        names = {inventory.node_of(row) for entry in here for row in entry.rows}
+        nodes = [trials.fleet.nodes[name] for name in sorted(names) if name in trials.fleet.nodes]
+        for node in filter(trials.may_go, nodes or map(trials.fleet.nodes.__getitem__, trials.fleet.node_names[:1])):
+            results = trials.fits(node, views=_with_pool(inventory.views(node), whole, node))
+            if results is not None:
+                text = (
+                    f"publish pool {key} completely: {len(here)} of the {wanted} slices of its newest generation exist"
+                )
+                yield Change(told=told(ChangeKind.REPAIR_POOL, text, node, results), pool=key)
+                return
+
+
+def _with_pool(views: Sequence[PoolView], pool: Pool, node: Node) -> list[PoolView]:
+    view = pool.view(node)
+    changed = [each for each in views if each.key != pool.key] + ([view] if view is not None else [])
+    return sorted(changed, key=lambda each: (each.has_binding_conditions, each.key))
+
+
+def _without_taint(view: PoolView, taint: DeviceTaint) -> PoolView:
+    if not any(_is(each, taint) for candidate in view.candidates for each in candidate.taints):
+        return view
+    candidates = [
+        msgspec.structs.replace(candidate, taints=tuple(each for each in candidate.taints if not _is(each, taint)))
+        for candidate in view.candidates
+    ]
+    return msgspec.structs.replace(view, candidates=candidates)
+
+
+def _is(one: DeviceTaint, other: DeviceTaint) -> bool:
+    return (one.key, one.value, one.effect) == (other.key, other.value, other.effect)
+
+
+def _released(claim: ResourceClaim) -> str:
+    consumers = consumers_of(claim)
+    use = agreeing(len(consumers), "it uses", "they use")
+    return f"wait for {listed(consumers)} to end, or delete {them(len(consumers))}: {use} claim {claim.metadata.key}"
+
+
+def _first(changes: Iterator[Change]) -> Iterator[Change]:
+    for change in changes:
+        yield change
+        return

@@ -1,0 +1,246 @@
+"""Trying what would be if: the allocator's answer for claims, a node or a cluster that are changed in one respect.
+
+Owns the choice of the few nodes that are worth a try, and the bounds of how many tries there are. A node is worth more the more
+devices it has that would do; that only decides what is tried first, never what is said.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice, repeat
+from typing import Final, TypeAlias
+
+import msgspec
+
+from draco.allocation.errors import AllocationError, SearchTooLong
+from draco.allocation.fleet.fleet import HELD, Fleet
+from draco.allocation.fleet.node_rows import SHARED
+from draco.allocation.fleet.node_selection import selects
+from draco.allocation.fleet.pools import PoolView, Standing
+from draco.allocation.fleet.rowwise import Combined, combine, number, select
+from draco.allocation.fleet.state import AllocatedState
+from draco.allocation.search.allocate import allocate
+from draco.explanation.findings.placement import PodRules, nodes_for
+from draco.explanation.problems.published import Published
+from draco.explanation.selection import Asked, Selection, alternatives, count, first_rows, selection
+from draco.resources.api.claims import AllocationResult, ResourceClaim
+from draco.resources.api.core import Node, Pod
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.taints import DeviceTaint
+
+MAX_TRIES: Final = 150
+"""Searches in all for one set of claims."""
+_LONG: Final = 15
+"""As how many tries one counts that was too long."""
+MAX_STEPS: Final = 10_000
+"""Devices that one search looks at."""
+NODES: Final = 5
+"""Nodes that one change is tried on."""
+_SHARING: Final = 2_000
+"""Nodes that are known to have nothing but devices that several share."""
+_FEW: Final = 200
+"""Devices of which the nodes are looked up one by one."""
+_NOT_HELD: Final = bytes(code != HELD for code in range(256))
+_CURRENT: Final = bytes(code == Standing.CURRENT for code in range(256))
+_Asked: TypeAlias = tuple[tuple[tuple[ObjectKey, str], int, bytes], ...]
+"""For each alternative its request, how many devices it wants, and the rows that would do."""
+
+
+class Ask(msgspec.Struct, frozen=True, eq=False):
+    """One request, or one alternative of it, and the rows that would do for it."""
+
+    claim: ResourceClaim
+    request: str
+    """Its own name; alternatives share it."""
+    name: str
+    """The name it has in results."""
+    asked: Asked
+    selection: Selection
+    tolerated: bytes
+    """1 for each row with no taint but those that it tolerates."""
+
+    @property
+    def wanted(self) -> int:
+        """How many devices it takes at least."""
+        return 1 if self.asked.allocation_mode == "All" else self.asked.count
+
+    @property
+    def admin(self) -> bool:
+        """Whether it may have devices that others use."""
+        return bool(getattr(self.asked, "admin_access", False))
+
+
+class Trials:
+    """Tries, for the claims of one pod that are not allocated yet."""
+
+    def __init__(self, fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> None:
+        self.fleet = fleet
+        self.claims: Final = [claim for claim in claims if claim.status.allocation is None]
+        self.rules: Final = PodRules(pod)
+        self._nodes = nodes_for(fleet, pod)
+        self.published: Final = Published(fleet.inventory.columns)
+        self.tries = 0
+        self._ranked: dict[_Asked, Mapping[int, Sequence[str]]] = {}
+        self._usable: dict[int, bytes] = {}
+        selectors = [claim.status.allocation.node_selector for claim in claims if claim.status.allocation is not None]
+        self._bound = [selector for selector in selectors if selector is not None]
+        self.unheld: Final = fleet.held.translate(_NOT_HELD)
+        self.standing: Final = fleet.inventory.standing.translate(_CURRENT)
+        self._taints = combine([fleet.inventory.taints.numbered()])
+        self.asks: Final = list(self.asks_of(self.claims))
+
+    def asks_of(self, claims: Sequence[ResourceClaim]) -> Iterator[Ask]:
+        """Everything that claims ask for of a class that exists, alternatives one by one."""
+        for claim in claims:
+            for request in claim.spec.devices.requests:
+                for name, asked in alternatives(request):
+                    device_class = self.fleet.classes.get(asked.device_class_name)
+                    if device_class is not None:
+                        chain = selection(self.fleet, claim, device_class, asked)
+                        tolerated = self.tolerated(asked, lambda _: False)
+                        yield Ask(claim, request.name, name, asked, chain, tolerated)
+
+    def tolerated(self, asked: Asked, lifted: Callable[[DeviceTaint], bool]) -> bytes:
+        """1 for each row without taints but those that a request tolerates, or that are lifted."""
+
+        def fine(row: int) -> bool:
+            if not self.fleet.inventory.taints.codes[row]:
+                return True
+            return all(
+                lifted(taint) or any(each.tolerates(taint) for each in asked.tolerations)
+                for taint in self.fleet.inventory.taints_of(row)
+            )
+
+        return self._taints.paint([fine(row) for row in self._taints.rows])
+
+    @property
+    def taints(self) -> Combined:
+        """The rows by their taints."""
+        return self._taints
+
+    def free(self, ask: Ask, *marks: bytes) -> bytes:
+        """1 for each row of a sound pool that has all these marks and that the request may take, as far as claims go."""
+        held = [] if ask.admin else [self.unheld]
+        return select([self.standing, *held, *marks])
+
+    def usable(self, ask: Ask) -> bytes:
+        """1 for each row that would do for a request as things are; counters and constraints left aside."""
+        known = self._usable.get(id(ask))
+        if known is None or ask not in self.asks:
+            known = self._usable[id(ask)] = self.free(ask, ask.selection.end, ask.tolerated)
+        return known
+
+    @cached_property
+    def _open(self) -> Collection[str]:
+        there = self._nodes.open
+        return {name for name, node in there.items() if self.reaches(node)} if self._bound else there.keys()
+
+    @property
+    def is_any_closed(self) -> bool:
+        """Whether there is a node to which the pod may not go, or from which it does not reach what it has."""
+        return len(self._open) < len(self.fleet.nodes)
+
+    def may_go(self, node: Node) -> bool:
+        """Whether the pod may go to the node, and reaches there the devices that it has already."""
+        return node.metadata.name in self._open
+
+    def reaches(self, node: Node) -> bool:
+        """Whether the devices that the pod has already can be reached from the node."""
+        if not self._bound:
+            return True
+        try:
+            return all(selects(selector, node) for selector in self._bound)
+        except AllocationError:
+            return False
+
+    def nodes(
+        self, marks: Sequence[tuple[Ask, bytes]], where: Callable[[Node], bool] | None = None, most: int = NODES
+    ) -> list[Node]:
+        """The nodes that come nearest to having as many of the marked rows as are wanted. `where` says which nodes count."""
+        where = where or self.may_go
+        asked = tuple([((ask.claim.metadata.key, ask.request), ask.wanted, rows) for ask, rows in marks])
+        by_worth = self._ranked.get(asked)
+        if by_worth is None:
+            by_worth = self._ranked[asked] = self._rank(asked)
+        names = (name for worth in sorted(by_worth, reverse=True) for name in by_worth[worth])
+        nodes = (self.fleet.nodes[name] for name in names if name in self.fleet.nodes)
+        return list(islice(filter(where, nodes), most))
+
+    def _rank(self, asked: _Asked) -> Mapping[int, Sequence[str]]:
+        """The names of nodes by how many of the rows that are wanted they have; at 0 those that only share devices."""
+        nodes = self.fleet.inventory.nodes
+        marked = combine([number(rows, (0, 1)) for _, _, rows in asked])
+        by_worth: dict[int, list[str]] = {}
+        for profile, names in nodes.profiles(marked.codes, self._nodes_with(asked)).items():
+            codes = Counter(profile)
+            worth_of: dict[tuple[ObjectKey, str], int] = {}
+            for request, wanted, rows in asked:
+                there = sum(codes[code] for code, row in enumerate(marked.rows) if rows[row])
+                worth_of[request] = max(worth_of.get(request, 0), min(wanted, there))
+            by_worth.setdefault(sum(worth_of.values()), []).extend(names)
+        by_worth.pop(0, None)
+        if any(any(nodes.read(SHARED, rows)) for _, _, rows in asked):
+            worthy = {name for names in by_worth.values() for name in names}
+            by_worth[0] = [name for name in islice(self.fleet.node_names, _SHARING) if name not in worthy]
+        return {worth: sorted(names) for worth, names in by_worth.items()}
+
+    def _nodes_with(self, asked: _Asked) -> Collection[str]:
+        """The nodes that may have some of the rows that are wanted."""
+        if sum(count(rows) for _, _, rows in asked) > _FEW:
+            return self.fleet.node_names
+        found = {row for _, _, rows in asked for row in first_rows(rows, _FEW)}
+        return set(map(self.fleet.inventory.node_of, found)) - {SHARED}
+
+    def fits(
+        self,
+        node: Node,
+        claims: Sequence[ResourceClaim] | None = None,
+        *,
+        views: Sequence[PoolView] | None = None,
+        without: ObjectKey | None = None,
+    ) -> list[AllocationResult] | None:
+        """The allocator's answer for a node, for these claims, these pools, or without another claim; None for any failure."""
+        if self.tries >= MAX_TRIES:
+            return None
+        self.tries += 1
+        try:
+            return self.found(node, claims, views=views, without=without)
+        except SearchTooLong:
+            self.tries += _LONG
+            return None
+
+    def found(
+        self,
+        node: Node,
+        claims: Sequence[ResourceClaim] | None = None,
+        *,
+        views: Sequence[PoolView] | None = None,
+        without: ObjectKey | None = None,
+        max_steps: int = MAX_STEPS,
+    ) -> list[AllocationResult] | None:
+        """The same, whatever was tried before. Raises SearchTooLong if it was not found out."""
+        inventory = self.fleet.inventory
+        try:
+            here = inventory.views(node) if views is None else views
+            state = self.fleet.state if without is None else self._state_without(here, without)
+            return allocate(
+                inventory,
+                state,
+                node,
+                self.claims if claims is None else claims,
+                self.fleet.classes,
+                share_ids=repeat(""),
+                max_steps=max_steps,
+                views=here,
+            )
+        except SearchTooLong:
+            raise
+        except AllocationError:
+            return None
+
+    def _state_without(self, views: Sequence[PoolView], without: ObjectKey) -> AllocatedState:
+        """What claims hold of these pools, had it not been for one of them."""
+        keys = [candidate.key for view in views for candidate in view.candidates]
+        keys += [key for view in views for key, _ in view.others]
+        holders = {holder for key in keys for holder in self.fleet.state.holders(key)}
+        return AllocatedState.of(self.fleet.claims[holder] for holder in sorted(holders - {without}))

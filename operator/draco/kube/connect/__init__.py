@@ -1,0 +1,1 @@
+"""Connections to an API server: who we are there, and typed requests."""

@@ -1,0 +1,294 @@
+"""Who a kubeconfig or a pod says we are: kubernetes_asyncio reads it, authenticates, and makes the connections.
+
+Owns the way from the library's configuration to a `Connection`, and the sentence for what cannot be used. What the library does
+otherwise than kubectl, or than Draco promises, is put right here and nowhere else; docs/design/0002-client-library.md
+lists it. Imported late, by `kubeconfig` alone: the library takes half a second.
+"""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import os
+import ssl
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import aiohttp
+import yaml
+from kubernetes_asyncio.client import Configuration
+from kubernetes_asyncio.client.rest import RESTClientObject
+from kubernetes_asyncio.config import ConfigException, kube_config
+from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
+from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger
+
+from draco.kube.connect.connection import MAX_PARALLEL_REQUESTS, Connection, Pools, TokenFile
+from draco.kube.connect.incluster import SERVICE_ACCOUNT
+from draco.kube.errors import KubeconfigError, Unauthorized
+
+PLUGIN_TIMEOUT_S = 60.0
+_TOKEN_CHECK_S = 30.0
+_FAILURES = (ConfigException, OSError, ValueError, KeyError, TimeoutError)
+"""How the library says that credentials cannot be had."""
+
+_key_files = threading.Lock()
+"""Held while certificates and keys lie in the library's files, of which the whole process has one table."""
+
+
+def connect_in_pod(environ: Mapping[str, str] = os.environ, *, mount: Path = SERVICE_ACCOUNT) -> Connection:
+    """Connect as the pod's service account. Raises KubeconfigError."""
+    configuration = _configuration()
+    token, ca = mount / "token", mount / "ca.crt"
+    try:
+        InClusterConfigLoader(str(token), str(ca), environ=dict(environ)).load_and_set(configuration)
+        pools = _pools(configuration)
+    except (ConfigException, OSError) as error:  # SSLError is one
+        raise KubeconfigError(
+            f"cannot connect as this pod's service account ({_words(error)}): look at {token} and {ca}, and set "
+            "automountServiceAccountToken on the pod"
+        ) from error
+    # The library looks at the token once a minute; a refused one has to be replaced at once.
+    return Connection(str(configuration.host), pools=pools, credentials=TokenFile(token))
+
+
+async def connect_as(paths: Sequence[Path], context: str | None) -> Connection:
+    """Connect as the user of a context (by default the current one) of these files, merged. Raises KubeconfigError."""
+    files = _Files(paths)
+    where = ", ".join(str(path) for path in paths)
+    # kubectl takes the first that is set, the library the last.
+    name = context or next(filter(None, (each.get("current-context") for each in files.config_files.values())), "")
+    if not name:
+        raise KubeconfigError(f"{where} has no current-context: choose one with `kubectl config use-context`")
+    contexts = files.entries("context")
+    if name not in contexts:
+        known = ", ".join(sorted(contexts)) or "none"
+        raise KubeconfigError(f"{where} has no context {name!r} (there is: {known})")
+    chosen = contexts[name].value
+    cluster = files.entries("cluster").get(str(chosen.get("cluster") or ""))
+    if cluster is None or not cluster.value.get("server"):
+        raise KubeconfigError(f"context {name!r} of {where} names no cluster with a server")
+    user = files.entries("user").get(str(chosen.get("user") or ""))
+    if user is None and chosen.get("user"):
+        raise KubeconfigError(f"context {name!r} of {where} names the user {chosen['user']!r}, who is not in it")
+    user = user or _Entry({}, Path())
+    if cluster.value.get("insecure-skip-tls-verify") and str(cluster.value["server"]).startswith("https:"):
+        raise KubeconfigError(
+            f"context {name!r} switches off TLS verification, which Draco does not do: "
+            "put the cluster's certificate-authority into the kubeconfig instead"
+        )
+    token_file = user.value.get("tokenFile")
+    # The library would read the file once, and prefer a token beside it; kubectl does neither.
+    unread = ("token", "tokenFile") if token_file else ()
+    login = Login(name, _resolved(name, cluster, user, unread), files)
+    pools = await login.connect()
+    return Connection(
+        str(login.configuration.host),
+        pools=pools,
+        credentials=TokenFile(user.folder / str(token_file)) if token_file else login,
+        tls_server_name=login.configuration.tls_server_name or "",
+        proxy=login.configuration.proxy or "",
+        namespace=str(chosen.get("namespace") or "default"),
+    )
+
+
+class _Entry(NamedTuple):
+    value: dict[str, Any]
+    folder: Path
+    """Where relative paths in it start: the folder of the file it came from."""
+
+
+class _Files(KubeConfigMerger):
+    """Kubeconfigs, merged by the library; the sentence for one that is none names it."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        super().__init__(os.pathsep.join(str(path) for path in paths))
+        if self.config_merged is None:
+            raise KubeconfigError(f"{paths[0]} has {os.pathsep!r} in its name, which divides names: rename it")
+
+    def load_config(self, path: str) -> None:
+        """Read one of the files. Raises KubeconfigError."""
+        try:
+            super().load_config(path)
+        except OSError as error:
+            raise KubeconfigError(f"cannot read the kubeconfig {path}: {error.strerror}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise KubeconfigError(f"{path} is not a kubeconfig: it is not YAML") from error
+        except (AttributeError, KeyError, TypeError) as error:
+            raise KubeconfigError(f"{path} is not a kubeconfig: {_fault(Path(path))}") from error
+        for kind in ("context", "cluster", "user"):
+            for item in self.config_files[path].get(f"{kind}s") or []:
+                if not isinstance(item, dict) or "name" not in item or not isinstance(item.get(kind), dict):
+                    raise KubeconfigError(
+                        f"{path} is not a kubeconfig: an entry of '{kind}s' has no name or no content"
+                    )
+
+    def entries(self, kind: str) -> dict[str, _Entry]:
+        """All entries of a kind, by name."""
+        assert self.config_merged is not None  # noqa: S101 - else there would be no such object
+        nodes = self.config_merged.value[f"{kind}s"]
+        return {str(node["name"]): _Entry(node.value[kind], Path(node.path).parent) for node in nodes}
+
+
+def _fault(path: Path) -> str:
+    """What is wrong with a YAML file that is no kubeconfig."""
+    match yaml.safe_load(path.read_text()):
+        case None:
+            return "it is empty"
+        case dict():
+            return "one of 'contexts', 'clusters' and 'users' is not a list of named entries"
+    return "it is not a mapping"
+
+
+def _resolved(context: str, cluster: _Entry, user: _Entry, unread: Sequence[str]) -> dict[str, Any]:
+    """The context alone, as a kubeconfig: each path relative to the file that names it, and what it names readable."""
+    settled = {}
+    for kind, entry, fields in (
+        ("cluster", cluster, ("certificate-authority",)),
+        ("user", user, ("client-certificate", "client-key")),
+    ):
+        paths = {
+            field: path
+            for field in fields
+            if (path := _readable(entry, field)) and not entry.value.get(f"{field}-data")
+        }
+        settled[kind] = {name: value for name, value in entry.value.items() if name not in unread} | paths
+    return {
+        "contexts": [{"name": context, "context": {"cluster": context, "user": context}}],
+        "clusters": [{"name": context, "cluster": settled["cluster"]}],
+        "users": [{"name": context, "user": settled["user"]}],
+    }
+
+
+def _readable(entry: _Entry, field: str) -> str:
+    """The file that `field` names; "" for none. What `field`-data holds instead must be base64. Raises KubeconfigError."""
+    if data := entry.value.get(f"{field}-data"):
+        try:
+            base64.b64decode("".join(str(data).split()), validate=True)
+        except binascii.Error as error:
+            raise KubeconfigError(f"{field}-data in the kubeconfig is not base64") from error
+        return ""
+    if not (name := entry.value.get(field)):
+        return ""
+    path = entry.folder / str(name)
+    try:
+        path.read_bytes()
+    except OSError as error:
+        raise KubeconfigError(f"cannot read the {field} that the kubeconfig names, {path}: {error.strerror}") from error
+    return str(path)
+
+
+class Login:
+    """The Authorization header of a context's user, obtained by the library.
+
+    A token of an exec plugin or an auth provider is renewed before it expires, and once after the server refused it. Many
+    requests share one renewal.
+    """
+
+    def __init__(self, context: str, resolved: dict[str, Any], files: KubeConfigMerger) -> None:
+        self.configuration = _configuration()
+        self._context = context
+        user = resolved["users"][0]["user"]
+        self._provided = "exec" in user or "auth-provider" in user
+        self._loader: Any = KubeConfigLoader(resolved, context, config_persister=files.save_changes)
+        self._pools: Pools | None = None
+        self._checked = 0.0
+        self._header = ""
+        self._lock = asyncio.Lock()
+
+    async def connect(self) -> Pools:
+        """Obtain credentials for the first time, and make what is connected with them. Raises KubeconfigError."""
+        try:
+            self._pools = await self._obtain()
+        except ssl.SSLError as error:
+            raise KubeconfigError(
+                f"a certificate or key of context {self._context!r} is not valid PEM: {error}"
+            ) from error
+        except _FAILURES as error:
+            what = "the credential plugin" if self._provided else "the user"
+            raise KubeconfigError(f"{what} of context {self._context!r} failed: {_words(error)}") from error
+        return self._pools
+
+    async def authorization(self) -> str:
+        """The current token, renewed when it is about to expire."""
+        if asyncio.get_running_loop().time() - self._checked > _TOKEN_CHECK_S and self._knows_expiry():
+            async with self._lock:
+                await self._obtain_or_refuse()
+        return self._header
+
+    async def renew(self, rejected: str) -> str:
+        """Ask the plugin again, unless another request already did since `rejected` was sent."""
+        async with self._lock:
+            if self._provided and self._header == rejected:
+                # Else the library answers with the refused token until that time.
+                self._loader.__dict__.pop("exec_plugin_expiry", None)
+                await self._obtain_or_refuse()
+        return self._header
+
+    def _knows_expiry(self) -> bool:
+        # Of a plugin's token without an expiry the library thinks that it has expired.
+        return self._loader.provider is not None or hasattr(self._loader, "exec_plugin_expiry")
+
+    async def _obtain_or_refuse(self) -> None:
+        try:
+            await self._obtain()
+        except _FAILURES as error:
+            raise Unauthorized(
+                401, "PluginFailed", f"the credential plugin of context {self._context!r} failed: {_words(error)}"
+            ) from error
+
+    async def _obtain(self) -> Pools:
+        async with _key_files_to_itself(), asyncio.timeout(PLUGIN_TIMEOUT_S):
+            # A plugin may answer with a certificate instead of a token; drop the last one so that a new one is taken up.
+            self._loader.__dict__.pop("cert_file", None)
+            await self._loader.load_and_set(self.configuration)
+            pools = self._pools
+            if pools is None:
+                pools = _pools(self.configuration)
+            elif self.configuration.cert_file:
+                for pool in pools:  # what is under way goes on with the certificate that it began with
+                    tls = cast("ssl.SSLContext", pool._ssl)
+                    tls.load_cert_chain(self.configuration.cert_file, self.configuration.key_file)
+        self._checked = asyncio.get_running_loop().time()
+        self._header = self.configuration.api_key.get("BearerToken", "")
+        return pools
+
+
+def _configuration() -> Configuration:
+    configuration = Configuration()
+    # Newer Pythons refuse authorities without a key identifier by default, and many clusters' own are like that.
+    configuration.disable_strict_ssl_verification = True
+    return configuration
+
+
+def _pools(configuration: Configuration) -> Pools:
+    """The library's pools, without its sessions.
+
+    These trust the environment: a name in ~/.netrc fails every request that has a token, a proxy is asked for a server on this
+    machine, and two threads are asked before each request.
+    """
+
+    def pool(limit: int) -> aiohttp.TCPConnector:
+        session: aiohttp.ClientSession = RESTClientObject(configuration, maxsize=limit).pool_manager
+        connector = cast("aiohttp.TCPConnector", session.connector)
+        session.detach()
+        return connector
+
+    return Pools(pool(MAX_PARALLEL_REQUESTS), pool(0))
+
+
+@contextlib.asynccontextmanager
+async def _key_files_to_itself() -> AsyncIterator[None]:
+    """No other loop of this process has the library write keys into files; those that are there at the end are removed."""
+    while not _key_files.acquire(blocking=False):  # noqa: ASYNC110 - who holds it is another loop, in another thread
+        await asyncio.sleep(0.01)
+    try:
+        yield
+    finally:
+        kube_config._cleanup_temp_files()
+        _key_files.release()
+
+
+def _words(error: Exception) -> str:
+    return str(error) or ("it took too long" if isinstance(error, TimeoutError) else type(error).__name__)

@@ -1,0 +1,357 @@
+"""Typed calls for one object or one collection.
+
+Owns encoding, decoding, paths and parameters of get, list, create, apply, patch, replace and delete. Holds nothing and retries
+nothing: `retry` does the one, `informer` the other.
+"""
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Generic, Self, TypeVar
+
+import msgspec
+
+from draco.kube.connect.connection import Connection
+from draco.kube.errors import Expired
+from draco.resources.api.base import set_fields
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import Kind
+
+T = TypeVar("T")
+
+PAGE_SIZE = 500
+REQUEST_TIMEOUT_S = 30.0
+
+Manifest = msgspec.Struct | Mapping[str, Any]
+"""What can be written: a struct of `resources`, or a plain mapping where a struct would leave fields out."""
+
+Patch = Mapping[str, Any] | list[dict[str, Any]]
+"""A merge patch, or the operations of a JSON patch."""
+
+
+class ListMeta(msgspec.Struct, rename="camel"):
+    """Metadata of a list answer."""
+
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class Undecodable(msgspec.Struct, frozen=True):
+    """An object of a list that does not fit its struct."""
+
+    key: ObjectKey
+    uid: str
+    resource_version: str
+    error: str
+
+
+class Page(msgspec.Struct, Generic[T]):
+    """One page of a collection. `continue_token` is "" on the last one."""
+
+    items: list[T]
+    resource_version: str
+    continue_token: str
+    size: int
+    """Of the answer, in bytes."""
+    undecodable: list[Undecodable] = []
+
+
+class _Items(msgspec.Struct, Generic[T]):
+    metadata: ListMeta
+    items: list[T] | None = None
+
+
+class _Metadata(msgspec.Struct):
+    metadata: ListMeta
+
+
+class _Identity(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class _Named(msgspec.Struct):
+    metadata: _Identity = _Identity()
+
+
+class Client:
+    """Typed access through one connection. `manager` is the field manager of writes other than apply."""
+
+    def __init__(self, connection: Connection, *, manager: str = "draco") -> None:
+        self.connection = connection
+        self._manager = manager
+
+    async def get(
+        self, kind: Kind[T], key: ObjectKey, *, subresource: str = "", timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> T:
+        """Read one object. Raises NotFound, or another ApiError."""
+        answer = await self.connection.request("GET", kind.path(key, subresource=subresource), timeout_s=timeout_s)
+        return decode(kind, answer)
+
+    async def list(
+        self, kind: Kind[T], *, namespace: str = "", label_selector: str = "", field_selector: str = ""
+    ) -> list[T]:
+        """Read a whole collection, in pages, as of one moment. Raises msgspec.ValidationError for an object that does not fit."""
+        params = selectors(label_selector, field_selector)
+        items: list[T] = []
+        token = ""
+        while True:
+            try:
+                page = await self.list_page(
+                    kind, namespace=namespace, params=params, limit=PAGE_SIZE, continue_token=token
+                )
+            except Expired:
+                if not token:
+                    raise
+                # The snapshot behind the token is gone (compaction during a slow list): take it all in one answer.
+                items.clear()
+                page = await self.list_page(kind, namespace=namespace, params=params)
+            if page.undecodable:
+                first = page.undecodable[0]
+                raise msgspec.ValidationError(f"{kind.kind} {first.key}: {first.error}")
+            items += page.items
+            token = page.continue_token
+            if not token:
+                return items
+
+    async def list_page(
+        self,
+        kind: Kind[T],
+        *,
+        namespace: str = "",
+        params: Mapping[str, str] | None = None,
+        limit: int = 0,
+        continue_token: str = "",
+        timeout_s: float = 60.0,
+    ) -> Page[T]:
+        """Read one page (all in one when `limit` is 0). Objects that do not fit their struct are set apart, not fatal."""
+        answer = await self.fetch_page(
+            kind, namespace=namespace, params=params, limit=limit, continue_token=continue_token, timeout_s=timeout_s
+        )
+        return decode_page(kind, answer)
+
+    async def fetch_page(
+        self,
+        kind: Kind[Any],
+        *,
+        namespace: str = "",
+        params: Mapping[str, str] | None = None,
+        limit: int = 0,
+        continue_token: str = "",
+        timeout_s: float = 60.0,
+    ) -> bytes:
+        """One page as the server wrote it, for `decode_page` and `token_of`."""
+        query = dict(params or {})
+        if limit:
+            query["limit"] = str(limit)
+        if continue_token:
+            query["continue"] = continue_token
+        return await self.connection.request("GET", kind.path(namespace=namespace), params=query, timeout_s=timeout_s)
+
+    async def create(self, kind: Kind[T], obj: Manifest, *, timeout_s: float = REQUEST_TIMEOUT_S) -> T:
+        """Create an object and return it as stored. Raises AlreadyExists, or another ApiError."""
+        manifest = encode_plain(kind, obj)
+        namespace = manifest.get("metadata", {}).get("namespace", "")
+        if kind.namespaced and not namespace:
+            raise ValueError(f"a {kind.kind} needs metadata.namespace")
+        answer = await self.connection.request(
+            "POST",
+            kind.path(namespace=namespace),
+            params={"fieldManager": self._manager},
+            body=msgspec.json.encode(manifest),
+            timeout_s=timeout_s,
+        )
+        return decode(kind, answer)
+
+    async def create_subresource(
+        self, kind: Kind[Any], key: ObjectKey, subresource: str, body: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """POST to a subresource, such as a pod's eviction or binding, and return the answer as it is."""
+        answer = await self.connection.request(
+            "POST",
+            kind.path(key, subresource=subresource),
+            params={"fieldManager": self._manager},
+            body=msgspec.json.encode(body),
+        )
+        decoded: dict[str, Any] = msgspec.json.decode(answer)
+        return decoded
+
+    async def apply(
+        self, kind: Kind[T], key: ObjectKey, obj: Manifest, *, manager: str, force: bool = True, subresource: str = ""
+    ) -> T:
+        """Server-side apply as `manager`: creates the object, or changes exactly the fields in `obj`.
+
+        Fields that `manager` applied before and that are missing from `obj` are given up. With `force` off, a field that
+        another manager owns raises Conflict. A resourceVersion in `obj` is a precondition.
+        """
+        manifest = encode_plain(kind, obj)
+        metadata = dict(manifest.get("metadata", {}))
+        metadata["name"] = key.name
+        if key.namespace:
+            metadata["namespace"] = key.namespace
+        manifest["metadata"] = metadata
+        answer = await self.connection.request(
+            "PATCH",
+            kind.path(key, subresource=subresource),
+            params={"fieldManager": manager, "force": "true" if force else "false"},
+            body=msgspec.json.encode(manifest),
+            content_type="application/apply-patch+yaml",
+        )
+        return decode(kind, answer)
+
+    async def patch(
+        self,
+        kind: Kind[T],
+        key: ObjectKey,
+        patch: Patch,
+        *,
+        subresource: str = "",
+    ) -> T:
+        """Patch an object: a mapping is a merge patch, a list is a JSON patch (whose failed `test` raises Invalid)."""
+        form = "json-patch" if isinstance(patch, list) else "merge-patch"
+        answer = await self.connection.request(
+            "PATCH",
+            kind.path(key, subresource=subresource),
+            params={"fieldManager": self._manager},
+            body=msgspec.json.encode(patch),
+            content_type=f"application/{form}+json",
+        )
+        return decode(kind, answer)
+
+    async def replace(
+        self,
+        kind: Kind[T],
+        key: ObjectKey,
+        obj: Manifest,
+        *,
+        subresource: str = "",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> T:
+        """Write a whole object back. Raises Conflict when it changed since its resourceVersion.
+
+        A struct holds only the fields Draco reads: what others wrote beyond them would be lost. Use it for kinds whose
+        struct is complete, or pass a mapping.
+        """
+        answer = await self.connection.request(
+            "PUT",
+            kind.path(key, subresource=subresource),
+            params={"fieldManager": self._manager},
+            body=encode(kind, obj),
+            timeout_s=timeout_s,
+        )
+        return decode(kind, answer)
+
+    async def delete(
+        self,
+        kind: Kind[Any],
+        key: ObjectKey,
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        grace_period_s: int | None = None,
+    ) -> None:
+        """Delete an object; only that very one when `uid` is given (else Conflict). Raises NotFound when it is gone."""
+        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        preconditions = {"uid": uid, "resourceVersion": resource_version}
+        if any(preconditions.values()):
+            options["preconditions"] = {name: value for name, value in preconditions.items() if value}
+        if grace_period_s is not None:
+            options["gracePeriodSeconds"] = grace_period_s
+        await self.connection.request("DELETE", kind.path(key), body=msgspec.json.encode(options))
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self.connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def selectors(label_selector: str, field_selector: str) -> dict[str, str]:
+    """Query parameters for the selectors that are set."""
+    params = {"labelSelector": label_selector, "fieldSelector": field_selector}
+    return {name: value for name, value in params.items() if value}
+
+
+def encode_plain(kind: Kind[Any], obj: Manifest) -> dict[str, Any]:
+    """An object as a mapping, with its apiVersion and kind."""
+    plain = msgspec.to_builtins(obj) if isinstance(obj, msgspec.Struct) else obj
+    return {**plain, "apiVersion": kind.api_version, "kind": kind.kind}
+
+
+def encode(kind: Kind[Any], obj: Manifest) -> bytes:
+    """An object as JSON, with its apiVersion and kind."""
+    return msgspec.json.encode(encode_plain(kind, obj))
+
+
+def decode(kind: Kind[T], answer: bytes | msgspec.Raw) -> T:
+    """One object from JSON. Raises msgspec.ValidationError when it does not fit."""
+    decoder = _decoder(kind)
+    try:
+        item: T = decoder.decode(answer)
+    except msgspec.ValidationError:
+        # API servers write null for some lists that were never set: rare enough to be looked at only here.
+        item = decoder.decode(msgspec.json.encode(set_fields(msgspec.json.decode(answer))))
+    return item
+
+
+def token_of(answer: bytes) -> str:
+    """What asks for the page after this one, "" on the last: read without decoding the objects."""
+    return _metadata_decoder.decode(answer).metadata.continue_
+
+
+def decode_page(kind: Kind[T], answer: bytes) -> Page[T]:
+    """A list answer. Fast when every object fits; object by object when one does not."""
+    undecodable: list[Undecodable] = []
+    try:
+        with collector_at_rest():
+            page = _page_decoder(kind).decode(answer)
+        metadata, items = page.metadata, page.items or []
+    except msgspec.ValidationError:
+        raw = _raw_page_decoder.decode(answer)
+        metadata, items = raw.metadata, []
+        for one in raw.items or []:
+            try:
+                items.append(decode(kind, one))
+            except msgspec.ValidationError as error:
+                undecodable.append(identify(one, str(error)))
+    return Page(items, metadata.resource_version, metadata.continue_, len(answer), undecodable)
+
+
+def identify(raw: bytes | msgspec.Raw, error: str) -> Undecodable:
+    """Which object this is, from the part of it that always fits."""
+    identity = _named_decoder.decode(raw).metadata
+    return Undecodable(ObjectKey(identity.namespace, identity.name), identity.uid, identity.resource_version, error)
+
+
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """Keep the garbage collector from running where thousands of objects are made that all stay: it would look at each often."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@cache
+def _decoder(kind: Kind[Any]) -> "msgspec.json.Decoder[Any]":
+    return msgspec.json.Decoder(kind.type)
+
+
+@cache
+def _page_decoder(kind: Kind[Any]) -> "msgspec.json.Decoder[_Items[Any]]":
+    return msgspec.json.Decoder(_Items[kind.type])  # type: ignore[name-defined]
+
+
+_metadata_decoder = msgspec.json.Decoder(_Metadata)
+_raw_page_decoder = msgspec.json.Decoder(_Items[msgspec.Raw])
+_named_decoder = msgspec.json.Decoder(_Named)

@@ -1,0 +1,43 @@
+"""Connecting as kubectl would: where credentials are found, and the sentence for each way that fails.
+
+Owns the search for kubeconfigs, and what is known before anything is loaded. Reading them, authentication and transport are
+kubernetes_asyncio's, through `authentication`, which is imported here, and only when there is something to read: it takes 0.3 s
+and 40 MiB.
+"""
+
+import os
+from pathlib import Path
+
+from draco.kube.connect.client import collector_at_rest
+from draco.kube.connect.connection import Connection
+from draco.kube.connect.incluster import runs_in_cluster
+from draco.kube.errors import KubeconfigError
+
+
+async def connect(kubeconfig: Path | None = None, context: str | None = None) -> Connection:
+    """Connect as the user of a kubeconfig's context (the current one by default).
+
+    Without `kubeconfig`: the files that KUBECONFIG lists, else ~/.kube/config, else the pod's service account when this runs
+    in a pod. The connection knows the context's namespace. Raises KubeconfigError. Nothing is sent to the API server yet.
+    """
+    paths = _paths(kubeconfig)
+    present = [path for path in paths if path.is_file()]
+    in_pod = not present and kubeconfig is None and context is None and runs_in_cluster()
+    if not present and not in_pod:
+        raise KubeconfigError(
+            f"no kubeconfig at {', '.join(str(path) for path in paths)}: "
+            "name one with --kubeconfig or KUBECONFIG, or start a cluster with `draco cluster up`"
+        )
+    with collector_at_rest():  # a quarter quicker
+        from draco.kube.connect import authentication  # noqa: PLC0415 - see above
+
+    return authentication.connect_in_pod() if in_pod else await authentication.connect_as(present, context)
+
+
+def _paths(kubeconfig: Path | None) -> list[Path]:
+    if kubeconfig is not None:
+        return [kubeconfig.expanduser()]
+    listed = os.environ.get("KUBECONFIG", "")
+    if listed:
+        return [Path(part).expanduser() for part in listed.split(os.pathsep) if part]
+    return [Path.home() / ".kube" / "config"]

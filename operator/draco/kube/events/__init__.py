@@ -1,0 +1,1 @@
+"""Events about objects, kept true and rarely said."""

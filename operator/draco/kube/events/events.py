@@ -1,0 +1,247 @@
+"""Events about objects, for the people who look at them.
+
+Owns how an Event is written, and `EventRecorder`, which says what happened; what is the case is for `notes`. All are written
+through core/v1 by server-side apply, nowhere else and no other way: there the text of an Event may change, while
+events.k8s.io/v1, which serves the same objects, holds it immutable.
+
+The laws of `EventRecorder`:
+
+- `record` never waits and never fails: it notes what is to be said and returns.
+- The same regarding, reason, action and type is one Event object for as long as it keeps happening: its note is updated, its
+  count raised. It is never repeated as another object while the first is fresh.
+- What is said of one object is limited; beyond the limit, updates are merged and posted later, not lost. New series beyond the
+  memory's bound are dropped and counted.
+- Errors of the API delay what is to be posted, or drop the one Event the server refuses; they never reach the caller.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from datetime import datetime
+from random import Random
+from typing import Literal, NamedTuple
+
+import msgspec
+import structlog
+
+from draco.kube.clock import Clock, wait_for
+from draco.kube.connect.client import Client
+from draco.kube.connect.retry import TRANSIENT, Backoff
+from draco.kube.errors import ApiError, NamespaceTerminating, NotFound
+from draco.kube.events.rate_limit import Budget, RateLimit
+from draco.resources.api.events import Event, EventSeries, ObjectReference
+from draco.resources.api.meta import ObjectKey, micro_time
+from draco.resources.kinds import EVENTS
+from draco.resources.texts import shown
+
+log = structlog.get_logger()
+
+EventType = Literal["Normal", "Warning"]
+
+NOTE_BYTES = 1024
+CLUSTER_EVENTS_NAMESPACE = "default"
+"""Where Events about cluster-scoped objects live."""
+
+_LONGEST_STEM = 230  # of an Event's name; what makes it unique comes after it
+
+
+class EventSubject(NamedTuple):
+    """What one Event, or series of equal ones, is about."""
+
+    regarding: ObjectReference
+    reason: str
+    action: str
+    type: EventType
+
+
+class Happening(msgspec.Struct, frozen=True):
+    """What an Event says: a note, how often it was so, and since when."""
+
+    note: str
+    count: int
+    first: datetime
+    last: datetime
+
+
+class EventWriter:
+    """Writes Events as one reporter. `controller` is a qualified name, and the field manager too."""
+
+    def __init__(self, client: Client, *, controller: str, instance: str) -> None:
+        self._client = client
+        self._controller = controller
+        self._instance = instance
+
+    async def write(self, subject: EventSubject, name: str, happening: Happening) -> None:
+        """Make the Event say this, whether or not it is there."""
+        last = micro_time(happening.last)
+        event = Event(
+            involved_object=subject.regarding,
+            reason=subject.reason,
+            action=subject.action,
+            type=subject.type,
+            message=cut(shown(happening.note)),
+            event_time=micro_time(happening.first),
+            series=EventSeries(count=happening.count, last_observed_time=last) if happening.count > 1 else None,
+            reporting_component=self._controller,
+            reporting_instance=self._instance,
+        )
+        await self._client.apply(EVENTS, _key(subject.regarding, name), event, manager=self._controller)
+
+    async def delete(self, subject: EventSubject, name: str) -> None:
+        """Make sure that the Event is not there."""
+        with contextlib.suppress(NotFound):
+            await self._client.delete(EVENTS, _key(subject.regarding, name))
+
+
+class EventLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is said. Of one object at most `burst` posts at once, then one per `refill_s` seconds.
+
+    A series that has been silent for `series_s` seconds is over: what happens next is a new Event.
+    """
+
+    burst: int = 10
+    refill_s: float = 30.0
+    series_s: float = 900.0
+    series: int = 10_000
+
+
+class _Series(msgspec.Struct):
+    """One Event as it should be, and when last something happened."""
+
+    name: str
+    said: Happening
+    last_at: float
+
+
+class EventRecorder:
+    """Says what happened. `controller` is a qualified name such as "draco-operator", `instance` names this process."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        controller: str,
+        instance: str,
+        clock: Clock,
+        random: Random,
+        limits: EventLimits | None = None,
+    ) -> None:
+        self.dropped = 0
+        """Records that found no room, or that the server refused."""
+        self._writer = EventWriter(client, controller=controller, instance=instance)
+        self._clock = clock
+        self._random = random
+        self._limits = limits or EventLimits()
+        self._series: OrderedDict[EventSubject, _Series] = OrderedDict()  # the longest silent first
+        self._unposted: OrderedDict[EventSubject, None] = OrderedDict()
+        self._rate = RateLimit(self._limits.burst, self._limits.refill_s)
+        self._budgets: dict[ObjectReference, Budget] = {}
+        self._wake = asyncio.Event()
+
+    def record(self, regarding: ObjectReference, *, type: EventType, reason: str, action: str, note: str) -> None:  # noqa: A002 - the field's name
+        """Say that something happened to `regarding`.
+
+        `reason` and `action` are CamelCase words for programs, `note` a sentence for people, cut at 1024 bytes.
+        """
+        now, at = self._clock.now(), self._clock.monotonic()
+        self._forget_silent(at)
+        subject = EventSubject(regarding, reason, action, type)
+        series = self._series.get(subject)
+        if series is None:
+            if len(self._series) >= self._limits.series:
+                self.dropped += 1
+                return
+            name = event_name(regarding, f"{self._random.getrandbits(64):016x}")
+            series = self._series[subject] = _Series(name, Happening(note, 0, now, now), at)
+        series.said = Happening(note, series.said.count + 1, series.said.first, now)
+        series.last_at = at
+        self._series.move_to_end(subject)
+        self._unposted.setdefault(subject)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Post what is recorded, until cancelled."""
+        backoff = Backoff(self._random, base_s=0.5, cap_s=60.0)
+        while True:
+            self._wake.clear()
+            subject, wait_s = self._next()
+            if subject is None:
+                await wait_for(self._wake, self._clock, wait_s)
+                continue
+            try:
+                await self._post(subject)
+            except TRANSIENT as error:
+                pause_s = backoff.next(at_least_s=error.retry_after_s)
+                log.warning(
+                    "events.delayed", waiting=len(self._unposted), error=str(error), again_in_s=round(pause_s, 1)
+                )
+                await self._clock.sleep(pause_s)
+            except ApiError as error:
+                self.dropped += 1
+                name = str(subject.regarding.name)
+                if isinstance(error, NamespaceTerminating):  # nobody's mistake
+                    log.debug("events.refused", regarding=name, reason=subject.reason, error=str(error))
+                else:
+                    log.warning("events.refused", regarding=name, reason=subject.reason, error=str(error))
+            else:
+                backoff.reset()
+
+    async def flush(self, timeout_s: float) -> None:
+        """Post what waits, limits aside, before the process ends; give up after `timeout_s`. `run` must have ended."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                for subject in list(self._unposted):
+                    await self._post(subject)
+        except (ApiError, TimeoutError) as error:
+            log.warning("events.not_posted", waiting=len(self._unposted), error=str(error) or "no time left")
+
+    def _next(self) -> tuple[EventSubject | None, float | None]:
+        """What to post now; else in how many seconds something may be posted (None: nothing waits)."""
+        at = self._clock.monotonic()
+        wait_s: float | None = None
+        for subject in self._unposted:
+            missing_s = self._budget(subject.regarding, at).wait_s(at)
+            if not missing_s:
+                return subject, None
+            wait_s = missing_s if wait_s is None else min(wait_s, missing_s)
+        return None, wait_s
+
+    def _budget(self, regarding: ObjectReference, at: float) -> Budget:
+        return self._budgets.get(regarding) or self._rate.unspent(at)
+
+    async def _post(self, subject: EventSubject) -> None:
+        series = self._series.get(subject)
+        self._unposted.pop(subject, None)
+        if series is None:
+            return
+        at = self._clock.monotonic()
+        self._budgets[subject.regarding] = self._budget(subject.regarding, at).spent(at)
+        try:
+            await self._writer.write(subject, series.name, series.said)
+        except TRANSIENT:
+            self._unposted.setdefault(subject)
+            raise
+
+    def _forget_silent(self, at: float) -> None:
+        while self._series:
+            subject, series = next(iter(self._series.items()))
+            if at - series.last_at < self._limits.series_s or subject in self._unposted:
+                return
+            del self._series[subject]
+            if self._budget(subject.regarding, at).is_whole(at):
+                self._budgets.pop(subject.regarding, None)
+
+
+def _key(regarding: ObjectReference, name: str) -> ObjectKey:
+    return ObjectKey(regarding.namespace or CLUSTER_EVENTS_NAMESPACE, name)
+
+
+def event_name(regarding: ObjectReference, unique: str) -> str:
+    """The name of an Event: the object's, and what makes it unique."""
+    return f"{regarding.name[:_LONGEST_STEM].rstrip('.-')}.{unique}"
+
+
+def cut(note: str) -> str:
+    """As much of a note as an Event may hold."""
+    encoded = note.encode()
+    return note if len(encoded) <= NOTE_BYTES else encoded[: NOTE_BYTES - 3].decode(errors="ignore") + "…"

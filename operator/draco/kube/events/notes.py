@@ -1,0 +1,154 @@
+"""What is the case with an object, said in one Event that is kept true.
+
+Owns the laws of such Events:
+
+- What is said of one object is one Event, whose name follows from the object and the reason: a new process goes on with it.
+- A text that changes is written at once. One that keeps changing has a budget, after which it is written at times only; the last
+  text is always written in the end. One that stays is written often enough that the server does not forget it.
+- `withdraw` leaves no Event behind, also of a `say` whose answer was lost; `adopt` finds what another process left.
+- An Event that the server refuses is let be for a while; every other error is the caller's, who tries again.
+"""
+
+import hashlib
+from datetime import datetime
+
+import msgspec
+import structlog
+
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import ApiError, Forbidden, Invalid, NamespaceTerminating, NotFound
+from draco.kube.events.events import EventSubject, EventWriter, Happening, cut, event_name
+from draco.kube.events.rate_limit import Budget, RateLimit
+from draco.resources.api.events import Event, ObjectReference
+from draco.resources.kinds import EVENTS
+from draco.resources.texts import shown
+
+log = structlog.get_logger()
+
+_CHANGES = RateLimit(burst=10, refill_s=60.0)
+"""So many changes of one note are written as they come; after them, one in so many seconds."""
+_KEEP_ALIVE_S = 1200.0
+"""A note that stays is written again after this, well before the API server forgets Events (an hour)."""
+_REFUSED_S = 300.0
+"""How long a note that the API server refused is not tried again."""
+_PACE_S = 0.02
+"""At least so long between any two notes: a thousand claims that wait must not drown the API server."""
+
+
+class _Note(msgspec.Struct, frozen=True):
+    said: Happening
+    at_s: float
+    budget: Budget
+    is_known: bool = True
+    """Whether the Event says just this, as far as this process knows."""
+
+
+class Notes:
+    """Says one thing per object, under one reason, as a warning. `controller` and `instance` as for EventRecorder."""
+
+    def __init__(
+        self, client: Client, *, controller: str, instance: str, clock: Clock, reason: str, action: str
+    ) -> None:
+        self._client = client
+        self._writer = EventWriter(client, controller=controller, instance=instance)
+        self._controller = controller
+        self._clock = clock
+        self._reason = reason
+        self._action = action
+        self._said: dict[str, _Note] = {}  # by UID, as below
+        self._refused: dict[str, float] = {}  # until when not to try again
+        self._next_write_s = 0.0
+
+    async def adopt(self) -> list[ObjectReference]:
+        """Take over what was said by whoever had this part before, and return the objects that it was said of."""
+        adopted = []
+        selector = f"reason={self._reason},reportingComponent={self._controller}"
+        for event in await self._client.list(EVENTS, field_selector=selector):
+            regarding = event.involved_object
+            if regarding is None or event.metadata.name != self._name(regarding):
+                continue
+            first, last = _times(event)
+            count = event.series.count if event.series else 1
+            age_s = max(0.0, (self._clock.now() - last).total_seconds()) if last else _KEEP_ALIVE_S
+            said = Happening(event.message, count, first or self._clock.now(), last or self._clock.now())
+            now_s = self._clock.monotonic()
+            self._said.setdefault(regarding.uid, _Note(said, now_s - age_s, _CHANGES.unspent(now_s)))
+            adopted.append(regarding)
+        return adopted
+
+    async def say(self, regarding: ObjectReference, note: str) -> float:
+        """Make the object's Event say `note`, now or when it is due. Returns in how many seconds to say it again."""
+        note = cut(shown(note))
+        now_s = self._clock.monotonic()
+        if (until_s := self._refused.get(regarding.uid, now_s)) > now_s:
+            return until_s - now_s
+        before = self._said.get(regarding.uid)
+        wait_s = _wait_s(before, note, now_s)
+        if wait_s > 0:
+            return wait_s
+        await self._pace()
+        now = self._clock.now()
+        said = (
+            Happening(note, before.said.count + 1, before.said.first, now) if before else Happening(note, 1, now, now)
+        )
+        try:
+            await self._writer.write(self._subject(regarding), self._name(regarding), said)
+        except (Forbidden, NotFound, Invalid) as error:
+            if isinstance(error, NamespaceTerminating):  # nobody's mistake
+                log.debug("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
+            else:
+                log.warning("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
+            # Whatever it is, saying it again at once will not help.
+            self._refused[regarding.uid] = self._clock.monotonic() + _REFUSED_S
+            return _REFUSED_S
+        except ApiError:
+            # It may be there all the same, its answer lost: whatever is to be said next is written.
+            if before:
+                self._said[regarding.uid] = msgspec.structs.replace(before, is_known=False)
+            raise
+        budget = before.budget if before else _CHANGES.unspent(now_s)
+        self._said[regarding.uid] = _Note(said, self._clock.monotonic(), budget.spent(now_s))
+        return _KEEP_ALIVE_S
+
+    async def withdraw(self, regarding: ObjectReference) -> None:
+        """Delete what was said of the object: it is no longer so."""
+        # Forgotten first: should only the answer be lost, the same text must be written again when it is so again.
+        self._said.pop(regarding.uid, None)
+        self._refused.pop(regarding.uid, None)
+        await self._writer.delete(self._subject(regarding), self._name(regarding))
+
+    def _subject(self, regarding: ObjectReference) -> EventSubject:
+        return EventSubject(regarding, self._reason, self._action, "Warning")
+
+    def _name(self, regarding: ObjectReference) -> str:
+        return event_name(regarding, hashlib.sha256(f"{regarding.uid}\0{self._reason}".encode()).hexdigest()[:16])
+
+    async def _pace(self) -> None:
+        now_s = self._clock.monotonic()
+        turn_s = max(now_s, self._next_write_s)
+        self._next_write_s = turn_s + _PACE_S
+        if turn_s > now_s:
+            await self._clock.sleep(turn_s - now_s)
+
+
+def _wait_s(before: _Note | None, note: str, now_s: float) -> float:
+    """In how many seconds `note` may, or has to, be written."""
+    if before is None:
+        return 0.0
+    if note == before.said.note and before.is_known:
+        return before.at_s + _KEEP_ALIVE_S - now_s
+    return before.budget.wait_s(now_s)
+
+
+def _times(event: Event) -> tuple[datetime | None, datetime | None]:
+    """When it was said first and last."""
+    first = _moment(event.event_time)
+    return first, (_moment(event.series.last_observed_time) if event.series else first)
+
+
+def _moment(text: str | None) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None

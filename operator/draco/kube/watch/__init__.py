@@ -1,0 +1,1 @@
+"""Following collections: list, watch, and what is known of them."""

@@ -1,0 +1,140 @@
+"""What is known of one collection of the API server, and who is told when that changes.
+
+Owns a store while somebody keeps it: taking in a whole list or a single event, leaving out what cannot be read, and telling
+subscribers. An object that does not fit its struct is logged, counted and left out; if an earlier version of it did fit, that one
+stays, because to report the object as deleted would be wrong. Who lists and watches is another's business: an `informer`, or Kopf
+for the kinds that people write.
+
+Must not decide anything: a change is a wake-up, a reconciler reads the store.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import msgspec
+import structlog
+
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Undecodable
+from draco.kube.watch.store import ApiObject, Change, Store
+from draco.kube.watch.watching import Bookmark, Event, Listed, Removal, Unfit, Upsert
+from draco.resources.kinds import Kind
+
+log = structlog.get_logger()
+
+T = TypeVar("T", bound=ApiObject)
+
+Subscriber = Callable[[Change[T]], None]
+
+
+class Counts(msgspec.Struct):
+    """What happened so far, for metrics. `last_heard` is the clock's monotonic time of the last sign of life."""
+
+    lists: int = 0
+    watches: int = 0
+    failures: int = 0
+    events: int = 0
+    undecodable: int = 0
+    last_heard: float = 0.0
+
+
+class Collection(Generic[T]):
+    """The objects of a kind.
+
+    `synced` is set once the store has been filled for the first time, and stays set: later trouble makes the store old,
+    never wrong or empty.
+    """
+
+    def __init__(self, kind: Kind[T], *, clock: Clock, keep: Callable[[T], T] = lambda obj: obj) -> None:
+        """With `keep`, what it makes of each object is kept in its place; it must be equal to the object."""
+        self.kind = kind
+        self.store: Store[T] = Store()
+        self.synced = asyncio.Event()
+        self.counts = Counts(last_heard=clock.monotonic())
+        self._clock = clock
+        self._keep = keep
+        self._subscribers: list[Subscriber[T]] = []
+        self._unserved_since: float | None = None
+        self._log = log.bind(kind=kind.kind)
+
+    async def run(self) -> None:
+        """Follow the collection until cancelled."""
+        raise NotImplementedError
+
+    @property
+    def silent_s(self) -> float:
+        """For how many seconds nothing has been heard from the server. More than a few minutes: the store may be old."""
+        return self._clock.monotonic() - self.counts.last_heard
+
+    @property
+    def unserved_s(self) -> float:
+        """For how many seconds the server has answered that there is no such kind; 0 if it did not do so last."""
+        return self._clock.monotonic() - self._unserved_since if self._unserved_since is not None else 0.0
+
+    def subscribe(self, callback: Subscriber[T]) -> Callable[[], None]:
+        """Call `callback` with every change from now on, after it is in the store; first with what is there already.
+
+        The callback must be quick and must not raise. Returns a function that ends the subscription.
+        """
+        self._subscribers.append(callback)
+        for key, obj in self.store.items():
+            self._tell(callback, Change(key, None, obj))
+        return lambda: self._subscribers.remove(callback)
+
+    def heard(self) -> None:
+        """The server has answered."""
+        self.counts.last_heard = self._clock.monotonic()
+        self._unserved_since = None
+
+    def absent(self) -> None:
+        """The server has answered that there is no such kind."""
+        if self._unserved_since is None:
+            self._unserved_since = self._clock.monotonic()
+
+    def take(self, listed: Listed[T]) -> None:
+        """Become what was listed."""
+        for what in listed.undecodable:
+            known = self.store.get(what.key)
+            if self._left_out(what) and known is not None:
+                listed.objects[what.key] = known
+        changes = self.store.swap(listed.objects)
+        self.heard()
+        self._log.debug("informer.listed", objects=len(self.store), changes=len(changes))
+        self._publish(changes)
+        self.synced.set()
+
+    def apply(self, event: Event[T]) -> None:
+        """Take one event in."""
+        changes: list[Change[T]] = []
+        match event:
+            case Upsert(obj):
+                changes = self.store.put(self._keep(obj))
+            case Removal(key):
+                changes = self.store.remove(key)
+            case Unfit(what):
+                if not self._left_out(what):
+                    changes = self.store.remove(what.key)
+            case Bookmark():
+                pass
+        self.counts.events += 1
+        self._publish(changes)
+
+    def _left_out(self, what: Undecodable) -> bool:
+        """Say that an object cannot be read. Whether the store holds an earlier version of that very object, which stays."""
+        self.counts.undecodable += 1
+        known = self.store.get(what.key)
+        stays = known is not None and known.metadata.uid == what.uid
+        self._log.error("informer.undecodable", key=str(what.key), error=what.error, earlier_version_stays=stays)
+        return stays
+
+    def _publish(self, changes: list[Change[T]]) -> None:
+        for change in changes:
+            for callback in tuple(self._subscribers):
+                self._tell(callback, change)
+
+    def _tell(self, callback: Subscriber[T], change: Change[T]) -> None:
+        try:
+            callback(change)
+        except Exception:  # noqa: BLE001 - one subscriber's fault must not keep the change from the others
+            self._log.exception("informer.subscriber_failed", key=str(change.key))

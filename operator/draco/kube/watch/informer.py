@@ -1,0 +1,209 @@
+"""Following one collection of the API server, whatever happens to the connection.
+
+Owns the life of a `collection`: first list, watch, resume, relist. Its laws:
+
+- The store is always the collection as it was at one moment. A relist swaps it in one step, and what vanished unseen is
+  delivered as deletes, what was made again under an old name as a delete and an add.
+- Nothing that the server or the network does ends `run`: an expired version, an error in the stream, a line cut in the middle,
+  silence, refused credentials, a kind that is not served. Each ends in a resumed watch or a new list, after a pause that grows
+  from failure to failure and is never zero.
+
+Must not decide anything: a change is a wake-up, a reconciler reads the store.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from random import Random
+from typing import TypeVar
+
+import msgspec
+
+from draco.kube.clock import Clock
+from draco.kube.connect.client import PAGE_SIZE, Client, selectors
+from draco.kube.connect.retry import Backoff, asked_to_wait_s
+from draco.kube.errors import ApiError, Expired, NotFound
+from draco.kube.watch.collection import Collection
+from draco.kube.watch.store import ApiObject
+from draco.kube.watch.watching import (
+    Bookmark,
+    Listed,
+    Removal,
+    Step,
+    StreamBroken,
+    Unfit,
+    Upsert,
+    cannot_stream_lists,
+    list_all,
+    watch,
+)
+from draco.resources.kinds import Kind
+
+T = TypeVar("T", bound=ApiObject)
+
+
+class InformerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient an informer is, in seconds, and how many objects its first page has.
+
+    `idle_timeout_s` must exceed the minute after which the server sends a bookmark when nothing happens: silence beyond it
+    means that the connection is dead. The server ends each watch after `watch_timeout_s` to twice that, at random, so that
+    many watches do not come back together.
+    """
+
+    idle_timeout_s: float = 90.0
+    watch_timeout_s: float = 240.0
+    list_timeout_s: float = 60.0
+    first_pause_s: float = 0.2
+    longest_pause_s: float = 30.0
+    page_size: int = PAGE_SIZE
+
+
+class Informer(Collection[T]):
+    """A collection that is followed while `run` runs."""
+
+    def __init__(
+        self,
+        client: Client,
+        kind: Kind[T],
+        *,
+        namespace: str = "",
+        label_selector: str = "",
+        field_selector: str = "",
+        clock: Clock,
+        random: Random,
+        settings: InformerSettings | None = None,
+        keep: Callable[[T], T] = lambda obj: obj,
+    ) -> None:
+        """With `keep`, what it makes of each object is kept in its place; it must be equal to the object."""
+        super().__init__(kind, clock=clock, keep=keep)
+        self._client = client
+        self._namespace = namespace
+        self._params = selectors(label_selector, field_selector)
+        self._random = random
+        self._settings = settings or InformerSettings()
+        self._version = ""
+        self._streams_lists = True  # until the server says that it cannot
+        self._pages_next = True
+        self._watching_since: float | None = None
+
+    async def run(self) -> None:
+        """Follow the collection until cancelled."""
+        backoff = Backoff(self._random, base_s=self._settings.first_pause_s, cap_s=self._settings.longest_pause_s)
+        pause_s = 0.0
+        while True:
+            self._watching_since = None
+            error: Exception | None = None
+            try:
+                await self._follow()
+            except (Expired, StreamBroken) as stale:
+                error, self._version = stale, ""
+            except NotFound as absent:
+                # When the kind is defined anew, its objects are others.
+                error, self._version = absent, ""
+                self.absent()
+            except ApiError as failure:
+                error = failure  # the version at hand is as good as before
+            except Exception as fault:  # noqa: BLE001 - the outermost loop; a fault of ours must not leave the store to grow old
+                error, self._version = fault, ""
+                self._log.exception("informer.fault")
+            if self._watched_s() > pause_s:
+                backoff.reset()  # it held for longer than we had waited for it
+            pause_s = backoff.next(at_least_s=asked_to_wait_s(error) if error else None)
+            if error:
+                self.counts.failures += 1
+                self._log.warning(
+                    "informer.interrupted", error=str(error), relist=not self._version, again_in_s=round(pause_s, 2)
+                )
+            await self._clock.sleep(pause_s)
+
+    async def _follow(self) -> None:
+        """List if there is no version to resume from, then watch until the stream ends.
+
+        The first list is read in pages, which is quickest. A relist is streamed where that is served: relists come when the
+        server is in trouble and all its clients list again, and a stream costs it least memory.
+        """
+        if not self._version and self._streams_lists and not self._pages_next:
+            await self._stream_list_and_watch()
+            return
+        if not self._version:
+            self.counts.lists += 1
+            listed = await list_all(
+                self._client,
+                self.kind,
+                namespace=self._namespace,
+                params=self._params,
+                timeout_s=self._settings.list_timeout_s,
+                page_size=self._settings.page_size,
+                keep=self._keep,
+            )
+            self.take(listed)
+            self._pages_next = False
+        self._watching_since = self._clock.monotonic()
+        async with aclosing(self._watch()) as batches:
+            async for batch in batches:
+                self.heard()
+                for step in batch:
+                    self._apply(step)
+
+    async def _stream_list_and_watch(self) -> None:
+        """The same in one stream: what exists, a bookmark that ends it, then what happens."""
+        self.counts.lists += 1
+        listed: Listed[T] | None = Listed({}, "", [])
+        try:
+            async with aclosing(self._watch()) as batches:
+                async for batch in batches:
+                    self.heard()
+                    for step in batch:
+                        if listed is None:
+                            self._apply(step)
+                        elif _collect(listed, step, self._keep):
+                            self.take(listed)
+                            listed = None
+                            self._watching_since = self._clock.monotonic()
+        except ApiError as error:
+            if cannot_stream_lists(error):
+                self._streams_lists = False
+                self._log.info("informer.no_streaming_lists", error=str(error))
+            raise
+        finally:
+            # Whatever kept the stream from ending its list, the next attempt takes the well-trodden way.
+            self._pages_next = listed is not None
+
+    def _watch(self) -> AsyncGenerator[list[Step[T]], None]:
+        self.counts.watches += 1
+        return watch(
+            self._client,
+            self.kind,
+            namespace=self._namespace,
+            params=self._params,
+            version=self._version,
+            server_timeout_s=self._settings.watch_timeout_s * (1 + self._random.random()),
+            idle_timeout_s=self._settings.idle_timeout_s,
+        )
+
+    def _watched_s(self) -> float:
+        return self._clock.monotonic() - self._watching_since if self._watching_since is not None else 0.0
+
+    def take(self, listed: Listed[T]) -> None:
+        """Become what was listed."""
+        self._version = listed.version
+        super().take(listed)
+
+    def _apply(self, step: Step[T]) -> None:
+        """Take one event in."""
+        self._version = step.version or self._version
+        self.apply(step.event)
+
+
+def _collect(listed: Listed[T], step: Step[T], keep: Callable[[T], T]) -> bool:
+    """Add one event of a streaming list to what was listed so far. Whether that was the last one."""
+    match step.event:
+        case Upsert(obj):
+            listed.objects[obj.metadata.key] = keep(obj)
+        case Removal(key):
+            listed.objects.pop(key, None)
+        case Unfit(what):
+            listed.undecodable.append(what)
+        case Bookmark(initial_end):
+            listed.version = step.version
+            return initial_end
+    return False

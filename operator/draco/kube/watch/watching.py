@@ -1,0 +1,226 @@
+"""One list and one watch of a collection, as the API server speaks them.
+
+Owns the wire side of following a collection: pages, streaming lists, watch events, bookmarks, versions, and which answers mean
+that the version at hand is of no use any more. Keeps no objects and never retries: that is `informer`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+
+from draco.kube.connect.client import Client, Undecodable, decode, decode_page, identify, token_of
+from draco.kube.errors import ApiError, Expired, Status, TooManyRequests, from_status
+from draco.kube.watch.store import ApiObject
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import Kind
+
+T = TypeVar("T", bound=ApiObject)
+
+PAGE_BYTES = 4 * 1024**2
+"""About how large a page should be: larger ones take memory, smaller ones round trips."""
+_TURNS_TO_SEND = 5
+"""Of the event loop, until a request on an open connection has been handed to the kernel; only speed depends on it."""
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+
+
+class StreamBroken(Exception):
+    """The stream said something that leaves no doubt only after a new list: an error, or a line that is no event."""
+
+
+class Listed(msgspec.Struct, Generic[T]):
+    """A whole collection as of one version."""
+
+    objects: dict[ObjectKey, T]
+    version: str
+    undecodable: list[Undecodable]
+
+
+class Upsert(msgspec.Struct, Generic[T], frozen=True):
+    """An object was added or changed."""
+
+    obj: T
+
+
+class Removal(msgspec.Struct, frozen=True):
+    """An object was deleted."""
+
+    key: ObjectKey
+
+
+class Unfit(msgspec.Struct, frozen=True):
+    """An object was added or changed to something that does not fit its struct."""
+
+    what: Undecodable
+
+
+class Bookmark(msgspec.Struct, frozen=True):
+    """Nothing happened up to this version. `initial_end`: all that existed at the start has been sent."""
+
+    initial_end: bool
+
+
+Event = Upsert[T] | Removal | Unfit | Bookmark
+
+
+class Step(msgspec.Struct, Generic[T], frozen=True):
+    """One event, and the version from which to resume once it has been taken in."""
+
+    event: Event[T]
+    version: str
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _BookmarkMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class _BookmarkObject(msgspec.Struct):
+    metadata: _BookmarkMeta
+
+
+_event_decoder = msgspec.json.Decoder(_Event)
+_bookmark_decoder = msgspec.json.Decoder(_BookmarkObject)
+_status_decoder = msgspec.json.Decoder(Status)
+
+
+async def list_all(
+    client: Client,
+    kind: Kind[T],
+    *,
+    namespace: str,
+    params: Mapping[str, str],
+    timeout_s: float,
+    page_size: int,
+    keep: Callable[[T], T] = lambda obj: obj,
+) -> Listed[T]:
+    """Read the collection as of now, in pages, the first of `page_size` objects. What `keep` makes of each is kept.
+
+    Raises ApiError; Expired when it took longer than the server keeps versions.
+    """
+    objects: dict[ObjectKey, T] = {}
+    undecodable: list[Undecodable] = []
+    version, limit = "", page_size
+
+    def fetch(token: str) -> asyncio.Task[bytes]:
+        return asyncio.create_task(
+            client.fetch_page(
+                kind, namespace=namespace, params=params, limit=limit, continue_token=token, timeout_s=timeout_s
+            )
+        )
+
+    following: asyncio.Task[bytes] | None = fetch("")
+    try:
+        while following:
+            answer = await following
+            following = None
+            if token := token_of(answer):
+                # Claims are small and slices are not: ask for as many as make a page of about the wanted size.
+                limit = max(1, min(4 * limit, limit * PAGE_BYTES // max(1, len(answer))))
+                # The server writes the next page while this one is decoded, if the request is on its way by then.
+                following = fetch(token)
+                for _ in range(_TURNS_TO_SEND):
+                    await asyncio.sleep(0)
+            page = decode_page(kind, answer)
+            # Every page carries the version of the first: the pages together are one moment.
+            version = version or page.resource_version
+            objects.update((obj.metadata.key, keep(obj)) for obj in page.items)
+            undecodable += page.undecodable
+    finally:
+        if following:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+    return Listed(objects, version, undecodable)
+
+
+async def watch(
+    client: Client,
+    kind: Kind[T],
+    *,
+    namespace: str,
+    params: Mapping[str, str],
+    version: str,
+    server_timeout_s: float,
+    idle_timeout_s: float,
+) -> AsyncGenerator[list[Step[T]], None]:
+    """Follow the collection from `version`; from an empty one, with everything that exists sent first (a streaming list).
+
+    Yields an empty list when the stream is open, then the events that arrived together. Ends when the server ends the stream
+    in good order, after about `server_timeout_s`. Raises Expired when the version is too old, StreamBroken when only a list
+    can help, ApiError otherwise.
+    """
+    query = {
+        **params,
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": str(max(1, round(server_timeout_s))),
+        "resourceVersion": version,
+    }
+    if not version:
+        query["sendInitialEvents"] = "true"
+        query["resourceVersionMatch"] = "NotOlderThan"
+    path = kind.path(namespace=namespace)
+    async with client.connection.lines(path, params=query, idle_timeout_s=idle_timeout_s) as stream:
+        yield []  # the server has answered
+        async for lines in stream:
+            steps: list[Step[T]] = []
+            failure: Exception | None = None
+            for line in lines:
+                try:
+                    steps.append(_step(kind, line))
+                except (ApiError, StreamBroken) as error:
+                    failure = error  # after what came before it has been taken in
+                    break
+            if steps:
+                yield steps
+            if failure:
+                raise failure
+
+
+def _step(kind: Kind[T], line: bytes) -> Step[T]:
+    try:
+        event = _event_decoder.decode(line)
+        match event.type:
+            case "ADDED" | "MODIFIED":
+                return upsert(kind, event.object)
+            case "DELETED":
+                gone = identify(event.object, "")
+                return Step(Removal(gone.key), gone.resource_version)
+            case "BOOKMARK":
+                metadata = _bookmark_decoder.decode(event.object).metadata
+                ended = (metadata.annotations or {}).get(INITIAL_EVENTS_END) == "true"
+                return Step(Bookmark(ended), metadata.resource_version)
+            case "ERROR":
+                raise _stream_error(from_status(_status_decoder.decode(event.object)))
+            case other:
+                raise StreamBroken(f"an event of the unknown type {other!r}")
+    except msgspec.MsgspecError as error:
+        raise StreamBroken(f"a line that is no event: {error}") from error
+
+
+def upsert(kind: Kind[T], raw: bytes | msgspec.Raw) -> Step[T]:
+    """An object that was added or changed, as the server wrote it."""
+    try:
+        obj = decode(kind, raw)
+    except msgspec.ValidationError as error:
+        what = identify(raw, str(error))
+        return Step(Unfit(what), what.resource_version)
+    return Step(Upsert(obj), obj.metadata.resource_version)
+
+
+def _stream_error(error: ApiError) -> Exception:
+    # Under pressure the server ends watches with 429: the version is still good. Of any other error that cannot be known.
+    if isinstance(error, Expired | TooManyRequests):
+        return error
+    return StreamBroken(f"an error {error.status} {error.reason}: {error.message}")
+
+
+def cannot_stream_lists(error: Exception) -> bool:
+    """Whether this answer to a streaming list means that the server does not offer them (it calls the parameters invalid)."""
+    return isinstance(error, ApiError) and error.status in {400, 422}

@@ -1,0 +1,154 @@
+"""Rules about selectors and about the attributes that constraints name.
+
+Owns what is said of them in place. What is wrong with an expression is `expressions`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from draco.cel import CompileError, compile_selector, new_expressions
+from draco.cel.syntax.parse import MAX_LENGTH
+from draco.cel.values.bounds import MAX_COST
+from draco.linting import names
+from draco.linting.model import Finding, Manifest, Put
+from draco.linting.objects import (
+    Selector,
+    claims,
+    drivers_of_classes,
+    listed,
+    mapping,
+    requests,
+    selectors,
+    text,
+    wanted,
+)
+from draco.linting.rules.expressions import corrected
+from draco.resources.names import NVIDIA_DRIVER
+from draco.selectors.demands import as_operand
+
+_CONSTRAINTS: Final = ("matchAttribute", "distinctAttribute")
+
+
+def check_selectors(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[Finding]:
+    """Expressions that are wrong, as far as this can be seen without devices."""
+    for selector in selectors(manifests):
+        is_too_long = len(selector.expression) > MAX_LENGTH
+        complaints, wanted_text = corrected("" if is_too_long else selector.expression.strip(), selector.driver)
+        wanted_text = selector.expression if is_too_long else wanted_text
+        if selector.is_of_class and (guarded := _guarded(manifests, selector, wanted_text)):
+            driver, wanted_text = guarded
+            yield _finding(
+                selector,
+                "class-without-driver",
+                "warning",
+                f"a class is asked about the devices of every driver, and an attribute that another vendor's device lacks makes "
+                f'the whole pod fail: begin with `device.driver == "{driver}" &&`',
+                wanted_text,
+            )
+        is_changed = wanted_text != selector.expression.strip()
+        for complaint in complaints:
+            fixed = wanted_text if is_changed and complaint.corrected is not None else None
+            yield _finding(selector, complaint.rule, complaint.severity, complaint.message, fixed)
+        refusal = _refusal(wanted_text, kubernetes)
+        if refusal is not None:
+            yield _finding(selector, *refusal, None)
+
+
+def _finding(selector: Selector, rule: str, severity: str, message: str, fixed: str | None) -> Finding:
+    edits = () if fixed is None else ((selector.manifest, Put(selector.path, fixed)),)
+    return Finding(
+        rule, "error" if severity == "error" else "warning", message, selector.manifest, selector.path, edits
+    )
+
+
+def _refusal(expression: str, kubernetes: int) -> tuple[str, str, str] | None:
+    """Rule, severity and sentence for an expression that the API server would not take."""
+    try:
+        compiled = compile_selector(expression)
+    except CompileError as error:
+        return "selector-compiles", "error", f"the selector does not compile: {error}"
+    cost = compiled.estimated_cost
+    if cost is None or cost > MAX_COST:
+        shown = "has no bound" if cost is None else f"may be {cost:,}"
+        return (
+            "selector-cost",
+            "error",
+            f"the cost of the selector {shown}, and Kubernetes takes no more than {MAX_COST:,}",
+        )
+    try:
+        compile_selector(expression, environment=new_expressions(kubernetes, list_attributes=True))
+    except CompileError as error:
+        return (
+            "selector-version",
+            "warning",
+            f"Kubernetes 1.{kubernetes} does not take this selector in a new object, though its scheduler would run it: {error}",
+        )
+    return None
+
+
+def _guarded(manifests: Sequence[Manifest], selector: Selector, expression: str) -> tuple[str, str] | None:
+    """The driver to ask for first, and the expression that does; None where some selector of the class asks, or none need."""
+    spec = mapping(manifests[selector.manifest].tree.get("spec"))
+    others = " ".join(text(mapping(mapping(one).get("cel")).get("expression")) for one in listed(spec.get("selectors")))
+    if "device.driver" in others or "orValue" in expression or "has(" in expression or " in device." in expression:
+        return None
+    try:
+        compiled = compile_selector(expression)
+    except CompileError:
+        return None
+    domains = {path.domain for path in compiled.paths if path.id is not None and path.domain}
+    vendors = domains - {names.STANDARD_DOMAIN}
+    if len(vendors) != 1:
+        return None
+    driver = str(vendors.pop())
+    return driver, f'device.driver == "{driver}" && {as_operand(expression)}'
+
+
+def check_constraints(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """Attributes in constraints need their domain: without it no device has them."""
+    drivers = drivers_of_classes(manifests)
+    for claim in claims(manifests):
+        classes = {
+            text(asked.fields.get("deviceClassName")) for request in requests(claim) for asked in wanted(request)
+        }
+        known = {drivers[name] for name in classes if name in drivers}
+        driver = next(iter(known)) if len(known) == 1 else None
+        for number, constraint in enumerate(listed(claim.devices.get("constraints"))):
+            for field in _CONSTRAINTS:
+                attribute = text(mapping(constraint).get(field))
+                if not attribute:
+                    continue
+                wanted_name = _qualified(attribute, driver)
+                if wanted_name == attribute:
+                    continue
+                path = (*claim.path, "constraints", number, field)
+                message = (
+                    f"{field} names an attribute with its domain"
+                    if "/" not in attribute
+                    else f"no device publishes {attribute}"
+                ) + (
+                    f": write {wanted_name}"
+                    if wanted_name
+                    else ": write DOMAIN/NAME, such as gpu.nvidia.com/parentUUID"
+                )
+                edits = ((claim.manifest, Put(path, wanted_name)),) if wanted_name else ()
+                yield Finding("constraint-domain", "error", message, claim.manifest, path, edits)
+
+
+def _qualified(attribute: str, driver: str | None) -> str | None:
+    """The full name that was meant; the name itself where it is right or nothing better is known; None without a domain."""
+    domain, slash, name = attribute.rpartition("/")
+    if not slash:
+        if name in names.STANDARD:
+            return f"{names.STANDARD_DOMAIN}/{name}"
+        if driver is None:
+            return None
+        domain = driver
+    if domain in names.CLASSES:
+        domain = NVIDIA_DRIVER
+    if domain != NVIDIA_DRIVER or name in names.ATTRIBUTES:
+        return f"{domain}/{name}"
+    meant = name if name in names.STANDARD else names.meant(name)
+    if meant is None:
+        return f"{domain}/{name}"
+    return f"{names.STANDARD_DOMAIN if meant in names.STANDARD else domain}/{meant}"

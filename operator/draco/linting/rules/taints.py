@@ -1,0 +1,59 @@
+"""Rules about device taint rules: what they can select, and which effects there are.
+
+Owns what is said of selectors that the kind once had. Source: KEP-5055.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from draco.cel.syntax.parse import MAX_LENGTH
+from draco.linting.model import Drop, Finding, Json, Manifest, Path, Put
+from draco.linting.names import CLASSES, closest
+from draco.linting.objects import is_of_group, kind_of, listed, mapping, text
+from draco.linting.rules.expressions import corrected
+from draco.resources.api.taints import EFFECTS
+
+_GONE: Final = ("deviceClassName", "selectors")
+_EXACT: Final = ("driver", "pool", "device")
+
+
+def _search(selector: Json) -> str:
+    """The command that finds the devices that the selector was meant for."""
+    for one in listed(selector.get("selectors")):
+        expression = text(mapping(mapping(one).get("cel")).get("expression"))
+        if expression and len(expression) <= MAX_LENGTH:
+            driver = CLASSES.get(text(selector.get("deviceClassName")))
+            return f"`draco selector eval '{corrected(expression.strip(), driver)[1]}'`"
+    return "`draco selector eval`"
+
+
+def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """The device selector and the effect of each rule."""
+    for index, manifest in enumerate(manifests):
+        if kind_of(manifest) != "DeviceTaintRule" or not is_of_group(manifest):
+            continue
+        spec = mapping(manifest.tree.get("spec"))
+        path: Path = ("spec", "deviceSelector")
+        selector = mapping(spec.get("deviceSelector"))
+        exact = [field for field in _EXACT if selector.get(field)]
+        if gone := [field for field in _GONE if field in selector]:
+            message = (
+                f"a taint rule has no {' and no '.join(gone)}: it selects by driver, pool and device alone since 1.35; name all "
+                f"three, as {_search(selector)} shows them, or write a DeviceMaintenance of Draco"
+            )
+            drops = tuple((index, Drop((*path, field))) for field in gone) if len(exact) > 1 else ()
+            yield Finding("taint-rule-selector", "error", message, index, (*path, gone[0]), drops)
+        if not exact:
+            if "deviceSelector" in spec and not gone:
+                message = "the empty deviceSelector taints every device of every driver: name driver, pool and device"
+                yield Finding("taint-rule-everything", "warning", message, index, path)
+            elif "deviceSelector" not in spec:
+                message = "a rule without deviceSelector taints no device: name driver, pool and device"
+                yield Finding("taint-rule-everything", "error", message, index, ("spec",))
+        taint = mapping(spec.get("taint"))
+        effect = taint.get("effect")
+        if "taint" in spec and effect not in EFFECTS:
+            likely = closest(text(effect), EFFECTS)
+            edits = ((index, Put(("spec", "taint", "effect"), likely)),) if likely else ()
+            message = f"there is no effect {effect}: a device taint has NoSchedule, NoExecute or None"
+            yield Finding("taint-effect", "error", message, index, ("spec", "taint", "effect"), edits)

@@ -1,0 +1,99 @@
+"""Whether the allocation of an idle claim may be taken back now, and if not, why not.
+
+Owns the reasons, as values and sentences. What is known of the claim is the caller's; that the claim stands in the way of a pod,
+and that there is another place for it, is `releases`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.draco import GpuNode, IdleClaims, InstanceUse
+from draco.resources.api.meta import ObjectKey
+
+_ENDED = frozenset({"Succeeded", "Failed"})
+
+
+class IdleClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a claim that is allocated on GPUs of one MigPolicy and reserved for nobody.
+
+    `idle_s` is for how long it has been seen so, `released_s` how long ago its allocation was taken back before, if it was.
+    `users` are the pods that name it and have not ended, `prepared_on` the node that has it prepared.
+    """
+
+    claim: ResourceClaim
+    policy: str
+    permit: IdleClaims
+    idle_s: float
+    released_s: float | None = None
+    users: Sequence[ObjectKey] = ()
+    prepared_on: str = ""
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long to wait, in seconds."""
+
+    grace_s: float = 60.0
+    """So long a claim must have been idle: who allocates ahead of a pod reserves a moment later, and says nothing in between."""
+    rest_s: float = 600.0
+    """So long a claim is let be after it was released: two pods, or two tools, must not send one to and fro."""
+
+
+class Obstacle(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a claim stays as it is. `again_s`: in how many seconds that may be over by itself, None if only a change ends it."""
+
+    text: str
+    again_s: float | None = None
+
+
+def obstacle(idle: IdleClaim, patience: Patience) -> Obstacle | None:
+    """The first reason not to take back the claim's allocation; None if it may be done now."""
+    return next(_obstacles(idle, patience), None)
+
+
+def _obstacles(idle: IdleClaim, patience: Patience) -> Iterator[Obstacle]:
+    claim, grace_s, rest_s = idle.claim, patience.grace_s, patience.rest_s
+    if idle.permit is not IdleClaims.RELEASE:
+        yield Obstacle(text=f"MigPolicy {idle.policy} keeps idle claims")
+    if claim.status.allocation is None or claim.status.reserved_for:
+        yield Obstacle(text="it is not idle any more")
+    if claim.metadata.deletion_timestamp is not None:
+        yield Obstacle(text="it is being deleted")
+    if idle.prepared_on:
+        yield Obstacle(text=f"it is still prepared on node {idle.prepared_on}")
+    if idle.users:
+        yield Obstacle(text=f"pod {min(idle.users)} is about to use it")
+    if idle.released_s is not None and idle.released_s < rest_s:
+        yield Obstacle(text=f"it was released less than {_duration(rest_s)} ago", again_s=rest_s - idle.released_s)
+    if idle.idle_s < grace_s:
+        yield Obstacle(text=f"it has been idle for less than {_duration(grace_s)}", again_s=grace_s - idle.idle_s)
+
+
+def users(pods: Iterable[Pod]) -> tuple[ObjectKey, ...]:
+    """Those of a claim's pods that have not ended: also one that waits for something else may be given the claim next."""
+    return tuple(sorted(pod.metadata.key for pod in pods if pod.status.phase not in _ENDED))
+
+
+def prepared_on(claim: ResourceClaim, nodes: Iterable[GpuNode]) -> str:
+    """The node whose agent has the claim prepared, or says so in the claim; "" if none does.
+
+    Its place on the GPU is taken until then, whatever is allocated: the claim that came there would be refused on its node.
+    """
+    name = str(claim.metadata.key)
+    for node in nodes:
+        places = {held.device for held in claim.devices_held if held.pool == node.metadata.name}
+        for gpu in node.status.gpus:
+            for each in gpu.mig.instances if gpu.mig else ():
+                if each.use is InstanceUse.CLAIM and (each.claim == name or each.device in places):
+                    return node.metadata.name
+    for device in claim.status.devices:
+        if any(each.type == "Ready" and each.status == "True" for each in device.conditions):
+            return device.pool
+    return ""
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes:.0f} min" if minutes >= 2 and not rest else f"{seconds:g} s"

@@ -1,0 +1,238 @@
+"""ResourceClaim and ResourceClaimTemplate.
+
+Owns their structs (resource.k8s.io/v1). Allocation is read, not decided, here.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from draco.resources.api.base import ApiStruct
+from draco.resources.api.meta import Condition, NodeSelector, ObjectMeta
+from draco.resources.api.taints import DeviceTaint, DeviceToleration
+from draco.resources.names import DeviceKey
+
+
+class CelSelector(ApiStruct, frozen=True, kw_only=True):
+    """A CEL expression over `device`."""
+
+    expression: str
+
+
+class DeviceSelector(ApiStruct, frozen=True, kw_only=True):
+    """A selector; CEL is the only kind there is."""
+
+    cel: CelSelector | None = None
+
+
+class CapacityRequirements(ApiStruct, frozen=True, kw_only=True):
+    """Amounts asked of a shareable device, as quantities."""
+
+    requests: dict[str, str] = {}
+
+
+class DeviceSubRequest(ApiStruct, frozen=True, kw_only=True):
+    """One alternative of a prioritized list."""
+
+    name: str
+    device_class_name: str
+    selectors: list[DeviceSelector] = []
+    allocation_mode: str = "ExactCount"
+    count: int = 1
+    tolerations: list[DeviceToleration] = []
+    capacity: CapacityRequirements | None = None
+
+
+class ExactDeviceRequest(ApiStruct, frozen=True, kw_only=True):
+    """A request for one kind of device. Modes: ExactCount, All."""
+
+    device_class_name: str
+    selectors: list[DeviceSelector] = []
+    allocation_mode: str = "ExactCount"
+    count: int = 1
+    admin_access: bool | None = None
+    tolerations: list[DeviceToleration] = []
+    capacity: CapacityRequirements | None = None
+
+
+class DeviceRequest(ApiStruct, frozen=True, kw_only=True):
+    """`exactly` or `first_available`."""
+
+    name: str
+    exactly: ExactDeviceRequest | None = None
+    first_available: list[DeviceSubRequest] = []
+
+
+class DeviceConstraint(ApiStruct, frozen=True, kw_only=True):
+    """Devices of the named requests (all when empty) must agree on, or differ in, an attribute."""
+
+    requests: list[str] = []
+    match_attribute: str | None = None
+    distinct_attribute: str | None = None
+
+
+class OpaqueConfiguration(ApiStruct, frozen=True, kw_only=True):
+    """Parameters for one driver, passed through as they are."""
+
+    driver: str
+    parameters: Any = None
+
+
+class DeviceClaimConfiguration(ApiStruct, frozen=True, kw_only=True):
+    """Configuration for the named requests (all when empty)."""
+
+    requests: list[str] = []
+    opaque: OpaqueConfiguration | None = None
+
+
+class DeviceClaim(ApiStruct, frozen=True, kw_only=True):
+    """What is asked for."""
+
+    requests: list[DeviceRequest] = []
+    constraints: list[DeviceConstraint] = []
+    config: list[DeviceClaimConfiguration] = []
+
+
+class ResourceClaimSpec(ApiStruct, frozen=True, kw_only=True):
+    """Immutable once created."""
+
+    devices: DeviceClaim = DeviceClaim()
+
+
+class DeviceRequestAllocationResult(ApiStruct, frozen=True, kw_only=True):
+    """One allocated device. `request` is "name" or "name/subrequest"."""
+
+    request: str
+    driver: str
+    pool: str
+    device: str
+    admin_access: bool | None = None
+    tolerations: list[DeviceToleration] = []
+    binding_conditions: list[str] = []
+    binding_failure_conditions: list[str] = []
+    share_id: str | None = msgspec.field(default=None, name="shareID")
+    consumed_capacity: dict[str, str] = {}
+
+
+class DeviceAllocationConfiguration(ApiStruct, frozen=True, kw_only=True):
+    """Configuration as resolved at allocation. Source: FromClass, FromClaim."""
+
+    source: str = ""
+    requests: list[str] = []
+    opaque: OpaqueConfiguration | None = None
+
+
+class DeviceAllocationResult(ApiStruct, frozen=True, kw_only=True):
+    """Devices and their configuration."""
+
+    results: list[DeviceRequestAllocationResult] = []
+    config: list[DeviceAllocationConfiguration] = []
+
+
+class AllocationResult(ApiStruct, frozen=True, kw_only=True):
+    """Set and cleared as a whole, never edited in place."""
+
+    devices: DeviceAllocationResult = DeviceAllocationResult()
+    node_selector: NodeSelector | None = None
+    allocation_timestamp: datetime | None = None
+
+
+class ResourceClaimConsumerReference(ApiStruct, frozen=True, kw_only=True):
+    """Who may use the claim; a pod, or since 1.37 a pod group."""
+
+    resource: str
+    name: str
+    uid: str
+    api_group: str = ""
+
+
+class AllocatedDeviceStatus(ApiStruct, frozen=True, kw_only=True):
+    """What a driver reports of one allocated device."""
+
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None = msgspec.field(default=None, name="shareID")
+    conditions: list[Condition] = []
+    data: Any = None
+
+
+class ResourceClaimStatus(ApiStruct, frozen=True, kw_only=True):
+    """Allocation, consumers and device reports."""
+
+    allocation: AllocationResult | None = None
+    reserved_for: list[ResourceClaimConsumerReference] = []
+    devices: list[AllocatedDeviceStatus] = []
+
+
+class ResourceClaim(ApiStruct, frozen=True, kw_only=True):
+    """A claim for devices."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: ResourceClaimSpec = ResourceClaimSpec()
+    status: ResourceClaimStatus = ResourceClaimStatus()
+
+    @property
+    def devices_held(self) -> list[DeviceKey]:
+        """The devices that it takes into use; administrative access looks at a device and takes nothing."""
+        if self.status.allocation is None:
+            return []
+        return [
+            DeviceKey(result.driver, result.pool, result.device)
+            for result in self.status.allocation.devices.results
+            if not result.admin_access
+        ]
+
+    @property
+    def devices_watched(self) -> list[DeviceKey]:
+        """The devices that it has administrative access to."""
+        if self.status.allocation is None:
+            return []
+        return [
+            DeviceKey(result.driver, result.pool, result.device)
+            for result in self.status.allocation.devices.results
+            if result.admin_access
+        ]
+
+    @property
+    def waits_tolerantly(self) -> bool:
+        """Whether it waits for devices and tolerates any taint at all: it may be given one that is tainted."""
+        return self._waits and any(each.tolerations for each in self._asked)
+
+    def classes_in_spite_of(self, taint: DeviceTaint) -> set[str]:
+        """The classes of devices that it waits for and that this taint would not keep from it."""
+        if not self._waits:
+            return set()
+        return {
+            asked.device_class_name
+            for asked in self._asked
+            if any(toleration.tolerates(taint) for toleration in asked.tolerations)
+        }
+
+    @property
+    def _waits(self) -> bool:
+        return self.status.allocation is None and self.metadata.deletion_timestamp is None
+
+    @property
+    def _asked(self) -> Iterator[ExactDeviceRequest | DeviceSubRequest]:
+        """What it asks to have for itself, alternatives included."""
+        for request in self.spec.devices.requests:
+            if request.exactly is not None and not request.exactly.admin_access:
+                yield request.exactly
+            yield from request.first_available
+
+
+class ResourceClaimTemplateSpec(ApiStruct, frozen=True, kw_only=True):
+    """Metadata and spec of the claims to make."""
+
+    spec: ResourceClaimSpec = ResourceClaimSpec()
+    metadata: ObjectMeta = ObjectMeta()
+
+
+class ResourceClaimTemplate(ApiStruct, frozen=True, kw_only=True):
+    """Makes one claim per pod."""
+
+    spec: ResourceClaimTemplateSpec = ResourceClaimTemplateSpec()
+    metadata: ObjectMeta = ObjectMeta()

@@ -1,0 +1,186 @@
+"""Pods and nodes, as far as Draco reads them.
+
+Owns their structs (core/v1).
+"""
+
+from datetime import datetime
+
+from draco.resources.api.base import ApiStruct
+from draco.resources.api.meta import NodeSelector, NodeSelectorTerm, ObjectKey, ObjectMeta
+
+
+class PodResourceClaim(ApiStruct, frozen=True, kw_only=True):
+    """A claim the pod uses, by name or through a template."""
+
+    name: str
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
+class ContainerClaim(ApiStruct, frozen=True, kw_only=True):
+    """A pod-level claim a container uses; one request of it, or all."""
+
+    name: str
+    request: str = ""
+
+
+class ResourceRequirements(ApiStruct, frozen=True, kw_only=True):
+    """Quantities by resource name, and claims."""
+
+    requests: dict[str, str | int | float] = {}
+    limits: dict[str, str | int | float] = {}
+    claims: list[ContainerClaim] = []
+
+
+class Container(ApiStruct, frozen=True, kw_only=True):
+    """A container's name and resources."""
+
+    name: str
+    resources: ResourceRequirements = ResourceRequirements()
+    restart_policy: str = ""
+    """Always makes a sidecar of an init container."""
+
+
+class PreferredSchedulingTerm(ApiStruct, frozen=True, kw_only=True):
+    """A preference; read only to keep the shape of affinity."""
+
+    weight: int = 0
+    preference: NodeSelectorTerm = NodeSelectorTerm()
+
+
+class NodeAffinity(ApiStruct, frozen=True, kw_only=True):
+    """Node rules of a pod."""
+
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    preferred_during_scheduling_ignored_during_execution: list[PreferredSchedulingTerm] = []
+
+
+class Affinity(ApiStruct, frozen=True, kw_only=True):
+    """Only node affinity matters to device allocation."""
+
+    node_affinity: NodeAffinity | None = None
+
+
+class Toleration(ApiStruct, frozen=True, kw_only=True):
+    """A pod's toleration of node taints."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+class PodSpec(ApiStruct, frozen=True, kw_only=True):
+    """What decides where a pod runs and which claims it uses."""
+
+    node_name: str = ""
+    scheduler_name: str = ""
+    containers: list[Container] = []
+    init_containers: list[Container] = []
+    node_selector: dict[str, str] = {}
+    affinity: Affinity | None = None
+    tolerations: list[Toleration] = []
+    resource_claims: list[PodResourceClaim] = []
+    termination_grace_period_seconds: int | None = None
+
+
+class PodCondition(ApiStruct, frozen=True, kw_only=True):
+    """A pod condition, such as PodScheduled."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: datetime | None = None
+
+
+class PodResourceClaimStatus(ApiStruct, frozen=True, kw_only=True):
+    """The claim made for a pod from a template."""
+
+    name: str
+    resource_claim_name: str | None = None
+
+
+class PodExtendedResourceClaimStatus(ApiStruct, frozen=True, kw_only=True):
+    """The claim the scheduler made for extended resources."""
+
+    resource_claim_name: str = ""
+
+
+class PodStatus(ApiStruct, frozen=True, kw_only=True):
+    """Phase, conditions and the names of generated claims."""
+
+    phase: str = ""
+    conditions: list[PodCondition] = []
+    resource_claim_statuses: list[PodResourceClaimStatus] = []
+    extended_resource_claim_status: PodExtendedResourceClaimStatus | None = None
+
+
+class Pod(ApiStruct, frozen=True, kw_only=True):
+    """A pod."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def claims(self) -> list[ObjectKey]:
+        """The claims it uses: by name, made from a template, or made by the scheduler for extended resources."""
+        made = {status.name: status.resource_claim_name for status in self.status.resource_claim_statuses}
+        names = [claim.resource_claim_name or made.get(claim.name) for claim in self.spec.resource_claims]
+        if self.status.extended_resource_claim_status is not None:
+            names.append(self.status.extended_resource_claim_status.resource_claim_name)
+        return [ObjectKey(self.metadata.namespace, name) for name in names if name]
+
+    @property
+    def pending(self) -> bool:
+        """Whether it is alive and none of its containers has started yet."""
+        return self.metadata.deletion_timestamp is None and self.status.phase in {"", "Pending"}
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is alive and has no node yet."""
+        return self.pending and not self.spec.node_name
+
+
+class NodeTaint(ApiStruct, frozen=True, kw_only=True):
+    """A taint on a node."""
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+class NodeSpec(ApiStruct, frozen=True, kw_only=True):
+    """What keeps pods away from a node."""
+
+    unschedulable: bool = False
+    taints: list[NodeTaint] = []
+
+
+class NodeCondition(ApiStruct, frozen=True, kw_only=True):
+    """A node condition, such as Ready."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
+class NodeStatus(ApiStruct, frozen=True, kw_only=True):
+    """Conditions only: allocatable resources are the scheduler's business."""
+
+    conditions: list[NodeCondition] = []
+
+
+class Node(ApiStruct, frozen=True, kw_only=True):
+    """A node."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the Ready condition is True."""
+        return any(c.type == "Ready" and c.status == "True" for c in self.status.conditions)

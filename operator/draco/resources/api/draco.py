@@ -1,0 +1,415 @@
+"""Draco's own kinds, draco.dev/v1alpha1.
+
+Owns the structs; the schemas people meet are in `crds/`, and a test holds the two together.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from draco.resources.api.base import ApiStruct
+from draco.resources.api.claims import DeviceSelector
+from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta
+from draco.resources.api.taints import DeviceTaint
+from draco.resources.names import TAINT_MAINTENANCE, DeviceKey, PoolKey
+
+
+class MigMode(StrEnum):
+    """Who lays a GPU out: nobody (MIG is off), a person, or what claims ask for."""
+
+    DISABLED = "Disabled"
+    STATIC = "Static"
+    DYNAMIC = "Dynamic"
+
+
+class MigState(StrEnum):
+    """How a GPU's partitions stand. Dirty: not known or not as journaled, so nothing is made until a clean look."""
+
+    READY = "Ready"
+    CHANGING = "Changing"
+    DIRTY = "Dirty"
+    NEEDS_RESET = "NeedsReset"
+
+
+class InstanceUse(StrEnum):
+    """What an instance is there for. Foreign: made by others. Orphan: Draco's own or half made, and waiting to be destroyed."""
+
+    CLAIM = "Claim"
+    WARM = "Warm"
+    LAYOUT = "Layout"
+    FOREIGN = "Foreign"
+    ORPHAN = "Orphan"
+
+
+class MigInstance(ApiStruct, frozen=True, kw_only=True):
+    """One GPU instance as NVML lists it; `start` and `size` in memory units.
+
+    `uuid` and `device` are empty where it has no compute instance or is not published, `claim` ("namespace/name") where none
+    holds it. `holder` is who keeps it from being destroyed.
+    """
+
+    profile: str
+    start: int
+    size: int
+    uuid: str = ""
+    device: str = ""
+    use: InstanceUse = InstanceUse.FOREIGN
+    claim: str = ""
+    holder: str = ""
+
+
+class GpuMig(ApiStruct, frozen=True, kw_only=True):
+    """MIG on one GPU. `pending`: a change of the mode waits for a reset. `board` names a table of the node's boards."""
+
+    capable: bool = False
+    enabled: bool = False
+    pending: bool = False
+    board: str = ""
+    state: MigState = MigState.READY
+    message: str = ""
+    instances: list[MigInstance] = []
+
+
+class MigProfile(ApiStruct, frozen=True, kw_only=True):
+    """One row of a board's table. `slices` are compute slices, `size` and `starts` memory units, `memory` a quantity."""
+
+    id: int
+    name: str
+    slices: int
+    size: int
+    starts: list[int]
+    max_instances: int = 0
+    memory: str = ""
+    multiprocessors: int = 0
+    copy_engines: int = 0
+    decoders: int = 0
+    encoders: int = 0
+    jpeg_engines: int = 0
+    ofa_engines: int = 0
+
+
+class BoardTable(ApiStruct, frozen=True, kw_only=True):
+    """What NVML says can be made on a board, once for all GPUs of a node that say the same."""
+
+    name: str
+    profiles: list[MigProfile] = []
+
+
+class GpuStatus(ApiStruct, frozen=True, kw_only=True):
+    """One physical GPU as its agent sees it. `device` is the name it is published under."""
+
+    device: str
+    uuid: str
+    product_name: str = ""
+    architecture: str = ""
+    memory: str = ""
+    minor: int = 0
+    pci_bus_id: str = msgspec.field(default="", name="pciBusID")
+    numa_node: int | None = None
+    health: str = "Unknown"
+    message: str = ""
+    mig: GpuMig | None = None
+
+
+class WantedInstance(ApiStruct, frozen=True, kw_only=True):
+    """One instance of a static layout: a profile at a memory unit."""
+
+    profile: str
+    start: int
+
+
+class ProfileCount(ApiStruct, frozen=True, kw_only=True):
+    """So many instances of a profile, on each GPU."""
+
+    profile: str
+    count: int = 1
+
+
+class WantedGpu(ApiStruct, frozen=True, kw_only=True):
+    """What the operator wants of one GPU, and by which policy.
+
+    `profiles` limits what Dynamic may make (empty: all), `layout` is for Static. `reset_permitted` allows what needs a reset
+    of the GPU.
+    """
+
+    uuid: str
+    policy: str
+    mode: MigMode
+    profiles: list[str] = []
+    layout: list[WantedInstance] = []
+    warm: list[ProfileCount] = []
+    reset_permitted: bool = False
+
+
+class PromisedDevice(ApiStruct, frozen=True, kw_only=True):
+    """A device that a claim has been allocated, and that its GPU would not offer by what is wanted of it.
+
+    `uuid` is the GPU's, `claim` "namespace/name". A GPU that is promised as a whole has no profile.
+    """
+
+    device: str
+    uuid: str
+    claim: str = ""
+    profile: str = ""
+    start: int = 0
+
+
+class IsolatedGpu(ApiStruct, frozen=True, kw_only=True):
+    """What is published with a taint from the first moment on, because a DeviceMaintenance, `request`, is about it.
+
+    `uuid` is the GPU's, "" for every GPU of the node. If `device` is the name of a partition, then that and what overlaps it is
+    meant, else all of the GPU.
+    """
+
+    request: str
+    uuid: str = ""
+    device: str = ""
+    key: str
+    value: str = ""
+    effect: str
+
+    @property
+    def taint(self) -> DeviceTaint:
+        """The taint as it is published."""
+        return DeviceTaint(key=self.key, value=self.value, effect=self.effect)
+
+
+class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
+    """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is made on it.
+
+    `promised` stays published and free for its claims all the same.
+    """
+
+    gpus: list[WantedGpu] = []
+    promised: list[PromisedDevice] = []
+    isolated: list[IsolatedGpu] = []
+
+
+class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):
+    """What the agent sees and does. `isolates`: it is one that heeds `spec.isolated`."""
+
+    observed_generation: int = 0
+    isolates: bool = False
+    driver: str = ""
+    agent_version: str = ""
+    driver_version: str = ""
+    cuda_driver_version: str = ""
+    pool_generation: int = 0
+    prepared_claims: int | None = None
+    gpu_count: int | None = None
+    mig_gpu_count: int | None = None
+    mig_instance_count: int | None = None
+    gpus: list[GpuStatus] = []
+    boards: list[BoardTable] = []
+    conditions: list[Condition] = []
+
+
+class GpuNode(ApiStruct, frozen=True, kw_only=True):
+    """A node with GPUs. Named after the Node and owned by it; its agent writes the status."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: GpuNodeSpec = GpuNodeSpec()
+    status: GpuNodeStatus = GpuNodeStatus()
+
+
+class MaintenancePhase(StrEnum):
+    """Where a maintenance request stands."""
+
+    PENDING = "Pending"
+    ISOLATED = "Isolated"
+    IN_MAINTENANCE = "InMaintenance"
+    COMPLETED = "Completed"
+
+
+class MaintenanceSelector(ApiStruct, frozen=True, kw_only=True):
+    """Devices by exact names; fields are ANDed and at least one is set."""
+
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+
+    def matches(self, device: DeviceKey) -> bool:
+        """Whether every field that is set agrees. A selector without any field matches nothing."""
+        wanted = (self.driver, self.pool, self.device)
+        return any(wanted) and all(not want or want == have for want, have in zip(wanted, device, strict=True))
+
+    def may_match(self, pool: PoolKey) -> bool:
+        """Whether there may be devices in the pool that it matches."""
+        return self.driver in {None, "", pool.driver} and self.pool in {None, "", pool.pool}
+
+
+class MaintenanceTaint(ApiStruct, frozen=True, kw_only=True):
+    """The taint that isolates a request's devices; the schema fills in the same defaults."""
+
+    key: str = TAINT_MAINTENANCE
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+class DeviceMaintenanceSpec(ApiStruct, frozen=True, kw_only=True):
+    """Which devices to take out of service, why, and whether the work is finished."""
+
+    device_selector: MaintenanceSelector
+    reason: str = ""
+    taint: MaintenanceTaint = MaintenanceTaint()
+    finished: bool = False
+
+
+class MaintainedDevice(ApiStruct, frozen=True, kw_only=True):
+    """One device of a request. `rule` is the DeviceTaintRule that isolates it, `claims` ("namespace/name") still hold it.
+
+    `uuid` is the GPU that it was or was a part of when it was isolated, `overlaps` the device that was asked for if this one is
+    the same hardware, `watched_by` the claims that have administrative access to it.
+    """
+
+    driver: str
+    pool: str
+    device: str
+    uuid: str = ""
+    overlaps: str = ""
+    rule: str = ""
+    claims: list[str] = []
+    watched_by: list[str] = []
+
+
+class DeviceMaintenanceStatus(ApiStruct, frozen=True, kw_only=True):
+    """Written by the operator."""
+
+    phase: MaintenancePhase | None = None
+    observed_generation: int = 0
+    message: str = ""
+    devices: list[MaintainedDevice] = []
+    device_count: int | None = None
+    in_use: int | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    conditions: list[Condition] = []
+
+
+class DeviceMaintenance(ApiStruct, frozen=True, kw_only=True):
+    """A request to take devices out of service one by one, leaving their node and its other devices at work."""
+
+    spec: DeviceMaintenanceSpec
+    metadata: ObjectMeta = ObjectMeta()
+    status: DeviceMaintenanceStatus = DeviceMaintenanceStatus()
+
+
+class LayoutInstances(ApiStruct, frozen=True, kw_only=True):
+    """Instances of one profile in a layout. Without `start` they go where the layout has room."""
+
+    profile: str
+    count: int = 1
+    start: int | None = None
+
+
+class MigLayout(ApiStruct, frozen=True, kw_only=True):
+    """A layout of one GPU, by name."""
+
+    name: str
+    instances: list[LayoutInstances]
+
+
+class IdleClaims(StrEnum):
+    """What repair does about idle claims in the way of a pod: says so, or takes their allocations back."""
+
+    KEEP = "Keep"
+    RELEASE = "Release"
+
+
+class MigRepair(ApiStruct, frozen=True, kw_only=True):
+    """How many idle claims may go to unblock a pending one, and whether Draco may let go of them itself."""
+
+    max_moves: int = 2
+    idle_claims: IdleClaims = IdleClaims.KEEP
+
+
+class ResetPermit(StrEnum):
+    """When a GPU may be reset."""
+
+    NEVER = "Never"
+    IN_WINDOWS = "InWindows"
+    ALWAYS = "Always"
+
+
+class Weekday(StrEnum):
+    """Days of the week, in their order."""
+
+    MON = "Mon"
+    TUE = "Tue"
+    WED = "Wed"
+    THU = "Thu"
+    FRI = "Fri"
+    SAT = "Sat"
+    SUN = "Sun"
+
+
+class ResetWindow(ApiStruct, frozen=True, kw_only=True):
+    """A time of the week: from `start` ("22:00") of each day (all when none is named) for `duration` ("2h30m")."""
+
+    start: str
+    duration: str
+    days: list[Weekday] = []
+    time_zone: str = "UTC"
+
+
+class MigReset(ApiStruct, frozen=True, kw_only=True):
+    """Whether and when what needs a reset of the GPU may be done."""
+
+    permit: ResetPermit = ResetPermit.NEVER
+    windows: list[ResetWindow] = []
+
+
+class MigPolicySpec(ApiStruct, frozen=True, kw_only=True):
+    """Which GPUs, and how they are to be partitioned."""
+
+    mode: MigMode
+    node_selector: LabelSelector | None = None
+    device_selectors: list[DeviceSelector] = []
+    exclude: list[str] = []
+    layouts: list[MigLayout] = []
+    layout: str = ""
+    profiles: list[str] = []
+    warm: list[ProfileCount] = []
+    repair: MigRepair = MigRepair()
+    reset: MigReset = MigReset()
+
+
+class MigPolicyNode(ApiStruct, frozen=True, kw_only=True):
+    """How a policy stands on one node."""
+
+    name: str
+    gpus: int | None = None
+    applied: int | None = None
+    changing: int | None = None
+    failed: int | None = None
+    message: str = ""
+
+
+class MigPolicyConflict(ApiStruct, frozen=True, kw_only=True):
+    """An older policy that has GPUs which this one selects too."""
+
+    policy: str
+    gpus: int
+
+
+class MigPolicyStatus(ApiStruct, frozen=True, kw_only=True):
+    """Written by the operator. `conflicts` are the older policies that keep GPUs from this one."""
+
+    observed_generation: int = 0
+    gpus: int | None = None
+    applied: int | None = None
+    changing: int | None = None
+    failed: int | None = None
+    message: str = ""
+    conflicts: list[MigPolicyConflict] = []
+    nodes: list[MigPolicyNode] = []
+    conditions: list[Condition] = []
+
+
+class MigPolicy(ApiStruct, frozen=True, kw_only=True):
+    """How some GPUs are to be partitioned."""
+
+    spec: MigPolicySpec
+    metadata: ObjectMeta = ObjectMeta()
+    status: MigPolicyStatus = MigPolicyStatus()

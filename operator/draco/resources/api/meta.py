@@ -1,0 +1,96 @@
+"""Metadata, conditions and node selection: what objects of many kinds share.
+
+Owns the shared structs and the keys that name an object. Knows no kind.
+"""
+
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from draco.resources.api.base import ApiStruct
+
+
+def micro_time(moment: datetime) -> str:
+    """A MicroTime of the API: RFC 3339 in UTC with exactly six decimals, which the server insists on."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+class ObjectKey(NamedTuple):
+    """Namespace ("" for cluster-scoped objects) and name: unique within one kind at one time, not over time (a UID is)."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+class OwnerReference(ApiStruct, frozen=True, kw_only=True):
+    """An owner whose deletion takes this object with it."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool | None = None
+    block_owner_deletion: bool | None = None
+
+
+class ObjectMeta(ApiStruct, frozen=True, kw_only=True):
+    """The part of metadata that Draco reads or writes."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    finalizers: list[str] = []
+    owner_references: list[OwnerReference] = []
+
+    @property
+    def key(self) -> ObjectKey:
+        """Namespace and name."""
+        return ObjectKey(self.namespace, self.name)
+
+
+class Condition(ApiStruct, frozen=True, kw_only=True):
+    """A standard condition. `status` is "True", "False" or "Unknown"."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    observed_generation: int | None = None
+    last_transition_time: datetime | None = None
+
+
+class NodeSelectorRequirement(ApiStruct, frozen=True, kw_only=True):
+    """One comparison of a node's label or field. Operators: In, NotIn, Exists, DoesNotExist, Gt, Lt."""
+
+    key: str
+    operator: str
+    values: list[str] = []
+
+
+class NodeSelectorTerm(ApiStruct, frozen=True, kw_only=True):
+    """Requirements that must all hold."""
+
+    match_expressions: list[NodeSelectorRequirement] = []
+    match_fields: list[NodeSelectorRequirement] = []
+
+
+class NodeSelector(ApiStruct, frozen=True, kw_only=True):
+    """Terms of which one must hold."""
+
+    node_selector_terms: list[NodeSelectorTerm] = []
+
+
+class LabelSelector(ApiStruct, frozen=True, kw_only=True):
+    """Labels that must all agree. An empty one selects everything. Operators: In, NotIn, Exists, DoesNotExist."""
+
+    match_labels: dict[str, str] = {}
+    match_expressions: list[NodeSelectorRequirement] = []

@@ -1,0 +1,235 @@
+"""ResourceSlice: what a driver publishes.
+
+Owns the structs of slices, devices, attributes, capacities and counters (resource.k8s.io/v1), and which slices of a pool are
+current.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from draco.resources.api.base import ApiStruct
+from draco.resources.api.meta import NodeSelector, ObjectMeta
+from draco.resources.api.taints import DeviceTaint
+from draco.resources.names import PoolKey
+
+
+class DeviceAttribute(ApiStruct, frozen=True, kw_only=True):
+    """Exactly one field is set. The plural forms are list attributes (alpha in 1.36)."""
+
+    int_: int | None = msgspec.field(default=None, name="int")
+    bool_: bool | None = msgspec.field(default=None, name="bool")
+    string: str | None = None
+    version: str | None = None
+    ints: list[int] | None = None
+    bools: list[bool] | None = None
+    strings: list[str] | None = None
+    versions: list[str] | None = None
+
+    @property
+    def value(self) -> int | bool | str | list[int] | list[bool] | list[str] | None:
+        """The one value that is set."""
+        for value in (
+            self.int_, self.bool_, self.string, self.version, self.ints, self.bools, self.strings, self.versions,
+        ):  # fmt: skip
+            if value is not None:
+                return value
+        return None
+
+
+class CapacityRange(ApiStruct, frozen=True, kw_only=True):
+    """Amounts a shared device can be asked for, as quantities."""
+
+    min: str
+    max: str | None = None
+    step: str | None = None
+
+
+class CapacityRequestPolicy(ApiStruct, frozen=True, kw_only=True):
+    """How a shareable capacity may be asked for."""
+
+    default: str | None = None
+    valid_values: list[str] = []
+    valid_range: CapacityRange | None = None
+
+
+class DeviceCapacity(ApiStruct, frozen=True, kw_only=True):
+    """A quantity, kept as the text the driver wrote."""
+
+    value: str
+    request_policy: CapacityRequestPolicy | None = None
+
+
+class Counter(ApiStruct, frozen=True, kw_only=True):
+    """A quantity of a shared or consumed counter."""
+
+    value: str
+
+
+class CounterSet(ApiStruct, frozen=True, kw_only=True):
+    """Named counters that several devices of a pool draw from."""
+
+    name: str
+    counters: dict[str, Counter] = {}
+
+
+class DeviceCounterConsumption(ApiStruct, frozen=True, kw_only=True):
+    """What one device takes from a counter set."""
+
+    counter_set: str
+    counters: dict[str, Counter] = {}
+    compatibility_groups: list[str] = []
+
+
+class Device(ApiStruct, frozen=True, kw_only=True):
+    """One device of a slice. Attribute and capacity names without a domain belong to the driver's domain."""
+
+    name: str
+    attributes: dict[str, DeviceAttribute] = {}
+    capacity: dict[str, DeviceCapacity] = {}
+    consumes_counters: list[DeviceCounterConsumption] = []
+    node_name: str | None = None
+    node_selector: NodeSelector | None = None
+    all_nodes: bool | None = None
+    taints: list[DeviceTaint] = []
+    binds_to_node: bool | None = None
+    binding_conditions: list[str] = []
+    binding_failure_conditions: list[str] = []
+    allow_multiple_allocations: bool | None = None
+
+
+class ResourcePool(ApiStruct, frozen=True, kw_only=True):
+    """Pool of a slice. Only the highest generation counts, and only when all its slices are there."""
+
+    name: str
+    generation: int = 0
+    resource_slice_count: int
+
+
+class ResourceSliceSpec(ApiStruct, frozen=True, kw_only=True):
+    """Exactly one of node_name, node_selector, all_nodes, per_device_node_selection; devices or shared_counters, not both."""
+
+    driver: str
+    pool: ResourcePool
+    node_name: str | None = None
+    node_selector: NodeSelector | None = None
+    all_nodes: bool | None = None
+    per_device_node_selection: bool | None = None
+    devices: list[Device] = []
+    shared_counters: list[CounterSet] = []
+
+    @property
+    def audience(self) -> str:
+        """For whom it is, in words."""
+        if self.node_name:
+            return f"node {self.node_name}"
+        return "all nodes" if self.all_nodes else "other nodes"
+
+
+class ResourceSlice(ApiStruct, frozen=True, kw_only=True):
+    """A part of a pool, published by a driver."""
+
+    spec: ResourceSliceSpec
+    metadata: ObjectMeta = ObjectMeta()
+
+    @property
+    def pool(self) -> PoolKey:
+        """The pool it is a part of."""
+        return PoolKey(self.spec.driver, self.spec.pool.name)
+
+
+class Publication(msgspec.Struct, frozen=True):
+    """Slices of one pool and one generation that a scheduler takes together."""
+
+    slices: list[ResourceSlice]
+    complete: bool
+
+
+def publications(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[Publication]]:
+    """What counts of each pool, as kube-scheduler sees it.
+
+    A pool usually has one publication: all slices of its newest generation. But a node that sees a complete generation of its own
+    looks no further. So whoever publishes under the name of another node's pool, however new, adds a publication and hides none.
+    Where labels of nodes decide which slices are for them, what is told here is for nodes that all of them are for.
+    """
+    return {pool: _publications(parts) for pool, parts in by_pool(slices).items()}
+
+
+def current_slices(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[ResourceSlice]]:
+    """The slices that count, complete or not: those of all publications of each pool."""
+    return {
+        pool: found[0].slices
+        if len(found) == 1
+        else list({id(one): one for each in found for one in each.slices}.values())
+        for pool, found in publications(slices).items()
+    }
+
+
+def _publications(parts: list[ResourceSlice]) -> list[Publication]:
+    if len(parts) == 1:
+        return [Publication(parts, parts[0].spec.pool.resource_slice_count == 1)]
+    parts.sort(key=lambda part: part.metadata.name)
+    lots = taken_together([part.spec for part in parts])
+    return [Publication([parts[place] for place in places], complete) for places, complete in lots]
+
+
+def by_pool(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[ResourceSlice]]:
+    """All slices of each pool."""
+    pools: dict[PoolKey, list[ResourceSlice]] = {}
+    for item in slices:
+        pools.setdefault(item.pool, []).append(item)
+    return pools
+
+
+def own_slices(slices: Iterable[ResourceSlice], node: str) -> list[ResourceSlice]:
+    """The newest generation of what is published for this very node, of the slices of one pool."""
+    own = [item for item in slices if item.spec.node_name == node]
+    newest = max((item.spec.pool.generation for item in own), default=0)
+    return [item for item in own if item.spec.pool.generation == newest]
+
+
+def strangers(slices: Sequence[ResourceSlice]) -> list[ResourceSlice]:
+    """Of one pool, what is not published for the node that it is named after, where something is."""
+    others = [item for item in slices if item.spec.node_name != item.spec.pool.name]
+    return others if len(others) < len(slices) else []
+
+
+def taken_together(specs: Sequence[ResourceSliceSpec]) -> list[tuple[list[int], bool]]:
+    """What counts of a pool, whose slices are sorted by name: the places of each lot taken together, and if it is complete."""
+    newest = max(spec.pool.generation for spec in specs)
+    whole = [place for place, spec in enumerate(specs) if spec.pool.generation == newest]
+    if len({spec.node_name for spec in specs}) == 1:
+        return [(whole, _is_complete(specs, whole))]
+    lots: list[tuple[list[int], bool]] = []
+    covered: set[int] = set()
+    for reach in _reaches(specs):
+        generation = max(specs[place].pool.generation for place in reach)
+        lot = [place for place in reach if specs[place].pool.generation == generation]
+        wanted = specs[lot[0]].pool.resource_slice_count
+        if len(lot) != wanted and generation == newest:
+            lot = whole  # who sees only a part of a generation looks for the rest of it everywhere, unless there is a newer one
+        if len(lot) == wanted and not covered.issuperset(lot):
+            lots.append((lot, True))
+            covered.update(lot)
+    if rest := [place for place in whole if place not in covered]:
+        lots.append((rest, False))
+    return lots
+
+
+def _reaches(specs: Sequence[ResourceSliceSpec]) -> Iterator[list[int]]:
+    """What a node may see: what is for it alone or for nodes like it, with all that may be for it too, and without."""
+    like: dict[object, list[int]] = {}
+    for place, spec in enumerate(specs):
+        where = spec.node_name or spec.all_nodes or str(spec.node_selector)
+        like.setdefault(where, []).append(place)
+    everywhere = like.pop(True, [])
+    shared = [place for place, spec in enumerate(specs) if not spec.node_name]
+    for own in like.values():
+        yield sorted(own + everywhere)
+        yield sorted({*own, *shared})
+    if shared:
+        yield shared
+
+
+def _is_complete(specs: Sequence[ResourceSliceSpec], places: Sequence[int]) -> bool:
+    return specs[places[0]].pool.resource_slice_count == len(places)

@@ -1,0 +1,358 @@
+"""Manifests as people and programs write them, read as the structs of `resources`.
+
+Owns which kinds and versions can be read, the defaults that an API server fills in, and what is said of a manifest that does not
+fit. A manifest is a plain mapping here: whoever reads files says where it stands (`source`). Must not do I/O.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from draco.resources.api.base import set_fields
+from draco.resources.api.claims import ResourceClaim, ResourceClaimTemplate
+from draco.resources.api.classes import DeviceClass
+from draco.resources.api.core import Node, Pod
+from draco.resources.api.draco import GpuNode, MigPolicy
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.errors import DracoError
+from draco.resources.quantity import Quantity, QuantityError
+from draco.resources.written import conversion
+
+Object = Node | ResourceSlice | DeviceClass | DeviceTaintRule | ResourceClaim | ResourceClaimTemplate | Pod
+"""What a manifest can be read as."""
+
+OwnObject = GpuNode | MigPolicy
+"""What a manifest of Draco's own kinds can be read as."""
+
+Json = Mapping[str, Any]
+_T = TypeVar("_T", bound=Object | OwnObject)
+
+_DRA: Final[Mapping[str, type[Object]]] = {
+    "DeviceClass": DeviceClass,
+    "DeviceTaintRule": DeviceTaintRule,
+    "ResourceClaim": ResourceClaim,
+    "ResourceClaimTemplate": ResourceClaimTemplate,
+    "ResourceSlice": ResourceSlice,
+}
+_CORE: Final[Mapping[str, type[Object]]] = {"Node": Node, "Pod": Pod}
+OWN_API_VERSION: Final = "draco.dev/v1alpha1"
+_OWN: Final[Mapping[str, type[OwnObject]]] = {"GpuNode": GpuNode, "MigPolicy": MigPolicy}
+_WORKLOADS: Final[Mapping[tuple[str, str], Sequence[str]]] = {
+    ("apps/v1", "DaemonSet"): ("spec", "template"),
+    ("apps/v1", "Deployment"): ("spec", "template"),
+    ("apps/v1", "ReplicaSet"): ("spec", "template"),
+    ("apps/v1", "StatefulSet"): ("spec", "template"),
+    ("batch/v1", "CronJob"): ("spec", "jobTemplate", "spec", "template"),
+    ("batch/v1", "Job"): ("spec", "template"),
+    ("v1", "ReplicationController"): ("spec", "template"),
+}
+"""Where a workload has the template of its pods."""
+_COPIES: Final[Mapping[str, Sequence[str]]] = {
+    **dict.fromkeys(("Deployment", "ReplicaSet", "ReplicationController", "StatefulSet"), ("spec", "replicas")),
+    "CronJob": ("spec", "jobTemplate", "spec", "parallelism"),
+    "Job": ("spec", "parallelism"),
+}
+_NAMESPACED: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "Pod"})
+
+
+class ManifestError(DracoError):
+    """A manifest cannot be read; says where it stands, what is wrong and what to write instead."""
+
+
+class UnknownKindError(ManifestError):
+    """A manifest is of a kind that has no part in device allocation."""
+
+
+def decode(document: object, *, source: str, namespace: str = "default") -> Object:
+    """One object. A workload is read as one pod of its template, under the workload's name.
+
+    `namespace` is that of an object which should be in one and names none. Raises UnknownKindError for any other kind, and
+    ManifestError for what does not fit.
+    """
+    manifest = _mapping(document, source)
+    kind, api_version = _text(manifest, "kind", source), _text(manifest, "apiVersion", source)
+    group, _, version = api_version.rpartition("/")
+    if (api_version, kind) in _WORKLOADS:
+        return _convert(Pod, "Pod", _pod_of(manifest, _WORKLOADS[api_version, kind], source), source, namespace)
+    if group == conversion.GROUP and kind in _DRA:
+        if version not in conversion.VERSIONS[kind]:
+            raise ManifestError(f"{source}: {_no_version(kind, api_version)}")
+        try:
+            return _convert(_DRA[kind], kind, conversion.to_v1(kind, version, manifest), source, namespace)
+        except conversion.NotConvertibleError as error:
+            raise ManifestError(f"{_named(source, kind, manifest)}: {error}.") from error
+    if api_version == "v1" and kind in _CORE:
+        return _convert(_CORE[kind], kind, manifest, source, namespace)
+    raise _unknown(kind, api_version, source)
+
+
+def decode_own(manifest: Json, *, source: str) -> OwnObject | None:
+    """One object of Draco's own kinds; None for any other kind. Raises ManifestError for what does not fit."""
+    kind = _text(manifest, "kind", source)
+    if kind not in _OWN:
+        return None
+    api_version = _text(manifest, "apiVersion", source)
+    if api_version != OWN_API_VERSION:
+        raise ManifestError(
+            f"{source}: {kind} of {_shown(api_version)} cannot be read; write `apiVersion: {OWN_API_VERSION}`."
+        )
+    return _convert(_OWN[kind], kind, manifest, source, "")
+
+
+def copies(manifest: Json) -> int:
+    """How many pods a workload wants at a time, where it says so; one for all else."""
+    path = _COPIES.get(str(manifest.get("kind")), ())
+    value: Any = manifest
+    for step in path:
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else 1
+
+
+def expand(document: object, *, source: str) -> Iterator[tuple[Json, str]]:
+    """The manifests in a document, each with where it stands: of a list its items, else the document itself."""
+    manifest = _mapping(document, source)
+    kind = manifest.get("kind")
+    if not isinstance(kind, str) or not kind.endswith("List") or "items" not in manifest:
+        yield manifest, source
+        return
+    items = manifest["items"] or []
+    if not isinstance(items, list):
+        raise ManifestError(f"{source}: items of {kind} must be a list of objects.")
+    inherited = {"apiVersion": manifest.get("apiVersion"), "kind": kind.removesuffix("List")} if kind != "List" else {}
+    for number, item in enumerate(items, 1):
+        where = f"{source}, item {number}"
+        yield {**inherited, **_mapping(item, where)}, where
+
+
+def _convert(type_: type[_T], kind: str, manifest: Json, source: str, namespace: str) -> _T:
+    try:
+        item = msgspec.convert(_as_stored(kind, manifest, _named(source, kind, manifest), namespace), type_)
+    except msgspec.ValidationError as error:
+        raise ManifestError(f"{_named(source, kind, manifest)}: {_sentence(str(error), type_)}") from error
+    if not item.metadata.name:
+        raise ManifestError(f"{_named(source, kind, manifest)}: metadata.name is missing; give the object a name.")
+    return item
+
+
+def _as_stored(kind: str, manifest: Json, source: str, namespace: str) -> Any:
+    """The manifest as an API server would store it, as far as that matters: nothing null, numbers as quantities, defaults."""
+    stored = set_fields(manifest, _is_unset)
+    if kind in _NAMESPACED and isinstance(metadata := stored.setdefault("metadata", {}), dict):
+        metadata["namespace"] = metadata.get("namespace") or namespace
+    for path in _QUANTITIES.get(kind, ()):
+        for holder, key, where in _places(stored, path, ""):
+            _read_quantity(holder, key, f"{source}: {where}")
+    return stored
+
+
+_AMOUNTS_OF_A_REQUEST: Final = (
+    "devices.requests.[].exactly.capacity.requests.*",
+    "devices.requests.[].firstAvailable.[].capacity.requests.*",
+)
+_QUANTITIES: Final[Mapping[str, Sequence[Sequence[str]]]] = {
+    kind: [path.split(".") for path in paths]
+    for kind, paths in {
+        "ResourceClaim": [
+            *(f"spec.{path}" for path in _AMOUNTS_OF_A_REQUEST),
+            "status.allocation.devices.results.[].consumedCapacity.*",
+        ],
+        "ResourceClaimTemplate": [f"spec.spec.{path}" for path in _AMOUNTS_OF_A_REQUEST],
+        "ResourceSlice": [
+            "spec.sharedCounters.[].counters.*.value",
+            "spec.devices.[].consumesCounters.[].counters.*.value",
+            "spec.devices.[].capacity.*.value",
+            "spec.devices.[].capacity.*.requestPolicy.default",
+            "spec.devices.[].capacity.*.requestPolicy.validValues.[]",
+            "spec.devices.[].capacity.*.requestPolicy.validRange.min",
+            "spec.devices.[].capacity.*.requestPolicy.validRange.max",
+            "spec.devices.[].capacity.*.requestPolicy.validRange.step",
+        ],
+    }.items()
+}
+"""Where quantities stand: `[]` is every item of a list, `*` every value of a mapping. They may be written as numbers."""
+
+
+def _places(value: Any, path: Sequence[str], where: str) -> Iterator[tuple[Any, Any, str]]:
+    """What holds each value at a path, its key there, and the path in words. Whatever is not of that shape is passed over."""
+    step, rest = path[0], path[1:]
+    inner: list[tuple[Any, str]]
+    if step == "[]" and isinstance(value, list):
+        inner = [(index, f"{where}[{index}]") for index in range(len(value))]
+    elif step == "*" and isinstance(value, dict):
+        inner = [(key, f"{where}[{key}]") for key in value]
+    elif isinstance(value, dict) and step in value:
+        inner = [(step, f"{where}.{step}" if where else step)]
+    else:
+        return
+    for key, place in inner:
+        if rest:
+            yield from _places(value[key], rest, place)
+        else:
+            yield value, key, place
+
+
+def _read_quantity(holder: Any, key: Any, where: str) -> None:
+    """Make a number a text, and see that the text is a quantity; what is neither is told when it is converted."""
+    value = holder[key]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = holder[key] = _number(value)
+    if isinstance(value, str):
+        try:
+            Quantity.parse(value)
+        except QuantityError as error:
+            raise ManifestError(f"{where}: {error}.") from error
+
+
+def _number(value: float) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python does not write integers of thousands of digits
+        return "1" + "0" * 5000
+
+
+def _is_unset(key: object, value: object) -> bool:
+    """Nulls, and the empty values that the API takes for "not set" as well."""
+    return (
+        value is None
+        or (key == "count" and value == 0 and value is not False)
+        or (key in {"operator", "allocationMode"} and value == "")
+    )
+
+
+def _pod_of(manifest: Json, path: Sequence[str], source: str) -> Json:
+    inner: Any = manifest
+    for step in path:
+        inner = _mapping(inner, source).get(step) or {}
+    template = _mapping(inner, source)
+    named = {name: value for name, value in _metadata(manifest).items() if name in {"name", "namespace"}}
+    return {**template, "metadata": {**_metadata(template), **named}}
+
+
+def _mapping(value: object, source: str) -> Json:
+    if not isinstance(value, Mapping):
+        raise ManifestError(f"{source}: this is {_what(value)}, not an object with apiVersion, kind and metadata.")
+    return value
+
+
+def _metadata(manifest: Json) -> Json:
+    metadata = manifest.get("metadata")
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
+def _text(manifest: Json, name: str, source: str) -> str:
+    value = manifest.get(name)
+    if value is None or value == "":
+        example = "resource.k8s.io/v1" if name == "apiVersion" else "ResourceClaim"
+        raise ManifestError(f"{source}: {name} is missing; write for example `{name}: {example}`.")
+    if not isinstance(value, str):
+        raise ManifestError(f"{source}: {name} must be a text, not {_what(value)}.")
+    return value
+
+
+def _named(source: str, kind: str, manifest: Json) -> str:
+    """Where an object stands and which it is, as far as it says."""
+    metadata = _metadata(manifest)
+    name, namespace = metadata.get("name"), metadata.get("namespace")
+    parts = [part for part in (namespace, name) if isinstance(part, str) and part]
+    return f"{source}: {kind} {'/'.join(parts)}" if parts else f"{source}: {kind}"
+
+
+def _no_version(kind: str, api_version: str) -> str:
+    known = ", ".join(sorted(conversion.VERSIONS[kind], key=lambda version: (len(version), version)))
+    today = f"{conversion.GROUP}/v1"
+    return f"{kind} of {api_version} cannot be read (known versions: {known}); write {today}, as `draco lint` shows."
+
+
+def _unknown(kind: str, api_version: str, source: str) -> ManifestError:
+    places = {
+        **dict.fromkeys(_DRA, f"{conversion.GROUP}/v1"),
+        **dict.fromkeys(_CORE, "v1"),
+        **{workload: version for version, workload in _WORKLOADS},
+    }
+    if kind in places:
+        return ManifestError(
+            f"{source}: {kind} of {_shown(api_version)} cannot be read; write `apiVersion: {places[kind]}`."
+        )
+    near = difflib.get_close_matches(kind[:100], places, n=1, cutoff=0.8)
+    if near:
+        return ManifestError(f"{source}: there is no kind {_shown(kind)} that Draco knows; did you mean {near[0]}?")
+    return UnknownKindError(f"{source}: {_shown(kind)} of {_shown(api_version)} has no part in device allocation.")
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _what(value: object) -> str:
+    return "an object" if isinstance(value, Mapping) else _KINDS_OF_VALUES.get(type(value), "something else")
+
+
+_KINDS_OF_VALUES: Final[Mapping[type, str]] = {
+    type(None): "empty",
+    bool: "true or false",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+}
+_AT: Final = re.compile(r"(?P<what>.*?)(?: - at (?:key in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
+_EXPECTED: Final = re.compile(r"Expected `(?P<want>[^`]+)`, got `(?P<got>[^`]+)`")
+_NOT_ONE_OF: Final = re.compile(r"Invalid enum value (?P<got>.*)", re.DOTALL)
+_INDEX: Final = re.compile(r"\[[^]]*\]")
+_MISSING: Final = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
+_WORDS: Final[Mapping[str, str]] = {
+    "array": "a list",
+    "bool": "true or false",
+    "datetime": "a time such as 2026-03-01T12:00:00Z",
+    "float": "a number",
+    "int": "a whole number",
+    "null": "null",
+    "object": "an object",
+    "str": "a text",
+}
+
+
+def _sentence(problem: str, type_: type) -> str:
+    """What msgspec says of a value that does not fit, in the words of the API."""
+    found = _AT.fullmatch(problem)
+    what, path = (found["what"], found["path"] or "") if found else (problem, "")
+    if missing := _MISSING.fullmatch(what):
+        return f"{'.'.join(filter(None, (path, missing['name'])))} is missing; it must be set."
+    if other := _NOT_ONE_OF.fullmatch(what):
+        *most, last = _values(type_, path)
+        one_of = f"{', '.join(most)} or {last}" if most else last
+        return f"{path} is {_shown(other['got'])}; it must be {one_of}."
+    if expected := _EXPECTED.fullmatch(what):
+        want = " or ".join(
+            _WORDS.get(each.strip(), each.strip()) for each in expected["want"].split("|") if each.strip() != "null"
+        )
+        hint = (
+            "; put it in quotes"
+            if expected["want"].startswith("str") and expected["got"] in {"int", "float", "bool"}
+            else ""
+        )
+        return f"{path or 'the object'} must be {want}, not {_WORDS.get(expected['got'], expected['got'])}{hint}."
+    return f"{path}: {what[:1].lower()}{what[1:]}." if path else f"{what}."
+
+
+def _values(type_: type, path: str) -> list[str]:
+    """What may stand at a path, of which msgspec has said that it is one of a few texts."""
+    shape = msgspec.inspect.type_info(type_)
+    for step in _INDEX.sub(".[]", path).split("."):
+        shape = _without_null(shape)
+        if isinstance(shape, msgspec.inspect.ListType) and step == "[]":
+            shape = shape.item_type
+        elif isinstance(shape, msgspec.inspect.StructType):
+            shape = next((field.type for field in shape.fields if field.encode_name == step), shape)
+    shape = _without_null(shape)
+    return [str(each.value) for each in shape.cls] if isinstance(shape, msgspec.inspect.EnumType) else ["another value"]
+
+
+def _without_null(shape: msgspec.inspect.Type) -> msgspec.inspect.Type:
+    if not isinstance(shape, msgspec.inspect.UnionType):
+        return shape
+    return next((each for each in shape.types if not isinstance(each, msgspec.inspect.NoneType)), shape)
