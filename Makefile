@@ -68,7 +68,7 @@ type: setup ## Check types
 
 .PHONY: docs
 docs: setup ## Generate docs/reference and check every link
-	@$(BIN)/python scripts/reference.py
+	@$(BIN)/python -m scripts.reference
 	@$(BIN)/python scripts/check_links.py
 
 .PHONY: chart

@@ -1,7 +1,7 @@
 """Write docs/reference: every page that can be read off the source is, so that it cannot be wrong.
 
-Owns the pages of commands, kinds, chart values, metrics and log events. `make docs` runs it; a test compares what it would
-write with what is committed.
+Owns the pages of commands, kinds, chart values, metrics, log events and messages. `make docs` runs it; a test compares what it
+would write with what is committed.
 """
 
 import ast
@@ -16,6 +16,7 @@ import click
 import yaml
 
 from draco import cli
+from scripts import messages
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (ROOT / "operator" / "draco", ROOT / "local" / "draco_local")
@@ -32,6 +33,7 @@ def pages() -> dict[str, str]:
         "chart-values.md": NOTE + chart_values(),
         "metrics.md": NOTE + metrics(),
         "log-events.md": NOTE + log_events(),
+        "messages.md": NOTE + messages.page(),
     }
 
 
