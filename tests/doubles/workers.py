@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.controller.fleet_feed import FollowedFleet
 from draco.controller.view import ClusterView
 from draco.controller.workers.answering import answer
 from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.fleet_process import FleetFeed
 from draco.controller.workers.messages import Answer, LeftOut, Question
 from draco.controller.workers.pool import Answered

@@ -11,8 +11,8 @@ from typing import Any
 
 from draco.allocation import Survey, survey
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.controller.fleet_feed import FollowedFleet
 from draco.controller.own_kinds import OwnKind
+from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection

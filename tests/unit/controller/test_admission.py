@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 
 from draco.controller.claims import admission
 from draco.controller.claims.admission import Admission, AdmissionMode, NotAReview, Outcome
-from draco.controller.fleet_feed import FollowedFleet
 from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
     Answer,
     CostlySelector,

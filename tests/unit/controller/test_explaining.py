@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.controller.claims.explaining import Asks, Explanations, Told, scheduler_says
-from draco.controller.fleet_feed import FollowedFleet
 from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
     Answer,
     CostlySelector,

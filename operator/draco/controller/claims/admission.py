@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
-from draco.controller.fleet_feed import FollowedFleet
 from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import Failed, OutOfMemory, OverBudget, Question, WhatIsWrong, Wrong
 from draco.controller.workers.pool import Answered
 from draco.controller.workers.refusals import refusal

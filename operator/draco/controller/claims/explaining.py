@@ -19,8 +19,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 import structlog
 
-from draco.controller.fleet_feed import FollowedFleet
 from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import Failed, OutOfMemory, OverBudget, Question, Waiting, WhyWaiting
 from draco.controller.workers.pool import Answered
 from draco.controller.workers.refusals import TOO_COSTLY, UNKNOWN, refusal

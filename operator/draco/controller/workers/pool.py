@@ -19,8 +19,8 @@ from typing import Final
 import msgspec
 import structlog
 
-from draco.controller.fleet_feed import FollowedFleet
 from draco.controller.workers.fair_queue import FairQueue, Urgency
+from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
     Answer,
     Ask,
