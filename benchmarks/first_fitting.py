@@ -14,7 +14,7 @@ from typing import NamedTuple
 from benchmarks.gpu_fleet import DRIVER, PCIE_ROOT, SIZES, a_claim, claim_of, crowded, node_name, put
 from benchmarks.table import Row, tell
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.search.fitting import first_fitting
+from draco.allocation.search.allocate import first_fitting
 from tests.oracle.programs import oracle
 
 TARGET = 10.0

@@ -17,7 +17,7 @@ import msgspec
 from benchmarks.gpu_fleet import DRIVER, GPU_CLASS, SIZES, a_claim, a_gpu, a_node, a_slice, claim_of, put
 from benchmarks.table import Row, tell
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.search.fitting import first_fitting
+from draco.allocation.search.allocate import first_fitting
 from draco.resources.api.slices import ResourceSlice
 
 TARGET_S = 1e-3

@@ -14,9 +14,8 @@ from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.claims.work import ClaimWork
 from draco.agent.files import Files
 from draco.agent.hardware.fault_record import FAULTS, FaultRecord, driver_load
-from draco.agent.hardware.monitor import Hardware
+from draco.agent.hardware.monitor import Hardware, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
-from draco.agent.hardware.pcie import SysfsPcieRoots
 from draco.agent.lanes import Lanes
 from draco.agent.metrics import Metrics
 from draco.agent.mig.parts import Dividing
@@ -26,7 +25,7 @@ from draco.agent.plugin.health_service import HealthService
 from draco.agent.plugin.registration import Contest, Plugin, Registration, sockets
 from draco.agent.plugin.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
 from draco.agent.publish.device_names import KnownGpus
-from draco.agent.publish.offers import Offers
+from draco.agent.publish.offering import Offers
 from draco.agent.publish.publisher import SlicePublisher
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, PreparedClaim

@@ -13,8 +13,7 @@ import msgspec
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_selection import selects
-from draco.allocation.search.allocate import allocate
-from draco.allocation.search.fitting import first_fitting
+from draco.allocation.search.allocate import allocate, first_fitting
 from draco.explanation.findings.placement import PodRules
 from draco.resources.api.claims import AllocationResult, ResourceClaim, ResourceClaimStatus
 from draco.resources.api.core import Node, Pod

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from draco.agent.errors import PrepareError
-from draco.agent.mig.failures import Failures
+from draco.agent.mig.inventory import Failures
 from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import faults
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names

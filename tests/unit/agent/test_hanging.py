@@ -13,9 +13,8 @@ import pytest
 from draco.agent.files import LocalFiles
 from draco.agent.hardware.fault_record import FaultRecord
 from draco.agent.hardware.gpus import HealthState
-from draco.agent.hardware.monitor import Hardware, View
+from draco.agent.hardware.monitor import Hardware, SysfsPcieRoots, View
 from draco.agent.hardware.nvml import Nvml
-from draco.agent.hardware.pcie import SysfsPcieRoots
 from draco.agent.plugin.health_service import reports
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus.state import create, load

@@ -13,8 +13,15 @@ import pytest
 
 from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, HealthState
 from draco.agent.hardware.nvml import Nvml
-from draco.agent.hardware.nvml_errors import DriverError, DriverMissing, DriverReloaded, GpuUnknown, NotSupported
-from draco.agent.hardware.nvml_words import ARCHITECTURES, EVENT_KINDS
+from draco.agent.hardware.nvml_errors import (
+    ARCHITECTURES,
+    EVENT_KINDS,
+    DriverError,
+    DriverMissing,
+    DriverReloaded,
+    GpuUnknown,
+    NotSupported,
+)
 from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import faults, hotplug
 from draco_local.simulator.gpus.boards import BOARDS

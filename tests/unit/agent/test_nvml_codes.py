@@ -18,7 +18,7 @@ from draco.agent.hardware import nvml_errors
 from draco.agent.hardware.fault_record import FaultRecord
 from draco.agent.hardware.gpus import Gpu, HealthState
 from draco.agent.hardware.instances import Use
-from draco.agent.hardware.monitor import Hardware, View
+from draco.agent.hardware.monitor import Hardware, SysfsPcieRoots, View
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import (
     DriverError,
@@ -36,7 +36,6 @@ from draco.agent.hardware.nvml_errors import (
     ResetRequired,
     Unreadable,
 )
-from draco.agent.hardware.pcie import SysfsPcieRoots
 from draco.kube.clock import SystemClock
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.nvml.library import SimulatedNvml

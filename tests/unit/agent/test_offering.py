@@ -1,19 +1,26 @@
 """Which devices a node offers in each mode, and when their order is published anew."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from draco.agent.hardware.faults import with_fault
 from draco.agent.hardware.gpus import DriverInfo, GpuFault, Located
 from draco.agent.hardware.instances import GpuMig, Held, Instance, MigState, Use
-from draco.agent.publish.offering import Offer, Offering
+from draco.agent.hardware.monitor import View
+from draco.agent.publish.offering import PATIENCE_S, Offer, Offering, Offers
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu, WantedInstance
 from tests.builders import a_gpu, a_slice
+from tests.doubles.clock import ManualClock
 
 DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")
 H100 = BOARDS["H100-80GB"]
@@ -274,3 +281,74 @@ def test_two_requests_with_one_taint_make_one() -> None:
     offered = Offering().offer([gpu], DRIVER, migs={}, wanted={}, isolated=isolated, now_s=0.0)
     told = [(each.key, each.value) for each in offered.devices[0].taints]
     assert told == [("draco.dev/fault", "Lost"), *(("draco.dev/maintenance", value) for value in ("", "a", "b"))]
+
+
+class Lab:
+    """Offers of a node with one GPU, and what its publisher was told."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.recovered, self.known = asyncio.Event(), asyncio.Event()
+        self.told: list[list[str]] = []
+        publisher: Any = SimpleNamespace(
+            want=lambda devices, _counters: self.told.append([one.name for one in devices])
+        )
+        dividing: Any = SimpleNamespace(
+            keeper=SimpleNamespace(known=self.known), offered=lambda _gpus: {}, wanted={}, promised={}, isolated=()
+        )
+        self.view = View(driver=DRIVER, gpus=(Located(a_gpu(0)),))
+        self.offers = Offers(publisher, dividing, view=lambda: self.view, clock=self.clock, random=Random(0))
+
+    @asynccontextmanager
+    async def running(self, *, follows: bool = True) -> AsyncIterator[None]:
+        run = self.offers.run(recovered=self.recovered, follows=follows, partitionable=True)
+        task = asyncio.create_task(run)
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+async def test_nothing_is_offered_before_it_is_known_whose_instances_there_are_and_what_is_wanted(lab: Lab) -> None:
+    async with lab.running():
+        lab.offers.touch()
+        await settle()
+        assert lab.told == []
+        lab.recovered.set()
+        await settle()
+        assert lab.told == []
+        lab.known.set()
+        await settle()
+        assert lab.told == [["gpu-0"]]
+
+
+async def test_a_cluster_without_gpunodes_is_not_asked_what_is_wanted(lab: Lab) -> None:
+    async with lab.running(follows=False):
+        lab.recovered.set()
+        await settle()
+        assert lab.told == [["gpu-0"]]
+
+
+async def test_wishes_that_cannot_be_read_do_not_keep_whole_gpus_from_their_users_for_ever(lab: Lab) -> None:
+    with capture_logs() as logs:
+        async with lab.running():
+            lab.recovered.set()
+            await settle()
+            await lab.clock.advance(PATIENCE_S - 1)
+            assert lab.told == []
+            await lab.clock.advance(2)
+            await settle()
+            assert lab.told == [["gpu-0"]]
+    (said,) = [each for each in logs if each["event"] == "offers.wishes_unknown"]
+    assert "gpunodes.draco.dev" in said["remedy"]

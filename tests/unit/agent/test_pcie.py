@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from draco.agent.hardware.pcie import SysfsPcieRoots
+from draco.agent.hardware.monitor import SysfsPcieRoots
 from draco_local.simulator.gpus.state import new_node
 from draco_local.simulator.gpus.sysfs import build
 

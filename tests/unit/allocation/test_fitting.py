@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.search.allocate import allocate
+from draco.allocation.search.allocate import allocate, first_fitting
 from draco.allocation.search.candidates import candidates
-from draco.allocation.search.fitting import first_fitting
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.classes import DeviceClass
 from draco.resources.api.core import Node

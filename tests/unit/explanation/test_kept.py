@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draco.allocation.fleet.fleet import MAX_OF_NODES, Fleet
-from draco.allocation.fleet.kept import Kept
+from draco.allocation.fleet.fleet import MAX_OF_NODES, Fleet, Kept
 from draco.explanation.explain import explain
 from draco.explanation.findings.placement import PodRules, nodes_for
 from draco.resources.api.core import Node, NodeSpec, NodeTaint, Pod, PodSpec, Toleration

@@ -9,8 +9,7 @@ import pytest
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.search.allocate import allocate
-from draco.allocation.search.fitting import first_fitting
+from draco.allocation.search.allocate import allocate, first_fitting
 from draco.explanation.findings.placement import UNSCHEDULABLE, PodRules
 from draco.explanation.model import ChangeKind, NodeReason
 from draco.explanation.problems.claims import problems_of

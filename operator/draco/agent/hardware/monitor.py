@@ -1,6 +1,7 @@
 """The node's GPUs as they are now: one thread that reads NVML, and the latest view for everybody else.
 
-Owns the NVML session, its thread, and when it is read: at start, at intervals, and when NVML reports an event. Decides nothing:
+Owns the NVML session, its thread, and when it is read: at start, at intervals, and when NVML reports an event; and what sysfs
+says of where a GPU sits, of which NVML knows neither the PCIe root complex nor, on most boards, the NUMA node. Decides nothing:
 it tells its subscribers that the view is new. Claims change instances in a thread of their own; the session's lock keeps the two
 apart.
 
@@ -9,11 +10,13 @@ the GPU it is about takes no new work, and nothing that is known of the others i
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -33,10 +36,47 @@ from draco.agent.hardware.gpus import (
 )
 from draco.agent.hardware.nvml import Call, Nvml
 from draco.agent.hardware.nvml_errors import DriverReloaded, NvmlError
-from draco.agent.hardware.pcie import PcieRoots
 from draco.agent.lanes import Lane
 from draco.kube.clock import Clock
 from draco.resources.names import GpuUuid
+
+_ROOT = re.compile(r"pci[0-9a-f]{4}:[0-9a-f]{2}")
+
+
+class PcieRoots(Protocol):
+    """Asks where a device sits by its address, e.g. `0000:1b:00.0`."""
+
+    def root(self, pci_bus_id: str) -> str | None:
+        """Value of resource.kubernetes.io/pcieRoot, e.g. `pci0000:15`, or None when it is not known."""
+        ...
+
+    def numa_node(self, pci_bus_id: str) -> int | None:
+        """NUMA node, or None when the machine has none or does not say."""
+        ...
+
+
+class SysfsPcieRoots:
+    """Reads a sysfs tree; `sysfs_root` is what /sys is to the agent, which may be mounted elsewhere in a container."""
+
+    def __init__(self, sysfs_root: Path = Path("/sys")) -> None:
+        self._devices = sysfs_root / "bus" / "pci" / "devices"
+
+    def root(self, pci_bus_id: str) -> str | None:
+        """The first component of the device's real path that is a root complex."""
+        try:
+            place = (self._devices / pci_bus_id).resolve(strict=True)
+        except (OSError, RuntimeError):
+            return None
+        return next((part for part in place.parts if _ROOT.fullmatch(part)), None)
+
+    def numa_node(self, pci_bus_id: str) -> int | None:
+        """The device's `numa_node` file, in which the kernel writes -1 for "no node"."""
+        try:
+            node = int((self._devices / pci_bus_id / "numa_node").read_text())
+        except (OSError, ValueError):
+            return None
+        return node if node >= 0 else None
+
 
 log = structlog.get_logger()
 

@@ -32,6 +32,13 @@ from draco.agent.hardware.gpus import (
     Where,
 )
 from draco.agent.hardware.nvml_errors import (
+    ADDRESSING_MODES,
+    ARCHITECTURES,
+    BRANDS,
+    EVENT_KINDS,
+    RECOVERY_ACTIONS,
+    REMAP_FAILED,
+    WATCHED,
     DriverError,
     DriverMissing,
     DriverReloaded,
@@ -42,15 +49,6 @@ from draco.agent.hardware.nvml_errors import (
     NvmlError,
     ResetRequired,
     translated,
-)
-from draco.agent.hardware.nvml_words import (
-    ADDRESSING_MODES,
-    ARCHITECTURES,
-    BRANDS,
-    EVENT_KINDS,
-    RECOVERY_ACTIONS,
-    REMAP_FAILED,
-    WATCHED,
 )
 from draco.resources.names import GpuUuid
 

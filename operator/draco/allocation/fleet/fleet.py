@@ -5,15 +5,15 @@ are now. A Fleet that followed any number of changes answers as one that was bui
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from draco.allocation.fleet.capacity import arithmetic
 from draco.allocation.fleet.counters import Counters, Drawn, drawn
 from draco.allocation.fleet.inventory import Inventory
-from draco.allocation.fleet.kept import Kept
 from draco.allocation.fleet.node_rows import SHARED as OF_NO_NODE
 from draco.allocation.fleet.rowwise import BYTES, packed
 from draco.allocation.fleet.state import AllocatedState
@@ -24,6 +24,39 @@ from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
+
+T = TypeVar("T")
+
+
+class Kept:
+    """Answers by what was asked, so many at most: the one that nobody asked for longest goes first.
+
+    Whoever may choose what is asked cannot fill the memory so. Knows nothing of what it keeps, nor when that is no longer true:
+    then whoever has it must forget.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._answers: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def get(self, asked: Hashable, work_out: Callable[[], T]) -> T:
+        """The answer, worked out if it is not kept. `asked` must tell apart whatever has different answers."""
+        if asked in self._answers:
+            self._answers.move_to_end(asked)
+            kept: T = self._answers[asked]
+            return kept
+        answer = self._answers[asked] = work_out()
+        if len(self._answers) > self._most:
+            self._answers.popitem(last=False)
+        return answer
+
+    def forget(self) -> None:
+        """None of it may be true any more."""
+        self._answers.clear()
+
 
 FREE, HELD, SHARED = 0, 1, 2
 """What claims have of a device: nothing, all of it, or shares."""

@@ -14,7 +14,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_selection import selects
 from draco.allocation.pod_claims import MissingClaimError, claims_of, made_from, uses_devices, using
-from draco.allocation.search.fitting import first_fitting
+from draco.allocation.search.allocate import first_fitting
 from draco.cli.input.world import World
 from draco.cli.simulate.share_ids import share_ids
 from draco.explanation.explain import explain
