@@ -136,22 +136,34 @@ async def test_an_answer_that_comes_late_ends_it(node: Watched) -> None:
     await waits
 
 
-async def test_an_answer_that_is_an_error_ends_it_as_well(node: Watched) -> None:
+async def test_an_answer_that_is_an_error_ends_it_as_well(node: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     await read(node)
     faults.hang(node.path, "nvmlDeviceGetCount")
     await node.clock.advance(10)
     await node.calls("nvmlDeviceGetCount")
     await node.clock.advance(40)
     assert node.hardware.view.hang is not None
+    before = len(node.views)
     faults.break_driver(node.path)
+    closes, goes_on, close = threading.Event(), threading.Event(), node.nvml.close
+
+    def close_slowly() -> None:
+        closes.set()
+        goes_on.wait(60)
+        close()
+
+    monkeypatch.setattr(node.nvml, "close", close_slowly)
     faults.stop_failing(node.path)
+    await eventually(closes.is_set)
 
     async def over() -> bool:
         await node.clock.advance(1)
         return node.hardware.view.hang is None
 
     await eventually(over)
+    goes_on.set()
     assert node.hardware.view.fault.startswith("NVML is not available")
+    assert [view for view in node.views[before:] if not view.fault] == []
     assert node.faults == ["", ""]
 
 

@@ -190,12 +190,13 @@ class Hardware:
                     await self._read_once()
                     await self._until_next()
                 except NvmlError as error:
+                    if self._calm.fault != str(error):
+                        log.warning("nvml.unreadable", error=str(error), again_in_s=self._retry_s)
+                    # First of all: a call that hung may be over by now, and nothing else would say that there is no reading.
+                    self._show(msgspec.structs.replace(self._calm, fault=str(error)))
                     if isinstance(error, DriverReloaded):
                         await self._heard_by(0.0, self._faults.reloaded)
                     await self._heard_by(0.0, self._close)
-                    if self._calm.fault != str(error):
-                        log.warning("nvml.unreadable", error=str(error), again_in_s=self._retry_s)
-                    self._show(msgspec.structs.replace(self._calm, fault=str(error)))
                     self._due_s = self._clock.monotonic() + self._retry_s
                     await self._clock.sleep(self._retry_s)
         finally:
