@@ -1,10 +1,14 @@
 """The documents are true where a machine can tell: generated pages are current, and links lead somewhere."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from scripts import check_links, reference
+
+ROOT = Path(__file__).parents[2]
+MODULE = re.compile(r"`([\w./-]+/(?:[\w-]+\.(?:py|lark))?)`")
 
 
 def test_the_reference_is_what_the_source_says() -> None:
@@ -18,6 +22,14 @@ def test_the_reference_is_what_the_source_says() -> None:
 
 def test_every_link_leads_somewhere() -> None:
     assert check_links.broken_links() == []
+
+
+def test_every_module_that_a_page_for_contributors_names_is_there() -> None:
+    homes = [ROOT, *(ROOT / home for home in ("operator", "operator/draco", "local", "local/draco_local"))]
+    pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / "design").glob("*.md")]
+    named = {(page.name, path) for page in pages for path in MODULE.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 20
+    assert [each for each in sorted(named) if not any((home / each[1]).exists() for home in homes)] == []
 
 
 @pytest.mark.parametrize(
