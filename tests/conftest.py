@@ -20,6 +20,15 @@ import yaml
 from draco_local.cluster.controlplane import ALL, STORE, ControlPlane, Settings
 from draco_local.cluster.programs import binaries, download
 from tests.requests import call
+from tests.side_by_side import (  # noqa: F401 - pytest takes hooks from here
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+    pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler,
+)
 
 if TYPE_CHECKING:
     from draco.kube.connect.client import Client

@@ -1,16 +1,7 @@
-"""Says below the results what the differential tests compared, and with which seed."""
+"""Says above the results with which seed the differential tests compare."""
 
-import pytest
-
-from tests.differential.runs import REPORTS, SEED
+from tests.differential.runs import SEED
 
 
 def pytest_report_header() -> str:
     return f"differential tests: DRACO_SEED={SEED}"
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if REPORTS:
-        terminalreporter.section("differential tests")
-        for line in REPORTS:
-            terminalreporter.write_line(line)

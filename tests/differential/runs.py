@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.side_by_side import REPORTS
+
 SEED = int(os.environ.get("DRACO_SEED") or secrets.randbelow(1 << 32))
 KEPT = Path(__file__).parent / "kept"
-REPORTS: list[str] = []
-"""A line for each test that ran, shown below the results."""
 
 
 def size(examples: int, *phases: Phase) -> settings:

@@ -28,6 +28,7 @@ from draco.agent.record import checkpoint, journal
 from draco.agent.record.checkpoint import Checkpoint, ClaimState
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
+from tests.side_by_side import REPORTS
 
 SCENES = {
     "first": [("prepare", "one", "gpu-0"), ("unprepare", "one", "gpu-0"), ("prepare", "two", "gpu-0")],
@@ -164,18 +165,17 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_killed_at_any_instruction_it_converges(scene: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_at_any_instruction_it_converges(scene: str, folder: Path) -> None:
     points = kill_points(folder / "whole", scene)
     for at in range(1, points + 1):
         place = folder / str(at)
         place.mkdir()
         assert in_child(partial(play, place, scene, at)) == -signal.SIGKILL
         check(place)
-    with capsys.disabled():
-        print(f" [{scene}: {points} kill points] ", end="")  # noqa: T201 - how many is part of the result
+    REPORTS.append(f"killed at {points} points of {scene}")
 
 
-def test_killed_again_while_it_recovers_it_still_converges(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_again_while_it_recovers_it_still_converges(folder: Path) -> None:
     points = kill_points(folder / "whole", "first")
     tried = 0
     for first in range(1, points, 17):
@@ -187,6 +187,5 @@ def test_killed_again_while_it_recovers_it_still_converges(folder: Path, capsys:
                 break
             tried += 1
             check(place)
-    with capsys.disabled():
-        print(f" [recovery: {tried} kill points] ", end="")  # noqa: T201 - how many is part of the result
+    REPORTS.append(f"killed at {tried} points of recovery")
     assert tried > 100

@@ -32,6 +32,7 @@ from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus import state
 from draco_local.simulator.gpus.gpu_state import Failure, Process
 from tests.builders import a_claim
+from tests.side_by_side import REPORTS
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 CLAIMS = {
@@ -441,9 +442,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_killed_at_any_step_it_explains_every_instance(
-    scene: Callable[[Stage], None], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_killed_at_any_step_it_explains_every_instance(scene: Callable[[Stage], None], folder: Path) -> None:
     template = folder / "template"
     template.mkdir()
     build(template)
@@ -463,6 +462,4 @@ def test_killed_at_any_step_it_explains_every_instance(
         waiting += photos
         recovering += more
         shutil.rmtree(left_over.folder)
-    with capsys.disabled():
-        told = f"{scene.__name__}: {points} kill points and {recovering} while recovering, {tried} states"
-        print(f" [{told}] ", end="")  # noqa: T201 - how many is part of the result
+    REPORTS.append(f"{scene.__name__}: {points} kill points and {recovering} while recovering, {tried} states")

@@ -1,0 +1,96 @@
+"""Tests side by side: which of them stay together, in which order, and what workers tell the process that shows the results.
+
+Owns the hooks for pytest-xdist, which `tests/conftest.py` takes. Without workers the tests run as they were collected.
+"""
+
+import os
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
+    from xdist.workermanage import WorkerController
+
+SEED = "DRACO_SEED"
+WORKERS = "DRACO_TEST_WORKERS"
+
+REPORTS: list[str] = []
+"""What tests found out, a line each: shown below the results, whichever worker ran them."""
+
+SHARED = ("tests/e2e/real_nodes", "tests/e2e")
+"""Folders whose tests share a cluster that takes long to make. Elsewhere the tests of a file stay together."""
+
+SECONDS: dict[str, float] = {}
+"""How long a group takes where the number of its tests does not tell. The longest begin first, so that workers end together."""
+
+A_TEST_S = 0.03
+
+
+def group_of(test: str) -> str:
+    """What a test runs together with, one after another on one worker."""
+    file = test.partition("::")[0]
+    return next((folder for folder in SHARED if file.startswith(f"{folder}/")), file)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure() -> None:
+    """Draw the seed before there are workers: they inherit it."""
+    os.environ.setdefault(SEED, str(secrets.randbelow(1 << 32)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are processors: one of them always waits for a server."""
+    asked = os.environ.get(WORKERS)
+    return int(asked) if asked else max(2, len(os.sched_getaffinity(0))) + 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a worker: the longest groups first. Every worker counts the tests alike."""
+    if not hasattr(config, "workerinput"):
+        return
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(group_of(item.nodeid), []).append(item)
+    ordered = sorted(groups, key=lambda group: -SECONDS.get(group, len(groups[group]) * A_TEST_S))
+    items[:] = [item for group in ordered for item in groups[group]]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "LoadScopeScheduling | None":
+    """Give workers whole groups in the order of the collection, unless --dist asks for another way."""
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only where there are workers
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return Groups(config, log)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker hands over what its tests reported."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["reports"] = REPORTS
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: "WorkerController") -> None:
+    """A worker is done; one that crashed has nothing to hand over."""
+    REPORTS.extend(getattr(node, "workeroutput", {}).get("reports", []))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the reports."""
+    if REPORTS:
+        terminalreporter.section("what was tried")
+        for line in sorted(REPORTS):
+            terminalreporter.write_line(line)
