@@ -1,11 +1,13 @@
 """Killed at every instruction of preparing, giving up and recovering, the agent loses no claim and hands out no device twice.
 
-A child process plays one scene of kubelet's calls and kills itself with SIGKILL at the n-th executed line of the code that keeps
-claims. It writes every answer that kubelet received to a log before the next call. Then a fresh start must agree with that log.
+A scene of kubelet's calls is played, and what is on disk is photographed at each executed line of the code that keeps claims,
+together with the log of every answer that kubelet had by then. From each photograph a fresh start must agree with that log; it is
+photographed too. Processes that kill themselves with SIGKILL at some of these lines prove that it is what a photograph shows.
 """
 
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import pytest
 
@@ -67,40 +69,84 @@ class Node:
 GPUS = [a_gpu(0), a_gpu(1)]
 
 
-class Lines:
-    """Counts the executed lines of the code under test, and SIGKILLs the process at the `fatal`-th (0: never)."""
+class Photo(NamedTuple):
+    """A folder as a process leaves it that is killed now: its folders, and its files with all their names."""
 
-    def __init__(self, fatal: int) -> None:
-        self.count = 0
-        self._fatal = fatal
+    folders: tuple[str, ...]
+    files: tuple[tuple[tuple[str, ...], bytes], ...]
 
-    def trace(self, frame: FrameType, event: str, _arg: Any) -> Any:
+
+def photograph(folder: Path) -> Photo:
+    folders, names, contents = [], dict[int, list[str]](), dict[int, bytes]()
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_dir():
+            folders.append(name)
+            continue
+        number = path.stat().st_ino
+        names.setdefault(number, []).append(name)
+        contents[number] = path.read_bytes()
+    return Photo(tuple(folders), tuple((tuple(names[number]), contents[number]) for number in names))
+
+
+def restore(photo: Photo, folder: Path) -> None:
+    folder.mkdir()
+    for name in photo.folders:
+        (folder / name).mkdir()
+    for (first, *others), content in photo.files:
+        (folder / first).write_bytes(content)
+        for other in others:
+            (folder / other).hardlink_to(folder / first)
+
+
+class Camera:
+    """Photographs a folder before each executed line of the code under test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.photos: list[Photo] = []
+        self._folder = folder
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _arg: Any) -> Any:
         if frame.f_code.co_filename not in CODE:
             return None
         if event == "line":
-            self.count += 1
-            if self.count == self._fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return self.trace
+            self.point()
+        return self._trace
+
+    def point(self) -> None:
+        self.photos.append(photograph(self._folder))
 
 
-def play(folder: Path, scene: str, fatal: int) -> None:
+class Killer(Camera):
+    """Kills the process where a camera would take its `fatal`-th photograph."""
+
+    def __init__(self, folder: Path, fatal: int) -> None:
+        super().__init__(folder)
+        self._left = fatal
+
+    def point(self) -> None:
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._left -= 1
+
+
+def play(folder: Path, scene: str, camera: Camera) -> None:
     """Kubelet's calls, with a log of what it asked and what it was told."""
-    lines = Lines(fatal)
-    with (folder / "answers").open("a", buffering=1) as log:
-        sys.settrace(lines.trace)
+    with (folder / "answers").open("a", buffering=1) as log, camera:
         node = Node(folder)
         for step in SCENES[scene]:
             print(json.dumps(["asked", *step]), file=log)
             node.play(*step)
+            camera.point()
             print(json.dumps(["done", *step]), file=log)
-        sys.settrace(None)
-        print(json.dumps(["lines", lines.count]), file=log)
-
-
-def recover(folder: Path, fatal: int) -> None:
-    sys.settrace(Lines(fatal).trace)
-    Node(folder)
+            camera.point()
 
 
 def in_child(work: Callable[[], None]) -> int:
@@ -121,9 +167,13 @@ def answers(folder: Path) -> list[list[str]]:
     return [json.loads(line) for line in (folder / "answers").read_text().splitlines()]
 
 
-def check(folder: Path) -> None:
-    """A fresh start agrees with every answer that kubelet got, and kubelet's next attempts succeed."""
-    node = Node(folder)
+def check(folder: Path) -> list[Photo]:
+    """A fresh start agrees with every answer that kubelet got, and kubelet's next attempts succeed.
+
+    Returns what would be left if that start is killed too.
+    """
+    with Camera(folder) as camera:
+        node = Node(folder)
     told: dict[str, str] = {}  # what kubelet believes: prepared claims and their device
     unsure: tuple[str, str, str] | None = None
     for verb, *step in answers(folder):
@@ -147,13 +197,7 @@ def check(folder: Path) -> None:
     assert len(leftovers) == len(held), "half-written files are left"
     if unsure:
         node.play(*unsure)
-
-
-def kill_points(folder: Path, scene: str) -> int:
-    """How many instructions the scene has."""
-    folder.mkdir()
-    assert in_child(lambda: play(folder, scene, 0)) == 0
-    return int(answers(folder)[-1][1])
+    return camera.photos
 
 
 @pytest.fixture
@@ -164,28 +208,39 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.fixture
+def played(folder: Path, scene: str) -> Camera:
+    """Every moment of a scene."""
+    whole = folder / "whole"
+    whole.mkdir()
+    camera = Camera(whole)
+    play(whole, scene, camera)
+    return camera
+
+
 @pytest.mark.parametrize("scene", SCENES)
-def test_killed_at_any_instruction_it_converges(scene: str, folder: Path) -> None:
-    points = kill_points(folder / "whole", scene)
-    for at in range(1, points + 1):
+def test_killed_at_any_instruction_it_converges_even_if_it_is_killed_again(
+    scene: str, folder: Path, played: Camera
+) -> None:
+    waiting, seen, recovering = list(played.photos), set[Photo](), 0
+    while waiting:
+        photo = waiting.pop()
+        if photo in seen:
+            continue
+        seen.add(photo)
+        place = folder / str(len(seen))
+        restore(photo, place)
+        photos = check(place)
+        shutil.rmtree(place)
+        recovering += len(photos)
+        waiting += photos
+    REPORTS.append(f"{scene}: {len(played.photos)} kill points and {recovering} while recovering, {len(seen)} states")
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_killed_process_leaves_what_was_photographed(scene: str, folder: Path, played: Camera) -> None:
+    for at in range(0, len(played.photos), 40):
         place = folder / str(at)
         place.mkdir()
-        assert in_child(partial(play, place, scene, at)) == -signal.SIGKILL
-        check(place)
-    REPORTS.append(f"killed at {points} points of {scene}")
-
-
-def test_killed_again_while_it_recovers_it_still_converges(folder: Path) -> None:
-    points = kill_points(folder / "whole", "first")
-    tried = 0
-    for first in range(1, points, 17):
-        for second in range(1, 10_000, 5):
-            place = folder / f"{first}-{second}"
-            place.mkdir()
-            assert in_child(partial(play, place, "first", first)) == -signal.SIGKILL
-            if in_child(partial(recover, place, second)) == 0:
-                break
-            tried += 1
-            check(place)
-    REPORTS.append(f"killed at {tried} points of recovery")
-    assert tried > 100
+        assert in_child(partial(play, place, scene, Killer(place, at))) == -signal.SIGKILL
+        assert photograph(place) == played.photos[at]
