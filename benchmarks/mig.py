@@ -20,9 +20,8 @@ from benchmarks.table import Row, shown, tell
 from draco.mig.geometry import geometry
 from draco.mig.packing import fewest_gpus
 from draco.mig.placement import Choice, Pool, largest_first
-from draco.mig.policies import Fleet, Policy, rule_of
 from draco.mig.repair import Hold
-from draco.mig.replay import Outcome, Replay, used_share
+from draco.mig.replay import Fleet, Outcome, Policy, Replay, rule_of, used_share
 
 GPUS, GPUS_PER_NODE, LOAD = 16, 8, 0.8
 CLAIMS, FIRST_SEED = 20_000, 1000

@@ -28,8 +28,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.mig.geometry import State, geometry
 from draco.mig.placement import Choice, choose
-from draco.mig.policies import Fleet, Policy, rule_of
-from draco.mig.replay import Replay
+from draco.mig.replay import Fleet, Policy, Replay, rule_of
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, PODS, SLICES
 from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER

@@ -20,9 +20,8 @@ from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
 from draco.mig.layouts import LayoutError, LayoutItem, resolve
 from draco.mig.packing import packable
-from draco.mig.policies import Fleet, Policy, rule_of
 from draco.mig.repair import Hold
-from draco.mig.replay import Replay
+from draco.mig.replay import Fleet, Policy, Replay, rule_of
 from draco.resources.api.slices import Device
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.semver import SemVer, SemVerError

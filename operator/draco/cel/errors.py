@@ -1,8 +1,11 @@
 """What can go wrong with a selector: it does not compile, or it fails on a device.
 
-Owns the two errors that callers catch. Their text is what Kubernetes shows for the same selector and device, because people
-compare the two.
+Owns the two errors that callers catch, and the text of findings, each with its marked source line. The texts are what Kubernetes
+shows for the same selector and device, because people compare the two. Decides nothing about what is wrong.
 """
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from draco.resources.errors import DracoError
 
@@ -21,3 +24,48 @@ class EvaluationError(CelError):
 
 class EvaluationAborted(EvaluationError):
     """The evaluation was stopped as a whole (cost limit, internal error of Kubernetes' evaluator); nothing absorbs this."""
+
+
+_WIDE_DOT, _WIDE_MARK = "\uff0e", "\uff3e"
+_MOST_SHOWN: Final = 100
+_LONGEST_LINE: Final = 16384
+"""Bytes of a source line that is still shown below a message."""
+
+
+class Issue(NamedTuple):
+    """One finding at one place: an offset into the text in characters, or None for the expression as a whole."""
+
+    position: int | None
+    message: str
+
+
+def refusal(expression: str, issues: Iterable[Issue]) -> CompileError:
+    """The error for findings of the parser or the checker."""
+    lines = expression.split("\n")
+    found = [(*_line_and_column(expression, issue.position), issue) for issue in issues]
+    found.sort(key=lambda item: item[:2])
+    shown = [_show(lines, line, column, issue.message) for line, column, issue in found[:_MOST_SHOWN]]
+    if len(found) > _MOST_SHOWN:
+        shown.append(f"{len(found) - _MOST_SHOWN} more errors were truncated")
+    return CompileError("compilation failed: " + "\n".join(shown))
+
+
+def _line_and_column(expression: str, position: int | None) -> tuple[int, int]:
+    """Line from 1 and column from 0; -1 twice where there is no place."""
+    if position is None:
+        return -1, -1
+    before = expression.count("\n", 0, position)
+    return before + 1, position - (expression.rfind("\n", 0, position) + 1)
+
+
+def _show(lines: list[str], line: int, column: int, message: str) -> str:
+    text = f"ERROR: <input>:{line}:{column + 1}: {message}"
+    if not 1 <= line <= len(lines):
+        return text
+    source = lines[line - 1].replace("\t", " ")
+    if len(source.encode("utf-8", "surrogatepass")) > _LONGEST_LINE:
+        return text
+    # Characters of several bytes get wide marks, so that the mark stands below what it means in a fixed-width font.
+    dots = "".join("." if character < "\x80" else _WIDE_DOT for character in source[:column])
+    mark = _WIDE_MARK if source[column : column + 1] > "\x7f" else "^"
+    return f"{text}\n | {source}\n | {dots}{mark}"

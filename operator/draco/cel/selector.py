@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from draco.cel.checking.check import Checked, check, check_result
-from draco.cel.checking.cost import estimated_cost
+from draco.cel.checking.cost import estimated_cost, is_surely_cheap
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
-from draco.cel.checking.limits import is_surely_cheap
 from draco.cel.checking.validate import validate
 from draco.cel.errors import EvaluationAborted, EvaluationError
 from draco.cel.evaluation.charges import Free, Meter, Metered

@@ -31,20 +31,18 @@ from draco.controller.reconciling import Reconciling, register_queues
 from draco.controller.settings import OperatorSettings
 from draco.controller.taints.extensions import TaintExtensionReconciler
 from draco.controller.taints.maintenance import MaintenanceReconciler
-from draco.controller.taints.reach import RuleReach
-from draco.controller.taints.rules import register_reach, warn_of_wide_rules
+from draco.controller.taints.reach import RuleReach, register_reach, warn_of_wide_rules
 from draco.controller.view import ClusterView
 from draco.controller.workers.pool import Workers
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connect
 from draco.kube.connect.retry import retry
-from draco.kube.discovery import Features, discover
+from draco.kube.discovery import Features, discover, kubernetes_minor
 from draco.kube.election import LeaderElection, LeaseTerms
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
 from draco.kube.rediscovery import differences, until_changed
-from draco.kube.version import kubernetes_minor
 from draco.mig_policy.release_policy import Patience
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError

@@ -1,9 +1,11 @@
-"""How long the event loop was held.
+"""The event loop: how long it was held, and long work on it with room for others in between.
 
 Owns the measurement: a task that sleeps and notes how much later than it should it goes on. Nothing else can tell that a lease, a
-probe or a watch had to wait, since whoever holds the loop holds those too.
+probe or a watch had to wait, since whoever holds the loop holds those too. Owns also how long others may have to wait for long
+work; what has changed in between is the caller's concern.
 """
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
@@ -68,3 +70,41 @@ def register_loop(metrics: Metrics, watch: LoopWatch) -> None:
         ]
 
     metrics.registry.register(Reading(["draco_event_loop_longest_hold_seconds"], read))
+
+
+BITE_S = 0.005
+"""After so long others get their turn: probes, watches and the lease among them."""
+
+
+class Bites:
+    """Work that pauses between its parts once these have taken long enough together. The first bite begins at once."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._before_s = 0.0
+        self._spent_s = 0.0
+        self._began_s = clock.monotonic()
+
+    @property
+    def work_s(self) -> float:
+        """How long the work has taken so far.
+
+        No bite counts for more than its length: what goes on for much longer was held up by the machine, and would mislead
+        whoever plans by it.
+        """
+        return self._before_s + min(BITE_S, self._clock.monotonic() - self._began_s)
+
+    @property
+    def spent_s(self) -> float:
+        """How long it has taken by the clock so far, without what others did in between."""
+        return self._spent_s + self._clock.monotonic() - self._began_s
+
+    async def pause(self) -> None:
+        """Let others have the loop, if it is time."""
+        took_s = self._clock.monotonic() - self._began_s
+        if took_s < BITE_S:
+            return
+        self._before_s += BITE_S
+        self._spent_s += took_s
+        await asyncio.sleep(0)
+        self._began_s = self._clock.monotonic()

@@ -2,7 +2,7 @@
 
 Pure: no I/O, no clock, no logging. Decides nothing by itself: every verdict is that of `draco.allocation`.
 
-Rooms, each knowing only those after it: `explain` (the front door), `report` (for a terminal) and `note` (for an Event),
-`remedies` (what single change would do), `findings` (what stands in the way, device by device and node by node), `problems`
-(what is wrong with the claims themselves), `selection` (which selector lets which devices through), `wording`, `model`.
+Rooms, each knowing only those after it: `explain` (the front door), `note` (for an Event), `remedies` (what single change
+would do), `findings` (what stands in the way, device by device and node by node), `problems` (what is wrong with the claims
+themselves), `selection` (which selector lets which devices through), `wording` (also for a terminal), `model`.
 """

@@ -1,10 +1,11 @@
 """What this cluster can do, found out by asking it.
 
 Owns the questions: which versions are served, and which fields of a ResourceSlice are kept when one is created as a dry run
-(a field whose feature is switched off is served in the schema all the same, and dropped without a word). Never looks at a
-version number. Changes nothing in the cluster.
+(a field whose feature is switched off is served in the schema all the same, and dropped without a word). The server's version
+says which known bugs its scheduler may have, and nothing else. Changes nothing in the cluster.
 """
 
+import re
 from typing import Any
 
 import msgspec
@@ -192,3 +193,18 @@ async def _serves_device_status(client: Client) -> bool | None:
         return None
     schemas = msgspec.json.decode(answer)["components"]["schemas"]
     return "devices" in schemas["io.k8s.api.resource.v1.ResourceClaimStatus"]["properties"]
+
+
+class _Version(msgspec.Struct):
+    major: str = ""
+    minor: str = ""
+
+
+async def kubernetes_minor(client: Client) -> int | None:
+    """The minor version of Kubernetes 1, as of the API server; None where it cannot be read."""
+    try:
+        told = msgspec.json.decode(await client.connection.request("GET", "/version"), type=_Version)
+    except (ApiError, msgspec.DecodeError):
+        return None
+    digits = re.match(r"[0-9]+", told.minor)  # some providers write 36+
+    return int(digits[0]) if digits and told.major == "1" else None

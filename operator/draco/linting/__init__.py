@@ -3,11 +3,11 @@
 `lint(manifests)` gives findings; a finding that can be put right carries edits. Everything here works on plain trees: reading
 and writing YAML is the caller's.
 
-Rooms: `rules` (by what they look at; their order is `registry`), over `objects` (where things stand in manifests), `schema`,
+Rooms: `rules` (by what they look at, and their order), over `objects` (where things stand in manifests), `schema`,
 `names` (what NVIDIA's driver publishes) and `model` (findings and edits).
 """
 
 from draco.linting.model import Drop, Edit, Finding, Manifest, Move, Path, Put, Severity
-from draco.linting.rules.registry import lint
+from draco.linting.rules import lint
 
 __all__ = ["Drop", "Edit", "Finding", "Manifest", "Move", "Path", "Put", "Severity", "lint"]

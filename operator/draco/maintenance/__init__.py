@@ -3,9 +3,9 @@
 Owns the state machine of DeviceMaintenance as one function from what is seen to a plan. Must not read a clock, write a log or
 talk to the API server: the controller carries the plans out.
 
-Rooms: `rules` (the exact taint rule of one device), `matching` (which devices a request concerns), `plan` (the state machine),
-`wording` (what it says of itself), `isolation` (what agents are told of it), `extensions` (a rule on one device, put on all that
-is the same hardware).
+Rooms: `rules` (the exact taint rule of one device, and a rule on one device put on all that is the same hardware), `matching`
+(which devices a request concerns), `plan` (the state machine), `wording` (what it says of itself), `isolation` (what agents are
+told of it).
 """
 
 from draco.maintenance.isolation import isolated_gpus, isolates, not_heeded

@@ -3,18 +3,16 @@
 Owns the way from what is seen of policies and nodes to what is wanted of each GPU, as values. Must not read a clock, write a log
 or talk to the API server: the controller carries out what is decided here.
 
-Rooms: `rules` (a policy made ready to be asked), `matching` (whether it selects a GPU, and why not), `boards` (tables of the API
-as boards), `wishes` (what a policy wants of one GPU), `gpu_state` (how far that is so), `foresight` (what its agent will do),
-`decide` (one node, all of it), `promises` (what claims keep there all the same), `tally` (one policy's counts) and `summary` (its
-status), `windows` (when a GPU may be reset), `releases` (idle claims in the way of a waiting one), `release_policy` (whether what
-they hold may be taken back).
+Rooms: `matching` (whether a policy selects a GPU, and why not), `boards` (boards and GPUs of the API as the planner knows them,
+what an agent will do), `wishes` (what a policy wants of one GPU), `gpu_state` (how far that is so), `decide` (one node, all of
+it), `promises` (what claims keep there all the same), `summary` (one policy's status), `windows` (when a GPU may be reset),
+`releases` (idle claims in the way of a waiting one), `release_policy` (whether what they hold may be taken back).
 """
 
 from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide
+from draco.mig_policy.matching import Rules, oldest_first, rules_of
 from draco.mig_policy.promises import promises
-from draco.mig_policy.rules import Rules, oldest_first, rules_of
-from draco.mig_policy.summary import LISTED_NODES, Outlook, status_of, summary
-from draco.mig_policy.tally import Tally
+from draco.mig_policy.summary import LISTED_NODES, Outlook, Tally, status_of, summary
 from draco.mig_policy.windows import Permit, permit
 
 __all__ = [

@@ -13,8 +13,7 @@ import msgspec
 from draco.mig.board import Board
 from draco.mig_policy.boards import boards_of
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
-from draco.mig_policy.matching import Answer, Verdict, verdict
-from draco.mig_policy.rules import Rules
+from draco.mig_policy.matching import Answer, Rules, Verdict, verdict
 from draco.mig_policy.wishes import wish
 from draco.resources.api.draco import GpuNode, GpuStatus, WantedGpu
 from draco.resources.api.slices import Device

@@ -21,9 +21,8 @@ from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.kubeconfig import connect
-from draco.kube.discovery import discover
+from draco.kube.discovery import discover, kubernetes_minor
 from draco.kube.errors import Status, Unreachable, from_status
-from draco.kube.version import kubernetes_minor
 from draco_local.cluster.controlplane import ControlPlane
 
 R = TypeVar("R")

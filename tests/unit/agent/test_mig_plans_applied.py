@@ -17,7 +17,7 @@ from draco.mig.geometry import geometry
 from draco.mig.gpu_plan import GpuPlan, plan_gpu
 from draco.mig.keeping import keeping
 from draco.mig_policy import promises
-from draco.mig_policy.foresight import observed
+from draco.mig_policy.boards import observed
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import (
     GpuNode,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from draco.cel import CompileError, DeviceView, EvaluationAborted, EvaluationError, compile_selector, device_view
-from draco.cel.checking.limits import is_surely_cheap
+from draco.cel.checking.cost import is_surely_cheap
 from draco.cel.evaluation.charges import Free, Metered
 from draco.cel.evaluation.compile import Compiler
 from draco.cel.syntax.parse import parse

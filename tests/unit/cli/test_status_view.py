@@ -8,7 +8,7 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.cli.status import screen as status_screen
 from draco.cli.status.schema import ClaimState, DeviceCounts, DeviceState, MissingView, Status
 from draco.cli.status.view import Snapshot, claim_state, status_of
-from draco.maintenance.extensions import plan_extensions
+from draco.maintenance.rules import plan_extensions
 from draco.resources.api.core import PodResourceClaimStatus, PodStatus
 from draco.resources.api.draco import MaintenancePhase, MigPolicyStatus
 from draco.resources.api.slices import Counter, CounterSet, Device, DeviceCounterConsumption, ResourceSlice

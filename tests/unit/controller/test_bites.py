@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from draco.controller.yielding import BITE_S, Bites
+from draco.controller.loop_watch import BITE_S, Bites
 from tests.doubles.clock import WorkClock
 
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import msgspec
 
+from draco.controller.loop_watch import BITE_S
 from draco.controller.metrics import Metrics
 from draco.controller.mig.decisions import MigDecisions, register_mig
 from draco.controller.view import ClusterView
-from draco.controller.yielding import BITE_S
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection

@@ -6,8 +6,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from draco.controller.loop_watch import BITE_S
 from draco.controller.mig.policies import MigPolicyReconciler
-from draco.controller.yielding import BITE_S
 from draco.kube.connect.client import Client
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
 from tests.builders import a_mig_node, a_mig_policy, a_node

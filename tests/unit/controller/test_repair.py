@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from draco.controller.claims import repair, repair_texts
+from draco.controller.claims import repair
 from draco.controller.claims.release import ClaimReleases
 from draco.controller.claims.repair import RepairReconciler
 from draco.controller.metrics import Metrics
@@ -21,6 +21,7 @@ from draco.kube.errors import ApiError, Conflict, Forbidden, ServerError, TooMan
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
 from draco.kube.watch.collection import Collection
+from draco.mig_policy import release_policy
 from draco.mig_policy.release_policy import Patience
 from draco.mig_policy.releases import Release
 from draco.resources.api.claims import ResourceClaim, ResourceClaimStatus
@@ -451,8 +452,8 @@ def test_several_policies_say_and_one_says() -> None:
     release = Release(
         pod=ObjectKey("a", "pod"), waiting=(), node="node-0", claims=(ObjectKey("a", "idle"),), devices={}
     )
-    assert "if MigPolicy a says so" in repair_texts.kept(release, ["a", "a"])
-    assert "if MigPolicies a and b say so" in repair_texts.kept(release, ["b", "a"])
+    assert "if MigPolicy a says so" in release_policy.kept(release, ["a", "a"])
+    assert "if MigPolicies a and b say so" in release_policy.kept(release, ["b", "a"])
 
 
 async def test_a_claim_that_may_be_released_goes_before_one_that_may_not() -> None:

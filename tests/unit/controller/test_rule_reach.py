@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draco.controller.loop_watch import BITE_S
 from draco.controller.metrics import Metrics
 from draco.controller.taints import reach as rule_reach
-from draco.controller.taints.reach import NAMED_RULES, OTHERS, Amounts, RuleReach
-from draco.controller.taints.rules import register_reach
+from draco.controller.taints.reach import NAMED_RULES, OTHERS, Amounts, RuleReach, register_reach
 from draco.controller.view import ClusterView
-from draco.controller.yielding import BITE_S
 from draco.kube.watch.informer import Informer
 from draco.maintenance import rule_for
-from draco.maintenance.extensions import plan_extensions
+from draco.maintenance.rules import plan_extensions
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.names import NVIDIA_DRIVER, PoolKey
 from tests.builders import a_claim, a_device_key, a_maintenance, a_pod, a_rule, a_slice

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from draco.allocation import DeviceState
 from draco.controller.metrics import Metrics, register_view
-from draco.controller.taints.rules import warn_of_wide_rules
+from draco.controller.taints.reach import warn_of_wide_rules
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection

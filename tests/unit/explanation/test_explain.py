@@ -6,7 +6,7 @@ import pytest
 from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.explain import explain
 from draco.explanation.model import Cause, CauseCount, Explanation, NodeReason, Reason, TaintSeen
-from draco.explanation.report import report
+from draco.explanation.wording import report
 from draco.resources.api.claims import (
     AllocatedDeviceStatus,
     AllocationResult,

@@ -11,8 +11,7 @@ from draco.explanation.findings.placement import selector_text, tolerates
 from draco.explanation.model import AllocatedClaim, Cause, CauseCount, Explanation, Holder, Reason
 from draco.explanation.problems.claims import problems_of
 from draco.explanation.problems.published import closest_value
-from draco.explanation.report import report
-from draco.explanation.wording import cause_text
+from draco.explanation.wording import cause_text, report
 from draco.resources.api.claims import CapacityRequirements, DeviceConstraint
 from draco.resources.api.core import NodeTaint, Toleration
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm

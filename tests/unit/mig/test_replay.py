@@ -9,9 +9,8 @@ from draco.mig.board import Board, Profile
 from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
 from draco.mig.packing import packable
-from draco.mig.policies import Fleet, Policy, rule_of
 from draco.mig.repair import Hold
-from draco.mig.replay import Outcome, Replay, used_share
+from draco.mig.replay import Fleet, Outcome, Policy, Replay, rule_of, used_share
 from tests.unit.mig.enumerated import plain
 
 GRID = plain("H100-80GB")

@@ -12,10 +12,9 @@ from typing import Final, TypeAlias
 import msgspec
 
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
-from draco.cel.errors import CompileError
+from draco.cel.errors import CompileError, Issue, refusal
 from draco.cel.functions import table
 from draco.cel.functions.overloads import Overload
-from draco.cel.issues import Issue, refusal
 from draco.cel.syntax.ast import (
     Ast,
     Call,

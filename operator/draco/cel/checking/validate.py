@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from draco.cel.checking.check import Checked, runtime_name
-from draco.cel.errors import CompileError, EvaluationError
+from draco.cel.errors import CompileError, EvaluationError, Issue, refusal
 from draco.cel.functions.format import INT64_DIGITS, too_precise
 from draco.cel.functions.standard import parse_duration, parse_timestamp
-from draco.cel.issues import Issue, refusal
 from draco.cel.syntax.ast import Call, Expr, Identifier, ListExpr, Literal, MapExpr, Select, children, walk
 from draco.cel.values import types
 from draco.cel.values.regex import compile_pattern

@@ -11,8 +11,7 @@ from typing import Any, Final, NoReturn, TypeAlias, cast
 from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
-from draco.cel.errors import CompileError
-from draco.cel.issues import Issue, refusal
+from draco.cel.errors import CompileError, Issue, refusal
 from draco.cel.syntax import literals, macros
 from draco.cel.syntax.ast import (
     Ast,

@@ -17,7 +17,7 @@ from draco.cli.output.showing import echo
 from draco.explanation.explain import explain
 from draco.explanation.findings.devices import device_verdicts
 from draco.explanation.model import Explanation
-from draco.explanation.report import report
+from draco.explanation.wording import report
 
 SCHEMA = "draco.dev/explanations/v1"
 """Name of the document with several explanations. Fields are only ever added under one name."""

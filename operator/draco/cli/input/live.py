@@ -10,8 +10,8 @@ import msgspec
 from draco.allocation.fleet.fleet import Fleet
 from draco.cli.input.reading import Reader, without_dra
 from draco.kube.connect.client import Client
+from draco.kube.discovery import kubernetes_minor
 from draco.kube.errors import NotFound
-from draco.kube.version import kubernetes_minor
 from draco.resources.api.claims import ResourceClaimTemplate
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey

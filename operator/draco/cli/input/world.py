@@ -14,7 +14,7 @@ from draco.allocation.extended_resources import note as extended_note
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.cli.input.live import LiveCluster
-from draco.maintenance.extensions import extended_device, plan_extensions
+from draco.maintenance.rules import extended_device, plan_extensions
 from draco.resources.api.claims import ResourceClaim, ResourceClaimTemplate
 from draco.resources.api.classes import DeviceClass
 from draco.resources.api.core import Node, Pod

@@ -30,8 +30,8 @@ from draco.mig_policy import (
     rules_of,
     summary,
 )
+from draco.mig_policy.boards import at_last, observed
 from draco.mig_policy.decide import GpuDecision
-from draco.mig_policy.foresight import at_last, observed
 from draco.mig_policy.gpu_state import LayoutState, condition_of
 from draco.mig_policy.matching import Answer, whole_gpus
 from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID

@@ -24,9 +24,8 @@ from draco.kube.errors import NotFound
 from draco.mig.board import Board, Profile
 from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
-from draco.mig.policies import Fleet, Policy, rule_of
 from draco.mig.repair import Hold
-from draco.mig.replay import Outcome, Replay, Tally, profiles_met, used_share
+from draco.mig.replay import Fleet, Outcome, Policy, Replay, Tally, profiles_met, rule_of, used_share
 from draco.mig_policy.boards import boards_of
 from draco.resources.api.meta import ObjectKey
 from draco.resources.english import counted

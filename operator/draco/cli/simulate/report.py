@@ -11,7 +11,7 @@ import msgspec
 
 from draco.cli.simulate.trials import Attempt, Run
 from draco.explanation.model import Reason
-from draco.explanation.report import report
+from draco.explanation.wording import report
 from draco.resources.api.claims import AllocationResult
 from draco.resources.written.json import written
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.extensions import extended_device
+from draco.maintenance.rules import extended_device
 from draco.resources.api.slices import ResourceSlice, by_pool
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey

@@ -26,7 +26,7 @@ from draco.cli.status.schema import (
     Status,
 )
 from draco.maintenance import maintenance_uid
-from draco.maintenance.extensions import extends
+from draco.maintenance.rules import extends
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, GpuStatus, MaintenancePhase, MigMode, MigPolicy

@@ -16,9 +16,8 @@ import structlog
 
 from draco.controller.workers.fair_queue import Urgency
 from draco.controller.workers.fleet_feed import FollowedFleet
-from draco.controller.workers.messages import Failed, OutOfMemory, OverBudget, Question, WhatIsWrong, Wrong
+from draco.controller.workers.messages import Failed, OutOfMemory, OverBudget, Question, WhatIsWrong, Wrong, refusal
 from draco.controller.workers.pool import Answered
-from draco.controller.workers.refusals import refusal
 from draco.explanation.model import Problem, ProblemKind
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate

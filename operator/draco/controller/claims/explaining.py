@@ -21,9 +21,18 @@ import structlog
 
 from draco.controller.workers.fair_queue import Urgency
 from draco.controller.workers.fleet_feed import FollowedFleet
-from draco.controller.workers.messages import Failed, OutOfMemory, OverBudget, Question, Waiting, WhyWaiting
+from draco.controller.workers.messages import (
+    TOO_COSTLY,
+    UNKNOWN,
+    Failed,
+    OutOfMemory,
+    OverBudget,
+    Question,
+    Waiting,
+    WhyWaiting,
+    refusal,
+)
 from draco.controller.workers.pool import Answered
-from draco.controller.workers.refusals import TOO_COSTLY, UNKNOWN, refusal
 from draco.kube.clock import Clock
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod

@@ -15,18 +15,18 @@ from typing import Protocol
 
 import structlog
 
-from draco.controller.claims import repair_texts
 from draco.controller.claims.release import ClaimReleases, reference
+from draco.controller.loop_watch import Bites
 from draco.controller.mig.movable_claims import Movable, MovableClaims
 from draco.controller.view import ClusterView
 from draco.controller.workers.fair_queue import Urgency
 from draco.controller.workers.messages import Question, ToRelease, WhatToRelease
 from draco.controller.workers.pool import Answered
-from draco.controller.yielding import Bites
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import retry
 from draco.kube.errors import ApiError
 from draco.kube.events.notes import Notes
+from draco.mig_policy import release_policy
 from draco.mig_policy.release_policy import Obstacle
 from draco.mig_policy.releases import Release
 from draco.resources.api.claims import ResourceClaim
@@ -245,7 +245,7 @@ class RepairReconciler:
         for release in self._advised.values():
             for key in release.claims:
                 if key in movable:
-                    advised.setdefault(movable[key].policy, repair_texts.for_policy(release))
+                    advised.setdefault(movable[key].policy, release_policy.for_policy(release))
         permitting = {each.policy for each in movable.values() if each.permit is IdleClaims.RELEASE}
         released, refusal = self._releases.latest(), self._releases.refusal
         said = {}
@@ -266,9 +266,9 @@ class RepairReconciler:
         for release in self._advised.values():
             prospect = self._prospect(release)
             for key in release.waiting:
-                texts.setdefault(key, repair_texts.for_waiting(release, prospect))
+                texts.setdefault(key, release_policy.for_waiting(release, prospect))
             for key in release.claims:
-                texts.setdefault(key, repair_texts.for_idle(release, key, prospect))
+                texts.setdefault(key, release_policy.for_idle(release, key, prospect))
         for key in [key for key in self._noted if key not in texts]:
             await self._notes.withdraw(self._noted[key])
             del self._noted[key]
@@ -291,13 +291,13 @@ class RepairReconciler:
         movable = self._movable.among(release.claims)
         keeping = [each.policy for each in movable.values() if each.permit is not IdleClaims.RELEASE]
         if keeping:
-            return repair_texts.kept(release, keeping)
+            return release_policy.kept(release, keeping)
         if refusal := self._releases.refusal:
             return f"{refusal}."
         for key, each in movable.items():
             if (found := self._obstacle(key, each)) is not None:
-                return repair_texts.held_back(release, key, found.text)
-        return repair_texts.due(release)
+                return release_policy.held_back(release, key, found.text)
+        return release_policy.due(release)
 
     async def _adopt(self) -> None:
         """Take over what another leader left, so that it is taken back when it is no longer so."""

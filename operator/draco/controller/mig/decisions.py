@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 
 from prometheus_client.metrics_core import GaugeMetricFamily
 
+from draco.controller.loop_watch import Bites
 from draco.controller.metrics import Metrics, Reading, gauge
 from draco.controller.view import BY_POOL, ClusterView
-from draco.controller.yielding import Bites
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
 from draco.mig_policy import NodeDecision, Rules, SeenNode, decide, oldest_first, permit, rules_of

@@ -10,9 +10,9 @@ from typing import Protocol
 import msgspec
 import structlog
 
+from draco.controller.loop_watch import Bites
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import BY_UID, ClusterView
-from draco.controller.yielding import Bites
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound

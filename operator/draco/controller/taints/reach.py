@@ -1,8 +1,8 @@
 """How far each taint rule reaches: devices, the claims that hold them, the pods that use those claims.
 
 Owns these numbers, kept up to date pool by pool as slices, claims, pods and rules change, in bites that leave the event loop to
-others. Reading them costs nothing. A rule that Draco extends reaches all that is the same hardware; its extensions are counted as
-a part of it. Writes no rule.
+others; their metrics, and the warning of a rule that hits everything. Reading them costs nothing. A rule that Draco extends
+reaches all that is the same hardware; its extensions are counted as a part of it. Writes no rule.
 """
 
 import asyncio
@@ -11,17 +11,21 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+import structlog
+from prometheus_client.core import Metric
+
+from draco.controller.loop_watch import Bites
+from draco.controller.metrics import Metrics, Reading, Values, gauge
 from draco.controller.view import BY_POOL, ClusterView
-from draco.controller.yielding import Bites
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
 from draco.maintenance import maintenance_uid
-from draco.maintenance.extensions import extended_device, extends
+from draco.maintenance.rules import extended_device, extends
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice, current_slices
-from draco.resources.api.taints import EFFECTS, DeviceTaintRule
+from draco.resources.api.taints import EFFECTS, DeviceTaintRule, DeviceTaintSelector
 from draco.resources.names import DeviceKey, PoolKey
 
 NAMED_RULES: Final = 100
@@ -253,3 +257,45 @@ def _selection(rule: DeviceTaintRule) -> _Selection | None:
     return _Selection(
         selector.driver or None, selector.pool or None, selector.device or None, extended_device(rule) is not None
     )
+
+
+log = structlog.get_logger(__name__)
+
+_METRICS = {
+    "draco_taint_rule_devices": "Published devices that a DeviceTaintRule taints, extensions included. Of more than 100 rules "
+    'all but the first by name, people\'s before those of maintenance, are summed as "(others)".',
+    "draco_taint_rule_claims": "Claims that hold hardware which a DeviceTaintRule taints; sums as for devices.",
+    "draco_taint_rule_pods": "Pods that use a claim which holds hardware that a DeviceTaintRule taints; sums as for devices.",
+}
+
+
+def register_reach(metrics: Metrics, reach: RuleReach) -> None:
+    """Export the reach of rules: what is known when it is asked for."""
+
+    def read() -> Iterable[Metric]:
+        rows = reach.rows
+        numbers: dict[str, Values] = {
+            "draco_taint_rule_devices": {row: float(amounts.devices) for row, amounts in rows.items()},
+            "draco_taint_rule_claims": {row: float(amounts.claims) for row, amounts in rows.items()},
+            "draco_taint_rule_pods": {row: float(amounts.pods) for row, amounts in rows.items()},
+        }
+        return [gauge(name, help_, ["rule", "effect"], numbers[name]) for name, help_ in _METRICS.items()]
+
+    metrics.registry.register(Reading(_METRICS, read))
+
+
+def warn_of_wide_rules(view: ClusterView) -> None:
+    """Log a warning when a rule appears whose selector is empty: it taints every device of the cluster."""
+
+    def look(change: Change[DeviceTaintRule]) -> None:
+        rule = change.after
+        if change.before is None and rule is not None and rule.spec.device_selector == DeviceTaintSelector():
+            log.warning(
+                "taint_rule.hits_everything",
+                rule=rule.metadata.name,
+                taint=f"{rule.spec.taint.key}:{rule.spec.taint.effect}",
+                remedy="name driver, pool or device in spec.deviceSelector, or delete the rule",
+            )
+
+    if view.rules:
+        view.rules.subscribe(look)

@@ -2,7 +2,7 @@
 
 One process of its own holds the fleet and forks a child whenever questions come (`fleet_process`), so that all children share its
 memory and may be killed at any time without anything being lost. A child answers one question at a time within a budget of CPU
-time and memory (`answering`), and says which selector is too costly where that does not suffice (`costs`).
+time and memory, and says which selector is too costly where that does not suffice (`answering`).
 
 On the operator's side, `fleet_feed` hands on every change of the cluster, `fair_queue` says whose turn it is, `pool` asks,
 remembers what is too costly, and replaces a process that died (`process`). `messages` is what both sides say to each other. The

@@ -18,9 +18,8 @@ from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
 from draco.explanation.model import Problem, ProblemKind, SelectorRef
 from draco.explanation.problems.dead_ends import dead_ends, unknown_names
-from draco.explanation.problems.guards import guard, main_error
 from draco.explanation.problems.published import Published, closest
-from draco.explanation.problems.suggestions import corrected
+from draco.explanation.problems.suggestions import corrected, guard, main_error
 from draco.explanation.selection import (
     Asked,
     Selection,

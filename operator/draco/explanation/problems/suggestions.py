@@ -1,21 +1,29 @@
 """What somebody probably meant to write.
 
 Owns the rewriting of a selector that names what nobody publishes, or that compares quantities and versions as if they were
-numbers and texts. Whether a suggestion does any good must be tried by whoever makes it.
+numbers and texts; and of one that fails on some devices, so that it works on every device. Whether a suggestion does any good
+must be tried by whoever makes it. A guarded form is tried here: it is good if it fails on no device and selects all that the
+selector selects now.
 """
 
+import re
+from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
+from draco.allocation.fleet.fleet import Fleet
+from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
 from draco.cel.syntax.ast import Call
 from draco.explanation.problems.published import Published
+from draco.explanation.selection import Step, count, drivers_of, errors_on, failing, first_rows, met
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.selectors.accesses import path_text, paths_of, with_path
 from draco.selectors.comparisons import Comparison, by_function, comparison, literal, quantity_meant, version_meant
-from draco.selectors.demands import Demand, demands, with_demand
+from draco.selectors.demands import Demand, demands, guarded, with_demand
 
 _FAR: Final = 2**20
 
@@ -75,3 +83,52 @@ def _by_function(read: Comparison, function: str) -> str | None:
             return None
         value = Quantity.parse(meant) if function == "quantity" else meant
     return by_function(path_text(read.path), read.operator, f"{function}({literal(str(value))})")
+
+
+_MISSING: Final = re.compile(r"no such key: (.*)")
+_LOOKED_AT: Final = 200
+"""Devices of which the error is read; the most frequent one is told."""
+
+
+def main_error(fleet: Fleet, step: Step) -> str:
+    """What the selector says of most of the devices on which it fails; "" if it fails on none."""
+    errors = Counter(errors_on(fleet, step.ref.expression, first_rows(step.failed, _LOOKED_AT)))
+    return min(errors, key=lambda each: (-errors[each], each), default="")
+
+
+def guard(fleet: Fleet, published: Published, step: Step) -> str:
+    """The expression that works; "" if none was found."""
+    for candidate in _guards(fleet, published, step):
+        try:
+            if count(failing(fleet, candidate, step.before)):
+                continue
+            if step.error is not None or count(met(fleet, candidate, step.after)) == count(step.after):
+                return candidate
+        except CompileError:
+            continue
+    return ""
+
+
+def _guards(fleet: Fleet, published: Published, step: Step) -> Iterator[str]:
+    expression = step.ref.expression
+    missing = _MISSING.search(main_error(fleet, step)) if step.error is None else None
+    paths = paths_of(expression)
+    if missing is not None:
+        at = [path for path in paths if path.id == missing[1].strip()]
+        drivers = drivers_of(fleet.inventory.columns, step.failed)
+        for path in filter(published.has, at):
+            if path.domain not in drivers and path.domain in published.drivers:
+                yield guarded(expression, f'device.driver == "{path.domain}"')
+            yield guarded(expression, _presence(path))
+        known = [path for path in paths if published.has(path)]
+        if at and len(known) > 1 and all(map(published.has, at)):
+            yield guarded(expression, " && ".join(map(_presence, known)))
+    better = corrected(published, expression)
+    if better is not None:
+        yield better
+
+
+def _presence(path: AttributePath) -> str:
+    if path.id is not None and path.id.isidentifier():
+        return f"has({path_text(path)})"
+    return f'"{path.id}" in device.{path.kind}["{path.domain}"]'

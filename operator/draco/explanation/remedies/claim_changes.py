@@ -11,8 +11,8 @@ import msgspec
 from draco.allocation.fleet.rowwise import select
 from draco.cel.errors import CompileError
 from draco.explanation.model import ChangeKind
-from draco.explanation.problems.guards import guard
 from draco.explanation.problems.published import closest, closest_value
+from draco.explanation.problems.suggestions import guard
 from draco.explanation.remedies.changes import Change, told, with_asked, with_constraints, with_selector
 from draco.explanation.remedies.trials import Ask, Trials
 from draco.explanation.selection import alternatives, count, failing, met

@@ -1,1 +1,63 @@
-"""The rules, one module for each kind of mistake."""
+"""The rules, one module for each kind of mistake, and all of them in their order.
+
+Owns the order: places first, then old forms, then what the manifests say together.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from draco.linting.model import Finding, Manifest
+from draco.linting.rules.fields import check_fields, check_names
+from draco.linting.rules.references import check_container_claims, check_pod_claims
+from draco.linting.rules.requests import check_references_to_requests, check_requests
+from draco.linting.rules.selectors import check_constraints, check_selectors
+from draco.linting.rules.sharing import check_sharing
+from draco.linting.rules.taints import check_taint_rules
+from draco.linting.rules.versions import (
+    check_classic_claims,
+    check_fragments,
+    check_pod_claims_of_v1alpha,
+    check_requests_of_v1beta1,
+    check_slices_of_v1beta1,
+    check_versions,
+)
+
+Rule = Callable[[Sequence[Manifest], int], Iterator[Finding]]
+NEWEST: Final = 36
+"""Minor version of Kubernetes that manifests are checked for unless another is named."""
+_OF_PLACE: Final[tuple[Rule, ...]] = (check_fragments, check_fields)
+_OF_MEANING: Final[tuple[Rule, ...]] = (
+    check_versions,
+    check_names,
+    check_selectors,
+    check_constraints,
+    check_classic_claims,
+    check_requests_of_v1beta1,
+    check_slices_of_v1beta1,
+    check_pod_claims_of_v1alpha,
+    check_requests,
+    check_references_to_requests,
+    check_pod_claims,
+    check_container_claims,
+    check_sharing,
+    check_taint_rules,
+)
+
+
+def lint(manifests: Sequence[Manifest], *, kubernetes: int = NEWEST) -> list[Finding]:
+    """What is wrong with manifests that are applied together, each finding once; in the order of the manifests.
+
+    Fields in a wrong place hide what they say: where some can be put right, these findings come alone, and whoever corrects them
+    asks again.
+    """
+    found = _findings(_OF_PLACE, manifests, kubernetes)
+    if not any(finding.edits for finding in found):
+        found += _findings(_OF_MEANING, manifests, kubernetes)
+    return sorted(found, key=lambda finding: finding.manifest)
+
+
+def _findings(rules: Sequence[Rule], manifests: Sequence[Manifest], kubernetes: int) -> list[Finding]:
+    found: list[Finding] = []
+    for rule in rules:
+        found += [finding for finding in rule(manifests, kubernetes) if finding not in found]
+    return found
