@@ -21,6 +21,8 @@ from draco.resources.api.claims import (
     CelSelector,
     DeviceAllocationResult,
     DeviceClaim,
+    DeviceClass,
+    DeviceClassSpec,
     DeviceConstraint,
     DeviceRequest,
     DeviceRequestAllocationResult,
@@ -31,7 +33,6 @@ from draco.resources.api.claims import (
     ResourceClaimSpec,
     ResourceClaimStatus,
 )
-from draco.resources.api.classes import DeviceClass, DeviceClassSpec
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import (

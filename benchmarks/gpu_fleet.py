@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.slices import ResourceSlice
 

@@ -20,8 +20,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.errors import NotFound
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import Node
-from draco.resources.api.events import Event
+from draco.resources.api.core import Event, Node
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import CLAIMS, EVENTS, NODES, SLICES

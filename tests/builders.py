@@ -17,6 +17,8 @@ from draco.resources.api.claims import (
     CelSelector,
     DeviceAllocationResult,
     DeviceClaim,
+    DeviceClass,
+    DeviceClassSpec,
     DeviceRequest,
     DeviceRequestAllocationResult,
     DeviceSelector,
@@ -26,7 +28,6 @@ from draco.resources.api.claims import (
     ResourceClaimSpec,
     ResourceClaimStatus,
 )
-from draco.resources.api.classes import DeviceClass, DeviceClassSpec
 from draco.resources.api.core import (
     Container,
     Node,

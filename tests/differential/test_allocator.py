@@ -17,8 +17,7 @@ from draco.allocation.fleet.inventory import Inventory
 from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.search.allocate import allocate
 from draco.cel import compile_selector, device_view
-from draco.resources.api.claims import AllocationResult, ResourceClaim
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import AllocationResult, DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import ResourceSlice

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.cli.output.json_lines import lines_of
+from draco.cli.output import lines_of
 from draco.cli.simulate.scenarios import LONGEST_LINE, answers
 from tests.differential.runs import SEED, Tally, kept
 from tests.differential.scenarios import a_scenario

@@ -12,7 +12,7 @@ import msgspec
 from draco.cel import CompileError, EvaluationError, compile_selector, device_view
 from draco.cli.input.yaml_documents import documents
 from draco.cli.lint.command import check
-from draco.cli.output.json_lines import lines_of
+from draco.cli.output import lines_of
 from draco.cli.selector.cases import evaluated
 from draco.cli.simulate.scenarios import answers
 from draco.cli.simulate.traces import LONGEST_LINE, Arrive, TraceError, events

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import msgspec
 
-from draco.cli.output.documents import print_document
+from draco.cli.output import print_document
 from draco.resources.kinds import NODES
 from draco_local.cli import cluster_gpus
 from draco_local.cluster import attach, clusters, state

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import click
 
-from draco.cli.output.documents import print_document
+from draco.cli.output import print_document
 from draco_local.cli.cluster_gpus_screen import held, lines
 from draco_local.cluster import gpus
 from draco_local.simulator.accidents import by_hand, faults, hotplug

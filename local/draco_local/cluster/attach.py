@@ -17,8 +17,7 @@ import yaml
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import ApiError, KubeconfigError, NotFound
-from draco.resources.api.claims import CelSelector, DeviceSelector
-from draco.resources.api.classes import DeviceClass, DeviceClassSpec
+from draco.resources.api.claims import CelSelector, DeviceClass, DeviceClassSpec, DeviceSelector
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.kinds import DEVICE_CLASSES, NODES, SLICES, Kind
 from draco.resources.names import (

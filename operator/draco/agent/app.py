@@ -30,7 +30,7 @@ from draco.kube.connect.retry import persistently
 from draco.kube.discovery import PARTITIONABLE, Features, discover, serves
 from draco.kube.errors import ApiError
 from draco.kube.rediscovery import differences, until_changed
-from draco.resources.api.events import ObjectReference
+from draco.resources.api.core import ObjectReference
 from draco.resources.kinds import GPU_NODES
 from draco.resources.names import GpuUuid
 

@@ -8,8 +8,14 @@ Source: KEP-5004.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from draco.resources.api.claims import DeviceClaim, DeviceRequest, ExactDeviceRequest, ResourceClaim, ResourceClaimSpec
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import (
+    DeviceClaim,
+    DeviceClass,
+    DeviceRequest,
+    ExactDeviceRequest,
+    ResourceClaim,
+    ResourceClaimSpec,
+)
 from draco.resources.api.core import Container, Pod
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.quantity import Quantity, QuantityError

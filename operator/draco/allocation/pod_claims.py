@@ -10,8 +10,7 @@ from typing import Protocol
 import msgspec
 
 from draco.allocation.extended_resources import claim_for
-from draco.resources.api.claims import ResourceClaim, ResourceClaimTemplate
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
 from draco.resources.api.core import Pod, PodExtendedResourceClaimStatus, PodResourceClaim
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.errors import DracoError

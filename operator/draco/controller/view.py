@@ -20,8 +20,7 @@ from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Store
 from draco.maintenance import maintained_device, maintenance_uid
 from draco.maintenance.rules import extended_device, extends
-from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, MigPolicy
 from draco.resources.api.meta import ObjectKey

@@ -25,7 +25,7 @@ from draco.explanation.wording import (
     node_text,
     sentence,
 )
-from draco.resources.english import NAMED, are, counted, listed
+from draco.resources.texts import NAMED, are, counted, listed
 
 MAX_NOTE: Final = 1000
 """Characters of an Event's note, less some; ordinary notes have 300 at most."""

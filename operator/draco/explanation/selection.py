@@ -16,8 +16,7 @@ from draco.allocation.fleet.rowwise import places, select
 from draco.allocation.fleet.selectors import FAILS, YES
 from draco.cel.errors import CompileError, EvaluationError
 from draco.explanation.model import SelectorRef
-from draco.resources.api.claims import DeviceRequest, DeviceSubRequest, ExactDeviceRequest, ResourceClaim
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import DeviceClass, DeviceRequest, DeviceSubRequest, ExactDeviceRequest, ResourceClaim
 
 Asked = ExactDeviceRequest | DeviceSubRequest
 _YES: Final = bytes(code == YES for code in range(256))

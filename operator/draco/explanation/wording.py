@@ -20,8 +20,7 @@ from draco.explanation.model import (
     SeenValue,
     SelectorRef,
 )
-from draco.resources.english import NAMED, are, listed
-from draco.resources.texts import shown
+from draco.resources.texts import NAMED, are, listed, shown
 
 _QUOTED: Final = 100
 _PLAIN: Final = {

@@ -23,7 +23,7 @@ import structlog
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, ApiError, Conflict, KubeError, NotFound
-from draco.resources.api.leases import Lease, LeaseSpec
+from draco.resources.api.core import Lease, LeaseSpec
 from draco.resources.api.meta import ObjectKey, ObjectMeta, micro_time
 from draco.resources.kinds import LEASES
 

@@ -11,8 +11,7 @@ import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.resources.api.draco import MaintenanceSelector
-from draco.resources.names import DeviceKey, PoolKey
-from draco.resources.partition_names import read_partition_name
+from draco.resources.names import DeviceKey, PoolKey, read_partition_name
 
 _NO_BOARDS: Mapping[DeviceKey, str] = MappingProxyType({})
 

@@ -24,11 +24,10 @@ from draco.resources.api.draco import (
     MaintenancePhase,
     MaintenanceSelector,
 )
-from draco.resources.api.meta import Condition, ObjectKey
+from draco.resources.api.meta import Condition, ObjectKey, timed
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
-from draco.resources.conditions import timed
-from draco.resources.english import listed
 from draco.resources.names import DeviceKey
+from draco.resources.texts import listed
 
 CONDITION_ISOLATED = "Isolated"
 CONDITION_READY_FOR_WORK = "ReadyForWork"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from draco.resources.api.draco import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
-from draco.resources.english import NAMED, agreeing, are, counted, listed, them
 from draco.resources.names import DeviceKey
+from draco.resources.texts import NAMED, agreeing, are, counted, listed, them
 
 
 def isolating(done: int, wanted: int) -> str:

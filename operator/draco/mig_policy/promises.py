@@ -14,7 +14,7 @@ import msgspec
 from draco.mig_policy.boards import boards_of
 from draco.mig_policy.gpu_state import switched_by_reset
 from draco.resources.api.draco import GpuNode, GpuStatus, MigMode, PromisedDevice, WantedGpu
-from draco.resources.partition_names import read_partition_name
+from draco.resources.names import read_partition_name
 
 
 def promises(node: GpuNode, wanted: Iterable[WantedGpu], allocated: Mapping[str, str]) -> list[PromisedDevice]:

@@ -13,7 +13,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.draco import GpuNode, IdleClaims, InstanceUse
 from draco.resources.api.meta import ObjectKey
-from draco.resources.english import agreeing, them
+from draco.resources.texts import agreeing, them
 
 _ENDED = frozenset({"Succeeded", "Failed"})
 

@@ -17,8 +17,7 @@ from draco.mig_policy.decide import GpuDecision, NodeDecision
 from draco.mig_policy.gpu_state import LayoutState
 from draco.mig_policy.matching import Answer, Rules, Verdict
 from draco.resources.api.draco import MigMode, MigPolicy, MigPolicyConflict, MigPolicyNode, MigPolicyStatus
-from draco.resources.api.meta import Condition
-from draco.resources.conditions import timed
+from draco.resources.api.meta import Condition, timed
 
 _UNASKED = Verdict(Answer.UNKNOWN)
 

@@ -7,12 +7,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from draco.resources.api.claims import ResourceClaim, ResourceClaimTemplate
-from draco.resources.api.classes import DeviceClass
-from draco.resources.api.core import Node, Pod
+from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
+from draco.resources.api.core import Event, Lease, Node, Pod
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, MigPolicy
-from draco.resources.api.events import Event
-from draco.resources.api.leases import Lease
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule

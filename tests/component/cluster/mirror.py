@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from draco_local.cluster.programs.releases import Release
+from draco_local.cluster.programs.download import Release
 
 
 class Mirror:

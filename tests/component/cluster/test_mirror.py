@@ -16,8 +16,7 @@ import yarl
 from draco_local.cluster import controlplane
 from draco_local.cluster.errors import BinariesMissing
 from draco_local.cluster.programs import binaries, download
-from draco_local.cluster.programs.download import WrongChecksum
-from draco_local.cluster.programs.releases import Release, releases
+from draco_local.cluster.programs.download import Release, WrongChecksum, releases
 from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES
 from draco_local.cluster.progress import Lines
 from tests.component.cluster import mirror as mirrors

@@ -14,7 +14,7 @@ from draco.controller.app import Operator
 from draco.explanation.explain import explain
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.resources.api.events import Event
+from draco.resources.api.core import Event
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, EVENTS, NODES, PODS, SLICES, TAINT_RULES, Kind
 from draco_local.cluster.controlplane import ControlPlane

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from draco.kube.connect.client import Client
 from draco.kube.election import LeaderElection, LeadershipLost, LeaseTerms
-from draco.resources.api.leases import Lease
+from draco.resources.api.core import Lease
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import LEASES
 from tests.doubles.clock import ManualClock

@@ -10,7 +10,7 @@ import pytest
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventLimits, EventRecorder
-from draco.resources.api.events import Event, ObjectReference
+from draco.resources.api.core import Event, ObjectReference
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS
 from tests.component.kube.support import eventually

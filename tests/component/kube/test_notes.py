@@ -9,7 +9,7 @@ from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Unreachable
 from draco.kube.events.notes import Notes
-from draco.resources.api.events import Event, ObjectReference
+from draco.resources.api.core import Event, ObjectReference
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS, Kind
 from tests.component.kube.support import CONFIG_MAPS

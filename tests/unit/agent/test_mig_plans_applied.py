@@ -29,7 +29,7 @@ from draco.resources.api.draco import (
     WantedGpu,
     WantedInstance,
 )
-from draco.resources.partition_names import read_partition_name
+from draco.resources.names import read_partition_name
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus.state import StateError
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build

@@ -14,8 +14,7 @@ from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
 from draco.mig.placement import choose
 from draco.resources.api.slices import Counter, CounterSet, Device, DeviceAttribute
-from draco.resources.names import GpuUuid
-from draco.resources.partition_names import read_partition_name
+from draco.resources.names import GpuUuid, read_partition_name
 from draco.resources.quantity import Quantity
 from tests.builders import a_gpu
 

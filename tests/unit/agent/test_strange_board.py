@@ -13,7 +13,7 @@ from draco.mig.board import Placement
 from draco.mig.known_boards import GiProfile, GiProfileEnum, MigTable
 from draco.resources.api.draco import MigMode, WantedGpu, WantedInstance
 from draco.resources.api.slices import Device
-from draco.resources.partition_names import read_partition_name
+from draco.resources.names import read_partition_name
 from draco_local.simulator.gpus import boards
 from draco_local.simulator.nvml import session as nvml_session
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build

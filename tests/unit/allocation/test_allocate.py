@@ -10,8 +10,7 @@ from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
 from draco.allocation.fleet.inventory import Inventory
 from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.search.allocate import allocate
-from draco.resources.api.claims import AllocationResult, ResourceClaim
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import AllocationResult, DeviceClass, ResourceClaim
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.names import DeviceKey

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from draco.allocation.extended_resources import claim_for, classes_asked, note
-from draco.resources.api.classes import DeviceClass, DeviceClassSpec
+from draco.resources.api.claims import DeviceClass, DeviceClassSpec
 from draco.resources.api.core import Container, Pod, PodSpec, ResourceRequirements
 from draco.resources.api.meta import ObjectMeta
 

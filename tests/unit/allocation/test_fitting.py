@@ -15,8 +15,7 @@ from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import allocate, first_fitting
 from draco.allocation.search.candidates import candidates
-from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectMeta
 from tests.builders import a_claim, a_node

@@ -19,7 +19,7 @@ from draco.allocation.fleet.fleet import FREE, HELD, SHARED, Fleet
 from draco.allocation.fleet.node_rows import NodeRows
 from draco.allocation.fleet.pools import Pool, Standing, is_device_for
 from draco.allocation.search.allocate import first_fitting
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import DeviceClass
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.names import NVIDIA_DEVICE_CLASS
 from tests.builders import a_claim, a_device_key, a_node, a_rule, a_slice

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from draco import cli
 from draco.cel import compile_selector
-from draco.cli.output.json_lines import lines_of
+from draco.cli.output import lines_of
 from draco.cli.selector import cases as selector_cases
 from draco.cli.selector import devices as selector_devices
 from draco.cli.selector.command import command

@@ -2,7 +2,7 @@
 
 import pytest
 
-from draco_local.cluster.programs.releases import digest, releases, url
+from draco_local.cluster.programs.download import digest, releases, url
 
 SHA = "0123456789abcdef" * 4
 

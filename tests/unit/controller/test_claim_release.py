@@ -10,8 +10,8 @@ from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.movable_claims import MovableClaims
 from draco.kube.errors import Invalid, Unreachable
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Event, EventSeries, ObjectReference
 from draco.resources.api.draco import IdleClaims, MigMode, MigRepair
-from draco.resources.api.events import Event, EventSeries, ObjectReference
 from draco.resources.api.meta import ObjectKey, micro_time
 from tests.builders import a_claim, a_gpu_uuid, a_mig_policy, a_pod, a_static_policy
 from tests.mig_claims import a_mig_claim, a_partition

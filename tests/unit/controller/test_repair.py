@@ -25,9 +25,8 @@ from draco.mig_policy import release_policy
 from draco.mig_policy.release_policy import Patience
 from draco.mig_policy.releases import Release
 from draco.resources.api.claims import ResourceClaim, ResourceClaimStatus
-from draco.resources.api.core import PodCondition, PodStatus
+from draco.resources.api.core import Event, ObjectReference, PodCondition, PodStatus
 from draco.resources.api.draco import GpuMig, GpuNode, IdleClaims, InstanceUse, MigInstance, MigRepair
-from draco.resources.api.events import Event, ObjectReference
 from draco.resources.api.meta import ObjectKey, micro_time
 from draco.resources.kinds import Kind
 from tests.builders import a_gpu_uuid, a_mig_instance, a_mig_node, a_mig_policy, a_node, a_pod

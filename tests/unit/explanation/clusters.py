@@ -7,13 +7,14 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.resources.api.claims import (
     CelSelector,
     DeviceClaim,
+    DeviceClass,
+    DeviceClassSpec,
     DeviceRequest,
     DeviceSelector,
     ExactDeviceRequest,
     ResourceClaim,
     ResourceClaimSpec,
 )
-from draco.resources.api.classes import DeviceClass, DeviceClassSpec
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from tests.builders import a_node, a_slice

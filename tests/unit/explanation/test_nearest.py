@@ -19,11 +19,11 @@ from draco.resources.api.claims import (
     AllocationResult,
     CapacityRequirements,
     DeviceAllocationResult,
+    DeviceClass,
     DeviceConstraint,
     DeviceRequestAllocationResult,
     ResourceClaim,
 )
-from draco.resources.api.classes import DeviceClass
 from draco.resources.api.core import Node, NodeTaint, Pod, Toleration
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from draco.resources.api.slices import (

@@ -19,8 +19,7 @@ from draco.explanation.explain import explain
 from draco.explanation.findings.allocator_runs import MAX_STEPS
 from draco.explanation.findings.verdicts import Judge, asks_of
 from draco.explanation.model import Cause, Explanation
-from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule

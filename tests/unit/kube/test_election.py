@@ -1,7 +1,7 @@
 """When a lease of another may be taken, judged on one's own clock."""
 
 from draco.kube.election import Observation
-from draco.resources.api.leases import LeaseSpec
+from draco.resources.api.core import LeaseSpec
 
 HELD = LeaseSpec(
     holder_identity="other", lease_duration_seconds=15, renew_time="2020-01-01T00:00:00.000000Z", lease_transitions=3

@@ -2,8 +2,7 @@
 
 from datetime import timedelta
 
-from draco.resources.api.meta import Condition
-from draco.resources.conditions import all_timed, timed
+from draco.resources.api.meta import Condition, all_timed, timed
 from tests.builders import MOMENT
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from draco.resources.english import are, counted, listed, them
+from draco.resources.texts import are, counted, listed, them
 
 
 def test_numbers_agree_with_what_is_counted() -> None:

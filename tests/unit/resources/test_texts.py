@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.cli.output.documents import print_document
-from draco.cli.output.showing import echo, visible
+from draco.cli.output import echo, print_document, visible
 from draco.resources.texts import shown, shown_document, shown_lines
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m"

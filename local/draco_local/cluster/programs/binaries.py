@@ -17,8 +17,7 @@ from pathlib import Path
 from draco_local.cluster import locks
 from draco_local.cluster.errors import BinariesMissing, WrongVersion
 from draco_local.cluster.programs import build, download, gocache
-from draco_local.cluster.programs.download import NotToBeHad, Offer
-from draco_local.cluster.programs.releases import releases
+from draco_local.cluster.programs.download import NotToBeHad, Offer, releases
 from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES
 from draco_local.cluster.progress import Lines, Progress, Silent
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from draco.resources.english import counted
+from draco.resources.texts import counted
 from draco_local.cluster import attach, controlplane, ports
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.errors import NotSupported

@@ -17,8 +17,7 @@ from draco.kube.events.events import EventRecorder
 from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
-from draco.resources.api.core import Pod
-from draco.resources.api.events import ObjectReference
+from draco.resources.api.core import ObjectReference, Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import PODS
 from draco_local.simulator.kubelet.pods import PodBlocked

@@ -15,8 +15,7 @@ from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.record.checkpoint import ClaimState, Partition, PreparedClaim, PreparedDevice
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
-from draco.resources.names import ClaimUid
-from draco.resources.partition_names import PartitionName, read_partition_name
+from draco.resources.names import ClaimUid, PartitionName, read_partition_name
 
 
 class FirstTime(msgspec.Struct, frozen=True):

@@ -26,8 +26,7 @@ from draco.agent.hardware.gpus import Gpu
 from draco.agent.mig.claim_instances import Acquired, ClaimInstances
 from draco.agent.record.checkpoint import Checkpoint, ClaimState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.names import ClaimUid, GpuUuid
-from draco.resources.partition_names import read_partition_name
+from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 
 
 def ground(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances | None) -> Ground:

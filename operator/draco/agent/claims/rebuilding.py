@@ -34,8 +34,7 @@ from draco.agent.record.checkpoint import (
 )
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.draco import GpuNode, InstanceUse
-from draco.resources.names import ClaimUid, GpuUuid
-from draco.resources.partition_names import read_partition_name
+from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 
 _MIG_UUID = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

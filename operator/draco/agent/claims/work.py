@@ -18,8 +18,7 @@ from draco.agent.hardware.monitor import View
 from draco.agent.lanes import Lanes
 from draco.agent.record.checkpoint import Checkpoint, ClaimState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.names import ClaimUid, GpuUuid
-from draco.resources.partition_names import read_partition_name
+from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 
 
 class ClaimWork:

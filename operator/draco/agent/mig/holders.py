@@ -15,8 +15,7 @@ import msgspec
 from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.instances import Instance
-from draco.resources.english import listed
-from draco.resources.texts import shown
+from draco.resources.texts import listed, shown
 
 MOST = 3
 """So many holders are named; the rest is counted."""

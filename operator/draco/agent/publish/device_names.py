@@ -38,8 +38,8 @@ from draco.resources.names import (
     STANDARD_PCI_BUS_ID,
     STANDARD_PCIE_ROOT,
     GpuUuid,
+    read_partition_name,
 )
-from draco.resources.partition_names import read_partition_name
 from draco.resources.quantity import Quantity
 
 NOT_TOLD = "It is not known yet under which names this node's GPUs were published; the API server has to say."

@@ -29,8 +29,7 @@ from draco.resources.api.slices import (
     DeviceCounterConsumption,
 )
 from draco.resources.api.taints import TAINTS_PER_DEVICE, DeviceTaint
-from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
-from draco.resources.partition_names import read_partition_name
+from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid, read_partition_name
 from draco.resources.quantity import Format, Quantity
 
 _ENGINES = (

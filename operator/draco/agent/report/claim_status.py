@@ -20,8 +20,7 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, Invalid, NotFound
 from draco.kube.queue import WorkQueue, run_workers
 from draco.resources.api.claims import AllocatedDeviceStatus, ResourceClaim
-from draco.resources.api.meta import Condition, ObjectKey
-from draco.resources.conditions import all_timed
+from draco.resources.api.meta import Condition, ObjectKey, all_timed
 from draco.resources.kinds import CLAIMS
 from draco.resources.names import FIELD_MANAGER_AGENT, ClaimUid
 

@@ -25,8 +25,7 @@ from draco.kube.discovery import PARTITIONABLE, Features
 from draco.kube.errors import AlreadyExists, NotFound
 from draco.kube.queue import WorkQueue, run_workers
 from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus
-from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference
-from draco.resources.conditions import all_timed
+from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference, all_timed
 from draco.resources.kinds import GPU_NODES, NODES
 from draco.resources.names import CONDITION_PARTITIONABLE, FIELD_MANAGER_AGENT, ClaimUid, GpuUuid
 

@@ -17,8 +17,7 @@ from draco.allocation.fleet.inventory import Inventory
 from draco.allocation.fleet.node_rows import SHARED as OF_NO_NODE
 from draco.allocation.fleet.rowwise import BYTES, packed
 from draco.allocation.fleet.state import AllocatedState
-from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.slices import ResourceSlice

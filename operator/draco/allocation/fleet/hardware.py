@@ -13,8 +13,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 
 from draco.resources.api.slices import Device, ResourceSlice, current_slices, strangers
-from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, PoolKey
-from draco.resources.partition_names import read_partition_name
+from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, PoolKey, read_partition_name
 from draco.resources.quantity import Quantity, QuantityError
 
 Draws = Mapping[str, Mapping[str, int]]

@@ -22,10 +22,10 @@ from draco.resources.api.claims import (
     AllocationResult,
     DeviceAllocationConfiguration,
     DeviceAllocationResult,
+    DeviceClass,
     DeviceRequestAllocationResult,
     ResourceClaim,
 )
-from draco.resources.api.classes import DeviceClass
 from draco.resources.api.core import Node
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 

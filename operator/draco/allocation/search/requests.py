@@ -14,13 +14,13 @@ from draco.allocation.fleet.selectors import Selectors
 from draco.allocation.search.constraints import Constraint, constraints_of
 from draco.cel.errors import CompileError, EvaluationError
 from draco.resources.api.claims import (
+    DeviceClass,
     DeviceRequest,
     DeviceSelector,
     DeviceSubRequest,
     ExactDeviceRequest,
     ResourceClaim,
 )
-from draco.resources.api.classes import DeviceClass
 from draco.resources.api.core import Node
 from draco.resources.quantity import Quantity
 

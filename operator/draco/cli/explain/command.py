@@ -12,8 +12,7 @@ import msgspec
 from draco.cli.explain.subjects import Subject, pending, subject_of
 from draco.cli.input.sources import Sources, read_world, with_sources
 from draco.cli.input.world import World
-from draco.cli.output.documents import print_document, print_yaml
-from draco.cli.output.showing import echo
+from draco.cli.output import echo, print_document, print_yaml
 from draco.explanation.explain import explain
 from draco.explanation.findings.devices import device_verdicts
 from draco.explanation.model import Explanation

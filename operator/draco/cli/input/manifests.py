@@ -14,7 +14,7 @@ import msgspec
 
 from draco import linting
 from draco.cli.input.yaml_documents import documents
-from draco.cli.output.showing import echo
+from draco.cli.output import echo
 from draco.linting.rules.fields import check_fields
 from draco.resources.api.core import Pod
 from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS

@@ -18,7 +18,7 @@ from draco.cli.options import CLUSTER_OPTIONS, Options, gathered
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import KubeconfigError
-from draco.resources.english import counted
+from draco.resources.texts import counted
 from draco.resources.written.manifests import ManifestError
 
 

@@ -15,15 +15,14 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.cli.input.live import LiveCluster
 from draco.maintenance.rules import extended_device, plan_extensions
-from draco.resources.api.claims import ResourceClaim, ResourceClaimTemplate
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.slices import ResourceSlice, ResourceSliceSpec
 from draco.resources.api.taints import DeviceTaintRule, taint_text
-from draco.resources.english import are, counted
 from draco.resources.errors import DracoError
 from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.texts import are, counted
 from draco.resources.written.manifests import ManifestError, Object
 
 ANY_NODE: Final = "any-node"

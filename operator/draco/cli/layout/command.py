@@ -17,8 +17,7 @@ from draco.cli.layout import svg as layout_svg
 from draco.cli.layout.plan import plan as plan_of
 from draco.cli.layout.sources import LayoutSources, observe, with_layout_sources
 from draco.cli.layout.view import layout_of
-from draco.cli.output.documents import print_document
-from draco.cli.output.showing import echo, visible
+from draco.cli.output import echo, print_document, visible
 
 _UNBROKEN = 10_000
 """Lines are broken where they are made, never by the console."""

@@ -16,8 +16,7 @@ from draco.mig_policy.boards import boards_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuMig, GpuNode, GpuStatus, MigInstance, MigMode, MigState, WantedGpu
 from draco.resources.errors import DracoError
-from draco.resources.names import PoolKey
-from draco.resources.partition_names import read_partition_name
+from draco.resources.names import PoolKey, read_partition_name
 
 _UNSETTLED = frozenset({MigState.DIRTY, MigState.NEEDS_RESET})
 

@@ -19,8 +19,7 @@ from draco.cli.input.yaml_documents import Document
 from draco.cli.lint import text as lint_text
 from draco.cli.lint.edits import Outcome, applied
 from draco.cli.lint.text import Piece, TextError
-from draco.cli.output.documents import written
-from draco.cli.output.showing import echo
+from draco.cli.output import echo, written
 from draco.linting import Drop, Edit, Finding, Manifest, Move, Path, Put, Severity, lint
 
 RELEASES: Final = ("1.34", "1.35", "1.36", "1.37")

@@ -17,9 +17,7 @@ from draco.cel.syntax.parse import MAX_LENGTH
 from draco.cel.values.bounds import MAX_COST
 from draco.cli.input.manifests import files_option, read_documents
 from draco.cli.options import with_cluster
-from draco.cli.output import json_lines
-from draco.cli.output.documents import print_document
-from draco.cli.output.showing import echo
+from draco.cli.output import answer_lines, echo, print_document
 from draco.cli.selector import cases as selector_cases
 from draco.cli.selector import devices as selector_devices
 from draco.cli.selector.cases import Findings
@@ -74,7 +72,7 @@ def check(expression: str | None, file: Path | None, cases: Path | None, output:
     """
     _just_one(expression=expression, file=file, cases=cases)
     if cases is not None:
-        json_lines.answer(cases, selector_cases.LONGEST_LINE, selector_cases.checked)
+        answer_lines(cases, selector_cases.LONGEST_LINE, selector_cases.checked)
         return
     text = _text(file) if file is not None else _argument(expression)
     found = selector_cases.findings(text)
@@ -198,7 +196,7 @@ def evaluate(
     """
     _just_one(expression=expression, cases=cases)
     if cases is not None:
-        json_lines.answer(cases, selector_cases.LONGEST_LINE, selector_cases.evaluated)
+        answer_lines(cases, selector_cases.LONGEST_LINE, selector_cases.evaluated)
         return
     text = _argument(expression)
     selector = selector_cases.compiled(text)

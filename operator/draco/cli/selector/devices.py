@@ -11,8 +11,8 @@ import msgspec
 from draco.cel import AttributePath, DeviceView, EvaluationError, Selector, device_view
 from draco.cli.selector.cases import described
 from draco.resources.api.slices import Device, ResourceSlice, current_slices
-from draco.resources.english import agreeing, counted, listed
 from draco.resources.names import DeviceKey
+from draco.resources.texts import agreeing, counted, listed
 
 ABSENT: Final = "absent"
 _NAMED: Final = 4

@@ -14,9 +14,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from draco.cli.options import with_cluster
-from draco.cli.output.documents import print_document
-from draco.cli.output.json_lines import lines_of
-from draco.cli.output.showing import echo
+from draco.cli.output import echo, lines_of, print_document
 from draco.cli.simulate.traces import LONGEST_LINE, Arrive, Depart, TraceError, events
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
@@ -28,8 +26,8 @@ from draco.mig.repair import Hold
 from draco.mig.replay import Fleet, Outcome, Policy, Replay, Tally, profiles_met, rule_of, used_share
 from draco.mig_policy.boards import boards_of
 from draco.resources.api.meta import ObjectKey
-from draco.resources.english import counted
 from draco.resources.kinds import GPU_NODES
+from draco.resources.texts import counted
 
 SCHEMA: Final = "draco.dev/mig-simulation/v1"
 """Name of the document. Fields are only ever added under one name."""

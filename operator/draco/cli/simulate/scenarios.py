@@ -11,9 +11,8 @@ import msgspec
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import allocate
-from draco.cli.simulate.share_ids import share_ids
-from draco.resources.api.claims import AllocationResult, ResourceClaim, ResourceClaimTemplate
-from draco.resources.api.classes import DeviceClass
+from draco.cli.simulate.trials import share_ids
+from draco.resources.api.claims import AllocationResult, DeviceClass, ResourceClaim, ResourceClaimTemplate
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import ResourceSlice

@@ -1,12 +1,15 @@
 """What is tried in a simulation, and how it goes.
 
-Owns which claims are allocated together, their order, copies of them, and the nodes they may go to. Each verdict is `allocate`'s
-and each reason `explain`'s. What is allocated stays allocated for what is tried after it.
+Owns which claims are allocated together, their order, copies of them, and the nodes they may go to; and identifiers of imagined
+shares, counted instead of drawn, so that a simulation says the same each time. Each verdict is `allocate`'s and each reason
+`explain`'s. What is allocated stays allocated for what is tried after it.
 """
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Final
+from uuid import UUID
 
 import msgspec
 
@@ -16,7 +19,6 @@ from draco.allocation.fleet.node_selection import selects
 from draco.allocation.pod_claims import MissingClaimError, claims_of, made_from, uses_devices, using
 from draco.allocation.search.allocate import first_fitting
 from draco.cli.input.world import World
-from draco.cli.simulate.share_ids import share_ids
 from draco.explanation.explain import explain
 from draco.explanation.findings.placement import PodRules
 from draco.explanation.model import Explanation
@@ -30,6 +32,14 @@ from draco.resources.api.claims import (
 from draco.resources.api.core import Node, Pod, PodSpec, Toleration
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.names import PoolKey
+
+_FIRST = UUID("00000000-0000-4000-8000-000000000000").int
+
+
+def share_ids() -> Iterator[str]:
+    """Identifiers one after another, the same in every run."""
+    return (str(UUID(int=_FIRST + number)) for number in count(1))
+
 
 _KUBERNETES_OWN: Final = "node.kubernetes.io/"
 """Prefix of the taints that say that a node is not to be used now."""

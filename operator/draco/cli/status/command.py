@@ -11,8 +11,7 @@ from rich.console import Console
 
 from draco.cli.input.reading import Reader, without_dra
 from draco.cli.options import with_cluster
-from draco.cli.output.documents import print_document
-from draco.cli.output.showing import visible
+from draco.cli.output import print_document, visible
 from draco.cli.status import screen as status_screen
 from draco.cli.status.schema import MissingView, Status
 from draco.cli.status.view import Snapshot, status_of

@@ -5,7 +5,7 @@ Owns the structs and their field names: fields are only ever added under one sch
 
 from enum import StrEnum
 
-from draco.cli.output.documents import View
+from draco.cli.output import View
 from draco.resources.names import DeviceKey
 
 SCHEMA = "draco.dev/status/v1"

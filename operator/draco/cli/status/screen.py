@@ -19,7 +19,7 @@ from draco.cli.status.schema import (
     NodeView,
     Status,
 )
-from draco.resources.english import agreeing, counted, listed
+from draco.resources.texts import agreeing, counted, listed
 
 MOST_NODES = 16
 """Above this many nodes, those that are in order are only counted."""

@@ -24,10 +24,8 @@ from draco.kube.connect.retry import retry
 from draco.kube.errors import ApiError
 from draco.kube.events.notes import Notes
 from draco.kube.watch.store import Change
-from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.classes import DeviceClass
-from draco.resources.api.core import Pod
-from draco.resources.api.events import ObjectReference
+from draco.resources.api.claims import DeviceClass, ResourceClaim
+from draco.resources.api.core import ObjectReference, Pod
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.kinds import CLAIMS, PODS
 

@@ -24,7 +24,7 @@ from draco.kube.watch.store import Change
 from draco.mig_policy.release_policy import IdleClaim, Obstacle, Patience, obstacle, prepared_on, users
 from draco.mig_policy.releases import Release
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.events import Event, ObjectReference
+from draco.resources.api.core import Event, ObjectReference
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, EVENTS
 from draco.resources.names import FIELD_MANAGER_OPERATOR

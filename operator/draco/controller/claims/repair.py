@@ -30,9 +30,8 @@ from draco.mig_policy import release_policy
 from draco.mig_policy.release_policy import Obstacle
 from draco.mig_policy.releases import Release
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import Pod
+from draco.resources.api.core import ObjectReference, Pod
 from draco.resources.api.draco import IdleClaims
-from draco.resources.api.events import ObjectReference
 from draco.resources.api.meta import ObjectKey
 
 log = structlog.get_logger(__name__)

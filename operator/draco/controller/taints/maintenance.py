@@ -29,8 +29,7 @@ from draco.maintenance import (
     plan_maintenance,
     scope_of,
 )
-from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey

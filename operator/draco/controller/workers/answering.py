@@ -45,13 +45,13 @@ from draco.explanation.problems.claims import problems_of
 from draco.mig_policy.releases import Searches, plan_release
 from draco.resources.api.claims import (
     DeviceClaim,
+    DeviceClass,
     DeviceRequest,
     DeviceSelector,
     ExactDeviceRequest,
     ResourceClaim,
     ResourceClaimSpec,
 )
-from draco.resources.api.classes import DeviceClass
 from draco.resources.api.core import Pod, PodSpec, Toleration
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.errors import DracoError

@@ -15,8 +15,7 @@ import structlog
 from draco.controller.workers.messages import Changes, LeftOut, Put, Remove
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import ApiObject, Change
-from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.classes import DeviceClass, DeviceClassSpec
+from draco.resources.api.claims import DeviceClass, DeviceClassSpec, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.slices import ResourceSlice

@@ -42,8 +42,7 @@ from draco.controller.workers.messages import (
     inward,
     outward,
 )
-from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice

@@ -29,9 +29,8 @@ from draco.explanation.selection import (
     first_rows,
     selection,
 )
-from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.classes import DeviceClass
-from draco.resources.english import counted
+from draco.resources.api.claims import DeviceClass, ResourceClaim
+from draco.resources.texts import counted
 
 _ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")
 _LOOKED_AT: Final = 200

@@ -17,9 +17,9 @@ from draco.explanation.model import ProblemKind, SelectorRef
 from draco.explanation.problems.published import Published, closest, closest_value
 from draco.explanation.problems.suggestions import corrected, unpublished
 from draco.explanation.selection import Step, count, failing, met
-from draco.resources.english import listed
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
+from draco.resources.texts import listed
 from draco.selectors.accesses import path_text, paths_of
 from draco.selectors.comparisons import Comparison, Operator, Plain, comparison, holds, literal, with_value
 from draco.selectors.demands import Demand, demands

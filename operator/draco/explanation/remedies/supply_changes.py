@@ -22,8 +22,8 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint, taint_text
-from draco.resources.english import agreeing, listed, them
 from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINTS_OF_FACTS, DeviceKey, PoolKey
+from draco.resources.texts import agreeing, listed, them
 
 _NOT: Final = bytes(each == 0 for each in range(256))
 _LOOKED_AT: Final = 2000

@@ -28,7 +28,7 @@ from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import TRANSIENT, Backoff
 from draco.kube.errors import ApiError, NamespaceTerminating, NotFound
-from draco.resources.api.events import Event, EventSeries, ObjectReference
+from draco.resources.api.core import Event, EventSeries, ObjectReference
 from draco.resources.api.meta import ObjectKey, micro_time
 from draco.resources.kinds import EVENTS
 from draco.resources.texts import shown

@@ -19,7 +19,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Invalid, NamespaceTerminating, NotFound
 from draco.kube.events.events import Budget, EventSubject, EventWriter, Happening, RateLimit, cut, event_name
-from draco.resources.api.events import Event, ObjectReference
+from draco.resources.api.core import Event, ObjectReference
 from draco.resources.kinds import EVENTS
 from draco.resources.texts import shown
 

@@ -23,7 +23,7 @@ from draco.linting.objects import (
     requests,
     text,
 )
-from draco.resources.english import agreeing
+from draco.resources.texts import agreeing
 
 _RULE_VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")
 _KINDS: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice", "DeviceTaintRule"})

@@ -1,4 +1,4 @@
-"""ResourceClaim and ResourceClaimTemplate.
+"""ResourceClaim, ResourceClaimTemplate, and DeviceClass, a named kind of device that claims ask for.
 
 Owns their structs (resource.k8s.io/v1). Allocation is read, not decided, here.
 """
@@ -235,4 +235,25 @@ class ResourceClaimTemplate(ApiStruct, frozen=True, kw_only=True):
     """Makes one claim per pod."""
 
     spec: ResourceClaimTemplateSpec = ResourceClaimTemplateSpec()
+    metadata: ObjectMeta = ObjectMeta()
+
+
+class DeviceClassConfiguration(ApiStruct, frozen=True, kw_only=True):
+    """Configuration for every device of the class."""
+
+    opaque: OpaqueConfiguration | None = None
+
+
+class DeviceClassSpec(ApiStruct, frozen=True, kw_only=True):
+    """Selectors are ANDed with the request's own."""
+
+    selectors: list[DeviceSelector] = []
+    config: list[DeviceClassConfiguration] = []
+    extended_resource_name: str | None = None
+
+
+class DeviceClass(ApiStruct, frozen=True, kw_only=True):
+    """Mutable; what counts is what it said when a claim was allocated."""
+
+    spec: DeviceClassSpec = DeviceClassSpec()
     metadata: ObjectMeta = ObjectMeta()

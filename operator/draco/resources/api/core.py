@@ -1,6 +1,7 @@
-"""Pods and nodes, as far as Draco reads them.
+"""Pods, nodes, Events and Leases, as far as Draco reads and writes them.
 
-Owns their structs (core/v1).
+Owns their structs: core/v1, and coordination.k8s.io/v1 for the Lease, which is complete, so that it can be written back whole.
+events.k8s.io/v1 serves the same Events under other names of fields.
 """
 
 from datetime import datetime
@@ -184,3 +185,55 @@ class Node(ApiStruct, frozen=True, kw_only=True):
     def ready(self) -> bool:
         """Whether the Ready condition is True."""
         return any(c.type == "Ready" and c.status == "True" for c in self.status.conditions)
+
+
+class ObjectReference(ApiStruct, frozen=True, kw_only=True):
+    """Names one object of any kind; `namespace` is "" for cluster-scoped ones."""
+
+    api_version: str
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    field_path: str = ""
+
+
+class EventSeries(ApiStruct, frozen=True, kw_only=True):
+    """How often it happened, and when last (a MicroTime text)."""
+
+    count: int
+    last_observed_time: str
+
+
+class Event(ApiStruct, frozen=True, kw_only=True):
+    """One Event, or a series of equal ones. `event_time` is a MicroTime text; `type` is Normal or Warning."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    involved_object: ObjectReference | None = None
+    reason: str = ""
+    message: str = ""
+    type: str
+    action: str = ""
+    event_time: str | None = None
+    series: EventSeries | None = None
+    reporting_component: str = ""
+    reporting_instance: str = ""
+
+
+class LeaseSpec(ApiStruct, frozen=True, kw_only=True):
+    """Times are MicroTime texts (see `meta.micro_time`); no holder means free."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+    strategy: str | None = None
+    preferred_holder: str | None = None
+
+
+class Lease(ApiStruct, frozen=True, kw_only=True):
+    """A lease."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: LeaseSpec = LeaseSpec()

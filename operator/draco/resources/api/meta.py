@@ -1,10 +1,14 @@
 """Metadata, conditions and node selection: what objects of many kinds share.
 
-Owns the shared structs and the keys that name an object. Knows no kind.
+Owns the shared structs, the keys that name an object, and the rule that a condition's `lastTransitionTime` moves only with
+`status`. Knows no kind.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
+
+import msgspec
 
 from draco.resources.api.base import ApiStruct
 
@@ -94,3 +98,22 @@ class LabelSelector(ApiStruct, frozen=True, kw_only=True):
 
     match_labels: dict[str, str] = {}
     match_expressions: list[NodeSelectorRequirement] = []
+
+
+def timed(wanted: Condition, before: Sequence[Condition], now: datetime, *, generation: int | None = None) -> Condition:
+    """The condition with the time at which its status became what it is; `before` is what was reported so far.
+
+    `generation` is that of the spec which it is about, where it says one.
+    """
+    known = next((each for each in before if each.type == wanted.type), None)
+    since = known.last_transition_time if known is not None and known.status == wanted.status else None
+    return msgspec.structs.replace(
+        wanted,
+        observed_generation=wanted.observed_generation if generation is None else generation,
+        last_transition_time=since or now,
+    )
+
+
+def all_timed(wanted: Sequence[Condition], before: Sequence[Condition], now: datetime) -> list[Condition]:
+    """The same of several, by the second: the API server keeps no more of the conditions of claims."""
+    return [timed(each, before, now.replace(microsecond=0)) for each in wanted]

@@ -12,6 +12,7 @@ from typing import Final
 
 from draco.resources.api.claims import (
     DeviceClaim,
+    DeviceClass,
     DeviceRequest,
     DeviceSelector,
     DeviceSubRequest,
@@ -19,7 +20,6 @@ from draco.resources.api.claims import (
     ResourceClaim,
     ResourceClaimTemplate,
 )
-from draco.resources.api.classes import DeviceClass
 from draco.resources.api.slices import Device, DeviceAttribute, ResourceSlice, ResourceSliceSpec
 from draco.resources.api.taints import EFFECTS, DeviceTaint, DeviceTaintRule, DeviceToleration
 from draco.resources.semver import SemVer, SemVerError

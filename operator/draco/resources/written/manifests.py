@@ -12,8 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from draco.resources.api.base import set_fields
-from draco.resources.api.claims import ResourceClaim, ResourceClaimTemplate
-from draco.resources.api.classes import DeviceClass
+from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.slices import ResourceSlice

@@ -1,0 +1,75 @@
+"""How commands print: texts for people, documents for `-o json` and `-o yaml`, and lines of JSON.
+
+Owns that nothing that others wrote steers a person's terminal; the base of the structs with a schema, and the form of documents;
+and that no line of JSON, however long, is held whole, with one answer a line out as soon as it is known. Says nothing by itself.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import click
+import msgspec
+import yaml
+
+from draco.resources.texts import shown, shown_document, shown_lines
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print text, whose line breaks are ours."""
+    click.echo(shown_lines(str(text)), err=err, nl=nl)
+
+
+def visible(view: T) -> T:
+    """The same view with every text on one line and printable."""
+    return msgspec.convert(_visible(msgspec.to_builtins(view)), type(view))
+
+
+def _visible(value: Any) -> Any:
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, list):
+        return [_visible(each) for each in value]
+    if isinstance(value, dict):
+        return {shown(key): _visible(each) for key, each in value.items()}
+    return value
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of what `-o json` writes: camelCase, every field always present."""
+
+
+def written(document: Any) -> str:
+    """The document as text."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def print_document(document: Any) -> None:
+    """Print it to standard output."""
+    click.echo(shown_document(written(document)))
+
+
+def print_yaml(document: Any) -> None:
+    """Print it to standard output as YAML."""
+    plain = msgspec.to_builtins(document)
+    echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=130), nl=False)
+
+
+def lines_of(stream: IO[bytes], longest: int) -> Iterator[bytes]:
+    """The lines of a stream as they come; of one that is too long only so much that this can be seen."""
+    while line := stream.readline(longest + 1):
+        rest = line
+        while len(rest) > longest and not rest.endswith(b"\n"):
+            rest = stream.readline(longest + 1)
+        yield line
+
+
+def answer_lines(file: Path, longest: int, answers: Callable[[Iterable[bytes]], Iterator[bytes]]) -> None:
+    """Write one line for each line of the file (- is standard input)."""
+    with click.open_file(str(file), "rb") as stream:
+        for line in answers(lines_of(stream, longest)):
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
