@@ -19,9 +19,9 @@ from benchmarks.mig_streams import GRID, MIXES, PROFILES, Arrival, MersenneTwist
 from benchmarks.table import Row, shown, tell
 from draco.mig.geometry import geometry
 from draco.mig.packing import fewest_gpus
-from draco.mig.placement import Choice, Pool, largest_first
+from draco.mig.placement import BoardPool, Choice, largest_first
 from draco.mig.repair import Hold
-from draco.mig.replay import Fleet, Outcome, Policy, Replay, rule_of, used_share
+from draco.mig.replay import Policy, Replay, ReplayOutcome, SimulatedFleet, rule_of, used_share
 
 GPUS, GPUS_PER_NODE, LOAD = 16, 8, 0.8
 CLAIMS, FIRST_SEED = 20_000, 1000
@@ -95,7 +95,7 @@ def replay_all(job: tuple[str, int, int, float]) -> list[Figures]:
 def replay(stream: Sequence[Arrival], seed: int, gpus: int, setting: Setting) -> Figures:
     """One stream under one setting; the first tenth of it is not counted."""
     chance = MersenneTwister64(seed)
-    fleet = Fleet(geometry(GRID), gpus, GPUS_PER_NODE)
+    fleet = SimulatedFleet(geometry(GRID), gpus, GPUS_PER_NODE)
     made = Replay(fleet, rule_of(setting.policy, chance.below), setting.moves)
     leaving: list[tuple[float, str]] = []
     for index, claim in enumerate(stream):
@@ -114,7 +114,7 @@ def replay(stream: Sequence[Arrival], seed: int, gpus: int, setting: Setting) ->
     return Figures(
         100 * tally.accepted / arrived,
         100 * used_share(made),
-        100 * tally.of(Outcome.AVOIDABLE) / max(1, tally.refused),
+        100 * tally.of(ReplayOutcome.AVOIDABLE) / max(1, tally.refused),
         100 * tally.moves / max(1, tally.accepted),
     )
 
@@ -161,12 +161,12 @@ def batch(job: tuple[str, int]) -> float:
     mix, seed = job
     wanted = [claim.profile for claim in arrivals(mix, seed, gpus=GPUS, load=LOAD, number=BATCH)]
     made = geometry(GRID)
-    pool = Pool(made, [])
+    pool = BoardPool(made, [])
     used = 0
     for profile in largest_first(wanted):
         if (choice := pool.choose(profile)) is None:
             used += 1
-            pool = Pool(made, [*pool.states, made.empty])
+            pool = BoardPool(made, [*pool.states, made.empty])
             choice = pool.choose(profile)
         assert choice is not None
         pool.put(choice)
@@ -175,7 +175,7 @@ def batch(job: tuple[str, int]) -> float:
 
 def decision_s() -> list[float]:
     """Seconds of each decision on a thousand GPUs as full as they get, claims coming and going."""
-    pool = Pool(geometry(GRID), [geometry(GRID).empty] * DECIDING_GPUS)
+    pool = BoardPool(geometry(GRID), [geometry(GRID).empty] * DECIDING_GPUS)
     chance = MersenneTwister64(FIRST_SEED)
     there: list[Choice] = []
     took: list[float] = []

@@ -19,8 +19,8 @@ import msgspec
 
 from benchmarks.mig_streams import GRID, Arrival, arrivals
 from benchmarks.table import Row, tell
-from draco.agent.hardware.gpus import DriverInfo, Located, device_name
-from draco.agent.hardware.instances import GpuMig, Held, Instance, Use
+from draco.agent.hardware.gpus import DriverInfo, LocatedGpu, device_name
+from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance, Use
 from draco.agent.publish import partitions, slices
 from draco.agent.publish.partitions import Divisible, Place, partition_name
 from draco.agent.publish.slices import Publisher
@@ -28,7 +28,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.mig.geometry import State, geometry
 from draco.mig.placement import Choice, choose
-from draco.mig.replay import Fleet, Policy, Replay, rule_of
+from draco.mig.replay import Policy, Replay, SimulatedFleet, rule_of
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, PODS, SLICES
 from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER
@@ -68,14 +68,14 @@ class Node:
         gpu = self.gpus[minor]
         there = [choice.placement for choice in self.held.values() if choice.gpu == minor]
         held = tuple(
-            Held(
+            HeldInstance(
                 instance=Instance(gpu=gpu.uuid, gi=gi, profile_id=p.profile.id, start=p.start, size=p.profile.size),
                 use=Use.CLAIM,
             )
             for gi, p in enumerate(there)
         )
-        mig = GpuMig(gpu=gpu.uuid, board=GRID, held=held)
-        return Divisible(located=Located(gpu), mig=mig, board=GRID, whole=False)
+        mig = GpuMigView(gpu=gpu.uuid, board=GRID, held=held)
+        return Divisible(located=LocatedGpu(gpu), mig=mig, board=GRID, whole=False)
 
     async def publish(self, client: Client, uid: str) -> None:
         """Write the slices that are not what they should be; the order only when it matters."""
@@ -141,7 +141,7 @@ async def main() -> int:
 
 def replayed(stream: Sequence[Arrival], policy: Policy, gpus: int) -> int:
     """How many claims the replay accepts."""
-    made = Replay(Fleet(geometry(GRID), gpus, GPUS_PER_NODE), rule_of(policy, lambda _: 0))
+    made = Replay(SimulatedFleet(geometry(GRID), gpus, GPUS_PER_NODE), rule_of(policy, lambda _: 0))
     for index, claim in enumerate(stream):
         for name in [str(i) for i in range(index) if stream[i].until <= claim.at and made.holds(str(i))]:
             made.depart(name, claim.at)

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from draco.agent.hardware.gpus import DriverInfo, Located
-from draco.agent.hardware.instances import GpuMig
+from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
+from draco.agent.hardware.instances import GpuMigView
 from draco.agent.publish import partitions
 from draco.agent.publish.partitions import Divisible
 from draco.mig.known_boards import BOARDS
@@ -22,7 +22,9 @@ IDS = {profile.name: profile.id for profile in H100.profiles}
 def a_mig_pool(node: str, gpus: int) -> list[ResourceSlice]:
     """What an agent publishes of so many H100s that can be divided."""
     divisible = [
-        Divisible(located=Located(gpu), mig=GpuMig(gpu=gpu.uuid, capable=True, enabled=True, board=H100), board=H100)
+        Divisible(
+            located=LocatedGpu(gpu), mig=GpuMigView(gpu=gpu.uuid, capable=True, enabled=True, board=H100), board=H100
+        )
         for gpu in (a_gpu(minor, uuid=GpuUuid(a_gpu_uuid(node, minor))) for minor in range(gpus))
     ]
     driver = DriverInfo(driver_version="580.65.06", cuda_driver_version="13.0", nvml_version="13")

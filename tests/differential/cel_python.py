@@ -17,7 +17,7 @@ import celpy.celtypes
 import celpy.evaluation
 
 from draco.cel import CompileError, compile_selector
-from draco.cel.checking.check import Checked, check
+from draco.cel.checking.check import CheckedExpression, check
 from draco.cel.syntax.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, Select, walk
 from draco.cel.syntax.parse import parse
 from tests.differential.cel_cases import expand
@@ -119,7 +119,7 @@ def is_plain(expression: str) -> bool:
     return all(_is_standard(node, checked) for node in walk(checked.ast.root))
 
 
-def _is_standard(node: Expr, checked: Checked) -> bool:
+def _is_standard(node: Expr, checked: CheckedExpression) -> bool:
     match node:
         case Identifier():
             return node.name.removeprefix(".") != "device"

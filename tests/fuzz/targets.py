@@ -21,7 +21,7 @@ from draco.mig.known_boards import BOARDS
 from draco.mig.layouts import LayoutError, LayoutItem, resolve
 from draco.mig.packing import packable
 from draco.mig.repair import Hold
-from draco.mig.replay import Fleet, Policy, Replay, rule_of
+from draco.mig.replay import Policy, Replay, SimulatedFleet, rule_of
 from draco.resources.api.slices import Device
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.semver import SemVer, SemVerError
@@ -136,7 +136,7 @@ def case(text: str) -> str:
 def trace(text: str) -> str:
     """A trace of MIG claims is replayed to its end, or one sentence names the line where it cannot be."""
     board = BOARDS["H100-80GB"]
-    made = Replay(Fleet(geometry(board), 2, 2), rule_of(Policy.STEERED, lambda _: 0), 2)
+    made = Replay(SimulatedFleet(geometry(board), 2, 2), rule_of(Policy.STEERED, lambda _: 0), 2)
     stream = io.BytesIO(text.encode(errors="surrogatepass"))
     try:
         for event in events(lines_of(stream, LONGEST_LINE), board, "trace"):

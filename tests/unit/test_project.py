@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,18 @@ def test_every_folder_of_the_package_opens_with_a_docstring() -> None:
 def test_no_module_is_longer_than_600_lines() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in python_files()}
     assert {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length > 600} == {}
+
+
+def test_no_class_name_is_defined_in_two_modules() -> None:
+    """A traceback and a search show the class name alone; names that start with _ stay in their module."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in python_files():
+        if any(path.is_relative_to(package) for package in PACKAGES):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places[node.name].append(str(path.relative_to(ROOT)))
+    assert len(places) > 500
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_every_lint_rule_switched_off_in_the_settings_has_its_reason() -> None:

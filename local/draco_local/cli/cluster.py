@@ -20,7 +20,7 @@ from draco_local.cluster import attach, clusters, state
 from draco_local.cluster.errors import ClusterError
 from draco_local.cluster.programs import binaries
 from draco_local.cluster.progress import Lines
-from draco_local.cluster.state import Wanted
+from draco_local.cluster.state import ClusterSpec
 
 _NAME = click.option("--name", default="draco", show_default=True, metavar="NAME", help="Which cluster.")
 
@@ -100,7 +100,7 @@ def up(name: str, provider: str, existing: str, wait: float, mirror: str, **sett
     if existing and settings["real_nodes"]:
         raise click.UsageError("--existing takes no --real-nodes: that cluster brings its own nodes.")
     wanted = msgspec.convert(
-        {**settings, "existing": existing, "provider": "existing" if existing else provider}, Wanted
+        {**settings, "existing": existing, "provider": "existing" if existing else provider}, ClusterSpec
     )
     began = time.monotonic()
     cluster = clusters.up(name, wanted, progress=Lines(), wait_s=wait, mirror=mirror)
@@ -170,7 +170,7 @@ def _ready_nodes(path: Path) -> set[str]:
         return set()
 
 
-def _kubectl(wanted: Wanted) -> str:
+def _kubectl(wanted: ClusterSpec) -> str:
     """`kubectl` if there is one, else the path of the one that came with the cluster's programs."""
     if shutil.which("kubectl") or wanted.provider != "local":
         return "kubectl"

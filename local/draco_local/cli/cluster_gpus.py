@@ -15,7 +15,7 @@ from draco.cli.output import print_document
 from draco_local.cli.cluster_gpus_screen import held, lines
 from draco_local.cluster import gpus
 from draco_local.simulator.accidents import by_hand, faults, hotplug
-from draco_local.simulator.gpus.state import Process, load
+from draco_local.simulator.gpus.state import GpuProcess, load
 
 _Command = Callable[..., None]
 _HAND_PID = 100_000  # so many processes a usual kernel never has at once
@@ -297,7 +297,9 @@ def hold(
         ci = 0  # programs compute on compute instances only
     taken = {each.pid for one in load(path).gpus for each in one.processes}
     chosen = next(number for number in range(_HAND_PID, 2 * _HAND_PID) if number not in taken) if pid is None else pid
-    holder = Process(chosen, gpu_instance=gi, compute_instance=ci, listed=kind == "computing", name=program, **process)
+    holder = GpuProcess(
+        chosen, gpu_instance=gi, compute_instance=ci, listed=kind == "computing", name=program, **process
+    )
     faults.hold(path, gpu, holder)
     click.echo(f"Process {chosen} holds {held(holder, gpu)}.")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus.boards import BOARDS
-from draco_local.simulator.gpus.state import Failure, GpuInstance, GpuState, NodeState, Process
+from draco_local.simulator.gpus.state import Failure, GpuInstance, GpuProcess, GpuState, NodeState
 
 
 def lines(state: NodeState) -> Iterator[str]:
@@ -54,7 +54,7 @@ def _instance(gpu: GpuState, instance: GpuInstance) -> str:
     return f"GI {instance.id}  {name}  {units}  {inside}"
 
 
-def held(process: Process, gpu: int | str) -> str:
+def held(process: GpuProcess, gpu: int | str) -> str:
     """What a process holds."""
     if process.gpu_instance is None:
         return f"GPU {gpu}"

@@ -28,12 +28,12 @@ from draco.resources.names import (
     NVIDIA_MIG_DEVICE_CLASS,
 )
 from draco_local.cluster import data
-from draco_local.cluster.errors import ClusterError, NotSupported, ProcessFailed
+from draco_local.cluster.errors import ClusterError, MissingRequirement, ProcessFailed
 from draco_local.cluster.files import write_atomically
 from draco_local.cluster.pki import Authority
 from draco_local.cluster.process import Processes
 from draco_local.cluster.progress import Progress
-from draco_local.cluster.state import Wanted
+from draco_local.cluster.state import ClusterSpec
 
 MANAGER = "draco-cluster"
 NODES_PROCESS, OPERATOR_PROCESS = "simulated-nodes", "operator"
@@ -67,7 +67,7 @@ async def check_dra(client: Client, *, whose: str) -> None:
         await client.connection.request("GET", "/apis/resource.k8s.io/v1")
     except NotFound:
         version = await server_version(client)
-        raise NotSupported(
+        raise MissingRequirement(
             f"{whose} (Kubernetes {version}) does not serve resource.k8s.io/v1, the API of Dynamic Resource Allocation: "
             f"use a cluster of Kubernetes 1.34 or newer on which it is not switched off."
         ) from None
@@ -135,7 +135,7 @@ def _established(definition: dict[str, Any]) -> bool:
 def start_simulated_nodes(
     processes: Processes,
     kubeconfig: Path,
-    wanted: Wanted,
+    wanted: ClusterSpec,
     sockets: Path,
     authority: Authority,
     *,
@@ -191,7 +191,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def simulated_node_names(wanted: Wanted) -> list[str]:
+def simulated_node_names(wanted: ClusterSpec) -> list[str]:
     """The names of the simulated nodes, in order."""
     return [f"{wanted.node_prefix}-{index}" for index in range(wanted.nodes)]
 
@@ -199,7 +199,7 @@ def simulated_node_names(wanted: Wanted) -> list[str]:
 def wait_until_ready(
     kubeconfig: Path,
     nodes: Sequence[str],
-    wanted: Wanted,
+    wanted: ClusterSpec,
     processes: Processes,
     *,
     operator_port: int,

@@ -20,7 +20,7 @@ from draco_local.cluster.programs import binaries, versions
 from draco_local.cluster.progress import Progress
 from draco_local.cluster.providers import existing, kind, local
 from draco_local.cluster.providers.interface import Cluster
-from draco_local.cluster.state import ClusterState, Record, Wanted
+from draco_local.cluster.state import ClusterSpec, ClusterState, Record
 from draco_local.simulator.gpus.boards import board_named
 from draco_local.simulator.gpus.state import new_node
 
@@ -34,7 +34,7 @@ class Component(msgspec.Struct, frozen=True):
     log: str
 
 
-class Status(msgspec.Struct, frozen=True):
+class LocalClusterStatus(msgspec.Struct, frozen=True):
     """How a cluster is now. `components` are the processes that were started here, dead ones included."""
 
     name: str
@@ -47,7 +47,7 @@ class Status(msgspec.Struct, frozen=True):
     nodes: list[str]
 
 
-def up(name: str, wanted: Wanted, *, progress: Progress, wait_s: float, mirror: str = "") -> Cluster:
+def up(name: str, wanted: ClusterSpec, *, progress: Progress, wait_s: float, mirror: str = "") -> Cluster:
     """Make a cluster and return it; one that already runs and is just what is wanted is returned as it is.
 
     `mirror` is where programs that are missing are fetched from (see `binaries.find`).
@@ -88,13 +88,13 @@ def opened(name: str) -> Cluster:
     return _provided(record, record.read().wanted)
 
 
-def status(name: str) -> Status:
+def status(name: str) -> LocalClusterStatus:
     """How the cluster of this name is now; raises UnknownCluster or StateDamaged."""
     record = Record(name)
     recorded = record.read()
     cluster = _provided(record, recorded.wanted)
     parts = [Processes(record.folder), Processes(record.folder / local.REAL_NODES_FOLDER)]
-    return Status(
+    return LocalClusterStatus(
         name=name,
         phase=recorded.phase,
         provider=recorded.wanted.provider,
@@ -110,7 +110,7 @@ def status(name: str) -> Status:
     )
 
 
-def _checked(wanted: Wanted) -> Wanted:
+def _checked(wanted: ClusterSpec) -> ClusterSpec:
     """The wish with its defaults filled in; raises a ClusterError or BoardError for one that cannot come true."""
     bin_dir = Path(wanted.bin_dir).absolute() if wanted.bin_dir else None
     if bin_dir and not bin_dir.is_dir():
@@ -128,7 +128,7 @@ def _checked(wanted: Wanted) -> Wanted:
     return wanted
 
 
-def _running_as_wanted(record: Record, wanted: Wanted, progress: Progress) -> Cluster | None:
+def _running_as_wanted(record: Record, wanted: ClusterSpec, progress: Progress) -> Cluster | None:
     """The cluster of this name if it runs and is as wanted; what is left of a dead one is removed."""
     if not record.exists():
         return None
@@ -156,12 +156,12 @@ def _remove(record: Record, progress: Progress) -> None:
     try:
         wanted = record.read().wanted
     except StateDamaged:
-        wanted = Wanted(provider="kind" if (record.folder / kind.CONFIG).exists() else "local")
+        wanted = ClusterSpec(provider="kind" if (record.folder / kind.CONFIG).exists() else "local")
     _provided(record, wanted).destroy(progress)
     shutil.rmtree(record.folder)
 
 
-def _provided(record: Record, wanted: Wanted, *, mirror: str = "") -> Cluster:
+def _provided(record: Record, wanted: ClusterSpec, *, mirror: str = "") -> Cluster:
     match wanted.provider:
         case "local":
             return local.LocalCluster(record, wanted, mirror=mirror)
@@ -176,6 +176,6 @@ def _locked(record: Record) -> Iterator[None]:
     try:
         with locks.held(record.lock):
             yield
-    except locks.Held as other:
+    except locks.LockHeld as other:
         who = f"process {other.holder}" if other.holder else "another process"
         raise ClusterError(f"Cluster {record.name} is being changed by {who}: wait until that has ended.") from None

@@ -34,5 +34,5 @@ class StateDamaged(ClusterError):
     """What was recorded of a cluster cannot be read."""
 
 
-class NotSupported(ClusterError):
+class MissingRequirement(ClusterError):
     """This machine or that cluster lacks something that was asked for."""

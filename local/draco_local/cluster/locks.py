@@ -13,7 +13,7 @@ from pathlib import Path
 _POLL_S = 0.2
 
 
-class Held(Exception):
+class LockHeld(Exception):
     """Another process holds the lock; `holder` is its pid, or "" if it is not known."""
 
     def __init__(self, holder: str) -> None:
@@ -65,7 +65,7 @@ def shared(path: Path, *, last: Callable[[], object]) -> Iterator[None]:
 def _try(path: Path, waiting: Callable[[str], None], *, how: int = fcntl.LOCK_EX) -> int | None:
     try:
         return _acquire(path, how=how)
-    except Held as other:
+    except LockHeld as other:
         waiting(other.holder)
         return None
 
@@ -83,7 +83,7 @@ def _acquire(path: Path, *, how: int = fcntl.LOCK_EX) -> int:
         except BlockingIOError:
             holder = os.pread(descriptor, 20, 0).decode(errors="replace")
             os.close(descriptor)
-            raise Held(holder) from None
+            raise LockHeld(holder) from None
         except BaseException:
             os.close(descriptor)
             raise

@@ -21,7 +21,7 @@ _FILE = "cluster.json"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?")
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What `up` was asked for. `gpus` is per simulated node; `port` 0 means any free one."""
 
     provider: Literal["local", "kind", "existing"] = "local"
@@ -42,7 +42,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     phase: Literal["starting", "ready", "failed"]
-    wanted: Wanted
+    wanted: ClusterSpec
     created: datetime
     format: int = FORMAT
 

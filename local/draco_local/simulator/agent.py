@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from draco.agent.process import Access, run, with_options
+from draco.agent.process import ApiServerAccess, run, with_options
 from draco.kube.connect import kubeconfig
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.incluster import connect_in_cluster
@@ -18,7 +18,7 @@ from draco_local.simulator.gpus import procfs, state, sysfs
 from draco_local.simulator.nvml.library import SimulatedNvml
 
 
-async def connect(access: Access) -> Connection:
+async def connect(access: ApiServerAccess) -> Connection:
     """Connect to the API server."""
     if access.kubeconfig is None:
         return connect_in_cluster(mount=access.service_account)

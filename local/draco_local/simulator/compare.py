@@ -16,7 +16,7 @@ import click
 import msgspec
 import pynvml
 
-from draco_local.simulator.gpus.boards import BOARDS, Board
+from draco_local.simulator.gpus.boards import BOARDS, SimulatedBoard
 from draco_local.simulator.gpus.state import create, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
 
@@ -33,7 +33,7 @@ class Difference(msgspec.Struct, frozen=True):
         return f"GPU {self.gpu}: {self.what}: hardware {self.hardware}, table {self.table}"
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class HardwareComparison(msgspec.Struct, frozen=True):
     """What a comparison found; `unknown` are GPUs whose model the simulator does not have."""
 
     compared: dict[int, str]
@@ -41,7 +41,7 @@ class Outcome(msgspec.Struct, frozen=True):
     differences: list[Difference]
 
 
-def compare(library: Any) -> Outcome:
+def compare(library: Any) -> HardwareComparison:
     """Compare every GPU of an initialised NVML (`library`) with the table of its board."""
     compared: dict[int, str] = {}
     unknown: dict[int, str] = {}
@@ -68,10 +68,10 @@ def compare(library: Any) -> Outcome:
             for what in theirs
             if theirs[what] != ours.get(what)
         ]
-    return Outcome(compared, unknown, differences)
+    return HardwareComparison(compared, unknown, differences)
 
 
-def _board(library: Any, handle: Any) -> Board | None:
+def _board(library: Any, handle: Any) -> SimulatedBoard | None:
     device = library.nvmlDeviceGetPciInfo(handle).pciDeviceId
     return next((board for board in BOARDS.values() if board.pci_device_id == device), None)
 

@@ -15,14 +15,14 @@ import structlog
 from draco.agent import endpoints
 from draco.agent.errors import AnotherPlugin, ClusterUnsuited, PrepareError
 from draco.agent.files import Files, LocalFiles
-from draco.agent.hardware.monitor import View
+from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.parts import AgentParts
 from draco.agent.plugin.guard import ProcessLock, refuse_beside_others
-from draco.agent.plugin.registration import Contest, Registration
+from draco.agent.plugin.registration import Contest, RegistrationState
 from draco.agent.record.checkpoint import PreparedClaim
 from draco.agent.report import node_status
-from draco.agent.report.node_status import Standing
+from draco.agent.report.node_status import NodeReport
 from draco.agent.settings import AgentSettings
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
@@ -207,7 +207,7 @@ class Agent:
 
     # Who is told of what
 
-    def _hardware_read(self, view: View) -> None:
+    def _hardware_read(self, view: HardwareView) -> None:
         self._take_health()
         self.parts.metrics.hardware(view)
         self.parts.offers.touch()
@@ -256,7 +256,7 @@ class Agent:
         self.parts.claim_reporter.touch(claim)
         self.standing_changed()
 
-    def registered(self, registration: Registration) -> None:
+    def registered(self, registration: RegistrationState) -> None:
         """Kubelet took the driver, or refused it."""
         if not registration.accepted:
             self.tell("RegistrationRefused", "Register", f"Kubelet refused the driver: {registration.error}")
@@ -281,9 +281,9 @@ class Agent:
         """What is reported of the node may be new."""
         self.parts.node_reporter.touch()
 
-    def standing(self) -> Standing:
+    def standing(self) -> NodeReport:
         """What is reported of the node."""
-        return Standing(
+        return NodeReport(
             driver=self._settings.driver,
             view=self.parts.hardware.view,
             published=self.parts.publisher.published,

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from draco.agent.hardware.nvml import Call
+from draco.agent.hardware.nvml import NvmlCall
 from draco.kube.clock import Clock, wait_for
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ class Lanes:
     `reach` blocks until nobody keeps NVML for himself.
     """
 
-    def __init__(self, *, calling: Callable[[], Call | None], reach: Callable[[], None], clock: Clock) -> None:
+    def __init__(self, *, calling: Callable[[], NvmlCall | None], reach: Callable[[], None], clock: Clock) -> None:
         self._calling = calling
         self._reach = reach
         self._clock = clock
@@ -197,7 +197,7 @@ class Lanes:
         return True
 
     @property
-    def hanging(self) -> Call | None:
+    def hanging(self) -> NvmlCall | None:
         """A call of NVML that has not returned for so long that it may never do so."""
         call = self._calling()
         return call if call is not None and self._clock.monotonic() - call.since_s > SUSPECT_S else None

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from draco.agent.hardware.gpus import HealthState
-from draco.agent.hardware.instances import GpuMig, Use
-from draco.agent.hardware.monitor import View
+from draco.agent.hardware.instances import GpuMigView, Use
+from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.health_service import reports
 
 
-class Metrics:
+class AgentMetrics:
     """What one agent counts."""
 
     def __init__(self) -> None:
@@ -61,13 +61,13 @@ class Metrics:
         """Kubelet gave a claim up."""
         self._unprepares.labels("error" if failed else "ok").inc()
 
-    def hardware(self, view: View) -> None:
+    def hardware(self, view: HardwareView) -> None:
         """The GPUs were read."""
         states = [one.state for one in reports(view)]
         for state in HealthState:
             self._gpus.labels(state.value).set(states.count(state))
 
-    def divisions(self, divisions: Iterable[GpuMig]) -> None:
+    def divisions(self, divisions: Iterable[GpuMigView]) -> None:
         """How the GPUs are divided."""
         known = [one for one in divisions if one.capable]
         uses = [part.use for one in known for part in one.held]

@@ -14,15 +14,15 @@ from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.claims.work import ClaimWork
 from draco.agent.files import Files
 from draco.agent.hardware.fault_record import FAULTS, FaultRecord, driver_load
-from draco.agent.hardware.monitor import Hardware, SysfsPcieRoots
+from draco.agent.hardware.monitor import HardwareMonitor, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.lanes import Lanes
-from draco.agent.metrics import Metrics
+from draco.agent.metrics import AgentMetrics
 from draco.agent.mig.parts import Dividing
 from draco.agent.plugin.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v1alpha1_pb2
 from draco.agent.plugin.dra_service import DraService
 from draco.agent.plugin.health_service import HealthService
-from draco.agent.plugin.registration import Contest, Plugin, Registration, sockets
+from draco.agent.plugin.registration import Contest, Plugin, RegistrationState, sockets
 from draco.agent.plugin.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
 from draco.agent.publish.device_names import KnownGpus
 from draco.agent.publish.offering import Offers
@@ -30,7 +30,7 @@ from draco.agent.publish.publisher import SlicePublisher
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, PreparedClaim
 from draco.agent.report.claim_status import ClaimReporter
-from draco.agent.report.node_status import NodeReporter, Standing
+from draco.agent.report.node_status import NodeReport, NodeReporter
 from draco.agent.settings import AgentSettings
 from draco.agent.startup import Startup
 from draco.kube.clock import Clock
@@ -64,7 +64,7 @@ class Listener(Protocol):
         """A claim was prepared or given up."""
         ...
 
-    def registered(self, registration: Registration) -> None:
+    def registered(self, registration: RegistrationState) -> None:
         """Kubelet took the driver, or refused it."""
         ...
 
@@ -76,7 +76,7 @@ class Listener(Protocol):
         """What is reported of the node may be new."""
         ...
 
-    def standing(self) -> Standing:
+    def standing(self) -> NodeReport:
         """What is reported of the node."""
         ...
 
@@ -112,7 +112,7 @@ class AgentParts:
         self._files: Final = files
         self._boot_id: Final = checkpoint.boot_id(settings.proc_root)
         self.sockets: Final = sockets(settings.kubelet_dir, settings.driver)
-        self.metrics: Final = Metrics()
+        self.metrics: Final = AgentMetrics()
         # The record, and what is written for containers
         self.checkpoint: Final = Checkpoint(settings.state_folder / CHECKPOINT, files, boot_id="")
         self.lanes: Final = Lanes(calling=lambda: nvml.calling, reach=nvml.reach, clock=clock)
@@ -186,8 +186,8 @@ class AgentParts:
             promised=lambda: frozenset(self.dividing.promised),
         )
 
-    def _gpus(self) -> Hardware:
-        return Hardware(
+    def _gpus(self) -> HardwareMonitor:
+        return HardwareMonitor(
             self._nvml,
             SysfsPcieRoots(self._settings.sysfs_root),
             faults=FaultRecord(

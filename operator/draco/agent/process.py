@@ -28,14 +28,14 @@ from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER
 log = structlog.get_logger()
 
 
-class Access(msgspec.Struct, frozen=True):
+class ApiServerAccess(msgspec.Struct, frozen=True):
     """How to reach the API server: by a kubeconfig, or with the service account in that folder."""
 
     kubeconfig: Path | None
     service_account: Path
 
 
-Connect = Callable[[Access], Awaitable[Connection]]
+Connect = Callable[[ApiServerAccess], Awaitable[Connection]]
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -104,10 +104,10 @@ def run(
     """Run the agent until SIGTERM or SIGINT. `options` are the fields of AgentSettings. Raises DracoError, maybe in groups."""
     configure_log(log_level)
     settings = AgentSettings(**options)
-    asyncio.run(_run(settings, connect, Access(kubeconfig, service_account), library))
+    asyncio.run(_run(settings, connect, ApiServerAccess(kubeconfig, service_account), library))
 
 
-async def _run(settings: AgentSettings, connect: Connect, access: Access, library: Any) -> None:
+async def _run(settings: AgentSettings, connect: Connect, access: ApiServerAccess, library: Any) -> None:
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -16,7 +16,7 @@ from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CdiFolder
 from draco.agent.files import Files
 from draco.agent.hardware.gpus import KnownGpu, Where
-from draco.agent.hardware.monitor import View
+from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.publish import device_names as known_gpus
 from draco.agent.publish.device_names import KnownGpus
@@ -64,7 +64,7 @@ class Startup:
         node: str,
         boot_id: str,
         known: KnownGpus,
-        view: Callable[[], View],
+        view: Callable[[], HardwareView],
         show_again: Callable[[], Awaitable[None]],
         kubelet_denies: Callable[[ClaimUid], bool],
         on_record: InThread,
@@ -148,7 +148,7 @@ class Startup:
             moved = self._where != _where(self._view())
             await self._persistently("recovery.disk", self._converge if moved else self._respec)
 
-    def seen(self, view: View) -> None:
+    def seen(self, view: HardwareView) -> None:
         """The GPUs were read."""
         if view.driver is not None and not view.fault and (self._record.claims or self._where != _where(view)):
             self._looked.set()
@@ -260,6 +260,6 @@ class Startup:
         return await persistently(event, attempt, clock=self._clock, random=self._random)
 
 
-def _where(view: View) -> dict[GpuUuid, Where]:
+def _where(view: HardwareView) -> dict[GpuUuid, Where]:
     """Where each GPU is."""
     return {gpu.uuid: Where(gpu.minor, gpu.pci_bus_id) for gpu in view.present}

@@ -11,13 +11,13 @@ from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment, new_
 from draco.cel.errors import CompileError, EvaluationAborted, EvaluationError
 from draco.cel.paths import AttributePath
 from draco.cel.selector import Selector, compile_selector
-from draco.cel.values.device import DeviceView, device_view
+from draco.cel.values.device import DeviceVariable, device_view
 
 __all__ = [
     "STORED_EXPRESSIONS",
     "AttributePath",
     "CompileError",
-    "DeviceView",
+    "DeviceVariable",
     "Environment",
     "EvaluationAborted",
     "EvaluationError",

@@ -6,7 +6,7 @@ Owns the way from text to answer: parse, check, compile, and what is known of th
 from collections.abc import Mapping
 from typing import Final
 
-from draco.cel.checking.check import Checked, check, check_result
+from draco.cel.checking.check import CheckedExpression, check, check_result
 from draco.cel.checking.cost import estimated_cost, is_surely_cheap
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
 from draco.cel.checking.validate import validate
@@ -16,7 +16,7 @@ from draco.cel.evaluation.code import Run, Slots
 from draco.cel.evaluation.compile import Compiler
 from draco.cel.paths import AttributePath, reads
 from draco.cel.syntax.parse import parse
-from draco.cel.values.device import DeviceView
+from draco.cel.values.device import DeviceVariable
 from draco.cel.values.texts import native_complaint
 from draco.cel.values.values import Value, type_name
 
@@ -30,7 +30,7 @@ class Selector:
 
     __slots__ = ("_checked", "_environment", "_run", "_slots", "compared", "expression", "paths", "reads_everything")
 
-    def __init__(self, checked: Checked, environment: Environment) -> None:
+    def __init__(self, checked: CheckedExpression, environment: Environment) -> None:
         is_cheap = is_surely_cheap(checked.ast)
         meter: Meter = Free() if is_cheap else Metered()
         self.expression: Final = checked.ast.expression
@@ -45,7 +45,7 @@ class Selector:
         self.compared: Final[Mapping[AttributePath, frozenset[str]]] = read.compared if is_cheap else {}
         """None if the length of a string can decide whether the evaluation becomes too costly."""
 
-    def matches(self, device: DeviceView) -> bool:
+    def matches(self, device: DeviceVariable) -> bool:
         """Whether the device is selected. Raises EvaluationError with Kubernetes' words."""
         value = self._evaluate(device)
         if value is True or value is False:
@@ -58,7 +58,7 @@ class Selector:
         """The most that Kubernetes expects an evaluation to cost, or None where that has no bound. Computed when asked."""
         return estimated_cost(self._checked, self._environment)
 
-    def cost(self, device: DeviceView) -> int:
+    def cost(self, device: DeviceVariable) -> int:
         """What Kubernetes charges for evaluating the expression on this device, of 1,000,000 that it may cost.
 
         Slow: compiles the expression once more. Raises EvaluationError where the evaluation fails.
@@ -69,11 +69,11 @@ class Selector:
         _evaluated(run, device, slots)
         return int(slots[0])
 
-    def _evaluate(self, device: DeviceView) -> Value:
+    def _evaluate(self, device: DeviceVariable) -> Value:
         return _evaluated(self._run, device, self._slots.copy())
 
 
-def _evaluated(run: Run, device: DeviceView, slots: Slots) -> Value:
+def _evaluated(run: Run, device: DeviceVariable, slots: Slots) -> Value:
     try:
         return run(device, slots)
     except RecursionError:

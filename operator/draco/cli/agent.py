@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from draco.agent.process import Access, run, with_options
+from draco.agent.process import ApiServerAccess, run, with_options
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.incluster import connect_in_cluster
 
 
-async def connect(access: Access) -> Connection:
+async def connect(access: ApiServerAccess) -> Connection:
     """Connect to the API server. The library that reads kubeconfigs is loaded only for one."""
     if access.kubeconfig is None:
         return connect_in_cluster(mount=access.service_account)

@@ -38,7 +38,7 @@ def _visible(value: Any) -> Any:
     return value
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class OutputStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Base of what `-o json` writes: camelCase, every field always present."""
 
 

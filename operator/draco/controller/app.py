@@ -15,14 +15,14 @@ import structlog
 
 from draco.controller.claims import repair
 from draco.controller.claims.admission import Admission
-from draco.controller.claims.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, Subject
+from draco.controller.claims.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, PendingSubject
 from draco.controller.claims.release import ClaimReleases
 from draco.controller.claims.repair import RepairReconciler
 from draco.controller.claims.webhook import Certificate, keep_fresh, serving_webhook, webhook_app
 from draco.controller.health import http_app, serving
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
-from draco.controller.metrics import Metrics, Reading, gauge, register_view, register_workers
+from draco.controller.metrics import OperatorMetrics, Reading, gauge, register_view, register_workers
 from draco.controller.mig.decisions import MigDecisions, register_mig
 from draco.controller.mig.layouts import MigLayoutReconciler
 from draco.controller.mig.movable_claims import MovableClaims
@@ -112,7 +112,7 @@ class Operator:
         self._started = clock.monotonic()
         self._client = client
         self._features = features
-        self.metrics = Metrics()
+        self.metrics = OperatorMetrics()
         self.view = ClusterView(
             client, features.taint_rules, clock=clock, random=random, survey_every_s=settings.survey_every_s
         )
@@ -169,7 +169,7 @@ class Operator:
 
         self.maintenance: Reconciling[str] = working("maintenance", maintenance)
         self.extensions: Reconciling[str] = working("taint-extensions", extensions)
-        self.pending: Reconciling[Subject] = working("pending-claims", self._pending_claims)
+        self.pending: Reconciling[PendingSubject] = working("pending-claims", self._pending_claims)
         self.layouts: Reconciling[str] = working("mig-layouts", layouts)
         self.policies: Reconciling[str] = working("mig-policies", policies)
         self.repairs: Reconciling[str] = working("mig-repair", repairs)

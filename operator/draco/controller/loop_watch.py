@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from prometheus_client.metrics_core import Metric
 
-from draco.controller.metrics import Metrics, Reading, gauge
+from draco.controller.metrics import OperatorMetrics, Reading, gauge
 from draco.kube.clock import Clock
 
 _EVERY_S = 0.02
@@ -55,7 +55,7 @@ class LoopWatch:
         return max((cpu_s for _, _, cpu_s in self._holds), default=0.0)
 
 
-def register_loop(metrics: Metrics, watch: LoopWatch) -> None:
+def register_loop(metrics: OperatorMetrics, watch: LoopWatch) -> None:
     """Export how long the loop was held."""
 
     def read() -> list[Metric]:

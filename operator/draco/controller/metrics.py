@@ -17,7 +17,7 @@ from draco.controller.workers.pool import Workers
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-class Metrics:
+class OperatorMetrics:
     """Counters and gauges that the operator's parts set as they work. One per process; `registry` is what is scraped."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ def gauge(name: str, help_: str, labels: Iterable[str], values: Values) -> Gauge
     return family
 
 
-def register_workers(metrics: Metrics, workers: Workers) -> None:
+def register_workers(metrics: OperatorMetrics, workers: Workers) -> None:
     """Add the numbers about the workers."""
 
     def read() -> list[Metric]:
@@ -131,7 +131,7 @@ def register_workers(metrics: Metrics, workers: Workers) -> None:
     metrics.registry.register(Reading(names, read))
 
 
-def register_view(metrics: Metrics, view: ClusterView) -> None:
+def register_view(metrics: OperatorMetrics, view: ClusterView) -> None:
     """Add the numbers about the cluster."""
     metrics.registry.register(
         Reading(

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from draco.controller.metrics import Metrics, Reading, gauge
+from draco.controller.metrics import OperatorMetrics, Reading, gauge
 from draco.kube.clock import Clock
 from draco.kube.queue import WorkQueue, run_workers
 
@@ -46,7 +46,7 @@ class Reconciling(Generic[K]):
         reconciler: Reconciler[K],
         *,
         workers: int,
-        metrics: Metrics,
+        metrics: OperatorMetrics,
         clock: Clock,
         random: Random,
     ) -> None:
@@ -81,7 +81,7 @@ class Reconciling(Generic[K]):
 
 
 class _Observer:
-    def __init__(self, name: str, metrics: Metrics) -> None:
+    def __init__(self, name: str, metrics: OperatorMetrics) -> None:
         self._waited = metrics.queue_wait_seconds.labels(name)
         self._took = metrics.reconcile_seconds.labels(name)
         self._errors = metrics.reconcile_errors.labels(name)
@@ -95,7 +95,7 @@ class _Observer:
             self._errors.inc()
 
 
-def register_queues(metrics: Metrics, reconcilers: Collection[Reconciling[Hashable]]) -> None:
+def register_queues(metrics: OperatorMetrics, reconcilers: Collection[Reconciling[Hashable]]) -> None:
     """Export how much waits."""
     metrics.registry.register(
         Reading(

@@ -15,14 +15,14 @@ from draco.allocation.fleet.rowwise import select
 from draco.allocation.search.requests import expand, matcher
 from draco.allocation.search.upstream_bugs import Area, bugs_of
 from draco.explanation.findings.allocated import bypassing, is_full, missing, reaching, reason_of, told_of
-from draco.explanation.findings.allocator_runs import Verdict
+from draco.explanation.findings.allocator_runs import AllocatorVerdict
 from draco.explanation.findings.fleet_findings import Survey, survey
 from draco.explanation.findings.folding import folded
 from draco.explanation.findings.nodes import MAX_NODES, device_causes, main_reason
 from draco.explanation.findings.placement import nodes_for
 from draco.explanation.findings.together import fits_alone
 from draco.explanation.findings.verdicts import asks_of
-from draco.explanation.model import Explanation, NodeCause, NodeReason, Problem, Reason, RequestExplanation
+from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, Problem, RequestExplanation
 from draco.explanation.note import note
 from draco.explanation.problems.claims import problems_of
 from draco.explanation.remedies.nearest import nearest_misses
@@ -71,10 +71,10 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
     waiting = [claim for claim in claims if claim.status.allocation is None]
     if not waiting or any(is_full(claim, pod) for claim in claims):
         reason = reason_of(claims, allocated, pod, reach=bool(reach) or pod is None)
-        closed = elsewhere if reason is Reason.BOUND_ELSEWHERE else []
+        closed = elsewhere if reason is PendingReason.BOUND_ELSEWHERE else []
         return Explanation(reason=reason, summary="", allocated=allocated, nodes=closed)
     if not reach and nodes.open:
-        return Explanation(reason=Reason.BOUND_ELSEWHERE, summary="", allocated=allocated, nodes=elsewhere)
+        return Explanation(reason=PendingReason.BOUND_ELSEWHERE, summary="", allocated=allocated, nodes=elsewhere)
     told = _of_waiting(fleet, waiting, reach)
     if told.fits:
         return _with(told, allocated=allocated)
@@ -90,13 +90,13 @@ def _hopeless(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
     """What keeps the scheduler from looking for devices at all; None if nothing does."""
     gone = missing(fleet, claims, pod)
     if gone:
-        return Explanation(reason=Reason.CLAIM_MISSING, summary="", error="; ".join(gone))
+        return Explanation(reason=PendingReason.CLAIM_MISSING, summary="", error="; ".join(gone))
     deleted = [str(claim.metadata.key) for claim in claims if claim.metadata.deletion_timestamp is not None]
     if deleted:
         error = f"claim {' and '.join(deleted)} is being deleted"
-        return Explanation(reason=Reason.CLAIM_DELETING, summary="", error=error)
+        return Explanation(reason=PendingReason.CLAIM_DELETING, summary="", error=error)
     if pod is not None and pod.spec.node_name and any(claim.status.allocation is None for claim in claims):
-        return Explanation(reason=Reason.BYPASSES_SCHEDULER, summary="", error=bypassing(pod.spec.node_name))
+        return Explanation(reason=PendingReason.BYPASSES_SCHEDULER, summary="", error=bypassing(pod.spec.node_name))
     return None
 
 
@@ -106,16 +106,18 @@ def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[st
         match = matcher(fleet.inventory.selectors, Node())
         expanded = [expand(claim, fleet.classes, (), match) for claim in claims]
     except AllocationError as error:
-        reason = Reason.CLASS_MISSING if _lacks_class(fleet, claims) else Reason.INVALID
+        reason = PendingReason.CLASS_MISSING if _lacks_class(fleet, claims) else PendingReason.INVALID
         return Explanation(reason=reason, summary="", error=str(error), problems=problems_of(fleet, claims))
     found = survey(fleet, claims, asks_of(expanded), nodes)
     requests = folded(fleet, found)
-    fits_on = sorted(name for group in found.groups if group.verdict is Verdict.FITS for name in group.names)
-    errors = [group.error for group in found.groups if group.verdict in {Verdict.ERROR, Verdict.TOO_LONG}]
+    fits_on = sorted(name for group in found.groups if group.verdict is AllocatorVerdict.FITS for name in group.names)
+    errors = [
+        group.error for group in found.groups if group.verdict in {AllocatorVerdict.ERROR, AllocatorVerdict.TOO_LONG}
+    ]
     fits = bool(fits_on) and not errors
     causes = [] if fits else device_causes(fleet, claims, found, requests)
     return Explanation(
-        reason=Reason.FITS if fits else main_reason(found, requests, causes),
+        reason=PendingReason.FITS if fits else main_reason(found, requests, causes),
         summary="",
         fits=fits,
         fits_on=fits_on[:MAX_NODES],

@@ -13,7 +13,7 @@ SCHEMA = "draco.dev/explanation/v1"
 """Name of the JSON document. Fields are only ever added under one name."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ExplanationStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Base of everything that is told: camelCase in JSON, every field always present."""
 
 
@@ -48,7 +48,7 @@ class Cause(StrEnum):
     """Nothing: it would do on its own."""
 
 
-class Reason(StrEnum):
+class PendingReason(StrEnum):
     """Why claims wait, in one word: the main cause. The label of the metric `draco_claim_pending`."""
 
     CLASS_MISSING = "ClassMissing"
@@ -101,7 +101,7 @@ class Reason(StrEnum):
     """A claim is being deleted; it is not allocated any more."""
 
 
-class SelectorRef(Told, frozen=True, kw_only=True):
+class SelectorRef(ExplanationStruct, frozen=True, kw_only=True):
     """A selector: `source` is "class NAME" or "claim NAMESPACE/NAME", `index` its place there."""
 
     source: str
@@ -109,7 +109,7 @@ class SelectorRef(Told, frozen=True, kw_only=True):
     expression: str
 
 
-class SeenValue(Told, frozen=True, kw_only=True):
+class SeenValue(ExplanationStruct, frozen=True, kw_only=True):
     """A value that a selector or constraint met: `path` as it is written in a selector, `value` "" where there is none."""
 
     path: str
@@ -117,7 +117,7 @@ class SeenValue(Told, frozen=True, kw_only=True):
     devices: int = 1
 
 
-class Holder(Told, frozen=True, kw_only=True):
+class Holder(ExplanationStruct, frozen=True, kw_only=True):
     """A claim that holds a device or a share of it. `idle`: allocated, but reserved for nobody."""
 
     claim: str
@@ -127,7 +127,7 @@ class Holder(Told, frozen=True, kw_only=True):
     devices: int = 1
 
 
-class Shortage(Told, frozen=True, kw_only=True):
+class Shortage(ExplanationStruct, frozen=True, kw_only=True):
     """Too little of a counter ("set/counter") or a capacity. Quantities as they are written in manifests."""
 
     name: str
@@ -138,14 +138,14 @@ class Shortage(Told, frozen=True, kw_only=True):
     """Devices in use that take of it, as "device (claim)"; the biggest first."""
 
 
-class TaintSeen(Told, frozen=True, kw_only=True):
+class TaintSeen(ExplanationStruct, frozen=True, kw_only=True):
     """A taint that is not tolerated; `rule` names the DeviceTaintRule, "" for the driver's own."""
 
     taint: str
     rule: str = ""
 
 
-class CauseCount(Told, frozen=True, kw_only=True):
+class CauseCount(ExplanationStruct, frozen=True, kw_only=True):
     """Devices with one cause, in one respect: one selector, one taint, one counter.
 
     Which of the fields after `text` are filled depends on the cause. Lists are bounded; the most frequent come first.
@@ -173,7 +173,7 @@ class CauseCount(Told, frozen=True, kw_only=True):
     constraint: str = ""
 
 
-class RequestExplanation(Told, frozen=True, kw_only=True):
+class RequestExplanation(ExplanationStruct, frozen=True, kw_only=True):
     """One request, or one alternative of it: every published device, counted once by what stands in its way."""
 
     claim: str
@@ -227,7 +227,7 @@ class NodeReason(StrEnum):
     ERROR = "Error"
 
 
-class NodeCause(Told, frozen=True, kw_only=True):
+class NodeCause(ExplanationStruct, frozen=True, kw_only=True):
     """Nodes that will not do, all in one way. Each node is in one of these or in `fits_on`.
 
     `placement` fills those of the pod's rules, `explain` those of devices.
@@ -261,7 +261,7 @@ class ProblemKind(StrEnum):
     INVALID = "Invalid"
 
 
-class Problem(Told, frozen=True, kw_only=True):
+class Problem(ExplanationStruct, frozen=True, kw_only=True):
     """Something wrong with a claim. `problems.claims` fills it."""
 
     kind: ProblemKind
@@ -295,7 +295,7 @@ class ChangeKind(StrEnum):
     REPAIR_POOL = "RepairPool"
 
 
-class NearestMiss(Told, frozen=True, kw_only=True):
+class NearestMiss(ExplanationStruct, frozen=True, kw_only=True):
     """A single change with which the claims would be allocated: tried out with the allocator. `nearest` fills it."""
 
     kind: ChangeKind
@@ -308,7 +308,7 @@ class NearestMiss(Told, frozen=True, kw_only=True):
     """The claim that would have to go or to change."""
 
 
-class DeviceVerdict(Told, frozen=True, kw_only=True):
+class DeviceVerdict(ExplanationStruct, frozen=True, kw_only=True):
     """One device and one request: why not. `verdicts` fills it."""
 
     device: str
@@ -329,7 +329,7 @@ class DeviceVerdict(Told, frozen=True, kw_only=True):
     """Conditions that must become true once it is allocated, before the pod is bound."""
 
 
-class AllocatedClaim(Told, frozen=True, kw_only=True):
+class AllocatedClaim(ExplanationStruct, frozen=True, kw_only=True):
     """A claim of the pod that is allocated already."""
 
     claim: str
@@ -343,13 +343,13 @@ class AllocatedClaim(Told, frozen=True, kw_only=True):
     """Where its devices can be reached, in words; "" for everywhere."""
 
 
-class Explanation(Told, frozen=True, kw_only=True):
+class Explanation(ExplanationStruct, frozen=True, kw_only=True):
     """Why the claims of one pod, or one claim, are or are not allocated. `str` gives one paragraph for an Event."""
 
     schema: str = SCHEMA
     claims: list[str] = []
     pod: str = ""
-    reason: Reason
+    reason: PendingReason
     summary: str
     """One paragraph: the decisive cause, the fix, counts. At most 1000 characters, and 300 in ordinary cases."""
     fits: bool = False

@@ -14,8 +14,8 @@ from draco.explanation.model import (
     CauseCount,
     Explanation,
     NodeReason,
+    PendingReason,
     Problem,
-    Reason,
     RequestExplanation,
 )
 from draco.explanation.wording import (
@@ -72,13 +72,17 @@ def _said(explanation: Explanation) -> _Said:
     allocated = _ALLOCATED.get(explanation.reason)
     if allocated is not None:
         return allocated(explanation)
-    if explanation.reason in {Reason.CLAIM_MISSING, Reason.CLAIM_DELETING, Reason.BYPASSES_SCHEDULER}:
+    if explanation.reason in {
+        PendingReason.CLAIM_MISSING,
+        PendingReason.CLAIM_DELETING,
+        PendingReason.BYPASSES_SCHEDULER,
+    }:
         return _Said(explanation.error)
     if explanation.fits:
         return _fits(explanation)
     if problem := _decisive_problem(explanation):
         return _of_problem(explanation, problem)
-    if explanation.error and explanation.reason is not Reason.POOL_BROKEN:
+    if explanation.error and explanation.reason is not PendingReason.POOL_BROKEN:
         return _Said(f"the scheduler gives up on every node: {core_of_error(explanation.error)}", _fix(explanation))
     return _unfit(explanation)
 
@@ -87,20 +91,20 @@ def _fix(explanation: Explanation) -> str:
     """The change with which it would fit, "" where none was found."""
     if explanation.nearest:
         return explanation.nearest[0].text
-    return "check the DRA driver that publishes it" if explanation.reason is Reason.POOL_BROKEN else ""
+    return "check the DRA driver that publishes it" if explanation.reason is PendingReason.POOL_BROKEN else ""
 
 
 # What is wrong with the claim itself
 
 _OF_THE_CLAIM: Final = frozenset(
     {
-        Reason.CLASS_MISSING,
-        Reason.INVALID,
-        Reason.SELECTOR_ERROR,
-        Reason.NOTHING_SELECTED,
-        Reason.NOT_ENOUGH_ON_ONE_NODE,
-        Reason.CAPACITY_SHORT,
-        Reason.CONSTRAINT,
+        PendingReason.CLASS_MISSING,
+        PendingReason.INVALID,
+        PendingReason.SELECTOR_ERROR,
+        PendingReason.NOTHING_SELECTED,
+        PendingReason.NOT_ENOUGH_ON_ONE_NODE,
+        PendingReason.CAPACITY_SHORT,
+        PendingReason.CONSTRAINT,
     }
 )
 """Reasons that a problem of the claim may be behind."""
@@ -133,7 +137,7 @@ def _unfit(explanation: Explanation) -> _Said:
         return _Said("no DRA driver publishes any device", "check that a driver runs on the nodes")
     name = _named(request, explanation.requests)
     counts = ""
-    if explanation.reason is Reason.NODE_RULES and explanation.nodes:
+    if explanation.reason is PendingReason.NODE_RULES and explanation.nodes:
         cause = f"the pod cannot use the nodes that have devices for {name}: {_nodes(explanation)}"
     elif not request.free:
         cause = _none_free(request, name)
@@ -264,11 +268,11 @@ def _full(explanation: Explanation) -> _Said:
     return _Said(f"as many pods use the claim as may: {listed(claims)}", "give the pod a claim of its own")
 
 
-_ALLOCATED: Final[Mapping[Reason, Callable[[Explanation], _Said]]] = MappingProxyType(
+_ALLOCATED: Final[Mapping[PendingReason, Callable[[Explanation], _Said]]] = MappingProxyType(
     {
-        Reason.ALLOCATED: _allocated,
-        Reason.WAITING_FOR_BINDING: _binding,
-        Reason.BOUND_ELSEWHERE: _elsewhere,
-        Reason.RESERVED_BY_OTHERS: _full,
+        PendingReason.ALLOCATED: _allocated,
+        PendingReason.WAITING_FOR_BINDING: _binding,
+        PendingReason.BOUND_ELSEWHERE: _elsewhere,
+        PendingReason.RESERVED_BY_OTHERS: _full,
     }
 )

@@ -23,7 +23,7 @@ _YES: Final = bytes(code == YES for code in range(256))
 _FAILS: Final = bytes(code == FAILS for code in range(256))
 
 
-class Step(msgspec.Struct, frozen=True, eq=False):
+class SelectorStep(msgspec.Struct, frozen=True, eq=False):
     """One selector of the chain."""
 
     ref: SelectorRef
@@ -42,7 +42,7 @@ class Selection(msgspec.Struct, frozen=True, eq=False):
 
     start: bytes
     """1 for each device."""
-    steps: Sequence[Step]
+    steps: Sequence[SelectorStep]
     of_class: int
 
     @property
@@ -80,13 +80,13 @@ def selection(fleet: Fleet, claim: ResourceClaim, device_class: DeviceClass, ask
     return Selection(start, steps, len(device_class.spec.selectors))
 
 
-def _step(fleet: Fleet, ref: SelectorRef, before: bytes) -> Step:
+def _step(fleet: Fleet, ref: SelectorRef, before: bytes) -> SelectorStep:
     try:
         outcomes = fleet.inventory.selectors.scan(ref.expression).outcomes
     except CompileError as error:
-        return Step(ref, before, before, bytes(len(before)), error.with_traceback(None))
+        return SelectorStep(ref, before, before, bytes(len(before)), error.with_traceback(None))
     after = select([before, outcomes.translate(_YES)])
-    return Step(ref, before, after, select([before, outcomes.translate(_FAILS)]))
+    return SelectorStep(ref, before, after, select([before, outcomes.translate(_FAILS)]))
 
 
 def met(fleet: Fleet, expression: str, among: bytes) -> bytes:

@@ -89,7 +89,7 @@ class _StatusDetails(msgspec.Struct):
     retry_after_seconds: float = msgspec.field(default=0, name="retryAfterSeconds")
 
 
-class Status(msgspec.Struct):
+class ApiStatus(msgspec.Struct):
     """The part of a meta/v1 Status that says what went wrong."""
 
     code: int = 0
@@ -108,10 +108,10 @@ _BY_CODE: dict[int, type[ApiError]] = {
     429: TooManyRequests,
 }
 
-_status_decoder = msgspec.json.Decoder(Status)
+_status_decoder = msgspec.json.Decoder(ApiStatus)
 
 
-def from_status(status: Status, *, retry_after_s: float | None = None) -> ApiError:
+def from_status(status: ApiStatus, *, retry_after_s: float | None = None) -> ApiError:
     """The typed error for a Status."""
     if retry_after_s is None and status.details and status.details.retry_after_seconds:
         retry_after_s = status.details.retry_after_seconds
@@ -134,7 +134,7 @@ def from_response(code: int, headers: Mapping[str, str], body: bytes) -> ApiErro
     except msgspec.MsgspecError:
         # A proxy, a load balancer or the server's own panic handler answers in plain text.
         text = body[:300].decode(errors="replace").strip()
-        status = Status(message=f"the API server answered {code}: {text}" if text else "")
+        status = ApiStatus(message=f"the API server answered {code}: {text}" if text else "")
     status.code = code  # what was answered, whatever the body says
     return from_status(status, retry_after_s=_seconds(headers.get("Retry-After", "")))
 

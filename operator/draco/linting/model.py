@@ -14,27 +14,27 @@ Severity: TypeAlias = Literal["error", "warning"]
 """error: a cluster refuses it, or it can never do what it says. warning: it is accepted, and probably not meant."""
 
 
-class Put(msgspec.Struct, frozen=True, tag="put"):
+class SetField(msgspec.Struct, frozen=True, tag="put"):
     """Set what stands at a place; mappings on the way there are made."""
 
     path: Path
     value: Any
 
 
-class Drop(msgspec.Struct, frozen=True, tag="drop"):
+class DropField(msgspec.Struct, frozen=True, tag="drop"):
     """Take away what stands at a place."""
 
     path: Path
 
 
-class Move(msgspec.Struct, frozen=True, tag="move"):
+class MoveField(msgspec.Struct, frozen=True, tag="move"):
     """Take what stands at one place to another, with its comments; mappings on the way there are made."""
 
     path: Path
     to: Path
 
 
-Edit: TypeAlias = Put | Drop | Move
+Edit: TypeAlias = SetField | DropField | MoveField
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ CONTAINERS: Final = ("initContainers", "containers")
 _DRIVER: Final = re.compile(r"""device\.driver\s*==\s*(["'])([^"'\\]+)\1""")
 
 
-class Claim(NamedTuple):
+class WrittenClaim(NamedTuple):
     """What a claim or a template asks for; `devices` stands at `path`."""
 
     manifest: int
@@ -43,14 +43,14 @@ class Claim(NamedTuple):
     is_template: bool
 
 
-class Request(NamedTuple):
+class WrittenRequest(NamedTuple):
     """A request, or one alternative of a prioritized list."""
 
     path: Path
     fields: Json
 
 
-class PodSpec(NamedTuple):
+class WrittenPodSpec(NamedTuple):
     """The spec of a pod, or of the pods of a workload; `replicas` is 1 where nothing says how many."""
 
     manifest: int
@@ -62,7 +62,7 @@ class PodSpec(NamedTuple):
     replicas: int
 
 
-class Selector(NamedTuple):
+class WrittenSelector(NamedTuple):
     """An expression and where it stands; `driver` is that of the devices it is about, where this is known."""
 
     manifest: int
@@ -118,7 +118,7 @@ def namespace_of(tree: Json) -> str:
     return text(mapping(tree.get("metadata")).get("namespace")) or "default"
 
 
-def claims(manifests: Sequence[Manifest]) -> Iterator[Claim]:
+def claims(manifests: Sequence[Manifest]) -> Iterator[WrittenClaim]:
     """Every claim and template."""
     for index, manifest in enumerate(manifests):
         kind = kind_of(manifest)
@@ -127,28 +127,28 @@ def claims(manifests: Sequence[Manifest]) -> Iterator[Claim]:
         is_template = kind == "ResourceClaimTemplate"
         path: Path = ("spec", "spec", "devices") if is_template else ("spec", "devices")
         devices = mapping(at(manifest.tree, path))
-        yield Claim(index, path, devices, name_of(manifest.tree), namespace_of(manifest.tree), is_template)
+        yield WrittenClaim(index, path, devices, name_of(manifest.tree), namespace_of(manifest.tree), is_template)
 
 
-def requests(claim: Claim) -> Iterator[Request]:
+def requests(claim: WrittenClaim) -> Iterator[WrittenRequest]:
     """Each request of a claim as a whole."""
     for number, request in enumerate(listed(claim.devices.get("requests"))):
         if isinstance(request, dict):
-            yield Request((*claim.path, "requests", number), request)
+            yield WrittenRequest((*claim.path, "requests", number), request)
 
 
-def wanted(request: Request) -> Iterator[Request]:
+def wanted(request: WrittenRequest) -> Iterator[WrittenRequest]:
     """What a request asks for: one thing, or the alternatives of its list."""
     if any(field in request.fields for field in OF_A_REQUEST):
         yield request
     if isinstance(exactly := request.fields.get("exactly"), dict):
-        yield Request((*request.path, "exactly"), exactly)
+        yield WrittenRequest((*request.path, "exactly"), exactly)
     for number, alternative in enumerate(listed(request.fields.get("firstAvailable"))):
         if isinstance(alternative, dict):
-            yield Request((*request.path, "firstAvailable", number), alternative)
+            yield WrittenRequest((*request.path, "firstAvailable", number), alternative)
 
 
-def request_names(claim: Claim) -> list[str]:
+def request_names(claim: WrittenClaim) -> list[str]:
     """The names by which constraints and containers can name requests, alternatives included."""
     names = []
     for request in requests(claim):
@@ -161,7 +161,7 @@ def request_names(claim: Claim) -> list[str]:
     return [name for name in names if name]
 
 
-def selectors(manifests: Sequence[Manifest]) -> Iterator[Selector]:
+def selectors(manifests: Sequence[Manifest]) -> Iterator[WrittenSelector]:
     """Every expression of every claim, template and class."""
     drivers = drivers_of_classes(manifests)
     for claim in claims(manifests):
@@ -178,13 +178,13 @@ def selectors(manifests: Sequence[Manifest]) -> Iterator[Selector]:
 
 def _expressions(
     manifest: int, path: Path, holder: Json, driver: str | None, *, is_of_class: bool
-) -> Iterator[Selector]:
+) -> Iterator[WrittenSelector]:
     for number, selector in enumerate(listed(holder.get("selectors"))):
         expression = mapping(mapping(selector).get("cel")).get("expression")
         if isinstance(expression, str):
             place = (*path, "selectors", number, "cel", "expression")
             named = _DRIVER.search(expression)
-            yield Selector(manifest, place, expression, named[2] if named else driver, is_of_class)
+            yield WrittenSelector(manifest, place, expression, named[2] if named else driver, is_of_class)
 
 
 def drivers_of_classes(manifests: Sequence[Manifest]) -> dict[str, str]:
@@ -200,7 +200,7 @@ def drivers_of_classes(manifests: Sequence[Manifest]) -> dict[str, str]:
     return drivers
 
 
-def pods(manifests: Sequence[Manifest]) -> Iterator[PodSpec]:
+def pods(manifests: Sequence[Manifest]) -> Iterator[WrittenPodSpec]:
     """The pod spec of every pod and workload."""
     for index, manifest in enumerate(manifests):
         kind = kind_of(manifest)
@@ -210,26 +210,26 @@ def pods(manifests: Sequence[Manifest]) -> Iterator[PodSpec]:
         own = mapping(manifest.tree.get("spec"))
         replicas = own.get("parallelism" if kind == "Job" else "replicas", 1)
         count = replicas if isinstance(replicas, int) and kind != "Pod" else 1
-        yield PodSpec(index, path, spec, kind, name_of(manifest.tree), namespace_of(manifest.tree), count)
+        yield WrittenPodSpec(index, path, spec, kind, name_of(manifest.tree), namespace_of(manifest.tree), count)
 
 
-def containers(pod: PodSpec) -> Iterator[Request]:
+def containers(pod: WrittenPodSpec) -> Iterator[WrittenRequest]:
     """Each container of a pod and where it stands."""
     for field in CONTAINERS:
         for number, container in enumerate(listed(pod.spec.get(field))):
             if isinstance(container, dict):
-                yield Request((*pod.path, field, number), container)
+                yield WrittenRequest((*pod.path, field, number), container)
 
 
-def pod_claims(pod: PodSpec) -> Iterator[Request]:
+def pod_claims(pod: WrittenPodSpec) -> Iterator[WrittenRequest]:
     """Each entry of a pod's resourceClaims."""
     for number, entry in enumerate(listed(pod.spec.get("resourceClaims"))):
         if isinstance(entry, dict):
-            yield Request((*pod.path, "resourceClaims", number), entry)
+            yield WrittenRequest((*pod.path, "resourceClaims", number), entry)
 
 
-def container_claims(container: Request) -> Iterator[Request]:
+def container_claims(container: WrittenRequest) -> Iterator[WrittenRequest]:
     """Each entry of a container's resources.claims."""
     for number, entry in enumerate(listed(mapping(container.fields.get("resources")).get("claims"))):
         if isinstance(entry, dict):
-            yield Request((*container.path, "resources", "claims", number), entry)
+            yield WrittenRequest((*container.path, "resources", "claims", number), entry)

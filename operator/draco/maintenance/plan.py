@@ -35,7 +35,7 @@ LISTED_DEVICES = 256
 """The status lists no more devices than this (the schema says the same), those in use first; the counts are always whole."""
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     """What is known when a plan is made.
 
     `scope` is what the request concerns, `rules` are the rules of this request, `claims` at least those that hold or watch one of
@@ -85,7 +85,7 @@ class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
         return f"maintenance {self.request}: " + ("; ".join(steps) or "nothing to do")
 
 
-def plan_maintenance(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
+def plan_maintenance(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
     """What the request needs now."""
     if request.metadata.deletion_timestamp is not None:
         return plan_abandoned(request.metadata.name, seen.rules)
@@ -118,7 +118,7 @@ def _claims_by_device(
     return {device: sorted(names) for device, names in found.items() if names}
 
 
-def _plan_isolation(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
+def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
     scope = seen.scope
     in_place: dict[DeviceKey, DeviceTaintRule] = {}
     for rule in seen.rules:
@@ -181,7 +181,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
     )
 
 
-def _plan_return(request: DeviceMaintenance, seen: Seen) -> MaintenancePlan:
+def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
     before = request.status
     count = before.device_count or 0
     if seen.rules:
@@ -243,7 +243,7 @@ def _replaced(in_place: Mapping[DeviceKey, DeviceTaintRule], scope: Scope) -> di
 
 
 def _isolated(
-    request: DeviceMaintenance, devices: list[DeviceKey], in_place: Mapping[DeviceKey, DeviceTaintRule], seen: Seen
+    request: DeviceMaintenance, devices: list[DeviceKey], in_place: Mapping[DeviceKey, DeviceTaintRule], seen: PlanInput
 ) -> Condition:
     done = sum(device in in_place and in_place[device].spec.taint.effect in BLOCKING_EFFECTS for device in devices)
     if seen.unavailable:
@@ -277,7 +277,7 @@ class _Findings(msgspec.Struct, frozen=True, kw_only=True):
     settled_in: timedelta
 
 
-def _ready_for_work(request: DeviceMaintenance, isolated: Condition, found: _Findings, seen: Seen) -> Condition:
+def _ready_for_work(request: DeviceMaintenance, isolated: Condition, found: _Findings, seen: PlanInput) -> Condition:
     count = found.count
     if isolated.status != "True":
         status, reason, message = "False", "NotIsolated", "Not every device is isolated yet."

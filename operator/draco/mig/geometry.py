@@ -27,7 +27,7 @@ class State(NamedTuple):
     """How many there are. The more, the later the GPU becomes empty by itself."""
 
 
-class Token(NamedTuple):
+class SharedResource(NamedTuple):
     """Something shared that runs out before the units do."""
 
     name: str
@@ -193,7 +193,7 @@ def geometry(board: Board, wanted: frozenset[str] = frozenset()) -> Geometry:
     return Geometry(board, wanted)
 
 
-def scarce(board: Board, profiles: Sequence[Profile] = ()) -> tuple[Token, ...]:
+def scarce(board: Board, profiles: Sequence[Profile] = ()) -> tuple[SharedResource, ...]:
     """The shared things that can run out before the units do, when only these profiles (by default all) are made.
 
     Numbers that contradict the number of instances NVML promises for a profile are not used: some listings have such, and
@@ -208,23 +208,23 @@ def scarce(board: Board, profiles: Sequence[Profile] = ()) -> tuple[Token, ...]:
     return tuple(kept)
 
 
-def _engines(board: Board) -> Iterable[Token]:
+def _engines(board: Board) -> Iterable[SharedResource]:
     if not board.profiles or board.whole.size < board.units:
         return  # no profile has all of them, so their number is not known
     for engine in _ENGINES:
         total = getattr(board.whole, engine)
         uses = {profile: getattr(profile, engine) for profile in board.profiles}
         if all(use * profile.max_instances <= total for profile, use in uses.items()):
-            yield Token(engine, total, uses)
+            yield SharedResource(engine, total, uses)
 
 
-def _instance_limits(board: Board) -> Iterable[Token]:
+def _instance_limits(board: Board) -> Iterable[SharedResource]:
     for profile in board.profiles:
         uses = {each: int(each == profile) for each in board.profiles}
-        yield Token(f"instances of {profile.name}", profile.max_instances, uses)
+        yield SharedResource(f"instances of {profile.name}", profile.max_instances, uses)
 
 
-def _most(profiles: Sequence[Profile], token: Token, kept: Sequence[Token] = ()) -> int:
+def _most(profiles: Sequence[Profile], token: SharedResource, kept: Sequence[SharedResource] = ()) -> int:
     """The most of a token that instances side by side could use while they keep to the other limits."""
     starting: dict[int, list[Profile]] = {}
     for profile in profiles:

@@ -87,7 +87,7 @@ class Later(NamedTuple):
     why: str = ""
 
 
-class Shortage(NamedTuple):
+class InstanceShortage(NamedTuple):
     """Of a profile there is no room for `missing` of the `wanted` warm instances."""
 
     profile: str
@@ -95,7 +95,7 @@ class Shortage(NamedTuple):
     wanted: int
 
 
-class Progress(NamedTuple):
+class LayoutProgress(NamedTuple):
     """What a GPU still waits for, and what there is no room for, as sentences; "" for nothing."""
 
     waits: str = ""
@@ -124,7 +124,7 @@ class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
     promised: tuple[Part, ...] = ()
     in_the_way: tuple[Part, ...] = ()
     whole: tuple[str, ...] = ()
-    no_room: tuple[Shortage, ...] = ()
+    no_room: tuple[InstanceShortage, ...] = ()
     waits: str = ""
     lacks: str = ""
 
@@ -133,16 +133,16 @@ class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Whether there is nothing to do now."""
         return not (self.destroys or self.switches_now or self.makes)
 
-    def progress(self, hindrance: str = "") -> Progress:
+    def progress(self, hindrance: str = "") -> LayoutProgress:
         """What the GPU's status says once all is done that can be done now. `hindrance` is what kept a step from being taken."""
         waits, lacks = self.waits or hindrance, self.lacks
         if not self.promised:
-            return Progress(waits, lacks)
+            return LayoutProgress(waits, lacks)
         said = f"The GPU keeps {_few(f'{part} for claim {part.claims[0]}' for part in self.promised)}."
         if self.mode in {None, MigMode.DYNAMIC}:
-            return Progress(waits, f"{lacks} {said}".strip())
+            return LayoutProgress(waits, f"{lacks} {said}".strip())
         # Who wants a certain layout, or none, waits for the claims to end.
-        return Progress(f"{waits} {said}".strip(), lacks)
+        return LayoutProgress(f"{waits} {said}".strip(), lacks)
 
     def __str__(self) -> str:
         steps = [
@@ -330,7 +330,7 @@ def _on_demand(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu,
     largest_first = sorted(board.profiles, key=lambda each: -each.size)
     if plan.whole:
         # Where partitions are made on demand, a GPU that is in use as a whole is just that.
-        none = [Shortage(one.name, count, count) for one in largest_first if (count := counts.get(one.id, 0))]
+        none = [InstanceShortage(one.name, count, count) for one in largest_first if (count := counts.get(one.id, 0))]
         so = f", so there is no room for {_short(none)}" if none else ""
         return msgspec.structs.replace(plan, lacks=f"Claim {plan.whole[0]} has the whole GPU{so}.")
     if not gpu.enabled:
@@ -340,13 +340,13 @@ def _on_demand(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu,
     state = _state(board, left)
     idle = [part for part in plan.keeps if part.use in _IDLE and not part.claims]
     makes: list[Placement] = []
-    no_room: list[Shortage] = []
+    no_room: list[InstanceShortage] = []
     for profile in largest_first:
         count = counts.get(profile.id, 0)
         for there in range(sum(part.profile_id == profile.id for part in idle), count):
             best = shape.best(state, profile)
             if best is None:
-                no_room.append(Shortage(profile.name, count - there, count))
+                no_room.append(InstanceShortage(profile.name, count - there, count))
                 break
             state = shape.add(state, best.placement)
             makes.append(best.placement)
@@ -382,7 +382,7 @@ def written(placement: Placement) -> str:
     return f"{placement.profile.name} at {placement.start}"
 
 
-def _short(shortages: Iterable[Shortage]) -> str:
+def _short(shortages: Iterable[InstanceShortage]) -> str:
     return " and ".join(f"{one.missing} of {one.wanted} warm {one.profile}" for one in shortages)
 
 

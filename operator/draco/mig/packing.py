@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import count, pairwise
 
 from draco.mig.board import Board, Profile
-from draco.mig.geometry import Token, scarce
+from draco.mig.geometry import SharedResource, scarce
 
 Counts = Mapping[Profile, int]
 """How many instances of each profile."""
@@ -80,11 +80,11 @@ def _role(profile: Profile) -> _Role | None:
 
 
 @lru_cache(maxsize=4096)
-def _tokens(board: Board, wanted: frozenset[Profile]) -> tuple[Token, ...]:
+def _tokens(board: Board, wanted: frozenset[Profile]) -> tuple[SharedResource, ...]:
     return scarce(board, tuple(sorted(wanted, key=lambda profile: profile.id)))
 
 
-def _only_singles_are_scarce(tokens: Sequence[Token], wanted: Counts) -> bool:
+def _only_singles_are_scarce(tokens: Sequence[SharedResource], wanted: Counts) -> bool:
     """Whether at most one limit counts, and it is: one of certain 1g (`+me`) on a GPU."""
     if not tokens:
         return True
@@ -174,7 +174,7 @@ def _search(board: Board, profiles: frozenset[Profile]) -> _Search:
     return _Search(board, tuple(profiles))
 
 
-def _multisets(profiles: Sequence[Profile], tokens: Sequence[Token]) -> set[tuple[int, ...]]:
+def _multisets(profiles: Sequence[Profile], tokens: Sequence[SharedResource]) -> set[tuple[int, ...]]:
     """How many of each profile the layouts of one GPU hold, from the first unit to the last."""
     reached: dict[int, set[tuple[int, ...]]] = {0: {(0,) * len(profiles)}}
     done: set[tuple[int, ...]] = set()
@@ -193,7 +193,7 @@ def _multisets(profiles: Sequence[Profile], tokens: Sequence[Token]) -> set[tupl
     return done
 
 
-def _allowed(profiles: Sequence[Profile], tokens: Sequence[Token], made: tuple[int, ...]) -> bool:
+def _allowed(profiles: Sequence[Profile], tokens: Sequence[SharedResource], made: tuple[int, ...]) -> bool:
     return all(sum(t.uses[p] * n for p, n in zip(profiles, made, strict=True)) <= t.total for t in tokens)
 
 

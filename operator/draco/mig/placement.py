@@ -22,7 +22,7 @@ class Choice(NamedTuple):
         return self.placement.start
 
 
-class Pool:
+class BoardPool:
     """GPUs of one board and what is on them, grouped by state: a choice looks at states, not at GPUs."""
 
     def __init__(self, geometry: Geometry, states: Iterable[State]) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from draco.mig.board import Placement, Profile
 from draco.mig.geometry import Geometry, State
-from draco.mig.placement import Choice, Pool
+from draco.mig.placement import BoardPool, Choice
 
 
 class Hold(StrEnum):
@@ -28,14 +28,14 @@ class Hold(StrEnum):
     """It is kept warm for nobody yet: made again elsewhere if there is room, else given up."""
 
 
-class Held(NamedTuple):
+class PlacedInstance(NamedTuple):
     """An instance that is there."""
 
     placement: Placement
     hold: Hold
 
 
-class Move(NamedTuple):
+class InstanceMove(NamedTuple):
     """One instance destroyed and made again; `to` is None for a spare that is given up."""
 
     source: Choice
@@ -49,7 +49,7 @@ class Move(NamedTuple):
 class Moves(NamedTuple):
     """A plan: destroy all sources, make them again where they go, then make what was wanted."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[InstanceMove, ...]
     wanted: Choice
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Moves(NamedTuple):
 
 
 def plan_repair(
-    geometry: Geometry, gpus: Sequence[Sequence[Held]], wanted: Profile, max_moves: int = 2
+    geometry: Geometry, gpus: Sequence[Sequence[PlacedInstance]], wanted: Profile, max_moves: int = 2
 ) -> Moves | None:
     """How to make room for one more instance with at most `max_moves` (0 to 2) moves; None if that cannot be done.
 
@@ -94,9 +94,9 @@ class _Plan(NamedTuple):
 class _Search:
     """Tries plans on a copy of the fleet's states, and takes each back."""
 
-    def __init__(self, geometry: Geometry, gpus: Sequence[Sequence[Held]]) -> None:
+    def __init__(self, geometry: Geometry, gpus: Sequence[Sequence[PlacedInstance]]) -> None:
         self.geometry = geometry
-        self.pool = Pool(geometry, [geometry.state_of(held.placement for held in gpu) for gpu in gpus])
+        self.pool = BoardPool(geometry, [geometry.state_of(held.placement for held in gpu) for gpu in gpus])
         self.lost = 0
         """Capability lost by what has been tried on so far."""
         self._hold = {Choice(gpu, held.placement): held.hold for gpu, there in enumerate(gpus) for held in there}
@@ -121,7 +121,7 @@ class _Search:
             [moved] = first.out
             for second in self._openings(moved.placement.profile, 1, first.out):
                 self._open(second)
-                yield from self._finished(first.into, [Move(moved, second.into)], second.out)
+                yield from self._finished(first.into, [InstanceMove(moved, second.into)], second.out)
                 self._close(second)
             self._close(first)
 
@@ -138,7 +138,7 @@ class _Search:
                     if placement.profile == profile and not any(self.geometry.fits_at(s, placement) for s in fewer):
                         yield _Opened(out, Choice(gpu, placement))
 
-    def _finished(self, wanted: Choice, done: list[Move], out: Sequence[Choice]) -> Iterator[_Plan]:
+    def _finished(self, wanted: Choice, done: list[InstanceMove], out: Sequence[Choice]) -> Iterator[_Plan]:
         """The plan that finds places for what went out last, if there is one."""
         units_left = self.geometry.board.units - self.pool.states[wanted.gpu].mask.bit_count()
         homeless = sorted(out, key=lambda each: (-each.placement.profile.size, each.gpu, each.start))
@@ -149,7 +149,7 @@ class _Search:
                 yield _Plan(given_up, lost, units_left, Moves((*done, *moves), wanted))
                 return
 
-    def _homes(self, homeless: Sequence[Choice], given_up: int) -> tuple[list[Move], int] | None:
+    def _homes(self, homeless: Sequence[Choice], given_up: int) -> tuple[list[InstanceMove], int] | None:
         """Where each can go, and what is lost by all; at most so many spares are given up."""
         if not homeless:
             return [], self.lost
@@ -159,10 +159,10 @@ class _Search:
             further = self._homes(rest, given_up)
             self._take(home)
             if further is not None:
-                return [Move(first, home), *further[0]], further[1]
+                return [InstanceMove(first, home), *further[0]], further[1]
         if given_up and self._hold[first] is Hold.SPARE:
             further = self._homes(rest, given_up - 1)
-            return None if further is None else ([Move(first, None), *further[0]], further[1])
+            return None if further is None else ([InstanceMove(first, None), *further[0]], further[1])
         return None
 
     def _places(self, profile: Profile, *, only_best: bool) -> Iterator[Choice]:
@@ -205,9 +205,9 @@ class _Search:
         self.lost += before - self.geometry.capability(self.pool.states[choice.gpu])
 
 
-def _few_of_each(gpus: Sequence[Sequence[Held]]) -> Iterator[int]:
+def _few_of_each(gpus: Sequence[Sequence[PlacedInstance]]) -> Iterator[int]:
     """Of GPUs with the same instances no plan opens more than two."""
-    seen: dict[tuple[Held, ...], int] = {}
+    seen: dict[tuple[PlacedInstance, ...], int] = {}
     for gpu, there in enumerate(gpus):
         alike = tuple(sorted(there, key=lambda held: held.placement.start))
         seen[alike] = seen.get(alike, 0) + 1

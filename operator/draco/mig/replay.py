@@ -13,8 +13,8 @@ import msgspec
 from draco.mig.board import Placement, Profile
 from draco.mig.geometry import Geometry
 from draco.mig.packing import packable
-from draco.mig.placement import Choice, Pool, choose
-from draco.mig.repair import Held, Hold, plan_repair
+from draco.mig.placement import BoardPool, Choice, choose
+from draco.mig.repair import Hold, PlacedInstance, plan_repair
 
 
 class Policy(StrEnum):
@@ -32,13 +32,13 @@ class Policy(StrEnum):
     """No placements: a claim is accepted if all together would fit, everything moved as needed. The bound."""
 
 
-class Fleet:
+class SimulatedFleet:
     """Equal GPUs in nodes, and how many claims each node has."""
 
     def __init__(self, geometry: Geometry, gpus: int, gpus_per_node: int) -> None:
         self.geometry = geometry
         self.gpus_per_node = gpus_per_node
-        self.pool = Pool(geometry, [geometry.empty] * gpus)
+        self.pool = BoardPool(geometry, [geometry.empty] * gpus)
         self.claims = [0] * -(-gpus // gpus_per_node)
 
     def put(self, choice: Choice) -> None:
@@ -58,7 +58,7 @@ class Fleet:
             yield range(first, min(first + self.gpus_per_node, len(self.pool.states)))
 
 
-Rule = Callable[[Fleet, Profile], Choice | None]
+Rule = Callable[[SimulatedFleet, Profile], Choice | None]
 
 
 def rule_of(policy: Policy, chance: Callable[[int], int]) -> Rule | None:
@@ -76,7 +76,7 @@ def rule_of(policy: Policy, chance: Callable[[int], int]) -> Rule | None:
             return None
 
 
-def _any_gpu(fleet: Fleet, profile: Profile, chance: Callable[[int], int]) -> Choice | None:
+def _any_gpu(fleet: SimulatedFleet, profile: Profile, chance: Callable[[int], int]) -> Choice | None:
     for node in fleet.nodes():
         if fitting := [gpu for gpu in node if fleet.geometry.room(fleet.pool.states[gpu], profile)]:
             gpu = fitting[chance(len(fitting))]
@@ -84,7 +84,7 @@ def _any_gpu(fleet: Fleet, profile: Profile, chance: Callable[[int], int]) -> Ch
     return None
 
 
-def _first_gpu(fleet: Fleet, profile: Profile) -> Choice | None:
+def _first_gpu(fleet: SimulatedFleet, profile: Profile) -> Choice | None:
     for node in fleet.nodes():
         for gpu in node:
             if fleet.geometry.room(fleet.pool.states[gpu], profile):
@@ -92,18 +92,18 @@ def _first_gpu(fleet: Fleet, profile: Profile) -> Choice | None:
     return None
 
 
-def _lowest(fleet: Fleet, gpu: int, profile: Profile) -> Placement:
+def _lowest(fleet: SimulatedFleet, gpu: int, profile: Profile) -> Placement:
     return next(each for each in fleet.geometry.fits(fleet.pool.states[gpu]) if each.profile == profile)
 
 
-def _least_loss_in_node(fleet: Fleet, profile: Profile) -> Choice | None:
+def _least_loss_in_node(fleet: SimulatedFleet, profile: Profile) -> Choice | None:
     for node in fleet.nodes():
         if choice := choose(fleet.geometry, fleet.pool.states[node.start : node.stop], profile):
             return choice._replace(gpu=node.start + choice.gpu)
     return None
 
 
-class Outcome(StrEnum):
+class ReplayOutcome(StrEnum):
     """What became of a claim."""
 
     ACCEPTED = "accepted"
@@ -117,13 +117,13 @@ class Outcome(StrEnum):
     @property
     def accepted(self) -> bool:
         """Whether the claim got its instance."""
-        return self in {Outcome.ACCEPTED, Outcome.REPAIRED}
+        return self in {ReplayOutcome.ACCEPTED, ReplayOutcome.REPAIRED}
 
 
-class Tally(msgspec.Struct):
+class ReplayCounts(msgspec.Struct):
     """What happened since counting began."""
 
-    outcomes: dict[tuple[Profile, Outcome], int] = msgspec.field(default_factory=dict)
+    outcomes: dict[tuple[Profile, ReplayOutcome], int] = msgspec.field(default_factory=dict)
     moves: int = 0
     given_up: int = 0
     slice_time: float = 0.0
@@ -131,31 +131,31 @@ class Tally(msgspec.Struct):
     time: float = 0.0
     peak_slices: int = 0
 
-    def of(self, *outcomes: Outcome, profile: Profile | None = None) -> int:
+    def of(self, *outcomes: ReplayOutcome, profile: Profile | None = None) -> int:
         """How many claims (of one profile) ended so."""
         return sum(n for (p, o), n in self.outcomes.items() if o in outcomes and (profile is None or p == profile))
 
     @property
     def accepted(self) -> int:
         """Claims that got their instance."""
-        return self.of(Outcome.ACCEPTED, Outcome.REPAIRED)
+        return self.of(ReplayOutcome.ACCEPTED, ReplayOutcome.REPAIRED)
 
     @property
     def refused(self) -> int:
         """Claims that did not."""
-        return self.of(Outcome.AVOIDABLE, Outcome.FULL)
+        return self.of(ReplayOutcome.AVOIDABLE, ReplayOutcome.FULL)
 
 
 class Replay:
     """One policy on one fleet. Without a rule nothing is placed: a claim is accepted if all together fit."""
 
-    def __init__(self, fleet: Fleet, rule: Rule | None, max_moves: int = 0) -> None:
+    def __init__(self, fleet: SimulatedFleet, rule: Rule | None, max_moves: int = 0) -> None:
         self.fleet = fleet
         self.board = fleet.geometry.board
         self.gpus = len(fleet.pool.states)
         self.slices = self.gpus * self.board.whole.slices
         self.counts = dict.fromkeys(self.board.profiles, 0)
-        self.tally = Tally()
+        self.tally = ReplayCounts()
         self.used_slices = 0
         self.at = 0.0
         self._rule = rule
@@ -166,13 +166,13 @@ class Replay:
 
     def start_counting(self) -> None:
         """Forget what was counted, keep what is there."""
-        self.tally = Tally(peak_slices=self.used_slices)
+        self.tally = ReplayCounts(peak_slices=self.used_slices)
 
     def start_at(self, at: float) -> None:
         """Time begins then; nothing may have happened before."""
         self.at = at
 
-    def arrive(self, claim: str, profile: Profile, at: float, hold: Hold = Hold.FIXED) -> Outcome:
+    def arrive(self, claim: str, profile: Profile, at: float, hold: Hold = Hold.FIXED) -> ReplayOutcome:
         """A claim comes; what became of it. `hold` says what repair may do with its instance."""
         self._advance(at)
         outcome = self._decide(claim, profile)
@@ -212,18 +212,18 @@ class Replay:
             least, most = (middle, most) if fits else (least, middle - 1)
         return least
 
-    def _decide(self, claim: str, profile: Profile) -> Outcome:
+    def _decide(self, claim: str, profile: Profile) -> ReplayOutcome:
         if self._rule is not None and (choice := self._rule(self.fleet, profile)) is not None:
             self._place(claim, choice)
-            return Outcome.ACCEPTED
+            return ReplayOutcome.ACCEPTED
         self.counts[profile] += 1
         fits = packable(self.board, self.counts, self.gpus)
         self.counts[profile] -= 1
         if not fits:
-            return Outcome.FULL
+            return ReplayOutcome.FULL
         if self._rule is None:
-            return Outcome.ACCEPTED
-        return Outcome.REPAIRED if self._max_moves and self._repair(claim, profile) else Outcome.AVOIDABLE
+            return ReplayOutcome.ACCEPTED
+        return ReplayOutcome.REPAIRED if self._max_moves and self._repair(claim, profile) else ReplayOutcome.AVOIDABLE
 
     def _repair(self, claim: str, profile: Profile) -> bool:
         plan = plan_repair(self.fleet.geometry, self._held(), profile, self._max_moves)
@@ -242,10 +242,10 @@ class Replay:
         self.tally.given_up += sum(move.to is None for move in plan.moves)
         return True
 
-    def _held(self) -> Sequence[Sequence[Held]]:
-        gpus: list[list[Held]] = [[] for _ in range(self.gpus)]
+    def _held(self) -> Sequence[Sequence[PlacedInstance]]:
+        gpus: list[list[PlacedInstance]] = [[] for _ in range(self.gpus)]
         for claim, choice in self._places.items():
-            gpus[choice.gpu].append(Held(choice.placement, self._active[claim][1]))
+            gpus[choice.gpu].append(PlacedInstance(choice.placement, self._active[claim][1]))
         return gpus
 
     def _place(self, claim: str, choice: Choice) -> None:
@@ -276,6 +276,6 @@ def used_share(replay: Replay) -> float:
     return replay.tally.slice_time / (replay.tally.time * replay.slices) if replay.tally.time else 0.0
 
 
-def profiles_met(tally: Tally) -> Iterator[Profile]:
+def profiles_met(tally: ReplayCounts) -> Iterator[Profile]:
     """The profiles claims asked for, each once."""
     yield from dict.fromkeys(profile for profile, _ in tally.outcomes)

@@ -12,7 +12,7 @@ it), `promises` (what claims keep there all the same), `summary` (one policy's s
 from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide
 from draco.mig_policy.matching import Rules, oldest_first, rules_of
 from draco.mig_policy.promises import promises
-from draco.mig_policy.summary import LISTED_NODES, Outlook, Tally, status_of, summary
+from draco.mig_policy.summary import LISTED_NODES, Outlook, PolicyCounts, status_of, summary
 from draco.mig_policy.windows import Permit, permit
 
 __all__ = [
@@ -21,9 +21,9 @@ __all__ = [
     "NodeDecision",
     "Outlook",
     "Permit",
+    "PolicyCounts",
     "Rules",
     "SeenNode",
-    "Tally",
     "decide",
     "oldest_first",
     "permit",

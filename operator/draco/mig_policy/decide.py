@@ -13,7 +13,7 @@ import msgspec
 from draco.mig.board import Board
 from draco.mig_policy.boards import boards_of
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
-from draco.mig_policy.matching import Answer, Rules, Verdict, verdict
+from draco.mig_policy.matching import MatchVerdict, PolicyMatch, Rules, verdict
 from draco.mig_policy.wishes import wish
 from draco.resources.api.draco import GpuNode, GpuStatus, WantedGpu
 from draco.resources.api.slices import Device
@@ -36,7 +36,7 @@ class GpuDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     policy: str = ""
     wanted: WantedGpu | None = None
     condition: GpuCondition = GpuCondition(LayoutState.APPLIED)
-    verdicts: Mapping[str, Verdict] = {}
+    verdicts: Mapping[str, MatchVerdict] = {}
 
 
 class NodeDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -89,7 +89,7 @@ def _gpu(
         return plain
     kept = current if has_it == owner.name else None
     wanted, hindered = kept, None
-    if gpu.mig is not None and verdicts[owner.name].answer is Answer.SELECTED:
+    if gpu.mig is not None and verdicts[owner.name].answer is PolicyMatch.SELECTED:
         wished = wish(owner.policy, gpu.uuid, gpu.mig, boards.get(gpu.mig.board))
         # What cannot be as it is wanted stays as it was, and Draco's.
         wanted, hindered = wished.wanted or kept, wished.hindered
@@ -102,8 +102,8 @@ def _gpu(
     )
 
 
-def _takes(said: Verdict, has_it: bool) -> bool:
-    return said.answer is Answer.SELECTED or (said.answer is Answer.UNKNOWN and has_it)
+def _takes(said: MatchVerdict, has_it: bool) -> bool:
+    return said.answer is PolicyMatch.SELECTED or (said.answer is PolicyMatch.UNKNOWN and has_it)
 
 
 def _unreported(node: GpuNode, current: Mapping[str, WantedGpu]) -> list[GpuStatus]:

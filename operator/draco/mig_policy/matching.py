@@ -76,7 +76,7 @@ _OF_PARTITIONS = frozenset({"type", "uuid", "parentUUID", "profile"})
 """Attributes that a partition does not have from its GPU."""
 
 
-class Answer(Enum):
+class PolicyMatch(Enum):
     """What a policy says to a GPU."""
 
     SELECTED = "selected"
@@ -87,24 +87,24 @@ class Answer(Enum):
     UNKNOWN = "unknown"
 
 
-class Verdict(msgspec.Struct, frozen=True, gc=False):
+class MatchVerdict(msgspec.Struct, frozen=True, gc=False):
     """An answer; `selector` is the index of the one that does not hold, `error` why there is no answer."""
 
-    answer: Answer
+    answer: PolicyMatch
     selector: int | None = None
     error: str = ""
 
 
-_SELECTED = Verdict(Answer.SELECTED)
-_OTHER_NODE = Verdict(Answer.OTHER_NODE)
-_EXCLUDED = Verdict(Answer.EXCLUDED)
-_INDIVISIBLE = Verdict(Answer.INDIVISIBLE)
-_UNREPORTED = Verdict(Answer.UNKNOWN, error="The agent does not report the GPU's partitions now.")
+_SELECTED = MatchVerdict(PolicyMatch.SELECTED)
+_OTHER_NODE = MatchVerdict(PolicyMatch.OTHER_NODE)
+_EXCLUDED = MatchVerdict(PolicyMatch.EXCLUDED)
+_INDIVISIBLE = MatchVerdict(PolicyMatch.INDIVISIBLE)
+_UNREPORTED = MatchVerdict(PolicyMatch.UNKNOWN, error="The agent does not report the GPU's partitions now.")
 
 
 def verdict(
     rules: Rules, labels: Mapping[str, str], gpu: GpuStatus, device: Device | None, *, driver: str, has_it: bool
-) -> Verdict:
+) -> MatchVerdict:
     """What the policy says to a GPU of a node with these labels, which it may have already.
 
     `device` is the whole GPU as published, if it is known. A GPU whose partitions are not reported cannot be divided, or cannot
@@ -116,7 +116,7 @@ def verdict(
     if gpu.uuid in spec.exclude:
         return _EXCLUDED
     if rules.problem:
-        return Verdict(Answer.UNKNOWN, error=rules.problem)
+        return MatchVerdict(PolicyMatch.UNKNOWN, error=rules.problem)
     if gpu.mig is None:
         return _UNREPORTED if has_it else _INDIVISIBLE
     if not gpu.mig.capable:
@@ -124,20 +124,22 @@ def verdict(
     return _by_selectors(rules, device, driver)
 
 
-def _by_selectors(rules: Rules, device: Device | None, driver: str) -> Verdict:
+def _by_selectors(rules: Rules, device: Device | None, driver: str) -> MatchVerdict:
     if not rules.selectors:
         return _SELECTED
     if device is None:
-        return Verdict(
-            Answer.UNKNOWN, error="The GPU is not published, so spec.deviceSelectors cannot be asked about it."
+        return MatchVerdict(
+            PolicyMatch.UNKNOWN, error="The GPU is not published, so spec.deviceSelectors cannot be asked about it."
         )
     for index, selector in enumerate(rules.selectors):
         try:
             if not selector.matches(device_view(driver, device)):
-                return Verdict(Answer.NOT_SELECTED, selector=index)
+                return MatchVerdict(PolicyMatch.NOT_SELECTED, selector=index)
         except EvaluationError as error:
             said = " ".join(str(error).split()).rstrip(".")
-            return Verdict(Answer.UNKNOWN, selector=index, error=f"spec.deviceSelectors[{index}] fails: {said}.")
+            return MatchVerdict(
+                PolicyMatch.UNKNOWN, selector=index, error=f"spec.deviceSelectors[{index}] fails: {said}."
+            )
     return _SELECTED
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from draco.mig_policy.releases import Release
+from draco.mig_policy.releases import ClaimRelease
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.draco import GpuNode, IdleClaims, InstanceUse
@@ -43,34 +43,38 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """So long a claim is let be after it was released: two pods, or two tools, must not send one to and fro."""
 
 
-class Obstacle(msgspec.Struct, frozen=True, kw_only=True):
+class ReleaseObstacle(msgspec.Struct, frozen=True, kw_only=True):
     """Why a claim stays as it is. `again_s`: in how many seconds that may be over by itself, None if only a change ends it."""
 
     text: str
     again_s: float | None = None
 
 
-def obstacle(idle: IdleClaim, patience: Patience) -> Obstacle | None:
+def obstacle(idle: IdleClaim, patience: Patience) -> ReleaseObstacle | None:
     """The first reason not to take back the claim's allocation; None if it may be done now."""
     return next(_obstacles(idle, patience), None)
 
 
-def _obstacles(idle: IdleClaim, patience: Patience) -> Iterator[Obstacle]:
+def _obstacles(idle: IdleClaim, patience: Patience) -> Iterator[ReleaseObstacle]:
     claim, grace_s, rest_s = idle.claim, patience.grace_s, patience.rest_s
     if idle.permit is not IdleClaims.RELEASE:
-        yield Obstacle(text=f"MigPolicy {idle.policy} keeps idle claims")
+        yield ReleaseObstacle(text=f"MigPolicy {idle.policy} keeps idle claims")
     if claim.status.allocation is None or claim.status.reserved_for:
-        yield Obstacle(text="it is not idle any more")
+        yield ReleaseObstacle(text="it is not idle any more")
     if claim.metadata.deletion_timestamp is not None:
-        yield Obstacle(text="it is being deleted")
+        yield ReleaseObstacle(text="it is being deleted")
     if idle.prepared_on:
-        yield Obstacle(text=f"it is still prepared on node {idle.prepared_on}")
+        yield ReleaseObstacle(text=f"it is still prepared on node {idle.prepared_on}")
     if idle.users:
-        yield Obstacle(text=f"pod {min(idle.users)} is about to use it")
+        yield ReleaseObstacle(text=f"pod {min(idle.users)} is about to use it")
     if idle.released_s is not None and idle.released_s < rest_s:
-        yield Obstacle(text=f"it was released less than {_duration(rest_s)} ago", again_s=rest_s - idle.released_s)
+        yield ReleaseObstacle(
+            text=f"it was released less than {_duration(rest_s)} ago", again_s=rest_s - idle.released_s
+        )
     if idle.idle_s < grace_s:
-        yield Obstacle(text=f"it has been idle for less than {_duration(grace_s)}", again_s=grace_s - idle.idle_s)
+        yield ReleaseObstacle(
+            text=f"it has been idle for less than {_duration(grace_s)}", again_s=grace_s - idle.idle_s
+        )
 
 
 def users(pods: Iterable[Pod]) -> tuple[ObjectKey, ...]:
@@ -101,7 +105,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes:.0f} min" if minutes >= 2 and not rest else f"{seconds:g} s"
 
 
-def for_waiting(release: Release, prospect: str) -> str:
+def for_waiting(release: ClaimRelease, prospect: str) -> str:
     """Of a claim that waits: without which idle ones it would be allocated, and what becomes of them."""
     held = "; ".join(f"claim {key} holds {', '.join(release.devices[key])} for no pod" for key in release.claims)
     one = len(release.claims) == 1
@@ -112,7 +116,7 @@ def for_waiting(release: Release, prospect: str) -> str:
     )
 
 
-def for_idle(release: Release, claim: ObjectKey, prospect: str) -> str:
+def for_idle(release: ClaimRelease, claim: ObjectKey, prospect: str) -> str:
     """Of an idle claim: whom it keeps waiting, and what becomes of it."""
     others = [each for each in release.claims if each != claim]
     also = f" and claim {others[0]}" if others else ""
@@ -122,13 +126,13 @@ def for_idle(release: Release, claim: ObjectKey, prospect: str) -> str:
     )
 
 
-def for_policy(release: Release) -> str:
+def for_policy(release: ClaimRelease) -> str:
     """Of the policy that has the GPUs."""
     waiting = _claims(release.waiting)
     return f"{waiting[0].upper()}{waiting[1:]} would fit without idle {_claims(release.claims)}."
 
 
-def kept(release: Release, policies: Sequence[str]) -> str:
+def kept(release: ClaimRelease, policies: Sequence[str]) -> str:
     """These policies permit nothing."""
     named = sorted(set(policies))
     who, say = agreeing(len(named), "MigPolicy", "MigPolicies"), agreeing(len(named), "says", "say")
@@ -138,14 +142,14 @@ def kept(release: Release, policies: Sequence[str]) -> str:
     )
 
 
-def held_back(release: Release, claim: ObjectKey, reason: str) -> str:
+def held_back(release: ClaimRelease, claim: ObjectKey, reason: str) -> str:
     """The policies permit it, but something else does not yet."""
     if len(release.claims) == 1:
         return f"Draco releases it as soon as it may; now {reason}."
     return f"Draco releases them as soon as it may; now of claim {claim}: {reason}."
 
 
-def due(release: Release) -> str:
+def due(release: ClaimRelease) -> str:
     """Nothing is in the way."""
     return f"Draco releases {them(len(release.claims))} by itself within moments."
 

@@ -30,7 +30,7 @@ _NODES = 256
 _POOLS = 16
 """Pools whose counters are added up at a stretch."""
 
-Steps = Generator[None, None, "Release | None"]
+Steps = Generator[None, None, "ClaimRelease | None"]
 """A search that is made piece by piece. Between two of them the fleet is as it was, and may change."""
 
 
@@ -52,7 +52,7 @@ class Searches:
         return self.left >= 0
 
 
-class Release(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimRelease(msgspec.Struct, frozen=True, kw_only=True):
     """Idle claims that would have to go for a pod's claims to fit on a node. `devices` are what the idle claims hold there."""
 
     pod: ObjectKey
@@ -67,7 +67,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_release(
     searches: Searches, pod: Pod, claims: Sequence[ResourceClaim], movable: Mapping[ObjectKey, int]
-) -> Release | None:
+) -> ClaimRelease | None:
     """The fewest idle claims without which the pod's claims fit; None if they fit as things are, or if that does not help.
 
     `movable` are the idle claims that may go, each with how many may go at once. None as well once no search is left.
@@ -77,7 +77,7 @@ def plan_release(
         try:
             next(steps)
         except StopIteration as end:
-            found: Release | None = end.value
+            found: ClaimRelease | None = end.value
             return found
 
 
@@ -115,7 +115,7 @@ def release_steps(
             continue  # used, or gone, by now
         node = search.fits_without(gone)
         if node is not None:
-            return Release(
+            return ClaimRelease(
                 pod=pod.metadata.key,
                 waiting=tuple(claim.metadata.key for claim in waiting),
                 node=node,

@@ -1,8 +1,8 @@
 """Where a policy stands, over all nodes.
 
-Owns the status of MigPolicy: its counts, its conditions and the one sentence that a person reads in the table. `Tally` counts
-node by node, so that a fleet of thousands of nodes can be counted bit by bit. What is wrong comes first, with the first GPU it is
-wrong on; then what is not done yet; then what others have.
+Owns the status of MigPolicy: its counts, its conditions and the one sentence that a person reads in the table. `PolicyCounts`
+counts node by node, so that a fleet of thousands of nodes is counted in small steps. What is wrong comes first, with
+the first GPU it is wrong on; then what is not done yet; then what others have.
 """
 
 from collections import Counter
@@ -15,14 +15,14 @@ from draco.mig.board import Board
 from draco.mig_policy.boards import profile_names
 from draco.mig_policy.decide import GpuDecision, NodeDecision
 from draco.mig_policy.gpu_state import LayoutState
-from draco.mig_policy.matching import Answer, Rules, Verdict
+from draco.mig_policy.matching import MatchVerdict, PolicyMatch, Rules
 from draco.resources.api.draco import MigMode, MigPolicy, MigPolicyConflict, MigPolicyNode, MigPolicyStatus
 from draco.resources.api.meta import Condition, timed
 
-_UNASKED = Verdict(Answer.UNKNOWN)
+_UNASKED = MatchVerdict(PolicyMatch.UNKNOWN)
 
 
-class Reason:
+class ReasonCount:
     """Why some GPUs stand as they do: of how many it is said, and the first of them by node and device."""
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class Reason:
         return named(self._first[0], self._first[2]) if self._first else ""
 
 
-class Tally:
+class PolicyCounts:
     """The counts of one policy over the nodes that were added. Each node is added once."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
         self.nodes = 0
         """Nodes with GPUs, whoever has these."""
-        self.said: Counter[Answer] = Counter()
+        self.said: Counter[PolicyMatch] = Counter()
         """What the policy says to GPUs."""
         self.unselecting: Counter[int] = Counter()
         """By which of its selectors GPUs are not selected."""
@@ -60,7 +60,7 @@ class Tally:
         """Its GPUs, by node."""
         self.states: Counter[LayoutState] = Counter()
         """How its GPUs stand."""
-        self.reasons: dict[LayoutState, dict[str, Reason]] = {each: {} for each in LayoutState}
+        self.reasons: dict[LayoutState, dict[str, ReasonCount]] = {each: {} for each in LayoutState}
         """Why its GPUs stand so, by message."""
         self.ranks: list[tuple[bool, bool, str]] = []
         """Its nodes in a form that sorts the worst first: whether nothing has failed, whether nothing changes, and the name."""
@@ -75,18 +75,18 @@ class Tally:
             self._ask(decision.node, gpu, verdict)
             if gpu.policy == self._policy:
                 mine.append(gpu)
-            elif verdict.answer is Answer.SELECTED:
+            elif verdict.answer is PolicyMatch.SELECTED:
                 self.lost[gpu.policy] += 1
         if decision.gpus:
             self.nodes += 1
         if mine:
             self._have(decision, mine)
 
-    def _ask(self, node: str, gpu: GpuDecision, verdict: Verdict) -> None:
+    def _ask(self, node: str, gpu: GpuDecision, verdict: MatchVerdict) -> None:
         self.said[verdict.answer] += 1
         if verdict.selector is None:
             return
-        if verdict.answer is Answer.NOT_SELECTED:
+        if verdict.answer is PolicyMatch.NOT_SELECTED:
             self.unselecting[verdict.selector] += 1
         if verdict.error and self.failing is None:
             self.failing = (named(node, gpu), verdict.error)
@@ -98,7 +98,7 @@ class Tally:
             self.states[state] += 1
             reasons = self.reasons[state]
             if message not in reasons:
-                reasons[message] = Reason()
+                reasons[message] = ReasonCount()
             reasons[message].add(decision.node, gpu)
         states = {gpu.condition.state for gpu in mine}
         self.ranks.append((LayoutState.FAILED not in states, LayoutState.CHANGING not in states, decision.node))
@@ -130,13 +130,13 @@ class Outlook(NamedTuple):
 
 def summary(rules: Rules, outlook: Outlook) -> MigPolicyStatus:
     """The policy's status, with the times of its conditions."""
-    tally = Tally(rules.name)
+    tally = PolicyCounts(rules.name)
     for decision in outlook.decisions:
         tally.add(decision)
     return status_of(rules, tally, outlook.now, outlook.advice)
 
 
-def status_of(rules: Rules, tally: Tally, now: datetime, advice: str = "") -> MigPolicyStatus:
+def status_of(rules: Rules, tally: PolicyCounts, now: datetime, advice: str = "") -> MigPolicyStatus:
     """The same from what was counted."""
     policy = rules.policy
     valid = _valid(rules, tally)
@@ -158,7 +158,7 @@ def status_of(rules: Rules, tally: Tally, now: datetime, advice: str = "") -> Mi
     )
 
 
-def _valid(rules: Rules, tally: Tally) -> Condition:
+def _valid(rules: Rules, tally: PolicyCounts) -> Condition:
     if rules.problem:
         return _condition(CONDITION_VALID, "False", "NotUnderstood", rules.problem)
     if tally.failing is not None:
@@ -169,7 +169,7 @@ def _valid(rules: Rules, tally: Tally) -> Condition:
     return _condition(CONDITION_VALID, "True", "Understood", "")
 
 
-def _unknown_profiles(policy: MigPolicy, tally: Tally) -> str:
+def _unknown_profiles(policy: MigPolicy, tally: PolicyCounts) -> str:
     if policy.spec.mode is not MigMode.DYNAMIC:
         return ""
     has = profile_names({str(key): board for key, board in tally.boards.items()})
@@ -198,7 +198,7 @@ def _older(lost: Counter[str]) -> str:
     return f"older policies: {_listed([f'{name} ({count})' for name, count in sorted(lost.items())])}"
 
 
-def _applied(rules: Rules, tally: Tally) -> Condition:
+def _applied(rules: Rules, tally: PolicyCounts) -> Condition:
     if not tally.mine:
         reason, message = _nothing(rules, tally)
         return _condition(CONDITION_APPLIED, "False", reason, message)
@@ -213,7 +213,7 @@ def _applied(rules: Rules, tally: Tally) -> Condition:
     return _condition(CONDITION_APPLIED, "True", "AsWanted", f"{_gpus(tally.states.total())} as wanted{room}.")
 
 
-def _sentence(state: LayoutState, tally: Tally, being: str) -> str:
+def _sentence(state: LayoutState, tally: PolicyCounts, being: str) -> str:
     reasons = tally.reasons[state]
     message, first = max(reasons.items(), key=lambda pair: pair[1].count)
     others = f" and {first.count - 1} more" if first.count > 1 else ""
@@ -223,7 +223,7 @@ def _sentence(state: LayoutState, tally: Tally, being: str) -> str:
     return f"{tally.states[state]} of {_gpus(tally.states.total())} {being}{told}{also}."
 
 
-def _nothing(rules: Rules, tally: Tally) -> tuple[str, str]:
+def _nothing(rules: Rules, tally: PolicyCounts) -> tuple[str, str]:
     """Why it has no GPU."""
     if rules.problem:
         return "NotUnderstood", "Has no GPU, and takes none until it can be understood."
@@ -231,16 +231,16 @@ def _nothing(rules: Rules, tally: Tally) -> tuple[str, str]:
         return "NothingMatches", "Matches nothing: no node has reported a GPU."
     if tally.lost:
         return "OlderPolicy", f"Has no GPU: {_taken(tally.lost.total())} to {_older(tally.lost)}."
-    here = tally.said.total() - tally.said[Answer.OTHER_NODE]
+    here = tally.said.total() - tally.said[PolicyMatch.OTHER_NODE]
     if not here:
         nodes = _count(tally.nodes, "node")
         return "NothingMatches", f"Matches nothing: spec.nodeSelector selects none of {nodes} with GPUs."
     failing = tally.unselecting.most_common(1)[0][0] if tally.unselecting else 0
     reasons = {
-        Answer.NOT_SELECTED: f"not selected by spec.deviceSelectors[{failing}]",
-        Answer.EXCLUDED: "named by spec.exclude",
-        Answer.INDIVISIBLE: "without MIG",
-        Answer.UNKNOWN: "that cannot be judged now",
+        PolicyMatch.NOT_SELECTED: f"not selected by spec.deviceSelectors[{failing}]",
+        PolicyMatch.EXCLUDED: "named by spec.exclude",
+        PolicyMatch.INDIVISIBLE: "without MIG",
+        PolicyMatch.UNKNOWN: "that cannot be judged now",
     }
     told = [f"{tally.said[answer]} {reason}" for answer, reason in reasons.items() if tally.said[answer]]
     return "NothingMatches", f"Matches nothing: of {_gpus(here)} on the nodes it selects, {_listed(told)}."
@@ -254,7 +254,7 @@ def _message(valid: Condition, applied: Condition, conflicting: Condition, advic
     return " ".join(each for each in said if each)
 
 
-def _nodes(tally: Tally) -> list[MigPolicyNode]:
+def _nodes(tally: PolicyCounts) -> list[MigPolicyNode]:
     # Of thousands of nodes few are listed, so only these are worded.
     worst = [name for *_, name in nsmallest(LISTED_NODES, tally.ranks)]
     return [_node(name, tally.mine[name]) for name in sorted(worst)]

@@ -13,7 +13,7 @@ from draco.cel.syntax.parse import parse
 from draco.selectors.tokens import Token, quoted, replaced, tokens
 
 
-class Step(NamedTuple):
+class AccessStep(NamedTuple):
     """One `.name`, `.?name`, `["name"]` or `[?"name"]`: what it names, and its first and last token."""
 
     name: str
@@ -27,8 +27,8 @@ class Access(NamedTuple):
 
     start: int
     kind: Token
-    domain: Step
-    name: Step | None
+    domain: AccessStep
+    name: AccessStep | None
     end: int
 
     @property
@@ -59,7 +59,7 @@ def _is_member(found: Sequence[Token], index: int) -> bool:
     return before[-1:] == ["."] or before == [".", "?"]
 
 
-def _step(found: Sequence[Token], at: int) -> Step | None:
+def _step(found: Sequence[Token], at: int) -> AccessStep | None:
     """The step that begins at a token; a call is none."""
     here = [token.text for token in found[at : at + 4]]
     is_optional = here[1:2] == ["?"]
@@ -70,14 +70,14 @@ def _step(found: Sequence[Token], at: int) -> Step | None:
     if here[:1] == ["."] and token.kind == "name":
         if last + 1 < len(found) and found[last + 1].text == "(":
             return None
-        return Step(token.text.strip("`"), at, last, is_optional)
+        return AccessStep(token.text.strip("`"), at, last, is_optional)
     if here[:1] == ["["] and last + 1 < len(found) and found[last + 1].text == "]":
         name = quoted(token)
-        return None if name is None else Step(name, at, last + 1, is_optional)
+        return None if name is None else AccessStep(name, at, last + 1, is_optional)
     return None
 
 
-def spelled(name: str, *, like: Step | None = None) -> str:
+def spelled(name: str, *, like: AccessStep | None = None) -> str:
     """A step as it is written: as an identifier where it can be one."""
     mark = "?" if like is not None and like.is_optional else ""
     return f".{mark}{name}" if name.isidentifier() else f'[{mark}"{name}"]'
@@ -121,7 +121,7 @@ def with_path(expression: str, old: AttributePath, new: AttributePath) -> str | 
     return changed if changed != expression else None
 
 
-def _respelled(name: str, step: Step, *, is_quoted: bool) -> str:
+def _respelled(name: str, step: AccessStep, *, is_quoted: bool) -> str:
     """A step to another name, of the form that the one had."""
     mark = "?" if step.is_optional else ""
     return f'[{mark}"{name}"]' if is_quoted else f".{mark}{name}"

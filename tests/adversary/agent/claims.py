@@ -11,7 +11,7 @@ from hypothesis.stateful import precondition, rule
 from draco.resources.kinds import CLAIMS
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
-from draco_local.simulator.gpus.gpu_state import Process
+from draco_local.simulator.gpus.gpu_state import GpuProcess
 from tests.adversary.agent import observer
 from tests.adversary.agent.driven import NoAnswer
 from tests.adversary.agent.life import LifeOfAgent
@@ -291,7 +291,7 @@ class LifeOfClaims(LifeOfAgent):
     def _hold(self, gpu: str, gi: int | None, ci: int | None, *, listed: bool) -> None:
         fired["run pod"] += 1
         self.pid += 1
-        faults.hold(self.path, gpu, Process(self.pid, gpu_instance=gi, compute_instance=ci, listed=listed))
+        faults.hold(self.path, gpu, GpuProcess(self.pid, gpu_instance=gi, compute_instance=ci, listed=listed))
 
     def _pods_end(self) -> None:
         fired["pods end"] += 1

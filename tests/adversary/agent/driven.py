@@ -57,7 +57,7 @@ class AtOnce(SimulatedNvml):
         return self._functions["nvmlEventSetWait_v2"](events, 0)
 
 
-class Listening(hardware.Hardware):
+class Listening(hardware.HardwareMonitor):
     """It waits for events before it asks for them, and not in a thread."""
 
     async def _heard_by(self, seconds: float, work: Callable[[], T]) -> T:

@@ -20,7 +20,7 @@ import msgspec
 from draco.agent.plugin import guard, unix_sockets
 from draco.agent.plugin import registration as plugin
 from draco.agent.plugin.guard import Peer
-from draco.agent.plugin.unix_sockets import Identity
+from draco.agent.plugin.unix_sockets import SocketFile
 from tests.adversary.agent.surroundings import DRIVER, Death
 
 Node = tuple[int, int]
@@ -101,7 +101,7 @@ class Rivals:
         found = [path for path in sorted(self.registry.iterdir()) if path.is_socket() and path.name[0] != "."]
         return [path for path in found if _node(path) not in theirs and _listens(path)]
 
-    async def asked(self, path: Path, one: Identity, driver: str) -> tuple[bool, Peer | None]:
+    async def asked(self, path: Path, one: SocketFile, driver: str) -> tuple[bool, Peer | None]:
         """In place of the call at registration."""
         rival = next((each for each in self.live if path in each.paths), None)
         if rival is None or not rival.speaks:

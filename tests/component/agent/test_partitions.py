@@ -20,7 +20,7 @@ from draco.resources.kinds import CLAIMS, GPU_NODES
 from draco.resources.names import FIELD_MANAGER_OPERATOR, GpuUuid
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus import procfs, state
-from draco_local.simulator.gpus.gpu_state import GpuState, Process
+from draco_local.simulator.gpus.gpu_state import GpuProcess, GpuState
 from tests.agents import SimulatedNode, eventually
 
 POD = "0f5a2f0e-0000-4000-8000-00000000abcd"
@@ -156,7 +156,7 @@ async def test_a_destroy_refused_as_in_use_names_the_holder_in_status_and_event(
     async with node.running():
         await node.prepare(claim)
         [made] = hardware(node).instances
-        holder = Process(
+        holder = GpuProcess(
             pid=4711, gpu_instance=made.id, listed=False, name="dcgm-exporter", cgroup=CGROUP, hostname="dcgm-x7x2z"
         )
         faults.hold(node.gpus, 0, holder)

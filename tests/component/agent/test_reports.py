@@ -12,10 +12,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.agent.claims.leftovers import Leftovers
-from draco.agent.hardware.monitor import View
-from draco.agent.plugin.registration import Registration
-from draco.agent.record.checkpoint import ClaimState, PreparedClaim, PreparedDevice
-from draco.agent.report.node_status import NodeReporter, Standing
+from draco.agent.hardware.monitor import HardwareView
+from draco.agent.plugin.registration import RegistrationState
+from draco.agent.record.checkpoint import PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.report.node_status import NodeReport, NodeReporter
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
@@ -98,12 +98,12 @@ def gpu_node_requests(proxy: FaultProxy) -> list[str]:
 
 @pytest.mark.usefixtures("crds")
 async def test_looking_again_at_a_right_status_writes_nothing(node: SimulatedNode, proxy: FaultProxy) -> None:
-    said = Standing(
+    said = NodeReport(
         driver="gpu.nvidia.com",
-        view=View(),
+        view=HardwareView(),
         published=None,
         problem="No Node.",
-        registration=Registration(),
+        registration=RegistrationState(),
         claims=0,
     )
     async with Client(Connection(proxy.url)) as through:
@@ -256,7 +256,9 @@ class Looking:
 
 def on_record(name: str, uid: str, namespace: str, *, pool: str = "node-0") -> PreparedClaim:
     device = PreparedDevice(request="gpu", pool=pool, device="gpu-0", gpu=GpuUuid("GPU-0"), minor=0)
-    return PreparedClaim(uid=ClaimUid(uid), namespace=namespace, name=name, state=ClaimState.PREPARED, devices=[device])
+    return PreparedClaim(
+        uid=ClaimUid(uid), namespace=namespace, name=name, state=PreparationState.PREPARED, devices=[device]
+    )
 
 
 async def test_a_claim_that_has_its_devices_is_never_given_up(node: SimulatedNode) -> None:

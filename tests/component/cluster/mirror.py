@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from draco_local.cluster.programs.download import Release
+from draco_local.cluster.programs.download import ReleasedFile
 
 
 class Mirror:
@@ -22,7 +22,7 @@ class Mirror:
         self.ended = threading.Event()
         self.url = ""
 
-    def publish(self, release: Release, programs: Mapping[str, bytes | Path]) -> None:
+    def publish(self, release: ReleasedFile, programs: Mapping[str, bytes | Path]) -> None:
         """Serve a release with these programs in it, and its checksum."""
         (content,) = programs.values() if not any(release.programs.values()) else (archive(release, programs),)
         digest = hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()
@@ -30,7 +30,7 @@ class Mirror:
         self.files[f"/{release.site}{release.checksums}"] = f"{digest}  {release.name}\n".encode()
 
 
-def archive(release: Release, programs: Mapping[str, bytes | Path]) -> bytes:
+def archive(release: ReleasedFile, programs: Mapping[str, bytes | Path]) -> bytes:
     """The release's archive, with its programs where they belong."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar:

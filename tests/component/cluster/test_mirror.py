@@ -16,7 +16,7 @@ import yarl
 from draco_local.cluster import controlplane
 from draco_local.cluster.errors import BinariesMissing
 from draco_local.cluster.programs import binaries, download
-from draco_local.cluster.programs.download import Release, WrongChecksum, releases
+from draco_local.cluster.programs.download import ReleasedFile, WrongChecksum, releases
 from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES
 from draco_local.cluster.progress import Lines
 from tests.component.cluster import mirror as mirrors
@@ -55,7 +55,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def published(program: str) -> Release:
+def published(program: str) -> ReleasedFile:
     (release,) = releases(binaries.module_of(program), [program], machine=platform.machine())
     return release
 

@@ -22,7 +22,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover, kubernetes_minor
-from draco.kube.errors import Status, Unreachable, from_status
+from draco.kube.errors import ApiStatus, Unreachable, from_status
 from draco_local.cluster.controlplane import ControlPlane
 
 R = TypeVar("R")
@@ -91,7 +91,7 @@ class FlakyConnection(Connection):
         if not code:
             await super().request(method, path, **rest)
             raise Unreachable("the answer was lost")
-        raise from_status(Status(code=code, reason="Injected"))
+        raise from_status(ApiStatus(code=code, reason="Injected"))
 
 
 class ObservedConnection(Connection):

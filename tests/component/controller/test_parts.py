@@ -7,8 +7,8 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from draco.agent.hardware.gpus import DriverInfo, Located
-from draco.agent.hardware.instances import GpuMig
+from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
+from draco.agent.hardware.instances import GpuMigView
 from draco.agent.publish import partitions
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
@@ -40,8 +40,8 @@ class DividedLab(Lab):
     async def publish(self, *, divided: bool = True) -> None:
         """One slice of counters and one of devices, or one without any partition; replaced as an agent replaces them."""
         gpu = a_gpu(0)
-        mig = GpuMig(gpu=gpu.uuid, board=H100)
-        one = partitions.Divisible(located=Located(gpu), mig=mig, board=H100, isolated=self.isolated)
+        mig = GpuMigView(gpu=gpu.uuid, board=H100)
+        one = partitions.Divisible(located=LocatedGpu(gpu), mig=mig, board=H100, isolated=self.isolated)
         driver = DriverInfo("580.1", "13.0", "13.580")
         devices = partitions.devices([one], driver, partitions.order([one]))
         plain = [Device(name="gpu-1")]

@@ -5,7 +5,7 @@ import pytest
 
 from draco.agent.claims.plan import AskedAgain, ClaimPlan, FirstTime, HalfGivenUp, plan_prepare
 from draco.agent.errors import NotThere, PrepareError
-from draco.agent.record.checkpoint import ClaimState, PreparedClaim
+from draco.agent.record.checkpoint import PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER
 from tests.builders import a_claim
@@ -18,27 +18,27 @@ def planned(claim: ResourceClaim, *record: PreparedClaim) -> ClaimPlan:
     return plan_prepare(claim, {each.uid: each for each in record}, driver=NVIDIA_DRIVER, pool="node-0", gpus=GPUS)
 
 
-def on_record(claim: ResourceClaim, state: ClaimState) -> PreparedClaim:
+def on_record(claim: ResourceClaim, state: PreparationState) -> PreparedClaim:
     return msgspec.structs.replace(planned(claim).claim, state=state)
 
 
-@pytest.mark.parametrize("left_over", [(), (on_record(ONE, ClaimState.PREPARING),)], ids=["unknown", "an intent"])
+@pytest.mark.parametrize("left_over", [(), (on_record(ONE, PreparationState.PREPARING),)], ids=["unknown", "an intent"])
 def test_a_claim_that_kubelet_was_never_told_of_is_prepared_from_the_start(
     left_over: tuple[PreparedClaim, ...],
 ) -> None:
     plan = planned(ONE, *left_over)
     assert isinstance(plan, FirstTime)
-    assert plan.claim.state is ClaimState.PREPARING
+    assert plan.claim.state is PreparationState.PREPARING
     assert [(each.device, each.gpu) for each in plan.claim.devices] == [("gpu-0", GPUS["gpu-0"].uuid)]
 
 
 def test_a_claim_that_is_prepared_is_taken_from_the_record() -> None:
-    known = on_record(ONE, ClaimState.PREPARED)
+    known = on_record(ONE, PreparationState.PREPARED)
     assert planned(ONE, known) == AskedAgain(known)
 
 
 def test_a_claim_that_is_prepared_with_something_else_is_refused() -> None:
-    known = on_record(ONE, ClaimState.PREPARED)
+    known = on_record(ONE, PreparationState.PREPARED)
     elsewhere = a_claim("one", on=["node-0/gpu-1"])
     elsewhere = msgspec.structs.replace(elsewhere, metadata=ONE.metadata)
     with pytest.raises(PrepareError, match="prepared with gpu-0, but that is no longer its allocation"):
@@ -46,15 +46,15 @@ def test_a_claim_that_is_prepared_with_something_else_is_refused() -> None:
 
 
 def test_what_a_claim_still_has_from_before_goes_first() -> None:
-    known = on_record(ONE, ClaimState.RELEASING)
+    known = on_record(ONE, PreparationState.RELEASING)
     assert planned(ONE, known) == HalfGivenUp(known)
 
 
 def test_who_holds_a_device_keeps_it_from_others_and_who_gives_it_up_does_not() -> None:
     other = a_claim("other", on=["node-0/gpu-0"])
     with pytest.raises(PrepareError, match="still prepared for claim default/one"):
-        planned(other, on_record(ONE, ClaimState.PREPARED))
-    assert isinstance(planned(other, on_record(ONE, ClaimState.RELEASING)), FirstTime)
+        planned(other, on_record(ONE, PreparationState.PREPARED))
+    assert isinstance(planned(other, on_record(ONE, PreparationState.RELEASING)), FirstTime)
 
 
 def test_a_gpu_that_is_said_to_be_in_two_places_is_nobody_s() -> None:

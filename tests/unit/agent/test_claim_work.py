@@ -11,11 +11,11 @@ from draco.agent.claims.plan import intent_of
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.claims.work import ClaimWork
 from draco.agent.errors import PrepareError
-from draco.agent.hardware.gpus import DriverInfo, Gpu, Located
-from draco.agent.hardware.monitor import View
-from draco.agent.hardware.nvml import Call
+from draco.agent.hardware.gpus import DriverInfo, Gpu, LocatedGpu
+from draco.agent.hardware.monitor import HardwareView
+from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.lanes import Lanes
-from draco.agent.record.checkpoint import Checkpoint, ClaimState, PreparedClaim
+from draco.agent.record.checkpoint import Checkpoint, PreparationState, PreparedClaim
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
@@ -30,7 +30,7 @@ def uid_of(claim: ResourceClaim) -> ClaimUid:
     return ClaimUid(claim.metadata.uid)
 
 
-def prepared(claim: ResourceClaim, state: ClaimState = ClaimState.PREPARED) -> PreparedClaim:
+def prepared(claim: ResourceClaim, state: PreparationState = PreparationState.PREPARED) -> PreparedClaim:
     gpus = {"gpu-0": GPUS[0], "gpu-1": GPUS[1]}
     return msgspec.structs.replace(intent_of(claim, driver=NVIDIA_DRIVER, pool="node-0", gpus=gpus), state=state)
 
@@ -39,12 +39,12 @@ class Node:
     """Lanes and a desk that note down what they are asked, and what is on record."""
 
     def __init__(self) -> None:
-        self.view = View(driver=DriverInfo("1", "1", "1"), gpus=tuple(map(Located, GPUS)))
+        self.view = HardwareView(driver=DriverInfo("1", "1", "1"), gpus=tuple(map(LocatedGpu, GPUS)))
         self.record: dict[ClaimUid, PreparedClaim] = {}
         self.done: list[tuple[str, set[str]]] = []
         self.answers = True
         self.refusal: PrepareError | None = None
-        self.hanging: Call | None = None
+        self.hanging: NvmlCall | None = None
         self.when_taken: Callable[[], object] = str
         self.seen: list[list[Gpu]] = []
         self.work = ClaimWork(
@@ -128,7 +128,7 @@ async def test_where_nvml_does_not_answer_a_new_claim_waits_only_for_calls_that_
     node: Node, about: str | None, refused: bool
 ) -> None:
     node.answers = False
-    node.hanging = None if about is None else Call("nvmlDeviceGetName", about, 0.0)
+    node.hanging = None if about is None else NvmlCall("nvmlDeviceGetName", about, 0.0)
     names = {uid_of(WHOLE), GPUS[0].uuid}
     if refused:
         with pytest.raises(PrepareError, match=r"^Claim default/whole cannot be prepared now: .*nvmlDeviceGetName"):
@@ -140,16 +140,16 @@ async def test_where_nvml_does_not_answer_a_new_claim_waits_only_for_calls_that_
 
 
 async def test_a_call_that_hangs_is_no_reason_once_nvml_has_been_asked(node: Node) -> None:
-    node.hanging = Call("nvmlDeviceGetName", "", 0.0)
+    node.hanging = NvmlCall("nvmlDeviceGetName", "", 0.0)
     await node.work.prepare(WHOLE)
     assert node.done[-1][0] == "on record prepare_unasked"
 
 
-@pytest.mark.parametrize(("state", "refused"), [(ClaimState.PREPARED, False), (ClaimState.RELEASING, True)])
+@pytest.mark.parametrize(("state", "refused"), [(PreparationState.PREPARED, False), (PreparationState.RELEASING, True)])
 async def test_a_claim_that_is_prepared_is_answered_while_nvml_does_not(
-    node: Node, state: ClaimState, refused: bool
+    node: Node, state: PreparationState, refused: bool
 ) -> None:
-    node.answers, node.hanging = False, Call("nvmlDeviceGetName", "", 0.0)
+    node.answers, node.hanging = False, NvmlCall("nvmlDeviceGetName", "", 0.0)
     node.record[uid_of(WHOLE)] = prepared(WHOLE, state)
     if refused:
         with pytest.raises(PrepareError):
@@ -168,7 +168,7 @@ async def test_what_is_refused_when_nvml_is_asked_keeps_no_name(node: Node) -> N
 
 
 async def test_without_a_driver_nothing_is_prepared_and_the_view_says_why(node: Node) -> None:
-    node.view = View(fault="The driver is not loaded.")
+    node.view = HardwareView(fault="The driver is not loaded.")
     for claim in (WHOLE, DIVIDED):
         with pytest.raises(PrepareError, match=r"cannot be prepared: The driver is not loaded\.$"):
             await node.work.prepare(claim)
@@ -176,14 +176,14 @@ async def test_without_a_driver_nothing_is_prepared_and_the_view_says_why(node: 
 
 async def test_partitions_are_neither_prepared_nor_given_up_while_a_call_hangs(node: Node) -> None:
     node.record[uid_of(DIVIDED)] = prepared(DIVIDED)
-    hang = Call("nvmlDeviceGetName", "", 0.0)
+    hang = NvmlCall("nvmlDeviceGetName", "", 0.0)
     node.view = msgspec.structs.replace(node.view, fault="It hangs.", hang=hang)
     with pytest.raises(PrepareError, match=r"default/divided cannot be prepared now: It hangs\. Kubelet tries again"):
         await node.work.prepare(DIVIDED)
     with pytest.raises(PrepareError, match=r"default/divided cannot be given up now: It hangs\. Kubelet tries again"):
         await node.work.unprepare(uid_of(DIVIDED))
     assert node.done == []
-    node.view = msgspec.structs.replace(node.view, hang=Call("", "", 0.0))
+    node.view = msgspec.structs.replace(node.view, hang=NvmlCall("", "", 0.0))
     await node.work.prepare(DIVIDED)
     await node.work.unprepare(uid_of(DIVIDED))
     assert [what for what, _ in node.done] == ["with driver prepare", "with driver unprepare"]

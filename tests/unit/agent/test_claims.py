@@ -19,7 +19,7 @@ from draco.agent.errors import PrepareError
 from draco.agent.files import TEMPORARY, LocalFiles
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.record import checkpoint
-from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, ClaimState
+from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, PreparationState
 from draco.resources.api.claims import (
     AllocatedDeviceStatus,
     DeviceAllocationConfiguration,
@@ -374,7 +374,7 @@ def test_the_record_survives_a_restart(tmp_path: Path) -> None:
     [claim] = again.record.claims.values()
     assert (str(claim), claim.state, [device.device for device in claim.devices]) == (
         "default/two",
-        ClaimState.PREPARED,
+        PreparationState.PREPARED,
         ["gpu-1", "gpu-2"],
     )
     assert again.converged == recovery.Converged()
@@ -432,8 +432,8 @@ def test_a_lost_record_is_rebuilt_from_specs_and_from_what_claims_say() -> None:
     ]
     found = rebuilding.rebuilt(claims, driver=NVIDIA_DRIVER, pool="node-0", gpus=GPUS, with_spec=[uid(TWO)])
     assert [(claim.name, claim.state) for claim in found] == [
-        ("one", ClaimState.PREPARED),
-        ("two", ClaimState.PREPARED),
+        ("one", PreparationState.PREPARED),
+        ("two", PreparationState.PREPARED),
     ]
 
 

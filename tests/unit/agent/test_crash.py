@@ -27,7 +27,7 @@ from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.files import LocalFiles
 from draco.agent.record import checkpoint, journal
-from draco.agent.record.checkpoint import Checkpoint, ClaimState
+from draco.agent.record.checkpoint import Checkpoint, PreparationState
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 from tests.side_by_side import REPORTS
@@ -186,7 +186,7 @@ def check(folder: Path) -> list[Photo]:
             else:
                 del told[step[1]]
     held = {claim.name: claim for claim in node.record.claims.values()}
-    assert all(claim.state is ClaimState.PREPARED for claim in held.values())
+    assert all(claim.state is PreparationState.PREPARED for claim in held.values())
     certain = {name for name in told if unsure is None or unsure[1] != name}
     assert certain <= set(held), "a claim that kubelet was told is prepared is lost"
     assert set(held) - certain <= ({unsure[1]} if unsure else set()), "a claim is held that kubelet never asked for"

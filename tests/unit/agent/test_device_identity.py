@@ -4,14 +4,14 @@ from typing import Any
 
 import msgspec
 
-from draco.agent.hardware.gpus import Gpu, GpuHealth, HealthState, Located
-from draco.agent.hardware.instances import GpuMig
-from draco.agent.hardware.monitor import View
+from draco.agent.hardware.gpus import Gpu, GpuHealth, HealthState, LocatedGpu
+from draco.agent.hardware.instances import GpuMigView
+from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.ownership import remains
 from draco.agent.plugin.health_service import DeviceReport, claimed_reports, reports
 from draco.agent.publish.device_names import remembered, shown
 from draco.agent.publish.offering import Offering
-from draco.agent.record.checkpoint import ClaimState, Partition, PreparedClaim, PreparedDevice
+from draco.agent.record.checkpoint import Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.report.claim_status import identity, wanted
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import MigMode, WantedGpu
@@ -32,7 +32,9 @@ def a_device(gpu: Gpu = A, device: str = "", **fields: Any) -> PreparedDevice:
 
 
 def a_claim(*devices: PreparedDevice) -> PreparedClaim:
-    return PreparedClaim(uid=ClaimUid("1"), namespace="n", name="c", state=ClaimState.PREPARED, devices=list(devices))
+    return PreparedClaim(
+        uid=ClaimUid("1"), namespace="n", name="c", state=PreparationState.PREPARED, devices=list(devices)
+    )
 
 
 def ill(gpu: Gpu) -> Gpu:
@@ -40,7 +42,7 @@ def ill(gpu: Gpu) -> Gpu:
 
 
 def told(claim: PreparedClaim, *gpus: Gpu) -> list[DeviceReport]:
-    view = View(driver=DRIVER, gpus=tuple(map(Located, gpus)))
+    view = HardwareView(driver=DRIVER, gpus=tuple(map(LocatedGpu, gpus)))
     whole = reports(view)
     return [*whole, *claimed_reports(whole, view, [claim], {})]
 
@@ -86,13 +88,13 @@ def test_kubelet_is_told_of_a_gpu_under_the_name_that_its_claim_has() -> None:
 def test_an_absent_gpu_stays_in_the_slices_with_all_that_claims_have_of_it_and_with_the_taint() -> None:
     board = BOARDS["H100-80GB"]
     whole = msgspec.structs.replace(A, board=board)
-    known = remembered({}, [Located(whole), Located(B)])
-    gpus = shown(known, [Located(B)])
+    known = remembered({}, [LocatedGpu(whole), LocatedGpu(B)])
+    gpus = shown(known, [LocatedGpu(B)])
     [gone] = [one.gpu for one in gpus if one.gpu.absent]
     claim = a_claim(a_device(device=PART_NAME, partition=PART))
 
     def offered(claims: list[PreparedClaim], wanted: dict[Any, WantedGpu]) -> dict[str, set[str]]:
-        migs = {gone.uuid: remains(gone, claims), B.uuid: GpuMig(gpu=B.uuid)}
+        migs = {gone.uuid: remains(gone, claims), B.uuid: GpuMigView(gpu=B.uuid)}
         offer = Offering().offer(gpus, DRIVER, migs=migs, wanted=wanted, now_s=0.0)
         return {one.name: {taint.key for taint in one.taints} for one in offer.devices}
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from draco.agent.hardware.gpus import ABSENT, Gpu, GpuFault
-from draco.agent.hardware.instances import GpuMig, Held, Instance, Use
+from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance, Use
 from draco.agent.mig.parts import known_of
 from draco.mig.known_boards import BOARDS
 from draco.resources.names import GpuUuid
@@ -12,28 +12,28 @@ from tests.builders import a_gpu
 H100 = BOARDS["H100-80GB"]
 GPU = msgspec.structs.replace(a_gpu(0), board=H100)
 GONE = msgspec.structs.replace(GPU, fault=GpuFault(ABSENT, "NVML does not list it."))
-HELD = GpuMig(
+HELD = GpuMigView(
     gpu=GPU.uuid,
     enabled=True,
     board=H100,
-    held=(Held(instance=Instance(gpu=GPU.uuid, gi=1, profile_id=19, start=3, size=1), use=Use.CLAIM),),
+    held=(HeldInstance(instance=Instance(gpu=GPU.uuid, gi=1, profile_id=19, start=3, size=1), use=Use.CLAIM),),
 )
 LOOKED = msgspec.structs.replace(HELD, capable=True)
 
 
-def nothing(_: Gpu) -> GpuMig | None:
+def nothing(_: Gpu) -> GpuMigView | None:
     return None
 
 
-def on_record(_: Gpu) -> GpuMig | None:
+def on_record(_: Gpu) -> GpuMigView | None:
     return HELD
 
 
 def known(
-    gpu: Gpu, division: GpuMig | None = None, before: GpuMig | None = None, *, claimed: bool = False
-) -> GpuMig | None:
-    divisions: dict[GpuUuid, GpuMig] = {} if division is None else {GPU.uuid: division}
-    earlier: dict[GpuUuid, GpuMig] = {} if before is None else {GPU.uuid: before}
+    gpu: Gpu, division: GpuMigView | None = None, before: GpuMigView | None = None, *, claimed: bool = False
+) -> GpuMigView | None:
+    divisions: dict[GpuUuid, GpuMigView] = {} if division is None else {GPU.uuid: division}
+    earlier: dict[GpuUuid, GpuMigView] = {} if before is None else {GPU.uuid: before}
     return known_of([gpu], divisions, earlier, on_record if claimed else nothing).get(GPU.uuid)
 
 
@@ -50,6 +50,6 @@ def test_a_gpu_that_a_look_has_just_missed_is_as_it_was_until_it_is_known_to_be_
 
 def test_of_an_absent_gpu_and_of_one_that_cannot_be_looked_at_claims_keep_what_they_have() -> None:
     assert known(GONE, None, LOOKED, claimed=True) is HELD
-    blind = known(GPU, GpuMig(gpu=GPU.uuid), claimed=True)
+    blind = known(GPU, GpuMigView(gpu=GPU.uuid), claimed=True)
     assert blind is not None
     assert (blind.board, blind.held) == (H100, HELD.held)

@@ -13,7 +13,7 @@ import pytest
 from draco.agent.files import LocalFiles
 from draco.agent.hardware.fault_record import FaultRecord
 from draco.agent.hardware.gpus import HealthState
-from draco.agent.hardware.monitor import Hardware, SysfsPcieRoots, View
+from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.plugin.health_service import reports
 from draco_local.simulator.accidents import faults
@@ -33,7 +33,7 @@ class Watched:
         create(self.path, gpus=2, node_name="node-0")
         self.clock = ManualClock()
         self.nvml = Nvml(SimulatedNvml(self.path), monotonic=self.clock.monotonic)
-        self.hardware = Hardware(
+        self.hardware = HardwareMonitor(
             self.nvml,
             SysfsPcieRoots(folder),
             faults=FaultRecord(folder / "faults.json", LocalFiles(), boot_id="", driver_load=lambda: ""),
@@ -45,12 +45,12 @@ class Watched:
             event_wait_s=event_wait_s,
             limit_s=30.0,
         )
-        self.views: list[View] = []
+        self.views: list[HardwareView] = []
         self.hardware.subscribe(self.views.append)
-        self.rename: Callable[[View], View] = lambda view: view
+        self.rename: Callable[[HardwareView], HardwareView] = lambda view: view
         self.uuids = [gpu.uuid for gpu in load(self.path).gpus]
 
-    async def _named(self, view: View) -> View:
+    async def _named(self, view: HardwareView) -> HardwareView:
         return self.rename(view)
 
     @asynccontextmanager

@@ -7,11 +7,11 @@ import pytest
 
 from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
 from draco.agent.hardware.instances import Instance
-from draco.agent.mig.holders import Holder, Holders, HolderSearch, own_pid, sentence
+from draco.agent.mig.holders import Holders, HolderSearch, HoldingProcess, own_pid, sentence
 from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus import procfs, state
-from draco_local.simulator.gpus.gpu_state import Process
+from draco_local.simulator.gpus.gpu_state import GpuProcess
 from tests.builders import a_gpu
 
 POD = "0f5a2f0e-0000-4000-8000-00000000abcd"
@@ -44,7 +44,7 @@ def a_process(
 def test_container_and_pod_are_read_from_the_cgroup_however_it_is_written(tmp_path: Path, cgroup: str) -> None:
     a_process(tmp_path, 7, comm="train", cgroup=cgroup, env="PATH=/bin\0HOSTNAME=train-0\0")
     assert Holders(tmp_path).named([7]) == [
-        Holder(pid=7, command="train", container=CONTAINER, pod=POD, hostname="train-0")
+        HoldingProcess(pid=7, command="train", container=CONTAINER, pod=POD, hostname="train-0")
     ]
     [holder] = Holders(tmp_path).named([7])
     assert str(holder) == f"process 7 (train) in container {CONTAINER[:12]} of pod train-0 ({POD})"
@@ -98,12 +98,12 @@ def test_the_nearest_holder_is_named_and_monitoring_of_the_whole_gpu_only_withou
     procfs.build(path, state.load(path))
     by_hand.set_mode(path, 0, 1)
     made = by_hand.create_instance(path, 0, "1g.10gb", start=3)
-    faults.hold(path, 0, Process(pid=100, name="monitor", listed=False))
+    faults.hold(path, 0, GpuProcess(pid=100, name="monitor", listed=False))
     there = Instance(gpu=GpuUuid("GPU-0"), gi=made.gpu_instance, profile_id=19, start=3, size=1, ci=0, uuid=made.uuid)
     proc = procfs.tree(path)
     search = HolderSearch(Holders(proc), Capabilities(proc))
     assert search(there, a_gpu(0), []) == "somebody in no list, perhaps process 100 (monitor)"
-    faults.hold(path, 0, Process(pid=200, name="shell", listed=False, gpu_instance=made.gpu_instance))
+    faults.hold(path, 0, GpuProcess(pid=200, name="shell", listed=False, gpu_instance=made.gpu_instance))
     assert search(there, a_gpu(0), []) == "process 200 (shell)"
     assert search(there, a_gpu(0), [300]) == "process 300"
     assert search(None, a_gpu(0), []) == "process 100 (monitor), process 200 (shell)"

@@ -13,10 +13,10 @@ from draco.agent.record import checkpoint, journal
 from draco.agent.record.checkpoint import (
     Checkpoint,
     CheckpointDamaged,
-    ClaimState,
     InstanceState,
     Loaded,
     OwnedInstance,
+    PreparationState,
     PreparedClaim,
     PreparedDevice,
 )
@@ -27,7 +27,7 @@ from tests.doubles.files import Writes
 FLIPS = (0x01, 0x20, 0x80, 0xFF)
 
 
-def a_prepared_claim(name: str, state: ClaimState = ClaimState.PREPARED) -> PreparedClaim:
+def a_prepared_claim(name: str, state: PreparationState = PreparationState.PREPARED) -> PreparedClaim:
     device = PreparedDevice(request="gpu", pool="node-0", device="gpu-0", gpu=GpuUuid("GPU-0"), minor=0)
     return PreparedClaim(uid=ClaimUid(name), namespace="default", name=name, state=state, devices=[device])
 
@@ -44,7 +44,7 @@ def a_record(path: Path) -> tuple[Checkpoint, list[Loaded]]:
     said = []
     for change in (
         lambda: record.replace([], boot_id="boot"),
-        lambda: record.put(a_prepared_claim("one", ClaimState.PREPARING)),
+        lambda: record.put(a_prepared_claim("one", PreparationState.PREPARING)),
         lambda: record.change(put=[a_prepared_claim("one")], own=[an_instance(0), an_instance(1)]),
         lambda: record.remember([KnownGpu(uuid=a_gpu(0).uuid, device="gpu-0", last=a_gpu(0))]),
         lambda: record.put(a_prepared_claim("two")),

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.agent.hardware.gpus import Gpu, GpuHealth, HealthState, KnownGpu, Located, UnidentifiedGpu
-from draco.agent.hardware.monitor import View
+from draco.agent.hardware.gpus import Gpu, GpuHealth, HealthState, KnownGpu, LocatedGpu, UnidentifiedGpu
+from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.device_names import KnownGpus, bound, given, published, remembered, reported, shown
 from draco.agent.publish.slices import device
 from draco.agent.record import checkpoint
-from draco.agent.record.checkpoint import Checkpoint, ClaimState, Loaded, PreparedClaim, PreparedDevice
+from draco.agent.record.checkpoint import Checkpoint, Loaded, PreparationState, PreparedClaim, PreparedDevice
 from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus
 from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
 from draco.resources.names import ClaimUid, GpuUuid
@@ -28,8 +28,8 @@ def at(gpu: Gpu, minor: int, **fields: Any) -> Gpu:
     return msgspec.structs.replace(gpu, minor=minor, index=minor, **fields)
 
 
-def read(*gpus: Gpu) -> list[Located]:
-    return [Located(gpu) for gpu in gpus]
+def read(*gpus: Gpu) -> list[LocatedGpu]:
+    return [LocatedGpu(gpu) for gpu in gpus]
 
 
 def names(known: dict[GpuUuid, KnownGpu]) -> list[str]:
@@ -122,11 +122,11 @@ def a_slice(generation: int, *devices: Device) -> ResourceSlice:
 
 def test_names_are_found_again_in_claims_on_record_in_slices_and_in_the_gpunode() -> None:
     part = PreparedDevice(request="r", pool="node-0", device="gpu-4-mig-1g10gb-19-0", gpu=A.uuid, minor=4)
-    claim = PreparedClaim(uid=ClaimUid("1"), namespace="n", name="c", state=ClaimState.PREPARED, devices=[part])
+    claim = PreparedClaim(uid=ClaimUid("1"), namespace="n", name="c", state=PreparationState.PREPARED, devices=[part])
     assert given([claim]) == [KnownGpu(uuid=A.uuid, device="gpu-4")]
-    whole = device(Located(at(B, 3)), DRIVER)
+    whole = device(LocatedGpu(at(B, 3)), DRIVER)
     partition = Device(name="gpu-6-mig-1g10gb-19-0", attributes={"parentUUID": DeviceAttribute(string=C.uuid)})
-    old = a_slice(1, device(Located(at(A, 0)), DRIVER))
+    old = a_slice(1, device(LocatedGpu(at(A, 0)), DRIVER))
     assert [(one.uuid, one.device) for one in published([old, a_slice(2, whole, partition)])] == [
         (B.uuid, "gpu-3"),
         (C.uuid, "gpu-6"),
@@ -143,7 +143,7 @@ def test_who_tells_a_name_first_is_right_and_no_name_is_told_twice() -> None:
 
 
 def test_what_was_published_of_a_gpu_that_is_gone_is_enough_to_publish_it_again() -> None:
-    before = Located(msgspec.structs.replace(A, device="gpu-4", addressing_mode="ATS"), "pci0000:00", 1)
+    before = LocatedGpu(msgspec.structs.replace(A, device="gpu-4", addressing_mode="ATS"), "pci0000:00", 1)
     known = bound({}, [*reported(None), *published([a_slice(1, device(before, DRIVER))])])
     [gone] = shown(known, [])
     assert gone.gpu.absent
@@ -170,8 +170,8 @@ async def at_once(work: Callable[[], Any]) -> Any:
     return work()
 
 
-def a_view(*gpus: Gpu) -> View:
-    return View(driver=DRIVER, gpus=tuple(read(*gpus)))
+def a_view(*gpus: Gpu) -> HardwareView:
+    return HardwareView(driver=DRIVER, gpus=tuple(read(*gpus)))
 
 
 async def test_a_name_is_on_record_before_anybody_is_told_of_it(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_the_record_keeps_gpus_whole_and_a_name_survives_what_cannot_be_read_of_
     build(tmp_path, gpus=2)
     gpus = MigNode(tmp_path).gpus
     record = a_record(tmp_path / "checkpoint.json")
-    record.remember(remembered({}, [Located(gpu, "pci0000:00", 1) for gpu in gpus]).values())
+    record.remember(remembered({}, [LocatedGpu(gpu, "pci0000:00", 1) for gpu in gpus]).values())
     assert a_record(tmp_path / "checkpoint.json").known == record.known
     assert all(one.last and one.last.board for one in record.known.values())
     odd = checkpoint._KnownGpu(uuid=A.uuid, device="gpu-9", last=msgspec.Raw(b'{"uuid": 7}'))

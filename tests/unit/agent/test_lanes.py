@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from draco.agent.hardware.nvml import Call
+from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.lanes import STUCK_S, SUSPECT_S, Lane, Lanes, Turns
 from tests.agents import eventually
 from tests.doubles.clock import ManualClock
@@ -35,7 +35,7 @@ class Gate:
 class Node:
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.call: Call | None = None
+        self.call: NvmlCall | None = None
         self.reach: Callable[[], object] = str
         self.lanes = Lanes(calling=lambda: self.call, reach=self._reach, clock=self.clock)
         self.gate = Gate()
@@ -44,7 +44,7 @@ class Node:
         self.reach()
 
     def hang(self) -> None:
-        self.call = Call("nvmlDeviceGetName", "GPU-0", self.clock.monotonic() - SUSPECT_S - 1)
+        self.call = NvmlCall("nvmlDeviceGetName", "GPU-0", self.clock.monotonic() - SUSPECT_S - 1)
 
     async def until(self, check: Callable[[], Any]) -> None:
         """Let time pass until something holds."""

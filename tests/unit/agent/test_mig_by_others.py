@@ -16,7 +16,7 @@ from draco.mig.board import Placement
 from draco.resources.api.draco import MigMode, WantedGpu, WantedInstance
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus import state
-from draco_local.simulator.gpus.gpu_state import Process
+from draco_local.simulator.gpus.gpu_state import GpuProcess
 from tests.builders import a_claim
 from tests.doubles.files import FullCopyOnWriteDisk
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
@@ -146,7 +146,7 @@ def test_what_somebody_puts_in_the_place_of_ours_while_holders_are_looked_for_is
     node = MigNode(tmp_path, find=replaced)
     node.prepare(TWO)
     [small] = [one for one in node.hardware().instances if one.start == 4]
-    faults.hold(path, 0, Process(pid=4711, gpu_instance=small.id, listed=False))
+    faults.hold(path, 0, GpuProcess(pid=4711, gpu_instance=small.id, listed=False))
     with pytest.raises(PrepareError, match=r"in use by process 4711 \(train\)"):
         node.unprepare(TWO)
     assert node.uses() == [(9, 0, Use.FOREIGN), (19, 4, Use.ORPHAN)]
@@ -358,7 +358,7 @@ def test_what_may_be_somebody_else_s_and_is_in_use_stays_and_its_user_is_named(
     node: MigNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_off(node, monkeypatch, by_somebody=True)
-    faults.hold(node.path, 0, Process(pid=4711, gpu_instance=node.hardware().instances[0].id, listed=False))
+    faults.hold(node.path, 0, GpuProcess(pid=4711, gpu_instance=node.hardware().instances[0].id, listed=False))
     again = MigNode(node.folder, holder="process 4711 (nvidia-smi)")
     again.now_s = DOUBT_S
     again.layouts.keep(again.uuid)

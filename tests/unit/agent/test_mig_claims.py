@@ -17,7 +17,7 @@ from draco.agent.files import LocalFiles
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.instances import Instance, Use
 from draco.agent.mig.claim_instances import PATIENCE_S
-from draco.agent.mig.inventory import Seen
+from draco.agent.mig.inventory import GpuInventory
 from draco.agent.mig.ownership import recognised
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import InstanceState, OwnedInstance
@@ -26,7 +26,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid
 from draco_local.simulator.accidents import by_hand, faults, hotplug
 from draco_local.simulator.gpus import state
-from draco_local.simulator.gpus.gpu_state import Process
+from draco_local.simulator.gpus.gpu_state import GpuProcess
 from tests.builders import a_claim
 from tests.doubles.files import FullCopyOnWriteDisk
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
@@ -169,7 +169,7 @@ def test_a_warm_instance_gives_way_to_another_partition(node: MigNode) -> None:
 
 def a_holder(node: MigNode, **fields: Any) -> None:
     instance = node.hardware().instances[0]
-    faults.hold(node.path, 0, Process(pid=4711, gpu_instance=instance.id, **fields))
+    faults.hold(node.path, 0, GpuProcess(pid=4711, gpu_instance=instance.id, **fields))
 
 
 def test_a_claim_whose_instance_is_in_use_is_given_up_only_when_that_was_published_for_long(node: MigNode) -> None:
@@ -194,7 +194,7 @@ def test_a_claim_whose_instance_is_in_use_is_given_up_only_when_that_was_publish
 def test_a_claim_of_which_one_instance_is_in_use_is_not_forgotten_for_those_that_are_gone(node: MigNode) -> None:
     node.prepare(TWO)
     [small] = [one for one in node.hardware().instances if one.start == 4]
-    faults.hold(node.path, 0, Process(pid=4711, gpu_instance=small.id, listed=False))
+    faults.hold(node.path, 0, GpuProcess(pid=4711, gpu_instance=small.id, listed=False))
     for _ in range(2):
         with pytest.raises(InstanceHeld, match=r"its instance 1g\.10gb at 4 is in use"):
             node.unprepare(TWO)
@@ -330,7 +330,7 @@ def test_a_disk_too_full_to_make_a_gpu_whole_is_one_sentence_and_passes(tmp_path
     node.unprepare(ONE)
     settle = node.steps.settle
 
-    def fill_up_then(uuid: GpuUuid) -> Seen:
+    def fill_up_then(uuid: GpuUuid) -> GpuInventory:
         files.refused = {"/state/"}
         return settle(uuid)
 
@@ -431,13 +431,13 @@ def test_a_claim_that_is_prepared_again_is_given_no_instance_that_is_gone(node: 
 def test_who_uses_a_gpu_whose_mode_has_to_change_is_named(tmp_path: Path) -> None:
     build(tmp_path, mig=False)
     node = MigNode(tmp_path, holder="process 4711 (nv-hostengine)")
-    faults.hold(node.path, 0, Process(pid=4711, listed=False))
+    faults.hold(node.path, 0, GpuProcess(pid=4711, listed=False))
     with pytest.raises(PrepareError, match=r"The GPU is in use by process 4711 \(nv-hostengine\)"):
         node.prepare(ONE)
     faults.release(node.path, 4711)
     by_hand.set_mode(node.path, 0, 1)
     node.scan()
-    faults.hold(node.path, 0, Process(pid=4711, listed=False))
+    faults.hold(node.path, 0, GpuProcess(pid=4711, listed=False))
     with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* in use by process 4711 \(nv-hostengine\)"):
         node.prepare(WHOLE)
     assert not node.record.claims
@@ -593,7 +593,7 @@ def test_while_holders_are_looked_for_others_read_and_see_a_dirty_gpu(tmp_path: 
     assert node.mig.divisions[node.uuid].message.endswith("it is in use by process 4711 (train).")
     faults.release(node.path, 4711)
     node.unprepare(ONE)
-    faults.hold(node.path, 0, Process(pid=4712, listed=False))
+    faults.hold(node.path, 0, GpuProcess(pid=4712, listed=False))
     with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* The GPU is in use by process 4711"):
         node.prepare(WHOLE)
     assert [listed for listed, _dirty in seen] == [[4711], []]

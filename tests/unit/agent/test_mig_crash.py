@@ -26,11 +26,11 @@ from draco.agent.files import LocalFiles
 from draco.agent.hardware.instances import Use
 from draco.agent.mig.inventory import DOUBT_S
 from draco.agent.record import checkpoint
-from draco.agent.record.checkpoint import ClaimState, InstanceState, OwnedInstance
+from draco.agent.record.checkpoint import InstanceState, OwnedInstance, PreparationState
 from draco.resources.api.draco import MigMode, ProfileCount, WantedGpu, WantedInstance
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus import state
-from draco_local.simulator.gpus.gpu_state import Failure, Process
+from draco_local.simulator.gpus.gpu_state import Failure, GpuProcess
 from tests.builders import a_claim
 from tests.side_by_side import REPORTS
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
@@ -274,7 +274,7 @@ def held(stage: Stage) -> None:
     stage.prepare("small")
     assert stage.node
     [instance] = stage.node.hardware().instances
-    faults.hold(stage.node.path, 0, Process(pid=4711, gpu_instance=instance.id, listed=False))
+    faults.hold(stage.node.path, 0, GpuProcess(pid=4711, gpu_instance=instance.id, listed=False))
     with pytest.raises(PrepareError, match="in use by"):
         stage.unprepare("small")
 
@@ -380,7 +380,7 @@ def check(stage: Stage) -> tuple[list[Photo], int]:
         node.layouts.keep(node.uuid)
     assert not open_steps(node), "a step was neither finished nor undone"
     held = {claim.name: claim for claim in node.record.claims.values()}
-    assert all(claim.state is ClaimState.PREPARED for claim in held.values())
+    assert all(claim.state is PreparationState.PREPARED for claim in held.values())
     certain = {name for name in stage.told if stage.unsure is None or stage.unsure[1] != name}
     assert certain <= set(held), "a claim that kubelet was told is prepared is lost"
     assert set(held) - certain <= ({stage.unsure[1]} if stage.unsure else set()), (

@@ -9,7 +9,7 @@ from draco.agent.hardware.instances import Use
 from draco.agent.mig.claim_instances import PATIENCE_S
 from draco.mig.keeping import Keeping
 from draco_local.simulator.accidents import faults
-from draco_local.simulator.gpus.gpu_state import Process
+from draco_local.simulator.gpus.gpu_state import GpuProcess
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 ONE = a_mig_claim("one", *names([(9, 4)]))
@@ -26,7 +26,9 @@ def node(tmp_path: Path) -> MigNode:
 def hold(node: MigNode, start: int, compute_instance: int | None = None) -> None:
     """Somebody who is in no list keeps an instance open."""
     [there] = [one for one in node.hardware().instances if one.start == start]
-    faults.hold(node.path, 0, Process(pid=4711, gpu_instance=there.id, compute_instance=compute_instance, listed=False))
+    faults.hold(
+        node.path, 0, GpuProcess(pid=4711, gpu_instance=there.id, compute_instance=compute_instance, listed=False)
+    )
 
 
 def test_of_idle_instances_the_earlier_one_stays_warm(node: MigNode) -> None:
@@ -112,6 +114,6 @@ def test_an_instance_that_is_going_and_whole_is_given_to_nobody(node: MigNode) -
 def test_who_may_watch_a_partition_need_not_wait_for_those_who_compute_on_it(node: MigNode) -> None:
     node.prepare(ONE)
     [there] = node.hardware().instances
-    faults.hold(node.path, 0, Process(pid=4711, gpu_instance=there.id, compute_instance=0))
+    faults.hold(node.path, 0, GpuProcess(pid=4711, gpu_instance=there.id, compute_instance=0))
     node.prepare(a_mig_claim("watch", *names([(9, 4)]), admin_access=True))
     assert node.real() == [(9, 4, 1)]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import structlog
 
-from draco.agent.hardware.instances import GpuMig, MigState, PlacementKey
+from draco.agent.hardware.instances import GpuMigView, MigState, PlacementKey
 from draco.agent.mig.keeper import MigKeeper
 from draco.agent.mig.layout import LayoutApplier
 from draco.kube.connect.client import Client
@@ -29,7 +29,7 @@ class Node:
         self.done: list[tuple[GpuUuid, str]] = []
         self.note = ""
         self.isolations: list[list[str]] = []
-        self.divisions = {uuid: GpuMig(gpu=uuid) for uuid in (ONE, TWO)}
+        self.divisions = {uuid: GpuMigView(gpu=uuid) for uuid in (ONE, TWO)}
         self.clock = ManualClock()
         self.keeper = MigKeeper(
             cast("Client", None),
@@ -130,13 +130,13 @@ async def test_a_gpu_is_tried_again_until_nothing_is_open(node: Node, open_thing
     if open_thing == "a note":
         node.note = "MIG mode waits."
     elif open_thing == "a dirty GPU":
-        node.divisions[ONE] = GpuMig(gpu=ONE, state=MigState.DIRTY)
+        node.divisions[ONE] = GpuMigView(gpu=ONE, state=MigState.DIRTY)
     else:
-        node.divisions[ONE] = GpuMig(gpu=ONE, missing=(PlacementKey(ONE, 19, 0),))
+        node.divisions[ONE] = GpuMigView(gpu=ONE, missing=(PlacementKey(ONE, 19, 0),))
     node.want(ONE)
     assert (ONE, "Dynamic") in await node.work()
     assert (ONE, "Dynamic") in await node.work(60.0)
-    node.note, node.divisions[ONE] = "", GpuMig(gpu=ONE)
+    node.note, node.divisions[ONE] = "", GpuMigView(gpu=ONE)
     await node.work(60.0)
     assert await node.work(600.0) == []
 

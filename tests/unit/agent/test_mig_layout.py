@@ -7,11 +7,11 @@ import pynvml
 import pytest
 
 from draco.agent.hardware.instances import MigState, Use
-from draco.agent.metrics import Metrics
+from draco.agent.metrics import AgentMetrics
 from draco.mig.keeping import Keeping, keeping
 from draco.resources.api.draco import MigMode, ProfileCount, WantedGpu, WantedInstance
 from draco_local.simulator.accidents import by_hand, faults
-from draco_local.simulator.gpus.gpu_state import Process
+from draco_local.simulator.gpus.gpu_state import GpuProcess
 from tests.builders import a_claim
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
@@ -152,7 +152,7 @@ def test_warm_instances_stand_where_they_cost_least(node: MigNode) -> None:
 def test_an_instance_that_is_going_and_in_use_is_no_warm_one(node: MigNode) -> None:
     apply(node, MigMode.DYNAMIC, warm={"3g.40gb": 1})
     [warm] = node.hardware().instances
-    faults.hold(node.path, 0, Process(pid=4711, gpu_instance=warm.id, listed=False))
+    faults.hold(node.path, 0, GpuProcess(pid=4711, gpu_instance=warm.id, listed=False))
     apply(node, MigMode.DYNAMIC)
     assert node.uses() == [(9, 4, Use.ORPHAN)]
     apply(node, MigMode.DYNAMIC, warm={"3g.40gb": 1})
@@ -289,7 +289,7 @@ def test_who_only_watches_a_gpu_or_has_another_one_keeps_no_mode_from_being_chan
 
 def test_the_holder_of_a_gpu_whose_mode_cannot_be_changed_is_named(tmp_path: Path) -> None:
     path = build(tmp_path, mig=False)
-    faults.hold(path, 0, Process(pid=4711, name="nv-hostengine", listed=False))
+    faults.hold(path, 0, GpuProcess(pid=4711, name="nv-hostengine", listed=False))
     node = MigNode(tmp_path, holder="process 4711 (nv-hostengine)")
     note = apply(node, MigMode.DYNAMIC)
     assert note == "MIG mode cannot be turned on: the GPU is in use by process 4711 (nv-hostengine)."
@@ -323,7 +323,7 @@ def test_metrics_count_instances_by_use_and_gpus_that_are_unsettled(node: MigNod
     node.prepare(SMALL)
     by_hand.create_instance(node.path, 0, "1g.10gb", start=0)
     node.scan()
-    metrics = Metrics()
+    metrics = AgentMetrics()
     metrics.divisions(node.mig.divisions.values())
     lines = metrics.render().decode().splitlines()
     assert [line.partition("{")[2] for line in lines if line.startswith("draco_agent_gpu_instances{")] == [

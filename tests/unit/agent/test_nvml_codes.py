@@ -18,7 +18,7 @@ from draco.agent.hardware import nvml_errors
 from draco.agent.hardware.fault_record import FaultRecord
 from draco.agent.hardware.gpus import Gpu, HealthState
 from draco.agent.hardware.instances import Use
-from draco.agent.hardware.monitor import Hardware, SysfsPcieRoots, View
+from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import (
     DriverError,
@@ -283,15 +283,15 @@ def test_waiting_ends_quietly_when_nothing_happened_or_a_gpu_is_gone_and_is_refu
 async def test_a_driver_that_is_gone_is_opened_again_with_fresh_handles(tmp_path: Path, name: str) -> None:
     path = build(tmp_path)
     nvml = Nvml(SimulatedNvml(path))
-    views: asyncio.Queue[View] = asyncio.Queue()
+    views: asyncio.Queue[HardwareView] = asyncio.Queue()
 
     def plain(gpus: Sequence[Gpu]) -> Sequence[Gpu]:
         return gpus
 
-    async def unnamed(view: View) -> View:
+    async def unnamed(view: HardwareView) -> HardwareView:
         return view
 
-    hardware = Hardware(
+    hardware = HardwareMonitor(
         nvml,
         SysfsPcieRoots(tmp_path),
         faults=FaultRecord(tmp_path / "faults.json", LocalFiles(), boot_id="", driver_load=lambda: ""),
@@ -304,7 +304,7 @@ async def test_a_driver_that_is_gone_is_opened_again_with_fresh_handles(tmp_path
     )
     hardware.subscribe(views.put_nowait)
 
-    async def until(wanted: Callable[[View], bool]) -> View:
+    async def until(wanted: Callable[[HardwareView], bool]) -> HardwareView:
         while not wanted(view := await views.get()):
             pass
         return view

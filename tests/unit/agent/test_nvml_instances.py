@@ -13,7 +13,7 @@ from draco.mig.board import Placement
 from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus.boards import BOARDS
-from draco_local.simulator.gpus.gpu_state import Process
+from draco_local.simulator.gpus.gpu_state import GpuProcess
 from draco_local.simulator.gpus.state import create, load, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
 
@@ -119,7 +119,7 @@ def test_taken_units_and_held_instances_have_errors_of_their_own(edge: Edge) -> 
     made = edge.create(edge.uuid, edge.place("3g.40gb", 4), lambda _number: None)
     with pytest.raises(NoRoom):
         edge.create(edge.uuid, edge.place("1g.10gb", 4), lambda _number: None)
-    faults.hold(edge.path, 0, Process(pid=7, gpu_instance=made.gi, compute_instance=made.ci))
+    faults.hold(edge.path, 0, GpuProcess(pid=7, gpu_instance=made.gi, compute_instance=made.ci))
     with pytest.raises(InUse):
         edge.destroy(made)
     assert edge.processes(made) == [7]

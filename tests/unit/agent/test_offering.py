@@ -12,10 +12,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.agent.hardware.faults import with_fault
-from draco.agent.hardware.gpus import DriverInfo, GpuFault, Located
-from draco.agent.hardware.instances import GpuMig, Held, Instance, MigState, Use
-from draco.agent.hardware.monitor import View
-from draco.agent.publish.offering import PATIENCE_S, Offer, Offering, Offers
+from draco.agent.hardware.gpus import DriverInfo, GpuFault, LocatedGpu
+from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance, MigState, Use
+from draco.agent.hardware.monitor import HardwareView
+from draco.agent.publish.offering import PATIENCE_S, DeviceOffer, Offering, Offers
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu, WantedInstance
@@ -27,30 +27,30 @@ H100 = BOARDS["H100-80GB"]
 LAYOUT = [WantedInstance(profile="3g.40gb", start=4), WantedInstance(profile="4g.40gb", start=0)]
 
 
-def ampere(minor: int) -> Located:
-    return Located(msgspec.structs.replace(a_gpu(minor), architecture="Ampere", compute_major=8))
+def ampere(minor: int) -> LocatedGpu:
+    return LocatedGpu(msgspec.structs.replace(a_gpu(minor), architecture="Ampere", compute_major=8))
 
 
-def a_mig(located: Located, *there: tuple[str, int, Use], enabled: bool = False) -> GpuMig:
+def a_mig(located: LocatedGpu, *there: tuple[str, int, Use], enabled: bool = False) -> GpuMigView:
     uuid = located.gpu.uuid
     held = []
     for name, start, use in there:
         profile = H100.profile(name)
         assert profile is not None
         instance = Instance(gpu=uuid, gi=1 + start, profile_id=profile.id, start=start, size=profile.size)
-        held.append(Held(instance=instance, use=use))
-    return GpuMig(gpu=uuid, board=H100, enabled=enabled or bool(there), held=tuple(held))
+        held.append(HeldInstance(instance=instance, use=use))
+    return GpuMigView(gpu=uuid, board=H100, enabled=enabled or bool(there), held=tuple(held))
 
 
 def offer(
-    located: Located,
-    mig: GpuMig | None,
+    located: LocatedGpu,
+    mig: GpuMigView | None,
     mode: MigMode | None = None,
     *,
     partitionable: bool = True,
     promised: Sequence[PromisedDevice] = (),
     **fields: Any,
-) -> Offer:
+) -> DeviceOffer:
     uuid = located.gpu.uuid
     wanted = {uuid: WantedGpu(uuid=uuid, policy="p", mode=mode, **fields)} if mode else {}
     migs = {uuid: mig} if mig else {}
@@ -58,16 +58,16 @@ def offer(
     return offering.offer([located], DRIVER, migs=migs, wanted=wanted, promised={uuid: promised}, now_s=0.0)
 
 
-def names(offered: Offer) -> list[str]:
+def names(offered: DeviceOffer) -> list[str]:
     return [one.name for one in offered.devices]
 
 
-def taints(offered: Offer) -> set[tuple[str, str]]:
+def taints(offered: DeviceOffer) -> set[tuple[str, str]]:
     return {(taint.key, taint.value) for one in offered.devices for taint in one.taints}
 
 
 def test_without_a_policy_a_gpu_is_offered_whole_as_if_there_were_no_mig() -> None:
-    located = Located(a_gpu(0))
+    located = LocatedGpu(a_gpu(0))
     for mig, mode in ((None, None), (a_mig(located), None), (a_mig(located), MigMode.DISABLED)):
         offered = offer(located, mig, mode)
         assert names(offered) == ["gpu-0"]
@@ -75,15 +75,15 @@ def test_without_a_policy_a_gpu_is_offered_whole_as_if_there_were_no_mig() -> No
 
 
 def test_a_gpu_of_which_nobody_knows_how_it_is_divided_takes_nothing_new() -> None:
-    located = Located(a_gpu(0))
-    unknown = GpuMig(gpu=located.gpu.uuid, state=MigState.DIRTY)
+    located = LocatedGpu(a_gpu(0))
+    unknown = GpuMigView(gpu=located.gpu.uuid, state=MigState.DIRTY)
     for mode in (None, MigMode.DYNAMIC):
         offered = offer(located, unknown, mode)
         assert (names(offered), taints(offered)) == (["gpu-0"], {("draco.dev/unsettled", "Dirty")})
 
 
 def test_dynamic_offers_the_whole_and_every_partition() -> None:
-    offered = offer(Located(a_gpu(0)), a_mig(Located(a_gpu(0))), MigMode.DYNAMIC)
+    offered = offer(LocatedGpu(a_gpu(0)), a_mig(LocatedGpu(a_gpu(0))), MigMode.DYNAMIC)
     assert len(offered.devices) == 1 + len(H100.placements)
     assert [one.name for one in offered.counters] == ["gpu-0-counter-set"]
 
@@ -98,12 +98,12 @@ def test_before_hopper_a_gpu_is_offered_as_the_mode_it_is_in() -> None:
 
 
 def test_static_offers_the_layout_and_nothing_else() -> None:
-    offered = offer(Located(a_gpu(0)), a_mig(Located(a_gpu(0))), MigMode.STATIC, layout=LAYOUT)
+    offered = offer(LocatedGpu(a_gpu(0)), a_mig(LocatedGpu(a_gpu(0))), MigMode.STATIC, layout=LAYOUT)
     assert sorted(names(offered)) == ["gpu-0-mig-3g40gb-9-4", "gpu-0-mig-4g40gb-5-0"]
 
 
 def test_what_a_claim_holds_stays_published_when_the_policy_changes() -> None:
-    located = Located(a_gpu(0))
+    located = LocatedGpu(a_gpu(0))
     mig = a_mig(located, ("1g.10gb", 2, Use.CLAIM))
     beside = "gpu-0-mig-1g10gb-19-2"
     assert names(offer(located, mig)) == ["gpu-0", beside]
@@ -113,13 +113,13 @@ def test_what_a_claim_holds_stays_published_when_the_policy_changes() -> None:
     assert len(offer(located, mig).counters) == 1
 
 
-def a_promise(located: Located, profile: str = "", start: int = 0) -> PromisedDevice:
+def a_promise(located: LocatedGpu, profile: str = "", start: int = 0) -> PromisedDevice:
     device = f"gpu-0-mig-{profile}-{start}" if profile else "gpu-0"
     return PromisedDevice(device=device, uuid=located.gpu.uuid, claim="default/soon", profile=profile, start=start)
 
 
 def test_what_a_claim_was_allocated_stays_published_before_there_is_an_instance() -> None:
-    located = Located(a_gpu(0))
+    located = LocatedGpu(a_gpu(0))
     promised = [a_promise(located, "1g.10gb", 2)]
     for mode in (None, MigMode.DISABLED):
         for mig in (a_mig(located), a_mig(located, ("1g.10gb", 2, Use.CLAIM)), a_mig(located, enabled=True)):
@@ -135,7 +135,7 @@ def test_what_a_claim_was_allocated_stays_published_before_there_is_an_instance(
 
 
 def test_a_gpu_that_a_claim_was_allocated_whole_stays_published_beside_its_parts() -> None:
-    located = Located(a_gpu(0))
+    located = LocatedGpu(a_gpu(0))
     static = offer(located, a_mig(located), MigMode.STATIC, layout=LAYOUT, promised=[a_promise(located)])
     assert names(static)[0] == "gpu-0"
     assert len(static.devices) == 1 + len(LAYOUT)
@@ -145,18 +145,18 @@ def test_a_gpu_that_a_claim_was_allocated_whole_stays_published_beside_its_parts
 
 
 def test_of_promises_only_what_the_board_has_is_offered() -> None:
-    located = Located(a_gpu(0))
+    located = LocatedGpu(a_gpu(0))
     promised = [a_promise(located, "3g.40gb", 1), a_promise(located, "9g.1tb", 0)]
     assert names(offer(located, a_mig(located), promised=promised)) == ["gpu-0"]
 
 
 def test_a_gpu_with_a_foreign_instance_is_not_to_be_had_whole() -> None:
-    located = Located(a_gpu(0))
+    located = LocatedGpu(a_gpu(0))
     assert taints(offer(located, a_mig(located, ("1g.10gb", 2, Use.FOREIGN)))) == {("draco.dev/foreign-instance", "")}
 
 
 def test_without_counters_nothing_is_offered_that_excludes_another() -> None:
-    located = Located(a_gpu(0))
+    located = LocatedGpu(a_gpu(0))
     assert names(offer(located, a_mig(located), MigMode.DYNAMIC, partitionable=False)) == ["gpu-0"]
     static = offer(located, a_mig(located), MigMode.STATIC, partitionable=False, layout=LAYOUT)
     assert len(static.devices) == 2
@@ -164,7 +164,7 @@ def test_without_counters_nothing_is_offered_that_excludes_another() -> None:
 
 
 def test_without_counters_what_a_claim_has_keeps_what_overlaps_from_being_offered() -> None:
-    located = Located(a_gpu(0))
+    located = LocatedGpu(a_gpu(0))
     small, all_of_it = a_promise(located, "1g.10gb", 2), a_promise(located)
     on, off = a_mig(located, enabled=True), a_mig(located)
     fields: dict[str, Any] = {"partitionable": False}
@@ -176,14 +176,14 @@ def test_without_counters_what_a_claim_has_keeps_what_overlaps_from_being_offere
 
 
 def test_a_better_order_waits_for_its_turn_and_other_devices_do_not() -> None:
-    first, second = Located(a_gpu(0)), Located(a_gpu(1))
+    first, second = LocatedGpu(a_gpu(0)), LocatedGpu(a_gpu(1))
     gpus = [first, second]
     wanted = {one.gpu.uuid: WantedGpu(uuid=one.gpu.uuid, policy="p", mode=MigMode.DYNAMIC) for one in gpus}
     idle = {one.gpu.uuid: a_mig(one) for one in gpus}
     begun = idle | {second.gpu.uuid: a_mig(second, ("1g.10gb", 6, Use.CLAIM))}
     offering = Offering(pace_s=2.0)
 
-    def at(now_s: float, migs: dict[Any, GpuMig], count: int = 2) -> Offer:
+    def at(now_s: float, migs: dict[Any, GpuMigView], count: int = 2) -> DeviceOffer:
         return offering.offer(gpus[:count], DRIVER, migs=migs, wanted=wanted, now_s=now_s)
 
     before = at(10.0, idle)
@@ -201,27 +201,27 @@ def test_a_better_order_waits_for_its_turn_and_other_devices_do_not() -> None:
 
 
 def test_gpus_are_offered_in_the_order_of_their_minor_numbers() -> None:
-    gpus = [Located(a_gpu(minor)) for minor in (2, 0, 1)]
+    gpus = [LocatedGpu(a_gpu(minor)) for minor in (2, 0, 1)]
     offered = Offering().offer(gpus, DRIVER, migs={}, wanted={}, now_s=0.0)
     assert names(offered) == ["gpu-0", "gpu-1", "gpu-2"]
 
 
 @pytest.mark.parametrize("use", [Use.WARM, Use.LAYOUT, Use.ORPHAN, Use.FOREIGN])
 def test_what_no_claim_holds_is_not_offered_without_a_policy(use: Use) -> None:
-    located = Located(a_gpu(0))
+    located = LocatedGpu(a_gpu(0))
     assert names(offer(located, a_mig(located, ("1g.10gb", 0, use)))) == ["gpu-0"]
 
 
 def test_of_a_layout_only_what_the_board_has_is_offered() -> None:
     """The layout may be one for the board that was there before."""
-    located = Located(a_gpu(0))
+    located = LocatedGpu(a_gpu(0))
     layout = [*LAYOUT, WantedInstance(profile="3g.40gb", start=1), WantedInstance(profile="9g.1tb", start=0)]
     offered = offer(located, a_mig(located, enabled=True), MigMode.STATIC, layout=layout)
     assert names(offered) == names(offer(located, a_mig(located, enabled=True), MigMode.STATIC, layout=LAYOUT))
 
 
 def test_a_gpu_with_a_fault_stays_published_whole_and_in_parts_and_all_of_it_is_tainted() -> None:
-    sick = Located(with_fault(a_gpu(0), GpuFault("Xid79", "It has fallen off the bus.")))
+    sick = LocatedGpu(with_fault(a_gpu(0), GpuFault("Xid79", "It has fallen off the bus.")))
     for mig, mode, count in (
         (None, None, 1),
         (a_mig(sick), MigMode.DYNAMIC, 1 + len(H100.placements)),
@@ -242,7 +242,7 @@ def under_maintenance(uuid: str, device: str = "", **taint: str) -> IsolatedGpu:
 
 def offered_under(isolated: Sequence[IsolatedGpu], mode: MigMode | None) -> set[str]:
     """The devices of two GPUs that are offered with the taint of maintenance."""
-    gpus = [Located(a_gpu(number)) for number in range(2)]
+    gpus = [LocatedGpu(a_gpu(number)) for number in range(2)]
     wanted = {each.gpu.uuid: WantedGpu(uuid=each.gpu.uuid, policy="p", mode=mode) for each in gpus} if mode else {}
     migs = {each.gpu.uuid: a_mig(each) for each in gpus}
     offered = Offering().offer(gpus, DRIVER, migs=migs, wanted=wanted, isolated=isolated, now_s=0.0)
@@ -264,7 +264,7 @@ def test_a_node_under_maintenance_offers_nothing_without_the_taint() -> None:
 
 @pytest.mark.parametrize("part", ["gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-me-20-3", "gpu-0-mig-3g40gb-9-4"])
 def test_of_a_part_under_maintenance_exactly_what_overlaps_it_has_the_taint(part: str) -> None:
-    gpu = Located(a_gpu(0))
+    gpu = LocatedGpu(a_gpu(0))
     wanted = {gpu.gpu.uuid: WantedGpu(uuid=gpu.gpu.uuid, policy="p", mode=MigMode.DYNAMIC)}
     offered = Offering().offer([gpu], DRIVER, migs={gpu.gpu.uuid: a_mig(gpu)}, wanted=wanted, now_s=0.0)
     counters = a_slice("node-1", [], name="a", of=2, shared_counters=offered.counters)
@@ -275,7 +275,7 @@ def test_of_a_part_under_maintenance_exactly_what_overlaps_it_has_the_taint(part
 
 
 def test_two_requests_with_one_taint_make_one() -> None:
-    gpu = Located(msgspec.structs.replace(a_gpu(0), fault=GpuFault("Lost", "It is gone.")))
+    gpu = LocatedGpu(msgspec.structs.replace(a_gpu(0), fault=GpuFault("Lost", "It is gone.")))
     uuid = gpu.gpu.uuid
     isolated = [under_maintenance(uuid), under_maintenance(""), *(under_maintenance(uuid, value=v) for v in "abcdef")]
     offered = Offering().offer([gpu], DRIVER, migs={}, wanted={}, isolated=isolated, now_s=0.0)
@@ -296,7 +296,7 @@ class Lab:
         dividing: Any = SimpleNamespace(
             keeper=SimpleNamespace(known=self.known), offered=lambda _gpus: {}, wanted={}, promised={}, isolated=()
         )
-        self.view = View(driver=DRIVER, gpus=(Located(a_gpu(0)),))
+        self.view = HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0)),))
         self.offers = Offers(publisher, dividing, view=lambda: self.view, clock=self.clock, random=Random(0))
 
     @asynccontextmanager

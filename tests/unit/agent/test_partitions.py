@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from draco.agent.hardware.gpus import DriverInfo, Located
-from draco.agent.hardware.instances import GpuMig, Held, Instance, MigState, Use
+from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
+from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance, MigState, Use
 from draco.agent.publish import partitions
 from draco.agent.publish.partitions import Divisible
 from draco.mig.board import Board, Placement
@@ -28,17 +28,17 @@ def placed(name: str, start: int, board: Board = H100) -> Placement:
     return Placement(profile, start)
 
 
-def held(gpu: str, placement: Placement, use: Use = Use.CLAIM) -> Held:
+def held(gpu: str, placement: Placement, use: Use = Use.CLAIM) -> HeldInstance:
     profile = placement.profile
     instance = Instance(gpu=GpuUuid(gpu), gi=1, profile_id=profile.id, start=placement.start, size=profile.size)
-    return Held(instance=instance, use=use)
+    return HeldInstance(instance=instance, use=use)
 
 
 def divisible(minor: int = 0, *there: tuple[Placement, Use], board: Board = H100, **fields: Any) -> Divisible:
     gpu = a_gpu(minor)
     state = fields.pop("state", MigState.READY)
-    mig = GpuMig(gpu=gpu.uuid, board=board, state=state, held=tuple(held(gpu.uuid, *one) for one in there))
-    return Divisible(located=Located(gpu), mig=mig, board=board, **fields)
+    mig = GpuMigView(gpu=gpu.uuid, board=board, state=state, held=tuple(held(gpu.uuid, *one) for one in there))
+    return Divisible(located=LocatedGpu(gpu), mig=mig, board=board, **fields)
 
 
 def published(*gpus: Divisible) -> dict[str, Device]:

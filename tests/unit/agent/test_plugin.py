@@ -13,7 +13,7 @@ import pytest
 from draco.agent.plugin import registration as plugin
 from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.registration import Contest, Plugin, sockets
-from draco.agent.plugin.unix_sockets import Identity, identity, listener
+from draco.agent.plugin.unix_sockets import SocketFile, identity, listener
 from draco.agent.plugin.wire import REGISTRATION, unary
 from draco.kube.clock import SystemClock
 from tests.agents import channel, eventually
@@ -90,7 +90,7 @@ async def test_one_that_comes_later_by_a_socket_of_its_own_is_named_and_we_regis
             assert f"{DRIVER}-its-uid-reg.sock" in contest.sentence
             assert f"process {os.getpid()}" in contest.sentence
             assert "Draco keeps the node and has registered again" in contest.sentence
-            seen: set[Identity | None] = {before}
+            seen: set[SocketFile | None] = {before}
 
             def registered_twice() -> bool:
                 seen.add(identity(served.registration))

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from draco.agent.claims import recovery
-from draco.agent.claims.presence import Ground, as_it_is, located, moved
+from draco.agent.claims.presence import NodeHardware, as_it_is, located, moved
 from draco.agent.errors import NotThere, PrepareError
 from draco.agent.hardware.gpus import Gpu, GpuFault
 from draco.agent.hardware.instances import Instance
-from draco.agent.hardware.monitor import View
-from draco.agent.record.checkpoint import ClaimState, Partition, PreparedClaim, PreparedDevice
+from draco.agent.hardware.monitor import HardwareView
+from draco.agent.record.checkpoint import Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.startup import Startup
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import ClaimUid
@@ -41,11 +41,13 @@ def a_part() -> PreparedDevice:
 
 
 def claim(*devices: PreparedDevice) -> PreparedClaim:
-    return PreparedClaim(uid=ClaimUid("1"), namespace="n", name="c", state=ClaimState.PREPARED, devices=list(devices))
+    return PreparedClaim(
+        uid=ClaimUid("1"), namespace="n", name="c", state=PreparationState.PREPARED, devices=list(devices)
+    )
 
 
-def ground(*gpus: Gpu, instances: tuple[Instance, ...] = (PLACE,), numbers: tuple[int, ...] = (21, 22)) -> Ground:
-    return Ground(
+def ground(*gpus: Gpu, instances: tuple[Instance, ...] = (PLACE,), numbers: tuple[int, ...] = (21, 22)) -> NodeHardware:
+    return NodeHardware(
         gpus={gpu.uuid: gpu for gpu in gpus},
         instances={one.key: one for one in instances},
         numbers=lambda _minor, _gi, _ci: numbers,
@@ -371,7 +373,7 @@ def test_without_the_gpus_nothing_is_written_in_the_same_boot(node: MigNode, tmp
 async def test_while_nothing_is_known_of_the_gpus_no_spec_goes(divided: MigNode) -> None:
     divided.prepare(PART)
     parts: dict[str, Any] = dict.fromkeys(inspect.signature(Startup).parameters)
-    parts |= {"record": divided.record, "view": lambda: View(fault="It is not known yet what they are called.")}
+    parts |= {"record": divided.record, "view": lambda: HardwareView(fault="It is not known yet what they are called.")}
     startup = Startup(**parts)
     await startup.instances_changed(divided.uuid)
     assert opened(divided, PART)

@@ -14,9 +14,9 @@ from draco.agent.hardware.instances import Instance, PlacementKey
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import (
     CheckpointDamaged,
-    ClaimState,
     OwnedInstance,
     Partition,
+    PreparationState,
     PreparedClaim,
     PreparedDevice,
 )
@@ -403,7 +403,7 @@ def test_a_claim_on_record_is_not_forgotten_and_one_that_contradicts_it_is_not_b
     whole = lost.prepared[ClaimUid(lost.claims[2].metadata.uid)]
     stale, other = (msgspec.structs.replace(whole, uid=ClaimUid(uid), name=uid) for uid in ("stale", "other"))
     assert rebuilding.forgotten([whole], [whole]) == []
-    releasing = msgspec.structs.replace(whole, state=ClaimState.RELEASING)
+    releasing = msgspec.structs.replace(whole, state=PreparationState.RELEASING)
     assert rebuilding.forgotten([releasing], [whole]) == [], "what the record says of it counts"
     assert rebuilding.forgotten([whole], [stale]) == []
     assert rebuilding.forgotten([], [stale, other]) == [stale], "nor two that contradict each other"

@@ -10,7 +10,7 @@ from draco.agent.errors import PrepareError
 from draco.agent.files import LocalFiles
 from draco.agent.hardware.faults import with_fault
 from draco.agent.hardware.gpus import GpuFault
-from draco.agent.record.checkpoint import Checkpoint, ClaimState
+from draco.agent.record.checkpoint import Checkpoint, PreparationState
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 from tests.unit.agent import mig_node
@@ -58,7 +58,7 @@ def test_a_claim_that_was_prepared_before_keeps_its_gpu(tmp_path: Path) -> None:
 
 def test_administrative_access_comes_to_look_and_is_let_in(tmp_path: Path) -> None:
     looker = a_claim("looker", on=["node-0/gpu-1"], admin_access=True)
-    assert Desk(tmp_path).desk.prepare(looker, SICK).state is ClaimState.PREPARED
+    assert Desk(tmp_path).desk.prepare(looker, SICK).state is PreparationState.PREPARED
 
 
 def test_no_partition_of_a_sick_gpu_is_made(tmp_path: Path) -> None:

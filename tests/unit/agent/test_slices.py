@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from draco.agent.hardware.gpus import DriverInfo, Located
+from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
 from draco.agent.publish import slices
 from draco.agent.publish.slices import Publisher
 from draco.resources.api.slices import (
@@ -24,7 +24,7 @@ BY = Publisher(node="node-0", uid="uid-0", driver="gpu.nvidia.com")
 
 
 def some_devices(count: int) -> list[Device]:
-    return slices.devices([Located(a_gpu(minor)) for minor in range(count)], DRIVER)
+    return slices.devices([LocatedGpu(a_gpu(minor)) for minor in range(count)], DRIVER)
 
 
 def stored(plan: slices.SlicePlan, observed: list[ResourceSlice] | None = None) -> list[ResourceSlice]:
@@ -45,7 +45,7 @@ def published(devices: list[Device]) -> list[ResourceSlice]:
 
 
 def test_a_gpu_has_nvidias_names_and_the_standard_attributes() -> None:
-    located = Located(a_gpu(3, addressing_mode="HMM"), pcie_root="pci0000:15", numa_node=0)
+    located = LocatedGpu(a_gpu(3, addressing_mode="HMM"), pcie_root="pci0000:15", numa_node=0)
     assert slices.device(located, DRIVER) == Device(
         name="gpu-3",
         attributes={
@@ -67,7 +67,7 @@ def test_a_gpu_has_nvidias_names_and_the_standard_attributes() -> None:
 
 
 def test_what_is_unknown_is_not_published() -> None:
-    attributes = slices.device(Located(a_gpu(0)), DriverInfo("unknown", "13.0", "13")).attributes
+    attributes = slices.device(LocatedGpu(a_gpu(0)), DriverInfo("unknown", "13.0", "13")).attributes
     assert not {"resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", "addressingMode"} & set(
         attributes
     )
@@ -90,7 +90,7 @@ def test_driver_versions_become_semantic_ones(text: str, semantic: str | None) -
 
 
 def test_devices_stand_in_the_order_of_their_minor_numbers() -> None:
-    gpus = [Located(a_gpu(minor)) for minor in (10, 2, 0)]
+    gpus = [LocatedGpu(a_gpu(minor)) for minor in (10, 2, 0)]
     assert [one.name for one in slices.devices(gpus, DRIVER)] == ["gpu-0", "gpu-2", "gpu-10"]
 
 

@@ -3,35 +3,35 @@
 import msgspec
 
 from draco.agent.hardware.faults import with_fault
-from draco.agent.hardware.gpus import DriverInfo, GpuFault, GpuHealth, HealthState, Located, UnidentifiedGpu
-from draco.agent.hardware.instances import GpuMig, Held, Instance
-from draco.agent.hardware.monitor import View
+from draco.agent.hardware.gpus import DriverInfo, GpuFault, GpuHealth, HealthState, LocatedGpu, UnidentifiedGpu
+from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance
+from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.health_service import reports
-from draco.agent.plugin.registration import Registration
-from draco.agent.publish.publisher import Published
-from draco.agent.report.node_status import Standing, status
+from draco.agent.plugin.registration import RegistrationState
+from draco.agent.publish.publisher import PublishedPool
+from draco.agent.report.node_status import NodeReport, status
 from draco.kube.discovery import Features
 from draco.resources.api.draco import InstanceUse
 from tests.builders import MOMENT, a_gpu
 
 DRIVER = DriverInfo("580.95.05", "13.0", "13.580.95.05")
-FINE = View(driver=DRIVER, gpus=(Located(a_gpu(1)), Located(a_gpu(0), numa_node=1)), read_at=MOMENT)
+FINE = HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(1)), LocatedGpu(a_gpu(0), numa_node=1)), read_at=MOMENT)
 LOST = GpuHealth(HealthState.UNHEALTHY, "The GPU is lost.")
 
 
-def standing(view: View = FINE, **changes: object) -> Standing:
+def standing(view: HardwareView = FINE, **changes: object) -> NodeReport:
     plain: dict[str, object] = {
         "driver": "gpu.nvidia.com",
-        "published": Published(3, 2),
+        "published": PublishedPool(3, 2),
         "problem": "",
-        "registration": Registration(accepted=True, error=""),
+        "registration": RegistrationState(accepted=True, error=""),
         "claims": 1,
         **changes,
     }
-    return Standing(view=view, **plain)  # type: ignore[arg-type]
+    return NodeReport(view=view, **plain)  # type: ignore[arg-type]
 
 
-def conditions(of: Standing) -> dict[str, tuple[str, str, str]]:
+def conditions(of: NodeReport) -> dict[str, tuple[str, str, str]]:
     return {one.type: (one.status, one.reason, one.message) for one in status(of, generation=1).conditions}
 
 
@@ -43,7 +43,7 @@ def test_the_status_names_gpus_in_order_and_is_ready() -> None:
     ]
     assert (said.driver_version, said.pool_generation, said.prepared_claims, said.gpu_count) == ("580.95.05", 3, 1, 2)
     assert {one.type: one.status for one in said.conditions} == dict.fromkeys(
-        ("Ready", "Readable", "Published", "Registered", "Exclusive"), "True"
+        ("Ready", "Readable", "PublishedPool", "Registered", "Exclusive"), "True"
     )
     assert {one.observed_generation for one in said.conditions} == {4}
 
@@ -51,11 +51,11 @@ def test_the_status_names_gpus_in_order_and_is_ready() -> None:
 def test_the_status_counts_what_mig_has_made_of_the_gpus() -> None:
     gpus = [located.gpu.uuid for located in FINE.gpus]
     there = [
-        Held(instance=Instance(gpu=gpus[0], gi=gi, profile_id=19, start=gi, size=1), use=InstanceUse.FOREIGN)
+        HeldInstance(instance=Instance(gpu=gpus[0], gi=gi, profile_id=19, start=gi, size=1), use=InstanceUse.FOREIGN)
         for gi in range(3)
     ]
-    divided = GpuMig(gpu=gpus[0], capable=True, enabled=True, held=tuple(there))
-    said = status(standing(divisions={gpus[0]: divided, gpus[1]: GpuMig(gpu=gpus[1], capable=True)}), generation=1)
+    divided = GpuMigView(gpu=gpus[0], capable=True, enabled=True, held=tuple(there))
+    said = status(standing(divisions={gpus[0]: divided, gpus[1]: GpuMigView(gpu=gpus[1], capable=True)}), generation=1)
     assert (said.gpu_count, said.mig_gpu_count, said.mig_instance_count) == (2, 1, 3)
     plain = status(standing(), generation=1)
     assert (plain.gpu_count, plain.mig_gpu_count, plain.mig_instance_count) == (2, 0, 0)
@@ -83,14 +83,16 @@ def test_whether_partitions_can_be_published_is_said_once_it_is_known_and_is_no_
 
 
 def test_ready_says_everything_that_is_lacking() -> None:
-    told = conditions(standing(published=None, problem="No Node.", registration=Registration(error="Kubelet says no.")))
-    assert told["Published"] == ("False", "NotWritten", "No Node.")
+    told = conditions(
+        standing(published=None, problem="No Node.", registration=RegistrationState(error="Kubelet says no."))
+    )
+    assert told["PublishedPool"] == ("False", "NotWritten", "No Node.")
     assert told["Registered"] == ("False", "NotAccepted", "Kubelet says no.")
     assert told["Ready"] == ("False", "NotWritten", "No Node. Kubelet says no.")
 
 
 def test_gpus_that_cannot_be_read_any_more_are_unknown_not_healthy() -> None:
-    stale = View(driver=DRIVER, gpus=FINE.gpus, fault="The driver is gone.", read_at=MOMENT)
+    stale = HardwareView(driver=DRIVER, gpus=FINE.gpus, fault="The driver is gone.", read_at=MOMENT)
     assert {gpu.health for gpu in status(standing(stale), generation=1).gpus} == {"Unknown"}
     assert {(one.state, one.message) for one in reports(stale)} == {(HealthState.UNKNOWN, "The driver is gone.")}
     assert {one.at for one in reports(stale)} == {int(MOMENT.timestamp())}
@@ -99,7 +101,9 @@ def test_gpus_that_cannot_be_read_any_more_are_unknown_not_healthy() -> None:
 
 def test_a_fault_is_told_also_while_the_gpus_cannot_be_read() -> None:
     sick = with_fault(a_gpu(0), GpuFault("Xid79", "It has fallen off the bus."))
-    view = View(driver=DRIVER, gpus=(Located(sick), Located(a_gpu(1))), fault="The driver is gone.", read_at=MOMENT)
+    view = HardwareView(
+        driver=DRIVER, gpus=(LocatedGpu(sick), LocatedGpu(a_gpu(1))), fault="The driver is gone.", read_at=MOMENT
+    )
     assert [(one.state, one.message) for one in reports(view)] == [
         (HealthState.UNHEALTHY, "It has fallen off the bus."),
         (HealthState.UNKNOWN, "The driver is gone."),
@@ -107,11 +111,13 @@ def test_a_fault_is_told_also_while_the_gpus_cannot_be_read() -> None:
 
 
 def test_a_gpu_that_never_told_its_identity_is_named() -> None:
-    view = View(driver=DRIVER, gpus=FINE.gpus, unidentified=(UnidentifiedGpu(2, "It is lost."),), read_at=MOMENT)
+    view = HardwareView(
+        driver=DRIVER, gpus=FINE.gpus, unidentified=(UnidentifiedGpu(2, "It is lost."),), read_at=MOMENT
+    )
     assert conditions(standing(view))["Readable"] == ("False", "GpuUnidentified", "GPU 2: It is lost.")
 
 
 def test_an_unhealthy_gpu_is_reported_with_its_reason() -> None:
-    view = View(driver=DRIVER, gpus=(Located(a_gpu(0, health=LOST)),), read_at=MOMENT)
+    view = HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0, health=LOST)),), read_at=MOMENT)
     [gpu] = status(standing(view), generation=1).gpus
     assert (gpu.health, gpu.message) == ("Unhealthy", "The GPU is lost.")

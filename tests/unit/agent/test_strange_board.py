@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from draco.agent.errors import PrepareError
-from draco.agent.hardware.gpus import DriverInfo, Located
+from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
 from draco.agent.publish import partitions
 from draco.agent.publish.offering import Offering
 from draco.mig.board import Placement
@@ -42,7 +42,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MigNode:
 def published(node: MigNode, offering: Offering) -> list[Device]:
     """What the node publishes now of its GPU, partitions on demand."""
     wanted = {node.uuid: WantedGpu(uuid=node.uuid, policy="pool", mode=MigMode.DYNAMIC)}
-    gpus = [Located(gpu) for gpu in node.scan()]
+    gpus = [LocatedGpu(gpu) for gpu in node.scan()]
     offered = offering.offer(gpus, DRIVER, migs=node.mig.divisions, wanted=wanted, now_s=0.0)
     [counters] = offered.counters
     assert sorted(name for name in counters.counters if "slice" in name) == sorted(

@@ -17,7 +17,7 @@ from draco.allocation.fleet.capacity import arithmetic
 from draco.allocation.fleet.counters import Counters
 from draco.allocation.fleet.fleet import FREE, HELD, SHARED, Fleet
 from draco.allocation.fleet.node_rows import NodeRows
-from draco.allocation.fleet.pools import Pool, Standing, is_device_for
+from draco.allocation.fleet.pools import Pool, SliceState, is_device_for
 from draco.allocation.search.allocate import first_fitting
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.meta import ObjectKey, ObjectMeta
@@ -196,9 +196,9 @@ def test_what_is_known_of_rows_is_what_is_known_of_their_devices(number: int) ->
             assert not tried[row]
         specs = [entry.spec for entry in inventory.pool(key[:2]).entries]  # type: ignore[union-attr,arg-type]
         if row in tried and all(spec.node_name or spec.all_nodes for spec in specs):
-            assert standing[row] == Standing.CURRENT
+            assert standing[row] == SliceState.CURRENT
         newest = max(spec.pool.generation for spec in specs)
-        assert standing[row] != Standing.OBSOLETE or inventory.entry(row).spec.pool.generation < newest
+        assert standing[row] != SliceState.OBSOLETE or inventory.entry(row).spec.pool.generation < newest
 
 
 def test_a_partition_is_short_of_counters_while_another_holds_them() -> None:
@@ -254,7 +254,7 @@ def test_devices_stand_in_their_pool_as_its_newest_generation_does() -> None:
     def stand() -> set[tuple[int, str]]:
         live, standing = fleet.inventory.columns.live, fleet.inventory.standing
         rows = [row for row in range(len(live)) if live[row]]
-        return {(fleet.inventory.entry(row).spec.pool.generation, Standing(standing[row]).name) for row in rows}
+        return {(fleet.inventory.entry(row).spec.pool.generation, SliceState(standing[row]).name) for row in rows}
 
     assert stand() == {(1, "CURRENT")}
     fleet.put_slice(a_slice(generation=2, of=2))

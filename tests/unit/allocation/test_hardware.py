@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.agent.hardware.gpus import DriverInfo, Located
-from draco.agent.hardware.instances import GpuMig
+from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
+from draco.agent.hardware.instances import GpuMigView
 from draco.agent.publish import partitions
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.mig.board import Board
@@ -29,7 +29,9 @@ WHOLE = "gpu-0"
 def published(*, gpus: int = 2, counters: bool = True, board: Board = H100, generation: int = 1) -> list[ResourceSlice]:
     """GPUs in Dynamic MIG as an agent publishes them."""
     divisible = [
-        partitions.Divisible(located=Located(a_gpu(minor)), mig=GpuMig(gpu=a_gpu(minor).uuid, board=board), board=board)
+        partitions.Divisible(
+            located=LocatedGpu(a_gpu(minor)), mig=GpuMigView(gpu=a_gpu(minor).uuid, board=board), board=board
+        )
         for minor in range(gpus)
     ]
     devices = partitions.devices(divisible, DriverInfo("580.1", "13.0", "13.580"), partitions.order(divisible))

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from draco.allocation import DeviceState, survey
+from draco.allocation import SupplyState, survey
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.slices import ResourceSlice
@@ -20,7 +20,7 @@ def states(
     rules: tuple[DeviceTaintRule, ...] = (),
     claims: tuple[ResourceClaim, ...] = (),
     nodes: tuple[Node, ...] = (a_node("node-0"), a_node("node-1")),
-) -> dict[DeviceState, int]:
+) -> dict[SupplyState, int]:
     counted = survey(slices, rules, claims, {node.metadata.name: node for node in nodes})
     return {state: count for (driver, state), count in counted.items() if driver == NVIDIA_DRIVER}
 
@@ -30,63 +30,63 @@ def test_the_counts_of_a_mixed_cluster_add_up() -> None:
     rule = a_rule(driver=NVIDIA_DRIVER, pool="node-0", device="gpu-7")
     slices = [a_slice("node-0", EIGHT), a_slice("node-1", EIGHT), a_slice("node-1", driver="gpu.example.com")]
     assert states(slices, rules=(rule,), claims=claims) == {
-        DeviceState.IN_USE: 7,
-        DeviceState.TAINTED: 1,
-        DeviceState.FREE: 8,
+        SupplyState.IN_USE: 7,
+        SupplyState.TAINTED: 1,
+        SupplyState.FREE: 8,
     }
 
 
 def test_administrative_access_does_not_use_a_device_up() -> None:
     monitor = a_claim("monitor", on=["node-0/gpu-0"], admin_access=True)
-    assert states([a_slice()], claims=(monitor,)) == {DeviceState.FREE: 2}
+    assert states([a_slice()], claims=(monitor,)) == {SupplyState.FREE: 2}
 
 
-@pytest.mark.parametrize(("effect", "state"), [("None", DeviceState.FREE), ("NoExecute", DeviceState.TAINTED)])
-def test_only_blocking_effects_count(effect: str, state: DeviceState) -> None:
+@pytest.mark.parametrize(("effect", "state"), [("None", SupplyState.FREE), ("NoExecute", SupplyState.TAINTED)])
+def test_only_blocking_effects_count(effect: str, state: SupplyState) -> None:
     device = a_device(taints=[DeviceTaint(key="example.com/x", effect=effect)])
     assert states([a_slice(devices=[device])]) == {state: 1}
 
 
 def test_a_rule_without_a_selector_hits_nothing_and_an_empty_one_everything() -> None:
     nothing = msgspec.structs.replace(a_rule(), spec=msgspec.structs.replace(a_rule().spec, device_selector=None))
-    assert states([a_slice()], rules=(nothing,)) == {DeviceState.FREE: 2}
-    assert states([a_slice()], rules=(a_rule(),)) == {DeviceState.TAINTED: 2}
+    assert states([a_slice()], rules=(nothing,)) == {SupplyState.FREE: 2}
+    assert states([a_slice()], rules=(a_rule(),)) == {SupplyState.TAINTED: 2}
 
 
 def test_a_rule_for_a_whole_pool_taints_that_pool_alone() -> None:
     rule = a_rule(driver=NVIDIA_DRIVER, pool="node-0")
     assert states([a_slice("node-0"), a_slice("node-1")], rules=(rule,)) == {
-        DeviceState.TAINTED: 2,
-        DeviceState.FREE: 2,
+        SupplyState.TAINTED: 2,
+        SupplyState.FREE: 2,
     }
 
 
 @pytest.mark.parametrize(
     ("node", "state"),
     [
-        (a_node("node-0", ready=False), DeviceState.NODE_NOT_READY),
-        (a_node("node-0", unschedulable=True), DeviceState.NODE_CORDONED),
-        (a_node("other"), DeviceState.NODE_MISSING),
+        (a_node("node-0", ready=False), SupplyState.NODE_NOT_READY),
+        (a_node("node-0", unschedulable=True), SupplyState.NODE_CORDONED),
+        (a_node("other"), SupplyState.NODE_MISSING),
     ],
 )
-def test_devices_of_nodes_that_take_no_pods_are_counted_apart(node: Node, state: DeviceState) -> None:
+def test_devices_of_nodes_that_take_no_pods_are_counted_apart(node: Node, state: SupplyState) -> None:
     assert states([a_slice("node-0")], nodes=(node,)) == {state: 2}
 
 
 def test_devices_of_no_node_need_none() -> None:
-    assert states([a_slice("", ["far-0"], pool="fabric", all_nodes=True)], nodes=()) == {DeviceState.FREE: 1}
+    assert states([a_slice("", ["far-0"], pool="fabric", all_nodes=True)], nodes=()) == {SupplyState.FREE: 1}
 
 
 def test_a_pool_of_which_a_slice_is_missing_is_incomplete() -> None:
-    assert states([a_slice("node-0", of=2)]) == {DeviceState.POOL_INCOMPLETE: 2}
+    assert states([a_slice("node-0", of=2)]) == {SupplyState.POOL_INCOMPLETE: 2}
 
 
 def test_an_older_generation_does_not_count() -> None:
     slices = [a_slice("node-0", EIGHT, generation=1), a_slice("node-0", ["gpu-0"], generation=2)]
-    assert states(slices) == {DeviceState.FREE: 1}
+    assert states(slices) == {SupplyState.FREE: 1}
 
 
 def test_a_shareable_device_is_not_used_up_by_one_claim() -> None:
     device = a_device("gpu-0", allow_multiple_allocations=True)
     claims = (a_claim("job", on=["node-0/gpu-0"]),)
-    assert states([a_slice(devices=[device])], claims=claims) == {DeviceState.FREE: 1}
+    assert states([a_slice(devices=[device])], claims=claims) == {SupplyState.FREE: 1}

@@ -1,12 +1,12 @@
 """The device that the recorded evaluations are about."""
 
-from draco.cel import DeviceView, device_view
+from draco.cel import DeviceVariable, device_view
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 
 DRIVER = "d.example.com"
 
 
-def a_device(**more: DeviceAttribute) -> DeviceView:
+def a_device(**more: DeviceAttribute) -> DeviceVariable:
     """A device with an attribute of every kind."""
     attributes = {
         "s": DeviceAttribute(string="abc"),

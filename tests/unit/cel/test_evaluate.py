@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from draco.cel import CompileError, DeviceView, EvaluationAborted, EvaluationError, compile_selector, device_view
+from draco.cel import CompileError, DeviceVariable, EvaluationAborted, EvaluationError, compile_selector, device_view
 from draco.cel.checking.cost import is_surely_cheap
 from draco.cel.evaluation.charges import Free, Metered
 from draco.cel.evaluation.compile import Compiler
@@ -231,7 +231,7 @@ def test_only_what_stays_far_below_the_limit_is_not_counted(expression: str, che
 
 
 def test_a_view_can_be_made_by_hand() -> None:
-    view = DeviceView("d", {"d": {"a": 5}}, {})
+    view = DeviceVariable("d", {"d": {"a": 5}}, {})
     assert compile_selector('device.attributes["d"].a == 5').matches(view)
     assert not compile_selector("device.allowMultipleAllocations").matches(view)
 

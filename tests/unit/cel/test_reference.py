@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from draco.cel import CompileError, DeviceView, EvaluationError, compile_selector, device_view, new_expressions
+from draco.cel import CompileError, DeviceVariable, EvaluationError, compile_selector, device_view, new_expressions
 from draco.cel.values.bounds import MAX_COST
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.written.manifests import decode
@@ -23,14 +23,14 @@ EXAMPLES = [tuple(line.rsplit("  // ", 1)) for block in blocks("cel") for line i
 
 
 @pytest.fixture(scope="module")
-def device() -> DeviceView:
+def device() -> DeviceVariable:
     [block] = blocks("yaml")
     published = decode(yaml.safe_load(block), source="the page")
     assert isinstance(published, ResourceSlice)
     return device_view(published.spec.driver, published.spec.devices[0])
 
 
-def answer(expression: str, device: DeviceView) -> str:
+def answer(expression: str, device: DeviceVariable) -> str:
     try:
         return str(compile_selector(expression).matches(device)).lower()
     except CompileError as error:
@@ -54,7 +54,7 @@ def test_every_example_says_what_to_expect() -> None:
 
 
 @pytest.mark.parametrize(("expression", "expected"), [one for one in EXAMPLES if not one[1].startswith("new")])
-def test_an_example_answers_as_the_page_says(device: DeviceView, expression: str, expected: str) -> None:
+def test_an_example_answers_as_the_page_says(device: DeviceVariable, expression: str, expected: str) -> None:
     told = answer(expression, device)
     kind, colon, words = expected.partition(": ")
     assert told.startswith(f"{kind}{colon}")

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from draco import cli
-from draco_local.cluster.state import ClusterState, Record, Wanted
+from draco_local.cluster.state import ClusterSpec, ClusterState, Record
 from draco_local.simulator.gpus.state import Failure, NodeState, create, load, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
 
@@ -23,7 +23,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     record = Record("draco")
     record.write(
         ClusterState(
-            name="draco", phase="ready", wanted=Wanted(nodes=1, gpus=2), created=datetime(2026, 1, 1, tzinfo=UTC)
+            name="draco", phase="ready", wanted=ClusterSpec(nodes=1, gpus=2), created=datetime(2026, 1, 1, tzinfo=UTC)
         )
     )
     file = record.folder / "sockets" / "gpu-node-0" / "gpus.json"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from draco.cli import run
-from draco.cli.layout.schema import Outcome, PlanView, WaitView
+from draco.cli.layout.schema import LayoutOutcome, PlanView, WaitView
 from draco.resources.api.draco import GpuMig, GpuNode, InstanceUse, MigMode, MigPolicy, WantedGpu, WantedInstance
 from draco.resources.api.meta import Condition
 from tests.builders import a_claim, a_mig_node, a_mig_policy, a_static_policy
@@ -49,7 +49,7 @@ def without(policy: MigPolicy, mig: GpuMig | None, *, policies: Sequence[MigPoli
 def test_idle_instances_go_and_those_of_claims_stay() -> None:
     view = without(HALVES, TWO_HALVES)
     gpu = one(view)
-    assert (gpu.before, gpu.policy, gpu.mode, gpu.outcome) == ("halves", "", "", Outcome.CHANGES)
+    assert (gpu.before, gpu.policy, gpu.mode, gpu.outcome) == ("halves", "", "", LayoutOutcome.CHANGES)
     assert (gpu.destroys, gpu.keeps, gpu.mode_change) == (places("3g.40gb@0"), places("3g.40gb@4"), "")
     assert lines(view) == [
         "Policy halves (deleted, Static, layout layout): 1 GPU",
@@ -68,7 +68,7 @@ def test_idle_instances_go_and_those_of_claims_stay() -> None:
 
 def test_an_empty_gpu_is_no_longer_offered_in_parts() -> None:
     gpu = one(without(ON_DEMAND, on()))
-    assert (gpu.outcome, gpu.message) == (Outcome.CHANGES, "further claims get it as a whole only")
+    assert (gpu.outcome, gpu.message) == (LayoutOutcome.CHANGES, "further claims get it as a whole only")
 
 
 def test_a_place_that_is_promised_and_not_taken_yet_is_kept() -> None:
@@ -101,12 +101,12 @@ def test_nobody_gets_a_gpu_on_which_others_have_something() -> None:
 
 def test_an_idle_instance_that_is_held_open_is_waited_for() -> None:
     gpu = one(without(HALVES, on(an_instance("3g.40gb@0", InstanceUse.LAYOUT, holder="pid 7 (dcgm)"))))
-    assert (gpu.outcome, gpu.waits) == (Outcome.WAITS, [WaitView(what="3g.40gb at 0", holder="pid 7 (dcgm)")])
+    assert (gpu.outcome, gpu.waits) == (LayoutOutcome.WAITS, [WaitView(what="3g.40gb at 0", holder="pid 7 (dcgm)")])
 
 
 def test_a_gpu_that_was_kept_whole_is_unchanged() -> None:
     view = without(a_mig_policy("off", mode=MigMode.DISABLED), GpuMig(capable=True))
-    assert (one(view).outcome, one(view).message) == (Outcome.UNCHANGED, "")
+    assert (one(view).outcome, one(view).message) == (LayoutOutcome.UNCHANGED, "")
     assert lines(view)[-1] == "It can be deleted, and changes nothing."
 
 
@@ -134,7 +134,7 @@ def test_gpus_may_go_to_different_policies() -> None:
 def test_what_the_next_policy_cannot_have_is_said() -> None:
     greedy = a_static_policy("greedy", "3x3g.40gb", created=LATER)
     view = without(HALVES, TWO_HALVES, policies=[greedy])
-    assert one(view).outcome is Outcome.CANNOT
+    assert one(view).outcome is LayoutOutcome.CANNOT
     assert "3 x 3g.40gb do not fit on a GPU" in one(view).message
     assert lines(view)[-1] == "It can be deleted, but the next policy cannot be applied on 1 GPU."
     assert not view.applicable
@@ -156,7 +156,7 @@ def test_a_policy_that_has_nothing_leaves_nothing() -> None:
 def test_a_gpu_that_its_agent_does_not_report_now_is_not_left_out() -> None:
     silent = [Condition(type="Readable", status="False", reason="NoDriver")]
     view = planned([], policies=[HALVES], deleted=["halves"], wanted=[BY_HALVES], conditions=silent)
-    assert (one(view).outcome, one(view).uuid) == (Outcome.UNKNOWN, FIRST)
+    assert (one(view).outcome, one(view).uuid) == (LayoutOutcome.UNKNOWN, FIRST)
     assert one(view).message.startswith("its agent does not report it now")
 
 

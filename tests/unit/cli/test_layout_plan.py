@@ -14,7 +14,7 @@ from rich.console import Console
 from draco.cli import run
 from draco.cli.layout import plan_screen as layout_plan_screen
 from draco.cli.layout.plan import plan
-from draco.cli.layout.schema import GpuPlanView, Outcome, PlaceView, PlanView, WaitView
+from draco.cli.layout.schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, WaitView
 from draco.cli.layout.sources import Observed
 from draco.mig.board import Board
 from draco.mig.known_boards import BOARDS
@@ -105,14 +105,14 @@ def lines(view: PlanView, width: int = 80) -> list[str]:
 
 def test_a_layout_on_an_empty_gpu_is_made_at_once() -> None:
     gpu = one(planned([on()], HALVES))
-    assert (gpu.outcome, gpu.makes, gpu.destroys) == (Outcome.CHANGES, places("3g.40gb@0", "3g.40gb@4"), [])
+    assert (gpu.outcome, gpu.makes, gpu.destroys) == (LayoutOutcome.CHANGES, places("3g.40gb@0", "3g.40gb@4"), [])
     assert (gpu.before, gpu.policy, gpu.mode) == ("", "halves", "Static")
 
 
 def test_a_gpu_that_is_as_wanted_is_unchanged() -> None:
     there = on(an_instance("3g.40gb@0", InstanceUse.LAYOUT), an_instance("3g.40gb@4", InstanceUse.CLAIM))
     view = planned([there], HALVES)
-    assert one(view).outcome is Outcome.UNCHANGED
+    assert one(view).outcome is LayoutOutcome.UNCHANGED
     assert one(view).keeps == places("3g.40gb@0", "3g.40gb@4")
     assert view.applicable
     assert lines(view)[-1] == "It can be applied, and changes nothing."
@@ -134,7 +134,7 @@ def test_idle_instances_without_a_place_go_and_others_stay() -> None:
 def test_what_a_claim_has_is_waited_for_and_the_rest_is_made() -> None:
     view = planned([on(an_instance("1g.10gb@0"))], HALVES)
     gpu = one(view)
-    assert gpu.outcome is Outcome.WAITS
+    assert gpu.outcome is LayoutOutcome.WAITS
     assert gpu.waits == [WaitView(what="1g.10gb at 0", claims=["team-a/one"])]
     assert (gpu.makes, gpu.makes_later) == (places("3g.40gb@4"), places("3g.40gb@0"))
     assert view.applicable
@@ -179,7 +179,7 @@ def test_a_promise_is_kept_by_the_layout_that_has_it_before_mig_is_on() -> None:
 def test_mig_stays_on_for_a_promise() -> None:
     claims = [a_claim("soon", on=["node-0/gpu-0-mig-1g10gb-19-2"])]
     gpu = one(planned([on()], a_mig_policy("off", mode=MigMode.DISABLED), claims=claims))
-    assert (gpu.outcome, gpu.promised) == (Outcome.WAITS, [])
+    assert (gpu.outcome, gpu.promised) == (LayoutOutcome.WAITS, [])
     assert gpu.waits == [WaitView(what="1g.10gb at 2", claims=["default/soon"])]
 
 
@@ -187,7 +187,7 @@ def test_mig_stays_on_for_a_promise() -> None:
 def test_a_layout_cannot_be_where_others_have_made_something(beside: list[MigInstance]) -> None:
     view = planned([on(*beside, an_instance("1g.10gb@6", InstanceUse.FOREIGN))], HALVES)
     gpu = one(view)
-    assert gpu.outcome is Outcome.CANNOT
+    assert gpu.outcome is LayoutOutcome.CANNOT
     assert gpu.message == "1g.10gb at 6 was made by others and is left alone; destroy it by hand"
     assert WaitView(what="1g.10gb at 6") in gpu.waits
     assert "    waits for whoever made 1g.10gb at 6" in lines(view)
@@ -196,18 +196,18 @@ def test_a_layout_cannot_be_where_others_have_made_something(beside: list[MigIns
 
 def test_a_layout_cannot_be_where_others_have_the_engines_it_needs() -> None:
     gpu = one(planned([on(an_instance("1g.10gb+me@6", InstanceUse.FOREIGN))], a_static_policy("media", "1g.10gb+me@0")))
-    assert (gpu.outcome, gpu.makes, gpu.makes_later) == (Outcome.CANNOT, [], places("1g.10gb+me@0"))
+    assert (gpu.outcome, gpu.makes, gpu.makes_later) == (LayoutOutcome.CANNOT, [], places("1g.10gb+me@0"))
     assert gpu.message == "1g.10gb+me at 6 was made by others and is left alone; destroy it by hand"
 
 
 def test_what_others_made_beside_the_layout_stays() -> None:
     gpu = one(planned([on(an_instance("1g.10gb@6", InstanceUse.FOREIGN))], a_static_policy("half", "3g.40gb@0")))
-    assert (gpu.outcome, gpu.makes, gpu.keeps) == (Outcome.CHANGES, places("3g.40gb@0"), places("1g.10gb@6"))
+    assert (gpu.outcome, gpu.makes, gpu.keeps) == (LayoutOutcome.CHANGES, places("3g.40gb@0"), places("1g.10gb@6"))
 
 
 def test_an_illegal_layout_says_why_and_what_is_nearest() -> None:
     view = planned([on(), on()], a_static_policy("greedy", "3x3g.40gb"))
-    assert {each.outcome for each in view.gpus} == {Outcome.CANNOT}
+    assert {each.outcome for each in view.gpus} == {LayoutOutcome.CANNOT}
     assert "3 x 3g.40gb do not fit on a GPU, which holds at most 2" in view.gpus[0].message
     assert "the nearest that can exist is" in view.gpus[0].message
     assert view.gpus[0].makes == []
@@ -223,13 +223,13 @@ def test_a_profile_that_a_board_does_not_have_lists_those_it_has() -> None:
 
 def test_mig_is_turned_on_where_it_can_be() -> None:
     gpu = one(planned([GpuMig(capable=True)], HALVES))
-    assert (gpu.outcome, gpu.mode_change) == (Outcome.CHANGES, "on")
+    assert (gpu.outcome, gpu.mode_change) == (LayoutOutcome.CHANGES, "on")
     assert gpu.makes == places("3g.40gb@0", "3g.40gb@4")
 
 
 def test_a_board_that_is_known_only_once_mig_is_on_is_said_to_be() -> None:
     gpu = one(planned([GpuMig(capable=True)], HALVES, board=None))
-    assert (gpu.outcome, gpu.mode_change, gpu.makes) == (Outcome.CHANGES, "on", [])
+    assert (gpu.outcome, gpu.mode_change, gpu.makes) == (LayoutOutcome.CHANGES, "on", [])
     assert gpu.message == "what fits on its board is known once MIG is on: plan again then"
 
 
@@ -239,7 +239,7 @@ def test_a_claim_on_the_whole_gpu_is_waited_for_by_a_layout_and_left_alone_on_de
     assert gpu.waits == [WaitView(what="the whole GPU", claims=["default/big"])]
     assert (gpu.makes, gpu.makes_later) == ([], places("3g.40gb@0", "3g.40gb@4"))
     gpu = one(planned([GpuMig(capable=True)], a_mig_policy(), claims=claims))
-    assert (gpu.outcome, gpu.mode_change) == (Outcome.UNCHANGED, "")
+    assert (gpu.outcome, gpu.mode_change) == (LayoutOutcome.UNCHANGED, "")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_claim_on_the_whole_gpu_is_waited_for_by_a_layout_and_left_alone_on_de
     [
         (
             MigReset(),
-            Outcome.CANNOT,
+            LayoutOutcome.CANNOT,
             (
                 "turning MIG on needs a reset of the GPU, and spec.reset.permit is Never; permit it, or switch it on with "
                 "nvidia-smi -mig and reset the GPU by hand"
@@ -255,43 +255,43 @@ def test_a_claim_on_the_whole_gpu_is_waited_for_by_a_layout_and_left_alone_on_de
         ),
         (
             MigReset(permit=ResetPermit.ALWAYS),
-            Outcome.RESET,
+            LayoutOutcome.RESET,
             "turning MIG on needs a reset of the GPU, which the policy permits now",
         ),
         (
             MigReset(permit=ResetPermit.IN_WINDOWS, windows=[ResetWindow(start="22:00", duration="2h")]),
-            Outcome.RESET,
+            LayoutOutcome.RESET,
             "turning MIG on needs a reset of the GPU, which the policy permits from 2026-03-01 22:00 UTC",
         ),
     ],
 )
-def test_before_hopper_turning_mig_on_takes_a_reset(reset: MigReset, outcome: Outcome, message: str) -> None:
+def test_before_hopper_turning_mig_on_takes_a_reset(reset: MigReset, outcome: LayoutOutcome, message: str) -> None:
     policy = a_static_policy("halves", "3g.40gb@0", reset=reset)
     view = planned([GpuMig(capable=True)], policy, board=A100, architecture="Ampere")
     gpu = one(view)
     assert (gpu.outcome, gpu.message) == (outcome, message)
     at_once = reset.permit is ResetPermit.ALWAYS
     assert (gpu.makes, gpu.makes_later) == ((places("3g.40gb@0"), []) if at_once else ([], places("3g.40gb@0")))
-    assert view.applicable is (outcome is not Outcome.CANNOT)
+    assert view.applicable is (outcome is not LayoutOutcome.CANNOT)
 
 
 def test_a_pending_mode_needs_a_reset_on_any_board() -> None:
     gpu = one(planned([on(pending=True, state=MigState.NEEDS_RESET)], HALVES))
-    assert gpu.outcome is Outcome.CANNOT
+    assert gpu.outcome is LayoutOutcome.CANNOT
     assert gpu.message.startswith("the GPU needs a reset, and spec.reset.permit is Never")
 
 
 def test_on_a_dirty_gpu_nothing_is_made_and_it_says_why() -> None:
     view = planned([on(state=MigState.DIRTY, message="GPU instance 7 could not be destroyed.")], HALVES)
     gpu = one(view)
-    assert (gpu.outcome, gpu.message) == (Outcome.CANNOT, "GPU instance 7 could not be destroyed")
+    assert (gpu.outcome, gpu.message) == (LayoutOutcome.CANNOT, "GPU instance 7 could not be destroyed")
     assert gpu.makes == []
 
 
 def test_disabling_destroys_idle_instances_and_waits_for_claims() -> None:
     there = on(an_instance("1g.10gb@0", InstanceUse.LAYOUT), an_instance("1g.10gb@1"))
     gpu = one(planned([there], a_mig_policy("off", mode=MigMode.DISABLED)))
-    assert (gpu.outcome, gpu.mode_change, gpu.destroys) == (Outcome.WAITS, "off", places("1g.10gb@0"))
+    assert (gpu.outcome, gpu.mode_change, gpu.destroys) == (LayoutOutcome.WAITS, "off", places("1g.10gb@0"))
     assert gpu.waits == [WaitView(what="1g.10gb at 1", claims=["team-a/one"])]
 
 
@@ -316,8 +316,8 @@ def test_an_older_policy_keeps_its_gpus() -> None:
     old = a_mig_policy("old", exclude=[SECOND])
     view = planned([on(), on()], a_static_policy("halves", "3g.40gb@0", created=LATER), policies=[old])
     assert [(each.device, each.outcome, each.policy) for each in view.gpus] == [
-        ("gpu-0", Outcome.OLDER, "old"),
-        ("gpu-1", Outcome.CHANGES, "halves"),
+        ("gpu-0", LayoutOutcome.OLDER, "old"),
+        ("gpu-1", LayoutOutcome.CHANGES, "halves"),
     ]
     assert view.policies[0].message == "1 GPU that it selects belongs to the older policy old."
     assert view.applicable
@@ -362,7 +362,7 @@ def test_a_gpu_that_no_policy_has_any_more_loses_its_idle_instances() -> None:
     view = planned([there, on()], excluding, policies=[a_static_policy("halves", "3g.40gb@0")], wanted=[was])
     gpu = view.gpus[0]
     assert (gpu.before, gpu.policy) == ("halves", "")
-    assert (gpu.outcome, gpu.destroys, gpu.keeps) == (Outcome.CHANGES, places("3g.40gb@0"), places("3g.40gb@4"))
+    assert (gpu.outcome, gpu.destroys, gpu.keeps) == (LayoutOutcome.CHANGES, places("3g.40gb@0"), places("3g.40gb@4"))
 
 
 def test_a_policy_that_matches_nothing_says_so() -> None:
@@ -382,7 +382,7 @@ def test_a_selector_that_cannot_be_compiled_is_a_problem_of_the_policy() -> None
 
 def test_a_selector_without_a_published_gpu_to_ask_leaves_it_unknown() -> None:
     selecting = [DeviceSelector(cel=CelSelector(expression="device.driver == 'gpu.nvidia.com'"))]
-    assert one(planned([on()], a_mig_policy("careful", device_selectors=selecting))).outcome is Outcome.UNKNOWN
+    assert one(planned([on()], a_mig_policy("careful", device_selectors=selecting))).outcome is LayoutOutcome.UNKNOWN
 
 
 def test_profiles_that_no_board_has_are_a_problem() -> None:

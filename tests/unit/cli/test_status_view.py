@@ -6,7 +6,7 @@ from rich.console import Console
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.cli.status import screen as status_screen
-from draco.cli.status.schema import ClaimState, DeviceCounts, DeviceState, MissingView, Status
+from draco.cli.status.schema import ClaimState, ClusterStatus, DeviceCounts, DeviceState, MissingView
 from draco.cli.status.view import Snapshot, claim_state, status_of
 from draco.maintenance.rules import plan_extensions
 from draco.resources.api.core import PodResourceClaimStatus, PodStatus
@@ -404,7 +404,7 @@ def test_a_rule_on_a_gpu_hits_its_partitions_and_their_claims_and_says_which_rul
     assert wide.count("draco-extension-") == 7
 
 
-def shown(status: Status, show: Callable[[Status, Console], None]) -> str:
+def shown(status: ClusterStatus, show: Callable[[ClusterStatus, Console], None]) -> str:
     console = Console(width=10_000)
     with console.capture() as capture:
         show(status, console)

@@ -9,7 +9,7 @@ import pytest
 from draco_local.cluster import gpus
 from draco_local.cluster.errors import ClusterError
 from draco_local.cluster.realnode.agent import boot_gpus, create_gpus, gpu_state_file
-from draco_local.cluster.state import ClusterState, Record, Wanted
+from draco_local.cluster.state import ClusterSpec, ClusterState, Record
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus.state import create, load, mutate
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a cluster "mixed" with one simulated and one real node."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     record = Record("mixed")
-    wanted = Wanted(nodes=1, real_nodes=1, gpus=1)
+    wanted = ClusterSpec(nodes=1, real_nodes=1, gpus=1)
     record.write(ClusterState(name="mixed", phase="ready", wanted=wanted, created=datetime(2026, 1, 1, tzinfo=UTC)))
     nodes = record.folder / "real-nodes" / "network.json"
     nodes.parent.mkdir()

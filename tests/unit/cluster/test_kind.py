@@ -6,12 +6,12 @@ import pytest
 import yaml
 
 from draco_local.cluster import clusters, state
-from draco_local.cluster.errors import ClusterError, NotSupported
+from draco_local.cluster.errors import ClusterError, MissingRequirement
 from draco_local.cluster.progress import Silent
 from draco_local.cluster.providers.kind import config
-from draco_local.cluster.state import Record, Wanted
+from draco_local.cluster.state import ClusterSpec, Record
 
-WANTED = Wanted(provider="kind", kubernetes="1.36.3", nodes=0, real_nodes=2, operator=False)
+WANTED = ClusterSpec(provider="kind", kubernetes="1.36.3", nodes=0, real_nodes=2, operator=False)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_the_configuration_turns_on_gates_api_versions_and_cdi() -> None:
 
 
 def test_an_older_version_gets_only_the_gates_it_knows() -> None:
-    document = config(Wanted(provider="kind", kubernetes="1.34.4", port=6443))
+    document = config(ClusterSpec(provider="kind", kubernetes="1.34.4", port=6443))
     assert "DRADeviceTaintRules" not in document["featureGates"]
     assert document["runtimeConfig"] == {"resource.k8s.io/v1alpha3": "true"}
     assert document["networking"] == {"apiServerPort": 6443}
@@ -47,7 +47,7 @@ def test_an_older_version_gets_only_the_gates_it_knows() -> None:
 
 def test_without_kind_there_is_one_sentence_and_no_cluster(path: Path) -> None:
     with pytest.raises(
-        NotSupported, match=r"^--provider kind needs the program kind, which is not on PATH: install it"
+        MissingRequirement, match=r"^--provider kind needs the program kind, which is not on PATH: install it"
     ):
         clusters.up("a", WANTED, progress=Silent(), wait_s=0)
     assert state.names() == []
@@ -98,5 +98,5 @@ def test_nodes_are_kinds_workers_and_can_be_cut_off_and_entered(path: Path, tmp_
         "docker start draco-a-worker2",
         f"kind load image-archive {tmp_path}/image.tar --name draco-a",
     ]
-    with pytest.raises(NotSupported, match="Node gpu-node-0 is none of kind's nodes"):
+    with pytest.raises(MissingRequirement, match="Node gpu-node-0 is none of kind's nodes"):
         cluster.power_off("gpu-node-0")

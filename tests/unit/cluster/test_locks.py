@@ -26,7 +26,7 @@ def hold_elsewhere(path: Path) -> "subprocess.Popen[str]":
 def test_a_second_holder_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with hold_elsewhere(path) as holder:
-        with pytest.raises(locks.Held) as refused, locks.held(path):
+        with pytest.raises(locks.LockHeld) as refused, locks.held(path):
             pass
         assert refused.value.holder == str(holder.pid)
         holder.kill()
@@ -71,7 +71,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_not_taken_for_held(
     monkeypatch.setattr(fcntl, "flock", removed_first)
     with locks.held(path):
         assert len(turns) == 2
-        with pytest.raises(locks.Held), locks.held(path):
+        with pytest.raises(locks.LockHeld), locks.held(path):
             pass
 
 
@@ -79,7 +79,7 @@ def test_only_who_leaves_a_shared_lock_as_the_last_cleans_up(tmp_path: Path) -> 
     path = tmp_path / "lock"
     cleaned: list[str] = []
     with locks.shared(path, last=lambda: cleaned.append("outer")):
-        with locks.shared(path, last=lambda: cleaned.append("inner")), pytest.raises(locks.Held), locks.held(path):
+        with locks.shared(path, last=lambda: cleaned.append("inner")), pytest.raises(locks.LockHeld), locks.held(path):
             pass
         assert cleaned == []
     assert cleaned == ["outer"]

@@ -8,7 +8,7 @@ import pytest
 from draco_local.cluster import clusters, state
 from draco_local.cluster.errors import ClusterError, StateDamaged, UnknownCluster
 from draco_local.cluster.progress import Silent
-from draco_local.cluster.state import ClusterState, Record, Wanted
+from draco_local.cluster.state import ClusterSpec, ClusterState, Record
 from draco_local.simulator.gpus.boards import BoardError
 
 
@@ -19,7 +19,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def a_state(name: str = "a") -> ClusterState:
-    return ClusterState(name=name, phase="ready", wanted=Wanted(nodes=3), created=datetime(2026, 11, 21, tzinfo=UTC))
+    return ClusterState(
+        name=name, phase="ready", wanted=ClusterSpec(nodes=3), created=datetime(2026, 11, 21, tzinfo=UTC)
+    )
 
 
 def test_what_was_written_is_read_and_only_the_owner_may(folder: Path) -> None:
@@ -79,14 +81,14 @@ def test_a_name_that_could_not_be_a_folder_or_a_host_is_refused(folder: Path, na
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
-        (Wanted(board="H1000"), "There is no board 'H1000' in the simulator"),
-        (Wanted(gpus=99), "A node has 0 to 8 GPUs of board H100-80GB, not 99"),
-        (Wanted(bin_dir="/no/such/folder"), "/no/such/folder is not a folder"),
-        (Wanted(kubernetes="1.20.0"), "Kubernetes 1.20.0 cannot be started here"),
+        (ClusterSpec(board="H1000"), "There is no board 'H1000' in the simulator"),
+        (ClusterSpec(gpus=99), "A node has 0 to 8 GPUs of board H100-80GB, not 99"),
+        (ClusterSpec(bin_dir="/no/such/folder"), "/no/such/folder is not a folder"),
+        (ClusterSpec(kubernetes="1.20.0"), "Kubernetes 1.20.0 cannot be started here"),
     ],
 )
 def test_a_wish_that_cannot_come_true_is_refused_before_anything_starts(
-    folder: Path, wanted: Wanted, sentence: str
+    folder: Path, wanted: ClusterSpec, sentence: str
 ) -> None:
     with pytest.raises((ClusterError, BoardError), match=sentence):
         clusters.up("a", wanted, progress=Silent(), wait_s=0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from draco_local.cluster.errors import NotSupported
+from draco_local.cluster.errors import MissingRequirement
 from draco_local.cluster.programs import build, versions
 
 
@@ -26,11 +26,11 @@ def test_a_patch_release_takes_its_minors_flags() -> None:
 
 @pytest.mark.parametrize("version", ["1.33.2", "1.99.0", "2.36.3"])
 def test_an_unknown_minor_is_one_sentence_with_the_known_ones(version: str) -> None:
-    with pytest.raises(NotSupported, match=rf"^Kubernetes {version} cannot be started here: .*1\.36\.3.*\.$"):
+    with pytest.raises(MissingRequirement, match=rf"^Kubernetes {version} cannot be started here: .*1\.36\.3.*\.$"):
         versions.minor_of(version)
 
 
 @pytest.mark.parametrize("version", ["latest", "1.36", "1.36.x", ""])
 def test_what_is_no_version_is_told_how_to_write_one(version: str) -> None:
-    with pytest.raises(NotSupported, match=r"is not a Kubernetes version: write it like 1\.36\.3\.$"):
+    with pytest.raises(MissingRequirement, match=r"is not a Kubernetes version: write it like 1\.36\.3\.$"):
         versions.parse(version)

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.controller.claims import admission
-from draco.controller.claims.admission import Admission, AdmissionMode, NotAReview, Outcome
+from draco.controller.claims.admission import Admission, AdmissionMode, NotAReview, ReviewOutcome
 from draco.controller.workers.fair_queue import Urgency
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
@@ -56,7 +56,7 @@ class Lab:
         self.looks.append(question.claim)
         return Answered(self.answer, self.followed.version, 0.0) if self.answer is not None else None
 
-    async def review(self, **request: Any) -> tuple[dict[str, Any], Outcome]:
+    async def review(self, **request: Any) -> tuple[dict[str, Any], ReviewOutcome]:
         answer, outcome = await self.admission.review(msgspec.json.encode({"request": {**a_request(), **request}}))
         decoded = msgspec.json.decode(answer)
         assert (decoded["apiVersion"], decoded["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
@@ -88,7 +88,7 @@ async def test_each_problem_is_one_warning_with_what_to_write_instead() -> None:
         "allowed": True,
         "warnings": ["request gpu: it fails; write x", "request gpu is odd"],
     }
-    assert outcome is Outcome.WARNED
+    assert outcome is ReviewOutcome.WARNED
 
 
 async def test_warnings_are_lines_that_the_api_server_does_not_cut() -> None:
@@ -116,7 +116,7 @@ async def test_only_a_selector_of_the_claim_that_fails_is_denied_and_only_where_
     response, outcome = await Lab([problem], mode=mode).review()
     denies = denied and mode is AdmissionMode.ENFORCE
     assert response["allowed"] is not denies
-    assert outcome is (Outcome.DENIED if denies else Outcome.WARNED)
+    assert outcome is (ReviewOutcome.DENIED if denies else ReviewOutcome.WARNED)
     if denies:
         assert response["status"] == {"code": 422, "reason": "Invalid", "message": "request gpu: it fails"}
 
@@ -133,7 +133,7 @@ async def test_a_template_is_reviewed_as_the_claim_that_it_makes() -> None:
     lab = Lab([a_problem()])
     template = {"metadata": {"name": "new"}, "spec": {"spec": a_claim("any").spec}}
     _, outcome = await lab.review(kind={"kind": "ResourceClaimTemplate"}, object=template)
-    assert outcome is Outcome.WARNED
+    assert outcome is ReviewOutcome.WARNED
     assert [claim.spec for claim in lab.looks] == [a_claim("any").spec]
 
 
@@ -160,7 +160,7 @@ async def test_what_cannot_be_looked_at_is_allowed(ready: bool, request_: dict[s
     lab = Lab([a_problem()], mode=AdmissionMode.ENFORCE, ready=ready)
     with capture_logs():
         response, outcome = await lab.review(**request_)
-    assert (response, outcome) == ({"uid": "review-1", "allowed": True}, Outcome.UNSEEN)
+    assert (response, outcome) == ({"uid": "review-1", "allowed": True}, ReviewOutcome.UNSEEN)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b'{"request": {"uid": 1}}', b"\xff"])
@@ -171,7 +171,7 @@ async def test_what_is_no_review_is_refused_with_a_sentence(monkeypatch: pytest.
 
 async def test_the_same_question_is_answered_once_until_the_cluster_changes() -> None:
     lab = Lab([a_problem()])
-    assert [(await lab.review())[1] for _ in range(3)] == [Outcome.WARNED] * 3
+    assert [(await lab.review())[1] for _ in range(3)] == [ReviewOutcome.WARNED] * 3
     assert len(lab.looks) == 1
     lab.followed.version += 1
     await lab.review()
@@ -200,14 +200,14 @@ async def test_a_claim_that_nobody_could_look_at_in_time_is_allowed_with_a_warni
     lab.answer = answer
     response, outcome = await lab.review()
     assert response == {"uid": "review-1", "allowed": True, "warnings": [f"Draco did not look: {said}"]}
-    assert outcome is Outcome.UNSEEN
+    assert outcome is ReviewOutcome.UNSEEN
 
 
 async def test_nobody_looks_for_a_namespace_that_has_used_up_its_budget() -> None:
     lab = Lab([a_problem()], mode=AdmissionMode.ENFORCE)
     lab.has_budget = False
     response, outcome = await lab.review()
-    assert (response["allowed"], outcome, lab.looks) == (True, Outcome.UNSEEN, [])
+    assert (response["allowed"], outcome, lab.looks) == (True, ReviewOutcome.UNSEEN, [])
     assert response["warnings"] == [
         "Draco did not look: the namespace has used up its budget for advice; the claim is stored as ever"
     ]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from draco.controller.claims.explaining import Asks, Explanations, Told, scheduler_says
+from draco.controller.claims.explaining import Asks, Explanations, PodExplanation, scheduler_says
 from draco.controller.workers.fair_queue import Urgency
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
@@ -293,7 +293,7 @@ async def test_who_waits_is_told_why_there_is_no_explanation(answer: Answer, tex
     async with lab.kept_young():
         await lab.explained()
         ((pod, claims),) = lab.pods.values()
-        assert lab.explanations.of(pod, claims) == Told(text, reason)
+        assert lab.explanations.of(pod, claims) == PodExplanation(text, reason)
 
 
 async def test_a_pod_of_which_something_else_is_known_is_explained_at_once() -> None:

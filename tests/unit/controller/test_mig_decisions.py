@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from draco.controller.loop_watch import BITE_S
-from draco.controller.metrics import Metrics
+from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions, register_mig
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
@@ -77,7 +77,7 @@ def a_fleet(nodes: int, *policies: MigPolicy) -> World:
 
 def counted(world: World, policy: str = "policy") -> list[float | None]:
     """What a scrape says of the policy's GPUs: applied, changing, failed."""
-    metrics = Metrics()
+    metrics = OperatorMetrics()
     register_mig(metrics, world.decisions)
     return [
         metrics.registry.get_sample_value("draco_mig_policy_gpus", {"policy": policy, "standing": standing})

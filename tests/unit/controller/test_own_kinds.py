@@ -13,7 +13,7 @@ from draco.controller.own_kinds import OwnKind, OwnKindSettings
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client, Undecodable
 from draco.kube.connect.connection import Connection
-from draco.kube.errors import NotFound, Status, from_status
+from draco.kube.errors import ApiStatus, NotFound, from_status
 from draco.kube.watch.store import Change
 from draco.kube.watch.watching import Listed, Removal, Unfit, Upsert
 from draco.resources.api.draco import DeviceMaintenance
@@ -148,7 +148,7 @@ class Answering(Connection):
             raise NotFound(404, "NotFound", "no such kind")
         if path != DEVICE_MAINTENANCES.path():
             if not self.objects:
-                raise from_status(Status(code=404, reason="NotFound"))
+                raise from_status(ApiStatus(code=404, reason="NotFound"))
             return msgspec.json.encode(self.objects[0])
         return msgspec.json.encode({"metadata": {"resourceVersion": "9"}, "items": self.objects})
 

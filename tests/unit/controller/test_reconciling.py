@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
-from draco.controller.metrics import Metrics
+from draco.controller.metrics import OperatorMetrics
 from draco.controller.reconciling import Reconciling
 from draco.kube.clock import SystemClock
 
@@ -29,7 +29,7 @@ class Recording:
 
 def reconciling(reconciler: Recording) -> Reconciling[str]:
     return Reconciling(
-        "test", reconciler, workers=1, metrics=Metrics(), clock=SystemClock(), random=Random(1)
+        "test", reconciler, workers=1, metrics=OperatorMetrics(), clock=SystemClock(), random=Random(1)
     )  # fmt: skip
 
 

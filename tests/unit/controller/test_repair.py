@@ -11,7 +11,7 @@ import pytest
 from draco.controller.claims import repair
 from draco.controller.claims.release import ClaimReleases
 from draco.controller.claims.repair import RepairReconciler
-from draco.controller.metrics import Metrics
+from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.movable_claims import MovableClaims
 from draco.controller.view import ClusterView
@@ -23,7 +23,7 @@ from draco.kube.events.notes import Notes
 from draco.kube.watch.collection import Collection
 from draco.mig_policy import release_policy
 from draco.mig_policy.release_policy import Patience
-from draco.mig_policy.releases import Release
+from draco.mig_policy.releases import ClaimRelease
 from draco.resources.api.claims import ResourceClaim, ResourceClaimStatus
 from draco.resources.api.core import Event, ObjectReference, PodCondition, PodStatus
 from draco.resources.api.draco import GpuMig, GpuNode, IdleClaims, InstanceUse, MigInstance, MigRepair
@@ -99,7 +99,7 @@ class World:
             self.view,
             cast("EventRecorder", self.happenings),
             clock=self.clock,
-            count=Metrics().claims_released,
+            count=OperatorMetrics().claims_released,
             patience=Patience(),
         )
         self.reconciler = RepairReconciler(
@@ -448,7 +448,7 @@ async def test_claims_of_which_one_is_kept_are_only_named() -> None:
 
 
 def test_several_policies_say_and_one_says() -> None:
-    release = Release(
+    release = ClaimRelease(
         pod=ObjectKey("a", "pod"), waiting=(), node="node-0", claims=(ObjectKey("a", "idle"),), devices={}
     )
     assert "if MigPolicy a says so" in release_policy.kept(release, ["a", "a"])

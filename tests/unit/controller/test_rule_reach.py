@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draco.controller.loop_watch import BITE_S
-from draco.controller.metrics import Metrics
+from draco.controller.metrics import OperatorMetrics
 from draco.controller.taints import reach as rule_reach
 from draco.controller.taints.reach import NAMED_RULES, OTHERS, Amounts, RuleReach, register_reach
 from draco.controller.view import ClusterView
@@ -106,7 +106,7 @@ async def test_a_change_costs_its_own_pool_only(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_scrape_reads_what_is_known_and_counts_nothing() -> None:
-    view, metrics = a_view(), Metrics()
+    view, metrics = a_view(), OperatorMetrics()
     reach = RuleReach(view, clock=ManualClock())
     register_reach(metrics, reach)
     put(view.slices, a_slice("node-0"))

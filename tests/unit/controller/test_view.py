@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from draco.allocation import DeviceState
-from draco.controller.metrics import Metrics, register_view
+from draco.allocation import SupplyState
+from draco.controller.metrics import OperatorMetrics, register_view
 from draco.controller.taints.reach import warn_of_wide_rules
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
@@ -91,13 +91,13 @@ async def test_the_survey_is_made_anew_only_when_something_changed_and_not_too_o
     assert view.survey() is first, "within a second it may be a little old"
     await clock.advance(1)
     second = view.survey()
-    assert second == {(NVIDIA_DRIVER, DeviceState.FREE): 2}
+    assert second == {(NVIDIA_DRIVER, SupplyState.FREE): 2}
     await clock.advance(10)
     assert view.survey() is second, "nothing changed"
 
 
 def test_claims_and_requests_are_counted_by_state() -> None:
-    view, metrics = a_view(), Metrics()
+    view, metrics = a_view(), OperatorMetrics()
     register_view(metrics, view)
     for claim in (
         a_claim("pending"),

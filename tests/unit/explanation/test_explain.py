@@ -5,7 +5,7 @@ import pytest
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.explain import explain
-from draco.explanation.model import Cause, CauseCount, Explanation, NodeReason, Reason, TaintSeen
+from draco.explanation.model import Cause, CauseCount, Explanation, NodeReason, PendingReason, TaintSeen
 from draco.explanation.wording import report
 from draco.resources.api.claims import (
     AllocatedDeviceStatus,
@@ -64,7 +64,7 @@ def test_every_device_is_counted_once_by_what_stands_in_its_way() -> None:
     told = explain(fleet, [a_claim("wait")])
 
     assert not told.fits
-    assert told.reason is Reason.IN_USE
+    assert told.reason is PendingReason.IN_USE
     assert [(count.cause, count.devices) for count in told.requests[0].causes] == [
         (Cause.IN_USE, 2),
         (Cause.TAINTED, 1),
@@ -88,7 +88,7 @@ def test_a_taint_that_the_slice_and_a_rule_both_have_is_told_once_with_the_rule(
 def test_a_claim_that_fits_is_said_to_fit_and_where() -> None:
     told = explain(a_fleet(), [asking()])
     assert told.fits
-    assert told.reason is Reason.FITS
+    assert told.reason is PendingReason.FITS
     assert told.fits_on == ["n1", "n2"]
     assert told.nodes == []
     assert "as soon as a pod uses them" in str(told)
@@ -102,11 +102,11 @@ def test_a_pod_of_which_the_scheduler_has_said_nothing_is_told_so() -> None:
 
 def test_a_pod_that_names_its_node_is_never_allocated_anything() -> None:
     told = explain(a_fleet(), [asking()], pod=a_pod(node="n1"))
-    assert (told.reason, told.fits, told.nearest) == (Reason.BYPASSES_SCHEDULER, False, [])
+    assert (told.reason, told.fits, told.nearest) == (PendingReason.BYPASSES_SCHEDULER, False, [])
     assert "spec.nodeName: n1" in str(told)
     assert "nodeSelector: {kubernetes.io/hostname: n1}" in str(told)
     held_already = explain(a_fleet(), [a_claim("job", on=[f"{GPU}/n1/gpu-0"])], pod=a_pod(node="n1"))
-    assert held_already.reason is Reason.ALLOCATED
+    assert held_already.reason is PendingReason.ALLOCATED
 
 
 def test_holders_are_named_with_their_pods_and_those_that_nobody_uses_first() -> None:
@@ -122,7 +122,7 @@ def test_holders_are_named_with_their_pods_and_those_that_nobody_uses_first() ->
 
 def test_a_selector_that_says_no_is_told_with_the_values_it_saw() -> None:
     told = explain(a_fleet(), [asking(f'{ATTRIBUTES}.productName == "NVIDIA B200"')])
-    assert told.reason is Reason.NOTHING_SELECTED
+    assert told.reason is PendingReason.NOTHING_SELECTED
     [own] = [each for each in told.requests[0].causes if each.selector and each.selector.source == "claim default/c"]
     assert own.selector is not None
     assert own.selector.index == 0
@@ -136,7 +136,7 @@ def test_one_device_on_which_a_selector_fails_fails_the_claim_on_every_node() ->
     fleet.put_node(a_node("n3"))
     told = explain(fleet, [asking(f'{ATTRIBUTES}.productName == "{H100}"', count=2)])
     assert not told.fits
-    assert told.reason is Reason.SELECTOR_ERROR
+    assert told.reason is PendingReason.SELECTOR_ERROR
     assert told.fits_on == ["n1"]
     assert "CEL runtime error: no such key: productName" in told.error
     assert count_of(told, Cause.SELECTOR_FAILED).example == f"{GPU}/n3/gpu-0"
@@ -144,7 +144,7 @@ def test_one_device_on_which_a_selector_fails_fails_the_claim_on_every_node() ->
 
 def test_too_few_on_each_node_is_told_node_by_node() -> None:
     told = explain(a_fleet(held("n2/gpu-0")), [asking(count=3)])
-    assert told.reason is Reason.NOT_ENOUGH_ON_ONE_NODE
+    assert told.reason is PendingReason.NOT_ENOUGH_ON_ONE_NODE
     assert [(cause.reason, cause.names, cause.free, cause.wanted) for cause in told.nodes] == [
         (NodeReason.NOT_ENOUGH, ["n1"], 2, 3),
         (NodeReason.NOT_ENOUGH, ["n2"], 1, 3),
@@ -155,7 +155,7 @@ def test_too_few_on_each_node_is_told_node_by_node() -> None:
 def test_a_constraint_that_keeps_free_devices_apart_is_named() -> None:
     constraint = DeviceConstraint(match_attribute=f"{GPU}/index")
     told = explain(a_fleet(), [asking(count=2, constraints=[constraint])])
-    assert told.reason is Reason.CONSTRAINT
+    assert told.reason is PendingReason.CONSTRAINT
     assert [(cause.reason, cause.nodes) for cause in told.nodes] == [(NodeReason.CONSTRAINT, 2)]
     assert f"no 2 have the same {GPU}/index" in str(told)
 
@@ -164,7 +164,7 @@ def test_claims_that_each_fit_alone_but_not_together_are_said_to_compete() -> No
     claims = [named(asking(count=2), "left"), named(asking(f'{ATTRIBUTES}.productName == "{H100}"'), "right")]
     fleet = a_fleet(held("n2/gpu-0"))
     told = explain(fleet, claims)
-    assert told.reason is Reason.NOT_TOGETHER
+    assert told.reason is PendingReason.NOT_TOGETHER
     assert [request.fits_alone for request in told.requests] == [True, True]
     assert "claims left and right each fit alone, but need the same devices" in str(told)
 
@@ -172,7 +172,7 @@ def test_claims_that_each_fit_alone_but_not_together_are_said_to_compete() -> No
 def test_claims_whose_devices_are_on_different_nodes_are_told_so() -> None:
     claims = [named(asking(f'{ATTRIBUTES}.productName == "{each}"'), each[7:11]) for each in (H100, A100)]
     told = explain(a_fleet(), claims)
-    assert told.reason is Reason.NOT_TOGETHER
+    assert told.reason is PendingReason.NOT_TOGETHER
     assert "request gpu of claim H100 fits on n1, request gpu of claim A100 fits on n2" in str(told)
 
 
@@ -194,7 +194,7 @@ def test_each_alternative_is_explained_by_itself() -> None:
 
 def test_all_mode_is_spoilt_by_one_device_in_use() -> None:
     told = explain(a_fleet(held("n1/gpu-0"), held("n2/gpu-0", by="other")), [asking(allocation_mode="All")])
-    assert told.reason is Reason.IN_USE
+    assert told.reason is PendingReason.IN_USE
     assert [cause.reason for cause in told.nodes] == [NodeReason.ALL_MODE]
 
 
@@ -223,7 +223,7 @@ def test_a_counter_that_is_short_is_told_with_who_takes_of_it() -> None:
 
     told = explain(fleet, [asking(f'{ATTRIBUTES}.?size.orValue("") == "40Gi"')])
 
-    assert told.reason is Reason.COUNTERS_SHORT
+    assert told.reason is PendingReason.COUNTERS_SHORT
     short = count_of(told, Cause.COUNTERS_SHORT).shortage
     assert short is not None
     assert (short.name, short.needed, short.left, short.total) == ("card/memory", "40Gi", "20Gi", "40Gi")
@@ -243,7 +243,7 @@ def test_a_capacity_that_is_short_is_told_with_what_is_left() -> None:
         slices=[a_slice("n3", [shared])], nodes=[a_node("n3")], classes=[a_device_class()], claims=[holder]
     )
     told = explain(fleet, [asking(capacity=CapacityRequirements(requests={"memory": "20Gi"}))])
-    assert told.reason is Reason.CAPACITY_SHORT
+    assert told.reason is PendingReason.CAPACITY_SHORT
     short = count_of(told, Cause.CAPACITY_SHORT).shortage
     assert short is not None
     assert (short.needed, short.left, short.takers) == ("20Gi", "10Gi", ["default/job"])
@@ -254,7 +254,7 @@ def test_devices_on_nodes_where_the_pod_may_not_go_are_told_apart() -> None:
     tainted = NodeSpec(taints=[NodeTaint(key="team", value="a", effect="NoSchedule")])
     fleet.put_node(msgspec.structs.replace(a_node("n1"), spec=tainted))
     told = explain(fleet, [asking(f'{ATTRIBUTES}.productName == "{H100}"')], pod=a_pod(claims=["c"]))
-    assert told.reason is Reason.NODE_RULES
+    assert told.reason is PendingReason.NODE_RULES
     assert count_of(told, Cause.NODE_RULES).devices == 2
     assert {cause.reason for cause in told.nodes} == {NodeReason.NO_DEVICES, NodeReason.TAINTED}
 
@@ -270,7 +270,7 @@ def test_devices_on_nodes_where_the_pod_may_not_go_are_told_apart() -> None:
 def test_devices_of_pools_that_do_not_count_are_counted_still(published: list[ResourceSlice], cause: Cause) -> None:
     fleet = Fleet.of(slices=published, nodes=[a_node("n3")], classes=[a_device_class()])
     told = explain(fleet, [asking()])
-    assert told.reason is Reason.POOL_BROKEN
+    assert told.reason is PendingReason.POOL_BROKEN
     assert count_of(told, cause).devices == 2
 
 
@@ -288,23 +288,23 @@ def test_who_is_ahead_of_a_nodes_own_slices_is_named() -> None:
 
 def test_devices_of_a_node_that_is_gone_are_counted_still() -> None:
     told = explain(Fleet.of(slices=[a_slice("gone")], classes=[a_device_class()]), [asking()])
-    assert told.reason is Reason.NO_NODE
+    assert told.reason is PendingReason.NO_NODE
     assert count_of(told, Cause.NO_NODE).devices == 2
 
 
 def test_a_class_that_is_missing_and_a_cluster_without_devices_are_told() -> None:
-    assert explain(a_fleet(), [asking(device_class="gpu.nvidia.co")]).reason is Reason.CLASS_MISSING
+    assert explain(a_fleet(), [asking(device_class="gpu.nvidia.co")]).reason is PendingReason.CLASS_MISSING
     empty = Fleet.of(nodes=[a_node("n1")], classes=[a_device_class()])
-    assert explain(empty, [asking()]).reason is Reason.NO_DEVICES
+    assert explain(empty, [asking()]).reason is PendingReason.NO_DEVICES
 
 
 def test_a_claim_that_is_missing_or_going_is_told_before_all_else() -> None:
     pod = a_pod(claims=["c", "d"])
     told = explain(a_fleet(), [asking()], pod=pod)
-    assert told.reason is Reason.CLAIM_MISSING
+    assert told.reason is PendingReason.CLAIM_MISSING
     assert "default/d does not exist" in str(told)
     going = explain(a_fleet(), [a_claim("c", deleting=True)])
-    assert going.reason is Reason.CLAIM_DELETING
+    assert going.reason is PendingReason.CLAIM_DELETING
 
 
 def waiting_pod(**selector: str) -> Pod:
@@ -325,9 +325,9 @@ def on_node(claim: ResourceClaim, node: str) -> ResourceClaim:
 def test_an_allocated_claim_whose_nodes_the_pod_cannot_go_to_is_told() -> None:
     claim = on_node(held("n1/gpu-0"), "n1")
     told = explain(a_fleet(claim), [claim], pod=waiting_pod(rack="7"))
-    assert told.reason is Reason.BOUND_ELSEWHERE
+    assert told.reason is PendingReason.BOUND_ELSEWHERE
     assert told.allocated[0].nodes == "metadata.name=n1"
-    assert explain(a_fleet(claim), [claim], pod=waiting_pod()).reason is Reason.ALLOCATED
+    assert explain(a_fleet(claim), [claim], pod=waiting_pod()).reason is PendingReason.ALLOCATED
 
 
 def test_a_claim_is_looked_at_only_where_the_pods_allocated_claims_can_be_reached() -> None:
@@ -349,7 +349,7 @@ def test_a_claim_whose_devices_are_not_ready_is_told_with_what_it_waits_for() ->
     status = msgspec.structs.replace(claim.status, allocation=msgspec.structs.replace(allocation, devices=devices))
     waiting = msgspec.structs.replace(claim, status=status)
     told = explain(a_fleet(), [waiting])
-    assert told.reason is Reason.WAITING_FOR_BINDING
+    assert told.reason is PendingReason.WAITING_FOR_BINDING
     assert told.allocated[0].waiting_for == ["gpu-0: attached"]
 
     reported = AllocatedDeviceStatus(
@@ -362,7 +362,7 @@ def test_a_claim_whose_devices_are_not_ready_is_told_with_what_it_waits_for() ->
 def test_a_claim_that_as_many_use_as_may_is_told() -> None:
     claim = held("n1/gpu-0", pods=tuple(f"pod-{number}" for number in range(256)))
     told = explain(a_fleet(claim), [claim], pod=waiting_pod())
-    assert told.reason is Reason.RESERVED_BY_OTHERS
+    assert told.reason is PendingReason.RESERVED_BY_OTHERS
 
 
 def test_bugs_of_an_older_scheduler_are_named_if_they_concern_the_claim() -> None:

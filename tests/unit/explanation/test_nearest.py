@@ -13,7 +13,7 @@ from draco.allocation.search.allocate import allocate, first_fitting
 from draco.explanation.findings.placement import UNSCHEDULABLE, PodRules
 from draco.explanation.model import ChangeKind, NodeReason
 from draco.explanation.problems.claims import problems_of
-from draco.explanation.remedies.changes import Change
+from draco.explanation.remedies.changes import SuggestedChange
 from draco.explanation.remedies.nearest import nearest_changes, nearest_misses
 from draco.resources.api.claims import (
     AllocationResult,
@@ -306,7 +306,7 @@ def a_fleet_of(objects: dict[type, list[Any]]) -> Fleet:
     )
 
 
-def done(change: Change, objects: dict[type, list[Any]]) -> dict[type, list[Any]]:
+def done(change: SuggestedChange, objects: dict[type, list[Any]]) -> dict[type, list[Any]]:
     """The objects after what was told of the cluster has been done; what was told of pod and claims is not here."""
     after = {kind: list(each) for kind, each in objects.items()}
     if change.gone is not None:
@@ -340,7 +340,7 @@ def complete(published: ResourceSlice, count: int) -> ResourceSlice:
     return msgspec.structs.replace(published, spec=msgspec.structs.replace(published.spec, pool=pool))
 
 
-def may_go_after(change: Change, node: Node, pod: Pod) -> bool:
+def may_go_after(change: SuggestedChange, node: Node, pod: Pod) -> bool:
     """Whether the pod may go to the node once what was told of either has been done."""
     obstacle = change.obstacle
     spec = pod.spec

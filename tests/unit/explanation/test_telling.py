@@ -8,7 +8,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.cel.paths import AttributePath
 from draco.explanation.explain import explain
 from draco.explanation.findings.placement import selector_text, tolerates
-from draco.explanation.model import AllocatedClaim, Cause, CauseCount, Explanation, Holder, Reason
+from draco.explanation.model import AllocatedClaim, Cause, CauseCount, Explanation, Holder, PendingReason
 from draco.explanation.problems.claims import problems_of
 from draco.explanation.problems.published import closest_value
 from draco.explanation.wording import cause_text, report
@@ -78,9 +78,12 @@ def test_the_attribute_that_a_constraint_misses_is_named(constraint: DeviceConst
 
 def test_the_reason_of_an_error_says_whether_pools_selectors_or_the_claim_are_at_fault() -> None:
     every = asking(allocation_mode="All")
-    assert explain(a_cluster(Device(name="gpu-0"), of=2), [every]).reason is Reason.POOL_BROKEN
+    assert explain(a_cluster(Device(name="gpu-0"), of=2), [every]).reason is PendingReason.POOL_BROKEN
     negative = DeviceCapacity(value="-1Gi")
-    assert explain(a_cluster(Device(name="gpu-0", capacity={"memory": negative})), [asking()]).reason is Reason.INVALID
+    assert (
+        explain(a_cluster(Device(name="gpu-0", capacity={"memory": negative})), [asking()]).reason
+        is PendingReason.INVALID
+    )
 
 
 def test_a_selector_that_fails_on_a_device_for_another_node_is_an_error_as_the_scheduler_meets_it() -> None:
@@ -100,7 +103,7 @@ def test_a_search_that_was_too_long_is_told_as_such() -> None:
     devices = [Device(name=f"gpu-{n}", attributes={"half": DeviceAttribute(int_=n % 2)}) for n in range(40)]
     pair = DeviceConstraint(match_attribute=f"{GPU}/half")
     told = explain(a_cluster(*devices), [asking(count=21, constraints=[pair])])
-    assert told.reason is Reason.SEARCH_TOO_LONG
+    assert told.reason is PendingReason.SEARCH_TOO_LONG
     assert not told.nearest, "nothing is known of what would do"
 
 
@@ -156,7 +159,7 @@ def test_a_toleration_that_compares_numbers_is_exact_at_its_bound() -> None:
 def test_the_report_of_an_allocated_claim_tells_conditions_only_where_there_are_any() -> None:
     def lines(**told: Any) -> str:
         claim = AllocatedClaim(claim="default/c", devices=["d/p/x"], **told)
-        return "\n".join(report(Explanation(reason=Reason.ALLOCATED, summary="", allocated=[claim])))
+        return "\n".join(report(Explanation(reason=PendingReason.ALLOCATED, summary="", allocated=[claim])))
 
     assert "failed" not in lines()
     assert "waits for" not in lines()

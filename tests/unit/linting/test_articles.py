@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from draco.cli.lint.command import Checked, check
+from draco.cli.lint.command import LintResult, check
 
 ARTICLES = Path(__file__).parent / "articles"
 EXPECTED = {
@@ -32,7 +32,7 @@ def text_of(article: str) -> str:
     return (ARTICLES / f"{article}.yaml").read_text(encoding="utf-8")
 
 
-def checked(article: str) -> Checked:
+def checked(article: str) -> LintResult:
     return check({article: text_of(article)}, kubernetes=36)
 
 

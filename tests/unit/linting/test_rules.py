@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from draco.cli.lint.command import Checked, check
+from draco.cli.lint.command import LintResult, check
 
 CLAIM = """
 apiVersion: resource.k8s.io/v1
@@ -53,7 +53,7 @@ spec:
 """
 
 
-def checked(*texts: str, kubernetes: int = 36) -> Checked:
+def checked(*texts: str, kubernetes: int = 36) -> LintResult:
     return check({"manifest.yaml": "\n---\n".join(texts)}, kubernetes=kubernetes)
 
 

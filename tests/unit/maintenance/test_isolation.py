@@ -8,7 +8,7 @@ import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance import isolated_gpus, not_heeded, plan_maintenance, rule_for, scope_of
-from draco.maintenance.plan import CONDITION_READY_FOR_WORK, Seen
+from draco.maintenance.plan import CONDITION_READY_FOR_WORK, PlanInput
 from draco.resources.api.draco import (
     DeviceMaintenance,
     DeviceMaintenanceStatus,
@@ -122,7 +122,7 @@ def is_ready(here: PoolHardware, node: GpuNode | None, *, idle: bool = False) ->
     request, pools = a_request(), {POOL: here}
     scope = scope_of(request.spec.device_selector, pools)
     nodes = {POOL: node} if node else {}
-    seen = Seen(
+    seen = PlanInput(
         now=MOMENT,
         scope=scope,
         rules=tuple(rule_for(request, device, board="GPU-a") for device in scope.named),

@@ -9,7 +9,7 @@ import pytest
 
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
-from draco.mig.gpu_plan import GpuPlan, ObservedGpu, Part, Progress, Shortage, plan_gpu
+from draco.mig.gpu_plan import GpuPlan, InstanceShortage, LayoutProgress, ObservedGpu, Part, plan_gpu
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import InstanceUse, MigMode, ProfileCount, PromisedDevice, WantedGpu, WantedInstance
 from draco.resources.names import GpuUuid
@@ -77,7 +77,7 @@ def texts(things: Iterable[Part | Placement | Any]) -> list[str]:
 def test_where_nothing_is_wanted_only_idle_instances_go() -> None:
     plan = plan_gpu(gpu(warm("1g.10gb@0"), part("1g.10gb@3"), foreign("1g.10gb@6")), None)
     assert (texts(plan.destroys), texts(plan.keeps)) == (["1g.10gb@0"], ["1g.10gb@3", "1g.10gb@6"])
-    assert (plan.mode_change, plan.progress()) == ("", Progress())
+    assert (plan.mode_change, plan.progress()) == ("", LayoutProgress())
 
 
 def test_idle_instances_of_the_layout_stay_and_others_go() -> None:
@@ -148,7 +148,7 @@ def test_what_may_be_somebody_else_s_is_called_so() -> None:
 def test_an_instance_of_an_unknown_profile_takes_its_units_all_the_same() -> None:
     unknown = part("profile 77@0", InstanceUse.FOREIGN, size=8)
     plan = plan_gpu(gpu(unknown), on_demand(_1g=1))
-    assert (plan.makes, plan.no_room) == ((), (Shortage("1g.10gb", 1, 1),))
+    assert (plan.makes, plan.no_room) == ((), (InstanceShortage("1g.10gb", 1, 1),))
 
 
 def test_one_engine_too_few_keeps_the_rest_of_a_layout_from_nothing() -> None:
@@ -174,8 +174,8 @@ def test_warm_instances_are_made_the_largest_first_each_where_it_costs_least() -
 def test_warm_instances_without_room_are_counted_with_who_is_beside() -> None:
     claims = [part(f"1g.10gb@{start}", claims=(f"default/claim-{start}",)) for start in range(5)]
     plan = plan_gpu(gpu(*claims, warm("1g.10gb@5")), on_demand(_1g=1, _3g=2))
-    assert (plan.makes, plan.no_room) == ((), (Shortage("3g.40gb", 2, 2),))
-    assert plan.progress() == Progress(
+    assert (plan.makes, plan.no_room) == ((), (InstanceShortage("3g.40gb", 2, 2),))
+    assert plan.progress() == LayoutProgress(
         "",
         "There is no room for 2 of 2 warm 3g.40gb beside claim default/claim-0, claim default/claim-1, claim default/claim-2 and "
         "2 more.",
@@ -213,7 +213,7 @@ def test_a_promise_that_the_layout_has_is_made_with_it() -> None:
 def test_an_idle_instance_in_a_promised_place_stays_and_is_the_claim_s() -> None:
     plan = plan_gpu(gpu(warm("1g.10gb@2")), None, [promise()])
     assert (plan.destroys, texts(plan.keeps)) == ((), ["1g.10gb@2"])
-    assert plan.progress() == Progress("", "The GPU keeps 1g.10gb at 2 for claim default/soon.")
+    assert plan.progress() == LayoutProgress("", "The GPU keeps 1g.10gb at 2 for claim default/soon.")
     assert plan_gpu(gpu(warm("1g.10gb@2")), OFF, [promise()]).waits == (
         "MIG mode stays on until claim default/soon is gone."
     )
@@ -311,7 +311,7 @@ def test_a_gpu_that_cannot_be_divided_is_to_be_excluded_from_a_policy_that_divid
         assert plan_gpu(there, on_demand()).waits == (
             "Policy pool divides this GPU, but it cannot be divided; exclude it from the policy."
         )
-        assert plan_gpu(there, OFF).progress() == plan_gpu(there, None).progress() == Progress()
+        assert plan_gpu(there, OFF).progress() == plan_gpu(there, None).progress() == LayoutProgress()
 
 
 def test_where_it_is_not_known_for_sure_what_is_there_nothing_is_made() -> None:
@@ -324,7 +324,7 @@ def test_where_it_is_not_known_for_sure_what_is_there_nothing_is_made() -> None:
 
 
 def test_a_hindrance_is_told_where_the_plan_waits_for_nothing_else() -> None:
-    assert plan_gpu(gpu(), OFF).progress("In use.") == Progress("In use.", "")
+    assert plan_gpu(gpu(), OFF).progress("In use.") == LayoutProgress("In use.", "")
     assert plan_gpu(gpu(part("1g.10gb@3")), OFF).progress("In use.").waits.startswith("MIG mode stays on")
 
 

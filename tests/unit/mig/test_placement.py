@@ -7,7 +7,7 @@ import pytest
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import State, geometry
 from draco.mig.known_boards import BOARDS
-from draco.mig.placement import Choice, Pool, choose, largest_first
+from draco.mig.placement import BoardPool, Choice, choose, largest_first
 from tests.unit.mig.enumerated import plain
 
 GRID = plain("H100-80GB")
@@ -58,7 +58,7 @@ def test_of_equal_losses_the_gpu_with_most_instances_is_taken_even_if_another_is
 def test_gpus_grouped_by_state_get_the_same_choice_as_one_by_one(name: str) -> None:
     board, chance = BOARDS[name], random.Random(3)
     made = geometry(board)
-    pool = Pool(made, crowded(board, 40, chance))
+    pool = BoardPool(made, crowded(board, 40, chance))
     there: list[Choice] = []
     for _ in range(300):
         wanted = chance.choice(board.profiles)

@@ -10,12 +10,12 @@ from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry
 from draco.mig.known_boards import BOARDS
 from draco.mig.placement import Choice
-from draco.mig.repair import Held, Hold, Moves, plan_repair
+from draco.mig.repair import Hold, Moves, PlacedInstance, plan_repair
 from tests.unit.mig.enumerated import plain
 
 GRID = plain("H100-80GB")
 MADE = geometry(GRID)
-Gpus = Sequence[Sequence[Held]]
+Gpus = Sequence[Sequence[PlacedInstance]]
 
 
 def profile(name: str, board: Board = GRID) -> Profile:
@@ -23,10 +23,10 @@ def profile(name: str, board: Board = GRID) -> Profile:
     return found
 
 
-def gpu(**holds: str) -> list[Held]:
+def gpu(**holds: str) -> list[PlacedInstance]:
     """A GPU from what may be done with what: `movable="3g.40gb@0 1g.10gb@6"`."""
     return [
-        Held(Placement(profile(name), int(start)), Hold(hold))
+        PlacedInstance(Placement(profile(name), int(start)), Hold(hold))
         for hold, written in holds.items()
         for name, start in (each.split("@") for each in written.split())
     ]
@@ -82,12 +82,12 @@ def carried_out(made: Geometry, gpus: Gpus, found: Moves) -> list[State]:
     return now
 
 
-def crowded(board: Board, gpus: int, chance: random.Random) -> list[list[Held]]:
+def crowded(board: Board, gpus: int, chance: random.Random) -> list[list[PlacedInstance]]:
     made = geometry(board)
-    there: list[list[Held]] = [[] for _ in range(gpus)]
+    there: list[list[PlacedInstance]] = [[] for _ in range(gpus)]
     for held in there:
         while chance.random() < 0.85 and (fitting := made.fits(made.state_of(each.placement for each in held))):
-            held.append(Held(chance.choice(fitting), chance.choice(list(Hold))))
+            held.append(PlacedInstance(chance.choice(fitting), chance.choice(list(Hold))))
     return there
 
 
@@ -163,9 +163,9 @@ def test_of_two_that_move_the_first_leaves_the_only_place_to_the_second() -> Non
     """Both GPUs have room for a 1g, one of them for no second accelerator."""
     board = BOARDS["H100-80GB"]
 
-    def there(**holds: str) -> list[Held]:
+    def there(**holds: str) -> list[PlacedInstance]:
         return [
-            Held(Placement(profile(name, board), int(start)), Hold(hold))
+            PlacedInstance(Placement(profile(name, board), int(start)), Hold(hold))
             for hold, written in holds.items()
             for name, start in (each.split("@") for each in written.split())
         ]

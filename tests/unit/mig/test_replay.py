@@ -10,7 +10,7 @@ from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
 from draco.mig.packing import packable
 from draco.mig.repair import Hold
-from draco.mig.replay import Fleet, Outcome, Policy, Replay, rule_of, used_share
+from draco.mig.replay import Policy, Replay, ReplayOutcome, SimulatedFleet, rule_of, used_share
 from tests.unit.mig.enumerated import plain
 
 GRID = plain("H100-80GB")
@@ -23,14 +23,14 @@ def profile(name: str, board: Board = GRID) -> Profile:
 
 
 def replay(policy: Policy, *, gpus: int = 16, per_node: int = 8, moves: int = 0, board: Board = GRID) -> Replay:
-    return Replay(Fleet(geometry(board), gpus, per_node), rule_of(policy, random.Random(1).randrange), moves)
+    return Replay(SimulatedFleet(geometry(board), gpus, per_node), rule_of(policy, random.Random(1).randrange), moves)
 
 
-def arrivals(made: Replay, *names: str, hold: Hold = Hold.FIXED) -> list[Outcome]:
+def arrivals(made: Replay, *names: str, hold: Hold = Hold.FIXED) -> list[ReplayOutcome]:
     return [made.arrive(f"{name}-{index}", profile(name), 0.0, hold) for index, name in enumerate(names)]
 
 
-def churn(made: Replay, seed: int, number: int = 2_000) -> Iterator[Outcome]:
+def churn(made: Replay, seed: int, number: int = 2_000) -> Iterator[ReplayOutcome]:
     """Claims of all profiles that come and go."""
     chance = random.Random(seed)
     there: list[str] = []
@@ -59,9 +59,9 @@ def test_what_is_there_always_fits_and_refusals_are_told_apart(board: Board, pol
         if policy is not Policy.ORACLE:
             used = sum(p.size * number for p, number in made.counts.items())
             assert used == sum(state.mask.bit_count() for state in made.fleet.pool.states)
-    assert Outcome.FULL in outcomes
-    assert (Outcome.AVOIDABLE in outcomes) is (policy is not Policy.ORACLE)
-    assert (Outcome.REPAIRED in outcomes) is bool(moves)
+    assert ReplayOutcome.FULL in outcomes
+    assert (ReplayOutcome.AVOIDABLE in outcomes) is (policy is not Policy.ORACLE)
+    assert (ReplayOutcome.REPAIRED in outcomes) is bool(moves)
 
 
 def test_each_policy_uses_more_than_the_one_before() -> None:
@@ -76,7 +76,7 @@ def test_each_policy_uses_more_than_the_one_before() -> None:
 
 def test_the_scheduler_of_1_36_takes_the_lowest_start_of_the_emptiest_node() -> None:
     made = replay(Policy.SCHEDULER_1_36, gpus=4, per_node=2)
-    assert arrivals(made, "1g.10gb", "3g.40gb", "3g.40gb") == [Outcome.ACCEPTED] * 3
+    assert arrivals(made, "1g.10gb", "3g.40gb", "3g.40gb") == [ReplayOutcome.ACCEPTED] * 3
     assert [made.fleet.pool.states[gpu].mask for gpu in range(4)] == [0b1111_0001, 0, 0b1111, 0]
 
 
@@ -90,17 +90,17 @@ def test_a_refusal_is_avoidable_only_if_all_would_have_fitted() -> None:
     made = replay(Policy.SCHEDULER_1_36, gpus=2, per_node=2)
     arrivals(made, "3g.40gb", "3g.40gb", "1g.10gb")
     made.depart("3g.40gb-0", 1.0)
-    assert made.arrive("big", profile("7g.80gb"), 2.0) is Outcome.AVOIDABLE
+    assert made.arrive("big", profile("7g.80gb"), 2.0) is ReplayOutcome.AVOIDABLE
     made.depart("1g.10gb-2", 2.0)
-    assert made.arrive("big", profile("7g.80gb"), 3.0) is Outcome.ACCEPTED
-    assert made.arrive("more", profile("7g.80gb"), 3.0) is Outcome.FULL
-    assert (made.tally.accepted, made.tally.refused, made.tally.of(Outcome.AVOIDABLE)) == (4, 2, 1)
+    assert made.arrive("big", profile("7g.80gb"), 3.0) is ReplayOutcome.ACCEPTED
+    assert made.arrive("more", profile("7g.80gb"), 3.0) is ReplayOutcome.FULL
+    assert (made.tally.accepted, made.tally.refused, made.tally.of(ReplayOutcome.AVOIDABLE)) == (4, 2, 1)
 
 
 def test_repair_moves_idle_instances_for_a_claim_and_keeps_their_claims() -> None:
     made = replay(Policy.SCHEDULER_1_36, gpus=2, per_node=1, moves=2)
-    assert arrivals(made, "1g.10gb", "1g.10gb", hold=Hold.MOVABLE) == [Outcome.ACCEPTED] * 2
-    assert made.arrive("big", profile("7g.80gb"), 0.0) is Outcome.REPAIRED
+    assert arrivals(made, "1g.10gb", "1g.10gb", hold=Hold.MOVABLE) == [ReplayOutcome.ACCEPTED] * 2
+    assert made.arrive("big", profile("7g.80gb"), 0.0) is ReplayOutcome.REPAIRED
     assert all(made.holds(claim) for claim in ("1g.10gb-0", "1g.10gb-1", "big"))
     assert (made.tally.moves, made.used_slices) == (1, 9)
     made.depart("1g.10gb-0", 1.0)
@@ -114,7 +114,7 @@ def test_a_spare_that_is_given_up_for_a_claim_is_gone() -> None:
     arrivals(made, "3g.40gb", "2g.20gb", "1g.10gb")
     arrivals(made, "1g.10gb", hold=Hold.SPARE)  # alone on the second GPU, and too late for the first
     assert not made.holds("spare")
-    assert made.arrive("big", profile("7g.80gb"), 1.0) is Outcome.REPAIRED
+    assert made.arrive("big", profile("7g.80gb"), 1.0) is ReplayOutcome.REPAIRED
     assert not made.holds("1g.10gb-0")
     assert (made.tally.given_up, made.tally.moves, made.used_slices) == (1, 0, 3 + 2 + 1 + 7)
 
@@ -122,7 +122,7 @@ def test_a_spare_that_is_given_up_for_a_claim_is_gone() -> None:
 @pytest.mark.parametrize("policy", [each for each in Policy if each is not Policy.ORACLE])
 def test_a_node_with_fewer_gpus_than_the_others_is_used_too(policy: Policy) -> None:
     made = replay(policy, gpus=3, per_node=2)
-    assert arrivals(made, *["7g.80gb"] * 4) == [Outcome.ACCEPTED] * 3 + [Outcome.FULL]
+    assert arrivals(made, *["7g.80gb"] * 4) == [ReplayOutcome.ACCEPTED] * 3 + [ReplayOutcome.FULL]
 
 
 def test_the_scheduler_goes_to_the_node_from_which_a_claim_went() -> None:
@@ -140,7 +140,7 @@ def test_the_scheduler_of_1_35_takes_any_gpu_that_has_room() -> None:
         drawn.append(number)
         return number - 1
 
-    made = Replay(Fleet(MADE, 3, 3), rule_of(Policy.SCHEDULER_1_35, last))
+    made = Replay(SimulatedFleet(MADE, 3, 3), rule_of(Policy.SCHEDULER_1_35, last))
     arrivals(made, "7g.80gb", "7g.80gb")
     assert drawn == [3, 2]
     assert [state.mask.bit_count() for state in made.fleet.pool.states] == [0, 8, 8]

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from draco.agent.hardware.gpus import Located
-from draco.agent.hardware.instances import GpuMig, Held, Instance, Use
+from draco.agent.hardware.gpus import LocatedGpu
+from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance, Use
 from draco.agent.publish import partitions
 from draco.agent.publish.partitions import Divisible, Place
 from draco.mig.board import Placement
@@ -23,7 +23,7 @@ def a_node(board_name: str, chance: random.Random) -> list[Divisible]:
     made = geometry(board)
     node = []
     for gpu in GPUS:
-        held: list[Held] = []
+        held: list[HeldInstance] = []
         state = made.empty
         while chance.random() < 0.75 and (fitting := made.fits(state)):
             placement = chance.choice(fitting)
@@ -32,9 +32,9 @@ def a_node(board_name: str, chance: random.Random) -> list[Divisible]:
             instance = Instance(
                 gpu=gpu.uuid, gi=len(held), profile_id=profile.id, start=placement.start, size=profile.size
             )
-            held.append(Held(instance=instance, use=Use.CLAIM))
-        mig = GpuMig(gpu=gpu.uuid, board=board, held=tuple(held))
-        node.append(Divisible(located=Located(gpu), mig=mig, board=board))
+            held.append(HeldInstance(instance=instance, use=Use.CLAIM))
+        mig = GpuMigView(gpu=gpu.uuid, board=board, held=tuple(held))
+        node.append(Divisible(located=LocatedGpu(gpu), mig=mig, board=board))
     return node
 
 

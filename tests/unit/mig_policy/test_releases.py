@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.mig_policy.releases import Release, Searches, Steps, plan_release, release_steps
+from draco.mig_policy.releases import ClaimRelease, Searches, Steps, plan_release, release_steps
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node, PodSpec
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectKey
@@ -24,7 +24,7 @@ def planned(
     nodes: Sequence[Node] = (a_node("node-0"),),
     spec: PodSpec | None = None,
     searches: int = 300,
-) -> Release | None:
+) -> ClaimRelease | None:
     waiting = a_mig_claim("waiting", wanted)
     slices = [each for node in nodes for each in a_mig_pool(node.metadata.name, gpus)]
     fleet = Fleet.of(slices=slices, nodes=nodes, classes=[MIG_CLASS], claims=[*claims, waiting])
@@ -37,13 +37,13 @@ def planned(
     return found
 
 
-def names(found: Release | None) -> list[str]:
+def names(found: ClaimRelease | None) -> list[str]:
     return [] if found is None else [key.name for key in found.claims]
 
 
 def test_one_idle_claim_in_the_way_is_named_if_it_finds_another_place() -> None:
     found = planned(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), wanted="4g.40gb")
-    assert found == Release(
+    assert found == ClaimRelease(
         pod=ObjectKey("default", "train"),
         waiting=(WAITING,),
         node="node-0",
@@ -212,10 +212,10 @@ def a_search(*claims: ResourceClaim) -> tuple[Fleet, Steps]:
     return fleet, steps
 
 
-def outcome(steps: Steps) -> Release | None:
+def outcome(steps: Steps) -> ClaimRelease | None:
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            found: Release | None = end.value
+            found: ClaimRelease | None = end.value
             return found

@@ -12,8 +12,8 @@ from draco.mig_policy import (
     LISTED_NODES,
     NodeDecision,
     Outlook,
+    PolicyCounts,
     SeenNode,
-    Tally,
     decide,
     oldest_first,
     rules_of,
@@ -111,7 +111,7 @@ def test_a_reason_that_many_share_is_said_once_with_an_example() -> None:
 
 def test_the_example_is_the_first_gpu_by_node_in_whichever_order_nodes_were_counted() -> None:
     policy, off = a_mig_policy(), GpuMig(capable=True)
-    tally = Tally(policy.metadata.name)
+    tally = PolicyCounts(policy.metadata.name)
     for node in reversed(nodes(off, off)):
         tally.add(applied(node, policy))
     message = "4 of 4 GPUs not done yet: gpu-0 of node-0 and 3 more: MIG is still off."
@@ -249,7 +249,7 @@ def test_of_many_nodes_those_with_trouble_are_listed() -> None:
 
 
 def test_of_many_older_policies_as_many_are_listed_as_a_status_has_room_for() -> None:
-    tally = Tally("young")
+    tally = PolicyCounts("young")
     tally.lost.update({f"old-{index:02d}": 1 for index in range(70)})
     found = status_of(rules_of(a_mig_policy("young")), tally, LATER)
     assert [each.policy for each in found.conflicts] == [f"old-{index:02d}" for index in range(64)]
@@ -257,7 +257,7 @@ def test_of_many_older_policies_as_many_are_listed_as_a_status_has_room_for() ->
 
 
 def test_of_a_list_that_has_room_nothing_is_left_to_be_counted() -> None:
-    tally = Tally("young")
+    tally = PolicyCounts("young")
     tally.lost.update({f"old-{index}": 1 for index in range(8)})
     found = status_of(rules_of(a_mig_policy("young")), tally, LATER)
     assert found.message.endswith("old-6 (1), old-7 (1).")

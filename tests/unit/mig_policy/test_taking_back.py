@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.mig_policy.release_policy import IdleClaim, Obstacle, Patience, obstacle, prepared_on, users
+from draco.mig_policy.release_policy import IdleClaim, Patience, ReleaseObstacle, obstacle, prepared_on, users
 from draco.resources.api.claims import AllocatedDeviceStatus, ResourceClaim
 from draco.resources.api.core import PodStatus
 from draco.resources.api.draco import GpuMig, GpuNode, IdleClaims, InstanceUse
@@ -44,17 +44,20 @@ def test_a_claim_that_has_been_idle_long_enough_may_go() -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"permit": IdleClaims.KEEP}, Obstacle(text="MigPolicy dynamic keeps idle claims")),
-        ({"claim": a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0", used=True)}, Obstacle(text="it is not idle any more")),
-        ({"claim": a_mig_claim("idle", "1g.10gb")}, Obstacle(text="it is not idle any more")),
-        ({"prepared_on": "node-7"}, Obstacle(text="it is still prepared on node node-7")),
-        ({"users": [ObjectKey("ml", "train")]}, Obstacle(text="pod ml/train is about to use it")),
-        ({"released_s": 590.0}, Obstacle(text="it was released less than 10 min ago", again_s=10.0)),
-        ({"idle_s": 45.0}, Obstacle(text="it has been idle for less than 60 s", again_s=15.0)),
+        ({"permit": IdleClaims.KEEP}, ReleaseObstacle(text="MigPolicy dynamic keeps idle claims")),
+        (
+            {"claim": a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0", used=True)},
+            ReleaseObstacle(text="it is not idle any more"),
+        ),
+        ({"claim": a_mig_claim("idle", "1g.10gb")}, ReleaseObstacle(text="it is not idle any more")),
+        ({"prepared_on": "node-7"}, ReleaseObstacle(text="it is still prepared on node node-7")),
+        ({"users": [ObjectKey("ml", "train")]}, ReleaseObstacle(text="pod ml/train is about to use it")),
+        ({"released_s": 590.0}, ReleaseObstacle(text="it was released less than 10 min ago", again_s=10.0)),
+        ({"idle_s": 45.0}, ReleaseObstacle(text="it has been idle for less than 60 s", again_s=15.0)),
     ],
 )
 def test_each_obstacle_is_said_with_the_time_after_which_it_may_be_over(
-    fields: dict[str, Any], expected: Obstacle
+    fields: dict[str, Any], expected: ReleaseObstacle
 ) -> None:
     assert obstacle(an_idle_claim(**fields), PATIENCE) == expected
 
@@ -62,7 +65,7 @@ def test_each_obstacle_is_said_with_the_time_after_which_it_may_be_over(
 def test_a_claim_that_is_being_deleted_stays() -> None:
     meta = msgspec.structs.replace(CLAIM.metadata, deletion_timestamp=datetime(2026, 1, 1, tzinfo=UTC))
     deleting = msgspec.structs.replace(CLAIM, metadata=meta)
-    assert obstacle(an_idle_claim(claim=deleting), PATIENCE) == Obstacle(text="it is being deleted")
+    assert obstacle(an_idle_claim(claim=deleting), PATIENCE) == ReleaseObstacle(text="it is being deleted")
 
 
 def test_pods_that_have_ended_use_nothing() -> None:

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from draco.allocation import DeviceState, survey
+from draco.allocation import SupplyState, survey
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.allocation.fleet.pools import Standing
+from draco.allocation.fleet.pools import SliceState
 from draco.maintenance.matching import scope_of
 from draco.resources.api.draco import MaintenanceSelector
 from draco.resources.api.slices import (
@@ -43,11 +43,11 @@ def test_a_pool_is_not_hidden_by_another_node_that_publishes_under_its_name(intr
     scope = scope_of(MaintenanceSelector(pool="node-a", device="gpu-1"), {POOL: PoolHardware(slices)})
     assert scope.named == {DeviceKey(*POOL, "gpu-1")}
     nodes = {name: a_node(name) for name in ("node-a", "node-b")}
-    assert survey(slices, [], [], nodes)[NVIDIA_DRIVER, DeviceState.FREE] >= 2
+    assert survey(slices, [], [], nodes)[NVIDIA_DRIVER, SupplyState.FREE] >= 2
     fleet = Fleet.of(slices=slices, nodes=nodes.values())
     inventory = fleet.inventory
     standing = {inventory.entry(row).name: inventory.standing[row] for row in range(3)}
-    assert standing[REAL.metadata.name] == Standing.CURRENT
+    assert standing[REAL.metadata.name] == SliceState.CURRENT
     (view,) = inventory.views(nodes["node-a"])
     assert [candidate.key.device for candidate in view.candidates] == ["gpu-0", "gpu-1"]
 
@@ -124,4 +124,4 @@ def test_what_some_node_sees_counts_and_nothing_is_both_counted_and_obsolete(num
     assert seen <= current
     standing = fleet.inventory.standing
     rows = [row for row in range(len(standing)) if fleet.inventory.columns.live[row]]
-    assert current == {fleet.inventory.key(row).device for row in rows if standing[row] == Standing.CURRENT}
+    assert current == {fleet.inventory.key(row).device for row in rows if standing[row] == SliceState.CURRENT}

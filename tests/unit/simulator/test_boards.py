@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draco.mig.known_boards import GiProfile, MigTable, Placed, ci_profiles
-from draco_local.simulator.gpus.boards import BOARDS, Architecture, Board, board_named
+from draco_local.simulator.gpus.boards import BOARDS, Architecture, SimulatedBoard, board_named
 
 ALL = [pytest.param(board, id=key) for key, board in BOARDS.items()]
 PARTITIONABLE = [(board, board.mig) for board in BOARDS.values() if board.mig is not None]
@@ -37,7 +37,7 @@ def test_the_boards_that_were_promised_are_there() -> None:
 
 
 @pytest.mark.parametrize("board", ALL)
-def test_slots_are_in_pci_order_behind_their_roots(board: Board) -> None:
+def test_slots_are_in_pci_order_behind_their_roots(board: SimulatedBoard) -> None:
     buses = [slot.bus for slot in board.slots]
     assert buses == sorted(set(buses))
     assert all(slot.root_bus < slot.bus for slot in board.slots)
@@ -45,13 +45,13 @@ def test_slots_are_in_pci_order_behind_their_roots(board: Board) -> None:
 
 
 @pytest.mark.parametrize("board", ALL)
-def test_only_boards_with_nvlink_have_switches_and_a_fabric(board: Board) -> None:
+def test_only_boards_with_nvlink_have_switches_and_a_fabric(board: SimulatedBoard) -> None:
     assert bool(board.nvlinks) == bool(board.nvlink_version) == bool(board.nvswitch_buses)
     assert board.fabric == (bool(board.nvlinks) and board.architecture >= Architecture.HOPPER)
 
 
 @pytest.mark.parametrize("board", ALL)
-def test_every_board_is_nvidias_and_no_two_share_an_id(board: Board) -> None:
+def test_every_board_is_nvidias_and_no_two_share_an_id(board: SimulatedBoard) -> None:
     assert board.pci_device_id & 0xFFFF == board.pci_subsystem_id & 0xFFFF == 0x10DE
     assert sum(other.pci_device_id == board.pci_device_id for other in BOARDS.values()) == 1
 
@@ -65,38 +65,44 @@ def test_memory_units_are_what_each_family_has() -> None:
 
 
 @pytest.mark.parametrize(("board", "table"), TABLES)
-def test_no_two_profiles_of_a_board_share_an_enum_an_id_or_a_name(board: Board, table: MigTable) -> None:
+def test_no_two_profiles_of_a_board_share_an_enum_an_id_or_a_name(board: SimulatedBoard, table: MigTable) -> None:
     for identity in ("kind", "id", "name"):
         assert len({getattr(profile, identity) for profile in table.profiles}) == len(table.profiles)
 
 
 @pytest.mark.parametrize(("board", "table"), TABLES)
-def test_one_profile_takes_the_whole_board(board: Board, table: MigTable) -> None:
+def test_one_profile_takes_the_whole_board(board: SimulatedBoard, table: MigTable) -> None:
     whole = table.whole
     assert (whole.size, whole.starts, whole.max_instances) == (table.units, (0,), 1)
 
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
-def test_placements_lie_within_the_units_of_the_board(board: Board, table: MigTable, profile: GiProfile) -> None:
+def test_placements_lie_within_the_units_of_the_board(
+    board: SimulatedBoard, table: MigTable, profile: GiProfile
+) -> None:
     assert list(profile.starts) == sorted(set(profile.starts))
     assert all(0 <= start <= table.units - profile.size for start in profile.starts)
 
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
-def test_as_many_instances_fit_as_units_and_engines_allow(board: Board, table: MigTable, profile: GiProfile) -> None:
+def test_as_many_instances_fit_as_units_and_engines_allow(
+    board: SimulatedBoard, table: MigTable, profile: GiProfile
+) -> None:
     whole = table.whole
     limits = [getattr(whole, name) // getattr(profile, name) for name in RESOURCES if getattr(profile, name)]
     assert profile.max_instances == min([_most_side_by_side(profile), *limits])
 
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
-def test_all_instances_of_a_profile_fit_into_the_memory(board: Board, table: MigTable, profile: GiProfile) -> None:
+def test_all_instances_of_a_profile_fit_into_the_memory(
+    board: SimulatedBoard, table: MigTable, profile: GiProfile
+) -> None:
     assert profile.max_instances * profile.memory_mib <= table.whole.memory_mib <= board.memory_mib
 
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
 def test_a_profile_is_named_after_its_slices_and_about_its_memory(
-    board: Board, table: MigTable, profile: GiProfile
+    board: SimulatedBoard, table: MigTable, profile: GiProfile
 ) -> None:
     match = re.fullmatch(r"(\d)g\.(\d+)gb(\+me|\+gfx|\+me\.all|-me)?", profile.name)
     assert match is not None
@@ -107,7 +113,9 @@ def test_a_profile_is_named_after_its_slices_and_about_its_memory(
 
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
-def test_compute_instances_never_outgrow_their_gpu_instance(board: Board, table: MigTable, profile: GiProfile) -> None:
+def test_compute_instances_never_outgrow_their_gpu_instance(
+    board: SimulatedBoard, table: MigTable, profile: GiProfile
+) -> None:
     for ci in ci_profiles(profile):
         assert ci.slices * ci.max_instances <= profile.slices
         assert ci.multiprocessors * ci.max_instances <= profile.multiprocessors
@@ -135,7 +143,7 @@ def _maximal(table: MigTable, profiles: list[GiProfile]) -> int:
 
 
 @pytest.mark.parametrize(("board", "table"), SEVEN_SLICES)
-def test_seven_slice_boards_have_the_layouts_that_nvidia_publishes(board: Board, table: MigTable) -> None:
+def test_seven_slice_boards_have_the_layouts_that_nvidia_publishes(board: SimulatedBoard, table: MigTable) -> None:
     plain = [profile for profile in table.profiles if not profile.name.endswith("+me")]
     single = [profile for profile in plain if profile.id != 15]  # without the 1g that has double memory
     assert _maximal(table, single) == 19  # the user guide's diagram shows as many
@@ -148,7 +156,9 @@ def test_seven_slice_boards_have_the_layouts_that_nvidia_publishes(board: Board,
 @pytest.mark.parametrize(("board", "table"), TABLES)
 @given(data=st.data())
 @settings(deadline=None)  # another program may take the processor meanwhile
-def test_filling_a_gpu_never_takes_more_than_it_has(board: Board, table: MigTable, data: st.DataObject) -> None:
+def test_filling_a_gpu_never_takes_more_than_it_has(
+    board: SimulatedBoard, table: MigTable, data: st.DataObject
+) -> None:
     existing: list[Placed] = []
     while choices := [Placed(p, start) for p in table.profiles for start in table.free_starts(p, existing)]:
         existing.append(data.draw(st.sampled_from(choices)))

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from draco_local.simulator.accidents import faults
-from draco_local.simulator.gpus.state import GpuInstance, Process, RemappedRows, StateError, load, mutate
+from draco_local.simulator.gpus.state import GpuInstance, GpuProcess, RemappedRows, StateError, load, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import StateFile, opened
 
@@ -98,7 +98,7 @@ def test_a_reset_applies_pending_remaps_and_removes_instances(path: Path) -> Non
 
 def test_a_gpu_that_is_held_cannot_be_reset(path: Path) -> None:
     with mutate(path) as state:
-        state.gpus[0].processes.append(Process(pid=4711))
+        state.gpus[0].processes.append(GpuProcess(pid=4711))
     with pytest.raises(StateError, match="process 4711 holds it"):
         faults.reset(path, 0)
 

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from draco_local.simulator.accidents import faults
-from draco_local.simulator.gpus.state import Process, StateError, load
+from draco_local.simulator.gpus.state import GpuProcess, StateError, load
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import Mig, StateFile
 
@@ -17,7 +17,7 @@ IN_USE, UNKNOWN = pynvml.NVML_ERROR_IN_USE, pynvml.NVML_ERROR_UNKNOWN
 
 def test_a_process_keeps_what_it_computes_on(mig: Mig, path: Path) -> None:
     instance, compute = mig.made(9, 4)
-    faults.hold(path, 0, Process(pid=7, gpu_instance=2, compute_instance=0))
+    faults.hold(path, 0, GpuProcess(pid=7, gpu_instance=2, compute_instance=0))
     with pytest.raises(pynvml.NVMLError_InUse):
         mig.nvml.nvmlComputeInstanceDestroy(compute)
     faults.release(path, 7)
@@ -27,7 +27,7 @@ def test_a_process_keeps_what_it_computes_on(mig: Mig, path: Path) -> None:
 
 def test_a_handle_on_the_gpu_instance_leaves_it_half_destroyed_and_nobody_listed(mig: Mig, path: Path) -> None:
     instance, compute = mig.made(9, 4)
-    faults.hold(path, 0, Process(pid=7, gpu_instance=2, listed=False, name="dcgm"))
+    faults.hold(path, 0, GpuProcess(pid=7, gpu_instance=2, listed=False, name="dcgm"))
     mig.nvml.nvmlComputeInstanceDestroy(compute)
     with pytest.raises(pynvml.NVMLError_InUse):
         mig.nvml.nvmlGpuInstanceDestroy(instance)
@@ -38,8 +38,8 @@ def test_a_handle_on_the_gpu_instance_leaves_it_half_destroyed_and_nobody_listed
 
 def test_a_holder_is_in_nobody_elses_way(mig: Mig, path: Path) -> None:
     left, right = mig.made(9, 0), mig.made(9, 4)
-    faults.hold(path, 0, Process(pid=7, gpu_instance=1, compute_instance=0))
-    faults.hold(path, 0, Process(pid=8))  # of the whole GPU: keeps its mode, not its instances
+    faults.hold(path, 0, GpuProcess(pid=7, gpu_instance=1, compute_instance=0))
+    faults.hold(path, 0, GpuProcess(pid=8))  # of the whole GPU: keeps its mode, not its instances
     mig.nvml.nvmlComputeInstanceDestroy(right[1])
     mig.nvml.nvmlGpuInstanceDestroy(right[0])
     with pytest.raises(pynvml.NVMLError_InUse):
@@ -49,9 +49,9 @@ def test_a_holder_is_in_nobody_elses_way(mig: Mig, path: Path) -> None:
 def test_instances_that_are_not_there_cannot_be_held(mig: Mig, path: Path) -> None:
     mig.make(9, 4)
     with pytest.raises(StateError, match="has no GPU instance 5; there are: 2"):
-        faults.hold(path, 0, Process(pid=7, gpu_instance=5))
+        faults.hold(path, 0, GpuProcess(pid=7, gpu_instance=5))
     with pytest.raises(StateError, match="GPU instance 2 has no compute instance 0; there are: none"):
-        faults.hold(path, 0, Process(pid=7, gpu_instance=2, compute_instance=0))
+        faults.hold(path, 0, GpuProcess(pid=7, gpu_instance=2, compute_instance=0))
     with pytest.raises(StateError, match="No process 7 holds a GPU of node node-1"):
         faults.release(path, 7)
 
@@ -208,10 +208,10 @@ def test_every_call_is_a_pair_of_points_also_one_that_fails(path: Path) -> None:
 def test_programs_that_hold_an_ampere_gpu_keep_it_from_its_reset(a_state_file: StateFile) -> None:
     path = a_state_file("A100-80GB", gpus=1)
     mig = Mig(path)
-    faults.hold(path, 0, Process(pid=7, listed=False, name="nvidia-persiste"))
+    faults.hold(path, 0, GpuProcess(pid=7, listed=False, name="nvidia-persiste"))
     assert mig.nvml.nvmlDeviceSetMigMode(mig.device, 0) == IN_USE
     assert mig.nvml.nvmlDeviceGetMigMode(mig.device) == [1, 0]
-    faults.hold(path, 0, Process(pid=8))
+    faults.hold(path, 0, GpuProcess(pid=8))
     with pytest.raises(StateError, match="processes 7, 8 hold it"):
         faults.reset(path, 0)
     faults.release(path, 7)
@@ -245,7 +245,7 @@ def test_mig_mode_outlives_the_driver_on_ampere_only(
 ) -> None:
     path = a_state_file(board, gpus=1)
     Mig(path).make(9, 0)
-    faults.hold(path, 0, Process(pid=7, gpu_instance=1, listed=False))
+    faults.hold(path, 0, GpuProcess(pid=7, gpu_instance=1, listed=False))
     end(path)
     gpu = load(path).gpus[0]
     assert (gpu.mig_current, gpu.mig_pending, gpu.instances, gpu.processes) == (kept, kept, [], [])

@@ -8,7 +8,7 @@ import pytest
 
 from draco_local.simulator.accidents import faults, hotplug
 from draco_local.simulator.gpus import procfs
-from draco_local.simulator.gpus.state import Process, StateError, load
+from draco_local.simulator.gpus.state import GpuProcess, StateError, load
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import Mig, StateFile, opened
 
@@ -111,7 +111,7 @@ def test_a_board_comes_back_without_instances_and_in_mig_mode_only_where_it_keep
 
 
 def test_a_board_that_is_held_stays_in(path: Path) -> None:
-    faults.hold(path, 0, Process(pid=4711))
+    faults.hold(path, 0, GpuProcess(pid=4711))
     with pytest.raises(StateError, match="cannot be taken out: it is held by process 4711"):
         hotplug.remove(path, 0)
 

@@ -8,7 +8,7 @@ import pytest
 
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus.boards import BOARDS
-from draco_local.simulator.gpus.state import GpuInstance, Process, RemappedRows, StateError, load, mutate
+from draco_local.simulator.gpus.state import GpuInstance, GpuProcess, RemappedRows, StateError, load, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import StateFile, opened
 
@@ -206,7 +206,7 @@ def test_processes_that_hold_a_gpu_are_listed(nvml: SimulatedNvml, path: Path) -
     handle = nvml.nvmlDeviceGetHandleByIndex(3)
     assert nvml.nvmlDeviceGetComputeRunningProcesses(handle) == []
     with mutate(path) as state:
-        state.gpus[3].processes.append(Process(pid=4711, memory_mib=512))
+        state.gpus[3].processes.append(GpuProcess(pid=4711, memory_mib=512))
     [process] = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
     assert (process.pid, process.usedGpuMemory, process.gpuInstanceId) == (4711, 512 << 20, 0xFFFFFFFF)
 

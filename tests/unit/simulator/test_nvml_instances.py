@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draco_local.simulator.accidents import faults
-from draco_local.simulator.gpus.state import GpuInstance, Process, create, load
+from draco_local.simulator.gpus.state import GpuInstance, GpuProcess, create, load
 from draco_local.simulator.nvml.handles import ProcessKilled
 from draco_local.simulator.nvml.instances import instance_id
 from tests.unit.simulator.conftest import Mig, StateFile, opened
@@ -205,7 +205,7 @@ def test_a_mig_device_lists_only_those_who_compute_on_it(mig: Mig, path: Path) -
     nvml, instance = mig.nvml, mig.make(9, 4)
     one, two = (nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0) for _ in range(2))
     for pid, compute in ((4711, 0), (4712, 1)):
-        faults.hold(path, 0, Process(pid=pid, gpu_instance=2, compute_instance=compute))
+        faults.hold(path, 0, GpuProcess(pid=pid, gpu_instance=2, compute_instance=compute))
     devices = [nvml.nvmlComputeInstanceGetInfo_v2(each).device for each in (one, two)]
     listed = [[each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(device)] for device in devices]
     assert listed == [[4711], [4712]]

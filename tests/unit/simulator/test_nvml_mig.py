@@ -8,7 +8,7 @@ import pytest
 
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus.boards import BOARDS
-from draco_local.simulator.gpus.state import GpuInstance, Process, mutate
+from draco_local.simulator.gpus.state import GpuInstance, GpuProcess, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import StateFile, opened
 
@@ -131,7 +131,7 @@ def test_ampere_waits_for_a_reset(a_state_file: StateFile) -> None:
 
 def test_the_activation_status_is_returned_and_never_raised(nvml: SimulatedNvml, path: Path) -> None:
     with mutate(path) as state:
-        state.gpus[0].processes.append(Process(pid=1))
+        state.gpus[0].processes.append(GpuProcess(pid=1))
         state.gpus[1].mig_current = state.gpus[1].mig_pending = 1
         state.gpus[1].instances.append(GpuInstance(1, 19, 0, 1))
     for gpu, mode in ((0, ENABLE), (1, DISABLE)):

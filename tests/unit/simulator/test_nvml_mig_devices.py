@@ -7,7 +7,7 @@ import pynvml
 import pytest
 
 from draco_local.simulator.accidents import faults
-from draco_local.simulator.gpus.state import Process
+from draco_local.simulator.gpus.state import GpuProcess
 from tests.unit.simulator.conftest import Mig
 
 ANY = pynvml.NVML_GPU_INSTANCE_ID_ANY
@@ -100,7 +100,7 @@ def test_attributes_are_those_of_the_gpu_instance_and_of_the_compute_instance(mi
 
 def test_memory_is_counted_per_instance_and_for_the_whole_gpu(mig: Mig, path: Path) -> None:
     devices = [_device(mig, mig.made(9, start)[1]) for start in (0, 4)]
-    faults.hold(path, 0, Process(pid=7, gpu_instance=2, compute_instance=0, memory_mib=100))
+    faults.hold(path, 0, GpuProcess(pid=7, gpu_instance=2, compute_instance=0, memory_mib=100))
     used = [mig.nvml.nvmlDeviceGetMemoryInfo(device).used >> 20 for device in (*devices, mig.device)]
     assert used == [0, 100, 100 + 454]
     assert mig.nvml.nvmlDeviceGetMemoryInfo(devices[0]).total >> 20 == 40448
@@ -111,9 +111,9 @@ def test_memory_is_counted_per_instance_and_for_the_whole_gpu(mig: Mig, path: Pa
 
 def test_processes_are_listed_on_their_mig_device_and_on_the_gpu(mig: Mig, path: Path) -> None:
     devices = [_device(mig, mig.made(9, start)[1]) for start in (0, 4)]
-    faults.hold(path, 0, Process(pid=7, gpu_instance=2, compute_instance=0, memory_mib=100))
-    faults.hold(path, 0, Process(pid=8, gpu_instance=1, compute_instance=0, listed=False))
-    faults.hold(path, 0, Process(pid=9))
+    faults.hold(path, 0, GpuProcess(pid=7, gpu_instance=2, compute_instance=0, memory_mib=100))
+    faults.hold(path, 0, GpuProcess(pid=8, gpu_instance=1, compute_instance=0, listed=False))
+    faults.hold(path, 0, GpuProcess(pid=9))
 
     def listed(handle: Any) -> list[tuple[int, int, int]]:
         running = mig.nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)

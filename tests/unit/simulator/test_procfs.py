@@ -8,7 +8,7 @@ from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.mig.holders import Holders
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import procfs
-from draco_local.simulator.gpus.state import Process, load, mutate
+from draco_local.simulator.gpus.state import GpuProcess, load, mutate
 from tests.unit.simulator.conftest import Mig
 
 POD = "0b3f6f4e-1c2d-4e5f-8a9b-0c1d2e3f4a5b"
@@ -51,9 +51,9 @@ def test_the_agent_finds_who_holds_an_instance(mig: Mig, path: Path, proc: Path)
     mig.made(9, 4)
     mig.made(9, 0)
     faults.hold(
-        path, 0, Process(4711, gpu_instance=2, listed=False, name="nv-hostengine", cgroup=CGROUP, hostname="dcgm-x")
+        path, 0, GpuProcess(4711, gpu_instance=2, listed=False, name="nv-hostengine", cgroup=CGROUP, hostname="dcgm-x")
     )
-    faults.hold(path, 0, Process(4712, gpu_instance=1, compute_instance=0))
+    faults.hold(path, 0, GpuProcess(4712, gpu_instance=1, compute_instance=0))
     holders = Holders(proc)
     assert [str(one) for one in holders.having_open("/dev/nvidia-caps/nvidia-cap21")] == [
         f"process 4711 (nv-hostengine) in container abababababab of pod dcgm-x ({POD})"
@@ -68,7 +68,7 @@ def test_the_agent_finds_who_holds_an_instance(mig: Mig, path: Path, proc: Path)
 def test_a_process_that_holds_less_has_fewer_files_open(mig: Mig, path: Path, proc: Path) -> None:
     for start in (0, 4):
         mig.made(9, start)
-        faults.hold(path, 0, Process(7, gpu_instance=1 + start // 4, compute_instance=0))
+        faults.hold(path, 0, GpuProcess(7, gpu_instance=1 + start // 4, compute_instance=0))
     assert len(list((proc / "7/fd").iterdir())) == 6
     with mutate(path) as state:
         del state.gpus[0].processes[0]

@@ -17,7 +17,7 @@ from pathlib import Path
 from draco_local.cluster import locks
 from draco_local.cluster.errors import BinariesMissing, WrongVersion
 from draco_local.cluster.programs import build, download, gocache
-from draco_local.cluster.programs.download import NotToBeHad, Offer, releases
+from draco_local.cluster.programs.download import ChecksummedFile, NotToBeHad, releases
 from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES
 from draco_local.cluster.progress import Lines, Progress, Silent
 
@@ -112,7 +112,9 @@ def version_of(program: Path) -> str:
     return match.group(1)
 
 
-def _offered(missing: Mapping[str, Sequence[str]], *, mirror: str, progress: Progress) -> dict[str, list[Offer]]:
+def _offered(
+    missing: Mapping[str, Sequence[str]], *, mirror: str, progress: Progress
+) -> dict[str, list[ChecksummedFile]]:
     """What of `missing`, by module, is to be had as a release; why the rest is not is told in one line."""
     if mirror == download.NONE:
         return {}
@@ -124,7 +126,7 @@ def _offered(missing: Mapping[str, Sequence[str]], *, mirror: str, progress: Pro
     found, reasons = download.offers(published, mirror=mirror)
     if reasons:
         progress.note(f" • Not to be had as released programs, so they are built: {'; '.join(reasons)}.")
-    offered: dict[str, list[Offer]] = {}
+    offered: dict[str, list[ChecksummedFile]] = {}
     for offer in found:
         offered.setdefault(offer.release.module, []).append(offer)
     return offered
@@ -133,7 +135,7 @@ def _offered(missing: Mapping[str, Sequence[str]], *, mirror: str, progress: Pro
 def _provide(
     module: str,
     programs: Sequence[str],
-    offered: Sequence[Offer],
+    offered: Sequence[ChecksummedFile],
     *,
     cache: Path,
     progress: Progress,
@@ -174,7 +176,7 @@ def _provide(
                 target.rmdir()  # if nothing came
 
 
-def _fetched(name: str, offered: Sequence[Offer], folder: Path, progress: Progress) -> dict[str, Path]:
+def _fetched(name: str, offered: Sequence[ChecksummedFile], folder: Path, progress: Progress) -> dict[str, Path]:
     """The programs of `offered`; none if a site that answered before does not any more, which is told."""
     if not offered:
         return {}

@@ -22,7 +22,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm6
 _DIGEST = re.compile(r"([0-9a-fA-F]{64})(?:[ \t]+\*?(?P<name>\S+))?[ \t]*")
 
 
-class Release(NamedTuple):
+class ReleasedFile(NamedTuple):
     """One published file of a module. `programs` are those of interest, by name: where in the archive; "" for the file itself."""
 
     module: str
@@ -37,7 +37,7 @@ class Release(NamedTuple):
         return self.path.rpartition("/")[2]
 
 
-def releases(module: str, programs: Sequence[str], *, machine: str) -> list[Release]:
+def releases(module: str, programs: Sequence[str], *, machine: str) -> list[ReleasedFile]:
     """The published files that hold `programs` of `module` ("etcd-3.6.8") for a machine as `uname -m` names it."""
     architecture = _ARCHITECTURES.get(machine.lower())
     if architecture is None:
@@ -47,31 +47,31 @@ def releases(module: str, programs: Sequence[str], *, machine: str) -> list[Rele
         case "kubernetes":
             folder = f"/release/v{version}/bin/linux/{architecture}"
             return [
-                Release(module, "dl.k8s.io", f"{folder}/{program}", f"{folder}/{program}.sha256", {program: ""})
+                ReleasedFile(module, "dl.k8s.io", f"{folder}/{program}", f"{folder}/{program}.sha256", {program: ""})
                 for program in programs
             ]
         case "etcd":
             folder = f"/etcd-io/etcd/releases/download/v{version}"
             archive = f"etcd-v{version}-linux-{architecture}"
             inside = {program: f"{archive}/{program}" for program in programs}
-            return [Release(module, "github.com", f"{folder}/{archive}.tar.gz", f"{folder}/SHA256SUMS", inside)]
+            return [ReleasedFile(module, "github.com", f"{folder}/{archive}.tar.gz", f"{folder}/SHA256SUMS", inside)]
         case "containerd":
             # The static one: the other needs a C library as new as that of the machine it was built on.
             file = f"/containerd/containerd/releases/download/v{version}/containerd-static-{version}-linux-{architecture}.tar.gz"
             return [
-                Release(
+                ReleasedFile(
                     module, "github.com", file, f"{file}.sha256sum", {program: f"bin/{program}" for program in programs}
                 )
             ]
         case "helm":
             file = f"/helm-v{version}-linux-{architecture}.tar.gz"
             inside = {program: f"linux-{architecture}/{program}" for program in programs}
-            return [Release(module, "get.helm.sh", file, f"{file}.sha256sum", inside)]
+            return [ReleasedFile(module, "get.helm.sh", file, f"{file}.sha256sum", inside)]
         case _:
             return []
 
 
-def url(release: Release, path: str, *, mirror: str = "") -> str:
+def url(release: ReleasedFile, path: str, *, mirror: str = "") -> str:
     """Where `path` of a release's site is: there, or below a mirror's folder of that site, as `wget -x` makes it."""
     return f"{mirror.rstrip('/')}/{release.site}{path}" if mirror else f"https://{release.site}{path}"
 
@@ -104,10 +104,10 @@ class NotToBeHad(Exception):
     """A file cannot be fetched now; the message says why, in a few words that name the site."""
 
 
-class Offer(NamedTuple):
+class ChecksummedFile(NamedTuple):
     """A released file that its site has told the checksum of."""
 
-    release: Release
+    release: ReleasedFile
     url: str
     sha256: str
 
@@ -118,12 +118,12 @@ def check_mirror(mirror: str) -> None:
         raise ClusterError(f'"{mirror}" is no mirror: name an http:// or https:// address, or {NONE} to fetch nothing.')
 
 
-def offers(releases: Sequence[Release], *, mirror: str = "") -> tuple[list[Offer], list[str]]:
+def offers(releases: Sequence[ReleasedFile], *, mirror: str = "") -> tuple[list[ChecksummedFile], list[str]]:
     """Those of `releases` that are to be had, and why the others are not; takes seconds, however many sites are silent."""
     return _run(_offers(releases, mirror=mirror))
 
 
-def fetch(offered: Sequence[Offer], folder: Path, detail: Callable[[str], None]) -> dict[str, Path]:
+def fetch(offered: Sequence[ChecksummedFile], folder: Path, detail: Callable[[str], None]) -> dict[str, Path]:
     """The programs of `offered`, by name, in `folder`; raises NotToBeHad, or WrongChecksum and keeps nothing."""
     try:
         _run(_fetch(offered, folder, detail))
@@ -146,7 +146,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         loop.close()
 
 
-async def _offers(releases: Sequence[Release], *, mirror: str) -> tuple[list[Offer], list[str]]:
+async def _offers(releases: Sequence[ReleasedFile], *, mirror: str) -> tuple[list[ChecksummedFile], list[str]]:
     timeout = aiohttp.ClientTimeout(total=_ANSWER_WITHIN_S, sock_connect=_CONNECT_WITHIN_S)
     async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
         asked = [_offer(session, release, mirror=mirror) for release in releases]
@@ -162,7 +162,7 @@ async def _offers(releases: Sequence[Release], *, mirror: str) -> tuple[list[Off
     return found, list(dict.fromkeys(reasons))
 
 
-async def _offer(session: aiohttp.ClientSession, release: Release, *, mirror: str) -> Offer:
+async def _offer(session: aiohttp.ClientSession, release: ReleasedFile, *, mirror: str) -> ChecksummedFile:
     address = url(release, release.checksums, mirror=mirror)
     try:
         async with session.get(address) as response:
@@ -172,10 +172,10 @@ async def _offer(session: aiohttp.ClientSession, release: Release, *, mirror: st
         raise NotToBeHad(_why(error, mirror or release.site)) from error
     if (sha256 := digest(text, release.name)) is None:
         raise NotToBeHad(f"{address} holds no checksum of {release.name}")
-    return Offer(release, url(release, release.path, mirror=mirror), sha256)
+    return ChecksummedFile(release, url(release, release.path, mirror=mirror), sha256)
 
 
-async def _fetch(offered: Sequence[Offer], folder: Path, detail: Callable[[str], None]) -> None:
+async def _fetch(offered: Sequence[ChecksummedFile], folder: Path, detail: Callable[[str], None]) -> None:
     expected: dict[str, int] = {}
     arrived: dict[str, int] = {}
 
@@ -198,7 +198,7 @@ async def _fetch(offered: Sequence[Offer], folder: Path, detail: Callable[[str],
 
 
 async def _fetch_one(
-    session: aiohttp.ClientSession, offer: Offer, path: Path, told: Callable[[str, int | None, int], None]
+    session: aiohttp.ClientSession, offer: ChecksummedFile, path: Path, told: Callable[[str, int | None, int], None]
 ) -> None:
     hashed = hashlib.sha256()
     arrived = 0

@@ -7,7 +7,7 @@ Source: `kube-apiserver --help` of each version, KEP-4381 and the KEPs that buil
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from draco_local.cluster.errors import NotSupported
+from draco_local.cluster.errors import MissingRequirement
 
 DEFAULT_KUBERNETES = "1.36.3"
 KUBERNETES_VERSIONS = ("1.36.3", "1.35.4", "1.34.4")
@@ -46,7 +46,7 @@ def parse(version: str) -> tuple[int, int, int]:
     """The three numbers of "1.36.3" or "v1.36.3"; raises NotSupported for anything else."""
     parts = version.removeprefix("v").split("-")[0].split("+")[0].split(".")
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-        raise NotSupported(f'"{version}" is not a Kubernetes version: write it like {DEFAULT_KUBERNETES}.')
+        raise MissingRequirement(f'"{version}" is not a Kubernetes version: write it like {DEFAULT_KUBERNETES}.')
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
@@ -55,7 +55,7 @@ def minor_of(version: str) -> Minor:
     major, minor, _ = parse(version)
     if (major, minor) in _MINORS:
         return _MINORS[major, minor]
-    raise NotSupported(
+    raise MissingRequirement(
         f"Kubernetes {version} cannot be started here: the versions known are {', '.join(KUBERNETES_VERSIONS)} "
         f"and other patch releases of these."
     )

@@ -16,13 +16,13 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import DEVICE_CLASSES, NODES
 from draco.resources.names import LABEL_SIMULATED
 from draco_local.cluster import attach, ports
-from draco_local.cluster.errors import ClusterError, NotSupported
+from draco_local.cluster.errors import ClusterError, MissingRequirement
 from draco_local.cluster.files import write_atomically
 from draco_local.cluster.pki import Authority
 from draco_local.cluster.process import Processes
 from draco_local.cluster.progress import Progress
 from draco_local.cluster.providers.local import make_sockets_folder, remove_sockets_folder
-from draco_local.cluster.state import Record, Wanted
+from draco_local.cluster.state import ClusterSpec, Record
 
 
 class _Attached(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class _Attached(msgspec.Struct, frozen=True):
 class ExistingCluster:
     """A cluster that somebody else runs, and our processes beside it."""
 
-    def __init__(self, record: Record, wanted: Wanted) -> None:
+    def __init__(self, record: Record, wanted: ClusterSpec) -> None:
         self._record = record
         self._wanted = wanted
         self._processes = Processes(record.folder)
@@ -109,23 +109,25 @@ class ExistingCluster:
 
     def load_image(self, archive: Path) -> None:  # noqa: ARG002 - the interface's
         """Not ours to do."""
-        raise NotSupported(
+        raise MissingRequirement(
             "The nodes of an existing cluster belong to somebody else: load images there by its own means."
         )
 
     def exec_on_node(self, node: str, argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":  # noqa: ARG002 - the Protocol's
         """Not ours to do."""
-        raise NotSupported(f"Node {node} cannot be entered: the nodes of an existing cluster belong to somebody else.")
+        raise MissingRequirement(
+            f"Node {node} cannot be entered: the nodes of an existing cluster belong to somebody else."
+        )
 
     def power_off(self, node: str) -> None:
         """Not ours to do."""
-        raise NotSupported(
+        raise MissingRequirement(
             f"Node {node} cannot be powered off: the nodes of an existing cluster belong to somebody else."
         )
 
     def power_on(self, node: str) -> None:
         """Not ours to do."""
-        raise NotSupported(
+        raise MissingRequirement(
             f"Node {node} cannot be powered on: the nodes of an existing cluster belong to somebody else."
         )
 

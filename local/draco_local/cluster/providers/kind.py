@@ -14,18 +14,18 @@ import yaml
 from msgspec.structs import replace
 
 from draco_local.cluster import attach
-from draco_local.cluster.errors import ClusterError, NotSupported
+from draco_local.cluster.errors import ClusterError, MissingRequirement
 from draco_local.cluster.files import write_atomically
 from draco_local.cluster.programs import versions
 from draco_local.cluster.progress import Progress
 from draco_local.cluster.providers.existing import ExistingCluster
-from draco_local.cluster.state import Record, Wanted
+from draco_local.cluster.state import ClusterSpec, Record
 
 CONFIG = "kind.yaml"
 _CDI_PATCH = '[plugins."io.containerd.grpc.v1.cri"]\n  enable_cdi = true\n'
 
 
-def config(wanted: Wanted) -> dict[str, Any]:
+def config(wanted: ClusterSpec) -> dict[str, Any]:
     """Kind's configuration: one control plane, `real_nodes` workers, DRA's gates and API versions, CDI."""
     minor = versions.minor_of(wanted.kubernetes)
     document: dict[str, Any] = {
@@ -44,7 +44,7 @@ def config(wanted: Wanted) -> dict[str, Any]:
 class KindCluster:
     """A cluster that kind made for us."""
 
-    def __init__(self, record: Record, wanted: Wanted) -> None:
+    def __init__(self, record: Record, wanted: ClusterSpec) -> None:
         self._record = record
         self._wanted = wanted
         self._name = f"draco-{record.name}"
@@ -109,14 +109,14 @@ class KindCluster:
 
     def _must_be_kinds(self, node: str) -> None:
         if node not in [*self._workers(), f"{self._name}-control-plane"]:
-            raise NotSupported(
+            raise MissingRequirement(
                 f"Node {node} is none of kind's nodes ({', '.join(self._workers()) or 'it has no workers'})."
             )
 
 
 def _require(program: str) -> None:
     if shutil.which(program) is None:
-        raise NotSupported(
+        raise MissingRequirement(
             f"--provider kind needs the program {program}, which is not on PATH: install it, "
             f"or use the default provider, which needs neither kind nor Docker."
         )

@@ -15,13 +15,13 @@ from pathlib import Path
 from draco.resources.texts import counted
 from draco_local.cluster import attach, controlplane, ports
 from draco_local.cluster.controlplane import ControlPlane
-from draco_local.cluster.errors import NotSupported
+from draco_local.cluster.errors import MissingRequirement
 from draco_local.cluster.process import Processes
 from draco_local.cluster.programs import binaries
 from draco_local.cluster.progress import Progress
 from draco_local.cluster.realnode import check, join, nodes
 from draco_local.cluster.realnode.nodes import RealNodes, RealNodeSettings
-from draco_local.cluster.state import Record, Wanted
+from draco_local.cluster.state import ClusterSpec, Record
 
 REAL_NODES_FOLDER = "real-nodes"
 SOCKETS_LINK = "sockets"
@@ -30,7 +30,7 @@ SOCKETS_LINK = "sockets"
 class LocalCluster:
     """A cluster on this machine; everything of it is in the record's folder or carries that folder's path."""
 
-    def __init__(self, record: Record, wanted: Wanted, *, mirror: str = "") -> None:
+    def __init__(self, record: Record, wanted: ClusterSpec, *, mirror: str = "") -> None:
         self._record = record
         self._wanted = wanted
         self._mirror = mirror
@@ -132,7 +132,7 @@ class LocalCluster:
 
     def _must_be_real(self, node: str) -> None:
         if node in attach.simulated_node_names(self._wanted):
-            raise NotSupported(f"Node {node} is simulated, it has no machine: use a real node (--real-nodes).")
+            raise MissingRequirement(f"Node {node} is simulated, it has no machine: use a real node (--real-nodes).")
 
     def _programs(self, progress: Progress) -> dict[str, Path]:
         names = [*controlplane.ALL, "kubectl", *(nodes.PROGRAMS if self._wanted.real_nodes else ())]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from draco_local.cluster.errors import ClusterError, NotSupported
+from draco_local.cluster.errors import ClusterError, MissingRequirement
 
 _CONTROLLERS: Final = ("cpu", "cpuset", "io", "memory", "pids")
 _SEEDED: Final = ("cpuset.cpus", "cpuset.mems")
@@ -39,7 +39,7 @@ def hierarchies(mounts: str) -> Hierarchies:
         return Hierarchies(version=1, roots=tuple(sorted(found["cgroup"])), unified=tuple(found["cgroup2"]))
     if found["cgroup2"]:
         return Hierarchies(version=2, roots=(found["cgroup2"][0],))
-    raise NotSupported("Real nodes need cgroups, and none are mounted: mount cgroup2 on /sys/fs/cgroup.")
+    raise MissingRequirement("Real nodes need cgroups, and none are mounted: mount cgroup2 on /sys/fs/cgroup.")
 
 
 def mounted() -> Hierarchies:

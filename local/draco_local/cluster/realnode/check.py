@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from draco_local.cluster.errors import NotSupported
+from draco_local.cluster.errors import MissingRequirement
 from draco_local.cluster.realnode.image import BUSYBOX_PROGRAM
 
 CNI_BIN: Final = Path("/usr/lib/cni")
@@ -22,18 +22,18 @@ _HIDDEN: Final = ("/run", "/dev", "/etc", "/proc", "/sys", "/var")
 def require(state_dir: Path) -> None:
     """Raise NotSupported with one sentence naming everything that is missing for real nodes with state in `state_dir`."""
     if platform.system() != "Linux":
-        raise NotSupported("Real nodes run on Linux only: use simulated nodes (--nodes) here.")
+        raise MissingRequirement("Real nodes run on Linux only: use simulated nodes (--nodes) here.")
     if os.geteuid() != 0:
-        raise NotSupported(
+        raise MissingRequirement(
             "Real nodes need root: run `sudo draco cluster up --real-nodes …`, or use simulated nodes (--nodes)."
         )
     packages = missing_packages()
     if packages:
         line = f"apt-get install --no-install-recommends {' '.join(packages)}"
-        raise NotSupported(f"Real nodes need programs that this machine lacks: run `{line}`.")
+        raise MissingRequirement(f"Real nodes need programs that this machine lacks: run `{line}`.")
     hidden = next((top for top in _HIDDEN if state_dir.resolve().is_relative_to(top)), None)
     if hidden:
-        raise NotSupported(
+        raise MissingRequirement(
             f"The state of a cluster with real nodes cannot lie below {hidden}, which every node has for itself: "
             "set XDG_STATE_HOME to another folder."
         )

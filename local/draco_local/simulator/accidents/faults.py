@@ -16,7 +16,7 @@ import pynvml
 from draco_local.simulator.accidents import hotplug
 from draco_local.simulator.accidents.hotplug import cure, fresh, gpu_named
 from draco_local.simulator.gpus.boards import Architecture
-from draco_local.simulator.gpus.state import Failure, GpuState, NodeState, Process, RemappedRows, StateError, mutate
+from draco_local.simulator.gpus.state import Failure, GpuProcess, GpuState, NodeState, RemappedRows, StateError, mutate
 from draco_local.simulator.nvml.session import NEVER_FAIL, board_of
 
 WHOLE_GPU = 0xFFFFFFFF  # NVML's instance id for "not one instance"
@@ -163,7 +163,7 @@ def _start_driver(state: NodeState, version: str | None, minors: Sequence[int] |
             gpu.mig_current = gpu.mig_pending = 0
 
 
-def hold(path: Path, gpu: int | str, process: Process) -> None:
+def hold(path: Path, gpu: int | str, process: GpuProcess) -> None:
     """Let a process hold a GPU, a GPU instance, or a compute instance: what it holds cannot be destroyed.
 
     StateError for an instance that is not there.

@@ -54,7 +54,7 @@ class Slot(msgspec.Struct, frozen=True):
     minor: int
 
 
-class Board(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedBoard(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU model."""
 
     key: str
@@ -110,7 +110,7 @@ _PCIE_SERVER = _slots(
 # their NVSwitches' buses, and Hopper's thermal limits, which it prints relative to a limit that it does not name. Of the
 # other boards it shows name, memory, power and device id; the rest of their numbers is not confirmed.
 _BOARDS = (
-    Board(
+    SimulatedBoard(
         key="A100-40GB",
         product_name="NVIDIA A100-SXM4-40GB",
         architecture=Architecture.AMPERE,
@@ -130,7 +130,7 @@ _BOARDS = (
         slots=_HGX_AMPERE,
         mig=MIG_BY_BOARD["A100-40GB"],
     ),
-    Board(
+    SimulatedBoard(
         key="A100-80GB",
         product_name="NVIDIA A100-SXM4-80GB",
         architecture=Architecture.AMPERE,
@@ -150,7 +150,7 @@ _BOARDS = (
         slots=_HGX_AMPERE,
         mig=MIG_BY_BOARD["A100-80GB"],
     ),
-    Board(
+    SimulatedBoard(
         key="H100-80GB",
         product_name="NVIDIA H100 80GB HBM3",
         architecture=Architecture.HOPPER,
@@ -172,7 +172,7 @@ _BOARDS = (
         slots=_HGX_HOPPER,
         mig=MIG_BY_BOARD["H100-80GB"],
     ),
-    Board(
+    SimulatedBoard(
         key="H200-141GB",
         product_name="NVIDIA H200",
         architecture=Architecture.HOPPER,
@@ -194,7 +194,7 @@ _BOARDS = (
         slots=_HGX_HOPPER,
         mig=MIG_BY_BOARD["H200-141GB"],
     ),
-    Board(
+    SimulatedBoard(
         key="B200",
         product_name="NVIDIA B200",
         architecture=Architecture.BLACKWELL,
@@ -215,7 +215,7 @@ _BOARDS = (
         slots=_HGX_HOPPER,
         mig=MIG_BY_BOARD["B200"],
     ),
-    Board(
+    SimulatedBoard(
         key="A30",
         product_name="NVIDIA A30",
         architecture=Architecture.AMPERE,
@@ -232,7 +232,7 @@ _BOARDS = (
         slots=_PCIE_SERVER,
         mig=MIG_BY_BOARD["A30"],
     ),
-    Board(
+    SimulatedBoard(
         key="RTX-PRO-6000",
         product_name="NVIDIA RTX PRO 6000 Blackwell Server Edition",
         architecture=Architecture.BLACKWELL,
@@ -249,7 +249,7 @@ _BOARDS = (
         slots=_PCIE_SERVER,
         mig=MIG_BY_BOARD["RTX-PRO-6000"],
     ),
-    Board(
+    SimulatedBoard(
         key="L40S",
         product_name="NVIDIA L40S",
         architecture=Architecture.ADA,
@@ -265,7 +265,7 @@ _BOARDS = (
         max_clocks_mhz=(2520, 9001),
         slots=_PCIE_SERVER,
     ),
-    Board(
+    SimulatedBoard(
         key="T4",
         product_name="Tesla T4",
         architecture=Architecture.TURING,
@@ -284,10 +284,10 @@ _BOARDS = (
     ),
 )
 
-BOARDS: Mapping[str, Board] = MappingProxyType({board.key: board for board in _BOARDS})
+BOARDS: Mapping[str, SimulatedBoard] = MappingProxyType({board.key: board for board in _BOARDS})
 
 
-def board_named(key: str) -> Board:
+def board_named(key: str) -> SimulatedBoard:
     """The board of that name, whatever the case; BoardError names the known ones and the nearest."""
     by_folded = {known.casefold(): board for known, board in BOARDS.items()}
     board = by_folded.get(key.casefold())

@@ -65,7 +65,7 @@ class GpuInstance(msgspec.Struct):
     serial: int = 0
 
 
-class Process(msgspec.Struct):
+class GpuProcess(msgspec.Struct):
     """A process that holds the GPU, a GPU instance (no compute instance given), or a compute instance.
 
     One that is not `listed` keeps a handle without running anything, as monitoring programs do: NVML names it nowhere.
@@ -109,7 +109,7 @@ class GpuState(msgspec.Struct, kw_only=True):
     mig_current: int = 0
     mig_pending: int = 0
     instances: list[GpuInstance] = []
-    processes: list[Process] = []
+    processes: list[GpuProcess] = []
     ecc: EccCounts = msgspec.field(default_factory=EccCounts)
     remapped: RemappedRows = msgspec.field(default_factory=RemappedRows)
     temperature_c: int = 32
@@ -125,7 +125,7 @@ class GpuState(msgspec.Struct, kw_only=True):
         return f"{self.pci_domain:04x}:{self.pci_bus:02x}:{self.pci_device:02x}.0"
 
 
-class Event(msgspec.Struct, frozen=True):
+class NvmlEvent(msgspec.Struct, frozen=True):
     """One NVML event. `seq` orders all events of a node; instance ids are 0xFFFFFFFF for the whole GPU."""
 
     seq: int
@@ -144,7 +144,7 @@ class NodeState(msgspec.Struct, kw_only=True):
     driver: Driver = msgspec.field(default_factory=Driver)
     gpus: list[GpuState] = []
     missing: list[GpuState] = []  # dead when the driver was loaded, or taken out: until a person does something
-    events: list[Event] = []
+    events: list[NvmlEvent] = []
     next_event: int = 1
     latency_s: dict[str, float] = {}  # by NVML function name; "*" is every function
     failures: list[Failure] = []  # the first that matches a call fails it
@@ -160,7 +160,7 @@ class NodeState(msgspec.Struct, kw_only=True):
 
     def add_event(self, gpu_uuid: str, kind: int, data: int, *, gi: int = 0xFFFFFFFF, ci: int = 0xFFFFFFFF) -> None:
         """Queue an event; the oldest one falls out when the queue is full."""
-        self.events.append(Event(self.next_event, gpu_uuid, kind, data, gi, ci))
+        self.events.append(NvmlEvent(self.next_event, gpu_uuid, kind, data, gi, ci))
         self.next_event += 1
         del self.events[:-EVENTS_KEPT]
 

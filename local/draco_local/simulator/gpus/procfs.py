@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 
-from draco_local.simulator.gpus.gpu_state import GpuState, NodeState, Process
+from draco_local.simulator.gpus.gpu_state import GpuProcess, GpuState, NodeState
 
 _CONFIG, _MONITOR = 1, 2
 FIRST = 3  # minor number of the first GPU's instance 0
@@ -98,15 +98,15 @@ def _entries(state: NodeState) -> Iterator[tuple[Path, str]]:
             yield Path(str(pid), "fd", str(number)), file
 
 
-def _by_pid(state: NodeState) -> dict[int, list[tuple[GpuState, Process]]]:
-    found: dict[int, list[tuple[GpuState, Process]]] = {}
+def _by_pid(state: NodeState) -> dict[int, list[tuple[GpuState, GpuProcess]]]:
+    found: dict[int, list[tuple[GpuState, GpuProcess]]] = {}
     for gpu in state.gpus:
         for process in gpu.processes:
             found.setdefault(process.pid, []).append((gpu, process))
     return found
 
 
-def _open_files(gpu: GpuState, process: Process, first: int) -> Iterator[str]:
+def _open_files(gpu: GpuState, process: GpuProcess, first: int) -> Iterator[str]:
     yield f"/dev/nvidia{gpu.minor}"
     gi, ci = process.gpu_instance, process.compute_instance
     if gi is not None:

@@ -16,7 +16,7 @@ import msgspec
 
 from draco.resources.errors import DracoError
 from draco_local.simulator.gpus import procfs
-from draco_local.simulator.gpus.boards import Board, BoardError, board_named
+from draco_local.simulator.gpus.boards import BoardError, SimulatedBoard, board_named
 from draco_local.simulator.gpus.doorbell import ring
 from draco_local.simulator.gpus.gpu_state import (
     EVENTS_KEPT,
@@ -25,12 +25,12 @@ from draco_local.simulator.gpus.gpu_state import (
     ComputeInstance,
     Driver,
     EccCounts,
-    Event,
     Failure,
     GpuInstance,
+    GpuProcess,
     GpuState,
     NodeState,
-    Process,
+    NvmlEvent,
     RemappedRows,
 )
 
@@ -39,12 +39,12 @@ __all__ = [
     "ComputeInstance",
     "Driver",
     "EccCounts",
-    "Event",
     "Failure",
     "GpuInstance",
+    "GpuProcess",
     "GpuState",
     "NodeState",
-    "Process",
+    "NvmlEvent",
     "RemappedRows",
     "StateError",
     "create",
@@ -75,7 +75,7 @@ def new_node(*, board: str = "H100-80GB", gpus: int = 8, node_name: str) -> Node
     return state
 
 
-def _new_gpu(board: Board, node_name: str, index: int) -> GpuState:
+def _new_gpu(board: SimulatedBoard, node_name: str, index: int) -> GpuState:
     identity = uuid.uuid5(NAMESPACE, f"{node_name}/{index}")
     slot = board.slots[index]
     return GpuState(

@@ -51,7 +51,7 @@ class PluginError(Exception):
     """A driver could not be asked, or refused as a whole."""
 
 
-class Registration(msgspec.Struct, frozen=True):
+class RegisteredPlugin(msgspec.Struct, frozen=True):
     """One registered plugin instance: its driver, its service and the channel to it."""
 
     driver: str
@@ -72,7 +72,7 @@ class Plugins:
         self._clock = clock
         self._registered = registered
         self._poll_s = poll_s
-        self._instances: dict[str, Registration] = {}  # by socket name, newest last
+        self._instances: dict[str, RegisteredPlugin] = {}  # by socket name, newest last
         self._known: dict[str, SocketIdentity] = {}
         self._retry_at: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}  # by driver
@@ -184,7 +184,7 @@ class Plugins:
         version = next(version for version in SERVICES if version in info.supported_versions)
         channel = grpc.aio.insecure_channel(f"unix:{info.endpoint}", options=CHANNEL_OPTIONS)
         channel.get_state(try_to_connect=True)
-        self._instances[name] = Registration(info.name, version, channel)
+        self._instances[name] = RegisteredPlugin(info.name, version, channel)
         self._missing_since.pop(info.name, None)
         self._log.info("kubelet.plugin_registered", driver=info.name, socket=name)
         self._registered(info.name)

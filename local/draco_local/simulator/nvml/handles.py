@@ -19,7 +19,7 @@ class ProcessKilled(BaseException):
     """
 
 
-class Kind(IntEnum):
+class HandleKind(IntEnum):
     """What a handle is of. No heap address of a real process has these in front."""
 
     MIG_DEVICE = 0x5A
@@ -31,7 +31,7 @@ class Kind(IntEnum):
 class Handle(msgspec.Struct, frozen=True):
     """A handle, taken apart. `number` is the GPU's index, or the serial of an instance."""
 
-    kind: Kind
+    kind: HandleKind
     session: int
     number: int
 
@@ -39,14 +39,14 @@ class Handle(msgspec.Struct, frozen=True):
 _KIND_AT, _SESSION_AT = 40, 28
 _SESSIONS, _NUMBERS = (1 << _KIND_AT - _SESSION_AT) - 1, (1 << _SESSION_AT) - 1
 _POINTERS = {
-    Kind.GPU: pynvml.c_nvmlDevice_t,
-    Kind.MIG_DEVICE: pynvml.c_nvmlDevice_t,
-    Kind.GPU_INSTANCE: pynvml.c_nvmlGpuInstance_t,
-    Kind.COMPUTE_INSTANCE: pynvml.c_nvmlComputeInstance_t,
+    HandleKind.GPU: pynvml.c_nvmlDevice_t,
+    HandleKind.MIG_DEVICE: pynvml.c_nvmlDevice_t,
+    HandleKind.GPU_INSTANCE: pynvml.c_nvmlGpuInstance_t,
+    HandleKind.COMPUTE_INSTANCE: pynvml.c_nvmlComputeInstance_t,
 }
 
 
-def pointer(kind: Kind, session: int, number: int) -> Any:
+def pointer(kind: HandleKind, session: int, number: int) -> Any:
     """A handle as pynvml's pointer type for it."""
     value = kind << _KIND_AT | (session & _SESSIONS) << _SESSION_AT | (number + 1 & _NUMBERS)
     return ctypes.cast(ctypes.c_void_p(value), _POINTERS[kind])
@@ -60,7 +60,7 @@ def handle_of(given: Any) -> Handle | None:
         return None
     number = value & _NUMBERS
     try:
-        kind = Kind(value >> _KIND_AT)
+        kind = HandleKind(value >> _KIND_AT)
     except ValueError:
         return None
     return Handle(kind, value >> _SESSION_AT & _SESSIONS, number - 1) if number else None

@@ -15,7 +15,7 @@ from draco_local.simulator.nvml.session import Session, board_of, invalid_argume
 _IDLE_SHARE = 0.15  # of the power limit; what an idle GPU draws varies, nothing may depend on it
 
 
-class Health:
+class HealthCalls:
     """What monitoring reads."""
 
     def __init__(self, session: Session) -> None:

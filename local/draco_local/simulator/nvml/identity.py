@@ -16,7 +16,7 @@ _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.
 _CPUS_PER_NUMA_NODE = 56
 
 
-class Identity:
+class IdentityCalls:
     """Handles, names, PCI and where the GPU sits."""
 
     def __init__(self, session: Session) -> None:

@@ -18,7 +18,7 @@ from draco_local.simulator.nvml.mig import announce, filled_placements, mig_enab
 from draco_local.simulator.nvml.session import Session, invalid_argument, not_supported
 
 
-class Instances:
+class InstanceCalls:
     """GPU instances and the compute instances in them."""
 
     def __init__(self, session: Session) -> None:

@@ -13,15 +13,15 @@ from typing import Any
 
 import pynvml
 
-from draco_local.simulator.nvml.events import Events
-from draco_local.simulator.nvml.health import Health
-from draco_local.simulator.nvml.identity import Identity
-from draco_local.simulator.nvml.instances import Instances
-from draco_local.simulator.nvml.links import Links
-from draco_local.simulator.nvml.mig import Mig
-from draco_local.simulator.nvml.processes import Processes
+from draco_local.simulator.nvml.events import EventCalls
+from draco_local.simulator.nvml.health import HealthCalls
+from draco_local.simulator.nvml.identity import IdentityCalls
+from draco_local.simulator.nvml.instances import InstanceCalls
+from draco_local.simulator.nvml.links import LinkCalls
+from draco_local.simulator.nvml.mig import MigCalls
+from draco_local.simulator.nvml.processes import ProcessCalls
 from draco_local.simulator.nvml.session import NEVER_FAIL, Session
-from draco_local.simulator.nvml.system import System
+from draco_local.simulator.nvml.system import SystemCalls
 
 _STARTS = frozenset({"nvmlInit", "nvmlInitWithFlags"})
 Step = Callable[[str], None]
@@ -49,14 +49,14 @@ class SimulatedNvml:
         self._functions = {
             name: self._guarded(name, getattr(area, name))
             for area in (
-                System(session),
-                Identity(session),
-                Links(session),
-                Health(session),
-                Processes(session),
-                Mig(session),
-                Instances(session),
-                Events(session),
+                SystemCalls(session),
+                IdentityCalls(session),
+                LinkCalls(session),
+                HealthCalls(session),
+                ProcessCalls(session),
+                MigCalls(session),
+                InstanceCalls(session),
+                EventCalls(session),
             )
             for name in dir(area)
             if name.startswith("nvml")

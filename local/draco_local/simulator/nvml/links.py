@@ -5,7 +5,7 @@ from typing import Any
 
 import pynvml
 
-from draco_local.simulator.gpus.boards import Architecture, Board
+from draco_local.simulator.gpus.boards import Architecture, SimulatedBoard
 from draco_local.simulator.gpus.state import GpuState
 from draco_local.simulator.nvml.handles import pointed
 from draco_local.simulator.nvml.session import Session, board_of, invalid_argument, not_supported
@@ -23,7 +23,7 @@ _HEALTHY_MASK = (
 )
 
 
-class Links:
+class LinkCalls:
     """PCIe link, NVLink, topology, peer access and fabric."""
 
     def __init__(self, session: Session) -> None:
@@ -133,7 +133,7 @@ class Links:
             )
         return int(pynvml.NVML_SUCCESS)
 
-    def _linked(self, device: Any, link: int) -> Board:
+    def _linked(self, device: Any, link: int) -> SimulatedBoard:
         gpu: GpuState = self._session.gpu(device)
         board = board_of(gpu)
         if not board.nvlinks:

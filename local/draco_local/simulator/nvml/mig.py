@@ -16,7 +16,7 @@ from draco_local.simulator.nvml.handles import pointed
 from draco_local.simulator.nvml.session import Session, board_of, invalid_argument, not_supported
 
 
-class Mig:
+class MigCalls:
     """MIG mode and everything about instances that reads."""
 
     def __init__(self, session: Session) -> None:

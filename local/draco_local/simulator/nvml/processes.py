@@ -11,7 +11,7 @@ import pynvml
 from draco_local.simulator.nvml.session import Session
 
 
-class Processes:
+class ProcessCalls:
     """Programs that compute; nobody draws and nobody shares a GPU through MPS here."""
 
     def __init__(self, session: Session) -> None:

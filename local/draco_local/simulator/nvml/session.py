@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pynvml
 
-from draco_local.simulator.gpus.boards import BOARDS, Board
+from draco_local.simulator.gpus.boards import BOARDS, SimulatedBoard
 from draco_local.simulator.gpus.doorbell import Doorbell
 from draco_local.simulator.gpus.state import (
     ComputeInstance,
@@ -26,7 +26,7 @@ from draco_local.simulator.gpus.state import (
     decode,
     mutate,
 )
-from draco_local.simulator.nvml.handles import Handle, Kind, handle_of, pointer, same_session
+from draco_local.simulator.nvml.handles import Handle, HandleKind, handle_of, pointer, same_session
 
 NEVER_FAIL = frozenset({"nvmlShutdown", "nvmlErrorString"})
 """What needs no session and looks at no state."""
@@ -144,19 +144,19 @@ class Session:
 
     def handle(self, gpu: GpuState) -> Any:
         """A device handle for a GPU, as pynvml's c_nvmlDevice_t."""
-        return pointer(Kind.GPU, self._sessions, gpu.seat)
+        return pointer(HandleKind.GPU, self._sessions, gpu.seat)
 
     def handle_of_instance(self, instance: GpuInstance) -> Any:
         """A handle of a GPU instance, as pynvml's c_nvmlGpuInstance_t."""
-        return pointer(Kind.GPU_INSTANCE, self._sessions, instance.serial)
+        return pointer(HandleKind.GPU_INSTANCE, self._sessions, instance.serial)
 
     def handle_of_compute(self, compute: ComputeInstance) -> Any:
         """A handle of a compute instance, as pynvml's c_nvmlComputeInstance_t."""
-        return pointer(Kind.COMPUTE_INSTANCE, self._sessions, compute.serial)
+        return pointer(HandleKind.COMPUTE_INSTANCE, self._sessions, compute.serial)
 
     def handle_of_mig_device(self, compute: ComputeInstance) -> Any:
         """A handle of the MIG device that a compute instance is, as pynvml's c_nvmlDevice_t."""
-        return pointer(Kind.MIG_DEVICE, self._sessions, compute.serial)
+        return pointer(HandleKind.MIG_DEVICE, self._sessions, compute.serial)
 
     def gpu(self, handle: Any) -> GpuState:
         """The whole GPU behind a handle; NOT_SUPPORTED for a MIG device, which few functions take.
@@ -170,33 +170,33 @@ class Session:
 
     def check_gpu(self, handle: Any) -> None:
         """Raise for what is no handle of a GPU, whatever the state of that GPU."""
-        self._checked(handle, Kind.GPU)
+        self._checked(handle, HandleKind.GPU)
 
-    def device(self, handle: Any, state: NodeState | None = None) -> "Located":
+    def device(self, handle: Any, state: NodeState | None = None) -> "HandleTarget":
         """A GPU or a MIG device; raises what a faulty GPU answers to everything."""
-        return self._located(self._checked(handle, Kind.GPU, Kind.MIG_DEVICE), state)
+        return self._located(self._checked(handle, HandleKind.GPU, HandleKind.MIG_DEVICE), state)
 
-    def instance(self, handle: Any, state: NodeState | None = None) -> "Located":
+    def instance(self, handle: Any, state: NodeState | None = None) -> "HandleTarget":
         """A GPU instance: NOT_FOUND when it was destroyed."""
-        return self._located(self._checked(handle, Kind.GPU_INSTANCE), state)
+        return self._located(self._checked(handle, HandleKind.GPU_INSTANCE), state)
 
-    def compute(self, handle: Any, state: NodeState | None = None) -> "Located":
+    def compute(self, handle: Any, state: NodeState | None = None) -> "HandleTarget":
         """A compute instance: NOT_FOUND when it was destroyed."""
-        return self._located(self._checked(handle, Kind.COMPUTE_INSTANCE), state)
+        return self._located(self._checked(handle, HandleKind.COMPUTE_INSTANCE), state)
 
-    def _checked(self, given: Any, *kinds: Kind) -> Handle:
+    def _checked(self, given: Any, *kinds: HandleKind) -> Handle:
         handle = handle_of(given)
         if handle is None or handle.kind not in kinds or not same_session(handle, self._sessions):
             raise invalid_argument()
         return handle
 
-    def _located(self, handle: Handle, state: NodeState | None) -> "Located":
+    def _located(self, handle: Handle, state: NodeState | None) -> "HandleTarget":
         found = located(handle, self.state() if state is None else state)
         check(found.gpu)
         return found
 
 
-class Located(msgspec.Struct, frozen=True):
+class HandleTarget(msgspec.Struct, frozen=True):
     """What a handle leads to. A MIG device and a compute instance have all of it, a GPU instance all but `compute`."""
 
     index: int
@@ -205,20 +205,20 @@ class Located(msgspec.Struct, frozen=True):
     compute: ComputeInstance | None = None
 
 
-def located(handle: Handle, state: NodeState) -> Located:
+def located(handle: Handle, state: NodeState) -> HandleTarget:
     """What a handle leads to, whatever is wrong with the GPU. INVALID_ARGUMENT without it, NOT_FOUND after its end."""
-    if handle.kind == Kind.GPU:
+    if handle.kind == HandleKind.GPU:
         for index, gpu in enumerate(state.gpus):
             if gpu.seat == handle.number:
-                return Located(index, gpu)
+                return HandleTarget(index, gpu)
         raise invalid_argument()
     for index, gpu in enumerate(state.gpus):
         for instance in gpu.instances:
-            if handle.kind == Kind.GPU_INSTANCE and instance.serial == handle.number:
-                return Located(index, gpu, instance)
+            if handle.kind == HandleKind.GPU_INSTANCE and instance.serial == handle.number:
+                return HandleTarget(index, gpu, instance)
             for compute in instance.compute:
-                if handle.kind != Kind.GPU_INSTANCE and compute.serial == handle.number:
-                    return Located(index, gpu, instance, compute)
+                if handle.kind != HandleKind.GPU_INSTANCE and compute.serial == handle.number:
+                    return HandleTarget(index, gpu, instance, compute)
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
 
@@ -273,7 +273,7 @@ def check(gpu: GpuState) -> None:
         raise pynvml.NVMLError(gpu.error)
 
 
-def board_of(gpu: GpuState) -> Board:
+def board_of(gpu: GpuState) -> SimulatedBoard:
     """The board's table."""
     return BOARDS[gpu.board]
 

@@ -6,7 +6,7 @@ import pynvml
 from draco_local.simulator.nvml.session import Session
 
 
-class System:
+class SystemCalls:
     """nvmlInit, nvmlShutdown, nvmlErrorString and nvmlSystem*."""
 
     def __init__(self, session: Session) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from draco.agent.claims.presence import gpus_of
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Gpu
-from draco.agent.record.checkpoint import ClaimState, Partition, PreparedClaim, PreparedDevice
+from draco.agent.record.checkpoint import Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid, PartitionName, read_partition_name
 
@@ -52,10 +52,10 @@ def plan_prepare(
     `gpus` are this node's, by the device names they are published under.
     """
     known = record.get(ClaimUid(claim.metadata.uid))
-    if known is not None and known.state is ClaimState.PREPARED:
+    if known is not None and known.state is PreparationState.PREPARED:
         _check_unchanged(known, claim, driver)
         return AskedAgain(known)
-    if known is not None and known.state is ClaimState.RELEASING:
+    if known is not None and known.state is PreparationState.RELEASING:
         return HalfGivenUp(known)
     # An intent that was left over counts for nothing.
     intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus)
@@ -98,7 +98,7 @@ def intent_of(claim: ResourceClaim, *, driver: str, pool: str, gpus: Mapping[str
         uid=ClaimUid(claim.metadata.uid),
         namespace=claim.metadata.namespace,
         name=claim.metadata.name,
-        state=ClaimState.PREPARING,
+        state=PreparationState.PREPARING,
         devices=[_device(name, result, pool, gpus) for result in results],
     )
 
@@ -171,7 +171,7 @@ def conflict(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
                 "pod so that the claim is allocated again."
             )
     for other in others:
-        if other.uid == claim.uid or other.state is not ClaimState.PREPARED:
+        if other.uid == claim.uid or other.state is not PreparationState.PREPARED:
             continue
         for held in other.devices:
             wanted = next((device for device in claim.devices if _excludes(device, held)), None)

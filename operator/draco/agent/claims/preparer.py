@@ -19,19 +19,19 @@ import msgspec
 
 from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.plan import AskedAgain, ClaimPlan, FirstTime, HalfGivenUp, plan_prepare
-from draco.agent.claims.presence import Ground, as_it_is, gpus_of, moved
+from draco.agent.claims.presence import NodeHardware, as_it_is, gpus_of, moved
 from draco.agent.errors import NotThere, PrepareError
 from draco.agent.hardware.capabilities import CapabilityUnknown
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.mig.claim_instances import Acquired, ClaimInstances
-from draco.agent.record.checkpoint import Checkpoint, ClaimState, PreparedClaim
+from draco.agent.record.checkpoint import Checkpoint, PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 
 
-def ground(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances | None) -> Ground:
+def ground(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances | None) -> NodeHardware:
     """What is there: these GPUs, our instances as they were seen last, and what the driver says opens them."""
-    return Ground(
+    return NodeHardware(
         gpus={gpu.uuid: gpu for gpu in gpus},
         instances={} if instances is None else instances.observed(),
         numbers=cdi.capabilities.told_once(),
@@ -131,7 +131,7 @@ class ClaimPreparer:
         try:
             checks.verify(intent, _by_uuid(gpus))
             checks.whole(intent)
-            prepared = self._opened(msgspec.structs.replace(acquired.claim, state=ClaimState.PREPARED), gpus)
+            prepared = self._opened(msgspec.structs.replace(acquired.claim, state=PreparationState.PREPARED), gpus)
             self._checkpoint.put(prepared)
         except PrepareError:
             self._undo(acquired)

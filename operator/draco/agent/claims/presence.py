@@ -24,7 +24,7 @@ GONE = frozenset({ABSENT, LOST, NOT_FOUND})
 """Faults of GPUs that cannot be asked who they are."""
 
 
-class Ground(msgspec.Struct, frozen=True, kw_only=True):
+class NodeHardware(msgspec.Struct, frozen=True, kw_only=True):
     """What is there now. `instances` are ours that were seen in the last look; what could not be looked at is not in it.
 
     `numbers` tells which capability nodes open an instance, by the minor number of its GPU; it raises CapabilityUnknown.
@@ -62,7 +62,7 @@ def gpus_of(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> dict[GpuUuid, 
     return found
 
 
-def as_it_is(claim: PreparedClaim, ground: Ground) -> PreparedClaim:
+def as_it_is(claim: PreparedClaim, ground: NodeHardware) -> PreparedClaim:
     """The claim with the numbers that its devices have now: it may have a spec, made from them, and no other.
 
     NotThere when it may have none, CapabilityUnknown when the driver does not say how an instance is opened.
@@ -72,7 +72,7 @@ def as_it_is(claim: PreparedClaim, ground: Ground) -> PreparedClaim:
     return claim if devices == claim.devices else msgspec.structs.replace(claim, devices=devices)
 
 
-def _as_it_is(claim: PreparedClaim, device: PreparedDevice, gpu: Gpu, ground: Ground) -> PreparedDevice:
+def _as_it_is(claim: PreparedClaim, device: PreparedDevice, gpu: Gpu, ground: NodeHardware) -> PreparedDevice:
     if device.key is None or device.partition is None:
         return msgspec.structs.replace(device, minor=gpu.minor, pci_bus_id=gpu.pci_bus_id)
     one = ground.instances.get(device.key)

@@ -25,10 +25,10 @@ from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.instances import Instance, PlacementKey
 from draco.agent.record.checkpoint import (
-    ClaimState,
     InstanceState,
     OwnedInstance,
     Partition,
+    PreparationState,
     PreparedClaim,
     PreparedDevice,
 )
@@ -63,7 +63,7 @@ def rebuilt(
     specs = set(with_spec)
     told = [claim for claim in claims if claim.metadata.uid in specs or _reported_ready(claim, driver, pool)]
     old = {one.uid: one for one in by_old_spec}
-    remembered = (one for one in before if one.state is not ClaimState.PREPARING and not kubelet_denies(one.uid))
+    remembered = (one for one in before if one.state is not PreparationState.PREPARING and not kubelet_denies(one.uid))
     found: dict[ClaimUid, PreparedClaim] = {}
     for one in (
         *by_spec,
@@ -80,7 +80,9 @@ def _planned(
 ) -> PreparedClaim | None:
     """The claim as it is prepared, from its allocation; None when it is another node's or driver's, or nothing tells its GPUs."""
     with suppress(PrepareError):
-        return msgspec.structs.replace(intent_of(claim, driver=driver, pool=pool, gpus=gpus), state=ClaimState.PREPARED)
+        return msgspec.structs.replace(
+            intent_of(claim, driver=driver, pool=pool, gpus=gpus), state=PreparationState.PREPARED
+        )
     results = [one for one in _results(claim) if one.driver == driver]
     if not results or any(one.pool != pool for one in results):
         return None
@@ -95,7 +97,7 @@ def _planned(
             uid=ClaimUid(claim.metadata.uid),
             namespace=claim.metadata.namespace,
             name=claim.metadata.name,
-            state=ClaimState.PREPARED,
+            state=PreparationState.PREPARED,
             devices=[one for one in devices if one is not None],
         )
     spec = old.get(ClaimUid(claim.metadata.uid))

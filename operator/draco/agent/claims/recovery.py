@@ -24,7 +24,7 @@ from draco.agent.hardware.capabilities import CapabilityUnknown
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.record import checkpoint as journal
-from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, ClaimState, PreparedClaim
+from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, PreparationState, PreparedClaim
 from draco.resources.names import ClaimUid
 
 
@@ -78,9 +78,11 @@ def converge(
     """
     with record.lock:
         rebooted = bool(record.boot_id) and record.boot_id != boot_id
-        undone = [uid for uid, claim in record.claims.items() if claim.state is ClaimState.PREPARING]
+        undone = [uid for uid, claim in record.claims.items() if claim.state is PreparationState.PREPARING]
         if gpus is None:
-            kept = [uid for uid, claim in record.claims.items() if claim.state is ClaimState.PREPARED and not rebooted]
+            kept = [
+                uid for uid, claim in record.claims.items() if claim.state is PreparationState.PREPARED and not rebooted
+            ]
             done = Converged(undone=undone, swept=cdi.sweep(kept), rebooted=rebooted)
             _record(record, _kept(record), boot_id=record.boot_id if rebooted else boot_id)
             return done
@@ -138,7 +140,7 @@ def _judged(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances | None
     what = ground(gpus, cdi, instances)
     judged = _Judged({}, [], [])
     for claim in record.claims.values():
-        if claim.state is not ClaimState.PREPARED:
+        if claim.state is not PreparationState.PREPARED:
             continue
         try:
             judged.there[claim.uid] = as_it_is(claim, what)
@@ -155,7 +157,7 @@ def _retract(record: Checkpoint, cdi: CdiFolder, judged: _Judged) -> list[ClaimU
 
 
 def _kept(record: Checkpoint) -> list[PreparedClaim]:
-    return [claim for claim in record.claims.values() if claim.state is not ClaimState.PREPARING]
+    return [claim for claim in record.claims.values() if claim.state is not PreparationState.PREPARING]
 
 
 def _record(record: Checkpoint, claims: list[PreparedClaim], *, boot_id: str) -> None:

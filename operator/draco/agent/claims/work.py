@@ -14,9 +14,9 @@ from contextlib import suppress
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Gpu
-from draco.agent.hardware.monitor import View
+from draco.agent.hardware.monitor import HardwareView
 from draco.agent.lanes import Lanes
-from draco.agent.record.checkpoint import Checkpoint, ClaimState, PreparedClaim
+from draco.agent.record.checkpoint import Checkpoint, PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 
@@ -25,7 +25,13 @@ class ClaimWork:
     """The work on one node's claims."""
 
     def __init__(
-        self, preparer: ClaimPreparer, record: Checkpoint, lanes: Lanes, *, driver: str, view: Callable[[], View]
+        self,
+        preparer: ClaimPreparer,
+        record: Checkpoint,
+        lanes: Lanes,
+        *,
+        driver: str,
+        view: Callable[[], HardwareView],
     ) -> None:
         self._preparer = preparer
         self._record = record
@@ -76,7 +82,7 @@ class ClaimWork:
         """Refuse a new claim of GPUs that the call that hangs may be about."""
         known = self._record.claims.get(ClaimUid(claim.metadata.uid))
         call = self._lanes.hanging
-        if call is None or (known is not None and known.state is ClaimState.PREPARED):
+        if call is None or (known is not None and known.state is PreparationState.PREPARED):
             return
         if not call.gpu or call.gpu in self._gpus_of(claim):
             raise PrepareError(

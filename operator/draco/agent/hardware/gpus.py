@@ -151,7 +151,7 @@ class GpuEvent(msgspec.Struct, frozen=True):
     compute_instance: int | None = None
 
 
-class Located(msgspec.Struct, frozen=True):
+class LocatedGpu(msgspec.Struct, frozen=True):
     """A GPU and where it sits in the machine; None is unknown."""
 
     gpu: Gpu

@@ -13,8 +13,8 @@ from draco.resources.api.draco import MigState
 from draco.resources.names import GpuUuid
 
 __all__ = [
-    "GpuMig",
-    "Held",
+    "GpuMigView",
+    "HeldInstance",
     "Instance",
     "MigState",
     "PlacementKey",
@@ -65,7 +65,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         return unit_mask(self.start, self.size)
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class HeldInstance(msgspec.Struct, frozen=True, kw_only=True):
     """An instance and whose it is. `claims` are "namespace/name"; `holder` says who keeps it from being destroyed."""
 
     instance: Instance
@@ -74,7 +74,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     holder: str = ""
 
 
-class GpuMig(msgspec.Struct, frozen=True, kw_only=True):
+class GpuMigView(msgspec.Struct, frozen=True, kw_only=True):
     """How one GPU is divided, and whose each part is. `message` says why it is not Ready, or what it has no room for.
 
     `missing` are places whose instance a prepared claim needs and that do not have it.
@@ -87,7 +87,7 @@ class GpuMig(msgspec.Struct, frozen=True, kw_only=True):
     board: Board | None = None
     state: MigState = MigState.READY
     message: str = ""
-    held: tuple[Held, ...] = ()
+    held: tuple[HeldInstance, ...] = ()
     missing: tuple[PlacementKey, ...] = ()
 
     @property
@@ -96,7 +96,7 @@ class GpuMig(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(one.instance for one in self.held)
 
     @property
-    def foreign(self) -> tuple[Held, ...]:
+    def foreign(self) -> tuple[HeldInstance, ...]:
         """What somebody else made: it is never touched, and what overlaps it cannot be had."""
         return tuple(one for one in self.held if one.use is Use.FOREIGN)
 

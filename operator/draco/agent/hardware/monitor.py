@@ -30,11 +30,11 @@ from draco.agent.hardware.gpus import (
     GpuFault,
     GpuHealth,
     HealthState,
-    Located,
+    LocatedGpu,
     UnidentifiedGpu,
     device_name,
 )
-from draco.agent.hardware.nvml import Call, Nvml
+from draco.agent.hardware.nvml import Nvml, NvmlCall
 from draco.agent.hardware.nvml_errors import DriverReloaded, NvmlError
 from draco.agent.lanes import Lane
 from draco.kube.clock import Clock
@@ -89,15 +89,15 @@ _CLOSING_S = 5.0
 """So long a session that is to be ended is waited for; a call that hangs is left behind."""
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class HardwareView(msgspec.Struct, frozen=True, kw_only=True):
     """The GPUs at one moment, absent ones included. `fault` says why they could not be read; the rest is from before."""
 
     driver: DriverInfo | None = None
-    gpus: tuple[Located, ...] = ()
+    gpus: tuple[LocatedGpu, ...] = ()
     unidentified: tuple[UnidentifiedGpu, ...] = ()
     fault: str = ""
     read_at: datetime | None = None
-    hang: Call | None = None
+    hang: NvmlCall | None = None
     """NVML does not answer: which call. `fault` says it in a sentence."""
 
     @property
@@ -116,7 +116,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(located.gpu for located in self.gpus if not located.gpu.absent)
 
 
-class Hardware:
+class HardwareMonitor:
     """Reads the GPUs of one node. `view` is the latest; `ready` is set when there has been a first attempt.
 
     `divided` adds to each GPU what it can be divided into and what it is divided into; `named` gives all of them their names.
@@ -130,36 +130,36 @@ class Hardware:
         *,
         faults: FaultRecord,
         divided: Callable[[Sequence[Gpu]], Sequence[Gpu]],
-        named: Callable[[View], Awaitable[View]],
+        named: Callable[[HardwareView], Awaitable[HardwareView]],
         clock: Clock,
         rescan_s: float,
         retry_s: float,
         event_wait_s: float,
         limit_s: float = 30.0,
     ) -> None:
-        self.view = View(fault="The GPUs have not been read yet.")
+        self.view = HardwareView(fault="The GPUs have not been read yet.")
         self.ready = asyncio.Event()
         self._nvml = nvml
         self._pcie = pcie
         self._faults = faults
         self._divided = divided
         self._named = named
-        self._last: View | None = None
+        self._last: HardwareView | None = None
         self._clock = clock
         self._rescan_s = rescan_s
         self._retry_s = retry_s
         self._event_wait_s = event_wait_s
         self._limit_s = limit_s
-        self._subscribers: list[Callable[[View], None]] = []
+        self._subscribers: list[Callable[[HardwareView], None]] = []
         self._lane = Lane("nvml", monotonic=clock.monotonic)
         self._calm = self.view  # as it would be if nothing hung
         self._due_s = clock.monotonic()  # when the thread was, or is, to be heard of again
         self._read_s = clock.monotonic()
-        self._hang: Call | None = None
+        self._hang: NvmlCall | None = None
         self._said = ""
         self._hanging = asyncio.Event()  # set while NVML hangs
 
-    def subscribe(self, callback: Callable[[View], None]) -> None:
+    def subscribe(self, callback: Callable[[HardwareView], None]) -> None:
         """Call `callback` after every reading, also when nothing changed."""
         self._subscribers.append(callback)
 
@@ -225,14 +225,14 @@ class Hardware:
             if late or self._hang is not None:
                 self._mark(self._late_for() if late else None)
 
-    def _late_for(self) -> Call:
+    def _late_for(self) -> NvmlCall:
         """What the thread waits for: the call that has been going on longest, its own or another thread's."""
         call = self._nvml.calling
         if call is None or self._clock.monotonic() - call.since_s < self._limit_s / 2:
-            return Call("", "", self._due_s)  # NVML answers: somebody else keeps it for long
+            return NvmlCall("", "", self._due_s)  # NVML answers: somebody else keeps it for long
         return call
 
-    def _mark(self, hang: Call | None) -> None:
+    def _mark(self, hang: NvmlCall | None) -> None:
         if hang == self._hang:
             return
         self._hang = hang
@@ -245,27 +245,29 @@ class Hardware:
             self._hanging.set()
         self._show(self._calm)
 
-    def _sentence(self, hang: Call) -> str:
+    def _sentence(self, hang: NvmlCall) -> str:
         since = self._clock.now() - timedelta(seconds=self._clock.monotonic() - hang.since_s)
         what = f"{hang} has not answered" if hang.function else "The GPUs have not been read"
         return f"{what} since {since:%H:%M:%S} UTC; look for NVRM in the node's kernel log, and reboot the node if it stays so."
 
-    def _read(self) -> View:
+    def _read(self) -> HardwareView:
         with self._nvml.lock:
             self._nvml.open()
             driver = self._nvml.driver()
             located = tuple(self._locate(gpu) for gpu in self._divided(self._faults.look(self._nvml.gpus())))
-            return View(driver=driver, gpus=located, unidentified=self._nvml.unidentified(), read_at=self._clock.now())
+            return HardwareView(
+                driver=driver, gpus=located, unidentified=self._nvml.unidentified(), read_at=self._clock.now()
+            )
 
     def _close(self) -> None:
         with self._nvml.lock:
             self._nvml.close()
 
-    def _locate(self, gpu: Gpu) -> Located:
+    def _locate(self, gpu: Gpu) -> LocatedGpu:
         address = gpu.pci_bus_id
         # sysfs says -1 for "no node" and NVML has no such answer, so the kernel is asked first.
         numa_node = self._pcie.numa_node(address)
-        return Located(gpu, self._pcie.root(address), gpu.numa_node if numa_node is None else numa_node)
+        return LocatedGpu(gpu, self._pcie.root(address), gpu.numa_node if numa_node is None else numa_node)
 
     async def _until_next(self) -> None:
         """Return when it is time to read again, or when NVML has reported something."""
@@ -301,21 +303,21 @@ class Hardware:
         if fresh != self._calm:
             self._show(fresh)
 
-    def _judged(self, view: View) -> View:
+    def _judged(self, view: HardwareView) -> HardwareView:
         gpus = self._faults.judge(located.gpu for located in view.gpus)
         judged = zip(view.gpus, gpus, strict=True)
         return msgspec.structs.replace(
             view, gpus=tuple(msgspec.structs.replace(located, gpu=gpu) for located, gpu in judged)
         )
 
-    def _show(self, view: View) -> None:
+    def _show(self, view: HardwareView) -> None:
         self._calm = view
         self.view = view if self._hang is None else self._with_hang(view, self._hang)
         self.ready.set()
         for callback in self._subscribers:
             callback(self.view)
 
-    def _with_hang(self, view: View, hang: Call) -> View:
+    def _with_hang(self, view: HardwareView, hang: NvmlCall) -> HardwareView:
         """The view while a call hangs. Of the GPU it is about, and of all if that is not known, nobody can say how it is."""
         hit = {located.gpu.uuid for located in view.gpus if hang.function and hang.gpu in ("", located.gpu.uuid)}
         gpus = tuple(

@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 
-class Call(NamedTuple):
+class NvmlCall(NamedTuple):
     """A call that is going on, the GPU it is about ("" for none, or not known), and since when, in monotonic seconds."""
 
     function: str
@@ -85,7 +85,7 @@ class Nvml:
 
     def __init__(self, library: Any = pynvml, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._calls: dict[int, Call] = {}  # by thread
+        self._calls: dict[int, NvmlCall] = {}  # by thread
         self._subjects: dict[int, str] = {}  # by thread: the GPU it asked about last
         self.lock = threading.RLock()
         self._given_up = threading.Condition(self.lock)
@@ -351,7 +351,7 @@ class Nvml:
             raise translated(error, function, gpu=self._meant(args)) from error
 
     @property
-    def calling(self) -> Call | None:
+    def calling(self) -> NvmlCall | None:
         """The call that has been going on for longest. In any thread."""
         return min(tuple(self._calls.values()), key=lambda one: one.since_s, default=None)
 
@@ -359,7 +359,7 @@ class Nvml:
     def _going_on(self, function: str, args: tuple[Any, ...]) -> Iterator[None]:
         thread = threading.get_ident()
         waits_s = args[1] / 1000 if function == "nvmlEventSetWait_v2" else 0.0  # it may take as long as it was told to
-        self._calls[thread] = Call(function, self._about(thread, function, args), self._monotonic() + waits_s)
+        self._calls[thread] = NvmlCall(function, self._about(thread, function, args), self._monotonic() + waits_s)
         try:
             yield
         finally:

@@ -14,9 +14,9 @@ from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.instances import Instance, PlacementKey
 from draco.agent.hardware.nvml_errors import DriverError, GpuLost, GpuUnknown, InUse, InvalidArgument, NvmlError
 from draco.agent.mig.instance_manager import NOBODY_LISTED, InstanceManager, NotVerified, StillHeld
-from draco.agent.mig.inventory import MigInventory, Seen
+from draco.agent.mig.inventory import GpuInventory, MigInventory
 from draco.agent.mig.ownership import references
-from draco.agent.record.checkpoint import Checkpoint, ClaimState, InstanceState, PreparedClaim, PreparedDevice
+from draco.agent.record.checkpoint import Checkpoint, InstanceState, PreparationState, PreparedClaim, PreparedDevice
 from draco.mig.board import Placement
 from draco.mig.keeping import Keeping, kept
 from draco.resources.names import GpuUuid
@@ -156,7 +156,7 @@ class ClaimInstances:
                 "does not answer. Kubelet tries again."
             )
 
-    def _undivide(self, intent: PreparedClaim, device: PreparedDevice, seen: Seen) -> None:
+    def _undivide(self, intent: PreparedClaim, device: PreparedDevice, seen: GpuInventory) -> None:
         if seen.mode is None or not seen.mode.enabled:
             return
         if seen.gpu.mig_needs_reset:
@@ -175,7 +175,7 @@ class ClaimInstances:
             self._clear_away(device.gpu, idle)
         self._manager.disable(device.gpu)
 
-    def _ready(self, intent: PreparedClaim, uuid: GpuUuid) -> Seen:
+    def _ready(self, intent: PreparedClaim, uuid: GpuUuid) -> GpuInventory:
         """The GPU in MIG mode, with no step of a change left over."""
         seen = self._manager.settle(uuid)
         if seen.mode is None or seen.board is None:
@@ -190,7 +190,7 @@ class ClaimInstances:
         return self._inventory.known(uuid) or seen
 
     def _steps(
-        self, intent: PreparedClaim, wanted: Mapping[PlacementKey, PreparedDevice], seen: Mapping[GpuUuid, Seen]
+        self, intent: PreparedClaim, wanted: Mapping[PlacementKey, PreparedDevice], seen: Mapping[GpuUuid, GpuInventory]
     ) -> tuple[list[PlacementKey], dict[GpuUuid, list[Placement]]]:
         """What has to go, and what has to be made. PrepareError when something that must stay is in the way."""
         needed = references(self._record.claims.values())
@@ -268,7 +268,7 @@ class ClaimInstances:
             self._record.drop(claim.uid)
             self._inventory.show()
             return
-        self._manager.discard(go, put=[msgspec.structs.replace(claim, state=ClaimState.RELEASING)])
+        self._manager.discard(go, put=[msgspec.structs.replace(claim, state=PreparationState.RELEASING)])
         problem = self._try_settle({key.gpu for key in go})
         # What a GPU took along is off the record when the GPU is back, or else never used again.
         left = [key for key in go if key in self._record.instances and not self._inventory.left(key.gpu)]
@@ -347,7 +347,7 @@ class ClaimInstances:
         devices = {
             device.key: device
             for claim in self._record.claims.values()
-            if claim.state is ClaimState.PREPARED
+            if claim.state is PreparationState.PREPARED
             for device in claim.devices
             if device.key is not None and device.gpu == uuid
         }
@@ -406,7 +406,7 @@ class ClaimInstances:
         return msgspec.structs.replace(device, partition=part)
 
 
-def _placement(seen: Seen, key: PlacementKey) -> Placement:
+def _placement(seen: GpuInventory, key: PlacementKey) -> Placement:
     profile = seen.board.by_id(key.profile_id) if seen.board else None
     if profile is None or key.start not in profile.starts:
         raise PrepareError(f"GPU {key.gpu} has no place for profile {key.profile_id} at {key.start}.")

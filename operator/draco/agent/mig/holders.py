@@ -24,7 +24,7 @@ _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}
 _CONTAINER = re.compile(r"([0-9a-f]{64})(?:\.scope)?$")
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True, order=True):
+class HoldingProcess(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """A process that holds an instance. Empty: not known, or in none."""
 
     pid: int
@@ -58,11 +58,11 @@ class Holders:
         self._proc = proc
         self._own = own
 
-    def named(self, pids: Iterable[int]) -> list[Holder]:
+    def named(self, pids: Iterable[int]) -> list[HoldingProcess]:
         """Processes by their numbers."""
         return [self._holder(pid) for pid in sorted(set(pids))]
 
-    def having_open(self, *paths: str) -> list[Holder]:
+    def having_open(self, *paths: str) -> list[HoldingProcess]:
         """The processes that have one of the device nodes open. Processes that we may not look into are left out."""
         wanted = set(paths)
         return [self._holder(pid) for pid in self._pids() if pid != self._own and wanted & set(self._open(pid))]
@@ -83,13 +83,13 @@ class Holders:
         except OSError:
             return
 
-    def _holder(self, pid: int) -> Holder:
+    def _holder(self, pid: int) -> HoldingProcess:
         folder = self._proc / str(pid)
         cgroup = _text(folder / "cgroup")
         pod = _POD.search(cgroup)
         container = next((found[1] for line in cgroup.splitlines() if (found := _CONTAINER.search(line))), "")
         hostname = re.search(r"(?:^|\0)HOSTNAME=([a-z0-9.-]+)", _text(folder / "environ")) if pod else None
-        return Holder(
+        return HoldingProcess(
             pid=pid,
             command=shown(_text(folder / "comm").strip()),
             container=container,
@@ -121,7 +121,7 @@ class HolderSearch:
         return f"somebody in no list, perhaps {far}" if far and one is not None else far
 
 
-def sentence(holders: Iterable[Holder]) -> str:
+def sentence(holders: Iterable[HoldingProcess]) -> str:
     """The holders in one phrase; "" without any."""
     return listed(holders, MOST)
 

@@ -28,9 +28,9 @@ from draco.agent.hardware.nvml_errors import (
     PermissionMissing,
 )
 from draco.agent.hardware.nvml_instances import NvmlInstances
-from draco.agent.mig.inventory import MigInventory, Seen
-from draco.agent.mig.ownership import Attempt, Whose
-from draco.agent.record.checkpoint import Checkpoint, ClaimState, InstanceState, OwnedInstance, PreparedClaim
+from draco.agent.mig.inventory import GpuInventory, MigInventory
+from draco.agent.mig.ownership import CreationAttempt, Whose
+from draco.agent.record.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparationState, PreparedClaim
 from draco.mig.board import Placement
 from draco.resources.names import ClaimUid, GpuUuid
 
@@ -64,7 +64,7 @@ class InstanceManager:
         self._inventory = inventory
         self._holder = holder
 
-    def settle(self, uuid: GpuUuid) -> Seen:
+    def settle(self, uuid: GpuUuid) -> GpuInventory:
         """Undo what was being made, finish what was being destroyed, and forget what is gone.
 
         What is in use stays on record for the next time. NvmlError and OSError when it cannot be done now; the GPU is dirty
@@ -76,7 +76,7 @@ class InstanceManager:
             finally:
                 self._inventory.show()
 
-    def _settle(self, uuid: GpuUuid) -> Seen:
+    def _settle(self, uuid: GpuUuid) -> GpuInventory:
         seen = self._inventory.observe(uuid)
         self._discard_broken(seen)
         steps = self._inventory.open_steps(uuid)
@@ -120,7 +120,7 @@ class InstanceManager:
                 )
                 for one in wanted
             }
-            self._inventory.attempt(fresh, Attempt.REFUSED)
+            self._inventory.attempt(fresh, CreationAttempt.REFUSED)
             self._record.change(put=put, own=fresh.values())
             untried = list(fresh.values())
             for placement in wanted:
@@ -144,13 +144,13 @@ class InstanceManager:
         def on_gi(number: int) -> None:
             self._record.change(own=[msgspec.structs.replace(own, gi=number)])
 
-        self._inventory.attempt([own.key], Attempt.MADE)
+        self._inventory.attempt([own.key], CreationAttempt.MADE)
         try:
             made = self._mig.create(own.gpu, placement, on_gi)
         except (NoRoom, NotSupported, InvalidArgument, PermissionMissing):
             # Nothing was made. Whatever stands there now is not ours, so the step must not be taken for its maker.
             if self._record.instances[own.key].gi is None:
-                self._inventory.attempt([own.key], Attempt.REFUSED)
+                self._inventory.attempt([own.key], CreationAttempt.REFUSED)
                 self._record.change(disown=[own.key])
             raise
         except DriverError:
@@ -174,7 +174,7 @@ class InstanceManager:
         ]
         self._record.change(put=put, drop=drop, own=own)
 
-    def _destroy(self, own: OwnedInstance, found: Instance, seen: Seen) -> Seen:
+    def _destroy(self, own: OwnedInstance, found: Instance, seen: GpuInventory) -> GpuInventory:
         """Destroy an instance; what is there for the next step to act on."""
         try:
             self._mig.destroy(found)
@@ -201,7 +201,7 @@ class InstanceManager:
                 listed = self._mig.processes(one)
         return self._mig.aside(lambda: self._holder(one, gpu, listed))
 
-    def _discard_broken(self, seen: Seen) -> None:
+    def _discard_broken(self, seen: GpuInventory) -> None:
         """An instance of ours that lost its compute instance to somebody is of no use: it has to go."""
         broken = [
             one.key
@@ -221,7 +221,7 @@ class InstanceManager:
         done = [
             claim.uid
             for claim in self._record.claims.values()
-            if claim.state is ClaimState.RELEASING and not left & {device.key for device in claim.devices}
+            if claim.state is PreparationState.RELEASING and not left & {device.key for device in claim.devices}
         ]
         self._record.change(drop=done, disown=gone)
         self._inventory.forget(gone)

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import msgspec
 
 from draco.agent.hardware.gpus import Gpu, Where
-from draco.agent.hardware.instances import GpuMig, Instance, MigState, PlacementKey, Use
+from draco.agent.hardware.instances import GpuMigView, Instance, MigState, PlacementKey, Use
 from draco.agent.hardware.nvml_errors import DriverError, NvmlError, never_seen
 from draco.agent.hardware.nvml_instances import Mode, NvmlInstances
-from draco.agent.mig.ownership import Attempt, Whose, held, references, whose
+from draco.agent.mig.ownership import CreationAttempt, Whose, held, references, whose
 from draco.agent.record.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparedClaim
 from draco.mig.board import Board, PlacementId
 from draco.resources.names import GpuUuid
@@ -72,7 +72,7 @@ class Failures:
         )
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class GpuInventory(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a GPU."""
 
     gpu: Gpu
@@ -113,20 +113,20 @@ class MigInventory:
         shown: Callable[[], None] = lambda: None,
     ) -> None:
         self.boot_id = boot_id
-        self.divisions: Mapping[GpuUuid, GpuMig] = MappingProxyType({})
+        self.divisions: Mapping[GpuUuid, GpuMigView] = MappingProxyType({})
         self.refused: Mapping[PlacementKey, str] = MappingProxyType({})
         self._shown = shown
         self._monotonic = monotonic
         self._record = record
         self._mig = mig
-        self._seen: dict[GpuUuid, Seen] = {}
+        self._seen: dict[GpuUuid, GpuInventory] = {}
         self._unlisted: set[GpuUuid] = set()
         self._looked = False
         self._trouble: dict[GpuUuid, str] = {}
         self._notes: dict[GpuUuid, str] = {}
         self._lacks: dict[GpuUuid, str] = {}
         self._layouts: dict[GpuUuid, frozenset[PlacementId]] = {}
-        self._attempts: dict[PlacementKey, Attempt] = {}
+        self._attempts: dict[PlacementKey, CreationAttempt] = {}
         self._doubtful_since_s: dict[PlacementKey, float] = {}
         self.failures = Failures(monotonic)
 
@@ -157,7 +157,7 @@ class MigInventory:
     def _look(self, gpu: Gpu) -> Gpu:
         known = self._seen.get(gpu.uuid)
         self._seen[gpu.uuid] = (
-            Seen(gpu=gpu, mode=None, board=None, instances=())
+            GpuInventory(gpu=gpu, mode=None, board=None, instances=())
             if known is None
             else msgspec.structs.replace(known, gpu=gpu)
         )
@@ -171,7 +171,7 @@ class MigInventory:
             seen = self._seen[gpu.uuid]
         return msgspec.structs.replace(gpu, board=seen.board, instances=seen.instances)
 
-    def observe(self, uuid: GpuUuid) -> Seen:
+    def observe(self, uuid: GpuUuid) -> GpuInventory:
         """A fresh list of a GPU's instances. An NvmlError makes the GPU dirty; GpuUnknown before the first look."""
         if uuid not in self._seen:
             # The record may name a GPU that left the node, or that a driver which is down has not shown yet.
@@ -186,7 +186,7 @@ class MigInventory:
             self._unlisted.add(uuid)
             raise
         self._unlisted.discard(uuid)
-        self._seen[uuid] = Seen(gpu=gpu, mode=mode, board=board, instances=listed)
+        self._seen[uuid] = GpuInventory(gpu=gpu, mode=mode, board=board, instances=listed)
         return self._seen[uuid]
 
     def divided(self, uuid: GpuUuid) -> bool:
@@ -195,11 +195,11 @@ class MigInventory:
             mode = self._mig.mode(uuid)
             return mode is not None and mode.enabled
 
-    def known(self, uuid: GpuUuid) -> Seen | None:
+    def known(self, uuid: GpuUuid) -> GpuInventory | None:
         """The last look."""
         return self._seen.get(uuid)
 
-    def listed(self, uuid: GpuUuid) -> Seen | None:
+    def listed(self, uuid: GpuUuid) -> GpuInventory | None:
         """The last look, if it succeeded."""
         return None if uuid in self._unlisted else self._seen.get(uuid)
 
@@ -225,7 +225,7 @@ class MigInventory:
 
     def whose(self, own: OwnedInstance, found: Instance | None) -> Whose:
         """Whose it is what stands where one of ours is on record. Nothing is doubtful for longer than DOUBT_S."""
-        attempt = self._attempts.get(own.key, Attempt.LEFT_OVER)
+        attempt = self._attempts.get(own.key, CreationAttempt.LEFT_OVER)
         verdict = whose(own, found, boot_id=self.boot_id, attempt=attempt)
         if verdict is Whose.DOUBTFUL:
             since_s = self._doubtful_since_s.setdefault(own.key, self._monotonic())
@@ -255,7 +255,7 @@ class MigInventory:
 
     # What is tried, and what is wrong
 
-    def attempt(self, keys: Iterable[PlacementKey], outcome: Attempt) -> None:
+    def attempt(self, keys: Iterable[PlacementKey], outcome: CreationAttempt) -> None:
         """What this run knows of its own steps."""
         self._attempts |= dict.fromkeys(keys, outcome)
 
@@ -297,7 +297,7 @@ class MigInventory:
             self.divisions = MappingProxyType(fresh)
             self._shown()
 
-    def _division(self, uuid: GpuUuid, needed: Mapping[PlacementKey, tuple[PreparedClaim, ...]]) -> GpuMig:
+    def _division(self, uuid: GpuUuid, needed: Mapping[PlacementKey, tuple[PreparedClaim, ...]]) -> GpuMigView:
         seen = self._seen[uuid]
         parts = held(
             seen.instances,
@@ -309,7 +309,7 @@ class MigInventory:
         )
         state, message = self._standing(uuid, seen)
         there = {one.instance.key for one in parts if one.use is Use.CLAIM}
-        return GpuMig(
+        return GpuMigView(
             gpu=uuid,
             capable=seen.mode is not None,
             enabled=seen.mode is not None and seen.mode.enabled,
@@ -321,7 +321,7 @@ class MigInventory:
             missing=tuple(key for key in needed if key.gpu == uuid and key not in there),
         )
 
-    def _standing(self, uuid: GpuUuid, seen: Seen) -> tuple[MigState, str]:
+    def _standing(self, uuid: GpuUuid, seen: GpuInventory) -> tuple[MigState, str]:
         if self._trouble.get(uuid):
             return MigState.DIRTY, self._trouble[uuid]
         if self.open_steps(uuid):

@@ -10,8 +10,8 @@ from random import Random
 
 import structlog
 
-from draco.agent.hardware.instances import GpuMig, MigState, PlacementKey
-from draco.agent.hardware.monitor import View
+from draco.agent.hardware.instances import GpuMigView, MigState, PlacementKey
+from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.layout import LayoutApplier
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -49,7 +49,7 @@ class MigKeeper:
         *,
         node: str,
         layouts: LayoutApplier,
-        divisions: Callable[[], Mapping[GpuUuid, GpuMig]],
+        divisions: Callable[[], Mapping[GpuUuid, GpuMigView]],
         on_gpu: OnGpu,
         changed: Callable[[GpuUuid], Awaitable[None]],
         gone: Callable[[], None] = lambda: None,
@@ -86,7 +86,7 @@ class MigKeeper:
             self.touch_all()
             await run_workers(self._queue, self._reconcile, workers=1, log=log)
 
-    def seen(self, view: View) -> None:
+    def seen(self, view: HardwareView) -> None:
         """The GPUs were read. Work on those on which something is open, or that are not as the last work left them.
 
         A reset, a reload of the driver and a person with nvidia-smi take instances and the MIG mode without telling anybody.
@@ -172,7 +172,7 @@ class MigKeeper:
         return backoff.next()
 
 
-def _facts(division: GpuMig) -> _Facts:
+def _facts(division: GpuMigView) -> _Facts:
     return division.enabled, division.pending, frozenset(one.key for one in division.instances)
 
 

@@ -9,14 +9,14 @@ from contextlib import suppress
 
 import structlog
 
-from draco.agent.hardware.instances import GpuMig, Held, PlacementKey, Use
+from draco.agent.hardware.instances import GpuMigView, HeldInstance, PlacementKey, Use
 from draco.agent.hardware.nvml_errors import InUse, NvmlError, ResetRequired, never_seen
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.mig.instance_manager import InstanceManager, NotVerified
 from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.ownership import references
-from draco.agent.record.checkpoint import Checkpoint, ClaimState
-from draco.mig.gpu_plan import GpuPlan, ObservedGpu, Part, Progress, plan_gpu
+from draco.agent.record.checkpoint import Checkpoint, PreparationState
+from draco.mig.gpu_plan import GpuPlan, LayoutProgress, ObservedGpu, Part, plan_gpu
 from draco.resources.api.draco import PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
@@ -36,7 +36,7 @@ class LayoutApplier:
 
     def keep(self, uuid: GpuUuid) -> str:
         """Finish and undo open steps and make again what claims need, and nothing else: what is wanted is not known."""
-        return self._noted(uuid, lambda: Progress(self._instances.rebuild(uuid)))
+        return self._noted(uuid, lambda: LayoutProgress(self._instances.rebuild(uuid)))
 
     def apply(self, uuid: GpuUuid, wanted: WantedGpu | None, promised: Sequence[PromisedDevice] = ()) -> str:
         """Make a GPU what is wanted of it, None for a GPU that no policy has; what is not there yet, "" for nothing.
@@ -45,18 +45,18 @@ class LayoutApplier:
         """
         return self._noted(uuid, lambda: self._apply(uuid, wanted, promised))
 
-    def _noted(self, uuid: GpuUuid, work: Callable[[], Progress]) -> str:
+    def _noted(self, uuid: GpuUuid, work: Callable[[], LayoutProgress]) -> str:
         with self._inventory.lock:
             try:
                 done = work()
             except (NvmlError, NotVerified) as error:
-                done = Progress(str(error))
+                done = LayoutProgress(str(error))
                 with suppress(NvmlError):  # the GPU is dirty then, and says why
                     self._manager.settle(uuid)
             self._inventory.note(uuid, done.waits, lacks=done.lacks)
             return f"{done.waits} {done.lacks}".strip()
 
-    def _apply(self, uuid: GpuUuid, wanted: WantedGpu | None, promised: Sequence[PromisedDevice]) -> Progress:
+    def _apply(self, uuid: GpuUuid, wanted: WantedGpu | None, promised: Sequence[PromisedDevice]) -> LayoutProgress:
         """Each step ends with a look at the GPU, from which the rest is planned again."""
         hindrance = self._instances.rebuild(uuid)
         plan = plan_gpu(self._read(uuid), wanted, promised)
@@ -103,7 +103,7 @@ class LayoutApplier:
             whole=self._whole(uuid),
         )
 
-    def _part(self, division: GpuMig, one: Held, age: int) -> Part:
+    def _part(self, division: GpuMigView, one: HeldInstance, age: int) -> Part:
         instance = one.instance
         profile = division.board.by_id(instance.profile_id) if division.board else None
         going = one.use is Use.ORPHAN  # what could be destroyed is gone by now
@@ -126,6 +126,6 @@ class LayoutApplier:
         return tuple(
             str(claim)
             for claim in self._record.claims.values()
-            if claim.state is ClaimState.PREPARED
+            if claim.state is PreparationState.PREPARED
             and any(one.gpu == uuid and one.partition is None and not one.admin for one in claim.devices)
         )

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 
 from draco.agent.hardware.gpus import Gpu
-from draco.agent.hardware.instances import GpuMig, Held, Instance, PlacementKey, Use
-from draco.agent.record.checkpoint import ClaimState, InstanceState, OwnedInstance, PreparedClaim
+from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance, PlacementKey, Use
+from draco.agent.record.checkpoint import InstanceState, OwnedInstance, PreparationState, PreparedClaim
 from draco.mig.board import PlacementId
 
 
@@ -32,7 +32,7 @@ def recognised(own: OwnedInstance, found: Instance | None, *, boot_id: str) -> b
     return found.ci is None
 
 
-class Attempt(Enum):
+class CreationAttempt(Enum):
     """What this run of the agent knows of a step that makes an instance."""
 
     MADE = "NVML was asked, and may have made it"
@@ -48,20 +48,20 @@ class Whose(Enum):
     OTHERS = "somebody else's, or nobody's: nothing stands there"
 
 
-def whose(own: OwnedInstance, found: Instance | None, *, boot_id: str, attempt: Attempt) -> Whose:
+def whose(own: OwnedInstance, found: Instance | None, *, boot_id: str, attempt: CreationAttempt) -> Whose:
     """Whose it is. Where a step was cut off before the instance's number was recorded, only who took the step can know."""
     if not recognised(own, found, boot_id=boot_id):
         return Whose.OTHERS
-    if own.gi is not None or attempt is Attempt.MADE:
+    if own.gi is not None or attempt is CreationAttempt.MADE:
         return Whose.OURS
-    return Whose.OTHERS if attempt is Attempt.REFUSED else Whose.DOUBTFUL
+    return Whose.OTHERS if attempt is CreationAttempt.REFUSED else Whose.DOUBTFUL
 
 
 def references(claims: Iterable[PreparedClaim]) -> Mapping[PlacementKey, tuple[PreparedClaim, ...]]:
     """Which prepared claims need which instance."""
     found: dict[PlacementKey, tuple[PreparedClaim, ...]] = {}
     for claim in claims:
-        if claim.state is not ClaimState.PREPARED:
+        if claim.state is not PreparationState.PREPARED:
             continue
         for key in {device.key for device in claim.devices if device.key is not None}:
             found[key] = (*found.get(key, ()), claim)
@@ -76,14 +76,16 @@ def held(
     layout: Collection[PlacementId] = (),
     holders: Mapping[PlacementKey, str],
     boot_id: str,
-) -> tuple[Held, ...]:
+) -> tuple[HeldInstance, ...]:
     """Every observed instance of a GPU with its one use."""
     found = []
     for one in observed:
         use = _use(one, owned.get(one.key), needed, layout, boot_id)
         # Where somebody put one of theirs in the place of ours, claims have lost theirs.
         claims = () if use is Use.FOREIGN else needed.get(one.key, ())
-        found.append(Held(instance=one, use=use, claims=tuple(map(str, claims)), holder=holders.get(one.key, "")))
+        found.append(
+            HeldInstance(instance=one, use=use, claims=tuple(map(str, claims)), holder=holders.get(one.key, ""))
+        )
     return tuple(found)
 
 
@@ -103,10 +105,10 @@ def _use(
     return Use.LAYOUT if one.key.place in layout else Use.WARM
 
 
-def remains(gpu: Gpu, claims: Iterable[PreparedClaim]) -> GpuMig:
+def remains(gpu: Gpu, claims: Iterable[PreparedClaim]) -> GpuMigView:
     """How a GPU that cannot be looked at is divided, by what prepared claims have of it."""
     parts = {
-        key: Held(
+        key: HeldInstance(
             instance=Instance(
                 gpu=key.gpu,
                 gi=device.partition.gi,
@@ -121,7 +123,7 @@ def remains(gpu: Gpu, claims: Iterable[PreparedClaim]) -> GpuMig:
         for device in holders[0].devices
         if key.gpu == gpu.uuid and device.key == key and device.partition is not None
     }
-    return GpuMig(
+    return GpuMigView(
         gpu=gpu.uuid,
         capable=gpu.board is not None,
         enabled=gpu.mig_enabled or bool(parts),

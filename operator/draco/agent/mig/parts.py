@@ -12,7 +12,7 @@ import msgspec
 
 from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.gpus import Gpu
-from draco.agent.hardware.instances import GpuMig, Held, PlacementKey
+from draco.agent.hardware.instances import GpuMigView, HeldInstance, PlacementKey
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_instances import NvmlInstances
 from draco.agent.mig.claim_instances import ClaimInstances
@@ -74,21 +74,21 @@ class Dividing:
             random=random,
         )
         self._record = record
-        self._told: Mapping[GpuUuid, GpuMig] = {}
-        self._offered: Mapping[GpuUuid, GpuMig] = {}
+        self._told: Mapping[GpuUuid, GpuMigView] = {}
+        self._offered: Mapping[GpuUuid, GpuMigView] = {}
         self._blamed: dict[PlacementKey, str] = {}
 
     @property
-    def divisions(self) -> Mapping[GpuUuid, GpuMig]:
+    def divisions(self) -> Mapping[GpuUuid, GpuMigView]:
         """How each GPU is divided now, by UUID."""
         return self.inventory.divisions
 
-    def offered(self, gpus: Iterable[Gpu]) -> Mapping[GpuUuid, GpuMig]:
+    def offered(self, gpus: Iterable[Gpu]) -> Mapping[GpuUuid, GpuMigView]:
         """How each of these GPUs is divided, as far as it is known."""
         self._offered = known_of(gpus, self.divisions, self._offered, self._remains)
         return self._offered
 
-    def _remains(self, gpu: Gpu) -> GpuMig | None:
+    def _remains(self, gpu: Gpu) -> GpuMigView | None:
         """How a GPU is divided, as far as the record tells; None where it does not know its board."""
         known = self._record.known.get(gpu.uuid)
         board = gpu.board or (known.last.board if known and known.last else None)
@@ -114,7 +114,7 @@ class Dividing:
         """Tell of what people have to do something about, once."""
         before, self._told = self._told, self.divisions
         for uuid, division in self._told.items():
-            known = before.get(uuid) or GpuMig(gpu=uuid)
+            known = before.get(uuid) or GpuMigView(gpu=uuid)
             for one in _newly_foreign(known, division):
                 note = f"GPU {uuid}: {self._what(one)} was made by somebody else; it is left alone."
                 tell("ForeignInstance", "Observe", note, uuid)
@@ -129,12 +129,12 @@ class Dividing:
                 tell("PartitionsUnsettled", "Settle", note, uuid)
         self._blamed = {key: who for key, who in self._blamed.items() if key in self.inventory.refused}
 
-    def _what(self, one: Held) -> str:
+    def _what(self, one: HeldInstance) -> str:
         instance = one.instance
         bare = "" if instance.ci is not None else ", without a compute instance,"
         return f"GPU instance {instance.gi} ({self.inventory.named(instance.key)}){bare}"
 
-    def _unsettled(self, division: GpuMig) -> bool:
+    def _unsettled(self, division: GpuMigView) -> bool:
         """Whether people have to know. They need not of steps that are on their way, nor twice of what is in use."""
         refused = any(one.instance.key in self.inventory.refused for one in division.held)
         return division.dirty and division.message != UNFINISHED and not refused
@@ -146,10 +146,10 @@ class Dividing:
 
 def known_of(
     gpus: Iterable[Gpu],
-    divisions: Mapping[GpuUuid, GpuMig],
-    before: Mapping[GpuUuid, GpuMig],
-    remains: Callable[[Gpu], GpuMig | None],
-) -> dict[GpuUuid, GpuMig]:
+    divisions: Mapping[GpuUuid, GpuMigView],
+    before: Mapping[GpuUuid, GpuMigView],
+    remains: Callable[[Gpu], GpuMigView | None],
+) -> dict[GpuUuid, GpuMigView]:
     """How GPUs are divided; `before` is what came of this the last time, `remains` what claims on record have of a GPU.
 
     What claims have of a GPU stays published, and so do its counters, when it is absent, could not be looked at yet, or has just
@@ -167,13 +167,13 @@ def known_of(
     return found
 
 
-def _filled(division: GpuMig, left: GpuMig) -> GpuMig:
+def _filled(division: GpuMigView, left: GpuMigView) -> GpuMigView:
     """How a GPU stands that could not be looked at, with what is known of it all the same."""
     enabled = division.enabled or left.enabled
     return msgspec.structs.replace(division, capable=True, enabled=enabled, board=left.board, held=left.held)
 
 
-def _newly_foreign(known: GpuMig, division: GpuMig) -> list[Held]:
+def _newly_foreign(known: GpuMigView, division: GpuMigView) -> list[HeldInstance]:
     """What others have made, or made whole, since the last time. What they take apart again is nothing new."""
     whole = {one.instance.key: one.instance.ci is not None for one in known.foreign}
     return [

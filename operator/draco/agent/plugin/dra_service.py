@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from draco.agent.claims.cdi import device_id
 from draco.agent.claims.work import ClaimWork
 from draco.agent.errors import InstanceHeld, PrepareError
-from draco.agent.metrics import Metrics
+from draco.agent.metrics import AgentMetrics
 from draco.agent.record.checkpoint import PreparedClaim
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -52,7 +52,7 @@ class DraService:
         driver: str,
         changed: Callable[[PreparedClaim], None],
         hindrance: Callable[[], str] = str,
-        metrics: Metrics,
+        metrics: AgentMetrics,
         clock: Clock,
         random: Random,
         deadline_s: float = DEADLINE_S,

@@ -21,7 +21,7 @@ import msgspec
 
 from draco.agent.errors import AnotherPlugin
 from draco.agent.plugin.api import registration_pb2
-from draco.agent.plugin.unix_sockets import DIAL_TIMEOUT_S, Identity, identity, listener
+from draco.agent.plugin.unix_sockets import DIAL_TIMEOUT_S, SocketFile, identity, listener
 from draco.agent.plugin.wire import REGISTRATION, unary
 from draco.kube.clock import Clock
 from draco.resources.texts import shown
@@ -40,7 +40,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
     socket: Path
     endpoint: str
-    identity: Identity
+    identity: SocketFile
     pid: int = 0
     command: str = ""
     since_s: float | None = None
@@ -75,9 +75,9 @@ class Rivals:
         self._registry = registry
         self._driver = driver
         self._clock = clock
-        self._earlier: Collection[Identity] = frozenset()
-        self._known: dict[Identity, Peer | None] = {}
-        self._ask_again: dict[Identity, tuple[float, float]] = {}  # when, and how long after that
+        self._earlier: Collection[SocketFile] = frozenset()
+        self._known: dict[SocketFile, Peer | None] = {}
+        self._ask_again: dict[SocketFile, tuple[float, float]] = {}  # when, and how long after that
 
     def begin(self) -> None:
         """We are about to serve: whoever is there now, was there first."""
@@ -90,7 +90,7 @@ class Rivals:
             return peer.since_s < self.since_s
         return peer.identity in self._earlier
 
-    async def look(self, *, ours: Collection[Identity]) -> list[Peer]:
+    async def look(self, *, ours: Collection[SocketFile]) -> list[Peer]:
         """The plugins of the driver that are there now, but for `ours`."""
         there = {path: one for path, one in _sockets(self._registry).items() if one not in ours}
         now = self._clock.monotonic()
@@ -112,13 +112,13 @@ class Rivals:
         live = await asyncio.gather(*(asyncio.to_thread(listener, path) for path, _ in found))
         return [peer for (_, peer), pid in zip(found, live, strict=True) if pid is not None]
 
-    def _due(self, one: Identity, now: float) -> bool:
+    def _due(self, one: SocketFile, now: float) -> bool:
         return self._ask_again.get(one, (0.0, 0.0))[0] <= now
 
 
-def _sockets(registry: Path) -> Mapping[Path, Identity]:
+def _sockets(registry: Path) -> Mapping[Path, SocketFile]:
     """What kubelet would take for a plugin: every socket whose name does not begin with a dot."""
-    found: dict[Path, Identity] = {}
+    found: dict[Path, SocketFile] = {}
     with suppress(OSError):
         for path in sorted(registry.rglob("*")):
             with suppress(OSError):
@@ -127,7 +127,7 @@ def _sockets(registry: Path) -> Mapping[Path, Identity]:
     return found
 
 
-async def _ask(path: Path, one: Identity, driver: str) -> tuple[bool, Peer | None]:
+async def _ask(path: Path, one: SocketFile, driver: str) -> tuple[bool, Peer | None]:
     """Whether it answered, and the plugin, if it is one of the driver."""
     pid = await asyncio.to_thread(listener, path)
     if pid is None:

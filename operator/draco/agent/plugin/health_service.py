@@ -13,12 +13,12 @@ import msgspec
 from google.protobuf.message import Message
 
 from draco.agent.hardware.gpus import Gpu, HealthState, device_name
-from draco.agent.hardware.instances import GpuMig
-from draco.agent.hardware.monitor import View
+from draco.agent.hardware.instances import GpuMigView
+from draco.agent.hardware.monitor import HardwareView
 from draco.agent.record.checkpoint import PreparedClaim
 from draco.resources.names import GpuUuid
 
-NO_DIVISIONS: Mapping[GpuUuid, GpuMig] = MappingProxyType({})
+NO_DIVISIONS: Mapping[GpuUuid, GpuMigView] = MappingProxyType({})
 TIMEOUT_S = 30
 """Without news for so long kubelet calls a device Unknown."""
 MESSAGE_LIMIT = 1024
@@ -38,9 +38,9 @@ class DeviceReport(msgspec.Struct, frozen=True):
 
 def claimed_reports(
     whole: Iterable[DeviceReport],
-    view: View,
+    view: HardwareView,
     claims: Iterable[PreparedClaim],
-    divisions: Mapping[GpuUuid, GpuMig],
+    divisions: Mapping[GpuUuid, GpuMigView],
 ) -> list[DeviceReport]:
     """Health of what claims have under other names than those of whole GPUs: partitions, and GPUs that were called otherwise.
 
@@ -61,7 +61,7 @@ def claimed_reports(
     return list(found.values())
 
 
-def reports(view: View) -> list[DeviceReport]:
+def reports(view: HardwareView) -> list[DeviceReport]:
     """Health of every GPU of a view. A view that could not be refreshed says nothing about now: Unknown.
 
     A fault stays one: no GPU gets well while nobody looks.
@@ -99,7 +99,10 @@ class HealthService:
         return [msgspec.structs.replace(one, at=0) for one in self._reports]
 
     def update(
-        self, view: View, claims: Iterable[PreparedClaim] = (), divisions: Mapping[GpuUuid, GpuMig] = NO_DIVISIONS
+        self,
+        view: HardwareView,
+        claims: Iterable[PreparedClaim] = (),
+        divisions: Mapping[GpuUuid, GpuMigView] = NO_DIVISIONS,
     ) -> None:
         """Take a new view, and what claims have of it; streams learn at once when a state or message differs."""
         whole = reports(view)

@@ -29,7 +29,7 @@ import structlog
 from draco.agent.errors import SettingsError
 from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.guard import SERVING_SINCE, Peer, Rivals
-from draco.agent.plugin.unix_sockets import Identity, SocketTaken, hidden_beside, identity, show, withdraw
+from draco.agent.plugin.unix_sockets import SocketFile, SocketTaken, hidden_beside, identity, show, withdraw
 from draco.agent.plugin.wire import REGISTRATION, SUPPORTED_VERSIONS, handlers
 from draco.kube.clock import Clock
 from draco.resources.texts import shown
@@ -78,7 +78,7 @@ class Contest(msgspec.Struct, frozen=True):
     gives_way: bool = False
 
 
-class Registration(msgspec.Struct, frozen=True):
+class RegistrationState(msgspec.Struct, frozen=True):
     """What kubelet last said: whether it has accepted the driver, and if not, why."""
 
     accepted: bool = False
@@ -100,11 +100,11 @@ class Plugin:
         services: Sequence[Any],
         clock: Clock,
         check_s: float = 1.0,
-        on_registration: Callable[[Registration], None] = lambda _: None,
+        on_registration: Callable[[RegistrationState], None] = lambda _: None,
         on_contest: Callable[[Contest | None], None] = lambda _: None,
         on_stopping: Callable[[], None] = lambda: None,
     ) -> None:
-        self.registration = Registration()
+        self.registration = RegistrationState()
         self.contest: Contest | None = None
         self.serving = asyncio.Event()
         self._driver = driver
@@ -114,7 +114,7 @@ class Plugin:
         self._on_contest = on_contest
         self._on_stopping = on_stopping
         self._rivals = Rivals(where.registration.parent, driver, clock=clock)
-        self._seen: frozenset[Identity] = frozenset()
+        self._seen: frozenset[SocketFile] = frozenset()
         self._register_at: list[float] = []
         behaviours = {"GetInfo": self._get_info, "NotifyRegistrationStatus": self._notified}
         other = other_sockets(where)
@@ -161,7 +161,7 @@ class Plugin:
         if contest != self.contest:
             self.contest = contest
             if contest is not None and contest.gives_way:
-                self.registration = Registration(error=contest.sentence)
+                self.registration = RegistrationState(error=contest.sentence)
             self._on_contest(contest)
 
     async def _lost(self, endpoint: "_Endpoint") -> None:
@@ -208,7 +208,7 @@ class Plugin:
             log.info("plugin.registered", driver=self._driver)
         else:
             log.error("plugin.refused", driver=self._driver, error=request.error)
-        self.registration = Registration(accepted=request.plugin_registered, error=shown(request.error))
+        self.registration = RegistrationState(accepted=request.plugin_registered, error=shown(request.error))
         self._on_registration(self.registration)
         return registration_pb2.RegistrationStatusResponse()
 
@@ -221,7 +221,7 @@ class _Endpoint:
         self._paths = paths
         self._services = services
         self._server: grpc.aio.Server | None = None
-        self._identity: Identity | None = None
+        self._identity: SocketFile | None = None
 
     @property
     def serves(self) -> bool:
@@ -229,7 +229,7 @@ class _Endpoint:
         return self._server is not None
 
     @property
-    def identities(self) -> frozenset[Identity]:
+    def identities(self) -> frozenset[SocketFile]:
         """Its socket file."""
         return frozenset() if self._identity is None else frozenset({self._identity})
 

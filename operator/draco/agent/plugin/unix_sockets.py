@@ -27,7 +27,7 @@ class SocketTaken(AgentError):
         super().__init__(f"The socket {path} is served by {who}.")
 
 
-class Identity(NamedTuple):
+class SocketFile(NamedTuple):
     """One socket file, whatever its name: numbers of files are used again, but not at the same moment."""
 
     device: int
@@ -35,13 +35,13 @@ class Identity(NamedTuple):
     bound_ns: int
 
 
-def identity(path: Path) -> Identity | None:
+def identity(path: Path) -> SocketFile | None:
     """Which file it is; None when there is none."""
     try:
         found = path.lstat()
     except OSError:
         return None
-    return Identity(found.st_dev, found.st_ino, found.st_mtime_ns)
+    return SocketFile(found.st_dev, found.st_ino, found.st_mtime_ns)
 
 
 def listener(path: Path) -> int | None:
@@ -64,7 +64,7 @@ def hidden_beside(path: Path) -> Path:
     return path.with_name(f".{secrets.token_hex(3)}")
 
 
-def show(hidden: Path, path: Path) -> Identity:
+def show(hidden: Path, path: Path) -> SocketFile:
     """Give a socket that was bound under a hidden name the name under which others look for it.
 
     What an earlier run left there goes. SocketTaken when somebody listens there; then the hidden name is removed.
@@ -81,10 +81,10 @@ def show(hidden: Path, path: Path) -> Identity:
             continue
         hidden.unlink(missing_ok=True)
         found = path.lstat()
-        return Identity(found.st_dev, found.st_ino, found.st_mtime_ns)
+        return SocketFile(found.st_dev, found.st_ino, found.st_mtime_ns)
 
 
-def withdraw(path: Path, one: Identity) -> None:
+def withdraw(path: Path, one: SocketFile) -> None:
     """Remove that file, unless the path is another one's by now."""
     aside = _move_aside(path, one)
     if aside is not None:
@@ -116,7 +116,7 @@ def _refuse_live(path: Path) -> None:
         raise SocketTaken(path, pid)
 
 
-def _move_aside(path: Path, one: Identity) -> Path | None:
+def _move_aside(path: Path, one: SocketFile) -> Path | None:
     """Give the file a hidden name; None, and nothing changed, when the path is not that file's."""
     if identity(path) != one:
         return None

@@ -23,13 +23,13 @@ from draco.agent.hardware.gpus import (
     GpuHealth,
     HealthState,
     KnownGpu,
-    Located,
+    LocatedGpu,
     UnidentifiedGpu,
     device_name,
     position,
 )
-from draco.agent.hardware.monitor import View
-from draco.agent.record.checkpoint import Checkpoint, ClaimState, PreparedClaim
+from draco.agent.hardware.monitor import HardwareView
+from draco.agent.record.checkpoint import Checkpoint, PreparationState, PreparedClaim
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.slices import Device, ResourceSlice
 from draco.resources.names import (
@@ -121,7 +121,7 @@ def bound(known: Mapping[GpuUuid, KnownGpu], told: Iterable[KnownGpu]) -> dict[G
 
 def remembered(
     known: Mapping[GpuUuid, KnownGpu],
-    present: Sequence[Located],
+    present: Sequence[LocatedGpu],
     *,
     needed: Collection[GpuUuid] = (),
     forget: Collection[GpuUuid] = (),
@@ -145,7 +145,7 @@ def remembered(
     return {uuid: _as_read(one, here[uuid]) if uuid in here else one for uuid, one in found.items()}
 
 
-def _as_read(known: KnownGpu, located: Located) -> KnownGpu:
+def _as_read(known: KnownGpu, located: LocatedGpu) -> KnownGpu:
     """What is worth keeping of a reading: not what changes while the GPU is at work."""
     board = located.gpu.board or (known.last.board if known.last else None)
     lasting = msgspec.structs.replace(
@@ -156,11 +156,11 @@ def _as_read(known: KnownGpu, located: Located) -> KnownGpu:
 
 def shown(
     known: Mapping[GpuUuid, KnownGpu],
-    present: Sequence[Located],
+    present: Sequence[LocatedGpu],
     *,
     needed: Collection[GpuUuid] = (),
     unidentified: Sequence[UnidentifiedGpu] = (),
-) -> tuple[Located, ...]:
+) -> tuple[LocatedGpu, ...]:
     """The GPUs under their names, and those that are absent. One that has no name on record is left out."""
     here = [
         msgspec.structs.replace(located, gpu=msgspec.structs.replace(located.gpu, device=one.device))
@@ -170,7 +170,7 @@ def shown(
     uuids = {located.gpu.uuid for located in present}
     places = {located.gpu.pci_bus_id for located in present}
     away = [
-        Located(_absent(one.last, unidentified), one.pcie_root, one.numa_node)
+        LocatedGpu(_absent(one.last, unidentified), one.pcie_root, one.numa_node)
         for uuid, one in known.items()
         if uuid not in uuids and one.last is not None and (uuid in needed or one.last.pci_bus_id not in places)
     ]
@@ -189,7 +189,7 @@ def _absent(last: Gpu, unidentified: Sequence[UnidentifiedGpu]) -> Gpu:
 
 def needed_by(claims: Iterable[PreparedClaim]) -> set[GpuUuid]:
     """The GPUs that claims on record have."""
-    return {device.gpu for claim in claims for device in claim.devices if claim.state is not ClaimState.PREPARING}
+    return {device.gpu for claim in claims for device in claim.devices if claim.state is not PreparationState.PREPARING}
 
 
 class KnownGpus:
@@ -224,10 +224,10 @@ class KnownGpus:
         """From now on new names go on record: the record is what it should be."""
         self._recording = True
 
-    async def view(self, read: View) -> View:
+    async def view(self, read: HardwareView) -> HardwareView:
         """A reading with the GPUs under their names, and with the absent ones."""
         if not self._told:
-            return View(fault=NOT_TOLD, unidentified=read.unidentified)
+            return HardwareView(fault=NOT_TOLD, unidentified=read.unidentified)
         needed = needed_by(self._record.claims.values()) | set(self._promised())
         known: Mapping[GpuUuid, KnownGpu] = bound(self._record.known, self._before)
         fresh = remembered(known, read.gpus, needed=needed, forget=self._forgotten())

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 import structlog
 
-from draco.agent.hardware.gpus import DriverInfo, Located, position
-from draco.agent.hardware.instances import GpuMig, MigState, Use
-from draco.agent.hardware.monitor import View
+from draco.agent.hardware.gpus import DriverInfo, LocatedGpu, position
+from draco.agent.hardware.instances import GpuMigView, MigState, Use
+from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.parts import Dividing
 from draco.agent.publish import partitions, slices
 from draco.agent.publish.partitions import Divisible, Place, fault_taints, isolation_taints
@@ -41,7 +41,7 @@ PACE_S = 2.0
 _NOTHING: Mapping[GpuUuid, Sequence[PromisedDevice]] = MappingProxyType({})
 
 
-class Offer(msgspec.Struct, frozen=True):
+class DeviceOffer(msgspec.Struct, frozen=True):
     """What to publish. `again_in_s`: a better order waits that long for its turn; None when nothing waits."""
 
     devices: list[Device]
@@ -60,15 +60,15 @@ class Offering:
 
     def offer(
         self,
-        gpus: Sequence[Located],
+        gpus: Sequence[LocatedGpu],
         driver: DriverInfo,
         *,
-        migs: Mapping[GpuUuid, GpuMig],
+        migs: Mapping[GpuUuid, GpuMigView],
         wanted: Mapping[GpuUuid, WantedGpu],
         promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = _NOTHING,
         isolated: Sequence[IsolatedGpu] = (),
         now_s: float,
-    ) -> Offer:
+    ) -> DeviceOffer:
         """What to publish now. `migs` and `wanted` by UUID; a GPU without either is offered whole. `now_s` is monotonic.
 
         `promised` is what claims have been allocated that would not be offered any more, `isolated` what is under maintenance.
@@ -77,7 +77,7 @@ class Offering:
         divisible: list[Divisible] = []
         for located in sorted(gpus, key=lambda each: position(each.gpu)):
             uuid = located.gpu.uuid
-            mig = migs.get(uuid) or GpuMig(gpu=uuid)
+            mig = migs.get(uuid) or GpuMigView(gpu=uuid)
             made = self._divisible(located, mig, wanted.get(uuid), keeping(None, mig.board, promised.get(uuid, ())))
             concerned = tuple(one for one in isolated if one.uuid in {"", uuid})
             if made is None:
@@ -87,8 +87,8 @@ class Offering:
         again_in_s = self._reorder(divisible, now_s)
         devices = plain + partitions.devices(divisible, driver, self._order)
         if not self.partitionable:
-            return Offer([msgspec.structs.replace(one, consumes_counters=[]) for one in devices], [], again_in_s)
-        return Offer(devices, partitions.counters(divisible), again_in_s)
+            return DeviceOffer([msgspec.structs.replace(one, consumes_counters=[]) for one in devices], [], again_in_s)
+        return DeviceOffer(devices, partitions.counters(divisible), again_in_s)
 
     def _reorder(self, gpus: Sequence[Divisible], now_s: float) -> float | None:
         """Take up the best order, if it is another one in a way that counts and its time has come."""
@@ -101,7 +101,9 @@ class Offering:
         self._order, self._ordered_at_s = fresh, now_s
         return None
 
-    def _divisible(self, located: Located, mig: GpuMig, wanted: WantedGpu | None, keep: Keeping) -> Divisible | None:
+    def _divisible(
+        self, located: LocatedGpu, mig: GpuMigView, wanted: WantedGpu | None, keep: Keeping
+    ) -> Divisible | None:
         """The GPU as one whose partitions are offered; None where it is offered whole, as if there were no MIG."""
         board = mig.board
         if board is None:
@@ -126,7 +128,7 @@ class Offering:
         return None if keep.whole else Divisible(**common, layout=tuple(free), whole=False)
 
 
-def _claimed(mig: GpuMig, board: Board) -> tuple[Placement, ...]:
+def _claimed(mig: GpuMigView, board: Board) -> tuple[Placement, ...]:
     """Where claims have instances, and where they had some that are gone: those are theirs until they are given up."""
     held = [one.instance.key for one in mig.held if one.use is Use.CLAIM]
     return tuple(
@@ -136,7 +138,7 @@ def _claimed(mig: GpuMig, board: Board) -> tuple[Placement, ...]:
     )
 
 
-def _whole(located: Located, mig: GpuMig, driver: DriverInfo, isolated: Sequence[IsolatedGpu]) -> Device:
+def _whole(located: LocatedGpu, mig: GpuMigView, driver: DriverInfo, isolated: Sequence[IsolatedGpu]) -> Device:
     """A GPU that is offered undivided, tainted where it cannot be had so now."""
     taints = fault_taints(located.gpu) + isolation_taints(isolated)
     if mig.foreign:
@@ -162,7 +164,7 @@ class Offers:
         publisher: SlicePublisher,
         dividing: Dividing,
         *,
-        view: Callable[[], View],
+        view: Callable[[], HardwareView],
         clock: Clock,
         random: Random,
         patience_s: float = PATIENCE_S,

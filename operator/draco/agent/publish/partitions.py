@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.agent.hardware.gpus import DriverInfo, Gpu, Located, device_name, position
-from draco.agent.hardware.instances import GpuMig, MigState, Use
+from draco.agent.hardware.gpus import DriverInfo, Gpu, LocatedGpu, device_name, position
+from draco.agent.hardware.instances import GpuMigView, MigState, Use
 from draco.agent.publish import slices
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry
@@ -63,8 +63,8 @@ class Divisible(msgspec.Struct, frozen=True, kw_only=True):
     the GPU can be had undivided as well. `isolated` is what of it is under maintenance.
     """
 
-    located: Located
-    mig: GpuMig
+    located: LocatedGpu
+    mig: GpuMigView
     board: Board
     isolated: tuple[IsolatedGpu, ...] = ()
     profiles: frozenset[str] = frozenset()

@@ -34,7 +34,7 @@ UNSEEN_S = 5.0
 """How long a write of ours may take to come back through the watch before it is no longer waited for."""
 
 
-class Published(msgspec.Struct, frozen=True):
+class PublishedPool(msgspec.Struct, frozen=True):
     """What the API server has from us: the pool's generation and its number of devices. None: nothing yet, or not now."""
 
     generation: int
@@ -54,7 +54,7 @@ class SlicePublisher:
         random: Random,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self.published: Published | None = None
+        self.published: PublishedPool | None = None
         self.problem = "The slices have not been written yet."
         self._client = client
         self._node = node
@@ -145,7 +145,7 @@ class SlicePublisher:
                 return GONE_S
             log.info("slices.published", plan=str(plan), devices=len(devices))
         self._generation = plan.generation
-        self._tell(Published(plan.generation, len(devices)), "")
+        self._tell(PublishedPool(plan.generation, len(devices)), "")
         return RECHECK_S
 
     async def _write(self, plan: slices.SlicePlan) -> None:
@@ -178,7 +178,7 @@ class SlicePublisher:
         asked, kept = self._kept.get(observed.metadata.key, (None, wanted))
         return asked == wanted and slices.same_content(observed, kept)
 
-    def _tell(self, published: Published | None, problem: str) -> None:
+    def _tell(self, published: PublishedPool | None, problem: str) -> None:
         if (published, problem) == (self.published, self.problem):
             return
         if problem and problem != self.problem:

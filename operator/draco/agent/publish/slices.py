@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from draco.agent.hardware.gpus import DriverInfo, Gpu, Located, device_name, position
+from draco.agent.hardware.gpus import DriverInfo, Gpu, LocatedGpu, device_name, position
 from draco.resources.api.meta import ObjectMeta, OwnerReference
 from draco.resources.api.slices import (
     CounterSet,
@@ -49,7 +49,7 @@ def version(text: str) -> str | None:
     return parsed if len(parsed) <= STRING_LIMIT else None
 
 
-def device(located: Located, driver: DriverInfo) -> Device:
+def device(located: LocatedGpu, driver: DriverInfo) -> Device:
     """A whole GPU as a device. What is unknown is left out, so that a selector that needs it does not match by accident."""
     gpu = located.gpu
     strings = {
@@ -74,7 +74,7 @@ def device(located: Located, driver: DriverInfo) -> Device:
     return Device(name=device_name(gpu), attributes=attributes, capacity={"memory": DeviceCapacity(value=memory(gpu))})
 
 
-def devices(gpus: Sequence[Located], driver: DriverInfo) -> list[Device]:
+def devices(gpus: Sequence[LocatedGpu], driver: DriverInfo) -> list[Device]:
     """All GPUs as devices, in the order of their names."""
     return [device(located, driver) for located in sorted(gpus, key=lambda located: position(located.gpu))]
 

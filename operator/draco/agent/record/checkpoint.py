@@ -43,7 +43,7 @@ class CheckpointDamaged(AgentError):
         self.before = before
 
 
-class ClaimState(StrEnum):
+class PreparationState(StrEnum):
     """How far a claim has come."""
 
     PREPARING = "preparing"
@@ -138,7 +138,7 @@ class PreparedClaim(msgspec.Struct, frozen=True, kw_only=True):
     uid: ClaimUid
     namespace: str
     name: str
-    state: ClaimState
+    state: PreparationState
     devices: list[PreparedDevice]
 
     def __str__(self) -> str:
@@ -327,7 +327,7 @@ class Checkpoint:
 
 def _takes_more(change: _Change) -> bool:
     """Whether there will be more to give up. Room is kept so that giving up never fails for lack of it."""
-    claims = any(claim.state is not ClaimState.RELEASING for claim in change.put)
+    claims = any(claim.state is not PreparationState.RELEASING for claim in change.put)
     instances = any(one.state is not InstanceState.DESTROYING for one in change.own)
     return claims or instances or change.gpus is not None
 

@@ -14,7 +14,7 @@ import structlog
 
 from draco.agent.hardware.gpus import HealthState
 from draco.agent.plugin.health_service import DeviceReport
-from draco.agent.record.checkpoint import ClaimState, PreparedClaim, PreparedDevice
+from draco.agent.record.checkpoint import PreparationState, PreparedClaim, PreparedDevice
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, Invalid, NotFound
@@ -177,7 +177,7 @@ class ClaimReporter:
         self, uid: ClaimUid, claim: ResourceClaim, before: list[AllocatedDeviceStatus]
     ) -> list[AllocatedDeviceStatus]:
         prepared = self._claims().get(uid)
-        if prepared is None or prepared.state is not ClaimState.PREPARED:
+        if prepared is None or prepared.state is not PreparationState.PREPARED:
             return []
         known = {(one.device, one.share_id): one.conditions for one in before}
         now = self._clock.now()

@@ -6,7 +6,7 @@ Owns the translation from what the agent knows to what people and the operator r
 from collections.abc import Iterable, Mapping
 
 from draco.agent.hardware.gpus import Gpu, device_name
-from draco.agent.hardware.instances import GpuMig, Held
+from draco.agent.hardware.instances import GpuMigView, HeldInstance
 from draco.agent.publish.partitions import partition_name
 from draco.mig.board import Board, Placement
 from draco.resources.api import draco as api
@@ -53,7 +53,7 @@ def tables(names: Mapping[Board, str]) -> list[BoardTable]:
     ]
 
 
-def mig(gpu: Gpu, divisions: Mapping[GpuUuid, GpuMig], names: Mapping[Board, str]) -> api.GpuMig | None:
+def mig(gpu: Gpu, divisions: Mapping[GpuUuid, GpuMigView], names: Mapping[Board, str]) -> api.GpuMig | None:
     """How a GPU is divided; None for one that cannot be."""
     division = divisions.get(gpu.uuid)
     if division is None or not division.capable:
@@ -70,7 +70,7 @@ def mig(gpu: Gpu, divisions: Mapping[GpuUuid, GpuMig], names: Mapping[Board, str
     )
 
 
-def _instance(one: Held, gpu: Gpu, board: Board | None) -> MigInstance:
+def _instance(one: HeldInstance, gpu: Gpu, board: Board | None) -> MigInstance:
     instance = one.instance
     profile = board.by_id(instance.profile_id) if board else None
     published = profile is not None and one.use is not InstanceUse.FOREIGN

@@ -11,11 +11,11 @@ import structlog
 
 from draco import __version__
 from draco.agent.hardware.gpus import device_name, position
-from draco.agent.hardware.instances import GpuMig
-from draco.agent.hardware.monitor import DRIVER_HANGS, View
+from draco.agent.hardware.instances import GpuMigView
+from draco.agent.hardware.monitor import DRIVER_HANGS, HardwareView
 from draco.agent.plugin.health_service import reports
-from draco.agent.plugin.registration import Contest, Registration
-from draco.agent.publish.publisher import Published
+from draco.agent.plugin.registration import Contest, RegistrationState
+from draco.agent.publish.publisher import PublishedPool
 from draco.agent.publish.slices import memory
 from draco.agent.record.checkpoint import PreparedClaim
 from draco.agent.report import mig_report
@@ -35,22 +35,22 @@ RECHECK_S = 300.0
 ABSENT_S = 60.0
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the status is made of."""
 
     driver: str
-    view: View
-    published: Published | None
+    view: HardwareView
+    published: PublishedPool | None
     problem: str
-    registration: Registration
+    registration: RegistrationState
     claims: int
     contest: Contest | None = None
-    divisions: Mapping[GpuUuid, GpuMig] = {}
+    divisions: Mapping[GpuUuid, GpuMigView] = {}
     features: Features | None = None
     """What the cluster can do, once that is known."""
 
 
-def status(standing: Standing, *, generation: int) -> GpuNodeStatus:
+def status(standing: NodeReport, *, generation: int) -> GpuNodeStatus:
     """The status to report, conditions without times."""
     view = standing.view
     health = {report.device: report for report in reports(view)}
@@ -90,7 +90,7 @@ def status(standing: Standing, *, generation: int) -> GpuNodeStatus:
     )
 
 
-def _conditions(standing: Standing) -> list[Condition]:
+def _conditions(standing: NodeReport) -> list[Condition]:
     view, published, registration = standing.view, standing.published, standing.registration
     readable = _condition(
         "Readable",
@@ -139,7 +139,7 @@ class NodeReporter:
     """Writes the GpuNode. `standing` is asked each time; `touch` says that its answer may differ."""
 
     def __init__(
-        self, client: Client, *, node: str, standing: Callable[[], Standing], clock: Clock, random: Random
+        self, client: Client, *, node: str, standing: Callable[[], NodeReport], clock: Clock, random: Random
     ) -> None:
         self._client = client
         self._node = node

@@ -14,7 +14,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.columns import Columns
 from draco.allocation.fleet.node_rows import SHARED, NodeRows, node_of
 from draco.allocation.fleet.node_selection import selects
-from draco.allocation.fleet.pools import Entry, Pool, PoolView
+from draco.allocation.fleet.pools import Pool, PoolView, SliceEntry
 from draco.allocation.fleet.selectors import Compile, Selectors, View
 from draco.allocation.fleet.state import amount
 from draco.cel import compile_selector, device_view
@@ -124,7 +124,7 @@ class Inventory:
             raise LookupError(f"row {row} is not in use")
         return DeviceKey(*self._slices[self.columns.sources[row]], device.name)
 
-    def slice(self, name: str) -> Entry | None:
+    def slice(self, name: str) -> SliceEntry | None:
         """The slice of that name."""
         key = self._slices.get(name)
         return None if key is None else self._pools[key].get(name)
@@ -134,7 +134,7 @@ class Inventory:
         pool = self._pools.get(PoolKey(device.driver, device.pool))
         return () if pool is None else pool.rows(device.device)
 
-    def entry(self, row: int) -> Entry:
+    def entry(self, row: int) -> SliceEntry:
         """The slice of a row's device."""
         source = self.columns.sources[row]
         found = self.slice(source)
@@ -172,7 +172,7 @@ class Inventory:
         if before is not None:
             self._let_go(before)
         devices, rows = self._take_rows(before, name, spec.driver, spec.devices)
-        entry = Entry(
+        entry = SliceEntry(
             name=name,
             spec=msgspec.structs.replace(spec, devices=devices),
             rows=rows,
@@ -201,7 +201,7 @@ class Inventory:
         for row, device in zip(entry.rows, entry.spec.devices, strict=True):
             self.columns.remove(row, entry.spec.driver, device)
 
-    def _hold(self, entry: Entry) -> None:
+    def _hold(self, entry: SliceEntry) -> None:
         """Note what is known of the rows of a slice beside what their devices publish."""
         for row, taints in zip(entry.rows, entry.taints, strict=True):
             if taints:
@@ -217,7 +217,7 @@ class Inventory:
         if entry.spec.per_device_node_selection:
             self._per_device.add(entry.name)
 
-    def _let_go(self, entry: Entry) -> None:
+    def _let_go(self, entry: SliceEntry) -> None:
         for row, taints in zip(entry.rows, entry.taints, strict=True):
             if taints:
                 self.taints.clear(row, _meaning(taints))
@@ -255,7 +255,7 @@ class Inventory:
         """The pools of which a slice names the node, by driver and name."""
         return sorted(self._pools_of_node.get(node, ()))
 
-    def _count(self, entry: Entry, key: PoolKey, step: int) -> None:
+    def _count(self, entry: SliceEntry, key: PoolKey, step: int) -> None:
         node = entry.spec.node_name or ""
         counts = self._pools_of_node.setdefault(node, Counter())
         counts[key] += step
@@ -265,7 +265,7 @@ class Inventory:
             del self._pools_of_node[node]
 
     def _take_rows(
-        self, before: Entry | None, name: str, driver: str, devices: list[Device]
+        self, before: SliceEntry | None, name: str, driver: str, devices: list[Device]
     ) -> tuple[list[Device], list[int]]:
         """Rows for the devices of a slice; those that are as before keep theirs."""
         known: dict[str, list[tuple[int, Device]]] = {}

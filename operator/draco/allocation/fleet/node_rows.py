@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
 from operator import itemgetter
 from typing import TypeAlias
 
-from draco.allocation.fleet.pools import Entry
+from draco.allocation.fleet.pools import SliceEntry
 from draco.allocation.fleet.rowwise import Column
 from draco.resources.api.slices import Device, ResourceSliceSpec
 
@@ -35,13 +35,13 @@ class NodeRows:
         self._spans: dict[str, _Span] = {}
         """Of nodes that were read since they changed."""
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: SliceEntry) -> None:
         """Take the rows of a slice."""
         for node, rows in _split(entry).items():
             self._rows.setdefault(node, {})[_place(entry)] = rows
             self._changed(node)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: SliceEntry) -> None:
         """Forget the rows of a slice, which must be as it was when put."""
         for node in _split(entry):
             slices = self._rows[node]
@@ -111,11 +111,11 @@ def node_of(spec: ResourceSliceSpec, device: Device) -> str:
     return spec.node_name or (device.node_name if spec.per_device_node_selection else None) or SHARED
 
 
-def _place(entry: Entry) -> tuple[str, str, str]:
+def _place(entry: SliceEntry) -> tuple[str, str, str]:
     return entry.spec.driver, entry.spec.pool.name, entry.name
 
 
-def _split(entry: Entry) -> Mapping[str, Sequence[int]]:
+def _split(entry: SliceEntry) -> Mapping[str, Sequence[int]]:
     spec = entry.spec
     if not spec.per_device_node_selection or spec.node_name:
         return {spec.node_name or SHARED: entry.rows}

@@ -21,7 +21,7 @@ Charges = tuple[tuple[int, int], ...]
 """What a device takes of its pool's counters: index of the counter, and billionths."""
 
 
-class Standing(IntEnum):
+class SliceState(IntEnum):
     """How a slice's devices stand within their pool, seen as a whole."""
 
     CURRENT = 0
@@ -33,7 +33,7 @@ class Standing(IntEnum):
     """The pool has a device or a set of counters twice, or a device draws from a counter that is not there."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class SliceEntry(msgspec.Struct, frozen=True):
     """A slice with the rows of its devices."""
 
     name: str
@@ -79,31 +79,31 @@ class Pool:
 
     def __init__(self, key: PoolKey) -> None:
         self.key = key
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, SliceEntry] = {}
         self._views: dict[str, PoolView | None] = {}
         self._named: frozenset[str] = frozenset()
         self._kept = True
         self._index: dict[str, list[int]] | None = None
-        self._plain: Sequence[Entry] | None = None
+        self._plain: Sequence[SliceEntry] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
     @property
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[SliceEntry]:
         """The slices, in no particular order."""
         return self._entries.values()
 
-    def get(self, name: str) -> Entry | None:
+    def get(self, name: str) -> SliceEntry | None:
         """The slice of that name."""
         return self._entries.get(name)
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: SliceEntry) -> None:
         """Add a slice, or replace it."""
         self._entries[entry.name] = entry
         self._changed()
 
-    def remove(self, name: str) -> Entry:
+    def remove(self, name: str) -> SliceEntry:
         """Take a slice out."""
         entry = self._entries.pop(name)
         self._changed()
@@ -118,26 +118,26 @@ class Pool:
                     self._index.setdefault(each.name, []).append(row)
         return self._index.get(device, ())
 
-    def standings(self) -> Iterable[tuple[Entry, Standing]]:
+    def standings(self) -> Iterable[tuple[SliceEntry, SliceState]]:
         """How each slice stands, whatever the node."""
         if not self._entries:
             return
         if self.plain:
-            yield from ((entry, Standing.CURRENT) for entry in self.plain)
+            yield from ((entry, SliceState.CURRENT) for entry in self.plain)
             return
         entries = sorted(self._entries.values(), key=lambda entry: entry.name)
-        standings = [Standing.OBSOLETE] * len(entries)
+        standings = [SliceState.OBSOLETE] * len(entries)
         for places, complete in taken_together([entry.spec for entry in entries]):
             lot = [entries[place] for place in places]
             valid = self._valid(lot) if complete else ()
             for place in places:
                 if entries[place].name in valid:
-                    standings[place] = Standing.CURRENT
-                elif standings[place] is not Standing.CURRENT:
-                    standings[place] = Standing.INVALID if complete else Standing.INCOMPLETE
+                    standings[place] = SliceState.CURRENT
+                elif standings[place] is not SliceState.CURRENT:
+                    standings[place] = SliceState.INVALID if complete else SliceState.INCOMPLETE
         yield from zip(entries, standings, strict=True)
 
-    def _valid(self, lot: list[Entry]) -> set[str]:
+    def _valid(self, lot: list[SliceEntry]) -> set[str]:
         """The slices whose node finds nothing wrong; of devices it sees those that it may reach."""
         if not self._is_invalid(lot):
             return {entry.name for entry in lot}
@@ -148,7 +148,7 @@ class Pool:
                 valid.update(entry.name for entry in here)
         return valid
 
-    def _is_invalid(self, here: list[Entry], rest: Sequence[Entry] = ()) -> bool:
+    def _is_invalid(self, here: list[SliceEntry], rest: Sequence[SliceEntry] = ()) -> bool:
         try:
             index, _ = _check(here, rest)
             for entry in _with_devices([*here, *rest]):
@@ -171,14 +171,14 @@ class Pool:
         return named.pop() if len(named) == 1 else None
 
     @property
-    def plain(self) -> Sequence[Entry]:
+    def plain(self) -> Sequence[SliceEntry]:
         """Its slices, by name, if they are all there is to the pool: one generation, complete, valid and of one node."""
         if self._plain is None:
             entries = sorted(self._entries.values(), key=lambda entry: entry.name)
             self._plain = entries if self._is_plain(entries) else ()
         return self._plain
 
-    def _is_plain(self, entries: list[Entry]) -> bool:
+    def _is_plain(self, entries: list[SliceEntry]) -> bool:
         specs = [entry.spec for entry in entries]
         return (
             len({(spec.node_name, spec.pool.generation) for spec in specs}) == 1
@@ -221,7 +221,7 @@ class Pool:
 
     def _view(self, node: Node) -> PoolView | None:
         name = node.metadata.name
-        current: list[Entry] = []
+        current: list[SliceEntry] = []
         for entry in self._entries.values():
             if entry.spec.node_name and entry.spec.node_name != name:
                 continue
@@ -272,7 +272,7 @@ def _uses_compatibility_groups(spec: ResourceSliceSpec) -> bool:
     return any(consumed.compatibility_groups for device in spec.devices for consumed in device.consumes_counters)
 
 
-def _build(key: PoolKey, here: list[Entry], rest: list[Entry]) -> PoolView:
+def _build(key: PoolKey, here: list[SliceEntry], rest: list[SliceEntry]) -> PoolView:
     try:
         index, counters = _check(here, rest)
         candidates = [
@@ -291,14 +291,14 @@ def _build(key: PoolKey, here: list[Entry], rest: list[Entry]) -> PoolView:
     return PoolView(key=key, candidates=candidates, others=charged, counters=counters)
 
 
-def _with_devices(entries: Iterable[Entry]) -> list[Entry]:
+def _with_devices(entries: Iterable[SliceEntry]) -> list[SliceEntry]:
     return [entry for entry in entries if not entry.spec.shared_counters]
 
 
 _CounterIndex = dict[str, dict[str, int]]
 
 
-def _check(here: Sequence[Entry], rest: Sequence[Entry]) -> tuple[_CounterIndex, list[int]]:
+def _check(here: Sequence[SliceEntry], rest: Sequence[SliceEntry]) -> tuple[_CounterIndex, list[int]]:
     """Where each counter of the pool stands, and all counters in billionths. Raises _InvalidPool."""
     names = [device.name for entry in _with_devices(here) for device in entry.spec.devices]
     if len(set(names)) < len(names):

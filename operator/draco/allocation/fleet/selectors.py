@@ -29,7 +29,7 @@ _FAILS: Final = bytes(outcome == FAILS for outcome in range(BYTES))
 _ALONE: Final = 2
 
 
-class AttributePath(Protocol):
+class ReadPath(Protocol):
     """One thing that a selector reads; without an id, a whole domain, and without a domain, all of them."""
 
     @property
@@ -48,11 +48,11 @@ class AttributePath(Protocol):
         ...
 
 
-class Selector(Protocol):
+class CompiledSelector(Protocol):
     """A compiled selector."""
 
     @property
-    def paths(self) -> Iterable[AttributePath]:
+    def paths(self) -> Iterable[ReadPath]:
         """All that it can read of a device."""
         ...
 
@@ -71,7 +71,7 @@ class Selector(Protocol):
         ...
 
 
-Compile = Callable[[str], Selector]
+Compile = Callable[[str], CompiledSelector]
 View = Callable[[str, Device], Any]
 """What a selector sees of a driver's device."""
 
@@ -128,7 +128,7 @@ class Scan:
 class _Entry:
     """A compiled selector with its outcomes, by the codes of what it reads; without `columns`, nothing is remembered."""
 
-    def __init__(self, selector: Selector, read: Sequence[tuple[Path, Column]] | None) -> None:
+    def __init__(self, selector: CompiledSelector, read: Sequence[tuple[Path, Column]] | None) -> None:
         self.selector = selector
         self.read = read
         self.codes = None if read is None else tuple(column.codes for _, column in read)
@@ -160,7 +160,7 @@ class Selectors:
             raise outcome.with_traceback(None)
         return outcome
 
-    def compile(self, expression: str) -> Selector:
+    def compile(self, expression: str) -> CompiledSelector:
         """The compiled expression, which is kept, as are the columns it reads from now on. Raises CompileError."""
         return self._entry(expression).selector
 
@@ -229,7 +229,7 @@ class Selectors:
                 entry.outcomes.clear()
         self._remembered = 0
 
-    def _evaluate(self, selector: Selector, driver: str, device: Device) -> _Said:
+    def _evaluate(self, selector: CompiledSelector, driver: str, device: Device) -> _Said:
         try:
             return selector.matches(self._view(driver, device))
         except EvaluationError as error:
@@ -250,7 +250,7 @@ class Selectors:
         self._entries[expression] = entry
         return entry
 
-    def _read(self, selector: Selector) -> Sequence[tuple[Path, Column]] | None:
+    def _read(self, selector: CompiledSelector) -> Sequence[tuple[Path, Column]] | None:
         if selector.reads_everything:
             return None
         read = []

@@ -15,7 +15,7 @@ from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTain
 from draco.resources.names import DeviceKey
 
 
-class DeviceState(StrEnum):
+class SupplyState(StrEnum):
     """What stands in the way of a device; the first that applies, in this order."""
 
     POOL_INCOMPLETE = "PoolIncomplete"
@@ -27,7 +27,7 @@ class DeviceState(StrEnum):
     FREE = "Free"
 
 
-Survey = Counter[tuple[str, DeviceState]]
+Survey = Counter[tuple[str, SupplyState]]
 """Devices by driver and state."""
 
 
@@ -46,13 +46,13 @@ def survey(
             for device in part.spec.devices:
                 key = DeviceKey(pool.driver, pool.pool, device.name)
                 if not complete:
-                    state = DeviceState.POOL_INCOMPLETE
+                    state = SupplyState.POOL_INCOMPLETE
                 elif (of_node := _node_state(device.node_name or part.spec.node_name or "", nodes)) is not None:
                     state = of_node
                 elif key in used and not device.allow_multiple_allocations:
-                    state = DeviceState.IN_USE
+                    state = SupplyState.IN_USE
                 else:
-                    state = DeviceState.TAINTED if tainting.hits(key, device) else DeviceState.FREE
+                    state = SupplyState.TAINTED if tainting.hits(key, device) else SupplyState.FREE
                 states[pool.driver, state] += 1
     return states
 
@@ -65,15 +65,15 @@ def _parts(found: Sequence[Publication]) -> Iterable[tuple[ResourceSlice, bool]]
     return {id(part): (part, each.complete) for each in incomplete_first for part in each.slices}.values()
 
 
-def _node_state(name: str, nodes: Mapping[str, Node]) -> DeviceState | None:
+def _node_state(name: str, nodes: Mapping[str, Node]) -> SupplyState | None:
     if not name:
         return None
     node = nodes.get(name)
     if node is None:
-        return DeviceState.NODE_MISSING
+        return SupplyState.NODE_MISSING
     if not node.ready:
-        return DeviceState.NODE_NOT_READY
-    return DeviceState.NODE_CORDONED if node.spec.unschedulable else None
+        return SupplyState.NODE_NOT_READY
+    return SupplyState.NODE_CORDONED if node.spec.unschedulable else None
 
 
 class _Rules:

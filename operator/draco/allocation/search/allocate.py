@@ -14,9 +14,9 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.inventory import Inventory
 from draco.allocation.fleet.pools import PoolView
 from draco.allocation.fleet.state import AllocatedState
-from draco.allocation.search.attempt import Attempt, Trial
+from draco.allocation.search.attempt import Attempt, TakenDevice
 from draco.allocation.search.candidates import candidates
-from draco.allocation.search.requests import Claim, Request, expand, matcher
+from draco.allocation.search.requests import ExpandedClaim, Request, expand, matcher
 from draco.allocation.search.search import Search
 from draco.resources.api.claims import (
     AllocationResult,
@@ -114,7 +114,7 @@ def _to_ask(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Iterable[Node]
 
 
 def result(
-    claim: Claim, chosen: Sequence[Request], trials: Sequence[Trial], node: Node, share_ids: Iterator[str]
+    claim: ExpandedClaim, chosen: Sequence[Request], trials: Sequence[TakenDevice], node: Node, share_ids: Iterator[str]
 ) -> AllocationResult:
     """The result of one claim. `chosen` has the alternative that each request got.
 
@@ -128,7 +128,7 @@ def result(
     )
 
 
-def _device(trial: Trial, share_ids: Iterator[str]) -> DeviceRequestAllocationResult:
+def _device(trial: TakenDevice, share_ids: Iterator[str]) -> DeviceRequestAllocationResult:
     key, device, request = trial.candidate.key, trial.candidate.device, trial.request
     return DeviceRequestAllocationResult(
         request=request.name,
@@ -144,7 +144,7 @@ def _device(trial: Trial, share_ids: Iterator[str]) -> DeviceRequestAllocationRe
     )
 
 
-def _config(claim: Claim, chosen: Sequence[Request]) -> list[DeviceAllocationConfiguration]:
+def _config(claim: ExpandedClaim, chosen: Sequence[Request]) -> list[DeviceAllocationConfiguration]:
     of_class: dict[str, list[Request]] = {}
     for request in chosen:
         of_class.setdefault(request.device_class.metadata.name, []).append(request)
@@ -172,7 +172,7 @@ def _unless_all(names: Sequence[str], chosen: Sequence[Request]) -> list[str]:
     return [] if every else list(names)
 
 
-def _node_selector(trials: Sequence[Trial], node: Node) -> NodeSelector | None:
+def _node_selector(trials: Sequence[TakenDevice], node: Node) -> NodeSelector | None:
     """Where the devices can be reached: on this node only, where all selectors hold, or (None) everywhere."""
     fields: list[NodeSelectorRequirement] = []
     expressions: list[NodeSelectorRequirement] = []

@@ -15,14 +15,14 @@ from draco.allocation.fleet.counters import Counters
 from draco.allocation.fleet.pools import Candidate
 from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.search.constraints import Constraint
-from draco.allocation.search.requests import Claim, Request
+from draco.allocation.search.requests import ExpandedClaim, Request
 from draco.resources.names import DeviceKey
 from draco.resources.quantity import Quantity
 
 _NOBODY: Final[frozenset[int]] = frozenset()
 
 
-class Trial(msgspec.Struct, frozen=True):
+class TakenDevice(msgspec.Struct, frozen=True):
     """One device taken for one request, with what must be given back when it is not to be."""
 
     claim: int
@@ -50,8 +50,8 @@ class _Shares:
 class Attempt:
     """What a search holds at the moment, beyond what other claims do."""
 
-    def __init__(self, claims: Sequence[Claim], state: AllocatedState, counters: Counters) -> None:
-        self.trials: list[list[Trial]] = [[] for _ in claims]
+    def __init__(self, claims: Sequence[ExpandedClaim], state: AllocatedState, counters: Counters) -> None:
+        self.trials: list[list[TakenDevice]] = [[] for _ in claims]
         self._claims = claims
         self._state = state
         self._counters = counters
@@ -62,7 +62,7 @@ class Attempt:
         """Devices that a claim has so far."""
         return len(self.trials[claim])
 
-    def may(self, claim: int, request: Request, candidate: Candidate) -> Trial | None:
+    def may(self, claim: int, request: Request, candidate: Candidate) -> TakenDevice | None:
         """Take a device if it will do, being one of many. Raises AllocationError."""
         if self._is_in_use(claim, request, candidate.key) or not request.selects(candidate):
             return None
@@ -71,7 +71,7 @@ class Attempt:
         trial, _ = self._take(claim, request, candidate)
         return trial
 
-    def must(self, claim: int, request: Request, candidate: Candidate) -> Trial | None:
+    def must(self, claim: int, request: Request, candidate: Candidate) -> TakenDevice | None:
         """Take a device that the request cannot do without. Raises AllocationError, also if a constraint forbids it."""
         trial, forbidden = self._take(claim, request, candidate)
         if forbidden:
@@ -80,7 +80,7 @@ class Attempt:
             )
         return trial
 
-    def undo(self, trial: Trial) -> None:
+    def undo(self, trial: TakenDevice) -> None:
         """Give a device back; the one that was taken last."""
         self.trials[trial.claim].pop()
         key = trial.candidate.key
@@ -90,7 +90,7 @@ class Attempt:
             self._shares[key].add(trial.amounts, -1)
         self._release(trial.candidate, trial.joined, charged=trial.charged)
 
-    def _take(self, claim: int, request: Request, candidate: Candidate) -> tuple[Trial | None, bool]:
+    def _take(self, claim: int, request: Request, candidate: Candidate) -> tuple[TakenDevice | None, bool]:
         """Take a device if it will do; and whether a constraint was what forbade it."""
         key, device = candidate.key, candidate.device
         if self._is_in_use(claim, request, key):
@@ -110,7 +110,7 @@ class Attempt:
             self._release(candidate, joined, charged=charged)
             return None, forbidden
         amounts = request.amounts(candidate) if shared else None
-        trial = Trial(claim, request, candidate, joined, charged, amounts)
+        trial = TakenDevice(claim, request, candidate, joined, charged, amounts)
         if amounts is None:
             self._owners.setdefault(key, set()).add(claim)
         else:

@@ -15,7 +15,7 @@ from draco.allocation.fleet.capacity import Arithmetic
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_rows import SHARED
 from draco.allocation.fleet.rowwise import BYTES, combine, packed, places, unpacked
-from draco.allocation.search.requests import MAX_RESULTS, Claim, Request, expand, matcher
+from draco.allocation.search.requests import MAX_RESULTS, ExpandedClaim, Request, expand, matcher
 from draco.cel.errors import CompileError
 from draco.resources.api.claims import ExactDeviceRequest, ResourceClaim
 from draco.resources.api.core import Node
@@ -28,7 +28,7 @@ _NEGATIVE: Final = bytes(value == Arithmetic.NEGATIVE for value in range(BYTES))
 _ANY_TROUBLE: Final = bytes(value != Arithmetic.SAFE for value in range(BYTES))
 
 
-class Wanted(msgspec.Struct, frozen=True, eq=False):
+class RequestDemand(msgspec.Struct, frozen=True, eq=False):
     """What one request needs of a node: at least `count` of the rows that have 1 in `rows`."""
 
     rows: bytes
@@ -38,7 +38,7 @@ class Wanted(msgspec.Struct, frozen=True, eq=False):
 class Candidates:
     """The nodes that must be asked: `name in candidates`. Holds as long as the fleet stays as it is."""
 
-    def __init__(self, fleet: Fleet, wanted: Sequence[Wanted], risky: bytes | None) -> None:
+    def __init__(self, fleet: Fleet, wanted: Sequence[RequestDemand], risky: bytes | None) -> None:
         self._nodes: Final = fleet.inventory.nodes
         self._wanted: Final = wanted
         self._risky: Final = risky
@@ -90,7 +90,7 @@ def candidates(fleet: Fleet, claims: Sequence[ResourceClaim]) -> Candidates | No
     # A selector is asked before the node, so such devices matter to nodes that they are not for.
     if risky is not None and any(risky[row] for row in fleet.inventory.per_device_rows):
         return None
-    on_each = [Wanted(each.rows, each.count - sum(each.rows[row] for row in shared)) for each in wanted]
+    on_each = [RequestDemand(each.rows, each.count - sum(each.rows[row] for row in shared)) for each in wanted]
     scarce = [each for each in on_each if each.count > 0]
     return Candidates(fleet, scarce, risky) if scarce else None
 
@@ -105,7 +105,7 @@ def _asks_for_numbers(claim: ResourceClaim) -> bool:
     )
 
 
-def _is_plain(claims: Sequence[Claim]) -> bool:
+def _is_plain(claims: Sequence[ExpandedClaim]) -> bool:
     """Whether a search can only fail on devices, neither on amounts that are asked for nor on numbers."""
     each = [request for claim in claims for alternatives in claim.requests for request in alternatives]
     return (
@@ -119,11 +119,11 @@ def _amounts(request: Request) -> Mapping[str, str]:
     return request.asked.capacity.requests if request.asked.capacity is not None else {}
 
 
-def _most(claim: Claim) -> int:
+def _most(claim: ExpandedClaim) -> int:
     return sum(max(request.count for request in alternatives) for alternatives in claim.requests)
 
 
-def _look(fleet: Fleet, claims: Sequence[Claim]) -> tuple[list[Wanted], bytes | None]:
+def _look(fleet: Fleet, claims: Sequence[ExpandedClaim]) -> tuple[list[RequestDemand], bytes | None]:
     """What each request needs, and the devices that a search may fail on. Raises CompileError."""
     rows = fleet.inventory.columns.rows
     requests = [alternatives for claim in claims for alternatives in claim.requests]
@@ -140,7 +140,7 @@ def _look(fleet: Fleet, claims: Sequence[Claim]) -> tuple[list[Wanted], bytes | 
                 risky |= selected & scan.failing
                 selected &= scan.selected
             usable |= selected & fleet.enough & _tolerated(fleet, request)
-        wanted.append(Wanted(unpacked(usable, rows), min(request.count for request in alternatives)))
+        wanted.append(RequestDemand(unpacked(usable, rows), min(request.count for request in alternatives)))
     return wanted, unpacked(risky, rows) if risky else None
 
 

@@ -128,7 +128,7 @@ def _with_advice(error: EvaluationError) -> str:
     return f"{error}{advice}"
 
 
-class Claim:
+class ExpandedClaim:
     """A claim with its requests, each a list of alternatives (of one, where there is no choice), and its constraints."""
 
     def __init__(self, claim: ResourceClaim, requests: list[list[Request]], constraints: list[Constraint]) -> None:
@@ -139,7 +139,7 @@ class Claim:
 
 def expand(
     claim: ResourceClaim, classes: Mapping[str, DeviceClass], views: Sequence[PoolView], match: Matcher
-) -> Claim:
+) -> ExpandedClaim:
     """Read a claim. Raises AllocationError for what cannot be understood, or can never be held in one claim."""
     requests: list[list[Request]] = []
     least = 0
@@ -160,7 +160,7 @@ def expand(
             )
         least += fewest
     constraints = constraints_of(str(claim.metadata.key), claim.spec.devices.constraints)
-    return Claim(claim, requests, constraints)
+    return ExpandedClaim(claim, requests, constraints)
 
 
 def _alternatives(claim: ResourceClaim, asked: DeviceRequest) -> Sequence[ExactDeviceRequest | DeviceSubRequest]:

@@ -14,8 +14,8 @@ import msgspec
 
 from draco.allocation.errors import AllocationError, SearchTooLong
 from draco.allocation.fleet.pools import Candidate
-from draco.allocation.search.attempt import Attempt, Trial
-from draco.allocation.search.requests import MAX_RESULTS, Claim, Request
+from draco.allocation.search.attempt import Attempt, TakenDevice
+from draco.allocation.search.requests import MAX_RESULTS, ExpandedClaim, Request
 
 
 class _Failure(Enum):
@@ -42,7 +42,7 @@ class _Choice(msgspec.Struct):
 
     place: _Place
     request: Request | None = None
-    trial: Trial | None = None
+    trial: TakenDevice | None = None
     only_too_many: bool = True
     """Whether every alternative so far asked for too many devices."""
 
@@ -51,7 +51,7 @@ class Search:
     """One search over the usable candidates of a node, in their order."""
 
     def __init__(
-        self, claims: Sequence[Claim], candidates: Sequence[Candidate], attempt: Attempt, *, max_steps: int
+        self, claims: Sequence[ExpandedClaim], candidates: Sequence[Candidate], attempt: Attempt, *, max_steps: int
     ) -> None:
         self._claims = claims
         self._candidates = candidates

@@ -70,7 +70,7 @@ _MACRO_GROUPS: Final = {
 }
 
 
-class Checked(msgspec.Struct, frozen=True, eq=False):
+class CheckedExpression(msgspec.Struct, frozen=True, eq=False):
     """An expression that Kubernetes would accept, and what its nodes are.
 
     `functions` names the function of each call that is spelled like a receiver but is none (`optional.of`): its target is not
@@ -91,7 +91,7 @@ class Checked(msgspec.Struct, frozen=True, eq=False):
         return self.types[self.ast.root]
 
 
-def check(ast: Ast, environment: Environment = STORED_EXPRESSIONS) -> Checked:
+def check(ast: Ast, environment: Environment = STORED_EXPRESSIONS) -> CheckedExpression:
     """Check an expression of any result; raises CompileError with every finding."""
     checker = _Checker(environment)
     try:
@@ -102,10 +102,10 @@ def check(ast: Ast, environment: Environment = STORED_EXPRESSIONS) -> Checked:
     if checker.issues:
         raise refusal(ast.expression, checker.issues)
     names, local = checker.names, frozenset(checker.locals)
-    return Checked(ast, found, checker.overloads, checker.functions, names, local)
+    return CheckedExpression(ast, found, checker.overloads, checker.functions, names, local)
 
 
-def check_result(checked: Checked, environment: Environment = STORED_EXPRESSIONS) -> None:
+def check_result(checked: CheckedExpression, environment: Environment = STORED_EXPRESSIONS) -> None:
     """Check that an expression may be a selector; raises CompileError."""
     if checked.result not in {types.BOOL, environment.attribute}:
         raise CompileError(f"must evaluate to bool or the unknown type, not {runtime_name(checked.result)}")

@@ -12,7 +12,7 @@ All arithmetic is on unsigned 64-bit numbers that stop at their maximum, which s
 from collections.abc import Generator
 from typing import Final, NamedTuple, TypeAlias
 
-from draco.cel.checking.check import Checked
+from draco.cel.checking.check import CheckedExpression
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
 from draco.cel.functions import by_id
 from draco.cel.functions.costs import NEW_LIST, NEW_MAP
@@ -64,7 +64,7 @@ class _Variable(NamedTuple):
     entries: _Entries | None
 
 
-def estimated_cost(checked: Checked, environment: Environment = STORED_EXPRESSIONS) -> int | None:
+def estimated_cost(checked: CheckedExpression, environment: Environment = STORED_EXPRESSIONS) -> int | None:
     """The most that evaluating a checked expression can cost, or None where that has no bound."""
     estimate = _Estimate(checked, environment)
     stack: list[_Steps] = [estimate.visit(checked.ast.root)]
@@ -80,7 +80,7 @@ def estimated_cost(checked: Checked, environment: Environment = STORED_EXPRESSIO
 class _Estimate:
     """One walk over one expression."""
 
-    def __init__(self, checked: Checked, environment: Environment) -> None:
+    def __init__(self, checked: CheckedExpression, environment: Environment) -> None:
         self.costs: dict[Expr, Range] = {}
         self._checked = checked
         self._environment = environment

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from draco.cel.checking.check import Checked, runtime_name
+from draco.cel.checking.check import CheckedExpression, runtime_name
 from draco.cel.errors import CompileError, EvaluationError, Issue, refusal
 from draco.cel.functions.format import INT64_DIGITS, too_precise
 from draco.cel.functions.standard import parse_duration, parse_timestamp
@@ -29,7 +29,7 @@ _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 """The years 1 to 9999."""
 
 
-def validate(checked: Checked) -> None:
+def validate(checked: CheckedExpression) -> None:
     """Raise CompileError with every literal that cannot be what it should."""
     issues: list[Issue] = []
     waiting = [(checked.ast.root, False)]
@@ -59,7 +59,7 @@ def validate(checked: Checked) -> None:
 _NO_KEYS: Final = {"null_type": "types.Null", "bytes": "types.Bytes"}
 
 
-def _check_program(checked: Checked) -> None:
+def _check_program(checked: CheckedExpression) -> None:
     """What Kubernetes finds out only when it makes a program of the expression, without a place: one finding at most."""
     for node in walk(checked.ast.root):
         if isinstance(node, Select) and checked.names.get(node) == types.DEVICE.name:
@@ -130,7 +130,7 @@ _UNPARSED: Final = "could not parse formatting clause"
 _CLAUSE: Final = re.compile(r"%(?:(?P<percent>%)|(?:\.(?P<precision>[0-9]*))?(?P<letter>.?))", re.DOTALL)
 
 
-def _format(node: Call, checked: Checked) -> Iterator[Issue]:
+def _format(node: Call, checked: CheckedExpression) -> Iterator[Issue]:
     if node.function != "format" or "string_format" not in checked.overloads.get(node, ()):
         return
     text, given = node.target, node.arguments[0]
@@ -169,11 +169,11 @@ def _format(node: Call, checked: Checked) -> Iterator[Issue]:
         yield Issue(node.position, sentence)
 
 
-def _given(checked: Checked, node: Expr) -> str:
+def _given(checked: CheckedExpression, node: Expr) -> str:
     return runtime_name(Type("", checked.types[node].name))
 
 
-def _unfit(node: Expr, kinds: frozenset[str], checked: Checked, *, deep: bool) -> Expr | None:
+def _unfit(node: Expr, kinds: frozenset[str], checked: CheckedExpression, *, deep: bool) -> Expr | None:
     """The part that a clause cannot print; inside lists and maps too where it prints those."""
     waiting = [node]
     while waiting:

@@ -13,7 +13,7 @@ from draco.cel.evaluation.logic import outcome
 from draco.cel.functions.costs import Charge
 from draco.cel.functions.overloads import Binding, Function
 from draco.cel.values.bounds import MAX_COST, check_toil, too_costly
-from draco.cel.values.device import DeviceView
+from draco.cel.values.device import DeviceVariable
 from draco.cel.values.values import NONE, Optional, Value
 
 READ: Final = 1
@@ -59,7 +59,7 @@ class Free:
             return lambda device, slots: take(operand(device, slots), at)
         run = key.run
 
-        def part(device: DeviceView, slots: Slots) -> Value:
+        def part(device: DeviceVariable, slots: Slots) -> Value:
             value = operand(device, slots)
             return NONE if value is NONE else take(value, run(device, slots))
 
@@ -74,7 +74,7 @@ class Free:
         function = bound.run
         first, second = arguments
 
-        def run(device: DeviceView, slots: Slots) -> Value:
+        def run(device: DeviceVariable, slots: Slots) -> Value:
             try:
                 one = first(device, slots)
             except EvaluationAborted:
@@ -101,7 +101,7 @@ class Free:
         if len(arguments) == 3:
             return lambda device, slots: function(first(device, slots), second(device, slots), third(device, slots))
 
-        def run(device: DeviceView, slots: Slots) -> Value:
+        def run(device: DeviceVariable, slots: Slots) -> Value:
             return function(*[argument(device, slots) for argument in arguments])
 
         return run
@@ -113,7 +113,7 @@ class Metered:
     def fixed(self, run: Run, cost: int) -> Run:
         """The same code at a fixed extra cost."""
 
-        def charged(device: DeviceView, slots: Slots) -> Value:
+        def charged(device: DeviceVariable, slots: Slots) -> Value:
             try:
                 value = run(device, slots)
             except EvaluationAborted:
@@ -130,7 +130,7 @@ class Metered:
         """The part and its charge."""
         at = key.bare or key.run
 
-        def charged(device: DeviceView, slots: Slots) -> Value:
+        def charged(device: DeviceVariable, slots: Slots) -> Value:
             value = operand(device, slots)
             if type(value) is Optional:
                 return _optionally(take, value, at, device, slots)
@@ -157,7 +157,7 @@ class Metered:
             return self.call_in_order(bound, arguments)
         function, charge, toil, checks_ahead = bound
 
-        def run(device: DeviceView, slots: Slots) -> Value:
+        def run(device: DeviceVariable, slots: Slots) -> Value:
             values: list[Value] = []
             failure: EvaluationError | None = None
             for argument in arguments:
@@ -186,7 +186,7 @@ class Metered:
         function, charge, toil, _ = bound
         *first, last = arguments
 
-        def run(device: DeviceView, slots: Slots) -> Value:
+        def run(device: DeviceVariable, slots: Slots) -> Value:
             values = [argument(device, slots) for argument in first]
             try:
                 values.append(last(device, slots))
@@ -202,7 +202,7 @@ class Metered:
         return run
 
 
-def _optionally(take: Take, value: Value, key: Run, device: DeviceView, slots: Slots) -> Value:
+def _optionally(take: Take, value: Value, key: Run, device: DeviceVariable, slots: Slots) -> Value:
     """A part that may be absent; a part of nothing is nothing."""
     if value is NONE:
         return value

@@ -8,13 +8,13 @@ from typing import Final, NamedTuple, TypeAlias
 
 from draco.cel.errors import EvaluationError
 from draco.cel.syntax.ast import Expr
-from draco.cel.values.device import DeviceView
+from draco.cel.values.device import DeviceVariable
 from draco.cel.values.values import Value
 
 Slots: TypeAlias = list[Value]
 """The variables of one evaluation by number; number 0 counts what the evaluation has cost so far, number 1 its toil (see
 `bounds`), where that is metered."""
-Run: TypeAlias = Callable[[DeviceView, Slots], Value]
+Run: TypeAlias = Callable[[DeviceVariable, Slots], Value]
 
 
 class Unset:
@@ -53,14 +53,14 @@ class Variable(NamedTuple):
 Scope: TypeAlias = Mapping[str, Variable]
 
 
-class Request(NamedTuple):
+class CompileTask(NamedTuple):
     """A node to be compiled, and the names that are known there."""
 
     node: Expr
     scope: Scope
 
 
-Step: TypeAlias = Generator[Request, Code, Code]
+Step: TypeAlias = Generator[CompileTask, Code, Code]
 """How a node is compiled: it yields what else it needs compiled, and returns its code."""
 
 
@@ -72,7 +72,7 @@ def constant(value: Value) -> Code:
 def failing(message: str) -> Run:
     """Code that always fails."""
 
-    def fail(_device: DeviceView, _slots: Slots) -> Value:
+    def fail(_device: DeviceVariable, _slots: Slots) -> Value:
         raise EvaluationError(message)
 
     return fail

@@ -12,7 +12,7 @@ from typing import Final
 
 from draco.cel.errors import CompileError, EvaluationError
 from draco.cel.evaluation.charges import READ, Free, Meter
-from draco.cel.evaluation.code import UNSET, Code, Request, Run, Scope, Slots, Step, Variable, constant, failing
+from draco.cel.evaluation.code import UNSET, Code, CompileTask, Run, Scope, Slots, Step, Variable, constant, failing
 from draco.cel.evaluation.logic import both, either, not_strictly_false
 from draco.cel.evaluation.loops import compile_loop
 from draco.cel.evaluation.reads import (
@@ -29,7 +29,7 @@ from draco.cel.functions.overloads import Binding
 from draco.cel.functions.standard import CONVERSIONS
 from draco.cel.syntax.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, Select
 from draco.cel.values.bounds import toil_of_finding
-from draco.cel.values.device import DeviceView
+from draco.cel.values.device import DeviceVariable
 from draco.cel.values.regex import compile_pattern, finder, found, matcher
 from draco.cel.values.texts import shown
 from draco.cel.values.values import NONE, Key, Optional, TypeValue, UInt, Value, go_type, key_of
@@ -56,7 +56,7 @@ class Compiler:
 
     def compile(self, root: Expr) -> Run:
         """The closure of a whole expression. Raises CompileError where a constant part of it has no value."""
-        waiting: list[Step] = [self._step(Request(root, {}))]
+        waiting: list[Step] = [self._step(CompileTask(root, {}))]
         code: Code | None = None
         while True:
             try:
@@ -75,7 +75,7 @@ class Compiler:
         self.slots += 1
         return self.slots - 1
 
-    def _step(self, request: Request) -> Step:  # noqa: PLR0911 - one per kind of node
+    def _step(self, request: CompileTask) -> Step:  # noqa: PLR0911 - one per kind of node
         node, scope = request
         match node:
             case Literal():
@@ -120,7 +120,7 @@ class Compiler:
         name = _dotted(node)
         if name in _TYPES and _root_name(node) not in scope:
             return constant(TypeValue(name))
-        operand = yield Request(node.operand, scope)
+        operand = yield CompileTask(node.operand, scope)
         if node.is_test:
             return self._test(operand, node.field)
         return self._part(operand, constant(node.field), is_optional=False)
@@ -142,7 +142,7 @@ class Compiler:
 
         test = self.meter.part(run, constant(field), present)
 
-        def is_present(device: DeviceView, slots: Slots) -> Value:
+        def is_present(device: DeviceVariable, slots: Slots) -> Value:
             found = test(device, slots)
             return False if found is NONE else found
 
@@ -173,11 +173,11 @@ class Compiler:
         """`device.attributes["domain"].?identifier`."""
         if kind == "attributes":
 
-            def value(device: DeviceView, _slots: Slots) -> Value:
+            def value(device: DeviceVariable, _slots: Slots) -> Value:
                 return device.attributes[domain].get(identifier, UNSET)
         else:
 
-            def value(device: DeviceView, _slots: Slots) -> Value:
+            def value(device: DeviceVariable, _slots: Slots) -> Value:
                 return device.capacity[domain].get(identifier, UNSET)
 
         def optional(found: Value, _key: Value) -> Value:
@@ -190,12 +190,12 @@ class Compiler:
     def _list(self, node: ListExpr, scope: Scope) -> Step:
         codes = []
         for element in node.elements:
-            codes.append((yield Request(element, scope)))  # noqa: PERF401 - a generator cannot yield from a comprehension
+            codes.append((yield CompileTask(element, scope)))  # noqa: PERF401 - a generator cannot yield from a comprehension
         if not node.optional and all(code.is_constant for code in codes):
             return constant([code.value for code in codes])
         runs = tuple((code.run, position in node.optional) for position, code in enumerate(codes))
 
-        def build(device: DeviceView, slots: Slots) -> Value:
+        def build(device: DeviceVariable, slots: Slots) -> Value:
             items = []
             for run, is_optional in runs:
                 value = run(device, slots)
@@ -214,14 +214,14 @@ class Compiler:
     def _map(self, node: MapExpr, scope: Scope) -> Step:
         parts = []
         for entry in node.entries:
-            key = yield Request(entry.key, scope)
-            value = yield Request(entry.value, scope)
+            key = yield CompileTask(entry.key, scope)
+            value = yield CompileTask(entry.value, scope)
             parts.append((key, value, entry.is_optional))
         if all(key.is_constant and value.is_constant and not is_optional for key, value, is_optional in parts):
             return constant({key_of(key.value): value.value for key, value, _ in parts})
         runs = tuple((key.run, value.run, is_optional) for key, value, is_optional in parts)
 
-        def build(device: DeviceView, slots: Slots) -> Value:
+        def build(device: DeviceVariable, slots: Slots) -> Value:
             entries: dict[str | Key, Value] = {}
             for key_run, value_run, is_optional in runs:
                 key = key_run(device, slots)
@@ -244,7 +244,7 @@ class Compiler:
         operands = node.arguments if name != node.function or node.target is None else (node.target, *node.arguments)
         codes = []
         for operand in operands:
-            codes.append((yield Request(operand, scope)))  # noqa: PERF401 - as above
+            codes.append((yield CompileTask(operand, scope)))  # noqa: PERF401 - as above
         match name:
             case "_&&_":
                 return Code(both(codes[0].run, codes[1].run))
@@ -267,7 +267,7 @@ class Compiler:
     def _conditional(self, test: Code, then: Code, otherwise: Code) -> Code:
         condition, first, second = test.run, then.bare or then.run, otherwise.bare or otherwise.run
 
-        def choose(device: DeviceView, slots: Slots) -> Value:
+        def choose(device: DeviceVariable, slots: Slots) -> Value:
             holds = condition(device, slots)
             if holds is True:
                 return first(device, slots)
@@ -320,7 +320,7 @@ def _variable(variable: Variable) -> Code:
     if init is not None:
         compute = init.run
 
-        def lazy(_device: DeviceView, slots: Slots) -> Value:
+        def lazy(_device: DeviceVariable, slots: Slots) -> Value:
             value = slots[slot]
             if value is UNSET:
                 try:
@@ -336,7 +336,7 @@ def _variable(variable: Variable) -> Code:
     if not fails:
         return Code(lambda _device, slots: slots[slot])
 
-    def running(_device: DeviceView, slots: Slots) -> Value:
+    def running(_device: DeviceVariable, slots: Slots) -> Value:
         value = slots[slot]
         if isinstance(value, EvaluationError):
             raise value.with_traceback(None)  # else it would grow with each iteration
@@ -382,7 +382,7 @@ def _append(items: Value, more: Value) -> Value:
 
 
 def _or(left: Run, right: Run) -> Run:
-    def run(device: DeviceView, slots: Slots) -> Value:
+    def run(device: DeviceVariable, slots: Slots) -> Value:
         value = left(device, slots)
         if type(value) is not Optional:
             raise EvaluationError("no such overload")
@@ -395,14 +395,14 @@ def _or_value(left: Code, right: Run) -> Run:
     if left.optional_of is not None:
         inner = left.optional_of
 
-        def direct(device: DeviceView, slots: Slots) -> Value:
+        def direct(device: DeviceVariable, slots: Slots) -> Value:
             value = inner(device, slots)
             return right(device, slots) if value is UNSET else value
 
         return direct
     optional = left.run
 
-    def run(device: DeviceView, slots: Slots) -> Value:
+    def run(device: DeviceVariable, slots: Slots) -> Value:
         value = optional(device, slots)
         if type(value) is not Optional:
             raise EvaluationError("no such overload")
@@ -465,7 +465,7 @@ def _with_constant(name: str, left: Run, value: Value, function: Callable[[Value
     kind = type(value)
     if kind is str and name == "_==_":
 
-        def equals(device: DeviceView, slots: Slots) -> Value:
+        def equals(device: DeviceVariable, slots: Slots) -> Value:
             one = left(device, slots)
             return one == value if type(one) is str else function(one, value)
 
@@ -479,7 +479,7 @@ def _with_constant(name: str, left: Run, value: Value, function: Callable[[Value
 def _ordered(name: str, kind: type, left: Run, value: Value, function: Callable[[Value, Value], Value]) -> Run:
     method = getattr(kind, _COMPARISONS[name])
 
-    def run(device: DeviceView, slots: Slots) -> Value:
+    def run(device: DeviceVariable, slots: Slots) -> Value:
         one = left(device, slots)
         return method(one, value) if type(one) is kind else function(one, value)
 

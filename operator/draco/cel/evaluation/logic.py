@@ -5,14 +5,14 @@ Owns these closures only.
 
 from draco.cel.errors import EvaluationAborted, EvaluationError
 from draco.cel.evaluation.code import Run, Slots
-from draco.cel.values.device import DeviceView
+from draco.cel.values.device import DeviceVariable
 from draco.cel.values.values import Value
 
 
 def both(left: Run, right: Run) -> Run:
     """`left && right`: false wins over an error on either side."""
 
-    def run(device: DeviceView, slots: Slots) -> Value:
+    def run(device: DeviceVariable, slots: Slots) -> Value:
         try:
             one = left(device, slots)
         except EvaluationAborted:
@@ -33,14 +33,14 @@ def both(left: Run, right: Run) -> Run:
     return run
 
 
-def _decided(right: Run, device: DeviceView, slots: Slots, *, decisive: bool) -> Value:
+def _decided(right: Run, device: DeviceVariable, slots: Slots, *, decisive: bool) -> Value:
     """The answer where the left side is no bool: the right side decides, or the left one is the first error."""
     if outcome(right, device, slots) is decisive:
         return decisive
     raise EvaluationError("no such overload")
 
 
-def outcome(run: Run, device: DeviceView, slots: Slots) -> Value:
+def outcome(run: Run, device: DeviceVariable, slots: Slots) -> Value:
     """What the right side gives when the left side has failed: its own failure does not count."""
     try:
         return run(device, slots)
@@ -53,7 +53,7 @@ def outcome(run: Run, device: DeviceView, slots: Slots) -> Value:
 def either(left: Run, right: Run) -> Run:
     """`left || right`: true wins over an error on either side."""
 
-    def run(device: DeviceView, slots: Slots) -> Value:
+    def run(device: DeviceVariable, slots: Slots) -> Value:
         try:
             one = left(device, slots)
         except EvaluationAborted:
@@ -77,7 +77,7 @@ def either(left: Run, right: Run) -> Run:
 def not_strictly_false(operand: Run) -> Run:
     """False only for false: an error may still be absorbed by what comes."""
 
-    def run(device: DeviceView, slots: Slots) -> bool:
+    def run(device: DeviceVariable, slots: Slots) -> bool:
         try:
             return operand(device, slots) is not False
         except EvaluationAborted:

@@ -9,16 +9,16 @@ from typing import Protocol
 
 from draco.cel.errors import EvaluationAborted, EvaluationError
 from draco.cel.evaluation.charges import Free, Meter
-from draco.cel.evaluation.code import UNSET, Code, Request, Run, Scope, Slots, Step, Variable
+from draco.cel.evaluation.code import UNSET, Code, CompileTask, Run, Scope, Slots, Step, Variable
 from draco.cel.syntax.ast import Comprehension
-from draco.cel.values.device import DeviceView
+from draco.cel.values.device import DeviceVariable
 from draco.cel.values.values import MAPS, Value, go_type, value_of_key
 
-_Body = Callable[[DeviceView, Slots, Iterator[None]], Value]
+_Body = Callable[[DeviceVariable, Slots, Iterator[None]], Value]
 _DIRECT = frozenset({"all", "exists", "existsOne", "map", "filter", "transformList"})
 
 
-class Compiler(Protocol):
+class LoopCompiler(Protocol):
     """What a loop needs of the compiler it is a part of."""
 
     meter: Meter
@@ -28,7 +28,7 @@ class Compiler(Protocol):
         ...
 
 
-def compile_loop(compiler: Compiler, node: Comprehension, scope: Scope) -> Step:
+def compile_loop(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
     """The code of a comprehension."""
     if node.macro == "bind":
         return _bind(compiler, node, scope)
@@ -37,26 +37,26 @@ def compile_loop(compiler: Compiler, node: Comprehension, scope: Scope) -> Step:
     return _literal(compiler, node, scope)
 
 
-def _bind(compiler: Compiler, node: Comprehension, scope: Scope) -> Step:
+def _bind(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
     """`cel.bind`: the value is computed when it is first read, and not at all if it never is.
 
     A name is never a constant, even where its value is: `false && s.matches(name)` does not compile the pattern.
     """
-    init = yield Request(node.init, scope)
+    init = yield CompileTask(node.init, scope)
     if isinstance(compiler.meter, Free) and init.path is not None:
-        return (yield Request(node.body, {**scope, node.accumulator: Variable(0, init, is_alias=True)}))
+        return (yield CompileTask(node.body, {**scope, node.accumulator: Variable(0, init, is_alias=True)}))
     slot = compiler.new_slot()
-    body = yield Request(node.body, {**scope, node.accumulator: Variable(slot, init)})
+    body = yield CompileTask(node.body, {**scope, node.accumulator: Variable(slot, init)})
     run = body.run
 
-    def bound(device: DeviceView, slots: Slots) -> Value:
+    def bound(device: DeviceVariable, slots: Slots) -> Value:
         slots[slot] = UNSET
         return run(device, slots)
 
     return Code(bound)
 
 
-def _variables(compiler: Compiler, node: Comprehension, scope: Scope) -> tuple[int, int | None, Scope]:
+def _variables(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> tuple[int, int | None, Scope]:
     first = compiler.new_slot()
     if node.second_variable is None:
         return first, None, {**scope, node.variable: Variable(first)}
@@ -89,11 +89,11 @@ def _elements(items: Value, first: int, second: int | None, slots: Slots) -> Ite
         raise EvaluationError(f"unsupported comprehension range type: {go_type(items)}")
 
 
-def _direct(compiler: Compiler, node: Comprehension, scope: Scope) -> Step:
-    source = yield Request(node.range, scope)
+def _direct(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
+    source = yield CompileTask(node.range, scope)
     first, second, inner = _variables(compiler, node, scope)
-    body = yield Request(node.body, inner)
-    keep = (yield Request(node.filter, inner)) if node.filter is not None else None
+    body = yield CompileTask(node.body, inner)
+    keep = (yield CompileTask(node.filter, inner)) if node.filter is not None else None
     walk = source.run
     match node.macro:
         case "all":
@@ -105,7 +105,7 @@ def _direct(compiler: Compiler, node: Comprehension, scope: Scope) -> Step:
         case _:
             work = _collected(body.run, keep.run if keep else None)
 
-    def run(device: DeviceView, slots: Slots) -> Value:
+    def run(device: DeviceVariable, slots: Slots) -> Value:
         return work(device, slots, _elements(walk(device, slots), first, second, slots))
 
     return Code(run)
@@ -114,7 +114,7 @@ def _direct(compiler: Compiler, node: Comprehension, scope: Scope) -> Step:
 def _quantifier(body: Run, *, decisive: bool) -> _Body:
     """`exists` (true decides) and `all` (false does): the first error counts only if nothing decides."""
 
-    def run(device: DeviceView, slots: Slots, elements: Iterator[None]) -> bool:
+    def run(device: DeviceVariable, slots: Slots, elements: Iterator[None]) -> bool:
         failure: EvaluationError | None = None
         for _ in elements:
             try:
@@ -136,7 +136,7 @@ def _quantifier(body: Run, *, decisive: bool) -> _Body:
 
 
 def _exactly_one(body: Run) -> _Body:
-    def run(device: DeviceView, slots: Slots, elements: Iterator[None]) -> bool:
+    def run(device: DeviceVariable, slots: Slots, elements: Iterator[None]) -> bool:
         count = 0
         for _ in elements:
             value = body(device, slots)
@@ -149,7 +149,7 @@ def _exactly_one(body: Run) -> _Body:
 
 
 def _collected(body: Run, keep: Run | None) -> _Body:
-    def run(device: DeviceView, slots: Slots, elements: Iterator[None]) -> list[Value]:
+    def run(device: DeviceVariable, slots: Slots, elements: Iterator[None]) -> list[Value]:
         items = []
         for _ in elements:
             if keep is not None:
@@ -164,18 +164,18 @@ def _collected(body: Run, keep: Run | None) -> _Body:
     return run
 
 
-def _literal(compiler: Compiler, node: Comprehension, scope: Scope) -> Step:
-    source = yield Request(node.range, scope)
-    init = yield Request(node.init, scope)
+def _literal(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
+    source = yield CompileTask(node.range, scope)
+    init = yield CompileTask(node.init, scope)
     first, second, inner = _variables(compiler, node, scope)
     accumulator = compiler.new_slot()
     running = {node.accumulator: Variable(accumulator, fails=True)}
-    condition = yield Request(node.condition, {**inner, **running})
-    step = yield Request(node.step, {**inner, **running})
-    result = yield Request(node.result, {**scope, **running})
+    condition = yield CompileTask(node.condition, {**inner, **running})
+    step = yield CompileTask(node.step, {**inner, **running})
+    result = yield CompileTask(node.result, {**scope, **running})
     walk, start, test, advance, finish = source.run, init.run, condition.run, step.run, result.run
 
-    def run(device: DeviceView, slots: Slots) -> Value:
+    def run(device: DeviceVariable, slots: Slots) -> Value:
         items = walk(device, slots)
         value = start(device, slots)
         slots[accumulator] = value.copy() if type(value) in {dict, list} else value

@@ -9,7 +9,7 @@ from typing import Final
 from draco.cel.errors import EvaluationError
 from draco.cel.evaluation.code import Run, Slots, failing
 from draco.cel.functions.operators import index, look_up
-from draco.cel.values.device import DeviceView
+from draco.cel.values.device import DeviceVariable
 from draco.cel.values.values import NONE, Optional, UInt, Value, go_type
 
 
@@ -42,7 +42,7 @@ def leaf(kind: str, domain: str, identifier: str) -> Run:
     message = f"no such key: {identifier}"
     if kind == "attributes":
 
-        def attribute(device: DeviceView, _slots: Slots) -> Value:
+        def attribute(device: DeviceVariable, _slots: Slots) -> Value:
             try:
                 return device.attributes[domain][identifier]
             except KeyError:
@@ -51,7 +51,7 @@ def leaf(kind: str, domain: str, identifier: str) -> Run:
         return attribute
     if kind == "capacity":
 
-        def capacity(device: DeviceView, _slots: Slots) -> Value:
+        def capacity(device: DeviceVariable, _slots: Slots) -> Value:
             try:
                 return device.capacity[domain][identifier]
             except KeyError:

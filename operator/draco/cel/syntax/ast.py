@@ -65,7 +65,7 @@ class ListExpr(msgspec.Struct, frozen=True, eq=False):
     optional: frozenset[int] = frozenset()
 
 
-class Entry(msgspec.Struct, frozen=True, eq=False):
+class MapEntry(msgspec.Struct, frozen=True, eq=False):
     """`key: value` or `?key: value` of a map."""
 
     position: int
@@ -78,7 +78,7 @@ class MapExpr(msgspec.Struct, frozen=True, eq=False):
     """`{entries}`."""
 
     position: int
-    entries: tuple[Entry, ...]
+    entries: tuple[MapEntry, ...]
 
 
 class Field(msgspec.Struct, frozen=True, eq=False):

@@ -16,13 +16,13 @@ from draco.cel.syntax import literals, macros
 from draco.cel.syntax.ast import (
     Ast,
     Call,
-    Entry,
     Expr,
     Field,
     Identifier,
     ListExpr,
     Literal,
     LiteralKind,
+    MapEntry,
     MapExpr,
     MessageExpr,
     Select,
@@ -266,9 +266,9 @@ class _Builder:
     def listinit(self, parts: _Parts) -> _Parts:
         return parts
 
-    def mapinit(self, parts: _Parts) -> Entry:
+    def mapinit(self, parts: _Parts) -> MapEntry:
         question, key, colon, value = parts
-        return Entry(_at(colon), key, value, question is not None)
+        return MapEntry(_at(colon), key, value, question is not None)
 
     def list_lit(self, parts: _Parts) -> Expr:
         opening, elements = parts

@@ -13,7 +13,7 @@ from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer, SemVerError
 
 
-class DeviceView:
+class DeviceVariable:
     """One device: what `device` stands for in a selector.
 
     `attributes` and `capacity` map a domain to a map of identifier to value.
@@ -44,7 +44,7 @@ class DeviceView:
         }
 
 
-def device_view(driver: str, device: Device) -> DeviceView:
+def device_view(driver: str, device: Device) -> DeviceVariable:
     """What a selector sees of a device that `driver` publishes.
 
     Raises EvaluationError where Kubernetes cannot evaluate any selector on it (an attribute without value, a bad version).
@@ -57,7 +57,9 @@ def device_view(driver: str, device: Device) -> DeviceView:
     for name, amount in device.capacity.items():
         domain, identifier = split_name(name, driver)
         capacity.setdefault(domain, {})[identifier] = Quantity.parse(amount.value)
-    return DeviceView(driver, attributes, capacity, allow_multiple_allocations=bool(device.allow_multiple_allocations))
+    return DeviceVariable(
+        driver, attributes, capacity, allow_multiple_allocations=bool(device.allow_multiple_allocations)
+    )
 
 
 def split_name(name: str, driver: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import click
 import msgspec
 
-from draco.cli.explain.subjects import Subject, pending, subject_of
+from draco.cli.explain.subjects import ExplainSubject, pending, subject_of
 from draco.cli.input.sources import Sources, read_world, with_sources
 from draco.cli.input.world import World
 from draco.cli.output import echo, print_document, print_yaml
@@ -80,7 +80,7 @@ def _asked(what: Sequence[str]) -> list[tuple[str, str]]:
     return asked
 
 
-def _explained(made: World, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Explanation]]:
+def _explained(made: World, subjects: Sequence[ExplainSubject]) -> Iterator[tuple[ExplainSubject, Explanation]]:
     for subject in subjects:
         told = explain(
             made.fleet, subject.claims, pod=subject.pod, scheduler=subject.scheduler, minor=made.kubernetes_minor
@@ -88,7 +88,7 @@ def _explained(made: World, subjects: Sequence[Subject]) -> Iterator[tuple[Subje
         yield subject, told
 
 
-def _with_devices(made: World, subject: Subject, told: Explanation) -> Explanation:
+def _with_devices(made: World, subject: ExplainSubject, told: Explanation) -> Explanation:
     return msgspec.structs.replace(told, devices=device_verdicts(made.fleet, subject.claims, pod=subject.pod))
 
 
@@ -97,7 +97,7 @@ def _surprises(made: World, sources: Sources) -> list[str]:
     return made.notes if sources.filenames else made.notes[1:]
 
 
-def _print(explained: Sequence[tuple[Subject, Explanation]], notes: Sequence[str], output: str) -> None:
+def _print(explained: Sequence[tuple[ExplainSubject, Explanation]], notes: Sequence[str], output: str) -> None:
     if output != "text":
         _print_document(explained[0][1] if len(explained) == 1 else _document(explained), output)
         return
@@ -111,7 +111,7 @@ def _print(explained: Sequence[tuple[Subject, Explanation]], notes: Sequence[str
             echo(line.rstrip())
 
 
-def _print_list(explained: Iterator[tuple[Subject, Explanation]], made: World, output: str, kind: str) -> None:
+def _print_list(explained: Iterator[tuple[ExplainSubject, Explanation]], made: World, output: str, kind: str) -> None:
     if output != "text":
         _print_document(_document(list(explained)), output)
         return
@@ -125,7 +125,7 @@ def _print_list(explained: Iterator[tuple[Subject, Explanation]], made: World, o
         echo(f"{f'No {kind}' if kind else 'Nothing'} waits for devices in {made.server or 'the files'}.")
 
 
-def _document(explained: Sequence[tuple[Subject, Explanation]]) -> dict[str, object]:
+def _document(explained: Sequence[tuple[ExplainSubject, Explanation]]) -> dict[str, object]:
     return {"schema": SCHEMA, "explanations": [told for _, told in explained]}
 
 

@@ -20,7 +20,7 @@ class ExplainError(DracoError):
     """There is nothing to explain; says why, and what may have been meant."""
 
 
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
+class ExplainSubject(msgspec.Struct, frozen=True, kw_only=True):
     """Claims that are allocated together. `pod` is the one that waits for them, if there is one."""
 
     kind: str
@@ -34,7 +34,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.kind} {self.key}"
 
 
-def subject_of(world: World, kind: str, name: str, namespace: str) -> Subject:
+def subject_of(world: World, kind: str, name: str, namespace: str) -> ExplainSubject:
     """The claim or pod of that name. Raises ExplainError, or MissingClaimError for a pod whose claim is not there."""
     key = ObjectKey(namespace, name)
     if kind == "pod":
@@ -48,18 +48,18 @@ def subject_of(world: World, kind: str, name: str, namespace: str) -> Subject:
     return _of_claim(world, claims[key])
 
 
-def pending(world: World, namespace: str, kind: str) -> list[Subject]:
+def pending(world: World, namespace: str, kind: str) -> list[ExplainSubject]:
     """All that waits, pods first; of one namespace or one kind where they are given."""
     claims = _claims(world)
     pods = [pod for _, pod in sorted(_pods(world).items()) if _may_wait(pod) and uses_devices(pod, world.fleet.classes)]
-    found: list[Subject] = []
+    found: list[ExplainSubject] = []
     taken: set[ObjectKey] = set()
     for pod in pods if kind != "claim" else ():
         try:
             subject = _of_pod(world, pod)
         except MissingClaimError:  # one of a list: that it is missing is its explanation
             there = known_claims_of(pod, claims, world.fleet.classes)
-            subject = Subject(kind="pod", key=pod.metadata.key, claims=there, pod=pod, scheduler=_scheduler(pod))
+            subject = ExplainSubject(kind="pod", key=pod.metadata.key, claims=there, pod=pod, scheduler=_scheduler(pod))
         entries = len(pod.spec.resource_claims)
         if len(subject.claims) < entries or any(claim.status.allocation is None for claim in subject.claims):
             taken.update(claim.metadata.key for claim in subject.claims)
@@ -89,7 +89,7 @@ def _claims(world: World) -> Mapping[ObjectKey, ResourceClaim]:
     return ChainMap(wanted, dict(world.fleet.claims))
 
 
-def _of_pod(world: World, pod: Pod) -> Subject:
+def _of_pod(world: World, pod: Pod) -> ExplainSubject:
     key = pod.metadata.key
     if not uses_devices(pod, world.fleet.classes):
         said = _scheduler(pod)
@@ -98,10 +98,10 @@ def _of_pod(world: World, pod: Pod) -> Subject:
     if pod.waits:
         world.note_extended_resources(pod)
     pod, claims = _with_claims(world, pod)
-    return Subject(kind="pod", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
+    return ExplainSubject(kind="pod", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
 
 
-def _of_claim(world: World, claim: ResourceClaim) -> Subject:
+def _of_claim(world: World, claim: ResourceClaim) -> ExplainSubject:
     """With all claims of the first pod that waits for it, as they are allocated together.
 
     If none does, with those of one that waits in vain, because it came to its node without the scheduler.
@@ -111,8 +111,8 @@ def _of_claim(world: World, claim: ResourceClaim) -> Subject:
     for pod in sorted(users, key=lambda pod: not pod.waits):
         if key in pod.claims and (pod.waits or claim.status.allocation is None):
             pod, claims = _with_claims(world, pod)  # noqa: PLW2901 - the pod as it is with them
-            return Subject(kind="claim", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
-    return Subject(kind="claim", key=key, claims=[claim])
+            return ExplainSubject(kind="claim", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
+    return ExplainSubject(kind="claim", key=key, claims=[claim])
 
 
 def _with_claims(world: World, pod: Pod) -> tuple[Pod, list[ResourceClaim]]:

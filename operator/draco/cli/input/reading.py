@@ -18,13 +18,13 @@ from draco.resources.kinds import Kind
 T = TypeVar("T")
 
 
-class ClusterError(DracoError):
+class ClusterReadError(DracoError):
     """The cluster cannot be read; says what is missing and how to get it."""
 
 
-def without_dra(client: Client) -> ClusterError:
+def without_dra(client: Client) -> ClusterReadError:
     """The cluster knows nothing of what this is all about."""
-    return ClusterError(
+    return ClusterReadError(
         f"{client.connection.server} does not serve resource.k8s.io/v1 (Dynamic Resource Allocation), which Draco needs: "
         "use Kubernetes 1.34 or newer, with the API group enabled."
     )
@@ -42,7 +42,7 @@ class Reader:
         try:
             return await self._list(kind)
         except Forbidden as error:
-            raise ClusterError(
+            raise ClusterReadError(
                 f"these credentials may not list {kind.plural} in the whole cluster, without which nothing can be said: {error}"
             ) from error
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.cli.layout.schema import GpuPlanView, Outcome, PlaceView, PlanView, PolicyPlanView, WaitView
+from draco.cli.layout.schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, PolicyPlanView, WaitView
 from draco.cli.layout.sources import Observed
 from draco.cli.layout.view import Holders, holders_of
 from draco.cli.status.view import natural
@@ -33,7 +33,7 @@ from draco.mig_policy import (
 from draco.mig_policy.boards import at_last, observed
 from draco.mig_policy.decide import GpuDecision
 from draco.mig_policy.gpu_state import LayoutState, condition_of
-from draco.mig_policy.matching import Answer, whole_gpus
+from draco.mig_policy.matching import PolicyMatch, whole_gpus
 from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID
 from draco.mig_policy.wishes import wish
 from draco.resources.api.draco import (
@@ -124,7 +124,8 @@ def plan(seen: Observed, now: datetime) -> PlanView:
     ]
     return PlanView(
         server=seen.server,
-        applicable=not any(each.problem for each in told) and not any(each.outcome is Outcome.CANNOT for each in gpus),
+        applicable=not any(each.problem for each in told)
+        and not any(each.outcome is LayoutOutcome.CANNOT for each in gpus),
         policies=told,
         gpus=gpus,
         notes=seen.notes + _notes(seen, policies),
@@ -191,7 +192,7 @@ def _gpus(node: _Node, policies: _Policies) -> Iterable[GpuPlanView]:
             node=node.node.metadata.name,
             device=decision.device,
             uuid=uuid,
-            outcome=Outcome.OLDER,
+            outcome=LayoutOutcome.OLDER,
             before=before,
             policy=decision.policy,
             mode=decision.wanted.mode.value if decision.wanted else "",
@@ -207,13 +208,13 @@ def _gpus(node: _Node, policies: _Policies) -> Iterable[GpuPlanView]:
             yield msgspec.structs.replace(plain, outcome=said[0], message=said[1])
 
 
-def _said(decision: GpuDecision, understood: Iterable[str]) -> tuple[Outcome, str] | None:
+def _said(decision: GpuDecision, understood: Iterable[str]) -> tuple[LayoutOutcome, str] | None:
     """What there is to say of a GPU that none of the policies has; None where they do not mean it."""
     verdicts = [decision.verdicts[name] for name in understood if name in decision.verdicts]
-    if any(each.answer is Answer.SELECTED for each in verdicts):
-        return Outcome.OLDER, f"belongs to the older policy {decision.policy}"
-    unknown = next((each for each in verdicts if each.answer is Answer.UNKNOWN), None)
-    return (Outcome.UNKNOWN, unknown.error.rstrip(".")) if unknown else None
+    if any(each.answer is PolicyMatch.SELECTED for each in verdicts):
+        return LayoutOutcome.OLDER, f"belongs to the older policy {decision.policy}"
+    unknown = next((each for each in verdicts if each.answer is PolicyMatch.UNKNOWN), None)
+    return (LayoutOutcome.UNKNOWN, unknown.error.rstrip(".")) if unknown else None
 
 
 class _Foreseen(NamedTuple):
@@ -232,7 +233,7 @@ def _planned(
     rules = policies.named(decision.policy)
     if rules is not None and _hindered(rules.policy, gpu, board):
         failed = decision.condition.state is LayoutState.FAILED
-        outcome = Outcome.CANNOT if failed else Outcome.UNKNOWN
+        outcome = LayoutOutcome.CANNOT if failed else LayoutOutcome.UNKNOWN
         return msgspec.structs.replace(plain, outcome=outcome, message=decision.condition.message)
     shown = _shown(plain, made)
     outcome, message = _outcome(shown), _remark(board, made)
@@ -242,7 +243,7 @@ def _planned(
     elif rules is not None and decision.wanted is not None:
         at_end = condition_of(then, at_last(gpu, board, made), decision.wanted, rules.policy.spec.reset.permit)
         if at_end.state is LayoutState.FAILED:
-            outcome, message = Outcome.CANNOT, at_end.message
+            outcome, message = LayoutOutcome.CANNOT, at_end.message
     if resets and not policies.permits.get(decision.policy, Permit(False)).granted:
         shown = msgspec.structs.replace(shown, makes=[], makes_later=[*shown.makes, *shown.makes_later])
     return msgspec.structs.replace(shown, outcome=outcome, message=message)
@@ -276,10 +277,10 @@ def _left(planned: GpuPlanView, what: _Foreseen, had: WantedGpu | None) -> GpuPl
     """With what follows where nobody has a GPU any more: it is no longer offered in parts."""
     if what.gpu.mig is None:
         message = "its agent does not report it now; when it does, what is idle there is destroyed"
-        return msgspec.structs.replace(planned, outcome=Outcome.UNKNOWN, message=message)
+        return msgspec.structs.replace(planned, outcome=LayoutOutcome.UNKNOWN, message=message)
     if had is None or had.mode is MigMode.DISABLED:
         return planned
-    outcome = Outcome.CHANGES if planned.outcome is Outcome.UNCHANGED else planned.outcome
+    outcome = LayoutOutcome.CHANGES if planned.outcome is LayoutOutcome.UNCHANGED else planned.outcome
     return msgspec.structs.replace(planned, outcome=outcome, message=_offered(what))
 
 
@@ -304,10 +305,10 @@ def _hindered(policy: MigPolicy, gpu: GpuStatus, board: Board) -> bool:
     return gpu.mig is None or wish(policy, gpu.uuid, gpu.mig, board if board.profiles else None).wanted is None
 
 
-def _outcome(shown: GpuPlanView) -> Outcome:
+def _outcome(shown: GpuPlanView) -> LayoutOutcome:
     if shown.waits or shown.makes_later:
-        return Outcome.WAITS
-    return Outcome.CHANGES if shown.makes or shown.destroys or shown.mode_change else Outcome.UNCHANGED
+        return LayoutOutcome.WAITS
+    return LayoutOutcome.CHANGES if shown.makes or shown.destroys or shown.mode_change else LayoutOutcome.UNCHANGED
 
 
 def _remark(board: Board, made: GpuPlan) -> str:
@@ -318,16 +319,19 @@ def _remark(board: Board, made: GpuPlan) -> str:
     return f"there is no room now to keep {lacking} warm" if lacking else ""
 
 
-def _reset(made: GpuPlan, rules: Rules, allowed: Permit) -> tuple[Outcome, str]:
+def _reset(made: GpuPlan, rules: Rules, allowed: Permit) -> tuple[LayoutOutcome, str]:
     what = f"turning MIG {made.mode_change} needs a reset of the GPU" if made.mode_change else "the GPU needs a reset"
     if allowed.granted:
-        return Outcome.RESET, f"{what}, which the policy permits now"
+        return LayoutOutcome.RESET, f"{what}, which the policy permits now"
     if rules.policy.spec.reset.permit is ResetPermit.NEVER:
         by_hand = f"switch it {made.mode_change} with nvidia-smi -mig and " if made.mode_change else ""
-        return Outcome.CANNOT, f"{what}, and spec.reset.permit is Never; permit it, or {by_hand}reset the GPU by hand"
+        return (
+            LayoutOutcome.CANNOT,
+            f"{what}, and spec.reset.permit is Never; permit it, or {by_hand}reset the GPU by hand",
+        )
     if allowed.until is None:
-        return Outcome.CANNOT, f"{what}, and no window of spec.reset ever opens"
-    return Outcome.RESET, f"{what}, which the policy permits from {allowed.until:%Y-%m-%d %H:%M} UTC"
+        return LayoutOutcome.CANNOT, f"{what}, and no window of spec.reset ever opens"
+    return LayoutOutcome.RESET, f"{what}, which the policy permits from {allowed.until:%Y-%m-%d %H:%M} UTC"
 
 
 def _policy(rules: Rules, outlook: Outlook, before: MigPolicy | None) -> PolicyPlanView:

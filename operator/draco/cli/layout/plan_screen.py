@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from draco.cli.layout.schema import GpuPlanView, Outcome, PlaceView, PlanView, PolicyPlanView, WaitView
+from draco.cli.layout.schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, PolicyPlanView, WaitView
 
 STYLES = {
-    Outcome.CANNOT: "red",
-    Outcome.RESET: "magenta",
-    Outcome.WAITS: "yellow",
-    Outcome.UNKNOWN: "yellow",
-    Outcome.CHANGES: "cyan",
-    Outcome.UNCHANGED: "green",
+    LayoutOutcome.CANNOT: "red",
+    LayoutOutcome.RESET: "magenta",
+    LayoutOutcome.WAITS: "yellow",
+    LayoutOutcome.UNKNOWN: "yellow",
+    LayoutOutcome.CHANGES: "cyan",
+    LayoutOutcome.UNCHANGED: "green",
 }
 _NAMED = 4
 """GPUs of a group that are named; the others are counted."""
@@ -37,7 +37,7 @@ def show(view: PlanView, console: Console, width: int) -> None:
         if policy.message:
             _print(console, width, policy.message, ("  ", _INDENT))
     groups = _folded(view.gpus)
-    for outcome in Outcome:
+    for outcome in LayoutOutcome:
         those = [group for group in groups if group[0].outcome is outcome]
         for gpus in those[:_MOST_GROUPS]:
             _group(console, width, gpus)
@@ -78,7 +78,7 @@ def _fate(policy: PolicyPlanView) -> str:
 
 def verdict(view: PlanView) -> str:
     """The one sentence at the end."""
-    cannot = sum(each.outcome is Outcome.CANNOT for each in view.gpus)
+    cannot = sum(each.outcome is LayoutOutcome.CANNOT for each in view.gpus)
     problems = [each.name for each in view.policies if each.problem]
     if problems:
         return f"Policy {', '.join(problems)} cannot be applied as it is."
@@ -86,8 +86,8 @@ def verdict(view: PlanView) -> str:
     if cannot:
         nearly = f"It can be deleted, but the next policy cannot be applied on {_count(cannot)}."
         return f"It cannot be applied on {_count(cannot)}." if done == "applied" else nearly
-    later = sum(each.outcome in {Outcome.WAITS, Outcome.RESET, Outcome.UNKNOWN} for each in view.gpus)
-    changing = sum(each.outcome is Outcome.CHANGES for each in view.gpus)
+    later = sum(each.outcome in {LayoutOutcome.WAITS, LayoutOutcome.RESET, LayoutOutcome.UNKNOWN} for each in view.gpus)
+    changing = sum(each.outcome is LayoutOutcome.CHANGES for each in view.gpus)
     said = [f"{_count(number)} {when}" for number, when in ((changing, "at once"), (later, "later")) if number]
     return f"It can be {done}: {', '.join(said)}." if said else f"It can be {done}, and changes nothing."
 
@@ -96,7 +96,7 @@ def sentences(gpu: GpuPlanView) -> Iterator[str]:
     """What happens to a GPU, in its order."""
     if gpu.message:
         yield gpu.message
-    if gpu.outcome is Outcome.OLDER:
+    if gpu.outcome is LayoutOutcome.OLDER:
         return
     if gpu.policy != gpu.before:
         yield f"goes from {gpu.before or 'no policy'} to {gpu.policy or 'no policy'}"

@@ -5,7 +5,7 @@ Owns the structs and their field names: fields are only ever added under one sch
 
 from enum import StrEnum
 
-from draco.cli.output import View
+from draco.cli.output import OutputStruct
 
 SHOW_SCHEMA = "draco.dev/layout/v1"
 """Name of the document of `show`. Fields are only ever added under one name."""
@@ -33,7 +33,7 @@ class Division(StrEnum):
     UNREPORTED = "unreported"
 
 
-class PartView(View, frozen=True, kw_only=True):
+class PartView(OutputStruct, frozen=True, kw_only=True):
     """An instance, or the place of one: `size` memory units from `start`.
 
     `claims` are "namespace/name", `holder` is who keeps it from being destroyed. `uuid` is "" without a compute instance.
@@ -49,7 +49,7 @@ class PartView(View, frozen=True, kw_only=True):
     uuid: str = ""
 
 
-class FitView(View, frozen=True, kw_only=True):
+class FitView(OutputStruct, frozen=True, kw_only=True):
     """How many more of a profile there is room for, if nothing else comes, and where one may start now."""
 
     profile: str
@@ -57,7 +57,7 @@ class FitView(View, frozen=True, kw_only=True):
     starts: list[int] = []
 
 
-class GpuView(View, frozen=True, kw_only=True):
+class GpuView(OutputStruct, frozen=True, kw_only=True):
     """One GPU. `units` is 0 where its board is not known; `claims` have the GPU as a whole.
 
     `state` is Ready, Changing, Dirty or NeedsReset. `fits` is what there is room for, `fits_without_warm` once its warm
@@ -81,14 +81,14 @@ class GpuView(View, frozen=True, kw_only=True):
     fits_without_warm: list[FitView] = []
 
 
-class NodeLayoutView(View, frozen=True, kw_only=True):
+class NodeLayoutView(OutputStruct, frozen=True, kw_only=True):
     """One node with its GPUs."""
 
     name: str
     gpus: list[GpuView]
 
 
-class LayoutView(View, frozen=True, kw_only=True):
+class LayoutView(OutputStruct, frozen=True, kw_only=True):
     """Everything that `show` shows."""
 
     schema: str = SHOW_SCHEMA
@@ -98,7 +98,7 @@ class LayoutView(View, frozen=True, kw_only=True):
     """What could not be read, and what that means."""
 
 
-class Outcome(StrEnum):
+class LayoutOutcome(StrEnum):
     """What becomes of a GPU: the strongest that is true of it.
 
     `cannot`: the policy cannot be applied there. `reset`: it needs one, which the policy permits now or in a window. `waits`:
@@ -115,14 +115,14 @@ class Outcome(StrEnum):
     UNCHANGED = "unchanged"
 
 
-class PlaceView(View, frozen=True, kw_only=True):
+class PlaceView(OutputStruct, frozen=True, kw_only=True):
     """A profile at a memory unit."""
 
     profile: str
     start: int
 
 
-class WaitView(View, frozen=True, kw_only=True):
+class WaitView(OutputStruct, frozen=True, kw_only=True):
     """Something in the way, "1g.10gb at 0" or "the whole GPU", and who has it: `claims`, `holder`, or else whoever made it."""
 
     what: str
@@ -130,7 +130,7 @@ class WaitView(View, frozen=True, kw_only=True):
     holder: str = ""
 
 
-class GpuPlanView(View, frozen=True, kw_only=True):
+class GpuPlanView(OutputStruct, frozen=True, kw_only=True):
     """What a policy change does to one GPU. `before` and `policy` are who has it before and after, "" for nobody.
 
     `makes` and `destroys` come about at once, `makes_later` after a reset or when what is in `waits` is gone. `mode_change` is
@@ -141,7 +141,7 @@ class GpuPlanView(View, frozen=True, kw_only=True):
     node: str
     device: str
     uuid: str
-    outcome: Outcome
+    outcome: LayoutOutcome
     before: str = ""
     policy: str = ""
     mode: str = ""
@@ -155,7 +155,7 @@ class GpuPlanView(View, frozen=True, kw_only=True):
     message: str = ""
 
 
-class PolicyPlanView(View, frozen=True, kw_only=True):
+class PolicyPlanView(OutputStruct, frozen=True, kw_only=True):
     """One policy of the files, or one that is `deleted`, whose `gpus` are those it has had.
 
     `problem` says why it cannot be applied as it is, `message` what else is to be known of it.
@@ -172,7 +172,7 @@ class PolicyPlanView(View, frozen=True, kw_only=True):
     message: str = ""
 
 
-class PlanView(View, frozen=True, kw_only=True):
+class PlanView(OutputStruct, frozen=True, kw_only=True):
     """Everything that `plan` says. `applicable` is what the exit status says: no policy has a problem, no GPU is `cannot`."""
 
     schema: str = PLAN_SCHEMA

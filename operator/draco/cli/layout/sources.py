@@ -13,7 +13,7 @@ import msgspec
 
 from draco.cli.input.manifests import Manifest, decode_all, files_option, read_manifests
 from draco.cli.input.policy_checks import refusal
-from draco.cli.input.reading import ClusterError, Reader
+from draco.cli.input.reading import ClusterReadError, Reader
 from draco.cli.options import CLUSTER_OPTIONS, Options, gathered
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
@@ -127,7 +127,7 @@ async def read_layouts(client: Client) -> Observed:
         gpu_nodes = await reader.all(GPU_NODES)
         policies = await reader.all(MIG_POLICIES)
     except NotFound:
-        raise ClusterError(
+        raise ClusterReadError(
             f"{server} knows no GpuNodes or no MigPolicies: install Draco there with charts/draco, or apply crds/."
         ) from None
     async with asyncio.TaskGroup() as tasks:

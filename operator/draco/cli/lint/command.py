@@ -20,7 +20,7 @@ from draco.cli.lint import text as lint_text
 from draco.cli.lint.edits import Outcome, applied
 from draco.cli.lint.text import Piece, TextError
 from draco.cli.output import echo, written
-from draco.linting import Drop, Edit, Finding, Manifest, Move, Path, Put, Severity, lint
+from draco.linting import DropField, Edit, Finding, Manifest, MoveField, Path, SetField, Severity, lint
 
 RELEASES: Final = ("1.34", "1.35", "1.36", "1.37")
 _CRLF: Final = "\r\n"
@@ -31,7 +31,7 @@ _ROUNDS: Final = 10
 """A correction may uncover the next; none needs this many."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class ReportedFinding(msgspec.Struct, frozen=True):
     """One finding as it is shown. `corrected`: the corrected text is without it."""
 
     file: str
@@ -62,7 +62,7 @@ class _Part:
         """As it was read, without corrections."""
         self.text = self.piece.text
         self.value = self.read.value if self.read is not None else None
-        self.moves: list[Move] = []
+        self.moves: list[MoveField] = []
         self._tree: Any = None
 
     @property
@@ -78,7 +78,7 @@ class _Part:
         outcome = "gone" if tree is None else applied(tree, edit)
         if outcome == "changed":
             self._tree = tree
-            if isinstance(edit, Move):
+            if isinstance(edit, MoveField):
                 self.moves.append(edit)
         return outcome
 
@@ -100,35 +100,36 @@ class _Place(msgspec.Struct, frozen=True):
     prefix: Path
 
 
-class Checked(msgspec.Struct, frozen=True):
+class LintResult(msgspec.Struct, frozen=True):
     """All findings, and the text of each file before and after."""
 
-    findings: list[Told]
+    findings: list[ReportedFinding]
     before: dict[str, str]
     after: dict[str, str]
 
 
-def check(texts: dict[str, str], *, kubernetes: int) -> Checked:
+def check(texts: dict[str, str], *, kubernetes: int) -> LintResult:
     """Check files that are applied together, by name and text."""
-    told: list[Told] = []
+    told: list[ReportedFinding] = []
     parts: list[_Part] = []
     changed: dict[str, bool] = {}
     for file, text in texts.items():
         sound, remarks = lint_text.repaired(_BREAK.sub("\n", text))
         changed[file] = any(remark.is_repaired for remark in remarks)
         told += [
-            Told(file, remark.line, "error", remark.rule, remark.message, remark.is_repaired) for remark in remarks
+            ReportedFinding(file, remark.line, "error", remark.rule, remark.message, remark.is_repaired)
+            for remark in remarks
         ]
         for piece in lint_text.pieces(sound):
             read = None
             try:
                 read = lint_text.read(piece)
             except TextError as error:
-                told.append(Told(file, error.line, "error", error.rule, str(error), corrected=False))
+                told.append(ReportedFinding(file, error.line, "error", error.rule, str(error), corrected=False))
             if read is not None and not isinstance(read.value, dict):
                 line = lint_text.line_of(read, (), piece)
                 message = "this is no manifest: a manifest is a mapping that begins with apiVersion and kind"
-                told.append(Told(file, line, "error", "fragment", message, corrected=False))
+                told.append(ReportedFinding(file, line, "error", "fragment", message, corrected=False))
             parts.append(_Part(file, piece, read))
     told += _corrected(parts, kubernetes)
     after: dict[str, str] = dict.fromkeys(texts, "")
@@ -142,10 +143,10 @@ def check(texts: dict[str, str], *, kubernetes: int) -> Checked:
             after[file] = after[file].replace("\n", _CRLF)
     order = {file: number for number, file in enumerate(texts)}
     told.sort(key=lambda one: (order[one.file], one.line))
-    return Checked(told, texts, after)
+    return LintResult(told, texts, after)
 
 
-def _corrected(parts: Sequence[_Part], kubernetes: int) -> list[Told]:
+def _corrected(parts: Sequence[_Part], kubernetes: int) -> list[ReportedFinding]:
     """Check and correct. A document whose corrected text would be broken, by a comment in an odd place, is left as it is."""
     while True:
         try:
@@ -155,12 +156,12 @@ def _corrected(parts: Sequence[_Part], kubernetes: int) -> list[Told]:
                 part.reset()
 
 
-def _rounds(parts: Sequence[_Part], kubernetes: int) -> Iterator[Told]:
+def _rounds(parts: Sequence[_Part], kubernetes: int) -> Iterator[ReportedFinding]:
     """Check, correct and check again, until there is nothing left to correct.
 
     Told is what was corrected, and what is left in the end: what vanished by itself was only a consequence of something else.
     """
-    told: dict[Told, None] = {}
+    told: dict[ReportedFinding, None] = {}
     for _ in range(_ROUNDS):
         manifests, places = _manifests(parts)
         found = lint(manifests, kubernetes=kubernetes)
@@ -170,7 +171,7 @@ def _rounds(parts: Sequence[_Part], kubernetes: int) -> Iterator[Told]:
         for finding, (file, line), outcome in zip(found, lines, done, strict=True):
             corrected = outcome == "changed" or (outcome == "there" and not is_last)
             if corrected or is_last:
-                told[Told(file, line, finding.severity, finding.rule, finding.message, corrected)] = None
+                told[ReportedFinding(file, line, finding.severity, finding.rule, finding.message, corrected)] = None
         if is_last:
             break
         for part in parts:
@@ -221,12 +222,12 @@ def _apply(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) -
 def _below(prefix: Path, edit: Edit) -> Edit:
     """The edit of an item of a list, as one of the whole list."""
     match edit:
-        case Put(path, value):
-            return Put((*prefix, *path), value)
-        case Drop(path):
-            return Drop((*prefix, *path))
-        case Move(path, to):
-            return Move((*prefix, *path), (*prefix, *to))
+        case SetField(path, value):
+            return SetField((*prefix, *path), value)
+        case DropField(path):
+            return DropField((*prefix, *path))
+        case MoveField(path, to):
+            return MoveField((*prefix, *path), (*prefix, *to))
 
 
 @click.command()
@@ -283,7 +284,7 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _write(checked: Checked, changed: Sequence[str]) -> None:
+def _write(checked: LintResult, changed: Sequence[str]) -> None:
     for file in changed:
         if file == STANDARD_INPUT:
             click.echo(checked.after[file], nl=False)
@@ -291,14 +292,14 @@ def _write(checked: Checked, changed: Sequence[str]) -> None:
             FilePath(file).write_bytes(checked.after[file].encode())
 
 
-def _diff(checked: Checked, changed: Sequence[str]) -> Iterator[str]:
+def _diff(checked: LintResult, changed: Sequence[str]) -> Iterator[str]:
     for file in changed:
         before, after = (text.splitlines(keepends=True) for text in (checked.before[file], checked.after[file]))
         for line in difflib.unified_diff(before, after, file, file):
             yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
-def _text(checked: Checked, changed: Sequence[str], *, is_written: bool) -> Iterator[str]:
+def _text(checked: LintResult, changed: Sequence[str], *, is_written: bool) -> Iterator[str]:
     yield from map(str, checked.findings)
     left = sum(not told.corrected for told in checked.findings)
     if not any(text.strip() for text in checked.before.values()):
@@ -316,7 +317,7 @@ def _text(checked: Checked, changed: Sequence[str], *, is_written: bool) -> Iter
         )
 
 
-def _json(checked: Checked, changed: Sequence[str]) -> str:
+def _json(checked: LintResult, changed: Sequence[str]) -> str:
     document = {
         "findings": checked.findings,
         "files": [

@@ -15,7 +15,7 @@ from ruamel.yaml.scalarstring import (
     SingleQuotedScalarString,
 )
 
-from draco.linting import Drop, Edit, Move, Path, Put
+from draco.linting import DropField, Edit, MoveField, Path, SetField
 
 Outcome: TypeAlias = Literal["changed", "there", "gone"]
 
@@ -24,11 +24,11 @@ def applied(tree: Any, edit: Edit) -> Outcome:
     """Carry out one edit: `changed`, or `there` when it was so already, or `gone` where its place is not there (any more)."""
     try:
         match edit:
-            case Put(path, value):
+            case SetField(path, value):
                 return "changed" if _put(tree, path, value) else "there"
-            case Drop(path):
+            case DropField(path):
                 _take(_parent(tree, path), path[-1])
-            case Move(path, to):
+            case MoveField(path, to):
                 _move(tree, path, to)
     except (KeyError, IndexError, TypeError):
         return "gone"

@@ -43,7 +43,7 @@ class _Case(msgspec.Struct):
     device: _Device | None = None
 
 
-class Answer(msgspec.Struct, rename="camel", omit_defaults=True):
+class CaseAnswer(msgspec.Struct, rename="camel", omit_defaults=True):
     """What an expression says of a device: exactly one field is set."""
 
     match: bool | None = None
@@ -110,18 +110,18 @@ def compiled(expression: str) -> Selector | str:
         return str(error)
 
 
-def _evaluate(line: bytes) -> Answer:
+def _evaluate(line: bytes) -> CaseAnswer:
     try:
         case = _read(line)
         if case.device is None:
-            return Answer(error=NO_DEVICE)
+            return CaseAnswer(error=NO_DEVICE)
         device = _device(case.device)
         selector = compiled(case.expression)
         if isinstance(selector, str):
-            return Answer(compile_error=selector)
-        return Answer(match=selector.matches(device_view(case.device.driver, device)))
+            return CaseAnswer(compile_error=selector)
+        return CaseAnswer(match=selector.matches(device_view(case.device.driver, device)))
     except (MalformedCase, EvaluationError) as error:
-        return Answer(error=str(error))
+        return CaseAnswer(error=str(error))
 
 
 def _check(line: bytes) -> Findings:

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from draco.cel import AttributePath, DeviceView, EvaluationError, Selector, device_view
+from draco.cel import AttributePath, DeviceVariable, EvaluationError, Selector, device_view
 from draco.cli.selector.cases import described
 from draco.resources.api.slices import Device, ResourceSlice, current_slices
 from draco.resources.names import DeviceKey
@@ -19,7 +19,7 @@ _NAMED: Final = 4
 """Devices of a group that are named; the others are counted."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class SelectorOutcome(msgspec.Struct, frozen=True):
     """What the selector says of one device, and what it read there. Exactly one of match and error is set."""
 
     device: DeviceKey
@@ -33,14 +33,14 @@ class Outcome(msgspec.Struct, frozen=True):
         return "error" if self.match is None else str(self.match).lower()
 
 
-class Group(msgspec.Struct, frozen=True):
+class DeviceGroup(msgspec.Struct, frozen=True):
     """Devices of one driver that agree in everything the selector reads, and so in the answer."""
 
-    first: Outcome
+    first: SelectorOutcome
     devices: list[DeviceKey]
 
 
-def outcomes(selector: Selector, slices: Iterable[ResourceSlice]) -> Iterator[Outcome]:
+def outcomes(selector: Selector, slices: Iterable[ResourceSlice]) -> Iterator[SelectorOutcome]:
     """The answer for each device of the newest generation of each pool, in the order in which they are published."""
     paths = sorted(selector.paths)
     for parts in current_slices(slices).values():
@@ -50,19 +50,19 @@ def outcomes(selector: Selector, slices: Iterable[ResourceSlice]) -> Iterator[Ou
                 yield _outcome(selector, paths, DeviceKey(driver, pool, device.name), device)
 
 
-def _outcome(selector: Selector, paths: Sequence[AttributePath], key: DeviceKey, device: Device) -> Outcome:
+def _outcome(selector: Selector, paths: Sequence[AttributePath], key: DeviceKey, device: Device) -> SelectorOutcome:
     try:
         view = device_view(key.driver, device)
     except EvaluationError as error:
-        return Outcome(device=key, read={}, error=str(error))
+        return SelectorOutcome(device=key, read={}, error=str(error))
     read = {described(path): _value(path, view) for path in paths}
     try:
-        return Outcome(device=key, read=read, match=selector.matches(view))
+        return SelectorOutcome(device=key, read=read, match=selector.matches(view))
     except EvaluationError as error:
-        return Outcome(device=key, read=read, error=str(error))
+        return SelectorOutcome(device=key, read=read, error=str(error))
 
 
-def _value(path: AttributePath, view: DeviceView) -> str:
+def _value(path: AttributePath, view: DeviceVariable) -> str:
     match path:
         case AttributePath("driver"):
             return view.driver
@@ -84,18 +84,18 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def folded(found: Iterable[Outcome]) -> list[Group]:
+def folded(found: Iterable[SelectorOutcome]) -> list[DeviceGroup]:
     """Equal outcomes together: those that match first, then errors, then the others; many devices before few."""
-    groups: dict[tuple[str, str | None, bool | None, tuple[str, ...]], Group] = {}
+    groups: dict[tuple[str, str | None, bool | None, tuple[str, ...]], DeviceGroup] = {}
     for outcome in found:
         key = (outcome.device.driver, outcome.error, outcome.match, tuple(outcome.read.values()))
-        group = groups.setdefault(key, Group(outcome, []))
+        group = groups.setdefault(key, DeviceGroup(outcome, []))
         group.devices.append(outcome.device)
     order = {"true": 0, "error": 1, "false": 2}
     return sorted(groups.values(), key=lambda group: (order[group.first.answer], -len(group.devices)))
 
 
-def summary(groups: Sequence[Group]) -> str:
+def summary(groups: Sequence[DeviceGroup]) -> str:
     """How many devices match, in one sentence."""
     counts = dict.fromkeys(("true", "false", "error"), 0)
     for group in groups:
@@ -110,7 +110,7 @@ def summary(groups: Sequence[Group]) -> str:
     return f"{matching}, and {fails}: such a device fails every pod for which the scheduler looks at it."
 
 
-def group_lines(groups: Sequence[Group]) -> Iterator[str]:
+def group_lines(groups: Sequence[DeviceGroup]) -> Iterator[str]:
     """A paragraph for each group: answer, devices, what was read, and the error if there is one."""
     for group in groups:
         first = group.first
@@ -120,13 +120,13 @@ def group_lines(groups: Sequence[Group]) -> Iterator[str]:
             yield f"      {first.error}"
 
 
-def record(outcome: Outcome) -> dict[str, object]:
+def record(outcome: SelectorOutcome) -> dict[str, object]:
     """One outcome for machines."""
     said = {"match": outcome.match} if outcome.error is None else {"error": outcome.error}
     return {**outcome.device._asdict(), **said, "read": outcome.read}
 
 
-def wide_lines(found: Iterable[Outcome]) -> Iterator[str]:
+def wide_lines(found: Iterable[SelectorOutcome]) -> Iterator[str]:
     """A line for each device."""
     for outcome in found:
         read = ", ".join(f"{name} = {value}" for name, value in outcome.read.items())

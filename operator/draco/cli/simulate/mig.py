@@ -23,7 +23,16 @@ from draco.mig.board import Board, Profile
 from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
 from draco.mig.repair import Hold
-from draco.mig.replay import Fleet, Outcome, Policy, Replay, Tally, profiles_met, rule_of, used_share
+from draco.mig.replay import (
+    Policy,
+    Replay,
+    ReplayCounts,
+    ReplayOutcome,
+    SimulatedFleet,
+    profiles_met,
+    rule_of,
+    used_share,
+)
 from draco.mig_policy.boards import boards_of
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import GPU_NODES
@@ -127,7 +136,9 @@ def command(
     table = _known(board) if from_node is None else asyncio.run(_reported(from_node, board, kubeconfig, context))
     chosen = [Policy(each) for each in dict.fromkeys(policies)]
     runs = [
-        _Run(policy, Replay(Fleet(geometry(table), gpus, gpus_per_node), rule_of(policy, _chance(seed)), moves))
+        _Run(
+            policy, Replay(SimulatedFleet(geometry(table), gpus, gpus_per_node), rule_of(policy, _chance(seed)), moves)
+        )
         for policy in chosen
     ]
     name = "standard input" if str(trace) == "-" else str(trace)
@@ -234,10 +245,10 @@ def _told(run: _Run) -> dict[str, Any]:
     }
 
 
-def _counted(tally: Tally, profile: Profile | None) -> dict[str, int]:
-    repaired = tally.of(Outcome.REPAIRED, profile=profile)
-    avoidable, full = tally.of(Outcome.AVOIDABLE, profile=profile), tally.of(Outcome.FULL, profile=profile)
-    accepted = tally.of(Outcome.ACCEPTED, profile=profile) + repaired
+def _counted(tally: ReplayCounts, profile: Profile | None) -> dict[str, int]:
+    repaired = tally.of(ReplayOutcome.REPAIRED, profile=profile)
+    avoidable, full = tally.of(ReplayOutcome.AVOIDABLE, profile=profile), tally.of(ReplayOutcome.FULL, profile=profile)
+    accepted = tally.of(ReplayOutcome.ACCEPTED, profile=profile) + repaired
     return {
         "claims": accepted + avoidable + full,
         "accepted": accepted,

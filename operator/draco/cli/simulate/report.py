@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from draco.cli.simulate.trials import Attempt, Run
-from draco.explanation.model import Reason
+from draco.cli.simulate.trials import Run, TrialResult
+from draco.explanation.model import PendingReason
 from draco.explanation.wording import report
 from draco.resources.api.claims import AllocationResult
 from draco.resources.written.json import written
@@ -40,7 +40,7 @@ def _each(run: Run) -> dict[str, int]:
     return counts
 
 
-def _entries(attempt: Attempt) -> Iterator[dict[str, Any]]:
+def _entries(attempt: TrialResult) -> Iterator[dict[str, Any]]:
     told = None if attempt.explanation is None else msgspec.to_builtins(attempt.explanation)
     claims: Sequence[tuple[str | None, AllocationResult | None]] = attempt.claims or [(None, None)]
     for name, allocation in claims:
@@ -70,10 +70,10 @@ def lines(run: Run, notes: Sequence[str]) -> Iterator[str]:
         yield f"All of it together: {run.fitting} of {run.copies} copies fit"
 
 
-def _attempt(attempt: Attempt) -> Iterator[str]:
+def _attempt(attempt: TrialResult) -> Iterator[str]:
     if not attempt.fits:
         told = attempt.explanation
-        bypasses = told is not None and told.reason is Reason.BYPASSES_SCHEDULER
+        bypasses = told is not None and told.reason is PendingReason.BYPASSES_SCHEDULER
         yield f"{attempt.name}: {'bypasses the scheduler' if bypasses else 'does not fit'}"
         yield from _why(attempt)
         return
@@ -92,7 +92,7 @@ def _devices(name: str, allocation: AllocationResult | None) -> Iterator[str]:
         yield f"  {name}: {result.request}: {result.driver}/{result.pool}/{result.device}{extra}"
 
 
-def _why(attempt: Attempt) -> Iterator[str]:
+def _why(attempt: TrialResult) -> Iterator[str]:
     told = attempt.explanation
     if attempt.error and (told is None or told.error != attempt.error):  # otherwise the explanation begins with it
         yield f"  {attempt.error[:1].upper()}{attempt.error[1:]}{'' if attempt.error.endswith(('.', '?')) else '.'}"
@@ -101,7 +101,7 @@ def _why(attempt: Attempt) -> Iterator[str]:
             yield f"  {line}".rstrip()
 
 
-def _copies(name: str, attempts: Sequence[Attempt], copies: int) -> Iterator[str]:
+def _copies(name: str, attempts: Sequence[TrialResult], copies: int) -> Iterator[str]:
     fitting = [attempt for attempt in attempts if attempt.fits]
     yield f"{name}: {len(fitting)} of {copies} copies fit"
     nodes = Counter(attempt.node for attempt in fitting)

@@ -40,7 +40,7 @@ class Scenario(msgspec.Struct):
     claims: list[str] | None = None
 
 
-class Answer(msgspec.Struct):
+class ScenarioAnswer(msgspec.Struct):
     """Results of the claims in their order. Neither results nor an error: they do not fit."""
 
     name: str | int | None
@@ -54,7 +54,7 @@ def answers(lines: Iterable[bytes]) -> Iterator[bytes]:
         yield msgspec.json.encode(answer(line, f"line {number}")) + b"\n"
 
 
-def answer(line: bytes, source: str) -> Answer:
+def answer(line: bytes, source: str) -> ScenarioAnswer:
     """What the allocator says of one scenario."""
     name = None
     try:
@@ -62,10 +62,12 @@ def answer(line: bytes, source: str) -> Answer:
         name = scenario.name
         results = _decide(scenario)
     except DracoError as error:
-        return Answer(name=_name(line) if name is None else name, error=str(error))
+        return ScenarioAnswer(name=_name(line) if name is None else name, error=str(error))
     except RecursionError:
-        return Answer(name=name, error=f"{source}: the scenario is nested too deeply; no object of Kubernetes is")
-    return Answer(name=name, results=None if results is None else [written(result) for result in results])
+        return ScenarioAnswer(
+            name=name, error=f"{source}: the scenario is nested too deeply; no object of Kubernetes is"
+        )
+    return ScenarioAnswer(name=name, results=None if results is None else [written(result) for result in results])
 
 
 def _scenario(line: bytes, source: str) -> Scenario:

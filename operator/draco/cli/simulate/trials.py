@@ -57,7 +57,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     missing: str = ""
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """How one copy of a trial went: on a node with an allocation for each claim; or not, and why."""
 
     name: str
@@ -79,7 +79,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """All that was tried. Of each trial's copies those that fit, and the first that does not."""
 
-    attempts: list[Attempt]
+    attempts: list[TrialResult]
     copies: int
     fitting: int
     """Copies of which everything fits."""
@@ -146,7 +146,7 @@ def _waiting(claims: Sequence[ResourceClaim]) -> list[ResourceClaim]:
 
 def run(fleet: Fleet, trials: Sequence[Trial], copies: int) -> Run:
     """Try each of them so often, copy by copy. What does not fit once is not tried again: there is never more room later."""
-    attempts: list[Attempt] = []
+    attempts: list[TrialResult] = []
     fitting = 0
     placing = _Placing(fleet)
     left = list(trials)
@@ -161,14 +161,14 @@ def run(fleet: Fleet, trials: Sequence[Trial], copies: int) -> Run:
     return Run(attempts=attempts, copies=copies, fitting=fitting)
 
 
-def _attempt(trial: Trial, copy: "_Copy", placing: "_Placing") -> Attempt:
+def _attempt(trial: Trial, copy: "_Copy", placing: "_Placing") -> TrialResult:
     pod = str(trial.pod.metadata.key) if trial.pod is not None else ""
     names = [str(claim.metadata.key) for claim in trial.claims]
     if trial.missing:
-        return Attempt(name=pod, pod=pod, copy=copy.number, error=trial.missing)
+        return TrialResult(name=pod, pod=pod, copy=copy.number, error=trial.missing)
     claims = [copy.taken(claim) for claim in trial.claims]
     placed = placing.place(None if trial.pod is None else using(trial.pod, claims), claims)
-    return Attempt(
+    return TrialResult(
         name=pod or names[0],
         pod=pod,
         copy=copy.number,

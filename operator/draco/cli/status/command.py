@@ -13,7 +13,7 @@ from draco.cli.input.reading import Reader, without_dra
 from draco.cli.options import with_cluster
 from draco.cli.output import print_document, visible
 from draco.cli.status import screen as status_screen
-from draco.cli.status.schema import MissingView, Status
+from draco.cli.status.schema import ClusterStatus, MissingView
 from draco.cli.status.view import Snapshot, status_of
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
@@ -51,7 +51,7 @@ def command(kubeconfig: Path | None, context: str | None, namespace: str, output
         click.echo(status_screen.trimmed(line))
 
 
-async def _read(kubeconfig: Path | None, context: str | None, namespace: str) -> Status:
+async def _read(kubeconfig: Path | None, context: str | None, namespace: str) -> ClusterStatus:
     async with Client(await connect(kubeconfig, context)) as client:
         features = await discover(client)
         if not features.dra:

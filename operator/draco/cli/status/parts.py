@@ -23,7 +23,7 @@ class UsedHardware(msgspec.Struct, frozen=True):
     overlapped: frozenset[DeviceKey]
 
 
-class Hardware:
+class HardwareByPool:
     """The hardware of all pools, worked out pool by pool when asked for."""
 
     def __init__(self, slices: Iterable[ResourceSlice]) -> None:

@@ -5,7 +5,7 @@ Owns the structs and their field names: fields are only ever added under one sch
 
 from enum import StrEnum
 
-from draco.cli.output import View
+from draco.cli.output import OutputStruct
 from draco.resources.names import DeviceKey
 
 SCHEMA = "draco.dev/status/v1"
@@ -34,7 +34,7 @@ class ClaimState(StrEnum):
     DELETING = "deleting"
 
 
-class DeviceCounts(View, frozen=True, kw_only=True):
+class DeviceCounts(OutputStruct, frozen=True, kw_only=True):
     """Devices by state. Every device is in exactly one state, so the states add up to `total`."""
 
     total: int = 0
@@ -47,7 +47,7 @@ class DeviceCounts(View, frozen=True, kw_only=True):
     maintenance: int = 0
 
 
-class ClaimCounts(View, frozen=True, kw_only=True):
+class ClaimCounts(OutputStruct, frozen=True, kw_only=True):
     """Claims by state. `unused` are those of the pending ones that no pod waits for: nothing will allocate them."""
 
     total: int = 0
@@ -58,7 +58,7 @@ class ClaimCounts(View, frozen=True, kw_only=True):
     deleting: int = 0
 
 
-class DeviceView(View, frozen=True, kw_only=True):
+class DeviceView(OutputStruct, frozen=True, kw_only=True):
     """One device. `taints` reads "key:effect" or "key=value:effect"; `claims` and `maintenance` name who holds it.
 
     `claims_on_parts` hold partitions of it.
@@ -83,7 +83,7 @@ class DeviceView(View, frozen=True, kw_only=True):
         return DeviceKey(self.driver, self.pool, self.device)
 
 
-class NodeView(View, frozen=True, kw_only=True):
+class NodeView(OutputStruct, frozen=True, kw_only=True):
     """One node with devices. The name is "" for devices that belong to no single node."""
 
     name: str
@@ -92,7 +92,7 @@ class NodeView(View, frozen=True, kw_only=True):
     devices: DeviceCounts
 
 
-class ClaimView(View, frozen=True, kw_only=True):
+class ClaimView(OutputStruct, frozen=True, kw_only=True):
     """One claim: the full names of its `devices`, the `consumers` it is reserved for, the pods `waiting` for it."""
 
     namespace: str
@@ -103,7 +103,7 @@ class ClaimView(View, frozen=True, kw_only=True):
     waiting: list[str] = []
 
 
-class RuleView(View, frozen=True, kw_only=True):
+class RuleView(OutputStruct, frozen=True, kw_only=True):
     """One DeviceTaintRule and what it hits now, what is the same hardware included where Draco extends it.
 
     `extends` names the rule that this one extends, `maintenance` the DeviceMaintenance that it belongs to.
@@ -118,7 +118,7 @@ class RuleView(View, frozen=True, kw_only=True):
     maintenance: str = ""
 
 
-class MaintenanceView(View, frozen=True, kw_only=True):
+class MaintenanceView(OutputStruct, frozen=True, kw_only=True):
     """One DeviceMaintenance."""
 
     name: str
@@ -129,7 +129,7 @@ class MaintenanceView(View, frozen=True, kw_only=True):
     in_use: int = 0
 
 
-class PolicyView(View, frozen=True, kw_only=True):
+class PolicyView(OutputStruct, frozen=True, kw_only=True):
     """One MigPolicy and, as the operator says it, how many GPUs it has and how many of them are as wanted."""
 
     name: str
@@ -142,7 +142,7 @@ class PolicyView(View, frozen=True, kw_only=True):
     message: str = ""
 
 
-class MissingView(View, frozen=True, kw_only=True):
+class MissingView(OutputStruct, frozen=True, kw_only=True):
     """A feature the cluster lacks, what follows, and what to do."""
 
     name: str
@@ -150,7 +150,7 @@ class MissingView(View, frozen=True, kw_only=True):
     remedy: str
 
 
-class Status(View, frozen=True, kw_only=True):
+class ClusterStatus(OutputStruct, frozen=True, kw_only=True):
     """Everything on the screen."""
 
     schema: str = SCHEMA

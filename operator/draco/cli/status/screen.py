@@ -1,4 +1,4 @@
-"""How a `Status` looks on a terminal or in a file.
+"""How a `ClusterStatus` looks on a terminal or in a file.
 
 Owns layout, words and colours. Colour only repeats what the words say, so that nothing is lost without it. Computes nothing.
 """
@@ -13,11 +13,11 @@ from rich.text import Text
 from draco.cli.status.schema import (
     ClaimState,
     ClaimView,
+    ClusterStatus,
     DeviceCounts,
     DeviceState,
     DeviceView,
     NodeView,
-    Status,
 )
 from draco.resources.texts import agreeing, counted, listed
 
@@ -58,7 +58,7 @@ COUNTED: list[tuple[DeviceState, Callable[[DeviceCounts], int]]] = [
 ]
 
 
-def show(status: Status, console: Console) -> None:
+def show(status: ClusterStatus, console: Console) -> None:
     """Print the screen, with counts in place of the nodes and devices of large clusters that are in order."""
     _headline(status, console)
     _nodes(status.nodes, console, fold=len(status.nodes) > MOST_NODES)
@@ -66,7 +66,7 @@ def show(status: Status, console: Console) -> None:
     _rest(status, console, most=MOST_CLAIMS, fold=True)
 
 
-def show_wide(status: Status, console: Console) -> None:
+def show_wide(status: ClusterStatus, console: Console) -> None:
     """Print the screen with every device and every claim."""
     _headline(status, console)
     _nodes(status.nodes, console, fold=False)
@@ -74,7 +74,7 @@ def show_wide(status: Status, console: Console) -> None:
     _rest(status, console, most=len(status.claim_list), fold=False)
 
 
-def _rest(status: Status, console: Console, *, most: int, fold: bool) -> None:
+def _rest(status: ClusterStatus, console: Console, *, most: int, fold: bool) -> None:
     _claims(status, console, most=most)
     _rules(status, console, fold=fold)
     _maintenance(status, console)
@@ -82,7 +82,7 @@ def _rest(status: Status, console: Console, *, most: int, fold: bool) -> None:
     _notes(status, console)
 
 
-def _headline(status: Status, console: Console) -> None:
+def _headline(status: ClusterStatus, console: Console) -> None:
     ready = sum(node.ready for node in status.nodes if node.name)
     named = sum(1 for node in status.nodes if node.name)
     states = [f"{count(status.devices)} {state}" for state, count in COUNTED if count(status.devices)]
@@ -187,7 +187,7 @@ def _detail(view: DeviceView) -> str:
     return "; ".join(parts)
 
 
-def _claims(status: Status, console: Console, *, most: int) -> None:
+def _claims(status: ClusterStatus, console: Console, *, most: int) -> None:
     rank = [ClaimState.PENDING, ClaimState.DELETING, ClaimState.ALLOCATED, ClaimState.RESERVED]
     ordered = sorted(status.claim_list, key=lambda view: (rank.index(view.state), not view.waiting))
     if not ordered:
@@ -219,7 +219,7 @@ def _pods(view: ClaimView) -> str:
     return _some(view.consumers) if view.consumers else "-"
 
 
-def _rules(status: Status, console: Console, *, fold: bool) -> None:
+def _rules(status: ClusterStatus, console: Console, *, fold: bool) -> None:
     if not status.taint_rules:
         return
     table = _table("RULE", "TAINT", "SELECTS", "DEVICES", "CLAIMS")
@@ -237,7 +237,7 @@ def _rules(status: Status, console: Console, *, fold: bool) -> None:
         )
 
 
-def _maintenance(status: Status, console: Console) -> None:
+def _maintenance(status: ClusterStatus, console: Console) -> None:
     if not status.maintenance:
         return
     table = _table("REQUEST", "PHASE", "DEVICES", "STILL IN USE", "REASON", "DETAIL")
@@ -247,7 +247,7 @@ def _maintenance(status: Status, console: Console) -> None:
     console.print(table)
 
 
-def _policies(status: Status, console: Console) -> None:
+def _policies(status: ClusterStatus, console: Console) -> None:
     if not status.mig_policies:
         return
     table = _table("POLICY", "MODE", "GPUS", "APPLIED", "CHANGING", "FAILED", "DETAIL", numbers=range(2, 6))
@@ -266,7 +266,7 @@ def _policies(status: Status, console: Console) -> None:
     console.print("How each GPU is divided: draco layout show", style="dim")
 
 
-def _notes(status: Status, console: Console) -> None:
+def _notes(status: ClusterStatus, console: Console) -> None:
     if status.warnings:
         _section("WARNINGS", console)
         for warning in status.warnings:

@@ -1,4 +1,4 @@
-"""What `draco status` says: one snapshot of API objects in, one `Status` value out.
+"""What `draco status` says: one snapshot of API objects in, one `ClusterStatus` value out.
 
 Owns the arithmetic of the screen: which state a device is in, what a taint rule hits. Must not do I/O,
 print, or know a terminal; it works for any driver's devices, not only Draco's.
@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from draco.cli.status.counters import short_of_counters
-from draco.cli.status.parts import Hardware
+from draco.cli.status.parts import HardwareByPool
 from draco.cli.status.schema import (
     ClaimCounts,
     ClaimState,
     ClaimView,
+    ClusterStatus,
     DeviceCounts,
     DeviceState,
     DeviceView,
@@ -23,7 +24,6 @@ from draco.cli.status.schema import (
     NodeView,
     PolicyView,
     RuleView,
-    Status,
 )
 from draco.maintenance import maintenance_uid
 from draco.maintenance.rules import extends
@@ -67,10 +67,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     unread: Sequence[str] = ()
 
 
-def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> Status:
+def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> ClusterStatus:
     """The whole screen. `namespace` narrows the list of claims; what devices are in use for is always cluster-wide."""
     pools = dict(sorted(publications(snapshot.slices).items()))
-    hardware = Hardware(snapshot.slices)
+    hardware = HardwareByPool(snapshot.slices)
     devices = _devices(snapshot, pools, hardware)
     claims = [claim for claim in snapshot.claims if not namespace or claim.metadata.namespace == namespace]
     waiting = _waiting(snapshot.pods)
@@ -79,7 +79,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> S
     )
     named = {rule.metadata.uid: rule.metadata.name for rule in snapshot.rules if not extends(rule)}
     named |= {request.metadata.uid: request.metadata.name for request in snapshot.maintenances}
-    return Status(
+    return ClusterStatus(
         server=server,
         namespace=namespace,
         devices=_device_counts(devices),
@@ -133,7 +133,7 @@ def _product(attributes: Mapping[str, DeviceAttribute]) -> str:
 
 
 def _devices(
-    snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]], hardware: Hardware
+    snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]], hardware: HardwareByPool
 ) -> list[DeviceView]:
     holders: dict[DeviceKey, list[str]] = defaultdict(list)
     for claim in snapshot.claims:
@@ -316,7 +316,7 @@ def _rule(
     rule: DeviceTaintRule,
     devices: Iterable[DeviceView],
     claims: Iterable[ResourceClaim],
-    hardware: Hardware,
+    hardware: HardwareByPool,
     named: Mapping[str, str],
 ) -> RuleView:
     return RuleView(

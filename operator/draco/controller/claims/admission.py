@@ -42,7 +42,7 @@ class AdmissionMode(StrEnum):
     """It is denied."""
 
 
-class Outcome(StrEnum):
+class ReviewOutcome(StrEnum):
     """What came of one review, for metrics."""
 
     CLEAN = "clean"
@@ -74,7 +74,7 @@ class _Review(ApiStruct, frozen=True, kw_only=True):
     request: _Request
 
 
-class AskWorkers(Protocol):
+class AdmissionWorkers(Protocol):
     """`Workers`, as far as it matters here."""
 
     async def ask_within(
@@ -106,7 +106,7 @@ class Admission:
     def __init__(
         self,
         followed: FollowedFleet,
-        workers: AskWorkers,
+        workers: AdmissionWorkers,
         *,
         mode: AdmissionMode,
         ready: Callable[[], bool],
@@ -120,7 +120,7 @@ class Admission:
         self._known: OrderedDict[bytes, Sequence[Problem]] = OrderedDict()  # of `_known_version`, the oldest first
         self._known_version = -1
 
-    async def review(self, body: bytes) -> tuple[bytes, Outcome]:
+    async def review(self, body: bytes) -> tuple[bytes, ReviewOutcome]:
         """The answer to an AdmissionReview. Raises NotAReview."""
         try:
             request = msgspec.json.decode(body, type=_Review).request
@@ -130,11 +130,13 @@ class Admission:
         if look.unseen is not None:
             return _answer(
                 request, [_short(f"Draco did not look: {look.unseen}")] if look.unseen else []
-            ), Outcome.UNSEEN
+            ), ReviewOutcome.UNSEEN
         fatal = [problem for problem in look.problems if _is_deniable(problem)]
         if fatal and self._mode is AdmissionMode.ENFORCE and _may_deny(request):
-            return _answer(request, [], denied=". ".join(map(_sentence, fatal))), Outcome.DENIED
-        return _answer(request, _warnings(look.problems)), Outcome.WARNED if look.problems else Outcome.CLEAN
+            return _answer(request, [], denied=". ".join(map(_sentence, fatal))), ReviewOutcome.DENIED
+        return _answer(
+            request, _warnings(look.problems)
+        ), ReviewOutcome.WARNED if look.problems else ReviewOutcome.CLEAN
 
     async def _look(self, request: _Request) -> _Look:
         """What is wrong with the claim of the request."""

@@ -47,14 +47,14 @@ _BACKLOG_PAUSE_S = 0.05
 _REMEMBERED = 4096
 
 
-class Told(msgspec.Struct, frozen=True):
+class PodExplanation(msgspec.Struct, frozen=True):
     """What is said of one pod, and its main cause in one word."""
 
     text: str
     reason: str
 
 
-class AskWorkers(Protocol):
+class ExplainingWorkers(Protocol):
     """`Workers`, as far as it matters here."""
 
     async def ask(self, question: Question, namespace: str, urgency: Urgency) -> Answered:
@@ -73,7 +73,7 @@ class _Topic(msgspec.Struct, eq=False):
     key: bytes
     namespace: str
     pods: dict[ObjectKey, None] = msgspec.field(default_factory=dict)
-    told: Told | None = None
+    told: PodExplanation | None = None
     version: int = -1
     at_s: float = 0.0
 
@@ -85,7 +85,9 @@ Asks = tuple[Pod, Sequence[ResourceClaim]]
 class Explanations:
     """One explanation for each pod that waits, by a scheduler of Kubernetes 1.`minor` (None: unknown)."""
 
-    def __init__(self, followed: FollowedFleet, workers: AskWorkers, *, clock: Clock, minor: int | None = None) -> None:
+    def __init__(
+        self, followed: FollowedFleet, workers: ExplainingWorkers, *, clock: Clock, minor: int | None = None
+    ) -> None:
         self._followed = followed
         self._workers = workers
         self._clock = clock
@@ -100,7 +102,7 @@ class Explanations:
         self._change = asyncio.Event()
         followed.subscribe(self._on_change)
 
-    def of(self, pod: Pod, claims: Sequence[ResourceClaim]) -> Told | None:
+    def of(self, pod: Pod, claims: Sequence[ResourceClaim]) -> PodExplanation | None:
         """The explanation, if there is one for just this question; else it is asked for, and `changed` called with the answer."""
         key = pod.metadata.key
         question = _question(pod, claims)
@@ -237,16 +239,16 @@ class Explanations:
             if self._topic_of.get(key) is topic:
                 del self._topic_of[key]
 
-    def _told(self, answered: Answered, claims: Sequence[ResourceClaim]) -> Told:
+    def _told(self, answered: Answered, claims: Sequence[ResourceClaim]) -> PodExplanation:
         match answered.answer:
             case Waiting(text, reason):
-                return Told(text, reason)
+                return PodExplanation(text, reason)
             case OverBudget() | OutOfMemory() as costly:
                 why = refusal(costly, claims, self._workers.long_cpu_s)
-                return Told(f"Too costly to explain: {why}.", TOO_COSTLY)
+                return PodExplanation(f"Too costly to explain: {why}.", TOO_COSTLY)
             case Failed() as failed:
                 why = refusal(failed, claims, self._workers.long_cpu_s)
-                return Told(f"Cannot be explained: {why}.", UNKNOWN)
+                return PodExplanation(f"Cannot be explained: {why}.", UNKNOWN)
         raise TypeError(f"{answered.answer} answers another question")
 
     def _on_change(self) -> None:

@@ -16,9 +16,9 @@ import structlog
 
 from draco.allocation.extended_resources import claim_for
 from draco.allocation.pod_claims import known_claims_of, uses_devices
-from draco.controller.claims.explaining import Asks, AskWorkers, Explanations, Told
+from draco.controller.claims.explaining import Asks, ExplainingWorkers, Explanations, PodExplanation
 from draco.controller.view import ClusterView
-from draco.explanation.model import Reason
+from draco.explanation.model import PendingReason
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import retry
 from draco.kube.errors import ApiError
@@ -37,7 +37,7 @@ _ADOPT_WITHIN_S = 30.0
 """Without knowing what was said before, everything is said anew; nothing goes wrong but that Events may stay for their hour."""
 
 
-class Subject(NamedTuple):
+class PendingSubject(NamedTuple):
     """What an Event is about: a pod or a claim."""
 
     kind: str
@@ -59,7 +59,7 @@ class PendingClaims:
         random: Random,
         pending_after_s: float,
         minor: int | None,
-        workers: AskWorkers,
+        workers: ExplainingWorkers,
     ) -> None:
         self._view = view
         self._notes = notes
@@ -68,17 +68,17 @@ class PendingClaims:
         self._pending_after_s = pending_after_s
         self._explanations = Explanations(view.followed, workers, clock=clock, minor=minor)
         self._adopted = asyncio.Event()
-        self._noted: dict[Subject, ObjectReference] = {}
+        self._noted: dict[PendingSubject, ObjectReference] = {}
         self._reasons: dict[ObjectKey, str] = {}
         self._known_classes: Mapping[str, DeviceClass] | None = None
 
-    def subscribe(self, wake: Callable[[Subject], None]) -> None:
+    def subscribe(self, wake: Callable[[PendingSubject], None]) -> None:
         """Have `wake` called with every pod and claim that a change of theirs may concern."""
         self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
         self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
         self._view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
 
-    def all_keys(self) -> set[Subject]:
+    def all_keys(self) -> set[PendingSubject]:
         """Every pod that waits, and its claims."""
         pods = [pod for pod in self._view.pods.store.values() if self._left_s(pod) is not None]
         return {subject for pod in pods for subject in _subjects(pod)}
@@ -87,7 +87,7 @@ class PendingClaims:
         """Waiting claims by main cause."""
         return Counter(self._reasons.values())
 
-    async def follow(self, wake: Callable[[Subject], None], backlog: Callable[[], int]) -> None:
+    async def follow(self, wake: Callable[[PendingSubject], None], backlog: Callable[[], int]) -> None:
         """Take over what another leader left, then have `wake` called whenever a change elsewhere alters what is to be said."""
         try:
             async with asyncio.timeout(_ADOPT_WITHIN_S):
@@ -96,7 +96,7 @@ class PendingClaims:
             left = []
             log.warning("events.not_adopted", error=str(error) or "no answer in time")
         for regarding in left:
-            subject = Subject(regarding.kind, ObjectKey(regarding.namespace, regarding.name))
+            subject = PendingSubject(regarding.kind, ObjectKey(regarding.namespace, regarding.name))
             self._noted[subject] = regarding
             wake(subject)
         self._adopted.set()
@@ -107,14 +107,14 @@ class PendingClaims:
 
         await self._explanations.keep_young(self._asks_again, changed, backlog)
 
-    async def reconcile(self, subject: Subject) -> float | None:
+    async def reconcile(self, subject: PendingSubject) -> float | None:
         """Say of the subject why it waits, or take back what was said when it no longer does."""
         await self._adopted.wait()
         if subject.kind == PODS.kind:
             return await self._reconcile_pod(subject)
         return await self._reconcile_claim(subject)
 
-    async def _reconcile_pod(self, subject: Subject) -> float | None:
+    async def _reconcile_pod(self, subject: PendingSubject) -> float | None:
         pod = self._view.pods.store.get(subject.key)
         left_s = self._left_s(pod) if pod else None
         if pod is None or left_s is None:
@@ -125,12 +125,12 @@ class PendingClaims:
         told = self._explanations.of(*self._asks(pod))
         if told is None:
             return None  # what was said stays until there is an answer, which wakes us
-        if told.reason == Reason.ALLOCATED:
+        if told.reason == PendingReason.ALLOCATED:
             await self._withdraw(subject)
             return None
         return await self._say(subject, pod.metadata, PODS.api_version, told)
 
-    async def _reconcile_claim(self, subject: Subject) -> float | None:
+    async def _reconcile_claim(self, subject: PendingSubject) -> float | None:
         claim = self._view.claims.store.get(subject.key)
         told = None
         wait_s: float | None = None
@@ -143,7 +143,7 @@ class PendingClaims:
             told = self._explanations.of(*self._asks(due)) if due else None
             if due and told is None:
                 return None  # what was said stays until there is an answer, which wakes us
-        if claim is None or told is None or told.reason == Reason.ALLOCATED:
+        if claim is None or told is None or told.reason == PendingReason.ALLOCATED:
             self._reasons.pop(subject.key, None)
             await self._withdraw(subject)
             return wait_s if wait_s and wait_s > 0 else None
@@ -152,7 +152,7 @@ class PendingClaims:
         self._reasons[subject.key] = told.reason
         return await self._say(subject, claim.metadata, CLAIMS.api_version, told)
 
-    async def _say(self, subject: Subject, meta: ObjectMeta, api_version: str, told: Told) -> float:
+    async def _say(self, subject: PendingSubject, meta: ObjectMeta, api_version: str, told: PodExplanation) -> float:
         noted = self._noted.get(subject)
         if noted is not None and noted.uid != meta.uid:
             await self._withdraw(subject)
@@ -162,7 +162,7 @@ class PendingClaims:
         self._noted[subject] = regarding
         return await self._notes.say(regarding, told.text)
 
-    async def _withdraw(self, subject: Subject) -> None:
+    async def _withdraw(self, subject: PendingSubject) -> None:
         if noted := self._noted.get(subject):
             await self._notes.withdraw(noted)
             del self._noted[subject]
@@ -199,15 +199,15 @@ class PendingClaims:
             self._known_classes = {each.metadata.name: each for each in self._view.classes.store.values()}
         return self._known_classes
 
-    def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[Subject], None]) -> None:
+    def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[PendingSubject], None]) -> None:
         before, after = change.before, change.after
         if before and after and _of_claim(before) == _of_claim(after):
             return
-        wake(Subject(CLAIMS.kind, change.key))
+        wake(PendingSubject(CLAIMS.kind, change.key))
         for pod in self._view.pods_of(change.key):
-            wake(Subject(PODS.kind, pod.metadata.key))
+            wake(PendingSubject(PODS.kind, pod.metadata.key))
 
-    def _wake_for_pod(self, change: Change[Pod], wake: Callable[[Subject], None]) -> None:
+    def _wake_for_pod(self, change: Change[Pod], wake: Callable[[PendingSubject], None]) -> None:
         # A pod's status changes often; for its claims only these matter.
         before = _of_pod(change.before) if change.before else None
         after = _of_pod(change.after) if change.after else None
@@ -217,7 +217,7 @@ class PendingClaims:
         for subject in {subject for pod in pods for subject in _subjects(pod)}:
             wake(subject)
 
-    def _wake_for_class(self, change: Change[DeviceClass], wake: Callable[[Subject], None]) -> None:
+    def _wake_for_class(self, change: Change[DeviceClass], wake: Callable[[PendingSubject], None]) -> None:
         """Pods that ask for the extended resource which a class stands for, or stood for."""
         before = self._classes
         self._known_classes = None
@@ -226,11 +226,11 @@ class PendingClaims:
             return  # whatever else is new about it is explained again like any other change
         for pod in self._view.pods.store.values():
             if pod.waits and (claim_for(pod, before) or claim_for(pod, self._classes)):
-                wake(Subject(PODS.kind, pod.metadata.key))
+                wake(PendingSubject(PODS.kind, pod.metadata.key))
 
 
-def _subjects(pod: Pod) -> list[Subject]:
-    return [Subject(PODS.kind, pod.metadata.key), *(Subject(CLAIMS.kind, key) for key in pod.claims)]
+def _subjects(pod: Pod) -> list[PendingSubject]:
+    return [PendingSubject(PODS.kind, pod.metadata.key), *(PendingSubject(CLAIMS.kind, key) for key in pod.claims)]
 
 
 def _of_pod(pod: Pod) -> tuple[object, ...]:

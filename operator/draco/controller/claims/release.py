@@ -21,8 +21,8 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, Forbidden, Invalid, NotFound, ServerError, Unreachable
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
-from draco.mig_policy.release_policy import IdleClaim, Obstacle, Patience, obstacle, prepared_on, users
-from draco.mig_policy.releases import Release
+from draco.mig_policy.release_policy import IdleClaim, Patience, ReleaseObstacle, obstacle, prepared_on, users
+from draco.mig_policy.releases import ClaimRelease
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Event, ObjectReference
 from draco.resources.api.meta import ObjectKey
@@ -105,7 +105,7 @@ class ClaimReleases:
         now_s = self._clock.monotonic()
         return {name: text for name, (at_s, text) in self._latest.items() if now_s - at_s < self._patience.rest_s}
 
-    def obstacle(self, claim: ResourceClaim, movable: Movable) -> Obstacle | None:
+    def obstacle(self, claim: ResourceClaim, movable: Movable) -> ReleaseObstacle | None:
         """Why the claim may not be released now; None if it may."""
         key, now_s = claim.metadata.key, self._clock.monotonic()
         released_s = self._released.get(claim.metadata.uid)
@@ -141,7 +141,7 @@ class ClaimReleases:
         return max(0.0, *waits)
 
     async def carry_out(
-        self, release: Release, policies: Mapping[ObjectKey, str], may_go: Callable[[ObjectKey], bool]
+        self, release: ClaimRelease, policies: Mapping[ObjectKey, str], may_go: Callable[[ObjectKey], bool]
     ) -> bool:
         """Release a plan's claims, as their policies permit, while `may_go` says so of each in turn. Returns whether all are.
 
@@ -155,7 +155,7 @@ class ClaimReleases:
         self._give_time(release.pod)
         return True
 
-    async def _release(self, claim: ResourceClaim, release: Release, policy: str) -> bool:
+    async def _release(self, claim: ResourceClaim, release: ClaimRelease, policy: str) -> bool:
         meta, key, now_s = claim.metadata, claim.metadata.key, self._clock.monotonic()
         written = _Written(
             uid=meta.uid,
@@ -200,7 +200,7 @@ class ClaimReleases:
     def _give_time(self, pod: ObjectKey) -> None:
         self._awaited = (self._clock.monotonic() + _SETTLE_S, pod)
 
-    def _announce(self, claim: ResourceClaim, release: Release, policy: str) -> None:
+    def _announce(self, claim: ResourceClaim, release: ClaimRelease, policy: str) -> None:
         key, now_s = claim.metadata.key, self._clock.monotonic()
         self._released[claim.metadata.uid] = now_s
         self._latest[policy] = (now_s, f"Idle claim {key} was released for pod {release.pod}.")

@@ -27,8 +27,8 @@ from draco.kube.connect.retry import retry
 from draco.kube.errors import ApiError
 from draco.kube.events.notes import Notes
 from draco.mig_policy import release_policy
-from draco.mig_policy.release_policy import Obstacle
-from draco.mig_policy.releases import Release
+from draco.mig_policy.release_policy import ReleaseObstacle
+from draco.mig_policy.releases import ClaimRelease
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference, Pod
 from draco.resources.api.draco import IdleClaims
@@ -55,7 +55,7 @@ _KEEP_S = 30.0
 _ADOPT_WITHIN_S = 30.0
 
 
-class AskWorkers(Protocol):
+class RepairWorkers(Protocol):
     """`Workers`, as far as it matters here."""
 
     async def ask_within(
@@ -74,7 +74,7 @@ class RepairReconciler:
         movable: MovableClaims,
         notes: Notes,
         releases: ClaimReleases,
-        workers: AskWorkers,
+        workers: RepairWorkers,
         *,
         clock: Clock,
         random: Random,
@@ -89,7 +89,7 @@ class RepairReconciler:
         self._adopted = False
         self._due_s = float("-inf")
         self._next: ObjectKey | None = None
-        self._advised: dict[ObjectKey, Release] = {}  # by pod
+        self._advised: dict[ObjectKey, ClaimRelease] = {}  # by pod
         self._noted: dict[ObjectKey, ObjectReference] = {}
         self._by_policy: Mapping[str, str] = {}
         self._told: list[Callable[[], None]] = []
@@ -199,9 +199,9 @@ class RepairReconciler:
     def _claims_of(self, pod: Pod) -> list[ResourceClaim]:
         return [claim for name in pod.claims if (claim := self._view.claims.store.get(name))]
 
-    def _obstacle(self, key: ObjectKey, movable: Movable) -> Obstacle | None:
+    def _obstacle(self, key: ObjectKey, movable: Movable) -> ReleaseObstacle | None:
         claim = self._view.claims.store.get(key)
-        return self._releases.obstacle(claim, movable) if claim else Obstacle(text="it is gone")
+        return self._releases.obstacle(claim, movable) if claim else ReleaseObstacle(text="it is gone")
 
     async def _release(self) -> float:
         """Release what one pod needs, if that may be done now. Returns in how many seconds more may be done."""
@@ -222,7 +222,7 @@ class RepairReconciler:
             waits.append(max(pause_s, _PACE_S))
         return min([_KEEP_S, *waits])
 
-    async def _still_needed(self, pod: ObjectKey, go: "_Go") -> tuple[Release | None, Mapping[ObjectKey, str]]:
+    async def _still_needed(self, pod: ObjectKey, go: "_Go") -> tuple[ClaimRelease | None, Mapping[ObjectKey, str]]:
         """What must go for the pod, tried once more with what is known now, and by which policies; None if it may not be."""
         waiting, advised = self._refused(pod), self._advised[pod]
         movable = self._movable.among(advised.claims)
@@ -285,7 +285,7 @@ class RepairReconciler:
             again_s = min(again_s, await self._notes.say(regarding, text))
         return again_s
 
-    def _prospect(self, release: Release) -> str:
+    def _prospect(self, release: ClaimRelease) -> str:
         """What becomes of the idle claims, if nobody does anything."""
         movable = self._movable.among(release.claims)
         keeping = [each.policy for each in movable.values() if each.permit is not IdleClaims.RELEASE]
@@ -316,7 +316,7 @@ class RepairReconciler:
 class _Go:
     """One go of searches, which the workers make, and which is over when its searches or its time are used up."""
 
-    def __init__(self, workers: AskWorkers, clock: Clock) -> None:
+    def __init__(self, workers: RepairWorkers, clock: Clock) -> None:
         self._workers = workers
         self._searches = _SEARCHES
         self._bites = Bites(clock)
@@ -332,7 +332,9 @@ class _Go:
         """Whether something may have been left out."""
         return self._searches < 0 or self.worked_s >= _GO_S
 
-    async def find(self, pod: Pod, claims: list[ResourceClaim], movable: Mapping[ObjectKey, int]) -> Release | None:
+    async def find(
+        self, pod: Pod, claims: list[ResourceClaim], movable: Mapping[ObjectKey, int]
+    ) -> ClaimRelease | None:
         """The idle claims in the pod's way; None too when the go is over, or looking takes too much."""
         if self.is_over or not movable or all(claim.status.allocation is not None for claim in claims):
             return None
@@ -347,7 +349,7 @@ class _Go:
         freed = answered.answer.release
         if freed is None:
             return None
-        return Release(
+        return ClaimRelease(
             pod=pod.metadata.key,
             waiting=tuple(freed.waiting),
             node=freed.node,

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from prometheus_client.metrics_core import GaugeMetricFamily
 
 from draco.controller.loop_watch import Bites
-from draco.controller.metrics import Metrics, Reading, gauge
+from draco.controller.metrics import OperatorMetrics, Reading, gauge
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
@@ -139,7 +139,7 @@ class MigDecisions:
             self._standings.subtract(_standings(known[1]))
 
 
-def register_mig(metrics: Metrics, decisions: MigDecisions) -> None:
+def register_mig(metrics: OperatorMetrics, decisions: MigDecisions) -> None:
     """Export how the GPUs of each policy stand."""
 
     def read() -> list[GaugeMetricFamily]:

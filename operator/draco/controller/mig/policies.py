@@ -17,7 +17,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
-from draco.mig_policy import Tally, status_of
+from draco.mig_policy import PolicyCounts, status_of
 from draco.resources.api.core import Node
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
 from draco.resources.kinds import MIG_POLICIES
@@ -115,7 +115,7 @@ class MigPolicyReconciler:
         if rules is None:
             return None
         decisions = await self._decisions.all()
-        tally = Tally(rules.name)
+        tally = PolicyCounts(rules.name)
         bites = Bites(self._clock)
         for each in decisions:
             tally.add(each)

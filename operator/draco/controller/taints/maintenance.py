@@ -19,8 +19,8 @@ from draco.kube.errors import Conflict, NotFound
 from draco.kube.watch.store import Change
 from draco.maintenance import (
     MaintenancePlan,
+    PlanInput,
     Scope,
-    Seen,
     isolated_board,
     maintained_device,
     maintenance_uid,
@@ -104,7 +104,7 @@ class MaintenanceReconciler:
         tolerant = self._view.tolerant_claims(DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect))
         concerned = {*scope.named, *scope.overlapping, *isolated}
         may_fit = self._classes_for(concerned, pools, {name for classes in tolerant.values() for name in classes})
-        seen = Seen(
+        seen = PlanInput(
             now=self._clock.now(),
             scope=scope,
             rules=tuple(rules),

@@ -15,7 +15,7 @@ import structlog
 from prometheus_client.core import Metric
 
 from draco.controller.loop_watch import Bites
-from draco.controller.metrics import Metrics, Reading, Values, gauge
+from draco.controller.metrics import OperatorMetrics, Reading, Values, gauge
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
@@ -269,7 +269,7 @@ _METRICS = {
 }
 
 
-def register_reach(metrics: Metrics, reach: RuleReach) -> None:
+def register_reach(metrics: OperatorMetrics, reach: RuleReach) -> None:
     """Export the reach of rules: what is known when it is asked for."""
 
     def read() -> Iterable[Metric]:

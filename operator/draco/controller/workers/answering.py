@@ -18,11 +18,11 @@ from typing import Final, NoReturn, TypeVar
 from draco.allocation.fleet.fleet import Fleet
 from draco.cel.errors import CompileError, EvaluationError
 from draco.cel.selector import Selector, compile_selector
-from draco.cel.values.device import DeviceView, device_view
+from draco.cel.values.device import DeviceVariable, device_view
 from draco.controller.workers.messages import (
     MOST_STEPS,
     Answer,
-    Ask,
+    AskQuestion,
     CostlySelector,
     Failed,
     Frames,
@@ -100,7 +100,7 @@ def _why_waiting(fleet: Fleet, question: WhyWaiting) -> Waiting:
     return Waiting(str(explanation), str(explanation.reason))
 
 
-def answer_within(fleet: Fleet, ask: Ask) -> Answer:
+def answer_within(fleet: Fleet, ask: AskQuestion) -> Answer:
     """The answer, or what kept it from being found. After OverBudget and OutOfMemory the fleet is not to be used again."""
     try:
         return _limited(lambda: answer(fleet, ask.question), ask.cpu_s)
@@ -154,7 +154,7 @@ def serve(fleet: Fleet, version: int, questions: int, answers: int) -> NoReturn:
     while data := os.read(questions, 1 << 20):
         for body in frames.feed(data):
             ask = inward(body)
-            if not isinstance(ask, Ask):
+            if not isinstance(ask, AskQuestion):
                 raise TypeError(f"{ask} is no question")
             began_s = time.process_time()
             answered = answer_within(fleet, ask)
@@ -195,7 +195,7 @@ class Costliest:
             if steps >= _WORTH_NAMING and (self.found is None or steps > self.found.steps):
                 self.found = CostlySelector(*named, steps)
 
-    def _samples(self) -> Iterator[DeviceView]:
+    def _samples(self) -> Iterator[DeviceVariable]:
         columns = self._fleet.inventory.columns
         rows = [row for row, live in enumerate(columns.live) if live]
         for row in {rows[each * (len(rows) - 1) // (_SAMPLES - 1)] for each in range(_SAMPLES)} if rows else ():
@@ -221,7 +221,7 @@ class Costliest:
                         yield (index, "", asked.device_class_name, number), selector
 
 
-def _steps(selector: Selector, view: DeviceView) -> int:
+def _steps(selector: Selector, view: DeviceVariable) -> int:
     try:
         return selector.cost(view)
     except EvaluationError as error:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import structlog
 
-from draco.controller.workers.messages import Changes, LeftOut, Put, Remove
+from draco.controller.workers.messages import Changes, LeftOut, PutObject, Remove
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import ApiObject, Change
 from draco.resources.api.claims import DeviceClass, DeviceClassSpec, ResourceClaim
@@ -99,7 +99,7 @@ class FollowedFleet:
 
     def next_changes(self, most: int) -> Changes:
         """So many of the changes that have not been handed on, the oldest first; they count as handed on from now."""
-        changes: list[Put | Remove] = []
+        changes: list[PutObject | Remove] = []
         size = 0
         while self._unsaid and len(changes) < most and size < _BYTES_AT_ONCE:
             (kind, key), _ = self._unsaid.popitem(last=False)
@@ -109,7 +109,7 @@ class FollowedFleet:
             else:
                 body = msgspec.msgpack.encode(_slim(found))
                 size += len(body)
-                changes.append(Put(kind, body))
+                changes.append(PutObject(kind, body))
         return Changes(changes, self.said_version)
 
     def left_out(self, what: LeftOut) -> None:

@@ -29,14 +29,14 @@ from draco.cel.selector import compile_selector
 from draco.controller.workers.answering import serve, warm_up
 from draco.controller.workers.messages import (
     Answer,
-    Ask,
+    AskQuestion,
     Changes,
     Failed,
     Frames,
     LeftOut,
     OutOfMemory,
     OverBudget,
-    Put,
+    PutObject,
     Reply,
     frame,
     inward,
@@ -81,7 +81,7 @@ class FleetFeed:
         """Take changes in."""
         for change in changes.changes:
             decoder, put, remove = self._kinds[change.kind]
-            if not isinstance(change, Put):
+            if not isinstance(change, PutObject):
                 remove(change.key)
                 continue
             found = self._shared.of(decoder.decode(change.body))
@@ -102,7 +102,7 @@ class _Child:
         self.questions = questions
         self.answers = answers
         self.frames = Frames()
-        self.ask: Ask | None = None
+        self.ask: AskQuestion | None = None
         self.until_s = time.monotonic() + _IDLE_S
         """When it is late with its answer, or idle for too long."""
 
@@ -151,7 +151,7 @@ class FleetProcess:
             return
         self._give(message)
 
-    def _give(self, ask: Ask) -> None:
+    def _give(self, ask: AskQuestion) -> None:
         """Have a child answer that sees what the question is about."""
         idle = [child for child in self._children.values() if child.ask is None]
         child = next((each for each in idle if each.version >= ask.version), None)

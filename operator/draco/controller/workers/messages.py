@@ -116,7 +116,7 @@ class Failed(Message, frozen=True):
 Answer: TypeAlias = Waiting | Wrong | ToRelease | OverBudget | OutOfMemory | Failed
 
 
-class Put(Message, frozen=True):
+class PutObject(Message, frozen=True):
     """An object as it now is, in MessagePack."""
 
     kind: str
@@ -133,11 +133,11 @@ class Remove(Message, frozen=True):
 class Changes(Message, frozen=True):
     """Changes of the cluster. With them everything up to `version` has been said."""
 
-    changes: list[Put | Remove]
+    changes: list[PutObject | Remove]
     version: int
 
 
-class Ask(Message, frozen=True):
+class AskQuestion(Message, frozen=True):
     """A question about the cluster as of `version` or later, with its budget. `is_last` asks why that did not suffice."""
 
     number: int
@@ -165,11 +165,11 @@ class LeftOut(Message, frozen=True):
     error: str
 
 
-Inward: TypeAlias = Changes | Ask
+Inward: TypeAlias = Changes | AskQuestion
 Outward: TypeAlias = Reply | LeftOut
 
 _encoder = msgspec.msgpack.Encoder()
-_inward = msgspec.msgpack.Decoder(Changes | Ask)
+_inward = msgspec.msgpack.Decoder(Changes | AskQuestion)
 _outward = msgspec.msgpack.Decoder(Reply | LeftOut)
 
 

@@ -23,7 +23,7 @@ from draco.controller.workers.fair_queue import FairQueue, Urgency
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
     Answer,
-    Ask,
+    AskQuestion,
     Changes,
     Failed,
     LeftOut,
@@ -35,7 +35,7 @@ from draco.controller.workers.messages import (
     WhatIsWrong,
     claims_of,
 )
-from draco.controller.workers.process import FleetProcessHandle, Process, ProcessEnded
+from draco.controller.workers.process import FleetProcessHandle, ProcessEnded, WorkerProcess
 from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.retry import Backoff
 
@@ -71,7 +71,7 @@ class Answered(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
-class Counts(msgspec.Struct):
+class WorkerCounts(msgspec.Struct):
     """What happened so far, for metrics."""
 
     answered: int = 0
@@ -110,7 +110,7 @@ class Workers:
         clock: Clock,
         random: Random,
         settings: WorkerSettings | None = None,
-        start: Callable[[], Awaitable[Process]] = FleetProcessHandle.start,
+        start: Callable[[], Awaitable[WorkerProcess]] = FleetProcessHandle.start,
     ) -> None:
         self._followed = followed
         self._clock = clock
@@ -123,7 +123,7 @@ class Workers:
         self._number = 0
         self._costly: OrderedDict[bytes, tuple[Answer, float]] = OrderedDict()
         self._wake = asyncio.Event()
-        self.counts = Counts()
+        self.counts = WorkerCounts()
         followed.when_unsaid(self._wake.set)
 
     @property
@@ -206,7 +206,7 @@ class Workers:
             await asyncio.gather(*tasks, return_exceptions=True)
             await process.end()
 
-    async def _hear(self, process: Process) -> None:
+    async def _hear(self, process: WorkerProcess) -> None:
         async for messages in process.replies():
             for message in messages:
                 self._take(message)
@@ -220,11 +220,11 @@ class Workers:
             self._finish(pending, message)
         self._wake.set()
 
-    async def _speak(self, process: Process) -> None:
+    async def _speak(self, process: WorkerProcess) -> None:
         await process.send(self._followed.next_changes(_CHANGES_AT_ONCE))  # the version at least
         while True:
             self._wake.clear()
-            messages: list[Changes | Ask] = []
+            messages: list[Changes | AskQuestion] = []
             if self._followed.is_unsaid:
                 messages.append(self._followed.next_changes(_CHANGES_AT_ONCE))
             if not self._followed.is_unsaid:  # each question is about all that was known when it was asked
@@ -250,7 +250,7 @@ class Workers:
             if now_s >= each.asked_s + self._wall_s(each) + _LATE_S:
                 raise ProcessEnded("the process that holds the fleet does not answer")
 
-    def _next_asks(self) -> list[Ask]:
+    def _next_asks(self) -> list[AskQuestion]:
         """The questions whose turn it is."""
         asks = []
         while (pending := self._next()) is not None:
@@ -279,7 +279,7 @@ class Workers:
         taken = sum(each.is_long is is_long for each in self._running.values())
         return (1 if is_long else self._settings.places) - taken
 
-    def _ask(self, pending: _Pending) -> Ask:
+    def _ask(self, pending: _Pending) -> AskQuestion:
         now_s = self._clock.monotonic()
         self._number += 1
         self._running[self._number] = pending
@@ -287,7 +287,7 @@ class Workers:
         pending.scale = self._scale
         self._queue_of(pending).hold(pending.namespace, self._cpu_s(pending), now_s)
         cpu_s, wall_s = self._cpu_s(pending), self._wall_s(pending)
-        return Ask(self._number, pending.question, pending.version, cpu_s, wall_s, pending.is_long)
+        return AskQuestion(self._number, pending.question, pending.version, cpu_s, wall_s, pending.is_long)
 
     def _queue_of(self, pending: _Pending) -> FairQueue[_Pending]:
         return self._long if pending.is_long else self._short

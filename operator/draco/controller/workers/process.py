@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Final, Protocol, Self
 
-from draco.controller.workers.messages import MEMORY_MIB, Ask, Changes, Frames, Outward, frame, outward
+from draco.controller.workers.messages import MEMORY_MIB, AskQuestion, Changes, Frames, Outward, frame, outward
 
 _AT_ONCE: Final = 1 << 18
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -20,10 +20,10 @@ class ProcessEnded(Exception):
     """It does not answer any more."""
 
 
-class Process(Protocol):
+class WorkerProcess(Protocol):
     """A fleet process."""
 
-    async def send(self, message: Changes | Ask) -> None:
+    async def send(self, message: Changes | AskQuestion) -> None:
         """Say something; returns when there is room for more. Raises ProcessEnded."""
         ...
 
@@ -62,7 +62,7 @@ class FleetProcessHandle:
         """Its number."""
         return self._process.pid
 
-    async def send(self, message: Changes | Ask) -> None:
+    async def send(self, message: Changes | AskQuestion) -> None:
         """Say something; returns when there is room for more. Raises ProcessEnded."""
         try:
             self._in.write(frame(message))

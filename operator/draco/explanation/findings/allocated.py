@@ -10,7 +10,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_selection import selects
 from draco.explanation.findings.placement import selector_text
-from draco.explanation.model import AllocatedClaim, Reason
+from draco.explanation.model import AllocatedClaim, PendingReason
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
 
@@ -99,17 +99,17 @@ def is_full(claim: ResourceClaim, pod: Pod | None) -> bool:
 
 def reason_of(
     claims: Sequence[ResourceClaim], told: Sequence[AllocatedClaim], pod: Pod | None, *, reach: bool
-) -> Reason:
+) -> PendingReason:
     """Why a pod waits though all its claims are allocated."""
-    return next(_reasons(claims, told, pod, reach=reach), Reason.ALLOCATED)
+    return next(_reasons(claims, told, pod, reach=reach), PendingReason.ALLOCATED)
 
 
 def _reasons(
     claims: Sequence[ResourceClaim], told: Sequence[AllocatedClaim], pod: Pod | None, *, reach: bool
-) -> Iterator[Reason]:
+) -> Iterator[PendingReason]:
     if any(is_full(claim, pod) for claim in claims):
-        yield Reason.RESERVED_BY_OTHERS
+        yield PendingReason.RESERVED_BY_OTHERS
     if any(each.failed or each.waiting_for for each in told):
-        yield Reason.WAITING_FOR_BINDING
+        yield PendingReason.WAITING_FOR_BINDING
     if not reach:
-        yield Reason.BOUND_ELSEWHERE
+        yield PendingReason.BOUND_ELSEWHERE

@@ -14,8 +14,8 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import allocate
 from draco.allocation.search.requests import MAX_RESULTS
 from draco.explanation.findings.equivalence import Rows
-from draco.explanation.findings.reachability import Ground, Sight
-from draco.explanation.findings.verdicts import Ask, Finding, Seen
+from draco.explanation.findings.reachability import Reachability, Sight
+from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, JudgedDevice
 from draco.explanation.model import Cause
 from draco.resources.api.claims import ResourceClaim
 
@@ -23,7 +23,7 @@ MAX_STEPS: Final = 200_000
 """Devices that one search looks at before it is given up: some tenths of a second."""
 
 
-class Verdict(Enum):
+class AllocatorVerdict(Enum):
     """What the allocator says of the claims on one node."""
 
     FITS = "fits"
@@ -37,14 +37,19 @@ class Trying:
     """The verdicts on nodes."""
 
     def __init__(
-        self, fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[Ask], rows: Rows, ground: Ground
+        self,
+        fleet: Fleet,
+        claims: Sequence[ResourceClaim],
+        asks: Sequence[ConstrainedRequest],
+        rows: Rows,
+        ground: Reachability,
     ) -> None:
         self._fleet = fleet
         self._claims = claims
         self._asks = asks
         self._rows = rows
         self._ground = ground
-        self._known: dict[Hashable, tuple[Verdict, str]] = {}
+        self._known: dict[Hashable, tuple[AllocatorVerdict, str]] = {}
         self._requests: dict[tuple[int, str], list[int]] = {}
         for number, ask in enumerate(asks):
             self._requests.setdefault((ask.number, ask.request.base), []).append(number)
@@ -56,8 +61,13 @@ class Trying:
         """Whether too few devices for one request mean that nothing fits, and no error."""
 
     def verdicts(
-        self, names: Sequence[str], sight: Sight, own: Sequence[Seen], shared: Sequence[Seen], drawn: Hashable
-    ) -> Iterator[tuple[Sequence[str], Verdict, str]]:
+        self,
+        names: Sequence[str],
+        sight: Sight,
+        own: Sequence[JudgedDevice],
+        shared: Sequence[JudgedDevice],
+        drawn: Hashable,
+    ) -> Iterator[tuple[Sequence[str], AllocatorVerdict, str]]:
         """The verdicts on nodes that have like devices, which meet the same of counters (`drawn`), in groups."""
         devices = [*own, *shared]
         may_fail = (
@@ -66,7 +76,11 @@ class Trying:
             or self._rows.fails_on(sight)
         )
         if self._counts_decide and not may_fail and self._is_short(devices):
-            yield names, Verdict.BROKEN if any(view.invalid for view in sight.views) else Verdict.NONE, ""
+            yield (
+                names,
+                AllocatorVerdict.BROKEN if any(view.invalid for view in sight.views) else AllocatorVerdict.NONE,
+                "",
+            )
             return
         matter = [place for place, seen in enumerate(own) if may_fail or self._matters(seen)]
         findings = tuple([own[place].findings for place in matter])
@@ -83,13 +97,13 @@ class Trying:
                 known = self._known[key] = self._ask(same[0])
             yield same, *known
 
-    def _is_short(self, devices: Sequence[Seen]) -> bool:
+    def _is_short(self, devices: Sequence[JudgedDevice]) -> bool:
         free = [sum(seen.findings[number].cause is Cause.FREE for seen in devices) for number in range(len(self._asks))]
         return any(
             all(free[number] < self._asks[number].wanted for number in numbers) for numbers in self._requests.values()
         )
 
-    def _matters(self, seen: "Seen") -> bool:
+    def _matters(self, seen: "JudgedDevice") -> bool:
         return any(finding.cause is Cause.FREE for finding in seen.findings) or any(
             seen.findings[number].cause is not Cause.NOT_SELECTED for number in self._all
         )
@@ -105,7 +119,7 @@ class Trying:
             told.append(_renumbered(values) if by_place else values)
         return tuple(told)
 
-    def _ask(self, name: str) -> tuple[Verdict, str]:
+    def _ask(self, name: str) -> tuple[AllocatorVerdict, str]:
         fleet = self._fleet
         try:
             results = allocate(
@@ -118,12 +132,12 @@ class Trying:
                 max_steps=MAX_STEPS,
             )
         except NodeError as error:
-            return Verdict.BROKEN, str(error)
+            return AllocatorVerdict.BROKEN, str(error)
         except SearchTooLong as error:
-            return Verdict.TOO_LONG, str(error)
+            return AllocatorVerdict.TOO_LONG, str(error)
         except AllocationError as error:
-            return Verdict.ERROR, str(error)
-        return (Verdict.NONE if results is None else Verdict.FITS), ""
+            return AllocatorVerdict.ERROR, str(error)
+        return (AllocatorVerdict.NONE if results is None else AllocatorVerdict.FITS), ""
 
 
 def _renumbered(values: tuple[int, ...]) -> tuple[int, ...]:
@@ -135,9 +149,9 @@ def _renumbered(values: tuple[int, ...]) -> tuple[int, ...]:
     return tuple([numbers.setdefault(value, len(numbers)) for value in values])
 
 
-def _fails(finding: Finding) -> bool:
+def _fails(finding: DeviceFinding) -> bool:
     """Whether the allocator may end with an error on account of such a device."""
     match finding:
-        case Finding(Cause.SELECTOR_FAILED) | Finding(Cause.CAPACITY_SHORT, ("", _)):
+        case DeviceFinding(Cause.SELECTOR_FAILED) | DeviceFinding(Cause.CAPACITY_SHORT, ("", _)):
             return True
     return False

@@ -11,7 +11,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import Candidate, PoolView
 from draco.allocation.fleet.state import amount
 from draco.cel import AttributePath, CompileError, compile_selector
-from draco.explanation.findings.verdicts import Ask, Judge, counter_names
+from draco.explanation.findings.verdicts import ConstrainedRequest, Judge, counter_names
 from draco.explanation.model import Holder, SeenValue, SelectorRef, Shortage, TaintSeen
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.slices import Device
@@ -24,7 +24,7 @@ MAX_LISTED: Final = 5
 _BILLION: Final = 10**9
 
 
-def selector_ref(ask: Ask, place: int) -> SelectorRef:
+def selector_ref(ask: ConstrainedRequest, place: int) -> SelectorRef:
     """The selector at that place among all of the request."""
     source, index, selector = ask.selectors[place]
     return SelectorRef(source=source, index=index, expression=selector.cel.expression if selector.cel else "")
@@ -142,7 +142,7 @@ def counter_shortage(fleet: Fleet, judge: Judge, view: PoolView, candidate: Cand
     return None
 
 
-def capacity_shortage(fleet: Fleet, ask: Ask, candidate: Candidate, name: str, how: str) -> Shortage:
+def capacity_shortage(fleet: Fleet, ask: ConstrainedRequest, candidate: Candidate, name: str, how: str) -> Shortage:
     """How a capacity of a device does not suffice."""
     asked = ask.request.asked.capacity
     wanted = (asked.requests if asked is not None else {}).get(name, "")

@@ -23,7 +23,7 @@ from draco.explanation.findings.details import (
 )
 from draco.explanation.findings.fleet_findings import judged_devices
 from draco.explanation.findings.placement import nodes_for
-from draco.explanation.findings.verdicts import Ask, Finding, Judge, asks_of
+from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, Judge, asks_of
 from draco.explanation.model import Cause, CauseCount, DeviceVerdict
 from draco.explanation.wording import cause_text
 from draco.resources.api.claims import ResourceClaim
@@ -55,7 +55,9 @@ class _Telling:
         self._fleet = fleet
         self._judge = Judge(fleet.inventory.selectors, fleet.state)
 
-    def verdict(self, ask: Ask, view: PoolView, candidate: Candidate, finding: Finding) -> DeviceVerdict:
+    def verdict(
+        self, ask: ConstrainedRequest, view: PoolView, candidate: Candidate, finding: DeviceFinding
+    ) -> DeviceVerdict:
         """One device and one request."""
         parts = self._parts(ask, view, candidate, finding)
         as_count = CauseCount(
@@ -80,27 +82,29 @@ class _Telling:
             **parts,
         )
 
-    def _parts(self, ask: Ask, view: PoolView, candidate: Candidate, finding: Finding) -> dict[str, Any]:
+    def _parts(
+        self, ask: ConstrainedRequest, view: PoolView, candidate: Candidate, finding: DeviceFinding
+    ) -> dict[str, Any]:
         """What belongs to the cause."""
         fleet = self._fleet
         told: dict[str, Any] = {}
         match finding:
-            case Finding(Cause.NOT_SELECTED, int(place)):
+            case DeviceFinding(Cause.NOT_SELECTED, int(place)):
                 selector = selector_ref(ask, place)
                 told = {"selector": selector, "values": values_seen([candidate], selector.expression)}
-            case Finding(Cause.SELECTOR_FAILED, (int(place), str(error))):
+            case DeviceFinding(Cause.SELECTOR_FAILED, (int(place), str(error))):
                 selector = selector_ref(ask, place)
                 values = values_seen([candidate], selector.expression)
                 told = {"selector": selector, "error": error, "values": values}
-            case Finding(Cause.IN_USE):
+            case DeviceFinding(Cause.IN_USE):
                 claims = [fleet.claims[key] for key in fleet.holders(candidate.key) if key in fleet.claims]
                 told = {"holders": [holder(claim) for claim in claims[:MAX_LISTED]]}
-            case Finding(Cause.TAINTED, tuple(taints)):
+            case DeviceFinding(Cause.TAINTED, tuple(taints)):
                 told = {"taints": [taint_seen(fleet, candidate, taint) for taint in taints]}
-            case Finding(Cause.COUNTERS_SHORT):
+            case DeviceFinding(Cause.COUNTERS_SHORT):
                 told = {"shortage": counter_shortage(fleet, self._judge, view, candidate)}
-            case Finding(Cause.CAPACITY_SHORT, ("", str(error))):
+            case DeviceFinding(Cause.CAPACITY_SHORT, ("", str(error))):
                 told = {"error": error}
-            case Finding(Cause.CAPACITY_SHORT, (str(name), str(how))):
+            case DeviceFinding(Cause.CAPACITY_SHORT, (str(name), str(how))):
                 told = {"shortage": capacity_shortage(fleet, ask, candidate, name, how)}
         return told

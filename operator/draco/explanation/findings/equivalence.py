@@ -18,7 +18,7 @@ from draco.allocation.fleet.rowwise import Combined, combine, number, select
 from draco.allocation.fleet.selectors import FAILS, YES
 from draco.cel.errors import CompileError
 from draco.explanation.findings.reachability import Sight
-from draco.explanation.findings.verdicts import Ask
+from draco.explanation.findings.verdicts import ConstrainedRequest
 
 SELECTED: Final = 0
 """Outcome of a row that all selectors of a request select; otherwise see `outcome`."""
@@ -40,7 +40,7 @@ def _matters(told: int) -> bool:
 class Rows:
     """The codes of all rows."""
 
-    def __init__(self, fleet: Fleet, asks: Sequence[Ask]) -> None:
+    def __init__(self, fleet: Fleet, asks: Sequence[ConstrainedRequest]) -> None:
         self._fleet = fleet
         columns = fleet.inventory.columns
         self.outcomes = [_outcomes(fleet, ask, columns.rows) for ask in asks]
@@ -123,7 +123,7 @@ def _limited_or_shareable(fleet: Fleet) -> bytes:
     )
 
 
-def _outcomes(fleet: Fleet, ask: Ask, size: int) -> bytes:
+def _outcomes(fleet: Fleet, ask: ConstrainedRequest, size: int) -> bytes:
     said: list[bytes] = []
     for _, _, selector in ask.selectors:
         try:

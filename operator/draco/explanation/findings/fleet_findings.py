@@ -12,11 +12,18 @@ import msgspec
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_rows import Profile
-from draco.allocation.fleet.pools import Candidate, Entry, PoolView, Standing
-from draco.explanation.findings.allocator_runs import Trying, Verdict
+from draco.allocation.fleet.pools import Candidate, PoolView, SliceEntry, SliceState
+from draco.explanation.findings.allocator_runs import AllocatorVerdict, Trying
 from draco.explanation.findings.equivalence import Rows
-from draco.explanation.findings.reachability import NO_VIEW, NOTHING, Ground, Sight, candidate_of
-from draco.explanation.findings.verdicts import Ask, Finding, Judge, Seen, at_best, counter_names
+from draco.explanation.findings.reachability import NO_VIEW, NOTHING, Reachability, Sight, candidate_of
+from draco.explanation.findings.verdicts import (
+    ConstrainedRequest,
+    DeviceFinding,
+    Judge,
+    JudgedDevice,
+    at_best,
+    counter_names,
+)
 from draco.explanation.model import Cause
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
@@ -30,7 +37,7 @@ _ANYWHERE: Final = frozenset({Cause.NOT_SELECTED, Cause.IN_USE})
 """What is found of a device before its pool is looked at."""
 
 
-class Tally:
+class FindingCounts:
     """Devices with one finding."""
 
     def __init__(self) -> None:
@@ -67,11 +74,11 @@ class Tally:
         return sorted(firsts | self._nodes)[:limit]
 
 
-class Group(msgspec.Struct, frozen=True):
+class NodeGroup(msgspec.Struct, frozen=True):
     """Nodes with one verdict for one cause. `free` has for each ask how many devices would do alone."""
 
     names: list[str]
-    verdict: Verdict
+    verdict: AllocatorVerdict
     error: str
     free: tuple[int, ...]
 
@@ -79,24 +86,24 @@ class Group(msgspec.Struct, frozen=True):
 class Survey(msgspec.Struct, frozen=True):
     """What was found. `groups` are of the nodes that the pod may go to."""
 
-    asks: Sequence[Ask]
-    tallies: Sequence[Mapping[Finding, Tally]]
+    asks: Sequence[ConstrainedRequest]
+    tallies: Sequence[Mapping[DeviceFinding, FindingCounts]]
     """For each ask."""
-    groups: Sequence[Group]
+    groups: Sequence[NodeGroup]
     rows: Rows
     devices: int
 
 
 def survey(
-    fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[Ask], open_nodes: Mapping[str, Node]
+    fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[ConstrainedRequest], open_nodes: Mapping[str, Node]
 ) -> Survey:
     """Look at every node and device."""
     return _Surveyor(fleet, claims, asks, open_nodes).survey()
 
 
 def judged_devices(
-    fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[Ask], open_nodes: Mapping[str, Node]
-) -> Iterator[tuple[PoolView, Candidate, tuple[Finding, ...]]]:
+    fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[ConstrainedRequest], open_nodes: Mapping[str, Node]
+) -> Iterator[tuple[PoolView, Candidate, tuple[DeviceFinding, ...]]]:
     """Every device by itself, with its finding for each ask."""
     return _Surveyor(fleet, claims, asks, open_nodes).devices()
 
@@ -117,22 +124,26 @@ class _Kind(msgspec.Struct, frozen=True):
 
 class _Surveyor:
     def __init__(
-        self, fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[Ask], open_nodes: Mapping[str, Node]
+        self,
+        fleet: Fleet,
+        claims: Sequence[ResourceClaim],
+        asks: Sequence[ConstrainedRequest],
+        open_nodes: Mapping[str, Node],
     ) -> None:
         self._fleet = fleet
         self._asks = asks
         self._open = open_nodes
-        self._ground = Ground(fleet)
+        self._ground = Reachability(fleet)
         self._rows = Rows(fleet, asks)
         self._judge = Judge(fleet.inventory.selectors, fleet.state)
         self._trying = Trying(fleet, claims, asks, self._rows, self._ground)
-        self._findings: dict[Hashable, tuple[Finding, ...]] = {}
-        self._anywhere: dict[tuple[int, Cause], tuple[Finding, ...]] = {}
-        self._tallies: list[dict[Finding, Tally]] = [{} for _ in asks]
-        self._best: dict[int, Seen] = {}
-        self._sights: dict[tuple[int, bool], list[Seen]] = {}
+        self._findings: dict[Hashable, tuple[DeviceFinding, ...]] = {}
+        self._anywhere: dict[tuple[int, Cause], tuple[DeviceFinding, ...]] = {}
+        self._tallies: list[dict[DeviceFinding, FindingCounts]] = [{} for _ in asks]
+        self._best: dict[int, JudgedDevice] = {}
+        self._sights: dict[tuple[int, bool], list[JudgedDevice]] = {}
         self._broken: dict[PoolKey, Cause] = {}
-        self._groups: dict[tuple[Verdict, str, tuple[int, ...]], Group] = {}
+        self._groups: dict[tuple[AllocatorVerdict, str, tuple[int, ...]], NodeGroup] = {}
 
     def survey(self) -> Survey:
         """Everything, folded."""
@@ -144,7 +155,7 @@ class _Surveyor:
             self._count(seen)
         return Survey(self._asks, self._tallies, list(self._groups.values()), self._rows, len(self._fleet.inventory))
 
-    def devices(self) -> Iterator[tuple[PoolView, Candidate, tuple[Finding, ...]]]:
+    def devices(self) -> Iterator[tuple[PoolView, Candidate, tuple[DeviceFinding, ...]]]:
         """What is found of every device."""
         for name in self._fleet.node_names:
             kind = _Kind(name in self._open, self._ground.sight(self._fleet.nodes[name]), [name])
@@ -201,12 +212,12 @@ class _Surveyor:
     def _look(self, kind: _Kind) -> None:
         """One kind, by its first node."""
         own = [
-            Seen(view, candidate, self._seen(view, candidate, Cause.FREE if kind.open else Cause.NODE_RULES))
+            JudgedDevice(view, candidate, self._seen(view, candidate, Cause.FREE if kind.open else Cause.NODE_RULES))
             for view, candidate in self._ground.own(kind.names[0])
         ]
         for number, tallies in enumerate(self._tallies):
             for finding, count in Counter([seen.findings[number] for seen in own]).items():
-                tally = tallies.setdefault(finding, Tally())
+                tally = tallies.setdefault(finding, FindingCounts())
                 tally.add_alike(count, kind.names)
                 self._give_examples(tally, finding, number, kind, own)
         shared = self._shared(kind)
@@ -214,16 +225,20 @@ class _Surveyor:
             for names, verdict, error in self._trying.verdicts(kind.names, kind.sight, own, shared, kind.drawn):
                 self._group(names, verdict, error, [*own, *shared])
 
-    def _group(self, names: Sequence[str], verdict: Verdict, error: str, devices: Sequence[Seen]) -> None:
+    def _group(
+        self, names: Sequence[str], verdict: AllocatorVerdict, error: str, devices: Sequence[JudgedDevice]
+    ) -> None:
         free = tuple([sum(seen.findings[n].cause is Cause.FREE for seen in devices) for n in range(len(self._asks))])
-        key = (verdict, error if verdict is not Verdict.ERROR else "", free)
+        key = (verdict, error if verdict is not AllocatorVerdict.ERROR else "", free)
         group = self._groups.get(key)
         if group is None:
-            self._groups[key] = Group(list(names), verdict, error, free)
+            self._groups[key] = NodeGroup(list(names), verdict, error, free)
         else:
             group.names.extend(names)
 
-    def _give_examples(self, tally: Tally, finding: Finding, number: int, kind: _Kind, own: Sequence[Seen]) -> None:
+    def _give_examples(
+        self, tally: FindingCounts, finding: DeviceFinding, number: int, kind: _Kind, own: Sequence[JudgedDevice]
+    ) -> None:
         like = [seen for seen in own if seen.findings[number] == finding]
         if len(tally.examples) < MAX_EXAMPLES:
             tally.examples += [(seen.view, seen.candidate) for seen in like]
@@ -235,7 +250,7 @@ class _Surveyor:
                 break
             tally.rows += [row for row in self._ground.rows(name) if self._rows.codes[row] in codes]
 
-    def _seen(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
+    def _seen(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[DeviceFinding, ...]:
         """What is found of a device in a plain pool."""
         code = self._rows.codes[candidate.row]
         drawn: Hashable = None
@@ -247,7 +262,7 @@ class _Surveyor:
             findings = self._findings[key] = self._judged(view, candidate, at_most)
         return findings
 
-    def _of_pool(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
+    def _of_pool(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[DeviceFinding, ...]:
         """What is found of a device in another pool: as of like devices, where its pool does not come into it."""
         key = (self._rows.codes[candidate.row], at_most)
         findings = self._anywhere.get(key)
@@ -257,17 +272,17 @@ class _Surveyor:
                 self._anywhere[key] = findings
         return findings
 
-    def _judged(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[Finding, ...]:
+    def _judged(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[DeviceFinding, ...]:
         return tuple([at_best(self._judge.finding(ask, view, candidate), at_most) for ask in self._asks])
 
-    def _shared(self, kind: _Kind) -> list[Seen]:
+    def _shared(self, kind: _Kind) -> list[JudgedDevice]:
         """The devices of other pools."""
         key = (id(kind.sight), kind.open)
         known = self._sights.get(key)
         if known is None:
             at_most = Cause.FREE if kind.open else Cause.NODE_RULES
             known = self._sights[key] = [
-                Seen(view, candidate, self._of_pool(view, candidate, at_most))
+                JudgedDevice(view, candidate, self._of_pool(view, candidate, at_most))
                 for view, candidate in kind.sight.candidates(self._fleet.nodes[kind.names[0]])
             ]
             for seen in known:
@@ -277,30 +292,30 @@ class _Surveyor:
                     self._broken[view.key] = Cause.POOL_INCOMPLETE if view.incomplete else Cause.POOL_INVALID
         return known
 
-    def _unreached(self) -> Iterator[Seen]:
+    def _unreached(self) -> Iterator[JudgedDevice]:
         """The devices that no node may reach."""
         for entry in self._ground.lost:
             yield from self._of_slice(entry, Cause.NO_NODE)
         for pool in self._ground.others:
             for entry, standing in pool.standings():
                 match standing:
-                    case Standing.OBSOLETE:
+                    case SliceState.OBSOLETE:
                         cause = Cause.POOL_OBSOLETE
-                    case Standing.INCOMPLETE:
+                    case SliceState.INCOMPLETE:
                         cause = Cause.POOL_INCOMPLETE
                     case _:
                         cause = self._broken.get(pool.key, Cause.NO_NODE)
                 yield from self._of_slice(entry, cause)
 
-    def _of_slice(self, entry: Entry, cause: Cause) -> Iterator[Seen]:
+    def _of_slice(self, entry: SliceEntry, cause: Cause) -> Iterator[JudgedDevice]:
         for place, row in enumerate(entry.rows):
             if row not in self._best:
                 candidate = candidate_of(entry, place)
-                yield Seen(NO_VIEW, candidate, self._judged(NO_VIEW, candidate, cause))
+                yield JudgedDevice(NO_VIEW, candidate, self._judged(NO_VIEW, candidate, cause))
 
-    def _count(self, seen: Seen) -> None:
+    def _count(self, seen: JudgedDevice) -> None:
         for tallies, finding in zip(self._tallies, seen.findings, strict=True):
-            tallies.setdefault(finding, Tally()).add(seen.view, seen.candidate)
+            tallies.setdefault(finding, FindingCounts()).add(seen.view, seen.candidate)
 
 
 def _in_any_order(as_read: Mapping[_Like, _Kind]) -> dict[_Like, _Kind]:
@@ -315,11 +330,11 @@ def _in_any_order(as_read: Mapping[_Like, _Kind]) -> dict[_Like, _Kind]:
     return kinds
 
 
-def _better(seen: Seen, known: Seen | None) -> Seen:
+def _better(seen: JudgedDevice, known: JudgedDevice | None) -> JudgedDevice:
     """A device that several kinds of nodes reach, as the luckiest of them does."""
     if known is None:
         return seen
-    pairs: Iterator[tuple[Finding, Finding]] = zip(seen.findings, known.findings, strict=True)
+    pairs: Iterator[tuple[DeviceFinding, DeviceFinding]] = zip(seen.findings, known.findings, strict=True)
     return msgspec.structs.replace(
         seen, findings=tuple([max(pair, key=lambda one: _ORDER[one.cause]) for pair in pairs])
     )

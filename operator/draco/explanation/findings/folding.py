@@ -25,8 +25,8 @@ from draco.explanation.findings.details import (
     values_seen,
 )
 from draco.explanation.findings.equivalence import outcome
-from draco.explanation.findings.fleet_findings import Survey, Tally
-from draco.explanation.findings.verdicts import Ask, Finding, Judge
+from draco.explanation.findings.fleet_findings import FindingCounts, Survey
+from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, Judge
 from draco.explanation.model import Cause, CauseCount, Holder, RequestExplanation, SeenValue
 from draco.explanation.wording import cause_text
 from draco.resources.api.meta import ObjectKey
@@ -60,7 +60,7 @@ def folded(fleet: Fleet, found: Survey) -> list[RequestExplanation]:
 class _Folding:
     """Of one request."""
 
-    def __init__(self, fleet: Fleet, found: Survey, place: int, ask: Ask) -> None:
+    def __init__(self, fleet: Fleet, found: Survey, place: int, ask: ConstrainedRequest) -> None:
         self._fleet = fleet
         self._found = found
         self._place = place
@@ -91,7 +91,7 @@ class _Folding:
         of_class = count.selector is not None and count.selector.source.startswith("class ")
         return USEFUL.index(count.cause), of_class, -count.devices
 
-    def _count(self, finding: Finding, tally: Tally) -> CauseCount:
+    def _count(self, finding: DeviceFinding, tally: FindingCounts) -> CauseCount:
         count = CauseCount(
             cause=finding.cause,
             devices=tally.devices,
@@ -103,37 +103,37 @@ class _Folding:
         )
         return msgspec.structs.replace(count, text=cause_text(count))
 
-    def _details(self, finding: Finding, tally: Tally) -> dict[str, Any]:
+    def _details(self, finding: DeviceFinding, tally: FindingCounts) -> dict[str, Any]:
         fleet, ask = self._fleet, self._ask
         view, first = tally.examples[0]
         told: dict[str, Any] = {}
         match finding:
-            case Finding(Cause.NOT_SELECTED, int(place)):
+            case DeviceFinding(Cause.NOT_SELECTED, int(place)):
                 told = {"selector": selector_ref(ask, place), "values": self._values(place, tally)}
-            case Finding(Cause.SELECTOR_FAILED, (int(place), str(error))):
+            case DeviceFinding(Cause.SELECTOR_FAILED, (int(place), str(error))):
                 selector = selector_ref(ask, place)
                 values = values_seen([first], selector.expression)
                 told = {"selector": selector, "error": error, "values": values}
-            case Finding(Cause.IN_USE):
+            case DeviceFinding(Cause.IN_USE):
                 told = self._holders(tally)
-            case Finding(Cause.TAINTED, tuple(taints)):
+            case DeviceFinding(Cause.TAINTED, tuple(taints)):
                 told = {"taints": [taint_seen(fleet, first, taint) for taint in taints]}
-            case Finding(Cause.COUNTERS_SHORT):
+            case DeviceFinding(Cause.COUNTERS_SHORT):
                 told = {"shortage": counter_shortage(fleet, self._judge, view, first)}
-            case Finding(Cause.CAPACITY_SHORT, ("", str(error))):
+            case DeviceFinding(Cause.CAPACITY_SHORT, ("", str(error))):
                 told = {"error": error}
-            case Finding(Cause.CAPACITY_SHORT, (str(name), str(how))):
+            case DeviceFinding(Cause.CAPACITY_SHORT, (str(name), str(how))):
                 told = {"shortage": capacity_shortage(fleet, ask, first, name, how)}
-            case Finding(Cause.CONSTRAINT, str(attribute)):
+            case DeviceFinding(Cause.CONSTRAINT, str(attribute)):
                 told = {"constraint": attribute}
-            case Finding(Cause.POOL_INCOMPLETE | Cause.POOL_INVALID | Cause.POOL_OBSOLETE):
+            case DeviceFinding(Cause.POOL_INCOMPLETE | Cause.POOL_INVALID | Cause.POOL_OBSOLETE):
                 pools = {f"{each.key.driver}/{each.key.pool}" for _, each in tally.examples}
                 told = {"pools": sorted(pools)[:MAX_LISTED]}
                 if finding.cause is Cause.POOL_OBSOLETE:
                     told["newer"] = newer_elsewhere(fleet, first)
         return told
 
-    def _holders(self, tally: Tally) -> dict[str, Any]:
+    def _holders(self, tally: FindingCounts) -> dict[str, Any]:
         """Who has the devices, those first whom nobody uses."""
         fleet, inventory = self._fleet, self._fleet.inventory
         plain = set(tally.rows)
@@ -152,7 +152,7 @@ class _Folding:
         claim = self._fleet.claims.get(key)
         return Holder(claim=str(key), devices=count) if claim is None else holder(claim, count)
 
-    def _values(self, place: int, tally: Tally) -> list[SeenValue]:
+    def _values(self, place: int, tally: FindingCounts) -> list[SeenValue]:
         """The values for which a selector says no, counted over all devices where that is cheap, else over some."""
         expression = selector_ref(self._ask, place).expression
         paths = paths_of(expression)

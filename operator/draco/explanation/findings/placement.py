@@ -39,7 +39,7 @@ MAX_NAMES: Final = 5
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 
 
-class Obstacle(msgspec.Struct, frozen=True):
+class PlacementObstacle(msgspec.Struct, frozen=True):
     """One thing that keeps a pod away from a node. Equal for all nodes of which the same is to be said."""
 
     reason: NodeReason
@@ -82,7 +82,7 @@ def nodes_for(fleet: Fleet, pod: Pod | None) -> PodNodes:
 
 
 def _divided(fleet: Fleet, rules: "PodRules") -> PodNodes:
-    nodes_of: dict[Obstacle, list[str]] = {}
+    nodes_of: dict[PlacementObstacle, list[str]] = {}
     for name, node in fleet.nodes.items():
         obstacles = rules.obstacles(node)
         if obstacles:
@@ -115,9 +115,9 @@ class PodRules:
         self._asks = bool(self._labels or self._asks_name or self._required is not None)
         self.asked: Final = msgspec.msgpack.encode((spec.tolerations, spec.node_name, self._selector, self._required))
         """Equal for pods that ask the same of nodes."""
-        self._judged: dict[tuple[object, ...], tuple[Obstacle, ...]] = {}
+        self._judged: dict[tuple[object, ...], tuple[PlacementObstacle, ...]] = {}
 
-    def obstacles(self, node: Node) -> tuple[Obstacle, ...]:
+    def obstacles(self, node: Node) -> tuple[PlacementObstacle, ...]:
         """Everything that keeps the pod away from the node, in kube-scheduler's order; nothing if it may go there."""
         spec = node.spec
         if not (self._asks or spec.unschedulable or spec.taints):
@@ -134,22 +134,22 @@ class PodRules:
             judged = self._judged[like] = tuple(self._judge(node))
         return judged
 
-    def _judge(self, node: Node) -> Iterable[Obstacle]:
+    def _judge(self, node: Node) -> Iterable[PlacementObstacle]:
         if node.spec.unschedulable and not self._tolerates(UNSCHEDULABLE):
-            yield Obstacle(NodeReason.UNSCHEDULABLE)
+            yield PlacementObstacle(NodeReason.UNSCHEDULABLE)
         if self._node_name and node.metadata.name != self._node_name:
-            yield Obstacle(NodeReason.NODE_NAME, self._node_name)
+            yield PlacementObstacle(NodeReason.NODE_NAME, self._node_name)
         for taint in node.spec.taints:
             if taint.effect in BLOCKING_EFFECTS and not self._tolerates(taint):
                 if taint.key == UNSCHEDULABLE.key and node.spec.unschedulable:
                     continue  # cordoning puts it there, and it goes with it
                 reason = NodeReason.NOT_READY if taint.key in _CONDITIONS else NodeReason.TAINTED
-                yield Obstacle(reason, taint_text(taint.key, taint.value, taint.effect))
+                yield PlacementObstacle(reason, taint_text(taint.key, taint.value, taint.effect))
         for key, value in self._selector:
             if node.metadata.labels.get(key) != value:
-                yield Obstacle(NodeReason.NODE_SELECTOR, f"{key}={value}")
+                yield PlacementObstacle(NodeReason.NODE_SELECTOR, f"{key}={value}")
         if self._required is not None and not _allows(self._required, node):
-            yield Obstacle(NodeReason.NODE_AFFINITY, selector_text(self._required))
+            yield PlacementObstacle(NodeReason.NODE_AFFINITY, selector_text(self._required))
 
     def _tolerates(self, taint: NodeTaint) -> bool:
         return any(tolerates(toleration, taint) for toleration in self._tolerations)

@@ -12,7 +12,7 @@ import msgspec
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_rows import Profile
-from draco.allocation.fleet.pools import Candidate, Charges, Entry, Pool, PoolView, is_device_for
+from draco.allocation.fleet.pools import Candidate, Charges, Pool, PoolView, SliceEntry, is_device_for
 from draco.allocation.fleet.rowwise import Column
 from draco.resources.api.core import Node
 from draco.resources.api.meta import NodeSelector, ObjectMeta
@@ -40,7 +40,7 @@ NO_VIEW = PoolView(key=PoolKey("", ""))
 """Of a device in a pool without counters, whose view tells nothing more."""
 
 
-class Ground:
+class Reachability:
     """The pools of a fleet, by who sees them.
 
     `others` are the pools that are not plain (see `Pool.plain`), `lost` the slices of plain pools whose node does not exist.
@@ -50,12 +50,12 @@ class Ground:
         self._fleet = fleet
         self._other_keys = set(fleet.inventory.others)
         self.others: list[Pool] = list(fleet.inventory.others.values())
-        self.lost: list[Entry] = list(self._of_no_node())
+        self.lost: list[SliceEntry] = list(self._of_no_node())
         self._mixed = {name for pool in self.others for name in _named(pool)}
         self._likeness = _Likeness(self.others)
         self._sights: dict[tuple[str | None, ...], Sight] = {}
 
-    def _of_no_node(self) -> Iterator[Entry]:
+    def _of_no_node(self) -> Iterator[SliceEntry]:
         inventory = self._fleet.inventory
         for name in self._fleet.nodeless:
             entries = {entry.name: entry for entry in map(inventory.entry, inventory.nodes[name])}
@@ -163,12 +163,12 @@ def _named(pool: Pool) -> Iterable[str]:
                 yield where.node_name
 
 
-def pool_key(entry: Entry) -> PoolKey:
+def pool_key(entry: SliceEntry) -> PoolKey:
     """The pool of a slice."""
     return PoolKey(entry.spec.driver, entry.spec.pool.name)
 
 
-def candidate_of(entry: Entry, place: int, charges: Charges = ()) -> Candidate:
+def candidate_of(entry: SliceEntry, place: int, charges: Charges = ()) -> Candidate:
     """A device of a slice that takes so much of its pool's counters."""
     device = entry.spec.devices[place]
     key = DeviceKey(entry.spec.driver, entry.spec.pool.name, device.name)

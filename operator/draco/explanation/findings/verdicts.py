@@ -15,14 +15,14 @@ from draco.allocation.fleet.pools import Candidate, PoolView
 from draco.allocation.fleet.selectors import Selectors
 from draco.allocation.fleet.state import AllocatedState, amount
 from draco.allocation.search.constraints import Constraint
-from draco.allocation.search.requests import Claim, Request
+from draco.allocation.search.requests import ExpandedClaim, Request
 from draco.cel.errors import CompileError, EvaluationError
 from draco.explanation.model import Cause
 from draco.resources.api.claims import DeviceConstraint, ResourceClaim
 from draco.resources.names import DeviceKey
 
 
-class Finding(NamedTuple):
+class DeviceFinding(NamedTuple):
     """The cause of one device, and in which respect: devices with equal findings are counted together.
 
     The respect of each cause: NOT_SELECTED the selector's place among all of the request; SELECTOR_FAILED that and the error;
@@ -34,26 +34,26 @@ class Finding(NamedTuple):
     respect: Hashable = None
 
 
-FREE = Finding(Cause.FREE)
+FREE = DeviceFinding(Cause.FREE)
 
 
-def at_best(finding: Finding, cause: Cause) -> Finding:
+def at_best(finding: DeviceFinding, cause: Cause) -> DeviceFinding:
     """The finding of a device that, even if it is selected, has this cause."""
-    return finding if cause is Cause.FREE or finding.cause is Cause.NOT_SELECTED else Finding(cause)
+    return finding if cause is Cause.FREE or finding.cause is Cause.NOT_SELECTED else DeviceFinding(cause)
 
 
-class Seen(msgspec.Struct, frozen=True):
+class JudgedDevice(msgspec.Struct, frozen=True):
     """A device that a node may reach, with a finding for each ask."""
 
     view: PoolView
     candidate: Candidate
-    findings: tuple[Finding, ...]
+    findings: tuple[DeviceFinding, ...]
 
 
-class Ask:
+class ConstrainedRequest:
     """One request, or one alternative of it, with the constraints that it is under."""
 
-    def __init__(self, claim: ResourceClaim, expanded: Claim, request: Request, *, number: int) -> None:
+    def __init__(self, claim: ResourceClaim, expanded: ExpandedClaim, request: Request, *, number: int) -> None:
         self.claim = claim
         self.request = request
         self.number = number
@@ -72,10 +72,10 @@ class Ask:
         return 1 if self.all_mode else self.request.count
 
 
-def asks_of(expanded: Sequence[Claim]) -> list[Ask]:
+def asks_of(expanded: Sequence[ExpandedClaim]) -> list[ConstrainedRequest]:
     """Everything that the claims ask for, alternatives one by one."""
     return [
-        Ask(claim.claim, claim, request, number=number)
+        ConstrainedRequest(claim.claim, claim, request, number=number)
         for number, claim in enumerate(expanded)
         for alternatives in claim.requests
         for request in alternatives
@@ -90,19 +90,19 @@ class Judge:
         self._state = state
         self._left: dict[int, tuple[PoolView, list[int]]] = {}
 
-    def finding(self, ask: Ask, view: PoolView, candidate: Candidate) -> Finding:
+    def finding(self, ask: ConstrainedRequest, view: PoolView, candidate: Candidate) -> DeviceFinding:
         """What stands in the way of a device that its node may reach."""
         failed = None
         for place, (_, _, selector) in enumerate(ask.selectors):
             expression = selector.cel.expression if selector.cel is not None else ""
             try:
                 if not self._selectors.matches(expression, candidate.key.driver, candidate.device, candidate.row):
-                    return Finding(Cause.NOT_SELECTED, place)
+                    return DeviceFinding(Cause.NOT_SELECTED, place)
             except (CompileError, EvaluationError) as error:
-                failed = Finding(Cause.SELECTOR_FAILED, (place, str(error)))
+                failed = DeviceFinding(Cause.SELECTOR_FAILED, (place, str(error)))
                 break
         if self._is_in_use(ask, candidate.key) and not (failed and ask.all_mode):
-            return Finding(Cause.IN_USE)
+            return DeviceFinding(Cause.IN_USE)
         if failed is not None:
             return failed
         return (
@@ -127,11 +127,11 @@ class Judge:
             known = self._left[id(view)] = (view, counters)
         return known[1]
 
-    def _is_in_use(self, ask: Ask, key: DeviceKey) -> bool:
+    def _is_in_use(self, ask: ConstrainedRequest, key: DeviceKey) -> bool:
         return not ask.request.admin_access and self._state.holds(key)
 
     @staticmethod
-    def _taint(ask: Ask, candidate: Candidate) -> Finding | None:
+    def _taint(ask: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:
         if ask.request.tolerates(candidate):
             return None
         tolerations = ask.request.asked.tolerations
@@ -140,9 +140,9 @@ class Judge:
             for taint in candidate.taints
             if not any(each.tolerates(taint) for each in tolerations)
         ]
-        return Finding(Cause.TAINTED, tuple(sorted(set(untolerated))))
+        return DeviceFinding(Cause.TAINTED, tuple(sorted(set(untolerated))))
 
-    def _counter(self, view: PoolView, candidate: Candidate) -> Finding | None:
+    def _counter(self, view: PoolView, candidate: Candidate) -> DeviceFinding | None:
         if not candidate.charges:
             return None
         if candidate.device.allow_multiple_allocations and self._state.shares(candidate.key):
@@ -151,41 +151,41 @@ class Judge:
         names = counter_names(candidate)
         for name, (place, taken) in zip(names, candidate.charges, strict=True):
             if taken > left[place]:
-                return Finding(Cause.COUNTERS_SHORT, name)
+                return DeviceFinding(Cause.COUNTERS_SHORT, name)
         if any(each < 0 for each in left):
-            return Finding(Cause.COUNTERS_SHORT, names[0])
+            return DeviceFinding(Cause.COUNTERS_SHORT, names[0])
         return None
 
     @staticmethod
-    def _amount_error(ask: Ask, candidate: Candidate) -> Finding | None:
+    def _amount_error(ask: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:
         try:
             ask.request.amounts(candidate)
         except AllocationError as error:
-            return Finding(Cause.CAPACITY_SHORT, ("", str(error)))
+            return DeviceFinding(Cause.CAPACITY_SHORT, ("", str(error)))
         return None
 
-    def _capacity(self, ask: Ask, candidate: Candidate) -> Finding | None:
+    def _capacity(self, ask: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:
         device = candidate.device
         amounts = ask.request.amounts(candidate)
         wanted = ask.request.asked.capacity.requests if ask.request.asked.capacity is not None else {}
         if amounts is None:
             lacking = [name for name in wanted if name not in device.capacity]
             name = lacking[0] if lacking else next(iter(wanted or device.capacity), "")
-            return Finding(Cause.CAPACITY_SHORT, (name, "lacks" if lacking else "forbids"))
+            return DeviceFinding(Cause.CAPACITY_SHORT, (name, "lacks" if lacking else "forbids"))
         if not amounts or is_left(amounts, device, self._state.consumed(candidate.key)):
             return None
         consumed = self._state.consumed(candidate.key)
         return next(
-            Finding(Cause.CAPACITY_SHORT, (name, "short"))
+            DeviceFinding(Cause.CAPACITY_SHORT, (name, "short"))
             for name, asked in amounts.items()
             if asked.nanos + consumed.get(name, 0) > amount(device.capacity[name].value)
         )
 
     @staticmethod
-    def _constraint(ask: Ask, candidate: Candidate) -> Finding | None:
+    def _constraint(ask: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:
         for told, constraint in ask.constraints:
             if not constraint.join(candidate.key.driver, candidate.device):
-                return Finding(Cause.CONSTRAINT, told.match_attribute or told.distinct_attribute or "")
+                return DeviceFinding(Cause.CONSTRAINT, told.match_attribute or told.distinct_attribute or "")
             constraint.leave()
         return None
 

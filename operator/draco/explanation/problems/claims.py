@@ -18,12 +18,12 @@ from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
 from draco.explanation.model import Problem, ProblemKind, SelectorRef
 from draco.explanation.problems.dead_ends import dead_ends, unknown_names
-from draco.explanation.problems.published import Published, closest
+from draco.explanation.problems.published import PublishedNames, closest
 from draco.explanation.problems.suggestions import corrected, guard, main_error
 from draco.explanation.selection import (
     Asked,
     Selection,
-    Step,
+    SelectorStep,
     alternatives,
     count,
     first_rows,
@@ -40,7 +40,7 @@ _MODES: Final = frozenset({"ExactCount", "All", ""})
 
 def problems_of(fleet: Fleet, claims: Sequence[ResourceClaim]) -> list[Problem]:
     """Everything that is wrong with the claims, what forbids every node first."""
-    published = Published(fleet.inventory.columns)
+    published = PublishedNames(fleet.inventory.columns)
     found = [problem for claim in claims for problem in _of_claim(fleet, published, claim)]
     found = [_to_whom(problem) for problem in found]
     told: dict[tuple[str, str, str], Problem] = {}
@@ -49,7 +49,7 @@ def problems_of(fleet: Fleet, claims: Sequence[ResourceClaim]) -> list[Problem]:
     return sorted(told.values(), key=lambda problem: not problem.fatal)
 
 
-def _of_claim(fleet: Fleet, published: Published, claim: ResourceClaim) -> Iterator[Problem]:
+def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim) -> Iterator[Problem]:
     name = str(claim.metadata.key)
     selected: dict[str, bytes] = {}
     fewest = 0
@@ -115,7 +115,7 @@ class _Request:
     def __init__(
         self,
         fleet: Fleet,
-        published: Published,
+        published: PublishedNames,
         claim: ResourceClaim,
         *,
         name: str,
@@ -171,7 +171,7 @@ class _Request:
     ) -> Problem:
         return _problem(kind, text, self._claim, self._name, selector=selector, remedy=remedy, fatal=fatal)
 
-    def _uncompilable(self, step: Step, error: CompileError) -> Problem:
+    def _uncompilable(self, step: SelectorStep, error: CompileError) -> Problem:
         lines = _ERROR_LINE.findall(str(error))
         said = "; ".join(lines[:3]) or str(error).splitlines()[0]
         better = corrected(self._published, step.ref.expression)
@@ -186,12 +186,12 @@ class _Request:
             return False
         return True
 
-    def _unknown_names(self, step: Step, *, fatal: bool) -> Iterator[Problem]:
+    def _unknown_names(self, step: SelectorStep, *, fatal: bool) -> Iterator[Problem]:
         ref = step.ref
         for unknown in unknown_names(self._fleet, self._published, ref, ref.expression, step.before):
             yield self._problem(unknown.kind, f"{_whose(ref)}: {unknown.text}", ref, remedy=unknown.remedy, fatal=fatal)
 
-    def _failing(self, step: Step) -> Problem:
+    def _failing(self, step: SelectorStep) -> Problem:
         """A selector that fails on devices. It is fatal if one of them is free: those in use are not asked."""
         fleet = self._fleet
         said = main_error(fleet, step)
@@ -213,7 +213,7 @@ class _Request:
             fatal=fatal,
         )
 
-    def _nothing(self, steps: Sequence[Step], among: bytes) -> Iterator[Problem]:
+    def _nothing(self, steps: Sequence[SelectorStep], among: bytes) -> Iterator[Problem]:
         """Nothing is selected: by which selector, and why."""
         if any(step.error is not None or count(step.failed) for step in self.selection.steps):
             return  # that is the problem, and was told
@@ -281,7 +281,9 @@ def most_on_one_node(fleet: Fleet, marks: bytes, wanted: int) -> int:
     return most
 
 
-def _of_constraints(published: Published, claim: ResourceClaim, selected: Mapping[str, bytes]) -> Iterator[Problem]:
+def _of_constraints(
+    published: PublishedNames, claim: ResourceClaim, selected: Mapping[str, bytes]
+) -> Iterator[Problem]:
     names = {request.name for request in claim.spec.devices.requests}
     full_names = names | selected.keys() | {n for r in claim.spec.devices.requests for n, _ in alternatives(r)}
     for index, constraint in enumerate(claim.spec.devices.constraints):
@@ -322,7 +324,7 @@ def _of_constraints(published: Published, claim: ResourceClaim, selected: Mappin
                 )
 
 
-def _comparable(published: Published, path: AttributePath) -> str:
+def _comparable(published: PublishedNames, path: AttributePath) -> str:
     """What to write instead of an attribute that nobody has."""
     if path.domain is None:
         return f"write the attribute with its domain, such as {next(iter(published.drivers), 'example.com')}/{path.id}"

@@ -14,9 +14,9 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
 from draco.explanation.model import ProblemKind, SelectorRef
-from draco.explanation.problems.published import Published, closest, closest_value
+from draco.explanation.problems.published import PublishedNames, closest, closest_value
 from draco.explanation.problems.suggestions import corrected, unpublished
-from draco.explanation.selection import Step, count, failing, met
+from draco.explanation.selection import SelectorStep, count, failing, met
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.resources.texts import listed
@@ -44,7 +44,7 @@ class _Part(msgspec.Struct, frozen=True, eq=False):
 
 
 def dead_ends(
-    fleet: Fleet, published: Published, steps: Sequence[Step], among: bytes, *, who: str
+    fleet: Fleet, published: PublishedNames, steps: Sequence[SelectorStep], among: bytes, *, who: str
 ) -> Iterator[DeadEnd]:
     """Why none of the marked devices gets through the steps. `who` is what to call these devices: "no device of …"."""
     parts = list(_parts(fleet, steps, among))
@@ -63,7 +63,7 @@ def dead_ends(
         yield from _opposed(parts, who)
 
 
-def _parts(fleet: Fleet, steps: Sequence[Step], among: bytes) -> Iterator[_Part]:
+def _parts(fleet: Fleet, steps: Sequence[SelectorStep], among: bytes) -> Iterator[_Part]:
     for step in steps:
         for demand in demands(step.ref.expression):
             try:
@@ -73,7 +73,7 @@ def _parts(fleet: Fleet, steps: Sequence[Step], among: bytes) -> Iterator[_Part]
 
 
 def unknown_names(
-    fleet: Fleet, published: Published, ref: SelectorRef, expression: str, among: bytes
+    fleet: Fleet, published: PublishedNames, ref: SelectorRef, expression: str, among: bytes
 ) -> Iterator[DeadEnd]:
     """What the expression, all or part of the selector, reads and nobody publishes."""
     better = corrected(published, ref.expression)
@@ -117,7 +117,7 @@ def _a(path: AttributePath) -> str:
     return "a capacity" if path.kind == "capacity" else "an attribute"
 
 
-def _dead(fleet: Fleet, published: Published, part: _Part, among: bytes, who: str) -> DeadEnd:
+def _dead(fleet: Fleet, published: PublishedNames, part: _Part, among: bytes, who: str) -> DeadEnd:
     demand, ref = part.demand, part.ref
     compared = comparison(demand)
     if compared is not None and compared.path.kind == "driver":
@@ -144,7 +144,7 @@ def fleet_reads(fleet: Fleet, expression: str) -> bool:
     return bool(paths_of(expression)) or "device" in expression or len(fleet.inventory) == 0
 
 
-def _unknown_driver(published: Published, ref: SelectorRef, compared: Comparison, who: str) -> DeadEnd:
+def _unknown_driver(published: PublishedNames, ref: SelectorRef, compared: Comparison, who: str) -> DeadEnd:
     wanted = " or ".join(str(value) for value in compared.values)
     drivers = published.drivers
     near = closest(str(compared.value), drivers)
@@ -160,7 +160,7 @@ def _sign(operator: Operator) -> str:
 
 
 def _uncomparable(
-    published: Published, ref: SelectorRef, compared: Comparison, values: Collection[Plain], who: str
+    published: PublishedNames, ref: SelectorRef, compared: Comparison, values: Collection[Plain], who: str
 ) -> DeadEnd | None:
     """A comparison with something of another kind, such as a version with a text: it is never true."""
     if any(holds(compared.operator, each, [value]) is not None for each in values for value in compared.values):

@@ -22,7 +22,7 @@ _TELLING: Final = 3
 """A part of a name so long is taken for the name."""
 
 
-class Published:
+class PublishedNames:
     """The names and values that are published at the moment."""
 
     def __init__(self, columns: Columns) -> None:

@@ -17,8 +17,8 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
 from draco.cel.syntax.ast import Call
-from draco.explanation.problems.published import Published
-from draco.explanation.selection import Step, count, drivers_of, errors_on, failing, first_rows, met
+from draco.explanation.problems.published import PublishedNames
+from draco.explanation.selection import SelectorStep, count, drivers_of, errors_on, failing, first_rows, met
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.selectors.accesses import path_text, paths_of, with_path
@@ -28,7 +28,7 @@ from draco.selectors.demands import Demand, demands, guarded, with_demand
 _FAR: Final = 2**20
 
 
-def corrected(published: Published, expression: str) -> str | None:
+def corrected(published: PublishedNames, expression: str) -> str | None:
     """The expression with the names that are published and with proper comparisons; None if there is nothing to correct."""
     changed = expression
     for path in unpublished(published, expression):
@@ -42,12 +42,12 @@ def corrected(published: Published, expression: str) -> str | None:
     return changed if changed != expression else None
 
 
-def unpublished(published: Published, expression: str) -> list[AttributePath]:
+def unpublished(published: PublishedNames, expression: str) -> list[AttributePath]:
     """The attributes and capacities that an expression reads and nobody publishes."""
     return [path for path in paths_of(expression) if not published.has(path)]
 
 
-def _compared_properly(published: Published, demand: Demand) -> str | None:
+def _compared_properly(published: PublishedNames, demand: Demand) -> str | None:
     """A comparison of a quantity or version by the function there is for it."""
     read = comparison(demand)
     root = demand.root
@@ -64,7 +64,7 @@ def _compared_properly(published: Published, demand: Demand) -> str | None:
     return None
 
 
-def _in_gibibytes(published: Published, read: Comparison) -> Comparison:
+def _in_gibibytes(published: PublishedNames, read: Comparison) -> Comparison:
     """A plain number that is far below all that is published: somebody who writes 40 of a memory means 40Gi."""
     smallest = published.smallest(read.path)
     if type(read.value) is not int or read.value <= 0 or smallest is None or smallest < Quantity.of(_FAR * read.value):
@@ -90,13 +90,13 @@ _LOOKED_AT: Final = 200
 """Devices of which the error is read; the most frequent one is told."""
 
 
-def main_error(fleet: Fleet, step: Step) -> str:
+def main_error(fleet: Fleet, step: SelectorStep) -> str:
     """What the selector says of most of the devices on which it fails; "" if it fails on none."""
     errors = Counter(errors_on(fleet, step.ref.expression, first_rows(step.failed, _LOOKED_AT)))
     return min(errors, key=lambda each: (-errors[each], each), default="")
 
 
-def guard(fleet: Fleet, published: Published, step: Step) -> str:
+def guard(fleet: Fleet, published: PublishedNames, step: SelectorStep) -> str:
     """The expression that works; "" if none was found."""
     for candidate in _guards(fleet, published, step):
         try:
@@ -109,7 +109,7 @@ def guard(fleet: Fleet, published: Published, step: Step) -> str:
     return ""
 
 
-def _guards(fleet: Fleet, published: Published, step: Step) -> Iterator[str]:
+def _guards(fleet: Fleet, published: PublishedNames, step: SelectorStep) -> Iterator[str]:
     expression = step.ref.expression
     missing = _MISSING.search(main_error(fleet, step)) if step.error is None else None
     paths = paths_of(expression)

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from draco.explanation.findings.placement import Obstacle
+from draco.explanation.findings.placement import PlacementObstacle
 from draco.explanation.model import ChangeKind, NearestMiss
 from draco.explanation.selection import Asked
 from draco.resources.api.claims import (
@@ -42,7 +42,7 @@ _SIZES: Final = (
 """From small to big: what helps without taking anything from anybody comes first."""
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class SuggestedChange(msgspec.Struct, frozen=True, kw_only=True):
     """One change with which the claims fit. Besides what is told, what it is, for whoever wants to make it."""
 
     told: NearestMiss
@@ -52,7 +52,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A claim that is no more."""
     taint: DeviceTaint | None = None
     """A taint that no device has any more."""
-    obstacle: Obstacle | None = None
+    obstacle: PlacementObstacle | None = None
     """What keeps the pod away from the node no more."""
     pool: PoolKey | None = None
     """A pool of which there is nothing more to come."""

@@ -13,8 +13,8 @@ from draco.cel.errors import CompileError
 from draco.explanation.model import ChangeKind
 from draco.explanation.problems.published import closest, closest_value
 from draco.explanation.problems.suggestions import guard
-from draco.explanation.remedies.changes import Change, told, with_asked, with_constraints, with_selector
-from draco.explanation.remedies.trials import Ask, Trials
+from draco.explanation.remedies.changes import SuggestedChange, told, with_asked, with_constraints, with_selector
+from draco.explanation.remedies.trials import RequestCandidates, Trials
 from draco.explanation.selection import alternatives, count, failing, met
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
@@ -33,7 +33,7 @@ _CLASSES: Final = 3
 class _Rewriting:
     """Changed expressions in one of the own selectors of one request."""
 
-    def __init__(self, trials: Trials, ask: Ask, index: int) -> None:
+    def __init__(self, trials: Trials, ask: RequestCandidates, index: int) -> None:
         self._trials = trials
         self._ask = ask
         self._index = index
@@ -54,7 +54,9 @@ class _Rewriting:
                 return bytes(len(marks))
         return self._trials.free(self._ask, self._ask.tolerated, marks)
 
-    def tried(self, kind: ChangeKind, expression: str, text: str, rows: bytes | None = None) -> Iterator[Change]:
+    def tried(
+        self, kind: ChangeKind, expression: str, text: str, rows: bytes | None = None
+    ) -> Iterator[SuggestedChange]:
         """The change to this expression, if the claims then fit somewhere."""
         trials, ask = self._trials, self._ask
         rows = self.candidates(expression) if rows is None else rows
@@ -74,16 +76,16 @@ def _tried(
     *,
     text: str,
     claim: ResourceClaim,
-) -> Iterator[Change]:
+) -> Iterator[SuggestedChange]:
     """The change to these claims, if they fit on one of the nodes."""
     for node in nodes:
         results = trials.fits(node, claims)
         if results is not None:
-            yield Change(told=told(kind, text, node, results, claim=str(claim.metadata.key)), claims=claims)
+            yield SuggestedChange(told=told(kind, text, node, results, claim=str(claim.metadata.key)), claims=claims)
             return
 
 
-def guarded_selectors(trials: Trials) -> Iterator[Change]:
+def guarded_selectors(trials: Trials) -> Iterator[SuggestedChange]:
     """A selector that fails on devices, so written that it fails on none."""
     for ask in trials.asks:
         for index in range(len(ask.asked.selectors)):
@@ -95,7 +97,7 @@ def guarded_selectors(trials: Trials) -> Iterator[Change]:
                     yield from rewriting.tried(ChangeKind.RELAX_SELECTOR, better, text)
 
 
-def relaxed_selectors(trials: Trials) -> Iterator[Change]:
+def relaxed_selectors(trials: Trials) -> Iterator[SuggestedChange]:
     """One demand of a selector with another value, or dropped."""
     for ask in trials.asks:
         left = _DEMANDS
@@ -108,8 +110,8 @@ def relaxed_selectors(trials: Trials) -> Iterator[Change]:
 
 
 def _relaxed(
-    trials: Trials, ask: Ask, rewriting: _Rewriting, parts: Sequence[Demand], part: Demand
-) -> Iterator[Change]:
+    trials: Trials, ask: RequestCandidates, rewriting: _Rewriting, parts: Sequence[Demand], part: Demand
+) -> Iterator[SuggestedChange]:
     dropped = without(parts, part)
     there = rewriting.candidates(dropped)
     if not count(there):
@@ -172,13 +174,13 @@ def _with_value(expression: str, part: Demand, compared: Comparison, value: Plai
     return with_demand(expression, part, demand), demand
 
 
-def lowered_counts(trials: Trials) -> Iterator[Change]:
+def lowered_counts(trials: Trials) -> Iterator[SuggestedChange]:
     """Fewer devices."""
     for ask in trials.asks:
         if ask.asked.allocation_mode == "All" or ask.asked.count <= 1:
             continue
         marks = [(each, trials.usable(each)) for each in trials.asks]
-        best: Change | None = None
+        best: SuggestedChange | None = None
         least = 0
         for node in trials.nodes(marks, most=_COUNTS):
             there = trials.fleet.inventory.nodes.read(node.metadata.name, marks[trials.asks.index(ask)][1]).count(1)
@@ -191,14 +193,16 @@ def lowered_counts(trials: Trials) -> Iterator[Change]:
                 if results is not None:
                     text = f"ask for {number} instead of {ask.asked.count} devices in request {ask.name}"
                     claim = str(ask.claim.metadata.key)
-                    best = Change(told=told(ChangeKind.LOWER_COUNT, text, node, results, claim=claim), claims=claims)
+                    best = SuggestedChange(
+                        told=told(ChangeKind.LOWER_COUNT, text, node, results, claim=claim), claims=claims
+                    )
                     least = number
                     break
         if best is not None:
             yield best
 
 
-def lowered_capacities(trials: Trials) -> Iterator[Change]:
+def lowered_capacities(trials: Trials) -> Iterator[SuggestedChange]:
     """A smaller amount of a capacity: what some device has left."""
     for ask in trials.asks:
         wanted = ask.asked.capacity.requests if ask.asked.capacity is not None else {}
@@ -206,7 +210,7 @@ def lowered_capacities(trials: Trials) -> Iterator[Change]:
             yield from _lowered_capacity(trials, ask, name)
 
 
-def _lowered_capacity(trials: Trials, ask: Ask, name: str) -> Iterator[Change]:
+def _lowered_capacity(trials: Trials, ask: RequestCandidates, name: str) -> Iterator[SuggestedChange]:
     if ask.asked.capacity is None:
         return
     fleet, asked = trials.fleet, ask.asked.capacity.requests[name]
@@ -237,7 +241,7 @@ def _nanos(number: int) -> Quantity:
     return Quantity.parse(f"{number}n")
 
 
-def dropped_constraints(trials: Trials) -> Iterator[Change]:
+def dropped_constraints(trials: Trials) -> Iterator[SuggestedChange]:
     """One constraint less."""
     marks = [(ask, trials.usable(ask)) for ask in trials.asks]
     for claim in trials.claims:
@@ -253,7 +257,7 @@ def dropped_constraints(trials: Trials) -> Iterator[Change]:
             yield from _tried(trials, nodes, ChangeKind.DROP_CONSTRAINT, claims, text=text, claim=claim)
 
 
-def other_classes(trials: Trials) -> Iterator[Change]:
+def other_classes(trials: Trials) -> Iterator[SuggestedChange]:
     """A class that exists, instead of one that does not."""
     classes = trials.fleet.classes
     for claim in trials.claims:

@@ -12,7 +12,7 @@ from draco.allocation.errors import SearchTooLong
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import select
 from draco.explanation.model import NearestMiss
-from draco.explanation.remedies.changes import Change
+from draco.explanation.remedies.changes import SuggestedChange
 from draco.explanation.remedies.claim_changes import (
     dropped_constraints,
     guarded_selectors,
@@ -33,7 +33,7 @@ _FEW: Final = 16
 """In a cluster of so few nodes each is looked at; in a larger one those that are likely to do."""
 _STEPS: Final = 100_000
 """Devices that a search looks at which finds out whether claims fit as they are."""
-_Kind = Callable[[Trials], Iterator[Change]]
+_Kind = Callable[[Trials], Iterator[SuggestedChange]]
 _REPAIRS: Final[tuple[_Kind, ...]] = (other_classes, guarded_selectors)
 """What must be put right before anything else can help."""
 _CHANGES: Final[tuple[_Kind, ...]] = (
@@ -57,7 +57,7 @@ def nearest_misses(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | Non
     return [change.told for change in nearest_changes(fleet, claims, pod)]
 
 
-def nearest_changes(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None) -> list[Change]:
+def nearest_changes(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None) -> list[SuggestedChange]:
     """The same, with what the changes are."""
     trials = Trials(fleet, claims, pod)
     if not trials.claims or _may_fit(trials):

@@ -13,9 +13,9 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.pools import Pool, PoolView
 from draco.allocation.fleet.rowwise import select
 from draco.explanation.findings.details import consumers_of, taint_seen
-from draco.explanation.findings.placement import Obstacle
+from draco.explanation.findings.placement import PlacementObstacle
 from draco.explanation.model import ChangeKind, NodeReason
-from draco.explanation.remedies.changes import Change, told
+from draco.explanation.remedies.changes import SuggestedChange, told
 from draco.explanation.remedies.trials import Trials
 from draco.explanation.selection import first_rows
 from draco.resources.api.claims import ResourceClaim
@@ -36,7 +36,7 @@ _CLOSED: Final = 12
 _POOLS: Final = 3
 
 
-def lifted_taints(trials: Trials) -> Iterator[Change]:
+def lifted_taints(trials: Trials) -> Iterator[SuggestedChange]:
     """A taint that is lifted, or tolerated, which comes to the same but for taints that state what cannot be done."""
     inventory = trials.fleet.inventory
     seen: dict[tuple[str, str, str], DeviceTaint] = {}
@@ -51,7 +51,7 @@ def lifted_taints(trials: Trials) -> Iterator[Change]:
         yield from _lifted(trials, taint)
 
 
-def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[Change]:
+def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[SuggestedChange]:
     marks = [
         (ask, trials.free(ask, ask.selection.end, trials.tolerated(ask.asked, lambda each: _is(each, taint))))
         for ask in trials.asks
@@ -74,7 +74,7 @@ def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[Change]:
         rules = {taint_seen(trials.fleet, candidate, named).rule for candidate in tainted.values()} - {""}
         by = f" (rule {listed(sorted(rules))})" if rules else ""
         text = f"lift the taint {taint_text(*named)}{by} from {listed(sorted(tainted))}{_otherwise(taint)}"
-        yield Change(told=told(ChangeKind.LIFT_TAINT, text, node, results), taint=taint)
+        yield SuggestedChange(told=told(ChangeKind.LIFT_TAINT, text, node, results), taint=taint)
         return
 
 
@@ -89,13 +89,13 @@ def _otherwise(taint: DeviceTaint) -> str:
     return ", or let the request tolerate it"
 
 
-def freed_claims(trials: Trials) -> Iterator[Change]:
+def freed_claims(trials: Trials) -> Iterator[SuggestedChange]:
     """Another claim that is gone: one that is allocated for nobody, or one that somebody uses."""
     yield from _first(_freed_idle(trials))
     yield from _first(_freed_busy(trials))
 
 
-def _freed_idle(trials: Trials) -> Iterator[Change]:
+def _freed_idle(trials: Trials) -> Iterator[SuggestedChange]:
     fleet = trials.fleet
     tried = 0
     for key in islice(fleet.idle, _LOOKED_AT):
@@ -111,7 +111,9 @@ def _freed_idle(trials: Trials) -> Iterator[Change]:
             results = trials.fits(node, without=key)
             if results is not None:
                 text = f"delete claim {key}, which is allocated but not used by any pod"
-                yield Change(told=told(ChangeKind.FREE_IDLE_CLAIM, text, node, results, claim=str(key)), gone=key)
+                yield SuggestedChange(
+                    told=told(ChangeKind.FREE_IDLE_CLAIM, text, node, results, claim=str(key)), gone=key
+                )
 
 
 def _matters(trials: Trials, row: int) -> bool:
@@ -120,7 +122,7 @@ def _matters(trials: Trials, row: int) -> bool:
     return any(ask.selection.end[row] for ask in trials.asks) or (device is not None and bool(device.consumes_counters))
 
 
-def _freed_busy(trials: Trials) -> Iterator[Change]:
+def _freed_busy(trials: Trials) -> Iterator[SuggestedChange]:
     fleet = trials.fleet
     own = {claim.metadata.key for claim in trials.claims}
     free = trials.nodes([(ask, trials.usable(ask)) for ask in trials.asks], most=_BUSY_NODES)
@@ -140,10 +142,10 @@ def _freed_busy(trials: Trials) -> Iterator[Change]:
             results = trials.fits(node, without=key)
             if results is not None:
                 text = _released(fleet.claims[key])
-                yield Change(told=told(ChangeKind.FREE_CLAIM, text, node, results, claim=str(key)), gone=key)
+                yield SuggestedChange(told=told(ChangeKind.FREE_CLAIM, text, node, results, claim=str(key)), gone=key)
 
 
-def opened_nodes(trials: Trials) -> Iterator[Change]:
+def opened_nodes(trials: Trials) -> Iterator[SuggestedChange]:
     """A node to which the pod may not go for one reason alone."""
     if not trials.is_any_closed:
         return
@@ -161,10 +163,10 @@ def opened_nodes(trials: Trials) -> Iterator[Change]:
         if results is not None:
             told_of.add(obstacle.reason)
             kind, text = _opened(node, obstacle)
-            yield Change(told=told(kind, text, node, results), obstacle=obstacle)
+            yield SuggestedChange(told=told(kind, text, node, results), obstacle=obstacle)
 
 
-def _opened(node: Node, obstacle: Obstacle) -> tuple[ChangeKind, str]:
+def _opened(node: Node, obstacle: PlacementObstacle) -> tuple[ChangeKind, str]:
     name = node.metadata.name
     match obstacle.reason:
         case NodeReason.UNSCHEDULABLE:
@@ -185,7 +187,7 @@ def _opened(node: Node, obstacle: Obstacle) -> tuple[ChangeKind, str]:
     return ChangeKind.NODE_SELECTOR, f"allow node {name} in the pod's node affinity"
 
 
-def repaired_pools(trials: Trials) -> Iterator[Change]:
+def repaired_pools(trials: Trials) -> Iterator[SuggestedChange]:
     """A pool of which slices are missing, taken for complete as it is."""
     inventory = trials.fleet.inventory
     broken = select([inventory.columns.live, trials.standing.translate(_NOT)])
@@ -215,7 +217,7 @@ def repaired_pools(trials: Trials) -> Iterator[Change]:
                 text = (
                     f"publish pool {key} completely: {len(here)} of the {wanted} slices of its newest generation exist"
                 )
-                yield Change(told=told(ChangeKind.REPAIR_POOL, text, node, results), pool=key)
+                yield SuggestedChange(told=told(ChangeKind.REPAIR_POOL, text, node, results), pool=key)
                 return
 
 
@@ -245,7 +247,7 @@ def _released(claim: ResourceClaim) -> str:
     return f"wait for {listed(consumers)} to end, or delete {them(len(consumers))}: {use} claim {claim.metadata.key}"
 
 
-def _first(changes: Iterator[Change]) -> Iterator[Change]:
+def _first(changes: Iterator[SuggestedChange]) -> Iterator[SuggestedChange]:
     for change in changes:
         yield change
         return

@@ -16,12 +16,12 @@ from draco.allocation.errors import AllocationError, SearchTooLong
 from draco.allocation.fleet.fleet import HELD, Fleet
 from draco.allocation.fleet.node_rows import SHARED
 from draco.allocation.fleet.node_selection import selects
-from draco.allocation.fleet.pools import PoolView, Standing
+from draco.allocation.fleet.pools import PoolView, SliceState
 from draco.allocation.fleet.rowwise import Combined, combine, number, select
 from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.search.allocate import allocate
 from draco.explanation.findings.placement import PodRules, nodes_for
-from draco.explanation.problems.published import Published
+from draco.explanation.problems.published import PublishedNames
 from draco.explanation.selection import Asked, Selection, alternatives, count, first_rows, selection
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
@@ -41,12 +41,12 @@ _SHARING: Final = 2_000
 _FEW: Final = 200
 """Devices of which the nodes are looked up one by one."""
 _NOT_HELD: Final = bytes(code != HELD for code in range(256))
-_CURRENT: Final = bytes(code == Standing.CURRENT for code in range(256))
+_CURRENT: Final = bytes(code == SliceState.CURRENT for code in range(256))
 _Asked: TypeAlias = tuple[tuple[tuple[ObjectKey, str], int, bytes], ...]
 """For each alternative its request, how many devices it wants, and the rows that would do."""
 
 
-class Ask(msgspec.Struct, frozen=True, eq=False):
+class RequestCandidates(msgspec.Struct, frozen=True, eq=False):
     """One request, or one alternative of it, and the rows that would do for it."""
 
     claim: ResourceClaim
@@ -78,7 +78,7 @@ class Trials:
         self.claims: Final = [claim for claim in claims if claim.status.allocation is None]
         self.rules: Final = PodRules(pod)
         self._nodes = nodes_for(fleet, pod)
-        self.published: Final = Published(fleet.inventory.columns)
+        self.published: Final = PublishedNames(fleet.inventory.columns)
         self.tries = 0
         self._ranked: dict[_Asked, Mapping[int, Sequence[str]]] = {}
         self._usable: dict[int, bytes] = {}
@@ -89,7 +89,7 @@ class Trials:
         self._taints = combine([fleet.inventory.taints.numbered()])
         self.asks: Final = list(self.asks_of(self.claims))
 
-    def asks_of(self, claims: Sequence[ResourceClaim]) -> Iterator[Ask]:
+    def asks_of(self, claims: Sequence[ResourceClaim]) -> Iterator[RequestCandidates]:
         """Everything that claims ask for of a class that exists, alternatives one by one."""
         for claim in claims:
             for request in claim.spec.devices.requests:
@@ -98,7 +98,7 @@ class Trials:
                     if device_class is not None:
                         chain = selection(self.fleet, claim, device_class, asked)
                         tolerated = self.tolerated(asked, lambda _: False)
-                        yield Ask(claim, request.name, name, asked, chain, tolerated)
+                        yield RequestCandidates(claim, request.name, name, asked, chain, tolerated)
 
     def tolerated(self, asked: Asked, lifted: Callable[[DeviceTaint], bool]) -> bytes:
         """1 for each row without taints but those that a request tolerates, or that are lifted."""
@@ -118,12 +118,12 @@ class Trials:
         """The rows by their taints."""
         return self._taints
 
-    def free(self, ask: Ask, *marks: bytes) -> bytes:
+    def free(self, ask: RequestCandidates, *marks: bytes) -> bytes:
         """1 for each row of a sound pool that has all these marks and that the request may take, as far as claims go."""
         held = [] if ask.admin else [self.unheld]
         return select([self.standing, *held, *marks])
 
-    def usable(self, ask: Ask) -> bytes:
+    def usable(self, ask: RequestCandidates) -> bytes:
         """1 for each row that would do for a request as things are; counters and constraints left aside."""
         known = self._usable.get(id(ask))
         if known is None or ask not in self.asks:
@@ -154,7 +154,10 @@ class Trials:
             return False
 
     def nodes(
-        self, marks: Sequence[tuple[Ask, bytes]], where: Callable[[Node], bool] | None = None, most: int = NODES
+        self,
+        marks: Sequence[tuple[RequestCandidates, bytes]],
+        where: Callable[[Node], bool] | None = None,
+        most: int = NODES,
     ) -> list[Node]:
         """The nodes that come nearest to having as many of the marked rows as are wanted. `where` says which nodes count."""
         where = where or self.may_go

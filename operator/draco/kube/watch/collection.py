@@ -28,7 +28,7 @@ T = TypeVar("T", bound=ApiObject)
 Subscriber = Callable[[Change[T]], None]
 
 
-class Counts(msgspec.Struct):
+class WatchCounts(msgspec.Struct):
     """What happened so far, for metrics. `last_heard` is the clock's monotonic time of the last sign of life."""
 
     lists: int = 0
@@ -51,7 +51,7 @@ class Collection(Generic[T]):
         self.kind = kind
         self.store: Store[T] = Store()
         self.synced = asyncio.Event()
-        self.counts = Counts(last_heard=clock.monotonic())
+        self.counts = WatchCounts(last_heard=clock.monotonic())
         self._clock = clock
         self._keep = keep
         self._subscribers: list[Subscriber[T]] = []

@@ -28,10 +28,10 @@ from draco.kube.watch.watching import (
     Bookmark,
     Listed,
     Removal,
-    Step,
     StreamBroken,
     Unfit,
     Upsert,
+    WatchStep,
     cannot_stream_lists,
     list_all,
     watch,
@@ -168,7 +168,7 @@ class Informer(Collection[T]):
             # Whatever kept the stream from ending its list, the next attempt takes the well-trodden way.
             self._pages_next = listed is not None
 
-    def _watch(self) -> AsyncGenerator[list[Step[T]], None]:
+    def _watch(self) -> AsyncGenerator[list[WatchStep[T]], None]:
         self.counts.watches += 1
         return watch(
             self._client,
@@ -188,13 +188,13 @@ class Informer(Collection[T]):
         self._version = listed.version
         super().take(listed)
 
-    def _apply(self, step: Step[T]) -> None:
+    def _apply(self, step: WatchStep[T]) -> None:
         """Take one event in."""
         self._version = step.version or self._version
         self.apply(step.event)
 
 
-def _collect(listed: Listed[T], step: Step[T], keep: Callable[[T], T]) -> bool:
+def _collect(listed: Listed[T], step: WatchStep[T], keep: Callable[[T], T]) -> bool:
     """Add one event of a streaming list to what was listed so far. Whether that was the last one."""
     match step.event:
         case Upsert(obj):

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from draco.kube.connect.client import Client, Undecodable, decode, decode_page, identify, token_of
-from draco.kube.errors import ApiError, Expired, Status, TooManyRequests, from_status
+from draco.kube.errors import ApiError, ApiStatus, Expired, TooManyRequests, from_status
 from draco.kube.watch.store import ApiObject
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import Kind
@@ -64,7 +64,7 @@ class Bookmark(msgspec.Struct, frozen=True):
 Event = Upsert[T] | Removal | Unfit | Bookmark
 
 
-class Step(msgspec.Struct, Generic[T], frozen=True):
+class WatchStep(msgspec.Struct, Generic[T], frozen=True):
     """One event, and the version from which to resume once it has been taken in."""
 
     event: Event[T]
@@ -87,7 +87,7 @@ class _BookmarkObject(msgspec.Struct):
 
 _event_decoder = msgspec.json.Decoder(_Event)
 _bookmark_decoder = msgspec.json.Decoder(_BookmarkObject)
-_status_decoder = msgspec.json.Decoder(Status)
+_status_decoder = msgspec.json.Decoder(ApiStatus)
 
 
 async def list_all(
@@ -148,7 +148,7 @@ async def watch(
     version: str,
     server_timeout_s: float,
     idle_timeout_s: float,
-) -> AsyncGenerator[list[Step[T]], None]:
+) -> AsyncGenerator[list[WatchStep[T]], None]:
     """Follow the collection from `version`; from an empty one, with everything that exists sent first (a streaming list).
 
     Yields an empty list when the stream is open, then the events that arrived together. Ends when the server ends the stream
@@ -169,7 +169,7 @@ async def watch(
     async with client.connection.lines(path, params=query, idle_timeout_s=idle_timeout_s) as stream:
         yield []  # the server has answered
         async for lines in stream:
-            steps: list[Step[T]] = []
+            steps: list[WatchStep[T]] = []
             failure: Exception | None = None
             for line in lines:
                 try:
@@ -183,7 +183,7 @@ async def watch(
                 raise failure
 
 
-def _step(kind: Kind[T], line: bytes) -> Step[T]:
+def _step(kind: Kind[T], line: bytes) -> WatchStep[T]:
     try:
         event = _event_decoder.decode(line)
         match event.type:
@@ -191,11 +191,11 @@ def _step(kind: Kind[T], line: bytes) -> Step[T]:
                 return upsert(kind, event.object)
             case "DELETED":
                 gone = identify(event.object, "")
-                return Step(Removal(gone.key), gone.resource_version)
+                return WatchStep(Removal(gone.key), gone.resource_version)
             case "BOOKMARK":
                 metadata = _bookmark_decoder.decode(event.object).metadata
                 ended = (metadata.annotations or {}).get(INITIAL_EVENTS_END) == "true"
-                return Step(Bookmark(ended), metadata.resource_version)
+                return WatchStep(Bookmark(ended), metadata.resource_version)
             case "ERROR":
                 raise _stream_error(from_status(_status_decoder.decode(event.object)))
             case other:
@@ -204,14 +204,14 @@ def _step(kind: Kind[T], line: bytes) -> Step[T]:
         raise StreamBroken(f"a line that is no event: {error}") from error
 
 
-def upsert(kind: Kind[T], raw: bytes | msgspec.Raw) -> Step[T]:
+def upsert(kind: Kind[T], raw: bytes | msgspec.Raw) -> WatchStep[T]:
     """An object that was added or changed, as the server wrote it."""
     try:
         obj = decode(kind, raw)
     except msgspec.ValidationError as error:
         what = identify(raw, str(error))
-        return Step(Unfit(what), what.resource_version)
-    return Step(Upsert(obj), obj.metadata.resource_version)
+        return WatchStep(Unfit(what), what.resource_version)
+    return WatchStep(Upsert(obj), obj.metadata.resource_version)
 
 
 def _stream_error(error: ApiError) -> Exception:

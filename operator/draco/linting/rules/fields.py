@@ -6,7 +6,7 @@ Owns the search for the field or the place that was meant. Which fields there ar
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from draco.linting.model import Edit, Finding, Json, Manifest, Move, Path, Put
+from draco.linting.model import Edit, Finding, Json, Manifest, MoveField, Path, SetField
 from draco.linting.names import closest
 from draco.linting.objects import at, is_of_group, kind_of, mapping, text
 from draco.linting.schema import CLAIMS, EACH, OPEN, PODS, WATCHED, Schema
@@ -52,7 +52,7 @@ class _Walk:
         if value is None:
             return
         if not isinstance(value, list):
-            edits = [Put(path, [value])] if isinstance(value, dict) == isinstance(schema, Mapping) else []
+            edits = [SetField(path, [value])] if isinstance(value, dict) == isinstance(schema, Mapping) else []
             yield self._found("field-form", f"{path[-1]} is a list: begin each of its items with `-`", path, *edits)
             return
         for number, item in enumerate(value):
@@ -62,7 +62,9 @@ class _Walk:
         if path and isinstance(path[-1], int):
             field = next(str(step) for step in reversed(path) if isinstance(step, str))
             edits = (
-                [Put(path, {"name": value})] if isinstance(value, str) and field in {"claims", "resourceClaims"} else []
+                [SetField(path, {"name": value})]
+                if isinstance(value, str) and field in {"claims", "resourceClaims"}
+                else []
             )
             yield self._found("field-form", f"each item of {field} is a mapping, such as `name: …`", path, *edits)
         else:
@@ -79,10 +81,10 @@ class _Walk:
         meant = self._place_of(path, field)
         if meant is not None:
             message = f"{field} is no field{where or ' of its own'}: it belongs into {_where(meant[:-1])}"
-            return self._found("field-place", message, here, Move(here, meant))
+            return self._found("field-place", message, here, MoveField(here, meant))
         likely = closest(field, choices)
         if likely is not None:
-            edits: list[Edit] = [Move(here, (*path, likely))] if at(self._tree, (*path, likely)) is None else []
+            edits: list[Edit] = [MoveField(here, (*path, likely))] if at(self._tree, (*path, likely)) is None else []
             return self._found(
                 "unknown-field", f"there is no field {field}{where}: the nearest is {likely}", here, *edits
             )

@@ -6,12 +6,12 @@ not among the manifests may be in the cluster, and nothing is said of it.
 
 from collections.abc import Iterator, Sequence
 
-from draco.linting.model import Drop, Edit, Finding, Manifest, Path, Put
+from draco.linting.model import DropField, Edit, Finding, Manifest, Path, SetField
 from draco.linting.names import closest
 from draco.linting.objects import (
-    Claim,
-    PodSpec,
-    Request,
+    WrittenClaim,
+    WrittenPodSpec,
+    WrittenRequest,
     claims,
     container_claims,
     containers,
@@ -42,7 +42,7 @@ def check_pod_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterato
                 yield from _unused(pod, entry, name)
 
 
-def _target(pod: PodSpec, entry: Request, known: Sequence[Claim]) -> Iterator[Finding]:
+def _target(pod: WrittenPodSpec, entry: WrittenRequest, known: Sequence[WrittenClaim]) -> Iterator[Finding]:
     name = text(entry.fields.get("name"))
     given = [field for field in NAMES if entry.fields.get(field)]
     if len(given) > 1:
@@ -74,7 +74,7 @@ def _target(pod: PodSpec, entry: Request, known: Sequence[Claim]) -> Iterator[Fi
             else ("ResourceClaim", "ResourceClaimTemplate")
         )
         message = f"{target} is a {kinds[0]} here and not a {kinds[1]}: name it in {right}"
-        yield _found("claim-or-template", message, pod, path, Put((*entry.path, right), target), Drop(path))
+        yield _found("claim-or-template", message, pod, path, SetField((*entry.path, right), target), DropField(path))
         return
     elsewhere = next((claim for claim in known if claim.name == target), None)
     if elsewhere is not None:
@@ -87,22 +87,24 @@ def _target(pod: PodSpec, entry: Request, known: Sequence[Claim]) -> Iterator[Fi
     likely = closest(target, [claim.name for claim in mine if claim.is_template == wants_template])
     if likely:
         message = f"there is no {target} among these manifests; the nearest is {likely}"
-        yield Finding("claim-unknown", "warning", message, pod.manifest, path, ((pod.manifest, Put(path, likely)),))
+        yield Finding(
+            "claim-unknown", "warning", message, pod.manifest, path, ((pod.manifest, SetField(path, likely)),)
+        )
 
 
-def _only_one(entry: Request, mine: Sequence[Claim]) -> list[Edit]:
+def _only_one(entry: WrittenRequest, mine: Sequence[WrittenClaim]) -> list[Edit]:
     """The one claim or template that can be meant, if there is just one."""
     if len(mine) != 1:
         return []
     field = next(field for field, is_template in NAMES.items() if is_template == mine[0].is_template)
-    return [Put((*entry.path, field), mine[0].name)]
+    return [SetField((*entry.path, field), mine[0].name)]
 
 
-def _unused(pod: PodSpec, entry: Request, name: str) -> Iterator[Finding]:
+def _unused(pod: WrittenPodSpec, entry: WrittenRequest, name: str) -> Iterator[Finding]:
     every = list(containers(pod))
     edits: list[Edit] = []
     if len(every) == 1 and not any(container_claims(every[0])):
-        edits = [Put((*every[0].path, "resources", "claims"), [{"name": name}])]
+        edits = [SetField((*every[0].path, "resources", "claims"), [{"name": name}])]
     message = f"no container takes {name} in resources.claims: the pod holds the device and nothing in it sees it"
     yield Finding(
         "claim-unused", "warning", message, pod.manifest, entry.path, tuple((pod.manifest, edit) for edit in edits)
@@ -127,21 +129,23 @@ def check_container_claims(manifests: Sequence[Manifest], _kubernetes: int) -> I
                     yield from _request(pod, use, entries[name], known)
 
 
-def _without_entry(pod: PodSpec, use: Request, name: str, entries: Sequence[str], known: Sequence[Claim]) -> Finding:
+def _without_entry(
+    pod: WrittenPodSpec, use: WrittenRequest, name: str, entries: Sequence[str], known: Sequence[WrittenClaim]
+) -> Finding:
     path = (*use.path, "name")
     if not name:
         return _found("container-claim", "an entry of resources.claims has no name", pod, use.path)
     likely = closest(name, entries)
     if likely:
         message = f"{name} is no entry of the pod's resourceClaims; the nearest is {likely}"
-        return _found("container-claim", message, pod, path, Put(path, likely))
+        return _found("container-claim", message, pod, path, SetField(path, likely))
     mine = [claim for claim in known if claim.namespace == pod.namespace]
     meant = [claim for claim in mine if claim.name == name] or mine
     edits: list[Edit] = []
     if len(meant) == 1:
         field = next(field for field, is_template in NAMES.items() if is_template == meant[0].is_template)
         place: Path = (*pod.path, "resourceClaims", len(entries))
-        edits = [Put(place, {"name": name, field: meant[0].name})]
+        edits = [SetField(place, {"name": name, field: meant[0].name})]
     message = (
         f"the container takes {name}, and the pod has no such entry: add it to resourceClaims beside containers, with "
         "resourceClaimName or resourceClaimTemplateName"
@@ -149,7 +153,9 @@ def _without_entry(pod: PodSpec, use: Request, name: str, entries: Sequence[str]
     return _found("container-claim", message, pod, path, *edits)
 
 
-def _request(pod: PodSpec, use: Request, entry: Request, known: Sequence[Claim]) -> Iterator[Finding]:
+def _request(
+    pod: WrittenPodSpec, use: WrittenRequest, entry: WrittenRequest, known: Sequence[WrittenClaim]
+) -> Iterator[Finding]:
     field = next((field for field in NAMES if entry.fields.get(field)), None)
     if field is None:
         return
@@ -169,8 +175,8 @@ def _request(pod: PodSpec, use: Request, entry: Request, known: Sequence[Claim])
     whole = [name for name in names if "/" not in name]
     likely = closest(request, names) or (whole[0] if len(whole) == 1 else None)
     message = f"{target} has no request {request}: it has {', '.join(names)}"
-    yield _found("request-unknown", message, pod, path, *([Put(path, likely)] if likely else []))
+    yield _found("request-unknown", message, pod, path, *([SetField(path, likely)] if likely else []))
 
 
-def _found(rule: str, message: str, pod: PodSpec, path: Path, *edits: Edit) -> Finding:
+def _found(rule: str, message: str, pod: WrittenPodSpec, path: Path, *edits: Edit) -> Finding:
     return Finding(rule, "error", message, pod.manifest, path, tuple((pod.manifest, edit) for edit in edits))

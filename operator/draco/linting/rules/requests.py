@@ -8,9 +8,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from draco.linting.model import Drop, Edit, Finding, Manifest, Move, Path, Put
+from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, Path, SetField
 from draco.linting.names import closest
-from draco.linting.objects import Claim, Request, claims, listed, mapping, request_names, requests, text, wanted
+from draco.linting.objects import (
+    WrittenClaim,
+    WrittenRequest,
+    claims,
+    listed,
+    mapping,
+    request_names,
+    requests,
+    text,
+    wanted,
+)
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MODES: Final = ("ExactCount", "All")
@@ -38,19 +48,19 @@ def check_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[
                 yield from _amount(claim, one)
 
 
-def _spec(manifests: Sequence[Manifest], claim: Claim) -> dict[str, Any]:
+def _spec(manifests: Sequence[Manifest], claim: WrittenClaim) -> dict[str, Any]:
     tree: Any = manifests[claim.manifest].tree
     for step in claim.path[:-1]:
         tree = mapping(tree).get(str(step))
     return mapping(tree)
 
 
-def _name(claim: Claim, request: Request, number: int, names: Counter[str]) -> Iterator[Finding]:
+def _name(claim: WrittenClaim, request: WrittenRequest, number: int, names: Counter[str]) -> Iterator[Finding]:
     name = request.fields.get("name")
     path = (*request.path, "name")
     if not name:
         new = "device" if number == 0 else f"device-{number}"
-        yield _found("request-name", "the request has no name", claim, request.path, Put(path, new))
+        yield _found("request-name", "the request has no name", claim, request.path, SetField(path, new))
     elif not _LABEL.fullmatch(text(name)):
         message = f"{name} cannot name a request: lower-case letters, digits and '-', at most 63 of them"
         yield _found("request-name", message, claim, path)
@@ -58,42 +68,46 @@ def _name(claim: Claim, request: Request, number: int, names: Counter[str]) -> I
         yield _found("request-name", f"{names[text(name)]} requests of this claim are called {name}", claim, path)
 
 
-def _amount(claim: Claim, asked: Request) -> Iterator[Finding]:
+def _amount(claim: WrittenClaim, asked: WrittenRequest) -> Iterator[Finding]:
     fields = asked.fields
     mode, count = fields.get("allocationMode"), fields.get("count")
     if not text(fields.get("deviceClassName")):
         yield _found("request-class", "the request names no deviceClassName", claim, asked.path)
     if mode is not None and mode not in _MODES:
         likely = _MEANT_MODES.get(text(mode).lower()) or closest(text(mode), _MODES)
-        edits: list[Edit] = [Put((*asked.path, "allocationMode"), likely)] if likely else []
+        edits: list[Edit] = [SetField((*asked.path, "allocationMode"), likely)] if likely else []
         message = f"there is no allocationMode {mode}: it is ExactCount (the default) or All"
         yield _found("allocation-mode", message, claim, (*asked.path, "allocationMode"), *edits)
     if mode == "All" and count is not None:
         path = (*asked.path, "count")
         yield _found(
-            "count-with-all", "allocationMode All takes every device there is, and no count", claim, path, Drop(path)
+            "count-with-all",
+            "allocationMode All takes every device there is, and no count",
+            claim,
+            path,
+            DropField(path),
         )
     elif isinstance(count, int) and not isinstance(count, bool) and not 0 < count <= _MOST_DEVICES:
         message = f"count is {count}: a claim gets from 1 to {_MOST_DEVICES} devices"
         yield _found("count", message, claim, (*asked.path, "count"))
     elif count is not None and (not isinstance(count, int) or isinstance(count, bool)):
         path = (*asked.path, "count")
-        edits = [Put(path, int(count))] if isinstance(count, str) and count.isdecimal() and len(count) < 3 else []
+        edits = [SetField(path, int(count))] if isinstance(count, str) and count.isdecimal() and len(count) < 3 else []
         yield _found("count", "count is a number, without quotes", claim, path, *edits)
     if "firstAvailable" in asked.path and "adminAccess" in fields:
         path = (*asked.path, "adminAccess")
         message = "an alternative of a prioritized list cannot ask for adminAccess"
-        yield _found("admin-access", message, claim, path, Drop(path))
+        yield _found("admin-access", message, claim, path, DropField(path))
     for number, selector in enumerate(listed(fields.get("selectors"))):
         path = (*asked.path, "selectors", number)
         if isinstance(selector, dict) and "cel" not in selector and "expression" in selector:
-            move = Move((*path, "expression"), (*path, "cel", "expression"))
+            move = MoveField((*path, "expression"), (*path, "cel", "expression"))
             yield _found("selector-form", "a selector has its expression under `cel`", claim, path, move)
         elif isinstance(selector, str):
-            put = Put(path, {"cel": {"expression": selector}})
+            put = SetField(path, {"cel": {"expression": selector}})
             yield _found("selector-form", "a selector has its expression under `cel`", claim, path, put)
         elif isinstance(cel := mapping(selector).get("cel"), str):
-            put = Put((*path, "cel"), {"expression": cel})
+            put = SetField((*path, "cel"), {"expression": cel})
             yield _found("selector-form", "`cel` holds an `expression`", claim, (*path, "cel"), put)
 
 
@@ -108,7 +122,7 @@ def check_references_to_requests(manifests: Sequence[Manifest], _kubernetes: int
                         continue
                     path: Path = (*claim.path, field, number, "requests", place)
                     likely = closest(text(name), names)
-                    edits = [Put(path, likely)] if likely else []
+                    edits = [SetField(path, likely)] if likely else []
                     message = f"{name} is no request of this claim{_these(names)}"
                     yield _found("request-unknown", message, claim, path, *edits)
 
@@ -117,5 +131,5 @@ def _these(names: Sequence[str]) -> str:
     return f": it has {', '.join(names)}" if names else ""
 
 
-def _found(rule: str, message: str, claim: Claim, path: Path, *edits: Edit) -> Finding:
+def _found(rule: str, message: str, claim: WrittenClaim, path: Path, *edits: Edit) -> Finding:
     return Finding(rule, "error", message, claim.manifest, path, tuple((claim.manifest, edit) for edit in edits))

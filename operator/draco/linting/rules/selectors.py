@@ -10,9 +10,9 @@ from draco.cel import CompileError, compile_selector, new_expressions
 from draco.cel.syntax.parse import MAX_LENGTH
 from draco.cel.values.bounds import MAX_COST
 from draco.linting import names
-from draco.linting.model import Finding, Manifest, Put
+from draco.linting.model import Finding, Manifest, SetField
 from draco.linting.objects import (
-    Selector,
+    WrittenSelector,
     claims,
     drivers_of_classes,
     listed,
@@ -54,8 +54,8 @@ def check_selectors(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[
             yield _finding(selector, *refusal, None)
 
 
-def _finding(selector: Selector, rule: str, severity: str, message: str, fixed: str | None) -> Finding:
-    edits = () if fixed is None else ((selector.manifest, Put(selector.path, fixed)),)
+def _finding(selector: WrittenSelector, rule: str, severity: str, message: str, fixed: str | None) -> Finding:
+    edits = () if fixed is None else ((selector.manifest, SetField(selector.path, fixed)),)
     return Finding(
         rule, "error" if severity == "error" else "warning", message, selector.manifest, selector.path, edits
     )
@@ -86,7 +86,7 @@ def _refusal(expression: str, kubernetes: int) -> tuple[str, str, str] | None:
     return None
 
 
-def _guarded(manifests: Sequence[Manifest], selector: Selector, expression: str) -> tuple[str, str] | None:
+def _guarded(manifests: Sequence[Manifest], selector: WrittenSelector, expression: str) -> tuple[str, str] | None:
     """The driver to ask for first, and the expression that does; None where some selector of the class asks, or none need."""
     spec = mapping(manifests[selector.manifest].tree.get("spec"))
     others = " ".join(text(mapping(mapping(one).get("cel")).get("expression")) for one in listed(spec.get("selectors")))
@@ -131,7 +131,7 @@ def check_constraints(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
                     if wanted_name
                     else ": write DOMAIN/NAME, such as gpu.nvidia.com/parentUUID"
                 )
-                edits = ((claim.manifest, Put(path, wanted_name)),) if wanted_name else ()
+                edits = ((claim.manifest, SetField(path, wanted_name)),) if wanted_name else ()
                 yield Finding("constraint-domain", "error", message, claim.manifest, path, edits)
 
 

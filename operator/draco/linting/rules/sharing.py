@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from draco.linting.model import Drop, Edit, Finding, Manifest, Move, Put
-from draco.linting.objects import Claim, PodSpec, claims, listed, mapping, pod_claims, pods, text, wanted
+from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField
+from draco.linting.objects import WrittenClaim, WrittenPodSpec, claims, listed, mapping, pod_claims, pods, text, wanted
 from draco.linting.objects import requests as requests_of
 
 _SHARED: Final = re.compile(
@@ -21,7 +21,7 @@ _NOT_SHARED: Final = re.compile(r"\b(own|each|not shared?|exclusive|separate|ded
 def check_sharing(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Several pods with one template that is called shared; several replicas with one claim for one device."""
     known = {(claim.namespace, claim.is_template, claim.name): claim for claim in claims(manifests)}
-    uses: dict[tuple[str, str], list[tuple[PodSpec, int, str]]] = defaultdict(list)
+    uses: dict[tuple[str, str], list[tuple[WrittenPodSpec, int, str]]] = defaultdict(list)
     for pod in pods(manifests):
         for number, entry in enumerate(pod_claims(pod)):
             template = text(entry.fields.get("resourceClaimTemplateName"))
@@ -39,7 +39,10 @@ def check_sharing(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[F
 
 
 def _meant_to_share(
-    manifests: Sequence[Manifest], template: str, users: Sequence[tuple[PodSpec, int, str]], claim: Claim | None
+    manifests: Sequence[Manifest],
+    template: str,
+    users: Sequence[tuple[WrittenPodSpec, int, str]],
+    claim: WrittenClaim | None,
 ) -> bool:
     # Two containers of a pod do share what a template makes: the entry's name says nothing where each pod has several.
     names = [template, *(name for pod, _, name in users if len(listed(pod.spec.get("containers"))) < 2)]
@@ -51,16 +54,16 @@ def _meant_to_share(
     return bool(_SHARED.search(said) or (_SHARED.search(notes) and not _NOT_SHARED.search(notes)))
 
 
-def _template(template: str, users: Sequence[tuple[PodSpec, int, str]], claim: Claim | None) -> Finding:
+def _template(template: str, users: Sequence[tuple[WrittenPodSpec, int, str]], claim: WrittenClaim | None) -> Finding:
     edits: list[tuple[int, Edit]] = []
     for pod, number, _ in users:
         entry = (*pod.path, "resourceClaims", number)
-        edits.append((pod.manifest, Move((*entry, "resourceClaimTemplateName"), (*entry, "resourceClaimName"))))
+        edits.append((pod.manifest, MoveField((*entry, "resourceClaimTemplateName"), (*entry, "resourceClaimName"))))
     if claim is not None:
-        edits.append((claim.manifest, Put(("kind",), "ResourceClaim")))
-        edits.append((claim.manifest, Move(("spec", "spec", "devices"), ("spec", "devices"))))
-        edits.append((claim.manifest, Drop(("spec", "spec"))))
-        edits.append((claim.manifest, Drop(("spec", "metadata"))))
+        edits.append((claim.manifest, SetField(("kind",), "ResourceClaim")))
+        edits.append((claim.manifest, MoveField(("spec", "spec", "devices"), ("spec", "devices"))))
+        edits.append((claim.manifest, DropField(("spec", "spec"))))
+        edits.append((claim.manifest, DropField(("spec", "metadata"))))
     count = sum(pod.replicas for pod, _, _ in users)
     pod, number, _ = users[-1]
     return Finding(
@@ -75,7 +78,7 @@ def _template(template: str, users: Sequence[tuple[PodSpec, int, str]], claim: C
 
 
 def _replicas(
-    manifests: Sequence[Manifest], pod: PodSpec, number: int, target: str, claim: Claim | None
+    manifests: Sequence[Manifest], pod: WrittenPodSpec, number: int, target: str, claim: WrittenClaim | None
 ) -> Iterator[Finding]:
     if pod.replicas < 2:
         return

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from draco.cel.syntax.parse import MAX_LENGTH
-from draco.linting.model import Drop, Finding, Json, Manifest, Path, Put
+from draco.linting.model import DropField, Finding, Json, Manifest, Path, SetField
 from draco.linting.names import CLASSES, closest
 from draco.linting.objects import is_of_group, kind_of, listed, mapping, text
 from draco.linting.rules.expressions import corrected
@@ -41,7 +41,7 @@ def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
                 f"a taint rule has no {' and no '.join(gone)}: it selects by driver, pool and device alone since 1.35; name all "
                 f"three, as {_search(selector)} shows them, or write a DeviceMaintenance of Draco"
             )
-            drops = tuple((index, Drop((*path, field))) for field in gone) if len(exact) > 1 else ()
+            drops = tuple((index, DropField((*path, field))) for field in gone) if len(exact) > 1 else ()
             yield Finding("taint-rule-selector", "error", message, index, (*path, gone[0]), drops)
         if not exact:
             if "deviceSelector" in spec and not gone:
@@ -54,6 +54,6 @@ def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
         effect = taint.get("effect")
         if "taint" in spec and effect not in EFFECTS:
             likely = closest(text(effect), EFFECTS)
-            edits = ((index, Put(("spec", "taint", "effect"), likely)),) if likely else ()
+            edits = ((index, SetField(("spec", "taint", "effect"), likely)),) if likely else ()
             message = f"there is no effect {effect}: a device taint has NoSchedule, NoExecute or None"
             yield Finding("taint-effect", "error", message, index, ("spec", "taint", "effect"), edits)

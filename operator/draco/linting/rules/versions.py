@@ -7,7 +7,7 @@ Source: KEP-4381, KEP-3063, k8s.io/api/resource.
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from draco.linting.model import Drop, Edit, Finding, Json, Manifest, Move, Path, Put
+from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, Path, SetField
 from draco.linting.objects import (
     GROUP,
     OF_A_REQUEST,
@@ -44,7 +44,7 @@ def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[F
         if kind in _KINDS and not slash:
             wanted = f"{GROUP}/{'v1' if kind != 'DeviceTaintRule' else _rule_version(kubernetes)}"
             message = f"a {kind} has the apiVersion {wanted}"
-            yield _found("api-version", message, index, ("apiVersion",), Put(("apiVersion",), wanted))
+            yield _found("api-version", message, index, ("apiVersion",), SetField(("apiVersion",), wanted))
         if group != GROUP or not slash:
             continue
         if kind in _CLASSIC:
@@ -57,7 +57,7 @@ def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[F
                 message = (
                     f"DeviceTaintRule was never served as {group}/{version}: Kubernetes 1.{kubernetes} serves {wanted}"
                 )
-                yield _found("api-version", message, index, ("apiVersion",), Put(("apiVersion",), wanted))
+                yield _found("api-version", message, index, ("apiVersion",), SetField(("apiVersion",), wanted))
         elif version != "v1":
             is_gone = version.startswith("v1alpha") or not version.startswith("v1beta")
             why = "is no longer served by any Kubernetes" if is_gone else "is deprecated and not served by default"
@@ -68,7 +68,7 @@ def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[F
                 message,
                 index,
                 ("apiVersion",),
-                ((index, Put(("apiVersion",), f"{GROUP}/v1")),),
+                ((index, SetField(("apiVersion",), f"{GROUP}/v1")),),
             )
 
 
@@ -82,14 +82,14 @@ def _of_resource_class(index: int, tree: Json) -> Finding:
     driver = text(tree.get("driverName")) or "gpu.nvidia.com"
     selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
     edits: list[Edit] = [
-        Put(("apiVersion",), f"{GROUP}/v1"),
-        Put(("kind",), "DeviceClass"),
+        SetField(("apiVersion",), f"{GROUP}/v1"),
+        SetField(("kind",), "DeviceClass"),
         *(
-            Drop((field,))
+            DropField((field,))
             for field in ("driverName", "parametersRef", "structuredParameters", "suitableNodes")
             if field in tree
         ),
-        Put(("spec", "selectors"), [selector]),
+        SetField(("spec", "selectors"), [selector]),
     ]
     message = "ResourceClass is now DeviceClass, which names the driver in a selector"
     return _found("classic-dra", message, index, ("kind",), *edits)
@@ -104,8 +104,8 @@ def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Ite
         if "resourceClassName" in spec and "devices" not in spec:
             request = {"name": "device", "exactly": {"deviceClassName": text(spec["resourceClassName"])}}
             edits: list[Edit] = [
-                Put((*path, "devices", "requests"), [request]),
-                *(Drop((*path, field)) for field in classic),
+                SetField((*path, "devices", "requests"), [request]),
+                *(DropField((*path, field)) for field in classic),
             ]
             message = (
                 "resourceClassName belongs to classic DRA: requests name a DeviceClass, in exactly.deviceClassName"
@@ -118,14 +118,14 @@ def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Ite
                 "parametersRef": "parameters stand in spec.devices.config[].opaque",
             }.get(field, "requests name a DeviceClass")
             message = f"{field} belongs to classic DRA: {what}"
-            yield _found("classic-dra", message, claim.manifest, (*path, field), Drop((*path, field)))
+            yield _found("classic-dra", message, claim.manifest, (*path, field), DropField((*path, field)))
     for index, manifest in enumerate(manifests):
         if kind_of(manifest) == "DeviceClass" and "suitableNodes" in mapping(manifest.tree.get("spec")):
             path = ("spec", "suitableNodes")
             message = (
                 "suitableNodes is gone since Kubernetes 1.32: the slices of a driver say on which nodes its devices are"
             )
-            yield _found("classic-dra", message, index, path, Drop(path))
+            yield _found("classic-dra", message, index, path, DropField(path))
 
 
 def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
@@ -136,7 +136,7 @@ def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -
             if not beside:
                 continue
             has_list = "firstAvailable" in request.fields
-            moved = [Move((*request.path, field), (*request.path, "exactly", field)) for field in beside]
+            moved = [MoveField((*request.path, field), (*request.path, "exactly", field)) for field in beside]
             what = " and ".join(filter(None, (", ".join(beside[:-1]), beside[-1])))
             if has_list:
                 message = f"{what} cannot stand beside firstAvailable: each of its alternatives has its own"
@@ -157,8 +157,8 @@ def check_slices_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> 
             basic = mapping(device).get("basic")
             if "basic" in mapping(device):
                 edits: list[Edit] = [
-                    *(Move((*path, "basic", field), (*path, field)) for field in mapping(basic)),
-                    Drop((*path, "basic")),
+                    *(MoveField((*path, "basic", field), (*path, field)) for field in mapping(basic)),
+                    DropField((*path, "basic")),
                 ]
                 yield _found(
                     "basic",
@@ -178,15 +178,15 @@ def _amounts(index: int, device: Path, attributes: Json) -> Iterator[Finding]:
         path = (*device, "attributes", name)
         if "quantity" in mapping(attribute):
             edits: tuple[Edit, ...] = (
-                Put((*device, "capacity", name), {"value": mapping(attribute)["quantity"]}),
-                Drop(path),
-                *([Drop((*device, "attributes"))] if len(attributes) == 1 else []),
+                SetField((*device, "capacity", name), {"value": mapping(attribute)["quantity"]}),
+                DropField(path),
+                *([DropField((*device, "attributes"))] if len(attributes) == 1 else []),
             )
             message = f"an attribute has no quantity: amounts such as {name} are capacities, with a `value`"
             yield _found("capacity-as-attribute", message, index, path, *edits)
         elif not isinstance(attribute, dict):
             value = _typed(attribute)
-            edits = () if value is None else (Put(path, value),)
+            edits = () if value is None else (SetField(path, value),)
             message = f"the attribute {name} says no type: write one of int, bool, string or version below it"
             yield _found("attribute-type", message, index, path, *edits)
 
@@ -208,10 +208,10 @@ def _bare_capacities(index: int, device: Path, capacities: Json) -> Iterator[Fin
         path = (*device, "capacity", name)
         if isinstance(amount, str | int) and not isinstance(amount, bool):
             message = f"the capacity {name} stands in a field `value`"
-            yield _found("capacity-value", message, index, path, Put(path, {"value": amount}))
+            yield _found("capacity-value", message, index, path, SetField(path, {"value": amount}))
         elif "quantity" in mapping(amount):
             message = f"the amount of {name} is its `value`"
-            yield _found("capacity-value", message, index, path, Move((*path, "quantity"), (*path, "value")))
+            yield _found("capacity-value", message, index, path, MoveField((*path, "quantity"), (*path, "value")))
 
 
 def check_pod_claims_of_v1alpha(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
@@ -222,11 +222,11 @@ def check_pod_claims_of_v1alpha(manifests: Sequence[Manifest], _kubernetes: int)
                 continue
             source = mapping(entry.fields["source"])
             path = (*entry.path, "source")
-            edits: list[Edit] = [Move((*path, field), (*entry.path, _current(field))) for field in source]
+            edits: list[Edit] = [MoveField((*path, field), (*entry.path, _current(field))) for field in source]
             message = (
                 "`source` is gone since Kubernetes 1.31: the claim or template is named beside the entry's own name"
             )
-            yield _found("claim-source", message, pod.manifest, path, *edits, Drop(path))
+            yield _found("claim-source", message, pod.manifest, path, *edits, DropField(path))
 
 
 def _current(field: str) -> str:
@@ -249,9 +249,9 @@ def check_fragments(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator
             continue
         version = "v1" if kind == "Pod" else f"{GROUP}/v1"
         message = f"{' and '.join(missing)} missing: this is part of a {kind}, {version}"
-        edits: list[Edit] = [Put(("apiVersion",), version), Put(("kind",), kind)]
+        edits: list[Edit] = [SetField(("apiVersion",), version), SetField(("kind",), kind)]
         if not name_of(manifest.tree):
-            edits.append(Put(("metadata", "name"), _name_for(kind, manifest.tree)))
+            edits.append(SetField(("metadata", "name"), _name_for(kind, manifest.tree)))
         is_whole = kind != "Pod" or "containers" in mapping(manifest.tree.get("spec"))
         if not is_whole:
             message += ", whose containers are missing too"

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from draco_local.cluster.errors import NotSupported
+from draco_local.cluster.errors import MissingRequirement
 from draco_local.cluster.realnode import cgroup
 from draco_local.cluster.realnode.cgroup import Hierarchies, hierarchies
 
@@ -24,7 +24,7 @@ def test_version_2_has_one_hierarchy() -> None:
 
 
 def test_a_machine_without_cgroups_is_told_what_to_mount() -> None:
-    with pytest.raises(NotSupported, match="mount cgroup2"):
+    with pytest.raises(MissingRequirement, match="mount cgroup2"):
         hierarchies("tmpfs /run tmpfs rw 0 0\n")
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from draco_local.cluster.errors import NotSupported
+from draco_local.cluster.errors import MissingRequirement
 from draco_local.cluster.realnode import check
 from draco_local.cluster.realnode.check import may_lower_oom_score, missing_packages, require
 
@@ -22,7 +22,7 @@ def test_a_machine_with_everything_misses_nothing(tmp_path: Path) -> None:
 
 def test_without_root_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(NotSupported, match="need root"):
+    with pytest.raises(MissingRequirement, match="need root"):
         require(tmp_path)
 
 
@@ -31,14 +31,14 @@ def test_the_missing_packages_come_with_the_line_that_installs_them(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(check, "missing_packages", lambda: ["runc", "nftables"])
-    with pytest.raises(NotSupported, match="apt-get install --no-install-recommends runc nftables"):
+    with pytest.raises(MissingRequirement, match="apt-get install --no-install-recommends runc nftables"):
         require(tmp_path)
 
 
 def test_state_that_a_node_could_not_see_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(check, "missing_packages", list)
-    with pytest.raises(NotSupported, match="below /var"):
+    with pytest.raises(MissingRequirement, match="below /var"):
         require(Path("/var/lib/clusters/a"))
 
 

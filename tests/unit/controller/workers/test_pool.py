@@ -13,7 +13,7 @@ from draco.controller.view import ClusterView
 from draco.controller.workers.fair_queue import Urgency
 from draco.controller.workers.messages import (
     Answer,
-    Ask,
+    AskQuestion,
     Changes,
     Failed,
     OutOfMemory,
@@ -41,16 +41,16 @@ class Scripted:
     """A process that answers when the test says so."""
 
     def __init__(self) -> None:
-        self.asks: list[Ask] = []
+        self.asks: list[AskQuestion] = []
         self.changes = 0
         self.version = -1
         self.ended = False
         self._replies: asyncio.Queue[Outward | None] = asyncio.Queue()
 
-    async def send(self, message: Changes | Ask) -> None:
+    async def send(self, message: Changes | AskQuestion) -> None:
         if self.ended:
             raise ProcessEnded("it reads no more")
-        if isinstance(message, Ask):
+        if isinstance(message, AskQuestion):
             self.asks.append(message)
         else:
             self.changes += len(message.changes)
@@ -63,7 +63,7 @@ class Scripted:
     async def end(self) -> None:
         self.ended = True
 
-    def answer(self, answer: Answer, cpu_s: float = 0.01) -> Ask:
+    def answer(self, answer: Answer, cpu_s: float = 0.01) -> AskQuestion:
         """To the oldest question."""
         ask = self.asks.pop(0)
         self._replies.put_nowait(Reply(ask.number, answer, self.version, cpu_s))
