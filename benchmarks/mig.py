@@ -109,13 +109,13 @@ def replay(stream: Sequence[Arrival], seed: int, gpus: int, setting: Setting) ->
         hold = Hold.MOVABLE if claim.luck < MOVABLE else Hold.FIXED
         if made.arrive(name, claim.profile, claim.at, hold).accepted:
             heapq.heappush(leaving, (claim.until, name))
-    tally = made.tally
-    arrived = tally.accepted + tally.refused
+    results = made.results
+    arrived = results.accepted + results.refused
     return Figures(
-        100 * tally.accepted / arrived,
+        100 * results.accepted / arrived,
         100 * used_share(made),
-        100 * tally.of(ReplayOutcome.AVOIDABLE) / max(1, tally.refused),
-        100 * tally.moves / max(1, tally.accepted),
+        100 * results.of(ReplayOutcome.AVOIDABLE) / max(1, results.refused),
+        100 * results.moves / max(1, results.accepted),
     )
 
 

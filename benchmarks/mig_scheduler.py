@@ -146,7 +146,7 @@ def replayed(stream: Sequence[Arrival], policy: Policy, gpus: int) -> int:
         for name in [str(i) for i in range(index) if stream[i].until <= claim.at and made.holds(str(i))]:
             made.depart(name, claim.at)
         made.arrive(str(index), claim.profile, claim.at)
-    return made.tally.accepted
+    return made.results.accepted
 
 
 async def run(stream: Sequence[Arrival], order: Order) -> Outcome:

@@ -147,7 +147,7 @@ def trace(text: str) -> str:
     except TraceError as error:
         return _sentence(error).partition(": ")[2][:30]
     assert packable(board, made.counts, 2)
-    return f"{made.tally.accepted} accepted, {made.tally.refused} refused, {made.tally.moves} moved"
+    return f"{made.results.accepted} accepted, {made.results.refused} refused, {made.results.moves} moved"
 
 
 def layout(text: str) -> str:

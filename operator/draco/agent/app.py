@@ -213,7 +213,7 @@ class Agent:
         self.parts.offers.touch()
         self.parts.dividing.keeper.seen(view)
         self.parts.startup.seen(view)
-        self.standing_changed()
+        self.report_changed()
 
     def _take_health(self) -> None:
         before = self.parts.health.reports
@@ -238,7 +238,7 @@ class Agent:
         self.parts.dividing.tell(self.tell)
         self._take_health()
         self.parts.offers.touch()
-        self.standing_changed()
+        self.report_changed()
 
     def isolation_changed(self) -> None:
         """What is under maintenance is other than it was."""
@@ -254,13 +254,13 @@ class Agent:
             self.parts.dividing.keeper.touch(uuid)
         self._take_health()
         self.parts.claim_reporter.touch(claim)
-        self.standing_changed()
+        self.report_changed()
 
     def registered(self, registration: RegistrationState) -> None:
         """Kubelet took the driver, or refused it."""
         if not registration.accepted:
             self.tell("RegistrationRefused", "Register", f"Kubelet refused the driver: {registration.error}")
-        self.standing_changed()
+        self.report_changed()
 
     def contested(self, contest: Contest | None) -> None:
         """Somebody else serves the driver, too, or does so no more."""
@@ -270,18 +270,18 @@ class Agent:
         else:
             self._log.info("plugin.uncontested")
         self.parts.publisher.hold(self.giving_way())
-        self.standing_changed()
+        self.report_changed()
 
     def giving_way(self) -> str:
         """To whom, as a sentence; "" while the node is ours."""
         contest = self.parts.plugin.contest
         return contest.sentence if contest is not None and contest.gives_way else ""
 
-    def standing_changed(self) -> None:
+    def report_changed(self) -> None:
         """What is reported of the node may be new."""
         self.parts.node_reporter.touch()
 
-    def standing(self) -> NodeReport:
+    def node_report(self) -> NodeReport:
         """What is reported of the node."""
         return NodeReport(
             driver=self._settings.driver,
@@ -307,14 +307,14 @@ class Agent:
         return sentences if self.parts.publisher.published else [*sentences, self.parts.publisher.problem]
 
     def _metrics_text(self) -> bytes:
-        standing = self.standing()
+        node_report = self.node_report()
         self.parts.metrics.state(
-            claims=standing.claims,
-            generation=standing.published.generation if standing.published else 0,
-            registered=standing.registration.accepted,
+            claims=node_report.claims,
+            generation=node_report.published.generation if node_report.published else 0,
+            registered=node_report.registration.accepted,
             reading_age_s=self.parts.hardware.reading_age_s,
         )
-        self.parts.metrics.divisions(standing.divisions.values())
+        self.parts.metrics.divisions(node_report.divisions.values())
         return self.parts.metrics.render()
 
     def tell(self, reason: str, action: str, note: str, gpu: str = "") -> None:

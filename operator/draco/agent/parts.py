@@ -72,11 +72,11 @@ class Listener(Protocol):
         """Somebody else serves the driver, too, or does so no more."""
         ...
 
-    def standing_changed(self) -> None:
+    def report_changed(self) -> None:
         """What is reported of the node may be new."""
         ...
 
-    def standing(self) -> NodeReport:
+    def node_report(self) -> NodeReport:
         """What is reported of the node."""
         ...
 
@@ -132,14 +132,14 @@ class AgentParts:
             driver=settings.driver,
             clock=clock,
             random=random,
-            on_change=listener.standing_changed,
+            on_change=listener.report_changed,
         )
         self.offers: Final = Offers(
             self.publisher, self.dividing, view=lambda: self.hardware.view, clock=clock, random=random
         )
         self.claim_reporter: Final = self._claim_status()
         self.node_reporter: Final = NodeReporter(
-            client, node=settings.node_name, standing=listener.standing, clock=clock, random=random
+            client, node=settings.node_name, node_report=listener.node_report, clock=clock, random=random
         )
         # Kubelet's claims
         self.startup: Final = self._recovery()

@@ -6,6 +6,6 @@ Rooms: `search` (who gets what, as kube-scheduler decides), over `fleet` (what t
 of a pod (`pod_claims`), also those that stand for an extended resource (`extended_resources`).
 """
 
-from draco.allocation.fleet.supply import SupplyState, Survey, survey
+from draco.allocation.fleet.supply import SupplyCounts, SupplyState, count_supply
 
-__all__ = ["SupplyState", "Survey", "survey"]
+__all__ = ["SupplyCounts", "SupplyState", "count_supply"]

@@ -114,7 +114,7 @@ class Operator:
         self._features = features
         self.metrics = OperatorMetrics()
         self.view = ClusterView(
-            client, features.taint_rules, clock=clock, random=random, survey_every_s=settings.survey_every_s
+            client, features.taint_rules, clock=clock, random=random, supply_every_s=settings.supply_every_s
         )
         notes = Notes(
             client,

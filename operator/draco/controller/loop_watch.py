@@ -72,12 +72,12 @@ def register_loop(metrics: OperatorMetrics, watch: LoopWatch) -> None:
     metrics.registry.register(Reading(["draco_event_loop_longest_hold_seconds"], read))
 
 
-BITE_S = 0.005
+TURN_S = 0.005
 """After so long others get their turn: probes, watches and the lease among them."""
 
 
-class Bites:
-    """Work that pauses between its parts once these have taken long enough together. The first bite begins at once."""
+class CooperativeWork:
+    """Work that pauses between its parts once these have taken long enough together. The first turn begins at once."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -89,10 +89,10 @@ class Bites:
     def work_s(self) -> float:
         """How long the work has taken so far.
 
-        No bite counts for more than its length: what goes on for much longer was held up by the machine, and would mislead
+        No turn counts for more than its length: what goes on for much longer was held up by the machine, and would mislead
         whoever plans by it.
         """
-        return self._before_s + min(BITE_S, self._clock.monotonic() - self._began_s)
+        return self._before_s + min(TURN_S, self._clock.monotonic() - self._began_s)
 
     @property
     def spent_s(self) -> float:
@@ -102,9 +102,9 @@ class Bites:
     async def pause(self) -> None:
         """Let others have the loop, if it is time."""
         took_s = self._clock.monotonic() - self._began_s
-        if took_s < BITE_S:
+        if took_s < TURN_S:
             return
-        self._before_s += BITE_S
+        self._before_s += TURN_S
         self._spent_s += took_s
         await asyncio.sleep(0)
         self._began_s = self._clock.monotonic()

@@ -147,7 +147,7 @@ def register_view(metrics: OperatorMetrics, view: ClusterView) -> None:
                     "draco_devices",
                     "Published devices by what stands in their way.",
                     ["driver", "state"],
-                    {(driver, str(state)): float(n) for (driver, state), n in view.survey().items()},
+                    {(driver, str(state)): float(n) for (driver, state), n in view.supply().items()},
                 )
             ],
         )

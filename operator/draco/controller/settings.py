@@ -46,5 +46,5 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """After how long a change of that is looked at again, before it counts."""
     unserved_after_s: float = 30.0
     """How long a kind may be unserved before /readyz fails."""
-    survey_every_s: float = 1.0
+    supply_every_s: float = 1.0
     """The cluster's devices are counted anew at most this often, and only when someone asks."""

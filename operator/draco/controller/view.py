@@ -1,6 +1,6 @@
 """What the operator knows of the cluster: one collection per kind, and the indexes that its questions need.
 
-Owns the list of collections that are watched, their indexes, what the process that holds the fleet is told, and the survey of
+Owns the list of collections that are watched, their indexes, what the process that holds the fleet is told, and the counts of
 devices for metrics. Writes nothing and decides nothing.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable
 from random import Random
 from typing import Any
 
-from draco.allocation import Survey, survey
+from draco.allocation import SupplyCounts, count_supply
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.controller.own_kinds import OwnKind
 from draco.controller.workers.fleet_feed import FollowedFleet
@@ -68,7 +68,7 @@ class ClusterView:
         *,
         clock: Clock,
         random: Random,
-        survey_every_s: float = 1.0,
+        supply_every_s: float = 1.0,
     ) -> None:
         shared = Shared()
 
@@ -136,9 +136,9 @@ class ClusterView:
         self._hardware: OrderedDict[PoolKey, tuple[list[ResourceSlice], PoolHardware]] = OrderedDict()
 
         self._clock = clock
-        self._survey_every_s = survey_every_s
-        self._survey: Survey | None = None
-        self._surveyed_at = float("-inf")
+        self._supply_every_s = supply_every_s
+        self._supply: SupplyCounts | None = None
+        self._supply_at = float("-inf")
         self._outdated = True
         unrelated = (self.pods, self.maintenances, self.mig_policies, self.gpu_nodes, self.classes)
         for each in self.collections.values():
@@ -169,17 +169,17 @@ class ClusterView:
         """Kinds that have not been listed yet."""
         return [name for name, each in self.collections.items() if not each.synced.is_set()]
 
-    def survey(self) -> Survey:
-        """All devices by driver and state, at most `survey_every_s` behind the stores."""
+    def supply(self) -> SupplyCounts:
+        """All devices by driver and state, at most `supply_every_s` behind the stores."""
         now = self._clock.monotonic()
-        if self._survey is None or (self._outdated and now - self._surveyed_at >= self._survey_every_s):
+        if self._supply is None or (self._outdated and now - self._supply_at >= self._supply_every_s):
             nodes = {node.metadata.name: node for node in self.nodes.store.values()}
-            self._survey = survey(
+            self._supply = count_supply(
                 self.slices.store.values(), self.rule_store.values(), self.claims.store.values(), nodes
             )
-            self._surveyed_at = now
+            self._supply_at = now
             self._outdated = False
-        return self._survey
+        return self._supply
 
     def hardware(self, pool: PoolKey) -> PoolHardware:
         """Which of the pool's devices are the same hardware. Remembered for the pools last asked about, until they change."""

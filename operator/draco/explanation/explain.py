@@ -14,9 +14,9 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import select
 from draco.allocation.search.requests import expand, matcher
 from draco.allocation.search.upstream_bugs import Area, bugs_of
-from draco.explanation.findings.allocated import bypassing, is_full, missing, reaching, reason_of, told_of
+from draco.explanation.findings.allocated import allocated_claim, bypassing, is_full, missing, reaching, reason_of
 from draco.explanation.findings.allocator_runs import AllocatorVerdict
-from draco.explanation.findings.fleet_findings import Survey, survey
+from draco.explanation.findings.fleet_findings import FleetFindings, fleet_findings
 from draco.explanation.findings.folding import folded
 from draco.explanation.findings.nodes import MAX_NODES, device_causes, main_reason
 from draco.explanation.findings.placement import nodes_for
@@ -30,7 +30,7 @@ from draco.explanation.selection import alternatives, selection
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node, Pod
 
-_TRIED_ALONE: Final = 8
+_MAX_ALONE: Final = 8
 """Kinds of nodes on which a request is tried alone."""
 
 
@@ -47,9 +47,9 @@ def explain(
     Without a pod the claims are looked at as those of one that asks nothing of its node. `scheduler` is what kube-scheduler says
     of the pod. With `minor`, as in Kubernetes 1.`minor`, bugs of that scheduler are named that concern such claims.
     """
-    told = _explain(fleet, claims, pod)
-    told = msgspec.structs.replace(
-        told,
+    explanation = _explain(fleet, claims, pod)
+    explanation = msgspec.structs.replace(
+        explanation,
         claims=[str(claim.metadata.key) for claim in claims],
         pod="" if pod is None else str(pod.metadata.key),
         scheduler=scheduler,
@@ -57,11 +57,11 @@ def explain(
         nodes_total=len(fleet.nodes),
         devices_total=len(fleet.inventory),
     )
-    return msgspec.structs.replace(told, summary=note(told))
+    return msgspec.structs.replace(explanation, summary=note(explanation))
 
 
 def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> Explanation:
-    allocated = [told_of(claim) for claim in claims if claim.status.allocation is not None]
+    allocated = [allocated_claim(claim) for claim in claims if claim.status.allocation is not None]
     hopeless = _hopeless(fleet, claims, pod)
     if hopeless is not None:
         return _with(hopeless, allocated=allocated)
@@ -75,13 +75,13 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
         return Explanation(reason=reason, summary="", allocated=allocated, nodes=closed)
     if not reach and nodes.open:
         return Explanation(reason=PendingReason.BOUND_ELSEWHERE, summary="", allocated=allocated, nodes=elsewhere)
-    told = _of_waiting(fleet, waiting, reach)
-    if told.fits:
-        return _with(told, allocated=allocated)
+    explanation = _of_waiting(fleet, waiting, reach)
+    if explanation.fits:
+        return _with(explanation, allocated=allocated)
     return _with(
-        told,
+        explanation,
         allocated=allocated,
-        nodes=[*told.nodes, *elsewhere],
+        nodes=[*explanation.nodes, *elsewhere],
         nearest=nearest_misses(fleet, claims, pod),
     )
 
@@ -108,7 +108,7 @@ def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[st
     except AllocationError as error:
         reason = PendingReason.CLASS_MISSING if _lacks_class(fleet, claims) else PendingReason.INVALID
         return Explanation(reason=reason, summary="", error=str(error), problems=problems_of(fleet, claims))
-    found = survey(fleet, claims, asks_of(expanded), nodes)
+    found = fleet_findings(fleet, claims, asks_of(expanded), nodes)
     requests = folded(fleet, found)
     fits_on = sorted(name for group in found.groups if group.verdict is AllocatorVerdict.FITS for name in group.names)
     errors = [
@@ -123,7 +123,7 @@ def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[st
         fits_on=fits_on[:MAX_NODES],
         fits_on_total=len(fits_on),
         error=errors[0] if errors else "",
-        requests=_tried_alone(fleet, found, requests, fits=fits),
+        requests=_with_fits_alone(fleet, found, requests, fits=fits),
         nodes=causes,
         problems=_problems(fleet, claims, fits=fits),
     )
@@ -134,18 +134,18 @@ def _problems(fleet: Fleet, claims: Sequence[ResourceClaim], *, fits: bool) -> l
     return [] if fits else problems_of(fleet, claims)
 
 
-def _tried_alone(
-    fleet: Fleet, found: Survey, requests: Sequence[RequestExplanation], *, fits: bool
+def _with_fits_alone(
+    fleet: Fleet, found: FleetFindings, requests: Sequence[RequestExplanation], *, fits: bool
 ) -> list[RequestExplanation]:
     """The requests, with whether each would fit if it were the only one."""
-    told = []
+    tested = []
     for number, (ask, request) in enumerate(zip(found.asks, requests, strict=True)):
         groups = [group for group in found.groups if group.free[number] >= ask.wanted]
         groups.sort(key=lambda group: group.free[number], reverse=True)
-        nodes = [group.names[0] for group in groups[:_TRIED_ALONE]]
+        nodes = [group.names[0] for group in groups[:_MAX_ALONE]]
         alone = (fits and len(requests) == 1) or fits_alone(fleet, ask.claim, request.request, nodes)
-        told.append(msgspec.structs.replace(request, fits_alone=alone))
-    return told
+        tested.append(msgspec.structs.replace(request, fits_alone=alone))
+    return tested
 
 
 def _out_of_reach(may_go: Mapping[str, Node], reach: Mapping[str, Node]) -> list[NodeCause]:
@@ -203,5 +203,5 @@ def _draw_from_counters(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
     )
 
 
-def _with(told: Explanation, **fields: Any) -> Explanation:
-    return msgspec.structs.replace(told, **fields)
+def _with(explanation: Explanation, **fields: Any) -> Explanation:
+    return msgspec.structs.replace(explanation, **fields)

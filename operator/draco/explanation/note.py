@@ -185,11 +185,11 @@ def _none_free(request: RequestExplanation, name: str) -> str:
             else f"all {devices} devices that {name} selects are"
         )
         return f"{who} {selected[0].text}"
-    told = [_one(each) for each in selected[:_SAID]]
+    sentences = [_one(each) for each in selected[:_SAID]]
     more = sum(each.devices for each in selected[_SAID:])
     if more:
-        told.append(f"{more} {are(more)} unavailable for other causes")
-    return f"none of the {devices} devices that {name} selects is free: {'; '.join(told)}"
+        sentences.append(f"{more} {are(more)} unavailable for other causes")
+    return f"none of the {devices} devices that {name} selects is free: {'; '.join(sentences)}"
 
 
 def _one(count: CauseCount) -> str:
@@ -213,8 +213,8 @@ def _counts(request: RequestExplanation) -> str:
 
 
 def _nodes(explanation: Explanation) -> str:
-    told = [node_text(each) for each in explanation.nodes if each.reason is not NodeReason.NO_DEVICES]
-    return "; ".join(told[:_SAID])
+    sentences = [node_text(each) for each in explanation.nodes if each.reason is not NodeReason.NO_DEVICES]
+    return "; ".join(sentences[:_SAID])
 
 
 def _named(request: RequestExplanation, among: Sequence[RequestExplanation]) -> str:

@@ -154,34 +154,34 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def report(told: Explanation) -> list[str]:
+def report(explanation: Explanation) -> list[str]:
     """The whole explanation, line by line; indented by two blanks for each level."""
-    return list(_lines(told))
+    return list(_lines(explanation))
 
 
-def _lines(told: Explanation) -> Iterator[str]:
-    yield told.summary
-    for claim in told.allocated:
+def _lines(explanation: Explanation) -> Iterator[str]:
+    yield explanation.summary
+    for claim in explanation.allocated:
         yield from _allocated(claim)
-    for request in told.requests:
+    for request in explanation.requests:
         yield from _request(request)
-    if told.nodes:
-        yield from ("", f"Nodes, {told.nodes_total} in all")
-        if told.fits_on:
-            yield f"  would do: {listed(told.fits_on, total=told.fits_on_total)}"
-        yield from (f"  {node_text(cause)}" for cause in told.nodes)
-    if told.problems:
+    if explanation.nodes:
+        yield from ("", f"Nodes, {explanation.nodes_total} in all")
+        if explanation.fits_on:
+            yield f"  would do: {listed(explanation.fits_on, total=explanation.fits_on_total)}"
+        yield from (f"  {node_text(cause)}" for cause in explanation.nodes)
+    if explanation.problems:
         yield from ("", "Problems")
-        yield from (f"  {problem_text(problem)}" for problem in told.problems)
-    if told.nearest:
+        yield from (f"  {problem_text(problem)}" for problem in explanation.problems)
+    if explanation.nearest:
         yield from ("", "Any one of these would do")
-        yield from (f"  {miss.text}" + (f" (on node {miss.node})" if miss.node else "") for miss in told.nearest)
-    if told.upstream_bugs:
+        yield from (f"  {miss.text}" + (f" (on node {miss.node})" if miss.node else "") for miss in explanation.nearest)
+    if explanation.upstream_bugs:
         yield from ("", "Known bugs of the scheduler that may matter")
-        yield from (f"  {bug}" for bug in told.upstream_bugs)
-    if told.devices:
+        yield from (f"  {bug}" for bug in explanation.upstream_bugs)
+    if explanation.devices:
         yield from ("", "Devices")
-        yield from (f"  {_device(verdict)}" for verdict in told.devices)
+        yield from (f"  {_device(verdict)}" for verdict in explanation.devices)
 
 
 def _request(request: RequestExplanation) -> Iterator[str]:

@@ -178,7 +178,7 @@ def plan_extensions(
     if named is None or original.metadata.deletion_timestamp is not None:
         return ExtensionPlan(rule=name, delete=tuple(in_place))
     devices = {named._replace(device=other) for other in hardware.overlapping(named.device)}
-    standing: dict[DeviceKey, DeviceTaintRule] = {}
+    existing: dict[DeviceKey, DeviceTaintRule] = {}
     surplus = []
     for rule in in_place:
         device = _named_device(rule)
@@ -186,11 +186,11 @@ def plan_extensions(
             if not any(rule.metadata.name == _name(original.metadata.uid, each) for each in devices):
                 surplus.append(rule)
         elif device in devices or (_is_gone(device, named, hardware) and _was_for(rule, named)):
-            standing[device] = rule
+            existing[device] = rule
         else:
             surplus.append(rule)
-    wanted = [extension_for(original, device, api_version=api_version) for device in sorted(devices | standing.keys())]
-    right = {rule.metadata.name: rule for rule in standing.values()}
+    wanted = [extension_for(original, device, api_version=api_version) for device in sorted(devices | existing.keys())]
+    right = {rule.metadata.name: rule for rule in existing.values()}
     missing = [rule for rule in wanted if not _says(right.get(rule.metadata.name), rule)]
     return ExtensionPlan(rule=name, apply=tuple(missing), delete=tuple(surplus))
 

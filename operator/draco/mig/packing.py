@@ -94,10 +94,10 @@ def _only_singles_are_scarce(tokens: Sequence[SharedResource], wanted: Counts) -
 
 def _seven_slices_fit(wanted: Counts, gpus: int, rare: int) -> bool:
     number = dict.fromkeys(_Role, 0)
-    for profile, wished in wanted.items():
+    for profile, instances in wanted.items():
         role = _role(profile)
         assert role is not None  # noqa: S101 - the board's shape says so
-        number[role] += wished
+        number[role] += instances
     shared = gpus - number[_Role.WHOLE]  # GPUs that hold no 7g
     threes_right = min(number[_Role.THREE], shared)
     left_taken = number[_Role.FOUR] + number[_Role.THREE] - threes_right

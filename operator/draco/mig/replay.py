@@ -155,7 +155,7 @@ class Replay:
         self.gpus = len(fleet.pool.states)
         self.slices = self.gpus * self.board.whole.slices
         self.counts = dict.fromkeys(self.board.profiles, 0)
-        self.tally = ReplayCounts()
+        self.results = ReplayCounts()
         self.used_slices = 0
         self.at = 0.0
         self._rule = rule
@@ -166,7 +166,7 @@ class Replay:
 
     def start_counting(self) -> None:
         """Forget what was counted, keep what is there."""
-        self.tally = ReplayCounts(peak_slices=self.used_slices)
+        self.results = ReplayCounts(peak_slices=self.used_slices)
 
     def start_at(self, at: float) -> None:
         """Time begins then; nothing may have happened before."""
@@ -177,12 +177,12 @@ class Replay:
         self._advance(at)
         outcome = self._decide(claim, profile)
         key = (profile, outcome)
-        self.tally.outcomes[key] = self.tally.outcomes.get(key, 0) + 1
+        self.results.outcomes[key] = self.results.outcomes.get(key, 0) + 1
         if outcome.accepted:
             self._active[claim] = (profile, hold)
             self.counts[profile] += 1
             self.used_slices += profile.slices
-            self.tally.peak_slices = max(self.tally.peak_slices, self.used_slices)
+            self.results.peak_slices = max(self.results.peak_slices, self.used_slices)
         return outcome
 
     def depart(self, claim: str, at: float) -> None:
@@ -238,8 +238,8 @@ class Replay:
             if move.to is not None:
                 self._place(name, move.to)
         self._place(claim, plan.wanted)
-        self.tally.moves += sum(move.to is not None for move in plan.moves)
-        self.tally.given_up += sum(move.to is None for move in plan.moves)
+        self.results.moves += sum(move.to is not None for move in plan.moves)
+        self.results.given_up += sum(move.to is None for move in plan.moves)
         return True
 
     def _held(self) -> Sequence[Sequence[PlacedInstance]]:
@@ -266,16 +266,16 @@ class Replay:
             self._remove(claim)
 
     def _advance(self, at: float) -> None:
-        self.tally.slice_time += self.used_slices * (at - self.at)
-        self.tally.time += at - self.at
+        self.results.slice_time += self.used_slices * (at - self.at)
+        self.results.time += at - self.at
         self.at = at
 
 
 def used_share(replay: Replay) -> float:
     """The mean share of all compute slices that was in use."""
-    return replay.tally.slice_time / (replay.tally.time * replay.slices) if replay.tally.time else 0.0
+    return replay.results.slice_time / (replay.results.time * replay.slices) if replay.results.time else 0.0
 
 
-def profiles_met(tally: ReplayCounts) -> Iterator[Profile]:
+def profiles_met(results: ReplayCounts) -> Iterator[Profile]:
     """The profiles claims asked for, each once."""
-    yield from dict.fromkeys(profile for profile, _ in tally.outcomes)
+    yield from dict.fromkeys(profile for profile, _ in results.outcomes)

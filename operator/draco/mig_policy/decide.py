@@ -14,7 +14,7 @@ from draco.mig.board import Board
 from draco.mig_policy.boards import boards_of
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
 from draco.mig_policy.matching import MatchVerdict, PolicyMatch, Rules, verdict
-from draco.mig_policy.wishes import wish
+from draco.mig_policy.wanted import wanted_of
 from draco.resources.api.draco import GpuNode, GpuStatus, WantedGpu
 from draco.resources.api.slices import Device
 
@@ -90,9 +90,9 @@ def _gpu(
     kept = current if has_it == owner.name else None
     wanted, hindered = kept, None
     if gpu.mig is not None and verdicts[owner.name].answer is PolicyMatch.SELECTED:
-        wished = wish(owner.policy, gpu.uuid, gpu.mig, boards.get(gpu.mig.board))
+        result = wanted_of(owner.policy, gpu.uuid, gpu.mig, boards.get(gpu.mig.board))
         # What cannot be as it is wanted stays as it was, and Draco's.
-        wanted, hindered = wished.wanted or kept, wished.hindered
+        wanted, hindered = result.wanted or kept, result.hindered
     if wanted is not None:
         wanted = msgspec.structs.replace(wanted, reset_permitted=permits.get(owner.name, False))
     if hindered is None and wanted is not None:

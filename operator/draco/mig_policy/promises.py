@@ -25,7 +25,7 @@ def promises(node: GpuNode, wanted: Iterable[WantedGpu], allocated: Mapping[str,
     if not allocated:
         return []
     gpus = {each.device: each for each in node.status.gpus}
-    wishes = {each.uuid: each for each in wanted}
+    wanted_by_uuid = {each.uuid: each for each in wanted}
     boards = boards_of(node)
     now = {each.device: each for each in node.spec.promised}
     kept = []
@@ -37,7 +37,7 @@ def promises(node: GpuNode, wanted: Iterable[WantedGpu], allocated: Mapping[str,
             if device in now:
                 kept.append(now[device])
             continue
-        promise, want = PromisedDevice(device=device, uuid=gpu.uuid, claim=claim), wishes.get(gpu.uuid)
+        promise, want = PromisedDevice(device=device, uuid=gpu.uuid, claim=claim), wanted_by_uuid.get(gpu.uuid)
         if part is None:
             kept += [] if offers_whole(gpu, want) else [promise]
             continue

@@ -130,49 +130,49 @@ class Outlook(NamedTuple):
 
 def summary(rules: Rules, outlook: Outlook) -> MigPolicyStatus:
     """The policy's status, with the times of its conditions."""
-    tally = PolicyCounts(rules.name)
+    counts = PolicyCounts(rules.name)
     for decision in outlook.decisions:
-        tally.add(decision)
-    return status_of(rules, tally, outlook.now, outlook.advice)
+        counts.add(decision)
+    return status_of(rules, counts, outlook.now, outlook.advice)
 
 
-def status_of(rules: Rules, tally: PolicyCounts, now: datetime, advice: str = "") -> MigPolicyStatus:
+def status_of(rules: Rules, counts: PolicyCounts, now: datetime, advice: str = "") -> MigPolicyStatus:
     """The same from what was counted."""
     policy = rules.policy
-    valid = _valid(rules, tally)
-    conflicting = _conflicting(tally.lost)
-    applied = _applied(rules, tally)
+    valid = _valid(rules, counts)
+    conflicting = _conflicting(counts.lost)
+    applied = _applied(rules, counts)
     conditions = [_timed(policy, condition, now) for condition in (valid, applied, conflicting)]
     return MigPolicyStatus(
         observed_generation=policy.metadata.generation,
-        gpus=tally.states.total(),
-        applied=tally.states[LayoutState.APPLIED],
-        changing=tally.states[LayoutState.CHANGING],
-        failed=tally.states[LayoutState.FAILED],
+        gpus=counts.states.total(),
+        applied=counts.states[LayoutState.APPLIED],
+        changing=counts.states[LayoutState.CHANGING],
+        failed=counts.states[LayoutState.FAILED],
         message=_message(valid, applied, conflicting, advice),
-        conflicts=[MigPolicyConflict(policy=name, gpus=count) for name, count in sorted(tally.lost.items())][
+        conflicts=[MigPolicyConflict(policy=name, gpus=count) for name, count in sorted(counts.lost.items())][
             :_LISTED_CONFLICTS
         ],
-        nodes=_nodes(tally),
+        nodes=_nodes(counts),
         conditions=conditions,
     )
 
 
-def _valid(rules: Rules, tally: PolicyCounts) -> Condition:
+def _valid(rules: Rules, counts: PolicyCounts) -> Condition:
     if rules.problem:
         return _condition(CONDITION_VALID, "False", "NotUnderstood", rules.problem)
-    if tally.failing is not None:
-        gpu, error = tally.failing
+    if counts.failing is not None:
+        gpu, error = counts.failing
         return _condition(CONDITION_VALID, "False", "SelectorFails", f"{error.rstrip('.')} (on {gpu}).")
-    if unknown := _unknown_profiles(rules.policy, tally):
+    if unknown := _unknown_profiles(rules.policy, counts):
         return _condition(CONDITION_VALID, "False", "UnknownProfile", unknown)
     return _condition(CONDITION_VALID, "True", "Understood", "")
 
 
-def _unknown_profiles(policy: MigPolicy, tally: PolicyCounts) -> str:
+def _unknown_profiles(policy: MigPolicy, counts: PolicyCounts) -> str:
     if policy.spec.mode is not MigMode.DYNAMIC:
         return ""
-    has = profile_names({str(key): board for key, board in tally.boards.items()})
+    has = profile_names({str(key): board for key, board in counts.boards.items()})
     asked = [*policy.spec.profiles, *(each.profile for each in policy.spec.warm)]
     unknown = [name for name in dict.fromkeys(asked) if name not in has]
     if not has or not unknown:
@@ -198,52 +198,52 @@ def _older(lost: Counter[str]) -> str:
     return f"older policies: {_listed([f'{name} ({count})' for name, count in sorted(lost.items())])}"
 
 
-def _applied(rules: Rules, tally: PolicyCounts) -> Condition:
-    if not tally.mine:
-        reason, message = _nothing(rules, tally)
+def _applied(rules: Rules, counts: PolicyCounts) -> Condition:
+    if not counts.mine:
+        reason, message = _nothing(rules, counts)
         return _condition(CONDITION_APPLIED, "False", reason, message)
     for state, reason, being in (
         (LayoutState.FAILED, "Failed", "cannot be as wanted"),
         (LayoutState.CHANGING, "Changing", "not done yet"),
     ):
-        if tally.states[state]:
-            return _condition(CONDITION_APPLIED, "False", reason, _sentence(state, tally, being))
-    crowded = sum(each.count for message, each in tally.reasons[LayoutState.APPLIED].items() if message)
+        if counts.states[state]:
+            return _condition(CONDITION_APPLIED, "False", reason, _sentence(state, counts, being))
+    crowded = sum(each.count for message, each in counts.reasons[LayoutState.APPLIED].items() if message)
     room = f", {crowded} of them as far as there is room" if crowded else ""
-    return _condition(CONDITION_APPLIED, "True", "AsWanted", f"{_gpus(tally.states.total())} as wanted{room}.")
+    return _condition(CONDITION_APPLIED, "True", "AsWanted", f"{_gpus(counts.states.total())} as wanted{room}.")
 
 
-def _sentence(state: LayoutState, tally: PolicyCounts, being: str) -> str:
-    reasons = tally.reasons[state]
+def _sentence(state: LayoutState, counts: PolicyCounts, being: str) -> str:
+    reasons = counts.reasons[state]
     message, first = max(reasons.items(), key=lambda pair: pair[1].count)
     others = f" and {first.count - 1} more" if first.count > 1 else ""
     other = "1 other reason" if len(reasons) == 2 else f"{len(reasons) - 1} other reasons"
     also = f"; {other} in status.nodes" if len(reasons) > 1 else ""
-    told = f": {first.example}{others}: {message}" if message else ""
-    return f"{tally.states[state]} of {_gpus(tally.states.total())} {being}{told}{also}."
+    sentences = f": {first.example}{others}: {message}" if message else ""
+    return f"{counts.states[state]} of {_gpus(counts.states.total())} {being}{sentences}{also}."
 
 
-def _nothing(rules: Rules, tally: PolicyCounts) -> tuple[str, str]:
+def _nothing(rules: Rules, counts: PolicyCounts) -> tuple[str, str]:
     """Why it has no GPU."""
     if rules.problem:
         return "NotUnderstood", "Has no GPU, and takes none until it can be understood."
-    if not tally.nodes:
+    if not counts.nodes:
         return "NothingMatches", "Matches nothing: no node has reported a GPU."
-    if tally.lost:
-        return "OlderPolicy", f"Has no GPU: {_taken(tally.lost.total())} to {_older(tally.lost)}."
-    here = tally.said.total() - tally.said[PolicyMatch.OTHER_NODE]
+    if counts.lost:
+        return "OlderPolicy", f"Has no GPU: {_taken(counts.lost.total())} to {_older(counts.lost)}."
+    here = counts.said.total() - counts.said[PolicyMatch.OTHER_NODE]
     if not here:
-        nodes = _count(tally.nodes, "node")
+        nodes = _count(counts.nodes, "node")
         return "NothingMatches", f"Matches nothing: spec.nodeSelector selects none of {nodes} with GPUs."
-    failing = tally.unselecting.most_common(1)[0][0] if tally.unselecting else 0
+    failing = counts.unselecting.most_common(1)[0][0] if counts.unselecting else 0
     reasons = {
         PolicyMatch.NOT_SELECTED: f"not selected by spec.deviceSelectors[{failing}]",
         PolicyMatch.EXCLUDED: "named by spec.exclude",
         PolicyMatch.INDIVISIBLE: "without MIG",
         PolicyMatch.UNKNOWN: "that cannot be judged now",
     }
-    told = [f"{tally.said[answer]} {reason}" for answer, reason in reasons.items() if tally.said[answer]]
-    return "NothingMatches", f"Matches nothing: of {_gpus(here)} on the nodes it selects, {_listed(told)}."
+    sentences = [f"{counts.said[answer]} {reason}" for answer, reason in reasons.items() if counts.said[answer]]
+    return "NothingMatches", f"Matches nothing: of {_gpus(here)} on the nodes it selects, {_listed(sentences)}."
 
 
 def _message(valid: Condition, applied: Condition, conflicting: Condition, advice: str) -> str:
@@ -254,15 +254,15 @@ def _message(valid: Condition, applied: Condition, conflicting: Condition, advic
     return " ".join(each for each in said if each)
 
 
-def _nodes(tally: PolicyCounts) -> list[MigPolicyNode]:
+def _nodes(counts: PolicyCounts) -> list[MigPolicyNode]:
     # Of thousands of nodes few are listed, so only these are worded.
-    worst = [name for *_, name in nsmallest(LISTED_NODES, tally.ranks)]
-    return [_node(name, tally.mine[name]) for name in sorted(worst)]
+    worst = [name for *_, name in nsmallest(LISTED_NODES, counts.ranks)]
+    return [_node(name, counts.mine[name]) for name in sorted(worst)]
 
 
 def _node(name: str, gpus: Sequence[GpuDecision]) -> MigPolicyNode:
     counts = Counter(each.condition.state for each in gpus)
-    told = [
+    sentences = [
         f"{each.device or each.uuid}: {each.condition.message}"
         for each in sorted(gpus, key=lambda each: (each.condition.state is not LayoutState.FAILED, each.device))
         if each.condition.message
@@ -273,7 +273,7 @@ def _node(name: str, gpus: Sequence[GpuDecision]) -> MigPolicyNode:
         applied=counts[LayoutState.APPLIED],
         changing=counts[LayoutState.CHANGING],
         failed=counts[LayoutState.FAILED],
-        message=f"{_listed(told, separator='; ')}." if told else "",
+        message=f"{_listed(sentences, separator='; ')}." if sentences else "",
     )
 
 

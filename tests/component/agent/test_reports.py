@@ -109,7 +109,7 @@ async def test_looking_again_at_a_right_status_writes_nothing(node: SimulatedNod
     async with Client(Connection(proxy.url)) as through:
         for _ in range(2):
             reporter = NodeReporter(
-                through, node=node.name, standing=lambda: said, clock=SystemClock(), random=Random(0)
+                through, node=node.name, node_report=lambda: said, clock=SystemClock(), random=Random(0)
             )
             running = asyncio.create_task(reporter.run())
             count = len(gpu_node_requests(proxy))

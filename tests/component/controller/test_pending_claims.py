@@ -451,7 +451,7 @@ async def test_metrics_count_claims_devices_and_causes(served: ControlPlane, lab
         await lab.allocate(await lab.claim(f"job-{number}"), f"gpu-{number}")
     waiting = await lab.claim("waiting")
     await lab.pod("train", "waiting")
-    async with an_operator(served, settings_for_test(survey_every_s=0.0)) as (operator, _):
+    async with an_operator(served, settings_for_test(supply_every_s=0.0)) as (operator, _):
         await lab.said(waiting)
         sample = operator.metrics.registry.get_sample_value
         assert sample("draco_devices", {"driver": lab.driver, "state": "Free"}) is None

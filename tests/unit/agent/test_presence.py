@@ -46,7 +46,9 @@ def claim(*devices: PreparedDevice) -> PreparedClaim:
     )
 
 
-def ground(*gpus: Gpu, instances: tuple[Instance, ...] = (PLACE,), numbers: tuple[int, ...] = (21, 22)) -> NodeHardware:
+def hardware(
+    *gpus: Gpu, instances: tuple[Instance, ...] = (PLACE,), numbers: tuple[int, ...] = (21, 22)
+) -> NodeHardware:
     return NodeHardware(
         gpus={gpu.uuid: gpu for gpu in gpus},
         instances={one.key: one for one in instances},
@@ -56,7 +58,7 @@ def ground(*gpus: Gpu, instances: tuple[Instance, ...] = (PLACE,), numbers: tupl
 
 def test_what_is_there_as_it_was_stays_as_it_is() -> None:
     mine = claim(a_device(B), a_part())
-    assert as_it_is(mine, ground(A, B)) is mine
+    assert as_it_is(mine, hardware(A, B)) is mine
 
 
 @pytest.mark.parametrize("fault", ["Absent", "Lost", "NotFound"])
@@ -64,32 +66,32 @@ def test_a_gpu_that_cannot_be_asked_who_it_is_is_gone_for_every_claim(fault: str
     silent = msgspec.structs.replace(A, fault=GpuFault(fault, "It is away."))
     for mine in (claim(a_device()), claim(a_device(admin=True)), claim(a_part()), claim(a_device(B), a_device())):
         with pytest.raises(NotThere, match=f"n/c has gpu-0.*, which is not there: {fault}: It is away."):
-            as_it_is(mine, ground(silent, B))
+            as_it_is(mine, hardware(silent, B))
         with pytest.raises(NotThere, match=f"this node has no GPU {A.uuid} any more"):
-            as_it_is(mine, ground(B))
+            as_it_is(mine, hardware(B))
 
 
 def test_a_gpu_with_a_fault_that_can_be_asked_is_there() -> None:
     ill = msgspec.structs.replace(A, fault=GpuFault("Xid119", "Its GSP does not answer."))
     mine = claim(a_device())
-    assert as_it_is(mine, ground(ill)) is mine
+    assert as_it_is(mine, hardware(ill)) is mine
 
 
 def test_two_gpus_of_one_minor_number_are_given_to_nobody() -> None:
     with pytest.raises(NotThere, match=f"/dev/nvidia0 is said to be GPU {B.uuid} as well"):
-        as_it_is(claim(a_device()), ground(A, msgspec.structs.replace(B, minor=0)))
+        as_it_is(claim(a_device()), hardware(A, msgspec.structs.replace(B, minor=0)))
 
 
 def test_an_instance_that_was_not_seen_is_missing() -> None:
     with pytest.raises(NotThere, match="n/c has lost an instance: that of gpu-0-mig-1g10gb-19-3"):
-        as_it_is(claim(a_part()), ground(A, instances=()))
+        as_it_is(claim(a_part()), hardware(A, instances=()))
 
 
 def test_what_has_moved_is_said_and_followed() -> None:
     mine = claim(a_device(), a_part())
     other = msgspec.structs.replace(A, minor=3, pci_bus_id="0000:aa:00.0")
     now = as_it_is(
-        mine, ground(other, instances=(msgspec.structs.replace(PLACE, gi=5, uuid="MIG-2"),), numbers=(31, 32))
+        mine, hardware(other, instances=(msgspec.structs.replace(PLACE, gi=5, uuid="MIG-2"),), numbers=(31, 32))
     )
     assert [one.minor for one in now.devices] == [3, 3]
     assert now.devices[1].capabilities == (31, 32)
@@ -97,10 +99,10 @@ def test_what_has_moved_is_said_and_followed() -> None:
     assert part is not None
     assert (part.gi, part.uuid) == (5, "MIG-2")
     assert moved(mine, now) == f"GPU {A.uuid} has moved from /dev/nvidia0 to /dev/nvidia3."
-    address = as_it_is(mine, ground(msgspec.structs.replace(A, pci_bus_id="0000:aa:00.0")))
+    address = as_it_is(mine, hardware(msgspec.structs.replace(A, pci_bus_id="0000:aa:00.0")))
     assert "has moved from PCI address 0000:1b:00.0 to 0000:aa:00.0." in moved(mine, address)
     early = claim(a_device(pci_bus_id=""))
-    assert moved(early, as_it_is(early, ground(A))) == ""
+    assert moved(early, as_it_is(early, hardware(A))) == ""
 
 
 def test_on_record_follows_what_is_there_and_keeps_what_is_not() -> None:

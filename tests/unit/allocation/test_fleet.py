@@ -110,7 +110,7 @@ def test_an_error_that_no_node_can_help_is_raised() -> None:
 
 def rows_of(fleet: Fleet) -> Counter[Any]:
     """What is known of each row, without the numbers that rows happen to have."""
-    inventory, standing, short = fleet.inventory, fleet.inventory.standing, fleet.short
+    inventory, slice_states, short = fleet.inventory, fleet.inventory.slice_states, fleet.short
     rows = [row for row, live in enumerate(inventory.columns.live) if live]
     taints = inventory.taints.codes
     alike = {code: inventory.taints_of(row) for row in rows if (code := taints[row])}
@@ -121,7 +121,7 @@ def rows_of(fleet: Fleet) -> Counter[Any]:
     return Counter(
         (
             inventory.key(row), repr(inventory.columns.devices[row]), inventory.node_of(row), fleet.held[row],
-            standing[row], short[row], fleet.arithmetic[row], repr(inventory.taints_of(row)),
+            slice_states[row], short[row], fleet.arithmetic[row], repr(inventory.taints_of(row)),
             row in inventory.nodes[inventory.node_of(row)], row in inventory.rows(inventory.key(row)),
         )
         for row in rows
@@ -173,7 +173,7 @@ def test_what_is_known_of_rows_is_what_is_known_of_their_devices(number: int) ->
     fleet = Fleet()
     for raw in objects:
         put(fleet, raw)
-    inventory, standing, short = fleet.inventory, fleet.inventory.standing, fleet.short
+    inventory, slice_states, short = fleet.inventory, fleet.inventory.slice_states, fleet.short
     tried = {}
     if not inventory.has_invalid_node_selectors:
         for node in fleet.nodes.values():
@@ -196,9 +196,9 @@ def test_what_is_known_of_rows_is_what_is_known_of_their_devices(number: int) ->
             assert not tried[row]
         specs = [entry.spec for entry in inventory.pool(key[:2]).entries]  # type: ignore[union-attr,arg-type]
         if row in tried and all(spec.node_name or spec.all_nodes for spec in specs):
-            assert standing[row] == SliceState.CURRENT
+            assert slice_states[row] == SliceState.CURRENT
         newest = max(spec.pool.generation for spec in specs)
-        assert standing[row] != SliceState.OBSOLETE or inventory.entry(row).spec.pool.generation < newest
+        assert slice_states[row] != SliceState.OBSOLETE or inventory.entry(row).spec.pool.generation < newest
 
 
 def test_a_partition_is_short_of_counters_while_another_holds_them() -> None:
@@ -252,9 +252,9 @@ def test_devices_stand_in_their_pool_as_its_newest_generation_does() -> None:
     fleet = Fleet.of(slices=[a_slice()])
 
     def stand() -> set[tuple[int, str]]:
-        live, standing = fleet.inventory.columns.live, fleet.inventory.standing
+        live, slice_states = fleet.inventory.columns.live, fleet.inventory.slice_states
         rows = [row for row in range(len(live)) if live[row]]
-        return {(fleet.inventory.entry(row).spec.pool.generation, SliceState(standing[row]).name) for row in rows}
+        return {(fleet.inventory.entry(row).spec.pool.generation, SliceState(slice_states[row]).name) for row in rows}
 
     assert stand() == {(1, "CURRENT")}
     fleet.put_slice(a_slice(generation=2, of=2))
@@ -327,7 +327,7 @@ def test_the_pools_that_are_not_plain_are_known_after_each_change() -> None:
 def test_nothing_is_left_to_be_worked_out_in_a_fleet_that_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What copies of the fleet are asked is answered without working out anything that the fleet itself could have."""
     worked: list[str] = []
-    for owner, name in ((Fleet, "_count_again"), (NodeRows, "_look_up"), (Pool, "standings")):
+    for owner, name in ((Fleet, "_count_again"), (NodeRows, "_look_up"), (Pool, "slice_states")):
         monkeypatch.setattr(owner, name, noting(worked, name, getattr(owner, name)))
     fleet = Fleet.of(nodes=[a_node()], classes=[CLASS])
     pools = [each for number in range(3) for each in a_mig_pool(f"node-{number}", 1)]
@@ -341,12 +341,12 @@ def test_nothing_is_left_to_be_worked_out_in_a_fleet_that_is_settled(monkeypatch
         fleet.settle()
         worked.clear()
         assert fleet.recount(0), "every pool is counted"
-        answers = (fleet.short, fleet.inventory.standing, dict(fleet.inventory.others))
+        answers = (fleet.short, fleet.inventory.slice_states, dict(fleet.inventory.others))
         marks = bytes(len(fleet.inventory))
         assert {node: fleet.inventory.nodes.read(node, marks) for node in fleet.inventory.nodes.names}
         assert worked == []
         fleet.settle()
-        assert (fleet.short, fleet.inventory.standing, dict(fleet.inventory.others)) == answers
+        assert (fleet.short, fleet.inventory.slice_states, dict(fleet.inventory.others)) == answers
 
 
 def noting(worked: list[str], name: str, function: Any) -> Any:

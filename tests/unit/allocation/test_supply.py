@@ -1,9 +1,9 @@
-"""The survey counts every device once, by the first thing that stands in its way whoever asks."""
+"""The supply counts every device once, by the first thing that stands in its way whoever asks."""
 
 import msgspec
 import pytest
 
-from draco.allocation import SupplyState, survey
+from draco.allocation import SupplyState, count_supply
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.slices import ResourceSlice
@@ -21,7 +21,7 @@ def states(
     claims: tuple[ResourceClaim, ...] = (),
     nodes: tuple[Node, ...] = (a_node("node-0"), a_node("node-1")),
 ) -> dict[SupplyState, int]:
-    counted = survey(slices, rules, claims, {node.metadata.name: node for node in nodes})
+    counted = count_supply(slices, rules, claims, {node.metadata.name: node for node in nodes})
     return {state: count for (driver, state), count in counted.items() if driver == NVIDIA_DRIVER}
 
 

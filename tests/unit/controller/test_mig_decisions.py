@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from draco.controller.loop_watch import BITE_S
+from draco.controller.loop_watch import TURN_S
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions, register_mig
 from draco.controller.view import ClusterView
@@ -66,8 +66,8 @@ def _tell(informer: Collection[Any], changes: Iterable[Change[Any]]) -> None:
 
 
 def a_fleet(nodes: int, *policies: MigPolicy) -> World:
-    """So many nodes of two GPUs, and a bite for each of them."""
-    world = World(work_clock=WorkClock(each_s=BITE_S))
+    """So many nodes of two GPUs, and a turn for each of them."""
+    world = World(work_clock=WorkClock(each_s=TURN_S))
     for number in range(nodes):
         name = f"node-{number}"
         world.put(a_mig_node(name, board=H100), a_node(name))

@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from draco.controller.loop_watch import BITE_S
+from draco.controller.loop_watch import TURN_S
 from draco.controller.mig.policies import MigPolicyReconciler
 from draco.kube.connect.client import Client
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
@@ -61,16 +61,16 @@ async def rest_s(clock: WorkClock, policies: int = 1) -> float:
 
 @pytest.mark.parametrize("policies", [3, 6])
 async def test_counting_for_all_policies_takes_a_thirtieth_of_the_time_however_many_there_are(policies: int) -> None:
-    a_node_s = BITE_S / 10
+    a_node_s = TURN_S / 10
     assert await rest_s(WorkClock(a_node_s), policies) == pytest.approx(30 * NODES * a_node_s * policies, rel=0.2)
 
 
 async def test_a_small_fleet_is_looked_at_at_the_usual_pace() -> None:
-    assert await rest_s(WorkClock(BITE_S / 1000)) == pytest.approx(0.5)
+    assert await rest_s(WorkClock(TURN_S / 1000)) == pytest.approx(0.5)
 
 
 async def test_people_wait_no_longer_for_a_status_than_ten_seconds() -> None:
-    assert await rest_s(WorkClock(BITE_S), policies=30) == pytest.approx(10)
+    assert await rest_s(WorkClock(TURN_S), policies=30) == pytest.approx(10)
 
 
 class Stalling(WorkClock):
@@ -84,11 +84,11 @@ class Stalling(WorkClock):
 
 
 async def test_a_machine_that_stood_still_for_a_second_makes_nobody_wait_for_longer() -> None:
-    assert await rest_s(Stalling(BITE_S / 20), policies=2) <= 30 * 2 * (NODES / 20 + 1) * BITE_S
+    assert await rest_s(Stalling(TURN_S / 20), policies=2) <= 30 * 2 * (NODES / 20 + 1) * TURN_S
 
 
 async def test_others_have_their_turn_while_a_large_fleet_is_counted() -> None:
-    reconciler, uid = a_reconciler(WorkClock(BITE_S))
+    reconciler, uid = a_reconciler(WorkClock(TURN_S))
     look = asyncio.create_task(reconciler.reconcile(uid))
     turns = 0
     while not look.done():

@@ -172,9 +172,9 @@ def test_a_policy_that_is_being_deleted_has_no_say_from_then_on() -> None:
 async def test_a_policy_that_is_being_deleted_is_not_counted() -> None:
     world = a_world()
     await world.decisions.all()
-    assert {name for name, _ in world.decisions.standings} == {"policy"}
+    assert {name for name, _ in world.decisions.gpu_counts} == {"policy"}
     world.put(deleted(a_mig_policy()))
-    assert world.decisions.standings == {}
+    assert world.decisions.gpu_counts == {}
 
 
 # Where a policy stands

@@ -82,18 +82,18 @@ def test_a_cluster_without_taint_rules_has_a_view_without_them() -> None:
     assert "DeviceTaintRule" not in view.collections
 
 
-async def test_the_survey_is_made_anew_only_when_something_changed_and_not_too_often() -> None:
+async def test_the_supply_is_counted_again_only_when_something_changed_and_not_too_often() -> None:
     clock = ManualClock()
     view = a_view(clock)
     view.nodes.store.put(a_node("node-0"))
-    first = view.survey()
+    first = view.supply()
     view.slices._publish(view.slices.store.put(a_slice("node-0")))
-    assert view.survey() is first, "within a second it may be a little old"
+    assert view.supply() is first, "within a second it may be a little old"
     await clock.advance(1)
-    second = view.survey()
+    second = view.supply()
     assert second == {(NVIDIA_DRIVER, SupplyState.FREE): 2}
     await clock.advance(10)
-    assert view.survey() is second, "nothing changed"
+    assert view.supply() is second, "nothing changed"
 
 
 def test_claims_and_requests_are_counted_by_state() -> None:

@@ -375,9 +375,9 @@ def test_whatever_is_told_lets_the_claims_fit_once_it_is_done(part: int) -> None
         if changes:
             assert not fits_somewhere(before, waiting, pod)
         for change in changes:
-            kinds.add(change.told.kind)
+            kinds.add(change.miss.kind)
             after = a_fleet_of(done(change, objects))
-            node = after.nodes[change.told.node]
+            node = after.nodes[change.miss.node]
             claims = change.claims or waiting
             results = allocate(after.inventory, after.state, node, claims, after.classes, share_ids=repeat("id"))
             assert results is not None, (number, change)
@@ -428,5 +428,5 @@ def test_random_selectors_are_explained_without_fail_and_never_wrongly() -> None
         )
         problems_of(fleet, [wanted])
         for change in nearest_changes(fleet, [wanted]):
-            claims, node = change.claims or [wanted], fleet.nodes[change.told.node]
+            claims, node = change.claims or [wanted], fleet.nodes[change.miss.node]
             assert allocate(fleet.inventory, fleet.state, node, claims, fleet.classes, share_ids=repeat("id"))

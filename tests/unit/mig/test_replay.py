@@ -94,7 +94,7 @@ def test_a_refusal_is_avoidable_only_if_all_would_have_fitted() -> None:
     made.depart("1g.10gb-2", 2.0)
     assert made.arrive("big", profile("7g.80gb"), 3.0) is ReplayOutcome.ACCEPTED
     assert made.arrive("more", profile("7g.80gb"), 3.0) is ReplayOutcome.FULL
-    assert (made.tally.accepted, made.tally.refused, made.tally.of(ReplayOutcome.AVOIDABLE)) == (4, 2, 1)
+    assert (made.results.accepted, made.results.refused, made.results.of(ReplayOutcome.AVOIDABLE)) == (4, 2, 1)
 
 
 def test_repair_moves_idle_instances_for_a_claim_and_keeps_their_claims() -> None:
@@ -102,7 +102,7 @@ def test_repair_moves_idle_instances_for_a_claim_and_keeps_their_claims() -> Non
     assert arrivals(made, "1g.10gb", "1g.10gb", hold=Hold.MOVABLE) == [ReplayOutcome.ACCEPTED] * 2
     assert made.arrive("big", profile("7g.80gb"), 0.0) is ReplayOutcome.REPAIRED
     assert all(made.holds(claim) for claim in ("1g.10gb-0", "1g.10gb-1", "big"))
-    assert (made.tally.moves, made.used_slices) == (1, 9)
+    assert (made.results.moves, made.used_slices) == (1, 9)
     made.depart("1g.10gb-0", 1.0)
     made.depart("1g.10gb-1", 1.0)
     made.depart("big", 1.0)
@@ -116,7 +116,7 @@ def test_a_spare_that_is_given_up_for_a_claim_is_gone() -> None:
     assert not made.holds("spare")
     assert made.arrive("big", profile("7g.80gb"), 1.0) is ReplayOutcome.REPAIRED
     assert not made.holds("1g.10gb-0")
-    assert (made.tally.given_up, made.tally.moves, made.used_slices) == (1, 0, 3 + 2 + 1 + 7)
+    assert (made.results.given_up, made.results.moves, made.used_slices) == (1, 0, 3 + 2 + 1 + 7)
 
 
 @pytest.mark.parametrize("policy", [each for each in Policy if each is not Policy.ORACLE])
@@ -152,7 +152,7 @@ def test_used_capacity_is_the_mean_over_time() -> None:
     late.finish(8.0)
     assert used_share(late) == pytest.approx(2 / 8 * 4 / 7)
     late.start_counting()
-    assert late.tally.peak_slices == 4
+    assert late.results.peak_slices == 4
     made = replay(Policy.OPERATOR, gpus=1, per_node=1)
     made.start_at(10.0)
     made.arrive("a", profile("7g.80gb"), 10.0)
@@ -162,7 +162,7 @@ def test_used_capacity_is_the_mean_over_time() -> None:
     made.start_counting()
     made.finish(19.0)
     assert used_share(made) == 0
-    assert made.tally.refused == 0
+    assert made.results.refused == 0
 
 
 def test_headroom_is_what_fits_now_and_what_would_if_all_were_placed_anew() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from draco.allocation import SupplyState, survey
+from draco.allocation import SupplyState, count_supply
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.allocation.fleet.pools import SliceState
@@ -43,11 +43,11 @@ def test_a_pool_is_not_hidden_by_another_node_that_publishes_under_its_name(intr
     scope = scope_of(MaintenanceSelector(pool="node-a", device="gpu-1"), {POOL: PoolHardware(slices)})
     assert scope.named == {DeviceKey(*POOL, "gpu-1")}
     nodes = {name: a_node(name) for name in ("node-a", "node-b")}
-    assert survey(slices, [], [], nodes)[NVIDIA_DRIVER, SupplyState.FREE] >= 2
+    assert count_supply(slices, [], [], nodes)[NVIDIA_DRIVER, SupplyState.FREE] >= 2
     fleet = Fleet.of(slices=slices, nodes=nodes.values())
     inventory = fleet.inventory
-    standing = {inventory.entry(row).name: inventory.standing[row] for row in range(3)}
-    assert standing[REAL.metadata.name] == SliceState.CURRENT
+    slice_states = {inventory.entry(row).name: inventory.slice_states[row] for row in range(3)}
+    assert slice_states[REAL.metadata.name] == SliceState.CURRENT
     (view,) = inventory.views(nodes["node-a"])
     assert [candidate.key.device for candidate in view.candidates] == ["gpu-0", "gpu-1"]
 
@@ -122,6 +122,6 @@ def test_what_some_node_sees_counts_and_nothing_is_both_counted_and_obsolete(num
         for device in item.spec.devices
     }
     assert seen <= current
-    standing = fleet.inventory.standing
-    rows = [row for row in range(len(standing)) if fleet.inventory.columns.live[row]]
-    assert current == {fleet.inventory.key(row).device for row in rows if standing[row] == SliceState.CURRENT}
+    slice_states = fleet.inventory.slice_states
+    rows = [row for row in range(len(slice_states)) if fleet.inventory.columns.live[row]]
+    assert current == {fleet.inventory.key(row).device for row in rows if slice_states[row] == SliceState.CURRENT}

@@ -29,12 +29,12 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 
 
-def ground(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances | None) -> NodeHardware:
+def node_hardware(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances | None) -> NodeHardware:
     """What is there: these GPUs, our instances as they were seen last, and what the driver says opens them."""
     return NodeHardware(
         gpus={gpu.uuid: gpu for gpu in gpus},
         instances={} if instances is None else instances.observed(),
-        numbers=cdi.capabilities.told_once(),
+        numbers=cdi.capabilities.reported_once(),
     )
 
 
@@ -175,7 +175,7 @@ class ClaimPreparer:
     def _opened(self, claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         """A new claim as it is now, with its spec."""
         try:
-            now = as_it_is(claim, ground(gpus.values(), self._cdi, self._instances))
+            now = as_it_is(claim, node_hardware(gpus.values(), self._cdi, self._instances))
             self._cdi.write(now)
         except PrepareError as error:
             raise PrepareError(f"Claim {claim} cannot be prepared: {error}") from error
@@ -194,7 +194,7 @@ class ClaimPreparer:
     def _seen(self, known: PreparedClaim, gpus: Mapping[str, Gpu], hindrances: Iterable[str]) -> PreparedClaim:
         """A prepared claim as it is now."""
         try:
-            return as_it_is(known, ground(gpus.values(), self._cdi, self._instances))
+            return as_it_is(known, node_hardware(gpus.values(), self._cdi, self._instances))
         except NotThere as error:
             raise NotThere(f"{error} {' '.join(hindrances)}".strip()) from error
 

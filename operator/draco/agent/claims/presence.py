@@ -62,20 +62,20 @@ def gpus_of(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> dict[GpuUuid, 
     return found
 
 
-def as_it_is(claim: PreparedClaim, ground: NodeHardware) -> PreparedClaim:
+def as_it_is(claim: PreparedClaim, hardware: NodeHardware) -> PreparedClaim:
     """The claim with the numbers that its devices have now: it may have a spec, made from them, and no other.
 
     NotThere when it may have none, CapabilityUnknown when the driver does not say how an instance is opened.
     """
-    gpus = gpus_of(claim, ground.gpus)
-    devices = [_as_it_is(claim, device, gpus[device.gpu], ground) for device in claim.devices]
+    gpus = gpus_of(claim, hardware.gpus)
+    devices = [_as_it_is(claim, device, gpus[device.gpu], hardware) for device in claim.devices]
     return claim if devices == claim.devices else msgspec.structs.replace(claim, devices=devices)
 
 
-def _as_it_is(claim: PreparedClaim, device: PreparedDevice, gpu: Gpu, ground: NodeHardware) -> PreparedDevice:
+def _as_it_is(claim: PreparedClaim, device: PreparedDevice, gpu: Gpu, hardware: NodeHardware) -> PreparedDevice:
     if device.key is None or device.partition is None:
         return msgspec.structs.replace(device, minor=gpu.minor, pci_bus_id=gpu.pci_bus_id)
-    one = ground.instances.get(device.key)
+    one = hardware.instances.get(device.key)
     if one is None:
         raise NotThere(f"Claim {claim} has lost an instance: that of {device.device} is gone, or cannot be seen now.")
     profile = gpu.board.by_id(one.profile_id) if gpu.board else None
@@ -86,7 +86,7 @@ def _as_it_is(claim: PreparedClaim, device: PreparedDevice, gpu: Gpu, ground: No
         uuid=one.uuid or "",
         profile=profile.name if profile else device.partition.profile,
     )
-    numbers = ground.numbers(gpu.minor, one.gi, one.ci)
+    numbers = hardware.numbers(gpu.minor, one.gi, one.ci)
     return msgspec.structs.replace(
         device, minor=gpu.minor, pci_bus_id=gpu.pci_bus_id, capabilities=numbers, partition=part
     )

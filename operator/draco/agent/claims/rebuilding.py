@@ -61,13 +61,13 @@ def rebuilt(
     `kubelet_denies` says whether kubelet's own record, which can be read, lacks a claim.
     """
     specs = set(with_spec)
-    told = [claim for claim in claims if claim.metadata.uid in specs or _reported_ready(claim, driver, pool)]
+    prepared = [claim for claim in claims if claim.metadata.uid in specs or _reported_ready(claim, driver, pool)]
     old = {one.uid: one for one in by_old_spec}
     remembered = (one for one in before if one.state is not PreparationState.PREPARING and not kubelet_denies(one.uid))
     found: dict[ClaimUid, PreparedClaim] = {}
     for one in (
         *by_spec,
-        *(planned for claim in told if (planned := _planned(claim, driver, pool, gpus, old)) is not None),
+        *(planned for claim in prepared if (planned := _planned(claim, driver, pool, gpus, old)) is not None),
         *remembered,
     ):
         if one.uid not in found and not conflict(one, found.values()):

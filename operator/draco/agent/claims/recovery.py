@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from draco.agent.claims.cdi import CdiFolder
-from draco.agent.claims.preparer import ground
+from draco.agent.claims.preparer import node_hardware
 from draco.agent.claims.presence import as_it_is, gone, located
 from draco.agent.errors import NotThere
 from draco.agent.files import Files
@@ -137,7 +137,7 @@ class _Judged(NamedTuple):
 
 
 def _judged(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances | None, gpus: Sequence[Gpu]) -> _Judged:
-    what = ground(gpus, cdi, instances)
+    what = node_hardware(gpus, cdi, instances)
     judged = _Judged({}, [], [])
     for claim in record.claims.values():
         if claim.state is not PreparationState.PREPARED:

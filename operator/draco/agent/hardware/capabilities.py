@@ -43,9 +43,9 @@ class Capabilities:
 
     def numbers(self, minor: int, gi: int, ci: int | None) -> tuple[int, ...]:
         """The device numbers of the same."""
-        return self.told_once()(minor, gi, ci)
+        return self.reported_once()(minor, gi, ci)
 
-    def told_once(self) -> Callable[[int, int, int | None], tuple[int, ...]]:
+    def reported_once(self) -> Callable[[int, int, int | None], tuple[int, ...]]:
         """`numbers`, as the driver's table is when it is first asked; for whoever asks for many."""
 
         @cache

@@ -307,7 +307,7 @@ class MigInventory:
             holders=self.refused,
             boot_id=self.boot_id,
         )
-        state, message = self._standing(uuid, seen)
+        state, message = self._mig_state(uuid, seen)
         there = {one.instance.key for one in parts if one.use is Use.CLAIM}
         return GpuMigView(
             gpu=uuid,
@@ -321,7 +321,7 @@ class MigInventory:
             missing=tuple(key for key in needed if key.gpu == uuid and key not in there),
         )
 
-    def _standing(self, uuid: GpuUuid, seen: GpuInventory) -> tuple[MigState, str]:
+    def _mig_state(self, uuid: GpuUuid, seen: GpuInventory) -> tuple[MigState, str]:
         if self._trouble.get(uuid):
             return MigState.DIRTY, self._trouble[uuid]
         if self.open_steps(uuid):

@@ -42,7 +42,7 @@ from draco.resources.names import (
 )
 from draco.resources.quantity import Quantity
 
-NOT_TOLD = "It is not known yet under which names this node's GPUs were published; the API server has to say."
+UNREPORTED = "It is not known yet under which names this node's GPUs were published; the API server has to say."
 
 
 def whole_name(device: str) -> str:
@@ -105,11 +105,11 @@ def reported(node: GpuNode | None) -> list[KnownGpu]:
     return [KnownGpu(uuid=GpuUuid(one.uuid), device=one.device) for one in gpus if one.uuid and one.device]
 
 
-def bound(known: Mapping[GpuUuid, KnownGpu], told: Iterable[KnownGpu]) -> dict[GpuUuid, KnownGpu]:
-    """The known GPUs, and those that somebody was told of; who says a name first is right."""
+def bound(known: Mapping[GpuUuid, KnownGpu], published: Iterable[KnownGpu]) -> dict[GpuUuid, KnownGpu]:
+    """The known GPUs, and those published under a name before; the first that claims a name keeps it."""
     found = dict(known)
     taken = {one.device for one in found.values()}
-    for one in told:
+    for one in published:
         before = found.get(one.uuid)
         if before is None and one.device not in taken:
             found[one.uuid] = one
@@ -227,7 +227,7 @@ class KnownGpus:
     async def view(self, read: HardwareView) -> HardwareView:
         """A reading with the GPUs under their names, and with the absent ones."""
         if not self._told:
-            return HardwareView(fault=NOT_TOLD, unidentified=read.unidentified)
+            return HardwareView(fault=UNREPORTED, unidentified=read.unidentified)
         needed = needed_by(self._record.claims.values()) | set(self._promised())
         known: Mapping[GpuUuid, KnownGpu] = bound(self._record.known, self._before)
         fresh = remembered(known, read.gpus, needed=needed, forget=self._forgotten())

@@ -50,9 +50,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the cluster can do, once that is known."""
 
 
-def status(standing: NodeReport, *, generation: int) -> GpuNodeStatus:
+def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
     """The status to report, conditions without times."""
-    view = standing.view
+    view = node_report.view
     health = {report.device: report for report in reports(view)}
     in_order = sorted((one.gpu for one in view.gpus), key=position)
     boards = mig_report.boards(in_order)
@@ -68,30 +68,30 @@ def status(standing: NodeReport, *, generation: int) -> GpuNodeStatus:
             numa_node=one.numa_node,
             health=health[device_name(one.gpu)].state.value,
             message=health[device_name(one.gpu)].message,
-            mig=mig_report.mig(one.gpu, standing.divisions, boards),
+            mig=mig_report.mig(one.gpu, node_report.divisions, boards),
         )
         for one in sorted(view.gpus, key=lambda one: position(one.gpu))
     ]
     return GpuNodeStatus(
         observed_generation=generation,
         isolates=True,
-        driver=standing.driver,
+        driver=node_report.driver,
         agent_version=__version__,
         driver_version=view.driver.driver_version if view.driver else "",
         cuda_driver_version=view.driver.cuda_driver_version if view.driver else "",
-        pool_generation=standing.published.generation if standing.published else 0,
-        prepared_claims=standing.claims,
+        pool_generation=node_report.published.generation if node_report.published else 0,
+        prepared_claims=node_report.claims,
         gpu_count=len(gpus),
         mig_gpu_count=sum(one.mig is not None and one.mig.enabled for one in gpus),
         mig_instance_count=sum(len(one.mig.instances) for one in gpus if one.mig is not None),
         gpus=gpus,
         boards=mig_report.tables(boards),
-        conditions=[msgspec.structs.replace(one, observed_generation=generation) for one in _conditions(standing)],
+        conditions=[msgspec.structs.replace(one, observed_generation=generation) for one in _conditions(node_report)],
     )
 
 
-def _conditions(standing: NodeReport) -> list[Condition]:
-    view, published, registration = standing.view, standing.published, standing.registration
+def _conditions(node_report: NodeReport) -> list[Condition]:
+    view, published, registration = node_report.view, node_report.published, node_report.registration
     readable = _condition(
         "Readable",
         view.driver is not None and not view.fault,
@@ -104,16 +104,16 @@ def _conditions(standing: NodeReport) -> list[Condition]:
         readable = Condition(type="Readable", status="False", reason="GpuUnidentified", message=sentence)
     parts = [
         readable,
-        _condition("Published", published is not None, "SlicesWritten", "NotWritten", standing.problem),
+        _condition("Published", published is not None, "SlicesWritten", "NotWritten", node_report.problem),
         _condition("Registered", registration.accepted, "KubeletAccepted", "NotAccepted", registration.error),
     ]
-    contest = standing.contest
+    contest = node_report.contest
     exclusive = _exclusive("" if contest is None else contest.sentence)
     needed = [exclusive, *parts] if contest is not None and contest.gives_way else parts
     lacking = [part for part in needed if part.status != "True"]
     sentences = " ".join(dict.fromkeys(part.message for part in lacking))
     ready = _condition("Ready", not lacking, "Serving", lacking[0].reason if lacking else "", sentences)
-    return [ready, *parts, exclusive, *_partitionable(standing.features)]
+    return [ready, *parts, exclusive, *_partitionable(node_report.features)]
 
 
 def _exclusive(contest: str) -> Condition:
@@ -136,14 +136,14 @@ def _condition(name: str, holds: object, why: str, why_not: str, message: str) -
 
 
 class NodeReporter:
-    """Writes the GpuNode. `standing` is asked each time; `touch` says that its answer may differ."""
+    """Writes the GpuNode. `node_report` is asked each time; `touch` says that its answer may differ."""
 
     def __init__(
-        self, client: Client, *, node: str, standing: Callable[[], NodeReport], clock: Clock, random: Random
+        self, client: Client, *, node: str, node_report: Callable[[], NodeReport], clock: Clock, random: Random
     ) -> None:
         self._client = client
         self._node = node
-        self._standing = standing
+        self._node_report = node_report
         self._clock = clock
         self._queue: WorkQueue[str] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=60.0)
         self._absent = False
@@ -151,7 +151,7 @@ class NodeReporter:
 
     def touch(self) -> None:
         """Look again soon if there is something new to say. Several reasons at once make one write."""
-        fresh = status(self._standing(), generation=0)
+        fresh = status(self._node_report(), generation=0)
         if fresh != self._said:
             self._said = fresh
             self._queue.add_after(self._node, 0.05)
@@ -170,7 +170,7 @@ class NodeReporter:
         current = await self._read_or_create(key)
         if current is None:
             return ABSENT_S
-        wanted = status(self._standing(), generation=current.metadata.generation)
+        wanted = status(self._node_report(), generation=current.metadata.generation)
         fresh = msgspec.structs.replace(
             wanted, conditions=all_timed(wanted.conditions, current.status.conditions, self._clock.now())
         )

@@ -40,9 +40,9 @@ class Inventory:
         self.nodes = NodeRows()
         self.drawing = self.columns.new_marks()
         """1 for each row whose device draws from shared counters."""
-        self._standing = self.columns.new_marks()
-        self._unstanding: set[PoolKey] = set()
-        """Pools that changed since their standing was worked out."""
+        self._slice_states = self.columns.new_marks()
+        self._outdated: set[PoolKey] = set()
+        """Pools whose slices changed since their states were computed."""
         self._others: dict[PoolKey, Pool] = {}
         self._unsorted: set[PoolKey] = set()
         """Pools that changed since it was looked whether they are plain."""
@@ -89,19 +89,19 @@ class Inventory:
         return self._others
 
     @property
-    def standing(self) -> bytes:
+    def slice_states(self) -> bytes:
         """By row: the Standing of the device in its pool. Brought up to date when asked for."""
-        for key in self._unstanding:
+        for key in self._outdated:
             pool = self._pools.get(key)
-            for entry, standing in pool.standings() if pool is not None else ():
+            for entry, state in pool.slice_states() if pool is not None else ():
                 for row in entry.rows:
-                    self._standing[row] = standing
-        self._unstanding.clear()
-        return bytes(self._standing)
+                    self._slice_states[row] = state
+        self._outdated.clear()
+        return bytes(self._slice_states)
 
     def settle(self) -> None:
         """Bring up to date what is brought up to date when asked for."""
-        _ = self.others, self.standing
+        _ = self.others, self.slice_states
         self.nodes.settle()
 
     @property
@@ -196,7 +196,7 @@ class Inventory:
         if not pool:
             del self._pools[key]
         self._count(entry, key, -1)
-        self._unstanding.add(key)
+        self._outdated.add(key)
         self._unsorted.add(key)
         for row, device in zip(entry.rows, entry.spec.devices, strict=True):
             self.columns.remove(row, entry.spec.driver, device)
@@ -207,7 +207,7 @@ class Inventory:
             if taints:
                 self.taints.put(row, _meaning(taints), None)
         self.nodes.put(entry)
-        self._unstanding.add(self._slices[entry.name])
+        self._outdated.add(self._slices[entry.name])
         self._unsorted.add(self._slices[entry.name])
         if _has_invalid_selector(entry.spec):
             self._invalid_selectors.add(entry.name)

@@ -118,7 +118,7 @@ class Pool:
                     self._index.setdefault(each.name, []).append(row)
         return self._index.get(device, ())
 
-    def standings(self) -> Iterable[tuple[SliceEntry, SliceState]]:
+    def slice_states(self) -> Iterable[tuple[SliceEntry, SliceState]]:
         """How each slice stands, whatever the node."""
         if not self._entries:
             return
@@ -126,16 +126,16 @@ class Pool:
             yield from ((entry, SliceState.CURRENT) for entry in self.plain)
             return
         entries = sorted(self._entries.values(), key=lambda entry: entry.name)
-        standings = [SliceState.OBSOLETE] * len(entries)
+        slice_states = [SliceState.OBSOLETE] * len(entries)
         for places, complete in taken_together([entry.spec for entry in entries]):
             lot = [entries[place] for place in places]
             valid = self._valid(lot) if complete else ()
             for place in places:
                 if entries[place].name in valid:
-                    standings[place] = SliceState.CURRENT
-                elif standings[place] is not SliceState.CURRENT:
-                    standings[place] = SliceState.INVALID if complete else SliceState.INCOMPLETE
-        yield from zip(entries, standings, strict=True)
+                    slice_states[place] = SliceState.CURRENT
+                elif slice_states[place] is not SliceState.CURRENT:
+                    slice_states[place] = SliceState.INVALID if complete else SliceState.INCOMPLETE
+        yield from zip(entries, slice_states, strict=True)
 
     def _valid(self, lot: list[SliceEntry]) -> set[str]:
         """The slices whose node finds nothing wrong; of devices it sees those that it may reach."""

@@ -1,7 +1,7 @@
-"""What is published, counted by what stands in the way of each device, whoever asks.
+"""Counts every published device by the first thing that keeps claims from it, whoever asks.
 
-Owns the survey of a whole cluster for its metrics. Looks at nothing that depends on who asks, such as selectors, shared counters
-or consumable capacity: that is for explanations.
+Owns the counts of the whole cluster for its metrics. Looks at nothing that depends on the claim, such as selectors, shared
+counters or consumable capacity: that is for explanations.
 """
 
 from collections import Counter, defaultdict
@@ -27,20 +27,20 @@ class SupplyState(StrEnum):
     FREE = "Free"
 
 
-Survey = Counter[tuple[str, SupplyState]]
+SupplyCounts = Counter[tuple[str, SupplyState]]
 """Devices by driver and state."""
 
 
-def survey(
+def count_supply(
     slices: Iterable[ResourceSlice],
     rules: Iterable[DeviceTaintRule],
     claims: Iterable[ResourceClaim],
     nodes: Mapping[str, Node],
-) -> Survey:
-    """Survey the cluster. Linear in devices, plus devices times rules that name no single device."""
+) -> SupplyCounts:
+    """Count all devices. Linear in devices, plus devices times rules that name no single device."""
     used = {device for claim in claims for device in claim.devices_held}
     tainting = _Rules(rules)
-    states: Survey = Counter()
+    states: SupplyCounts = Counter()
     for pool, found in publications(slices).items():
         for part, complete in _parts(found):
             for device in part.spec.devices:

@@ -58,7 +58,7 @@ def command(*, what: Sequence[str], sources: Sources, devices: bool, output: str
         return
     explained = list(_explained(made, [subject_of(made, kind, name, namespace) for kind, name in asked]))
     if devices:
-        explained = [(subject, _with_devices(made, subject, told)) for subject, told in explained]
+        explained = [(subject, _with_devices(made, subject, explanation)) for subject, explanation in explained]
     _print(explained, _surprises(made, sources), output)
 
 
@@ -82,14 +82,14 @@ def _asked(what: Sequence[str]) -> list[tuple[str, str]]:
 
 def _explained(made: World, subjects: Sequence[ExplainSubject]) -> Iterator[tuple[ExplainSubject, Explanation]]:
     for subject in subjects:
-        told = explain(
+        explanation = explain(
             made.fleet, subject.claims, pod=subject.pod, scheduler=subject.scheduler, minor=made.kubernetes_minor
         )
-        yield subject, told
+        yield subject, explanation
 
 
-def _with_devices(made: World, subject: ExplainSubject, told: Explanation) -> Explanation:
-    return msgspec.structs.replace(told, devices=device_verdicts(made.fleet, subject.claims, pod=subject.pod))
+def _with_devices(made: World, subject: ExplainSubject, explanation: Explanation) -> Explanation:
+    return msgspec.structs.replace(explanation, devices=device_verdicts(made.fleet, subject.claims, pod=subject.pod))
 
 
 def _surprises(made: World, sources: Sources) -> list[str]:
@@ -103,11 +103,11 @@ def _print(explained: Sequence[tuple[ExplainSubject, Explanation]], notes: Seque
         return
     for note in notes:
         echo(note, err=True)
-    for number, (subject, told) in enumerate(explained):
+    for number, (subject, explanation) in enumerate(explained):
         if number:
             echo()
         echo(f"{subject}:")
-        for line in report(told):
+        for line in report(explanation):
             echo(line.rstrip())
 
 
@@ -118,15 +118,15 @@ def _print_list(explained: Iterator[tuple[ExplainSubject, Explanation]], made: W
     for note in made.notes[1:]:
         echo(note, err=True)
     waits = False
-    for subject, told in explained:
+    for subject, explanation in explained:
         waits = True
-        echo(f"{subject}: {told.reason}: {told.summary}")
+        echo(f"{subject}: {explanation.reason}: {explanation.summary}")
     if not waits:
         echo(f"{f'No {kind}' if kind else 'Nothing'} waits for devices in {made.server or 'the files'}.")
 
 
 def _document(explained: Sequence[tuple[ExplainSubject, Explanation]]) -> dict[str, object]:
-    return {"schema": SCHEMA, "explanations": [told for _, told in explained]}
+    return {"schema": SCHEMA, "explanations": [explanation for _, explanation in explained]}
 
 
 def _print_document(document: object, output: str) -> None:

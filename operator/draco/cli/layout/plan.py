@@ -35,7 +35,7 @@ from draco.mig_policy.decide import GpuDecision
 from draco.mig_policy.gpu_state import LayoutState, condition_of
 from draco.mig_policy.matching import PolicyMatch, whole_gpus
 from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID
-from draco.mig_policy.wishes import wish
+from draco.mig_policy.wanted import wanted_of
 from draco.resources.api.draco import (
     GpuNode,
     GpuStatus,
@@ -64,7 +64,7 @@ class _Policies(NamedTuple):
     deleted: Sequence[MigPolicy]
 
     @property
-    def told(self) -> frozenset[str]:
+    def shown(self) -> frozenset[str]:
         """Those of whose GPUs something is said."""
         return self.asked | {each.metadata.name for each in self.deleted}
 
@@ -116,17 +116,17 @@ def plan(seen: Observed, now: datetime) -> PlanView:
     ]
     gpus = [each for node in nodes for each in _gpus(node, policies)]
     outlook = Outlook([node.taken_up for node in nodes], now)
-    told = [_deleted(policy, nodes) for policy in policies.deleted]
-    told += [
+    shown = [_deleted(policy, nodes) for policy in policies.deleted]
+    shown += [
         _policy(rules, outlook, seen.policies.get(rules.name))
         for rules in policies.after
         if rules.name in policies.asked
     ]
     return PlanView(
         server=seen.server,
-        applicable=not any(each.problem for each in told)
+        applicable=not any(each.problem for each in shown)
         and not any(each.outcome is LayoutOutcome.CANNOT for each in gpus),
-        policies=told,
+        policies=shown,
         gpus=gpus,
         notes=seen.notes + _notes(seen, policies),
     )
@@ -197,7 +197,7 @@ def _gpus(node: _Node, policies: _Policies) -> Iterable[GpuPlanView]:
             policy=decision.policy,
             mode=decision.wanted.mode.value if decision.wanted else "",
         )
-        if policies.told & {decision.policy, before}:
+        if policies.shown & {decision.policy, before}:
             gpu = reported.get(uuid, GpuStatus(device=decision.device, uuid=uuid))
             seen = observed(gpu, node.taken_up.boards.get(decision.board, Board(())), node.held)
             made = plan_gpu(seen, decision.wanted, [each for each in node.promised if each.uuid == uuid])
@@ -302,7 +302,7 @@ def _offered(what: _Foreseen) -> str:
 
 def _hindered(policy: MigPolicy, gpu: GpuStatus, board: Board) -> bool:
     """Whether it cannot be said what the policy wants of the GPU."""
-    return gpu.mig is None or wish(policy, gpu.uuid, gpu.mig, board if board.profiles else None).wanted is None
+    return gpu.mig is None or wanted_of(policy, gpu.uuid, gpu.mig, board if board.profiles else None).wanted is None
 
 
 def _outcome(shown: GpuPlanView) -> LayoutOutcome:

@@ -110,13 +110,13 @@ class LintResult(msgspec.Struct, frozen=True):
 
 def check(texts: dict[str, str], *, kubernetes: int) -> LintResult:
     """Check files that are applied together, by name and text."""
-    told: list[ReportedFinding] = []
+    findings: list[ReportedFinding] = []
     parts: list[_Part] = []
     changed: dict[str, bool] = {}
     for file, text in texts.items():
         sound, remarks = lint_text.repaired(_BREAK.sub("\n", text))
         changed[file] = any(remark.is_repaired for remark in remarks)
-        told += [
+        findings += [
             ReportedFinding(file, remark.line, "error", remark.rule, remark.message, remark.is_repaired)
             for remark in remarks
         ]
@@ -125,13 +125,13 @@ def check(texts: dict[str, str], *, kubernetes: int) -> LintResult:
             try:
                 read = lint_text.read(piece)
             except TextError as error:
-                told.append(ReportedFinding(file, error.line, "error", error.rule, str(error), corrected=False))
+                findings.append(ReportedFinding(file, error.line, "error", error.rule, str(error), corrected=False))
             if read is not None and not isinstance(read.value, dict):
                 line = lint_text.line_of(read, (), piece)
                 message = "this is no manifest: a manifest is a mapping that begins with apiVersion and kind"
-                told.append(ReportedFinding(file, line, "error", "fragment", message, corrected=False))
+                findings.append(ReportedFinding(file, line, "error", "fragment", message, corrected=False))
             parts.append(_Part(file, piece, read))
-    told += _corrected(parts, kubernetes)
+    findings += _corrected(parts, kubernetes)
     after: dict[str, str] = dict.fromkeys(texts, "")
     for part in parts:
         after[part.file] += part.piece.separator + part.text
@@ -142,8 +142,8 @@ def check(texts: dict[str, str], *, kubernetes: int) -> LintResult:
         elif set(_BREAK.findall(text)) == {_CRLF}:
             after[file] = after[file].replace("\n", _CRLF)
     order = {file: number for number, file in enumerate(texts)}
-    told.sort(key=lambda one: (order[one.file], one.line))
-    return LintResult(told, texts, after)
+    findings.sort(key=lambda one: (order[one.file], one.line))
+    return LintResult(findings, texts, after)
 
 
 def _corrected(parts: Sequence[_Part], kubernetes: int) -> list[ReportedFinding]:
@@ -161,7 +161,7 @@ def _rounds(parts: Sequence[_Part], kubernetes: int) -> Iterator[ReportedFinding
 
     Told is what was corrected, and what is left in the end: what vanished by itself was only a consequence of something else.
     """
-    told: dict[ReportedFinding, None] = {}
+    findings: dict[ReportedFinding, None] = {}
     for _ in range(_ROUNDS):
         manifests, places = _manifests(parts)
         found = lint(manifests, kubernetes=kubernetes)
@@ -171,13 +171,13 @@ def _rounds(parts: Sequence[_Part], kubernetes: int) -> Iterator[ReportedFinding
         for finding, (file, line), outcome in zip(found, lines, done, strict=True):
             corrected = outcome == "changed" or (outcome == "there" and not is_last)
             if corrected or is_last:
-                told[ReportedFinding(file, line, finding.severity, finding.rule, finding.message, corrected)] = None
+                findings[ReportedFinding(file, line, finding.severity, finding.rule, finding.message, corrected)] = None
         if is_last:
             break
         for part in parts:
             if part.is_changed:
                 part.read_again()
-    yield from told
+    yield from findings
 
 
 def _manifests(parts: Sequence[_Part]) -> tuple[list[Manifest], list[_Place]]:
@@ -280,7 +280,7 @@ def command(
         case _ if not (fix and STANDARD_INPUT in changed):
             for line in _text(checked, changed, is_written=fix):
                 echo(line)
-    if any(told.severity == "error" and not (fix and told.corrected) for told in checked.findings):
+    if any(each.severity == "error" and not (fix and each.corrected) for each in checked.findings):
         raise click.exceptions.Exit(1)
 
 
@@ -301,7 +301,7 @@ def _diff(checked: LintResult, changed: Sequence[str]) -> Iterator[str]:
 
 def _text(checked: LintResult, changed: Sequence[str], *, is_written: bool) -> Iterator[str]:
     yield from map(str, checked.findings)
-    left = sum(not told.corrected for told in checked.findings)
+    left = sum(not each.corrected for each in checked.findings)
     if not any(text.strip() for text in checked.before.values()):
         yield "There is nothing to check."
     elif not checked.findings:

@@ -220,7 +220,7 @@ def _replay(trace: Iterable[Arrive | Depart], runs: Sequence[_Run]) -> _Replayed
 
 def _document(replayed: _Replayed, runs: Sequence[_Run]) -> dict[str, Any]:
     first = runs[0].replay
-    claims = first.tally.accepted + first.tally.refused
+    claims = first.results.accepted + first.results.refused
     return {
         "slices": first.slices,
         "trace": {"events": replayed.events, "claims": claims, "start": replayed.began, "end": first.at},
@@ -229,26 +229,29 @@ def _document(replayed: _Replayed, runs: Sequence[_Run]) -> dict[str, Any]:
 
 
 def _told(run: _Run) -> dict[str, Any]:
-    tally, profiles = run.replay.tally, list(profiles_met(run.replay.tally))
+    results, profiles = run.replay.results, list(profiles_met(run.replay.results))
     last = run.measure()
     return {
         "policy": run.policy.value,
-        **_counted(tally, None),
-        "moves": tally.moves,
+        **_counted(results, None),
+        "moves": results.moves,
         "usedCapacity": {
             "mean": round(used_share(run.replay), 4),
-            "peak": round(tally.peak_slices / run.replay.slices, 4),
+            "peak": round(results.peak_slices / run.replay.slices, 4),
             "end": round(run.replay.used_slices / run.replay.slices, 4),
         },
-        "profiles": [{"profile": p.name, **_counted(tally, p)} for p in run.replay.board.profiles if p in profiles],
+        "profiles": [{"profile": p.name, **_counted(results, p)} for p in run.replay.board.profiles if p in profiles],
         "headroom": [_headroom(p.name, last, run.headroom) for p in run.replay.board.profiles],
     }
 
 
-def _counted(tally: ReplayCounts, profile: Profile | None) -> dict[str, int]:
-    repaired = tally.of(ReplayOutcome.REPAIRED, profile=profile)
-    avoidable, full = tally.of(ReplayOutcome.AVOIDABLE, profile=profile), tally.of(ReplayOutcome.FULL, profile=profile)
-    accepted = tally.of(ReplayOutcome.ACCEPTED, profile=profile) + repaired
+def _counted(results: ReplayCounts, profile: Profile | None) -> dict[str, int]:
+    repaired = results.of(ReplayOutcome.REPAIRED, profile=profile)
+    avoidable, full = (
+        results.of(ReplayOutcome.AVOIDABLE, profile=profile),
+        results.of(ReplayOutcome.FULL, profile=profile),
+    )
+    accepted = results.of(ReplayOutcome.ACCEPTED, profile=profile) + repaired
     return {
         "claims": accepted + avoidable + full,
         "accepted": accepted,
@@ -280,20 +283,20 @@ def _lines(document: Mapping[str, Any]) -> Iterable[str]:
     yield f"{fleet}: {counted(trace['claims'], 'claim')} in {counted(trace['events'], 'event')}"
     yield ""
     yield f"{'POLICY':<16}{'ACCEPTED':>20}{'REFUSED':>10}{'AVOIDABLE':>12}{'MEAN USE':>10}{'PEAK USE':>10}"
-    for told in policies:
-        accepted = f"{told['accepted']} ({_percent(told['accepted'] / max(1, told['claims']))})"
-        used = told["usedCapacity"]
+    for report in policies:
+        accepted = f"{report['accepted']} ({_percent(report['accepted'] / max(1, report['claims']))})"
+        used = report["usedCapacity"]
         yield (
-            f"{told['policy']:<16}{accepted:>20}{told['refused']:>10}{told['avoidable']:>12}"
+            f"{report['policy']:<16}{accepted:>20}{report['refused']:>10}{report['avoidable']:>12}"
             f"{_percent(used['mean']):>10}{_percent(used['peak']):>10}"
         )
-    for told in policies:
+    for report in policies:
         yield ""
-        moved = f", {counted(told['moves'], 'instance')} moved" if told["moves"] else ""
-        yield f"{told['policy']}{moved}"
+        moved = f", {counted(report['moves'], 'instance')} moved" if report["moves"] else ""
+        yield f"{report['policy']}{moved}"
         yield f"  {'PROFILE':<16}{'CLAIMS':>9}{'REFUSED':>9}{'AVOIDABLE':>11}{'MORE WOULD FIT':>16}{'IF REPACKED':>13}"
-        profiles = {each["profile"]: each for each in told["profiles"]}
-        for room in told["headroom"]:
+        profiles = {each["profile"]: each for each in report["profiles"]}
+        for room in report["headroom"]:
             each = profiles.get(room["profile"], {"claims": 0, "refused": 0, "avoidable": 0})
             yield (
                 f"  {room['profile']:<16}{each['claims']:>9}{each['refused']:>9}{each['avoidable']:>11}"

@@ -41,7 +41,7 @@ def _each(run: Run) -> dict[str, int]:
 
 
 def _entries(attempt: TrialResult) -> Iterator[dict[str, Any]]:
-    told = None if attempt.explanation is None else msgspec.to_builtins(attempt.explanation)
+    explanation = None if attempt.explanation is None else msgspec.to_builtins(attempt.explanation)
     claims: Sequence[tuple[str | None, AllocationResult | None]] = attempt.claims or [(None, None)]
     for name, allocation in claims:
         yield {
@@ -51,7 +51,7 @@ def _entries(attempt: TrialResult) -> Iterator[dict[str, Any]]:
             "node": attempt.node or None,
             "allocation": None if allocation is None else written(allocation),
             "error": attempt.error or None,
-            "explanation": told,
+            "explanation": explanation,
         }
 
 
@@ -72,8 +72,8 @@ def lines(run: Run, notes: Sequence[str]) -> Iterator[str]:
 
 def _attempt(attempt: TrialResult) -> Iterator[str]:
     if not attempt.fits:
-        told = attempt.explanation
-        bypasses = told is not None and told.reason is PendingReason.BYPASSES_SCHEDULER
+        explanation = attempt.explanation
+        bypasses = explanation is not None and explanation.reason is PendingReason.BYPASSES_SCHEDULER
         yield f"{attempt.name}: {'bypasses the scheduler' if bypasses else 'does not fit'}"
         yield from _why(attempt)
         return
@@ -93,11 +93,13 @@ def _devices(name: str, allocation: AllocationResult | None) -> Iterator[str]:
 
 
 def _why(attempt: TrialResult) -> Iterator[str]:
-    told = attempt.explanation
-    if attempt.error and (told is None or told.error != attempt.error):  # otherwise the explanation begins with it
+    explanation = attempt.explanation
+    if attempt.error and (
+        explanation is None or explanation.error != attempt.error
+    ):  # otherwise the explanation begins with it
         yield f"  {attempt.error[:1].upper()}{attempt.error[1:]}{'' if attempt.error.endswith(('.', '?')) else '.'}"
-    if told is not None:
-        for line in report(told):
+    if explanation is not None:
+        for line in report(explanation):
             yield f"  {line}".rstrip()
 
 

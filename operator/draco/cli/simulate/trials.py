@@ -152,9 +152,9 @@ def run(fleet: Fleet, trials: Sequence[Trial], copies: int) -> Run:
     left = list(trials)
     for number in range(1, copies + 1):
         copy = _Copy(fleet, number)
-        tried = [_attempt(trial, copy, placing) for trial in left]
-        attempts += tried
-        left = [trial for trial, attempt in zip(left, tried, strict=True) if attempt.fits]
+        attempted = [_attempt(trial, copy, placing) for trial in left]
+        attempts += attempted
+        left = [trial for trial, attempt in zip(left, attempted, strict=True) if attempt.fits]
         if not left:
             break
         fitting += len(left) == len(trials)
@@ -209,8 +209,8 @@ class _Placing:
             except AllocationError as failed:
                 error = str(failed)
         if found is None:
-            told = explain(self._fleet, claims, pod=pod or self._anyone)
-            return _Placed(allocations=before, error=error, explanation=told)
+            explanation = explain(self._fleet, claims, pod=pod or self._anyone)
+            return _Placed(allocations=before, error=error, explanation=explanation)
         node, results = found
         given = dict(zip((claim.metadata.key for claim in waiting), results, strict=True))
         for claim in waiting:

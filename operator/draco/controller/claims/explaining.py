@@ -68,12 +68,12 @@ class ExplainingWorkers(Protocol):
 
 
 class _Topic(msgspec.Struct, eq=False):
-    """One question, and all pods that ask it. `told` is None until it is answered for the first time."""
+    """One question, and all pods that ask it. `explanation` is None until it is answered for the first time."""
 
     key: bytes
     namespace: str
     pods: dict[ObjectKey, None] = msgspec.field(default_factory=dict)
-    told: PodExplanation | None = None
+    explanation: PodExplanation | None = None
     version: int = -1
     at_s: float = 0.0
 
@@ -118,7 +118,7 @@ class Explanations:
             self._forget(key)
             topic.pods[key] = None
             self._topic_of[key] = topic
-        return topic.told
+        return topic.explanation
 
     async def keep_young(
         self, asks: Callable[[ObjectKey], Asks | None], changed: Callable[[Pod], None], backlog: Callable[[], int]
@@ -171,7 +171,7 @@ class Explanations:
         if asks is None:
             self._drop(topic)
             return
-        before = topic.told
+        before = topic.explanation
         try:
             await self._explain(topic, asks, Urgency.AGAIN)
         except Exception:
@@ -179,7 +179,7 @@ class Explanations:
             self._tell(topic, young)  # whose reconciliation asks anew
             self._drop(topic)
             return
-        if topic.told != before:
+        if topic.explanation != before:
             self._tell(topic, young)
 
     def _still_asked(self, topic: _Topic, young: "_Young") -> Asks | None:
@@ -195,7 +195,7 @@ class Explanations:
         pod, claims = asks
         question = WhyWaiting(pod, list(claims), scheduler_says(pod), self._minor)
         answered = await self._workers.ask(question, topic.namespace, urgency)
-        topic.told = self._told(answered, claims)
+        topic.explanation = self._explanation_of(answered, claims)
         topic.version = answered.version
         topic.at_s = self._clock.monotonic()
         if self._topics.get(topic.key) is not topic:
@@ -207,12 +207,14 @@ class Explanations:
             self._work.set()
         known[topic.key] = topic
         known.move_to_end(topic.key)
-        if _names_itself(topic.told.text, pod, claims) and topic.key == _question(pod, claims):
+        if _names_itself(topic.explanation.text, pod, claims) and topic.key == _question(pod, claims):
             self._make_personal(topic, pod.metadata.key)
 
     def _make_personal(self, topic: _Topic, key: ObjectKey) -> None:
         """What was answered is true of that one pod only: each of the others is to be asked about for itself."""
-        own = _Topic(_of_pod(topic.key, key), topic.namespace, {key: None}, topic.told, topic.version, topic.at_s)
+        own = _Topic(
+            _of_pod(topic.key, key), topic.namespace, {key: None}, topic.explanation, topic.version, topic.at_s
+        )
         if len(self._personal) >= _REMEMBERED:
             self._personal.clear()
         self._personal.add(topic.key)
@@ -239,7 +241,7 @@ class Explanations:
             if self._topic_of.get(key) is topic:
                 del self._topic_of[key]
 
-    def _told(self, answered: Answered, claims: Sequence[ResourceClaim]) -> PodExplanation:
+    def _explanation_of(self, answered: Answered, claims: Sequence[ResourceClaim]) -> PodExplanation:
         match answered.answer:
             case Waiting(text, reason):
                 return PodExplanation(text, reason)

@@ -122,17 +122,17 @@ class PendingClaims:
             return None
         if left_s > 0:
             return left_s
-        told = self._explanations.of(*self._asks(pod))
-        if told is None:
+        explanation = self._explanations.of(*self._asks(pod))
+        if explanation is None:
             return None  # what was said stays until there is an answer, which wakes us
-        if told.reason == PendingReason.ALLOCATED:
+        if explanation.reason == PendingReason.ALLOCATED:
             await self._withdraw(subject)
             return None
-        return await self._say(subject, pod.metadata, PODS.api_version, told)
+        return await self._say(subject, pod.metadata, PODS.api_version, explanation)
 
     async def _reconcile_claim(self, subject: PendingSubject) -> float | None:
         claim = self._view.claims.store.get(subject.key)
-        told = None
+        explanation = None
         wait_s: float | None = None
         if claim is not None and claim.status.allocation is None and claim.metadata.deletion_timestamp is None:
             # Of several pods that wait for one claim, the first by name is the one that is explained on it.
@@ -140,19 +140,21 @@ class PendingClaims:
             left = {pod.metadata.name: left_s for pod in pods if (left_s := self._left_s(pod)) is not None}
             due = next((pod for pod in pods if left.get(pod.metadata.name, 1.0) <= 0), None)
             wait_s = min(left.values(), default=None)
-            told = self._explanations.of(*self._asks(due)) if due else None
-            if due and told is None:
+            explanation = self._explanations.of(*self._asks(due)) if due else None
+            if due and explanation is None:
                 return None  # what was said stays until there is an answer, which wakes us
-        if claim is None or told is None or told.reason == PendingReason.ALLOCATED:
+        if claim is None or explanation is None or explanation.reason == PendingReason.ALLOCATED:
             self._reasons.pop(subject.key, None)
             await self._withdraw(subject)
             return wait_s if wait_s and wait_s > 0 else None
         if subject.key not in self._reasons:
-            log.info("claim.pending", claim=str(subject.key), reason=told.reason, causes=told.text)
-        self._reasons[subject.key] = told.reason
-        return await self._say(subject, claim.metadata, CLAIMS.api_version, told)
+            log.info("claim.pending", claim=str(subject.key), reason=explanation.reason, causes=explanation.text)
+        self._reasons[subject.key] = explanation.reason
+        return await self._say(subject, claim.metadata, CLAIMS.api_version, explanation)
 
-    async def _say(self, subject: PendingSubject, meta: ObjectMeta, api_version: str, told: PodExplanation) -> float:
+    async def _say(
+        self, subject: PendingSubject, meta: ObjectMeta, api_version: str, explanation: PodExplanation
+    ) -> float:
         noted = self._noted.get(subject)
         if noted is not None and noted.uid != meta.uid:
             await self._withdraw(subject)
@@ -160,7 +162,7 @@ class PendingClaims:
             api_version=api_version, kind=subject.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
         )
         self._noted[subject] = regarding
-        return await self._notes.say(regarding, told.text)
+        return await self._notes.say(regarding, explanation.text)
 
     async def _withdraw(self, subject: PendingSubject) -> None:
         if noted := self._noted.get(subject):

@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from draco.controller.claims.release import ClaimReleases, reference
-from draco.controller.loop_watch import Bites
+from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.movable_claims import Movable, MovableClaims
 from draco.controller.view import ClusterView
 from draco.controller.workers.fair_queue import Urgency
@@ -319,13 +319,13 @@ class _Go:
     def __init__(self, workers: RepairWorkers, clock: Clock) -> None:
         self._workers = workers
         self._searches = _SEARCHES
-        self._bites = Bites(clock)
+        self._cooperative = CooperativeWork(clock)
         self._searched_s = 0.0
 
     @property
     def worked_s(self) -> float:
         """How long this has taken so far, but no longer than a whole go: what takes more was held up by the machine."""
-        return min(_GO_S, self._bites.work_s + self._searched_s)
+        return min(_GO_S, self._cooperative.work_s + self._searched_s)
 
     @property
     def is_over(self) -> bool:
@@ -361,7 +361,7 @@ class _Go:
         """All keys, some at a time."""
         for start in range(0, len(keys), _AT_A_STRETCH):
             yield keys[start : start + _AT_A_STRETCH]
-            await self._bites.pause()
+            await self._cooperative.pause()
 
 
 def _is_refused(pod: Pod) -> bool:

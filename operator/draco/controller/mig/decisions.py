@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from prometheus_client.metrics_core import GaugeMetricFamily
 
-from draco.controller.loop_watch import Bites
+from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics, Reading, gauge
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
@@ -37,7 +37,7 @@ class MigDecisions:
         self._permits: dict[str, bool] = {}
         self._permits_end: datetime = _NEVER
         self._known: dict[str, tuple[tuple[object, ...], NodeDecision]] = {}
-        self._standings: Counter[tuple[str, str]] = Counter()  # of the GPUs in what is known
+        self._gpu_counts: Counter[tuple[str, str]] = Counter()  # of the GPUs in what is known
         self._all_decided = False  # once at least
         view.mig_policies.subscribe(self._forget_rules)
         view.gpu_nodes.subscribe(self._forget_node)
@@ -64,24 +64,24 @@ class MigDecisions:
         """
         rules = self.rules
         permits = self._permitted(rules)
-        bites = Bites(self._clock)
+        cooperative = CooperativeWork(self._clock)
         decisions = []
         for key in sorted(self._view.gpu_nodes.store):
             gpu_node = self._view.gpu_nodes.store.get(key)
             if gpu_node is not None:  # or it is gone by now
                 decisions.append(self._decided(gpu_node, rules, permits))
-            await bites.pause()
+            await cooperative.pause()
         self._all_decided = True
         return decisions
 
     @property
-    def standings(self) -> Mapping[tuple[str, str], int]:
-        """GPUs by policy and standing, by what was decided last; empty as long as nobody has asked for all decisions."""
+    def gpu_counts(self) -> Mapping[tuple[str, str], int]:
+        """GPUs by policy and state, by what was decided last; empty as long as nobody has asked for all decisions."""
         if not self._all_decided:
             return {}
         policies = (each.metadata for each in self._view.mig_policies.store.values())
         names = [meta.name for meta in policies if meta.deletion_timestamp is None]
-        return {(name, state.value): self._standings[name, state.value] for name in names for state in LayoutState}
+        return {(name, state.value): self._gpu_counts[name, state.value] for name in names for state in LayoutState}
 
     def seconds_to_next_window(self) -> float | None:
         """In how many seconds a window for resets opens or closes; None if there is none."""
@@ -104,7 +104,7 @@ class MigDecisions:
         decision = decide(SeenNode(gpu_node=gpu_node, labels=labels, devices=whole), rules, permits)
         self._forget(name)
         self._known[name] = (basis, decision)
-        self._standings.update(_standings(decision))
+        self._gpu_counts.update(_gpu_counts(decision))
         return decision
 
     def _slices(self, gpu_node: GpuNode) -> list[ResourceSlice]:
@@ -127,7 +127,7 @@ class MigDecisions:
         before, after = change.before, change.after
         if before is None or after is None or _of_policy(before) != _of_policy(after):
             self._rules = None
-            self._standings = +self._standings  # without those of policies that have lost all their GPUs
+            self._gpu_counts = +self._gpu_counts  # without those of policies that have lost all their GPUs
 
     def _forget_node(self, change: Change[GpuNode]) -> None:
         if change.after is None:
@@ -136,7 +136,7 @@ class MigDecisions:
     def _forget(self, node: str) -> None:
         known = self._known.pop(node, None)
         if known is not None:
-            self._standings.subtract(_standings(known[1]))
+            self._gpu_counts.subtract(_gpu_counts(known[1]))
 
 
 def register_mig(metrics: OperatorMetrics, decisions: MigDecisions) -> None:
@@ -148,14 +148,14 @@ def register_mig(metrics: OperatorMetrics, decisions: MigDecisions) -> None:
                 "draco_mig_policy_gpus",
                 "GPUs of each MigPolicy by how they stand: applied, changing, or failed. On the leader only.",
                 ["policy", "standing"],
-                {key: float(count) for key, count in decisions.standings.items()},
+                {key: float(count) for key, count in decisions.gpu_counts.items()},
             )
         ]
 
     metrics.registry.register(Reading(["draco_mig_policy_gpus"], read))
 
 
-def _standings(decision: NodeDecision) -> Iterable[tuple[str, str]]:
+def _gpu_counts(decision: NodeDecision) -> Iterable[tuple[str, str]]:
     return ((gpu.policy, gpu.condition.state.value) for gpu in decision.gpus if gpu.policy)
 
 

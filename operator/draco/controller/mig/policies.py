@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from draco.controller.loop_watch import Bites
+from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import BY_UID, ClusterView
 from draco.kube.clock import Clock
@@ -115,15 +115,15 @@ class MigPolicyReconciler:
         if rules is None:
             return None
         decisions = await self._decisions.all()
-        tally = PolicyCounts(rules.name)
-        bites = Bites(self._clock)
+        counts = PolicyCounts(rules.name)
+        cooperative = CooperativeWork(self._clock)
         for each in decisions:
-            tally.add(each)
-            await bites.pause()
+            counts.add(each)
+            await cooperative.pause()
         # What is remembered of the rules may hold an older status.
         rules = msgspec.structs.replace(rules, policy=policy)
-        status = status_of(rules, tally, self._clock.now(), self._adviser.advice(rules.name))
-        rest_s = min(_LONGEST_REST_S, _REST * bites.work_s * len(self.all_keys()))
+        status = status_of(rules, counts, self._clock.now(), self._adviser.advice(rules.name))
+        rest_s = min(_LONGEST_REST_S, _REST * cooperative.work_s * len(self.all_keys()))
         self._due_s[uid] = self._clock.monotonic() + max(self._pace_s, rest_s)
         return status
 

@@ -1,8 +1,8 @@
-"""How far each taint rule reaches: devices, the claims that hold them, the pods that use those claims.
+"""Counts what each taint rule reaches: devices, the claims that hold them, the pods that use those claims.
 
-Owns these numbers, kept up to date pool by pool as slices, claims, pods and rules change, in bites that leave the event loop to
-others; their metrics, and the warning of a rule that hits everything. Reading them costs nothing. A rule that Draco extends
-reaches all that is the same hardware; its extensions are counted as a part of it. Writes no rule.
+Owns these counts. They are updated pool by pool as slices, claims, pods and rules change, in short turns that leave the event
+loop to others; reading them costs nothing. A rule that Draco extends reaches everything on the same hardware, and its
+extensions are counted as a part of it. Writes no rule.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import structlog
 from prometheus_client.core import Metric
 
-from draco.controller.loop_watch import Bites
+from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics, Reading, Values, gauge
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
@@ -95,28 +95,28 @@ class RuleReach:
     async def catch_up(self) -> float:
         """Take in all that has changed so far. Returns how long that took, without what others did in between."""
         self._changed.clear()
-        bites = Bites(self._clock)
+        cooperative = CooperativeWork(self._clock)
         if self._everything:
             self._everything = False
-            self._due |= dict.fromkeys(await self._all_pools(bites))
+            self._due |= dict.fromkeys(await self._all_pools(cooperative))
         if self._rules_changed:
             self._rules_changed = False
-            await self._take_rules(bites)
+            await self._take_rules(cooperative)
         due, self._due = self._due, {}  # what comes meanwhile is for the next round, so that this one ends
         for pool in due:
             for selection in (*self._exact.get(pool, ()), *(each for each in self._wide if each.may_match(pool))):
                 self._count(selection, pool)
-                await bites.pause()
-        self.rows = MappingProxyType(await self._make_rows(bites))
-        return bites.spent_s
+                await cooperative.pause()
+        self.rows = MappingProxyType(await self._make_rows(cooperative))
+        return cooperative.spent_s
 
-    async def _take_rules(self, bites: Bites) -> None:
+    async def _take_rules(self, cooperative: CooperativeWork) -> None:
         """Count what new rules select, and forget what only rules that are gone selected."""
         wanted: set[_Selection] = set()
         for rule in self._view.rule_store.values():
             if selection := _selection(rule):
                 wanted.add(selection)
-            await bites.pause()
+            await cooperative.pause()
         for gone in self._totals.keys() - wanted:
             del self._totals[gone], self._counted[gone]
         fresh = wanted - self._totals.keys()
@@ -128,7 +128,7 @@ class RuleReach:
             else:
                 self._wide.append(selection)
         is_wide = any(not (each.driver and each.pool) for each in fresh)
-        everywhere = await self._all_pools(bites) if is_wide else set()
+        everywhere = await self._all_pools(cooperative) if is_wide else set()
         for selection in fresh:
             self._totals[selection], self._counted[selection] = _NOTHING, {}
         for selection in fresh:
@@ -137,7 +137,7 @@ class RuleReach:
             for pool in pools:
                 if selection.may_match(pool):
                     self._count(selection, pool)
-                    await bites.pause()
+                    await cooperative.pause()
 
     def _count(self, selection: _Selection, pool: PoolKey) -> None:
         """Bring the numbers of a selection up to date for one pool."""
@@ -191,29 +191,29 @@ class RuleReach:
             held.device, selection.device or ""
         )
 
-    async def _make_rows(self, bites: Bites) -> dict[tuple[str, str], Amounts]:
+    async def _make_rows(self, cooperative: CooperativeWork) -> dict[tuple[str, str], Amounts]:
         rules: list[tuple[bool, str, str, _Selection]] = []
         for rule in self._view.rule_store.values():
             if selection := _selection(rule):
                 effect = rule.spec.taint.effect if rule.spec.taint.effect in EFFECTS else OTHERS
                 rules.append((bool(maintenance_uid(rule)), rule.metadata.name, effect, selection))
-            await bites.pause()
+            await cooperative.pause()
         rules.sort(key=lambda each: each[:2])
         rows: dict[tuple[str, str], Amounts] = {}
         for number, (_, name, effect, selection) in enumerate(rules):
             label = (name if number < NAMED_RULES else OTHERS, effect)
             rows[label] = rows.get(label, _NOTHING).plus(self._totals.get(selection, _NOTHING))
-            await bites.pause()
+            await cooperative.pause()
         return rows
 
-    async def _all_pools(self, bites: Bites) -> set[PoolKey]:
+    async def _all_pools(self, cooperative: CooperativeWork) -> set[PoolKey]:
         found: set[PoolKey] = set()
         for item in self._view.slices.store.values():
             found.add(item.pool)
-            await bites.pause()
+            await cooperative.pause()
         for claim in self._view.claims.store.values():
             found.update(PoolKey(device.driver, device.pool) for device in claim.devices_held)
-            await bites.pause()
+            await cooperative.pause()
         return found
 
     def _look_at(self, pools: Iterable[PoolKey]) -> None:

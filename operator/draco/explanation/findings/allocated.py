@@ -43,7 +43,7 @@ def bypassing(node: str) -> str:
     )
 
 
-def told_of(claim: ResourceClaim) -> AllocatedClaim:
+def allocated_claim(claim: ResourceClaim) -> AllocatedClaim:
     """What is told of a claim that is allocated."""
     allocation = claim.status.allocation
     if allocation is None:
@@ -98,18 +98,18 @@ def is_full(claim: ResourceClaim, pod: Pod | None) -> bool:
 
 
 def reason_of(
-    claims: Sequence[ResourceClaim], told: Sequence[AllocatedClaim], pod: Pod | None, *, reach: bool
+    claims: Sequence[ResourceClaim], allocated: Sequence[AllocatedClaim], pod: Pod | None, *, reach: bool
 ) -> PendingReason:
     """Why a pod waits though all its claims are allocated."""
-    return next(_reasons(claims, told, pod, reach=reach), PendingReason.ALLOCATED)
+    return next(_reasons(claims, allocated, pod, reach=reach), PendingReason.ALLOCATED)
 
 
 def _reasons(
-    claims: Sequence[ResourceClaim], told: Sequence[AllocatedClaim], pod: Pod | None, *, reach: bool
+    claims: Sequence[ResourceClaim], allocated: Sequence[AllocatedClaim], pod: Pod | None, *, reach: bool
 ) -> Iterator[PendingReason]:
     if any(is_full(claim, pod) for claim in claims):
         yield PendingReason.RESERVED_BY_OTHERS
-    if any(each.failed or each.waiting_for for each in told):
+    if any(each.failed or each.waiting_for for each in allocated):
         yield PendingReason.WAITING_FOR_BINDING
     if not reach:
         yield PendingReason.BOUND_ELSEWHERE

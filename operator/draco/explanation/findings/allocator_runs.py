@@ -13,7 +13,7 @@ from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import allocate
 from draco.allocation.search.requests import MAX_RESULTS
-from draco.explanation.findings.equivalence import Rows
+from draco.explanation.findings.equivalence import EquivalenceClasses
 from draco.explanation.findings.reachability import Reachability, Sight
 from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, JudgedDevice
 from draco.explanation.model import Cause
@@ -33,7 +33,7 @@ class AllocatorVerdict(Enum):
     ERROR = "error"
 
 
-class Trying:
+class AllocatorRuns:
     """The verdicts on nodes."""
 
     def __init__(
@@ -41,14 +41,14 @@ class Trying:
         fleet: Fleet,
         claims: Sequence[ResourceClaim],
         asks: Sequence[ConstrainedRequest],
-        rows: Rows,
-        ground: Reachability,
+        classes: EquivalenceClasses,
+        reachability: Reachability,
     ) -> None:
         self._fleet = fleet
         self._claims = claims
         self._asks = asks
-        self._rows = rows
-        self._ground = ground
+        self._classes = classes
+        self._reachability = reachability
         self._known: dict[Hashable, tuple[AllocatorVerdict, str]] = {}
         self._requests: dict[tuple[int, str], list[int]] = {}
         for number, ask in enumerate(asks):
@@ -73,7 +73,7 @@ class Trying:
         may_fail = (
             bool(sight.error)
             or any(_fails(finding) for seen in devices for finding in seen.findings)
-            or self._rows.fails_on(sight)
+            or self._classes.fails_on(sight)
         )
         if self._counts_decide and not may_fail and self._is_short(devices):
             yield (
@@ -84,7 +84,7 @@ class Trying:
             return
         matter = [place for place, seen in enumerate(own) if may_fail or self._matters(seen)]
         findings = tuple([own[place].findings for place in matter])
-        odd = tuple([self._rows.oddity(own[place].candidate) for place in matter]) if self._rows.odd else ()
+        odd = tuple([self._classes.oddity(own[place].candidate) for place in matter]) if self._classes.odd else ()
         draws = any(own[place].candidate.charges for place in matter)
         kind = (id(sight), may_fail and names[0], findings, odd, (drawn, tuple(matter)) if draws else None)
         is_free = not shared and not may_fail and not self._fleet.inventory.columns.irregular
@@ -110,14 +110,14 @@ class Trying:
 
     def _compared(self, name: str, matter: Sequence[int], *, by_place: bool) -> Hashable:
         """What constraints compare of a node's devices: the values, or which of them are equal."""
-        if not self._rows.compared or not matter:
+        if not self._classes.compared or not matter:
             return None
-        told = []
-        for column in self._rows.compared:
-            read = self._ground.read(name, column)
+        compared = []
+        for column in self._classes.compared:
+            read = self._reachability.read(name, column)
             values = tuple(read if len(matter) == len(read) else [read[place] for place in matter])
-            told.append(_renumbered(values) if by_place else values)
-        return tuple(told)
+            compared.append(_renumbered(values) if by_place else values)
+        return tuple(compared)
 
     def _ask(self, name: str) -> tuple[AllocatorVerdict, str]:
         fleet = self._fleet

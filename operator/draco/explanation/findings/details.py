@@ -67,11 +67,11 @@ def values_seen(devices: Iterable[Candidate], expression: str) -> list[SeenValue
 def most_frequent(counts: dict[tuple[str, str], int]) -> list[SeenValue]:
     """The most frequent values of each path."""
     ordered = sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1]))
-    told: list[SeenValue] = []
+    values: list[SeenValue] = []
     for (path, value), number in ordered:
-        if sum(seen.path == path for seen in told) < MAX_LISTED:
-            told.append(SeenValue(path=path, value=value, devices=number))
-    return told
+        if sum(seen.path == path for seen in values) < MAX_LISTED:
+            values.append(SeenValue(path=path, value=value, devices=number))
+    return values
 
 
 def consumers_of(claim: ResourceClaim) -> list[str]:

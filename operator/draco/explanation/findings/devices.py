@@ -40,12 +40,12 @@ def device_verdicts(fleet: Fleet, claims: Sequence[ResourceClaim], *, pod: Pod |
     may_go = reaching(claims, nodes_for(fleet, pod).open)
     asks = asks_of(expanded)
     telling = _Telling(fleet)
-    told = [
+    details = [
         telling.verdict(ask, view, candidate, finding)
         for view, candidate, findings in judged_devices(fleet, waiting, asks, may_go)
         for ask, finding in zip(asks, findings, strict=True)
     ]
-    return sorted(told, key=lambda each: (each.device, each.claim, each.request))
+    return sorted(details, key=lambda each: (each.device, each.claim, each.request))
 
 
 class _Telling:
@@ -87,24 +87,24 @@ class _Telling:
     ) -> dict[str, Any]:
         """What belongs to the cause."""
         fleet = self._fleet
-        told: dict[str, Any] = {}
+        details: dict[str, Any] = {}
         match finding:
             case DeviceFinding(Cause.NOT_SELECTED, int(place)):
                 selector = selector_ref(ask, place)
-                told = {"selector": selector, "values": values_seen([candidate], selector.expression)}
+                details = {"selector": selector, "values": values_seen([candidate], selector.expression)}
             case DeviceFinding(Cause.SELECTOR_FAILED, (int(place), str(error))):
                 selector = selector_ref(ask, place)
                 values = values_seen([candidate], selector.expression)
-                told = {"selector": selector, "error": error, "values": values}
+                details = {"selector": selector, "error": error, "values": values}
             case DeviceFinding(Cause.IN_USE):
                 claims = [fleet.claims[key] for key in fleet.holders(candidate.key) if key in fleet.claims]
-                told = {"holders": [holder(claim) for claim in claims[:MAX_LISTED]]}
+                details = {"holders": [holder(claim) for claim in claims[:MAX_LISTED]]}
             case DeviceFinding(Cause.TAINTED, tuple(taints)):
-                told = {"taints": [taint_seen(fleet, candidate, taint) for taint in taints]}
+                details = {"taints": [taint_seen(fleet, candidate, taint) for taint in taints]}
             case DeviceFinding(Cause.COUNTERS_SHORT):
-                told = {"shortage": counter_shortage(fleet, self._judge, view, candidate)}
+                details = {"shortage": counter_shortage(fleet, self._judge, view, candidate)}
             case DeviceFinding(Cause.CAPACITY_SHORT, ("", str(error))):
-                told = {"error": error}
+                details = {"error": error}
             case DeviceFinding(Cause.CAPACITY_SHORT, (str(name), str(how))):
-                told = {"shortage": capacity_shortage(fleet, ask, candidate, name, how)}
-        return told
+                details = {"shortage": capacity_shortage(fleet, ask, candidate, name, how)}
+        return details

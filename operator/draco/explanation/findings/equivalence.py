@@ -32,12 +32,12 @@ def outcome(place: int, *, failed: bool) -> int:
     return min(1 + 2 * place + failed, _MOST - 1 + failed)
 
 
-def _matters(told: int) -> bool:
+def _matters(result: int) -> bool:
     """Whether anything but this outcome can matter: not if a selector says no."""
-    return told % 2 == 0
+    return result % 2 == 0
 
 
-class Rows:
+class EquivalenceClasses:
     """The codes of all rows."""
 
     def __init__(self, fleet: Fleet, asks: Sequence[ConstrainedRequest]) -> None:
@@ -46,7 +46,9 @@ class Rows:
         self.outcomes = [_outcomes(fleet, ask, columns.rows) for ask in asks]
         """For each ask a byte for each row: SELECTED or an `outcome`."""
         attributes = {
-            told.match_attribute or told.distinct_attribute or "" for ask in asks for told, _ in ask.constraints
+            constraint.match_attribute or constraint.distinct_attribute or ""
+            for ask in asks
+            for constraint, _ in ask.constraints
         }
         compared = [self._column(attribute) for attribute in sorted(attributes)]
         self.compared = [column for column in compared if column is not None]
@@ -55,9 +57,9 @@ class Rows:
             odd = bytes([1]) * columns.rows
         else:
             odd = _limited_or_shareable(fleet)
-        told = combine([number(each) for each in self.outcomes] or [bytes(columns.rows)])
-        matters = told.paint(
-            [_EVERY_BIT if any(_matters(each[row]) for each in self.outcomes) else 0 for row in told.rows]
+        results = combine([number(each) for each in self.outcomes] or [bytes(columns.rows)])
+        matters = results.paint(
+            [_EVERY_BIT if any(_matters(each[row]) for each in self.outcomes) else 0 for row in results.rows]
         )
         drawing, odd = select([bytes(fleet.inventory.drawing), matters]), select([odd, matters])
         there = [number(select([bytes(map(bool, column)), matters]), (0, 1)) for column in self.compared]
@@ -65,7 +67,7 @@ class Rows:
         taints = fleet.inventory.taints.numbered()
         if isinstance(taints, Combined) and not isinstance(taints.codes, array):
             taints = number(select([taints.codes, matters]), range(len(taints)))
-        combined = combine([told, *marks, taints, *there])
+        combined = combine([results, *marks, taints, *there])
         self.codes = combined.codes
         self.odd = frozenset(code for code, row in enumerate(combined.rows) if odd[row])
         """Codes of devices of which more matters."""

@@ -13,8 +13,8 @@ import msgspec
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_rows import Profile
 from draco.allocation.fleet.pools import Candidate, PoolView, SliceEntry, SliceState
-from draco.explanation.findings.allocator_runs import AllocatorVerdict, Trying
-from draco.explanation.findings.equivalence import Rows
+from draco.explanation.findings.allocator_runs import AllocatorRuns, AllocatorVerdict
+from draco.explanation.findings.equivalence import EquivalenceClasses
 from draco.explanation.findings.reachability import NO_VIEW, NOTHING, Reachability, Sight, candidate_of
 from draco.explanation.findings.verdicts import (
     ConstrainedRequest,
@@ -83,29 +83,29 @@ class NodeGroup(msgspec.Struct, frozen=True):
     free: tuple[int, ...]
 
 
-class Survey(msgspec.Struct, frozen=True):
+class FleetFindings(msgspec.Struct, frozen=True):
     """What was found. `groups` are of the nodes that the pod may go to."""
 
     asks: Sequence[ConstrainedRequest]
-    tallies: Sequence[Mapping[DeviceFinding, FindingCounts]]
+    counts: Sequence[Mapping[DeviceFinding, FindingCounts]]
     """For each ask."""
     groups: Sequence[NodeGroup]
-    rows: Rows
+    classes: EquivalenceClasses
     devices: int
 
 
-def survey(
+def fleet_findings(
     fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[ConstrainedRequest], open_nodes: Mapping[str, Node]
-) -> Survey:
+) -> FleetFindings:
     """Look at every node and device."""
-    return _Surveyor(fleet, claims, asks, open_nodes).survey()
+    return _Finder(fleet, claims, asks, open_nodes).findings()
 
 
 def judged_devices(
     fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[ConstrainedRequest], open_nodes: Mapping[str, Node]
 ) -> Iterator[tuple[PoolView, Candidate, tuple[DeviceFinding, ...]]]:
     """Every device by itself, with its finding for each ask."""
-    return _Surveyor(fleet, claims, asks, open_nodes).devices()
+    return _Finder(fleet, claims, asks, open_nodes).devices()
 
 
 _Like: TypeAlias = tuple[bool, int, Profile]
@@ -122,7 +122,7 @@ class _Kind(msgspec.Struct, frozen=True):
     """What their devices meet of counters, where some draw from them (see `Ground.drawn`)."""
 
 
-class _Surveyor:
+class _Finder:
     def __init__(
         self,
         fleet: Fleet,
@@ -133,19 +133,19 @@ class _Surveyor:
         self._fleet = fleet
         self._asks = asks
         self._open = open_nodes
-        self._ground = Reachability(fleet)
-        self._rows = Rows(fleet, asks)
+        self._reachability = Reachability(fleet)
+        self._classes = EquivalenceClasses(fleet, asks)
         self._judge = Judge(fleet.inventory.selectors, fleet.state)
-        self._trying = Trying(fleet, claims, asks, self._rows, self._ground)
+        self._allocator = AllocatorRuns(fleet, claims, asks, self._classes, self._reachability)
         self._findings: dict[Hashable, tuple[DeviceFinding, ...]] = {}
         self._anywhere: dict[tuple[int, Cause], tuple[DeviceFinding, ...]] = {}
-        self._tallies: list[dict[DeviceFinding, FindingCounts]] = [{} for _ in asks]
+        self._counts: list[dict[DeviceFinding, FindingCounts]] = [{} for _ in asks]
         self._best: dict[int, JudgedDevice] = {}
         self._sights: dict[tuple[int, bool], list[JudgedDevice]] = {}
         self._broken: dict[PoolKey, Cause] = {}
         self._groups: dict[tuple[AllocatorVerdict, str, tuple[int, ...]], NodeGroup] = {}
 
-    def survey(self) -> Survey:
+    def findings(self) -> FleetFindings:
         """Everything, folded."""
         for kind in self._kinds():
             self._look(kind)
@@ -153,14 +153,16 @@ class _Surveyor:
             self._count(seen)
         for seen in self._best.values():
             self._count(seen)
-        return Survey(self._asks, self._tallies, list(self._groups.values()), self._rows, len(self._fleet.inventory))
+        return FleetFindings(
+            self._asks, self._counts, list(self._groups.values()), self._classes, len(self._fleet.inventory)
+        )
 
     def devices(self) -> Iterator[tuple[PoolView, Candidate, tuple[DeviceFinding, ...]]]:
         """What is found of every device."""
         for name in self._fleet.node_names:
-            kind = _Kind(name in self._open, self._ground.sight(self._fleet.nodes[name]), [name])
+            kind = _Kind(name in self._open, self._reachability.sight(self._fleet.nodes[name]), [name])
             self._shared(kind)
-            for view, candidate in self._ground.own(name):
+            for view, candidate in self._reachability.own(name):
                 yield view, candidate, self._seen(view, candidate, Cause.FREE if kind.open else Cause.NODE_RULES)
         for seen in self._best.values():
             yield seen.view, seen.candidate, seen.findings
@@ -168,8 +170,8 @@ class _Surveyor:
             yield seen.view, seen.candidate, seen.findings
 
     def _kinds(self) -> Iterable[_Kind]:
-        as_read = self._as_read() if self._ground.others else self._plainly_read()
-        kinds = as_read if self._rows.order_matters else _in_any_order(as_read)
+        as_read = self._as_read() if self._reachability.others else self._plainly_read()
+        kinds = as_read if self._classes.order_matters else _in_any_order(as_read)
         return [each for kind in kinds.values() for each in self._split(kind)]
 
     def _plainly_read(self) -> dict[_Like, _Kind]:
@@ -180,13 +182,13 @@ class _Surveyor:
         return {
             (is_open, 0, profile): _Kind(is_open, NOTHING, alike)
             for is_open, asked in ((True, there), (False, shut))
-            for profile, alike in self._ground.profiles(asked, self._rows.codes).items()
+            for profile, alike in self._reachability.profiles(asked, self._classes.codes).items()
         }
 
     def _as_read(self) -> dict[_Like, _Kind]:
         """The same where nodes also see pools that are not plain."""
         as_read: dict[_Like, _Kind] = {}
-        codes, read, sight_of = self._rows.codes, self._ground.read, self._ground.sight
+        codes, read, sight_of = self._classes.codes, self._reachability.read, self._reachability.sight
         for name in self._fleet.node_names:
             sight = sight_of(self._fleet.nodes[name])
             key = (name in self._open, id(sight), read(name, codes))
@@ -198,14 +200,14 @@ class _Surveyor:
 
     def _split(self, kind: _Kind) -> Iterable[_Kind]:
         """A kind of nodes with odd devices, or such that draw from counters, told apart by them."""
-        codes = set(self._ground.read(kind.names[0], self._rows.codes))
-        odd, drawing = not codes.isdisjoint(self._rows.odd), not codes.isdisjoint(self._rows.drawing)
+        codes = set(self._reachability.read(kind.names[0], self._classes.codes))
+        odd, drawing = not codes.isdisjoint(self._classes.odd), not codes.isdisjoint(self._classes.drawing)
         if not odd and not drawing:
             return [kind]
         kinds: dict[Hashable, _Kind] = {}
         for name in kind.names:
-            drawn = self._ground.drawn(name) if drawing else ()
-            oddities = tuple([self._rows.oddity(each) for _, each in self._ground.own(name)]) if odd else ()
+            drawn = self._reachability.drawn(name) if drawing else ()
+            oddities = tuple([self._classes.oddity(each) for _, each in self._reachability.own(name)]) if odd else ()
             kinds.setdefault((drawn, oddities), _Kind(kind.open, kind.sight, [], drawn)).names.append(name)
         return kinds.values()
 
@@ -213,16 +215,16 @@ class _Surveyor:
         """One kind, by its first node."""
         own = [
             JudgedDevice(view, candidate, self._seen(view, candidate, Cause.FREE if kind.open else Cause.NODE_RULES))
-            for view, candidate in self._ground.own(kind.names[0])
+            for view, candidate in self._reachability.own(kind.names[0])
         ]
-        for number, tallies in enumerate(self._tallies):
-            for finding, count in Counter([seen.findings[number] for seen in own]).items():
-                tally = tallies.setdefault(finding, FindingCounts())
-                tally.add_alike(count, kind.names)
-                self._give_examples(tally, finding, number, kind, own)
+        for number, counts in enumerate(self._counts):
+            for finding, devices in Counter([seen.findings[number] for seen in own]).items():
+                count = counts.setdefault(finding, FindingCounts())
+                count.add_alike(devices, kind.names)
+                self._give_examples(count, finding, number, kind, own)
         shared = self._shared(kind)
         if kind.open:
-            for names, verdict, error in self._trying.verdicts(kind.names, kind.sight, own, shared, kind.drawn):
+            for names, verdict, error in self._allocator.verdicts(kind.names, kind.sight, own, shared, kind.drawn):
                 self._group(names, verdict, error, [*own, *shared])
 
     def _group(
@@ -237,26 +239,26 @@ class _Surveyor:
             group.names.extend(names)
 
     def _give_examples(
-        self, tally: FindingCounts, finding: DeviceFinding, number: int, kind: _Kind, own: Sequence[JudgedDevice]
+        self, count: FindingCounts, finding: DeviceFinding, number: int, kind: _Kind, own: Sequence[JudgedDevice]
     ) -> None:
         like = [seen for seen in own if seen.findings[number] == finding]
-        if len(tally.examples) < MAX_EXAMPLES:
-            tally.examples += [(seen.view, seen.candidate) for seen in like]
+        if len(count.examples) < MAX_EXAMPLES:
+            count.examples += [(seen.view, seen.candidate) for seen in like]
         if finding.cause is not Cause.IN_USE:
             return
-        codes = {self._rows.codes[seen.candidate.row] for seen in like}
+        codes = {self._classes.codes[seen.candidate.row] for seen in like}
         for name in kind.names:
-            if len(tally.rows) >= MAX_HELD:
+            if len(count.rows) >= MAX_HELD:
                 break
-            tally.rows += [row for row in self._ground.rows(name) if self._rows.codes[row] in codes]
+            count.rows += [row for row in self._reachability.rows(name) if self._classes.codes[row] in codes]
 
     def _seen(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[DeviceFinding, ...]:
         """What is found of a device in a plain pool."""
-        code = self._rows.codes[candidate.row]
+        code = self._classes.codes[candidate.row]
         drawn: Hashable = None
-        if code in self._rows.drawing:
+        if code in self._classes.drawing:
             drawn = (candidate.charges, tuple(counter_names(candidate)), tuple(self._judge.left(view)))
-        key = (code, at_most, self._rows.oddity(candidate), drawn)
+        key = (code, at_most, self._classes.oddity(candidate), drawn)
         findings = self._findings.get(key)
         if findings is None:
             findings = self._findings[key] = self._judged(view, candidate, at_most)
@@ -264,7 +266,7 @@ class _Surveyor:
 
     def _of_pool(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[DeviceFinding, ...]:
         """What is found of a device in another pool: as of like devices, where its pool does not come into it."""
-        key = (self._rows.codes[candidate.row], at_most)
+        key = (self._classes.codes[candidate.row], at_most)
         findings = self._anywhere.get(key)
         if findings is None:
             findings = self._judged(view, candidate, at_most)
@@ -294,11 +296,11 @@ class _Surveyor:
 
     def _unreached(self) -> Iterator[JudgedDevice]:
         """The devices that no node may reach."""
-        for entry in self._ground.lost:
+        for entry in self._reachability.lost:
             yield from self._of_slice(entry, Cause.NO_NODE)
-        for pool in self._ground.others:
-            for entry, standing in pool.standings():
-                match standing:
+        for pool in self._reachability.others:
+            for entry, state in pool.slice_states():
+                match state:
                     case SliceState.OBSOLETE:
                         cause = Cause.POOL_OBSOLETE
                     case SliceState.INCOMPLETE:
@@ -314,8 +316,8 @@ class _Surveyor:
                 yield JudgedDevice(NO_VIEW, candidate, self._judged(NO_VIEW, candidate, cause))
 
     def _count(self, seen: JudgedDevice) -> None:
-        for tallies, finding in zip(self._tallies, seen.findings, strict=True):
-            tallies.setdefault(finding, FindingCounts()).add(seen.view, seen.candidate)
+        for counts, finding in zip(self._counts, seen.findings, strict=True):
+            counts.setdefault(finding, FindingCounts()).add(seen.view, seen.candidate)
 
 
 def _in_any_order(as_read: Mapping[_Like, _Kind]) -> dict[_Like, _Kind]:

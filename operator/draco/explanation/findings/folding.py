@@ -25,7 +25,7 @@ from draco.explanation.findings.details import (
     values_seen,
 )
 from draco.explanation.findings.equivalence import outcome
-from draco.explanation.findings.fleet_findings import FindingCounts, Survey
+from draco.explanation.findings.fleet_findings import FindingCounts, FleetFindings
 from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, Judge
 from draco.explanation.model import Cause, CauseCount, Holder, RequestExplanation, SeenValue
 from draco.explanation.wording import cause_text
@@ -52,7 +52,7 @@ USEFUL: Final = (
 _MANY_VALUES: Final = 256
 
 
-def folded(fleet: Fleet, found: Survey) -> list[RequestExplanation]:
+def folded(fleet: Fleet, found: FleetFindings) -> list[RequestExplanation]:
     """Each request with its counts."""
     return [_Folding(fleet, found, place, ask).request() for place, ask in enumerate(found.asks)]
 
@@ -60,7 +60,7 @@ def folded(fleet: Fleet, found: Survey) -> list[RequestExplanation]:
 class _Folding:
     """Of one request."""
 
-    def __init__(self, fleet: Fleet, found: Survey, place: int, ask: ConstrainedRequest) -> None:
+    def __init__(self, fleet: Fleet, found: FleetFindings, place: int, ask: ConstrainedRequest) -> None:
         self._fleet = fleet
         self._found = found
         self._place = place
@@ -69,8 +69,8 @@ class _Folding:
 
     def request(self) -> RequestExplanation:
         """The request with its counts."""
-        found, ask, tallies = self._found, self._ask, self._found.tallies[self._place]
-        counts = [self._count(finding, tally) for finding, tally in tallies.items()]
+        found, ask, findings = self._found, self._ask, self._found.counts[self._place]
+        counts = [self._count(finding, totals) for finding, totals in findings.items()]
         most, best = max(((group.free[self._place], group.names[0]) for group in found.groups), default=(0, ""))
         return RequestExplanation(
             claim=str(ask.claim.metadata.key),
@@ -81,7 +81,7 @@ class _Folding:
             admin_access=ask.request.admin_access,
             devices=found.devices,
             causes=sorted(counts, key=self._usefulness),
-            free=sum(tally.devices for finding, tally in tallies.items() if finding.cause is Cause.FREE),
+            free=sum(totals.devices for finding, totals in findings.items() if finding.cause is Cause.FREE),
             most_free_on_one_node=most,
             best_node=best if most else "",
         )
@@ -91,59 +91,59 @@ class _Folding:
         of_class = count.selector is not None and count.selector.source.startswith("class ")
         return USEFUL.index(count.cause), of_class, -count.devices
 
-    def _count(self, finding: DeviceFinding, tally: FindingCounts) -> CauseCount:
+    def _count(self, finding: DeviceFinding, totals: FindingCounts) -> CauseCount:
         count = CauseCount(
             cause=finding.cause,
-            devices=tally.devices,
-            nodes=tally.nodes,
+            devices=totals.devices,
+            nodes=totals.nodes,
             text="",
-            example=str(tally.examples[0][1].key),
-            node_names=tally.names(MAX_LISTED),
-            **self._details(finding, tally),
+            example=str(totals.examples[0][1].key),
+            node_names=totals.names(MAX_LISTED),
+            **self._details(finding, totals),
         )
         return msgspec.structs.replace(count, text=cause_text(count))
 
-    def _details(self, finding: DeviceFinding, tally: FindingCounts) -> dict[str, Any]:
+    def _details(self, finding: DeviceFinding, totals: FindingCounts) -> dict[str, Any]:
         fleet, ask = self._fleet, self._ask
-        view, first = tally.examples[0]
-        told: dict[str, Any] = {}
+        view, first = totals.examples[0]
+        details: dict[str, Any] = {}
         match finding:
             case DeviceFinding(Cause.NOT_SELECTED, int(place)):
-                told = {"selector": selector_ref(ask, place), "values": self._values(place, tally)}
+                details = {"selector": selector_ref(ask, place), "values": self._values(place, totals)}
             case DeviceFinding(Cause.SELECTOR_FAILED, (int(place), str(error))):
                 selector = selector_ref(ask, place)
                 values = values_seen([first], selector.expression)
-                told = {"selector": selector, "error": error, "values": values}
+                details = {"selector": selector, "error": error, "values": values}
             case DeviceFinding(Cause.IN_USE):
-                told = self._holders(tally)
+                details = self._holders(totals)
             case DeviceFinding(Cause.TAINTED, tuple(taints)):
-                told = {"taints": [taint_seen(fleet, first, taint) for taint in taints]}
+                details = {"taints": [taint_seen(fleet, first, taint) for taint in taints]}
             case DeviceFinding(Cause.COUNTERS_SHORT):
-                told = {"shortage": counter_shortage(fleet, self._judge, view, first)}
+                details = {"shortage": counter_shortage(fleet, self._judge, view, first)}
             case DeviceFinding(Cause.CAPACITY_SHORT, ("", str(error))):
-                told = {"error": error}
+                details = {"error": error}
             case DeviceFinding(Cause.CAPACITY_SHORT, (str(name), str(how))):
-                told = {"shortage": capacity_shortage(fleet, ask, first, name, how)}
+                details = {"shortage": capacity_shortage(fleet, ask, first, name, how)}
             case DeviceFinding(Cause.CONSTRAINT, str(attribute)):
-                told = {"constraint": attribute}
+                details = {"constraint": attribute}
             case DeviceFinding(Cause.POOL_INCOMPLETE | Cause.POOL_INVALID | Cause.POOL_OBSOLETE):
-                pools = {f"{each.key.driver}/{each.key.pool}" for _, each in tally.examples}
-                told = {"pools": sorted(pools)[:MAX_LISTED]}
+                pools = {f"{each.key.driver}/{each.key.pool}" for _, each in totals.examples}
+                details = {"pools": sorted(pools)[:MAX_LISTED]}
                 if finding.cause is Cause.POOL_OBSOLETE:
-                    told["newer"] = newer_elsewhere(fleet, first)
-        return told
+                    details["newer"] = newer_elsewhere(fleet, first)
+        return details
 
-    def _holders(self, tally: FindingCounts) -> dict[str, Any]:
+    def _holders(self, totals: FindingCounts) -> dict[str, Any]:
         """Who has the devices, those first whom nobody uses."""
         fleet, inventory = self._fleet, self._fleet.inventory
-        plain = set(tally.rows)
-        candidates = [each.key for _, each in tally.examples if each.row not in plain]
+        plain = set(totals.rows)
+        candidates = [each.key for _, each in totals.examples if each.row not in plain]
         keys = Counter(key for device in candidates for key in fleet.holders(device))
-        for row in tally.rows:
+        for row in totals.rows:
             entry, device = inventory.entry(row), inventory.columns.devices[row]
             if device is not None:
                 keys.update(fleet.holders(DeviceKey(entry.spec.driver, entry.spec.pool.name, device.name)))
-        known = sum(keys.values()) >= tally.devices
+        known = sum(keys.values()) >= totals.devices
         ordered = sorted(keys.items(), key=lambda item: (item[0] not in fleet.idle, -item[1], item[0]))
         holders = [self._holder(key, count) for key, count in ordered[:MAX_LISTED]]
         return {"holders": holders, "holders_total": len(keys) if known else 0}
@@ -152,20 +152,20 @@ class _Folding:
         claim = self._fleet.claims.get(key)
         return Holder(claim=str(key), devices=count) if claim is None else holder(claim, count)
 
-    def _values(self, place: int, tally: FindingCounts) -> list[SeenValue]:
+    def _values(self, place: int, totals: FindingCounts) -> list[SeenValue]:
         """The values for which a selector says no, counted over all devices where that is cheap, else over some."""
         expression = selector_ref(self._ask, place).expression
         paths = paths_of(expression)
         columns = self._fleet.inventory.columns
-        mask = self._found.rows.outcomes[self._place].translate(_only(outcome(place, failed=False)))
+        mask = self._found.classes.outcomes[self._place].translate(_only(outcome(place, failed=False)))
         counts: dict[tuple[str, str], int] = {}
         for path in paths:
             column = columns.get(Path(path.kind, path.domain or "", path.id or ""))
             if column is None:
-                counts[path_text(path), ""] = tally.devices
+                counts[path_text(path), ""] = totals.devices
                 continue
             if column.distinct() > _MANY_VALUES:
-                seen = values_seen((each for _, each in tally.examples), expression)
+                seen = values_seen((each for _, each in totals.examples), expression)
                 counts.update({(each.path, each.value): each.devices for each in seen if each.path == path_text(path)})
                 continue
             combined = combine([number(mask, (0, 1)), column.numbered()])

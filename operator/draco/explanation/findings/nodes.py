@@ -9,7 +9,7 @@ from typing import Final
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.findings.allocator_runs import AllocatorVerdict
-from draco.explanation.findings.fleet_findings import NodeGroup, Survey
+from draco.explanation.findings.fleet_findings import FleetFindings, NodeGroup
 from draco.explanation.findings.together import why_not
 from draco.explanation.model import Cause, NodeCause, NodeReason, PendingReason, RequestExplanation
 from draco.resources.api.claims import ResourceClaim
@@ -41,12 +41,12 @@ _OF_NODES: Final[Mapping[NodeReason, PendingReason]] = {
 
 
 def device_causes(
-    fleet: Fleet, claims: Sequence[ResourceClaim], found: Survey, requests: Sequence[RequestExplanation]
+    fleet: Fleet, claims: Sequence[ResourceClaim], found: FleetFindings, requests: Sequence[RequestExplanation]
 ) -> list[NodeCause]:
     """The causes of all nodes on which the claims do not fit, the nearest to fitting first."""
     groups = [group for group in found.groups if group.verdict is not AllocatorVerdict.FITS]
     groups.sort(key=lambda group: (lacking(group, found, requests) is not None, -sum(group.free), group.names[0]))
-    told: dict[tuple[NodeReason, str, str], NodeCause] = {}
+    causes: dict[tuple[NodeReason, str, str], NodeCause] = {}
     asked = 0
     for group in groups:
         few = lacking(group, found, requests)
@@ -64,12 +64,12 @@ def device_causes(
         else:
             reason, text = NodeReason.NOT_TOGETHER, "unable to serve all requests together"
         key = (reason, text, request)
-        names = sorted([*group.names, *(told[key].names if key in told else ())])[:MAX_NODES]
-        count = len(group.names) + (told[key].nodes if key in told else 0)
-        told[key] = NodeCause(
+        names = sorted([*group.names, *(causes[key].names if key in causes else ())])[:MAX_NODES]
+        count = len(group.names) + (causes[key].nodes if key in causes else 0)
+        causes[key] = NodeCause(
             reason=reason, text=text, nodes=count, names=names, request=request, free=free, wanted=wanted
         )
-    return sorted(told.values(), key=lambda cause: cause.reason is NodeReason.NO_DEVICES)
+    return sorted(causes.values(), key=lambda cause: cause.reason is NodeReason.NO_DEVICES)
 
 
 def _too_few(free: int, wanted: int) -> tuple[NodeReason, str]:
@@ -78,7 +78,7 @@ def _too_few(free: int, wanted: int) -> tuple[NodeReason, str]:
     return NodeReason.NOT_ENOUGH, f"short of devices: {wanted} wanted, {free} free"
 
 
-def lacking(group: NodeGroup, found: Survey, requests: Sequence[RequestExplanation]) -> int | None:
+def lacking(group: NodeGroup, found: FleetFindings, requests: Sequence[RequestExplanation]) -> int | None:
     """The first request for which the nodes have too few devices, whatever its alternative; None if there is none."""
     alternatives: dict[tuple[int, str], list[int]] = {}
     for number, ask in enumerate(found.asks):
@@ -89,7 +89,9 @@ def lacking(group: NodeGroup, found: Survey, requests: Sequence[RequestExplanati
     return None
 
 
-def main_reason(found: Survey, requests: Sequence[RequestExplanation], nodes: Sequence[NodeCause]) -> PendingReason:
+def main_reason(
+    found: FleetFindings, requests: Sequence[RequestExplanation], nodes: Sequence[NodeCause]
+) -> PendingReason:
     """Why the claims fit nowhere, in one word."""
     if any(group.verdict is AllocatorVerdict.TOO_LONG for group in found.groups):
         return PendingReason.SEARCH_TOO_LONG
@@ -104,7 +106,7 @@ def main_reason(found: Survey, requests: Sequence[RequestExplanation], nodes: Se
     return _of_requests(found, requests) or _of_nodes(requests, nodes)
 
 
-def _of_requests(found: Survey, requests: Sequence[RequestExplanation]) -> PendingReason | None:
+def _of_requests(found: FleetFindings, requests: Sequence[RequestExplanation]) -> PendingReason | None:
     """The reason of the first request that no node could meet."""
     alternatives: dict[tuple[int, str], list[RequestExplanation]] = {}
     for ask, request in zip(found.asks, requests, strict=True):

@@ -95,18 +95,18 @@ class Reachability:
     def drawn(self, node: str) -> Hashable:
         """Equal for nodes whose plain pools have as many devices, which meet the same of the same counters."""
         fleet = self._fleet
-        told: list[Hashable] = []
+        likeness: list[Hashable] = []
         for key in fleet.inventory.pools_on(node):
             pool = fleet.inventory.pool(key)
             if pool is None or key in self._other_keys:
                 continue
             of_pool = fleet.drawn(key)
-            told.append(
+            likeness.append(
                 sum(len(entry.rows) for entry in pool.plain)
                 if of_pool is None
                 else (id(of_pool.shape), id(of_pool.left))
             )
-        return tuple(told)
+        return tuple(likeness)
 
     def sight(self, node: Node) -> Sight:
         """What a node sees of the pools that are not plain; the same object for nodes that are alike."""

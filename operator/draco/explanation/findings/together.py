@@ -58,9 +58,13 @@ def fits_alone(fleet: Fleet, claim: ResourceClaim, request: str, nodes: Sequence
 
 def _constraints(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> str:
     """The constraints that are in the way: each that makes the claims fit if it alone is left out, else all."""
-    told = [(place, constraint) for place, claim in enumerate(claims) for constraint in claim.spec.devices.constraints]
-    guilty = [each for each in told if _fits(fleet, list(_without(claims, *each)), node)]
-    return " and ".join(dict.fromkeys(_demand(claims[place], constraint) for place, constraint in guilty or told))
+    constraints = [
+        (place, constraint) for place, claim in enumerate(claims) for constraint in claim.spec.devices.constraints
+    ]
+    guilty = [each for each in constraints if _fits(fleet, list(_without(claims, *each)), node)]
+    return " and ".join(
+        dict.fromkeys(_demand(claims[place], constraint) for place, constraint in guilty or constraints)
+    )
 
 
 def _demand(claim: ResourceClaim, constraint: DeviceConstraint) -> str:

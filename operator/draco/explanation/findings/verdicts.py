@@ -60,8 +60,8 @@ class ConstrainedRequest:
         """Its claim's place among the claims that are to be allocated."""
         self.all_mode = request.asked.allocation_mode == "All"
         self.constraints: list[tuple[DeviceConstraint, Constraint]] = [
-            (told, constraint)
-            for told, constraint in zip(claim.spec.devices.constraints, expanded.constraints, strict=True)
+            (written, constraint)
+            for written, constraint in zip(claim.spec.devices.constraints, expanded.constraints, strict=True)
             if constraint.applies(request.base, request.name)
         ]
         self.selectors = request.selectors
@@ -183,9 +183,9 @@ class Judge:
 
     @staticmethod
     def _constraint(ask: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:
-        for told, constraint in ask.constraints:
+        for written, constraint in ask.constraints:
             if not constraint.join(candidate.key.driver, candidate.device):
-                return DeviceFinding(Cause.CONSTRAINT, told.match_attribute or told.distinct_attribute or "")
+                return DeviceFinding(Cause.CONSTRAINT, written.match_attribute or written.distinct_attribute or "")
             constraint.leave()
         return None
 

@@ -43,10 +43,10 @@ def problems_of(fleet: Fleet, claims: Sequence[ResourceClaim]) -> list[Problem]:
     published = PublishedNames(fleet.inventory.columns)
     found = [problem for claim in claims for problem in _of_claim(fleet, published, claim)]
     found = [_to_whom(problem) for problem in found]
-    told: dict[tuple[str, str, str], Problem] = {}
+    problems: dict[tuple[str, str, str], Problem] = {}
     for problem in found:  # several requests may share a class
-        told.setdefault((problem.kind, problem.text, problem.claim), problem)
-    return sorted(told.values(), key=lambda problem: not problem.fatal)
+        problems.setdefault((problem.kind, problem.text, problem.claim), problem)
+    return sorted(problems.values(), key=lambda problem: not problem.fatal)
 
 
 def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim) -> Iterator[Problem]:

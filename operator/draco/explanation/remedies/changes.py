@@ -45,7 +45,7 @@ _SIZES: Final = (
 class SuggestedChange(msgspec.Struct, frozen=True, kw_only=True):
     """One change with which the claims fit. Besides what is told, what it is, for whoever wants to make it."""
 
-    told: NearestMiss
+    miss: NearestMiss
     claims: Sequence[ResourceClaim] = ()
     """All claims, one of them changed."""
     gone: ObjectKey | None = None
@@ -60,10 +60,10 @@ class SuggestedChange(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         """How big it is, compared with others."""
-        return _SIZES.index(self.told.kind)
+        return _SIZES.index(self.miss.kind)
 
 
-def told(
+def near_miss_of(
     kind: ChangeKind, text: str, node: Node, results: Sequence[AllocationResult], *, claim: str = ""
 ) -> NearestMiss:
     """What is told of a change with which the claims get these results."""

@@ -13,7 +13,13 @@ from draco.cel.errors import CompileError
 from draco.explanation.model import ChangeKind
 from draco.explanation.problems.published import closest, closest_value
 from draco.explanation.problems.suggestions import guard
-from draco.explanation.remedies.changes import SuggestedChange, told, with_asked, with_constraints, with_selector
+from draco.explanation.remedies.changes import (
+    SuggestedChange,
+    near_miss_of,
+    with_asked,
+    with_constraints,
+    with_selector,
+)
 from draco.explanation.remedies.trials import RequestCandidates, Trials
 from draco.explanation.selection import alternatives, count, failing, met
 from draco.resources.api.claims import ResourceClaim
@@ -54,7 +60,7 @@ class _Rewriting:
                 return bytes(len(marks))
         return self._trials.free(self._ask, self._ask.tolerated, marks)
 
-    def tried(
+    def on_nodes(
         self, kind: ChangeKind, expression: str, text: str, rows: bytes | None = None
     ) -> Iterator[SuggestedChange]:
         """The change to this expression, if the claims then fit somewhere."""
@@ -65,10 +71,10 @@ class _Rewriting:
         asked = with_selector(ask.asked, self._index, expression)
         claims = with_asked(trials.claims, ask.claim, ask.name, asked)
         marks = [(each, rows if each is ask else trials.usable(each)) for each in trials.asks]
-        yield from _tried(trials, trials.nodes(marks), kind, claims, text=text, claim=ask.claim)
+        yield from _changes_on(trials, trials.nodes(marks), kind, claims, text=text, claim=ask.claim)
 
 
-def _tried(
+def _changes_on(
     trials: Trials,
     nodes: Iterable[Node],
     kind: ChangeKind,
@@ -81,7 +87,9 @@ def _tried(
     for node in nodes:
         results = trials.fits(node, claims)
         if results is not None:
-            yield SuggestedChange(told=told(kind, text, node, results, claim=str(claim.metadata.key)), claims=claims)
+            yield SuggestedChange(
+                miss=near_miss_of(kind, text, node, results, claim=str(claim.metadata.key)), claims=claims
+            )
             return
 
 
@@ -94,7 +102,7 @@ def guarded_selectors(trials: Trials) -> Iterator[SuggestedChange]:
                 better = guard(trials.fleet, trials.published, rewriting.step)
                 if better:
                     text = f"write {better} in request {ask.name}"
-                    yield from rewriting.tried(ChangeKind.RELAX_SELECTOR, better, text)
+                    yield from rewriting.on_nodes(ChangeKind.RELAX_SELECTOR, better, text)
 
 
 def relaxed_selectors(trials: Trials) -> Iterator[SuggestedChange]:
@@ -123,12 +131,12 @@ def _relaxed(
             if not demand:
                 continue
             text = f"ask for {_said(compared, value)} in request {ask.name}"
-            changes = list(rewriting.tried(ChangeKind.RELAX_SELECTOR, expression, text))
+            changes = list(rewriting.on_nodes(ChangeKind.RELAX_SELECTOR, expression, text))
             if changes:
                 yield from changes
                 return
     text = f"remove {part.text} from request {ask.name}"
-    yield from rewriting.tried(ChangeKind.DROP_SELECTOR, dropped, text, there)
+    yield from rewriting.on_nodes(ChangeKind.DROP_SELECTOR, dropped, text, there)
 
 
 def _values(trials: Trials, compared: Comparison, there: bytes) -> Sequence[Plain]:
@@ -194,7 +202,7 @@ def lowered_counts(trials: Trials) -> Iterator[SuggestedChange]:
                     text = f"ask for {number} instead of {ask.asked.count} devices in request {ask.name}"
                     claim = str(ask.claim.metadata.key)
                     best = SuggestedChange(
-                        told=told(ChangeKind.LOWER_COUNT, text, node, results, claim=claim), claims=claims
+                        miss=near_miss_of(ChangeKind.LOWER_COUNT, text, node, results, claim=claim), claims=claims
                     )
                     least = number
                     break
@@ -231,7 +239,7 @@ def _lowered_capacity(trials: Trials, ask: RequestCandidates, name: str) -> Iter
                 trials.claims, ask.claim, ask.name, msgspec.structs.replace(ask.asked, capacity=lowered)
             )
             text = f"ask for {amount} instead of {asked} of {name} in request {ask.name}"
-            changes = list(_tried(trials, [node], ChangeKind.LOWER_CAPACITY, claims, text=text, claim=ask.claim))
+            changes = list(_changes_on(trials, [node], ChangeKind.LOWER_CAPACITY, claims, text=text, claim=ask.claim))
             if changes:
                 yield from changes
                 return
@@ -254,7 +262,7 @@ def dropped_constraints(trials: Trials) -> Iterator[SuggestedChange]:
             kind = "matchAttribute" if constraint.match_attribute is not None else "distinctAttribute"
             attribute = constraint.match_attribute or constraint.distinct_attribute
             text = f"remove the constraint {kind}: {attribute} from claim {claim.metadata.key}"
-            yield from _tried(trials, nodes, ChangeKind.DROP_CONSTRAINT, claims, text=text, claim=claim)
+            yield from _changes_on(trials, nodes, ChangeKind.DROP_CONSTRAINT, claims, text=text, claim=claim)
 
 
 def other_classes(trials: Trials) -> Iterator[SuggestedChange]:
@@ -268,4 +276,4 @@ def other_classes(trials: Trials) -> Iterator[SuggestedChange]:
             changed = with_asked(trials.claims, claim, name, msgspec.structs.replace(asked, device_class_name=near))
             marks = [(ask, trials.usable(ask)) for ask in trials.asks_of(changed)]
             text = f"ask for the class {near} instead of {asked.device_class_name} in request {name}"
-            yield from _tried(trials, trials.nodes(marks), ChangeKind.OTHER_CLASS, changed, text=text, claim=claim)
+            yield from _changes_on(trials, trials.nodes(marks), ChangeKind.OTHER_CLASS, changed, text=text, claim=claim)

@@ -27,7 +27,7 @@ from draco.explanation.selection import count
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 
-MAX_TOLD: Final = 5
+MAX_CHANGES: Final = 5
 _OF_ONE_KIND: Final = 2
 _FEW: Final = 16
 """In a cluster of so few nodes each is looked at; in a larger one those that are likely to do."""
@@ -54,7 +54,7 @@ def nearest_misses(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | Non
     None if no single change of those that are known was found to do. `pod` says where it may go. To be asked about claims that
     fit on no node; where they do, as a rule nothing is told.
     """
-    return [change.told for change in nearest_changes(fleet, claims, pod)]
+    return [change.miss for change in nearest_changes(fleet, claims, pod)]
 
 
 def nearest_changes(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None) -> list[SuggestedChange]:
@@ -64,7 +64,7 @@ def nearest_changes(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | No
         return []
     kinds = _REPAIRS if _is_broken(trials) else _CHANGES
     found = [change for kind in kinds for change in islice(kind(trials), _OF_ONE_KIND)]
-    return sorted(found, key=lambda change: change.size)[:MAX_TOLD]
+    return sorted(found, key=lambda change: change.size)[:MAX_CHANGES]
 
 
 def _is_broken(trials: Trials) -> bool:

@@ -15,7 +15,7 @@ from draco.allocation.fleet.rowwise import select
 from draco.explanation.findings.details import consumers_of, taint_seen
 from draco.explanation.findings.placement import PlacementObstacle
 from draco.explanation.model import ChangeKind, NodeReason
-from draco.explanation.remedies.changes import SuggestedChange, told
+from draco.explanation.remedies.changes import SuggestedChange, near_miss_of
 from draco.explanation.remedies.trials import Trials
 from draco.explanation.selection import first_rows
 from draco.resources.api.claims import ResourceClaim
@@ -74,7 +74,7 @@ def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[SuggestedChange]:
         rules = {taint_seen(trials.fleet, candidate, named).rule for candidate in tainted.values()} - {""}
         by = f" (rule {listed(sorted(rules))})" if rules else ""
         text = f"lift the taint {taint_text(*named)}{by} from {listed(sorted(tainted))}{_otherwise(taint)}"
-        yield SuggestedChange(told=told(ChangeKind.LIFT_TAINT, text, node, results), taint=taint)
+        yield SuggestedChange(miss=near_miss_of(ChangeKind.LIFT_TAINT, text, node, results), taint=taint)
         return
 
 
@@ -112,7 +112,7 @@ def _freed_idle(trials: Trials) -> Iterator[SuggestedChange]:
             if results is not None:
                 text = f"delete claim {key}, which is allocated but not used by any pod"
                 yield SuggestedChange(
-                    told=told(ChangeKind.FREE_IDLE_CLAIM, text, node, results, claim=str(key)), gone=key
+                    miss=near_miss_of(ChangeKind.FREE_IDLE_CLAIM, text, node, results, claim=str(key)), gone=key
                 )
 
 
@@ -126,7 +126,7 @@ def _freed_busy(trials: Trials) -> Iterator[SuggestedChange]:
     fleet = trials.fleet
     own = {claim.metadata.key for claim in trials.claims}
     free = trials.nodes([(ask, trials.usable(ask)) for ask in trials.asks], most=_BUSY_NODES)
-    held = [(ask, select([trials.standing, ask.selection.end, ask.tolerated])) for ask in trials.asks]
+    held = [(ask, select([trials.slice_states, ask.selection.end, ask.tolerated])) for ask in trials.asks]
     nodes = {node.metadata.name: node for node in (*free, *trials.nodes(held, most=_BUSY_NODES))}
     for node in nodes.values():
         try:
@@ -142,7 +142,9 @@ def _freed_busy(trials: Trials) -> Iterator[SuggestedChange]:
             results = trials.fits(node, without=key)
             if results is not None:
                 text = _released(fleet.claims[key])
-                yield SuggestedChange(told=told(ChangeKind.FREE_CLAIM, text, node, results, claim=str(key)), gone=key)
+                yield SuggestedChange(
+                    miss=near_miss_of(ChangeKind.FREE_CLAIM, text, node, results, claim=str(key)), gone=key
+                )
 
 
 def opened_nodes(trials: Trials) -> Iterator[SuggestedChange]:
@@ -154,16 +156,16 @@ def opened_nodes(trials: Trials) -> Iterator[SuggestedChange]:
         return len(trials.rules.obstacles(node)) == 1 and trials.reaches(node)
 
     marks = [(ask, trials.usable(ask)) for ask in trials.asks]
-    told_of: set[NodeReason] = set()
+    named: set[NodeReason] = set()
     for node in trials.nodes(marks, where=is_closed, most=_CLOSED):
         [obstacle] = trials.rules.obstacles(node)
-        if obstacle.reason in told_of:
+        if obstacle.reason in named:
             continue
         results = trials.fits(node)
         if results is not None:
-            told_of.add(obstacle.reason)
+            named.add(obstacle.reason)
             kind, text = _opened(node, obstacle)
-            yield SuggestedChange(told=told(kind, text, node, results), obstacle=obstacle)
+            yield SuggestedChange(miss=near_miss_of(kind, text, node, results), obstacle=obstacle)
 
 
 def _opened(node: Node, obstacle: PlacementObstacle) -> tuple[ChangeKind, str]:
@@ -190,7 +192,7 @@ def _opened(node: Node, obstacle: PlacementObstacle) -> tuple[ChangeKind, str]:
 def repaired_pools(trials: Trials) -> Iterator[SuggestedChange]:
     """A pool of which slices are missing, taken for complete as it is."""
     inventory = trials.fleet.inventory
-    broken = select([inventory.columns.live, trials.standing.translate(_NOT)])
+    broken = select([inventory.columns.live, trials.slice_states.translate(_NOT)])
     keys: dict[PoolKey, None] = {}
     for ask in trials.asks:
         for row in first_rows(select([broken, ask.selection.end, ask.tolerated]), _ROWS):
@@ -217,7 +219,7 @@ def repaired_pools(trials: Trials) -> Iterator[SuggestedChange]:
                 text = (
                     f"publish pool {key} completely: {len(here)} of the {wanted} slices of its newest generation exist"
                 )
-                yield SuggestedChange(told=told(ChangeKind.REPAIR_POOL, text, node, results), pool=key)
+                yield SuggestedChange(miss=near_miss_of(ChangeKind.REPAIR_POOL, text, node, results), pool=key)
                 return
 
 

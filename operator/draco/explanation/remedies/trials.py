@@ -85,7 +85,7 @@ class Trials:
         selectors = [claim.status.allocation.node_selector for claim in claims if claim.status.allocation is not None]
         self._bound = [selector for selector in selectors if selector is not None]
         self.unheld: Final = fleet.held.translate(_NOT_HELD)
-        self.standing: Final = fleet.inventory.standing.translate(_CURRENT)
+        self.slice_states: Final = fleet.inventory.slice_states.translate(_CURRENT)
         self._taints = combine([fleet.inventory.taints.numbered()])
         self.asks: Final = list(self.asks_of(self.claims))
 
@@ -121,7 +121,7 @@ class Trials:
     def free(self, ask: RequestCandidates, *marks: bytes) -> bytes:
         """1 for each row of a sound pool that has all these marks and that the request may take, as far as claims go."""
         held = [] if ask.admin else [self.unheld]
-        return select([self.standing, *held, *marks])
+        return select([self.slice_states, *held, *marks])
 
     def usable(self, ask: RequestCandidates) -> bytes:
         """1 for each row that would do for a request as things are; counters and constraints left aside."""

@@ -19,7 +19,7 @@ FINE = HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(1)), LocatedGpu(a_gpu(
 LOST = GpuHealth(HealthState.UNHEALTHY, "The GPU is lost.")
 
 
-def standing(view: HardwareView = FINE, **changes: object) -> NodeReport:
+def node_report(view: HardwareView = FINE, **changes: object) -> NodeReport:
     plain: dict[str, object] = {
         "driver": "gpu.nvidia.com",
         "published": PublishedPool(3, 2),
@@ -36,7 +36,7 @@ def conditions(of: NodeReport) -> dict[str, tuple[str, str, str]]:
 
 
 def test_the_status_names_gpus_in_order_and_is_ready() -> None:
-    said = status(standing(), generation=4)
+    said = status(node_report(), generation=4)
     assert [(gpu.device, gpu.memory, gpu.health, gpu.numa_node) for gpu in said.gpus] == [
         ("gpu-0", "81559Mi", "Healthy", 1),
         ("gpu-1", "81559Mi", "Healthy", None),
@@ -55,9 +55,11 @@ def test_the_status_counts_what_mig_has_made_of_the_gpus() -> None:
         for gi in range(3)
     ]
     divided = GpuMigView(gpu=gpus[0], capable=True, enabled=True, held=tuple(there))
-    said = status(standing(divisions={gpus[0]: divided, gpus[1]: GpuMigView(gpu=gpus[1], capable=True)}), generation=1)
+    said = status(
+        node_report(divisions={gpus[0]: divided, gpus[1]: GpuMigView(gpu=gpus[1], capable=True)}), generation=1
+    )
     assert (said.gpu_count, said.mig_gpu_count, said.mig_instance_count) == (2, 1, 3)
-    plain = status(standing(), generation=1)
+    plain = status(node_report(), generation=1)
     assert (plain.gpu_count, plain.mig_gpu_count, plain.mig_instance_count) == (2, 0, 0)
 
 
@@ -72,19 +74,19 @@ FEATURES = Features(
 
 
 def test_whether_partitions_can_be_published_is_said_once_it_is_known_and_is_no_matter_of_being_ready() -> None:
-    assert "Partitionable" not in conditions(standing())
-    assert conditions(standing(features=FEATURES))["Partitionable"] == ("True", "CountersKept", "")
-    told = conditions(standing(features=msgspec.structs.replace(FEATURES, partitionable_devices=False)))
+    assert "Partitionable" not in conditions(node_report())
+    assert conditions(node_report(features=FEATURES))["Partitionable"] == ("True", "CountersKept", "")
+    told = conditions(node_report(features=msgspec.structs.replace(FEATURES, partitionable_devices=False)))
     assert told["Partitionable"][:2] == ("False", "CountersNotKept")
     assert "on 1.35 enable the feature gate" in told["Partitionable"][2]
     assert told["Ready"][0] == "True"
     unknown = msgspec.structs.replace(FEATURES, partitionable_devices=None)
-    assert "Partitionable" not in conditions(standing(features=unknown))
+    assert "Partitionable" not in conditions(node_report(features=unknown))
 
 
 def test_ready_says_everything_that_is_lacking() -> None:
     told = conditions(
-        standing(published=None, problem="No Node.", registration=RegistrationState(error="Kubelet says no."))
+        node_report(published=None, problem="No Node.", registration=RegistrationState(error="Kubelet says no."))
     )
     assert told["PublishedPool"] == ("False", "NotWritten", "No Node.")
     assert told["Registered"] == ("False", "NotAccepted", "Kubelet says no.")
@@ -93,10 +95,10 @@ def test_ready_says_everything_that_is_lacking() -> None:
 
 def test_gpus_that_cannot_be_read_any_more_are_unknown_not_healthy() -> None:
     stale = HardwareView(driver=DRIVER, gpus=FINE.gpus, fault="The driver is gone.", read_at=MOMENT)
-    assert {gpu.health for gpu in status(standing(stale), generation=1).gpus} == {"Unknown"}
+    assert {gpu.health for gpu in status(node_report(stale), generation=1).gpus} == {"Unknown"}
     assert {(one.state, one.message) for one in reports(stale)} == {(HealthState.UNKNOWN, "The driver is gone.")}
     assert {one.at for one in reports(stale)} == {int(MOMENT.timestamp())}
-    assert conditions(standing(stale))["Readable"] == ("False", "Unreadable", "The driver is gone.")
+    assert conditions(node_report(stale))["Readable"] == ("False", "Unreadable", "The driver is gone.")
 
 
 def test_a_fault_is_told_also_while_the_gpus_cannot_be_read() -> None:
@@ -114,10 +116,10 @@ def test_a_gpu_that_never_told_its_identity_is_named() -> None:
     view = HardwareView(
         driver=DRIVER, gpus=FINE.gpus, unidentified=(UnidentifiedGpu(2, "It is lost."),), read_at=MOMENT
     )
-    assert conditions(standing(view))["Readable"] == ("False", "GpuUnidentified", "GPU 2: It is lost.")
+    assert conditions(node_report(view))["Readable"] == ("False", "GpuUnidentified", "GPU 2: It is lost.")
 
 
 def test_an_unhealthy_gpu_is_reported_with_its_reason() -> None:
     view = HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0, health=LOST)),), read_at=MOMENT)
-    [gpu] = status(standing(view), generation=1).gpus
+    [gpu] = status(node_report(view), generation=1).gpus
     assert (gpu.health, gpu.message) == ("Unhealthy", "The GPU is lost.")

@@ -26,42 +26,46 @@ from draco.resources.api.draco import (
 _KEPT = frozenset({InstanceUse.CLAIM, InstanceUse.LAYOUT, InstanceUse.WARM})
 
 
-class Wish(NamedTuple):
+class WantedResult(NamedTuple):
     """What is wanted; or why it cannot be said, and then the GPU stays as it is."""
 
     wanted: WantedGpu | None
     hindered: GpuCondition | None = None
 
 
-def wish(policy: MigPolicy, uuid: str, mig: GpuMig, board: Board | None) -> Wish:
+def wanted_of(policy: MigPolicy, uuid: str, mig: GpuMig, board: Board | None) -> WantedResult:
     """What the policy wants of the GPU with this UUID. Resets are not permitted yet: that is a matter of time."""
     plain = WantedGpu(uuid=uuid, policy=policy.metadata.name, mode=policy.spec.mode)
     if policy.spec.mode is MigMode.DISABLED:
-        return Wish(plain)
+        return WantedResult(plain)
     if board is None:
         # Some drivers tell what fits on a board only once MIG is on, so that comes first.
-        return Wish(plain) if not mig.enabled else _cannot(LayoutState.CHANGING, "its agent has not reported its board")
+        return (
+            WantedResult(plain)
+            if not mig.enabled
+            else _cannot(LayoutState.CHANGING, "its agent has not reported its board")
+        )
     return _static(policy, plain, mig, board) if policy.spec.mode is MigMode.STATIC else _dynamic(policy, plain, board)
 
 
-def _static(policy: MigPolicy, plain: WantedGpu, mig: GpuMig, board: Board) -> Wish:
+def _static(policy: MigPolicy, plain: WantedGpu, mig: GpuMig, board: Board) -> WantedResult:
     layout = next((each for each in policy.spec.layouts if each.name == policy.spec.layout), None)
     if layout is None:
         return _cannot(LayoutState.FAILED, f"spec.layouts has no layout named {policy.spec.layout}")
     placed = _placed(board, tuple(layout.instances), _present(mig, board))
     if isinstance(placed, str):
         return _cannot(LayoutState.FAILED, f"layout {layout.name}: {placed}")
-    return Wish(_with(plain, layout=list(placed)))
+    return WantedResult(_with(plain, layout=list(placed)))
 
 
-def _dynamic(policy: MigPolicy, plain: WantedGpu, board: Board) -> Wish:
+def _dynamic(policy: MigPolicy, plain: WantedGpu, board: Board) -> WantedResult:
     has = {profile.name for profile in board.profiles}
     profiles = [name for name in policy.spec.profiles if name in has]
     if policy.spec.profiles and not profiles:
         names = ", ".join(profile_names({"": board}))
         return _cannot(LayoutState.FAILED, f"its board has none of spec.profiles; it has {names}")
     warm = [each for each in policy.spec.warm if each.profile in has]
-    return Wish(_with(plain, profiles=profiles, warm=warm))
+    return WantedResult(_with(plain, profiles=profiles, warm=warm))
 
 
 def _with(
@@ -81,8 +85,8 @@ def _with(
     )
 
 
-def _cannot(state: LayoutState, message: str) -> Wish:
-    return Wish(None, GpuCondition(state, message.rstrip(".")))
+def _cannot(state: LayoutState, message: str) -> WantedResult:
+    return WantedResult(None, GpuCondition(state, message.rstrip(".")))
 
 
 def _present(mig: GpuMig, board: Board) -> frozenset[Placement]:
