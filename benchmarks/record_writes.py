@@ -25,6 +25,7 @@ from draco.agent.files import LocalFiles
 from draco.agent.record.checkpoint import Checkpoint
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
+from tests.doubles.undivided import UNDIVIDED
 
 TARGET = 3
 HELD = 7
@@ -83,7 +84,7 @@ def measure(folder: Path, rounds: int) -> tuple[Side, Side]:
     files, gpus = LocalFiles(), {f"gpu-{minor}": a_gpu(minor) for minor in range(HELD + 1)}
     cdi = CdiFolder(folder / "cdi", files, driver=NVIDIA_DRIVER, node=NodeFiles())
     record = Checkpoint(folder / "state" / "checkpoint.json", files, boot_id="boot")
-    preparer = ClaimPreparer(record, cdi, driver=NVIDIA_DRIVER, pool="node-0")
+    preparer = ClaimPreparer(record, cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
     for number in range(HELD):
         preparer.prepare(a_claim(f"held-{number}", on=[f"node-0/gpu-{number}"]), gpus)
     draco, peer = Side(), Side()

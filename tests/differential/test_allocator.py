@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -25,7 +24,7 @@ from draco.resources.api.taints import DeviceTaintRule
 from tests.differential.runs import SEED, Tally, kept, size
 from tests.differential.scenarios import a_scenario
 from tests.differential.shrinking import shrunk
-from tests.oracle.programs import Oracle, oracle
+from tests.oracle.programs import Oracle
 
 Json = dict[str, Any]
 TYPES: dict[str, type] = {
@@ -34,18 +33,8 @@ TYPES: dict[str, type] = {
 PATIENCE_MS = 50
 """What takes Go longer is left out: the search grows without bound, and Python's takes as many steps."""
 
-
-@pytest.fixture(scope="module")
-def go() -> Iterator[Oracle]:
-    with oracle("allocator") as program:
-        yield program
-
-
-@pytest.fixture(scope="module")
-def tally() -> Iterator[Tally]:
-    count = Tally("allocation scenarios")
-    yield count
-    count.report()
+ORACLE = "allocator"
+COUNTED = "allocation scenarios"
 
 
 def draco_says(scenario: Json) -> Json:

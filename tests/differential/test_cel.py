@@ -5,7 +5,7 @@
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, note, seed
@@ -24,24 +24,14 @@ from tests.differential.selector_answers import (
     kubernetes_says,
     without_luck,
 )
-from tests.oracle.programs import Oracle, oracle
+from tests.oracle.programs import Oracle
 
 DEVICES_EACH = 3
 NOT_CALLABLE = frozenset({"__not_strictly_false__", "_in_", "in"})
 """What Kubernetes keeps for expressions that were parsed long ago; nothing can be compiled that calls these."""
 
-
-@pytest.fixture(scope="module")
-def go() -> Iterator[Oracle]:
-    with oracle("cel") as program:
-        yield program
-
-
-@pytest.fixture(scope="module")
-def tally() -> Iterator[Tally]:
-    count = Tally("evaluations of selectors")
-    yield count
-    count.report()
+ORACLE = "cel"
+COUNTED = "evaluations of selectors"
 
 
 def compare(go: Oracle, tally: Tally, cases: list[Json]) -> None:

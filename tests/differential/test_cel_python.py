@@ -1,7 +1,6 @@
 """Plain CEL is answered alike by Draco, by Kubernetes and by cel-python, but for a list of differences of cel-python's."""
 
 import random
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, seed
@@ -11,22 +10,12 @@ from tests.differential.cel_python import a_plain_expression, cel_python_says, i
 from tests.differential.cel_python_differences import DIFFERENCES, EXPENSIVE, Answers
 from tests.differential.runs import SEED, Tally, size
 from tests.differential.selector_answers import Json, draco_says, kubernetes_says, without_luck
-from tests.oracle.programs import Oracle, oracle
+from tests.oracle.programs import Oracle
 
 KNOWN = {expression: answers for rows in DIFFERENCES.values() for expression, answers in rows.items()}
 
-
-@pytest.fixture(scope="module")
-def go() -> Iterator[Oracle]:
-    with oracle("cel") as program:
-        yield program
-
-
-@pytest.fixture(scope="module")
-def tally() -> Iterator[Tally]:
-    count = Tally("expressions of plain CEL, by three")
-    yield count
-    count.report()
+ORACLE = "cel"
+COUNTED = "expressions of plain CEL, by three"
 
 
 def a_case(expression: str) -> Json:

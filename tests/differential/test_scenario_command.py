@@ -4,7 +4,6 @@ import io
 import json
 import os
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -15,23 +14,13 @@ from draco.cli.simulate.scenarios import LONGEST_LINE, answers
 from tests.differential.runs import SEED, Tally, kept
 from tests.differential.scenarios import a_scenario
 from tests.differential.test_allocator import PATIENCE_MS, same_words
-from tests.oracle.programs import Oracle, oracle
+from tests.oracle.programs import Oracle
 
 Json = dict[str, Any]
 SCENARIOS = int(os.environ.get("DRACO_EXAMPLES") or 300)
 
-
-@pytest.fixture(scope="module")
-def go() -> Iterator[Oracle]:
-    with oracle("allocator") as program:
-        yield program
-
-
-@pytest.fixture(scope="module")
-def tally() -> Iterator[Tally]:
-    count = Tally("scenario lines")
-    yield count
-    count.report()
+ORACLE = "allocator"
+COUNTED = "scenario lines"
 
 
 def command_says(scenario: Json) -> Json:

@@ -210,13 +210,6 @@ class ClusterView:
         claims = self.claims.store.by_index(TOLERANT, True)
         return {claim.metadata.key: classes for claim in claims if (classes := claim.classes_in_spite_of(taint))}
 
-    def claims_on(self, devices: Iterable[DeviceKey]) -> list[ResourceClaim]:
-        """Claims that hold one of the devices."""
-        held = {
-            claim.metadata.key: claim for device in devices for claim in self.claims.store.by_index(BY_DEVICE, device)
-        }
-        return list(held.values())
-
     def pods_of(self, claim: ObjectKey) -> list[Pod]:
         """Pods that use the claim."""
         return self.pods.store.by_index(BY_CLAIM, claim)

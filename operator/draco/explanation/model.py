@@ -5,6 +5,7 @@ itself. `explain` fills Explanation, RequestExplanation, CauseCount and the node
 DeviceVerdict and its parts; `placement` the node causes that are about the pod; `problems.claims` Problem; `nearest` NearestMiss.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -198,6 +199,14 @@ class RequestExplanation(ExplanationStruct, frozen=True, kw_only=True):
     def selected(self) -> int:
         """How many devices its selectors select, free or not."""
         return sum(each.devices for each in self.causes if each.cause is not Cause.NOT_SELECTED)
+
+
+def alternatives(requests: Sequence[RequestExplanation]) -> list[list[int]]:
+    """The places of requests, those together that are alternatives of one request."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for number, each in enumerate(requests):
+        found.setdefault((each.claim, each.request.partition("/")[0]), []).append(number)
+    return list(found.values())
 
 
 class NodeReason(StrEnum):

@@ -17,6 +17,7 @@ from draco.explanation.model import (
     PendingReason,
     Problem,
     RequestExplanation,
+    alternatives,
 )
 from draco.explanation.wording import (
     capital,
@@ -160,10 +161,7 @@ def _apart(explanation: Explanation) -> str:
 
 def _decisive_request(explanation: Explanation) -> RequestExplanation | None:
     """The first request that no node can meet, or else the first; of its alternatives the one that selects most."""
-    alternatives: dict[tuple[str, str], list[RequestExplanation]] = {}
-    for each in explanation.requests:
-        alternatives.setdefault((each.claim, each.request.partition("/")[0]), []).append(each)
-    requests = list(alternatives.values())
+    requests = [[explanation.requests[number] for number in each] for each in alternatives(explanation.requests)]
     short = (each for each in requests if all(one.most_free_on_one_node < one.wanted for one in each))
     decisive = next(short, requests[0] if requests else [])
     return max(decisive, key=lambda request: request.selected, default=None)

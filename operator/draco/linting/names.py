@@ -4,17 +4,18 @@ Owns the tables of attributes and capacities of gpu.nvidia.com and of the attrib
 search for the name that was meant.
 """
 
-import difflib
-from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Final
 
 from draco.resources.names import NVIDIA_DRIVER, STANDARD_NUMA_NODE, STANDARD_PCI_BUS_ID, STANDARD_PCIE_ROOT
+from draco.resources.texts import most_like
 
 STANDARD_DOMAIN: Final = "resource.kubernetes.io"
 STANDARD: Final = frozenset(
     name.partition("/")[2] for name in (STANDARD_PCIE_ROOT, STANDARD_PCI_BUS_ID, STANDARD_NUMA_NODE)
 )
+ALIKE: Final = 0.75
+"""From here on a name is taken for a slip of another: what is alike is put into its place."""
 VERSIONS: Final = frozenset({"cudaComputeCapability", "driverVersion", "cudaDriverVersion"})
 """Attributes of NVIDIA's that are versions: they compare with semver(), and an equality with text is an error."""
 ATTRIBUTES: Final = VERSIONS | {
@@ -91,12 +92,4 @@ def meant(name: str) -> str | None:
         return _MEANT[plain]
     if plain in known:
         return known[plain]
-    close = difflib.get_close_matches(plain, known, n=1, cutoff=0.8)
-    return known[close[0]] if close else None
-
-
-def closest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice most like a name, if one is like it at all, however its letters are capitalised."""
-    by_letters = {choice.lower(): choice for choice in choices}
-    close = difflib.get_close_matches(name.lower(), by_letters, n=1, cutoff=0.75)
-    return by_letters[close[0]] if close else None
+    return most_like(plain, known.values(), at_least=0.8) or None

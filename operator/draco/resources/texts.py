@@ -6,6 +6,7 @@ words that agree with a number, and lists that end in how many more there are. P
 """
 
 from collections.abc import Iterable
+from difflib import SequenceMatcher
 from typing import Final
 
 
@@ -68,3 +69,10 @@ def listed(
     texts = list(map(str, things))
     left = max(total, len(texts)) - min(len(texts), most)
     return separator.join(texts[:most]) + (f" and {left} {rest}" if left else "")
+
+
+def most_like(name: str, names: Iterable[str], *, at_least: float) -> str:
+    """The name that is most like another, letters' case aside; "" if none is so much alike (1 is equal)."""
+    alike = [(SequenceMatcher(None, name.lower(), each.lower()).ratio(), each) for each in sorted(names)]
+    likeness, best = max(alike, key=lambda pair: pair[0], default=(0.0, ""))
+    return best if likeness >= at_least else ""

@@ -30,6 +30,7 @@ from draco.resources.api.meta import Condition
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 from tests.doubles.files import FullCopyOnWriteDisk, FullDisk, Writes
+from tests.doubles.undivided import UNDIVIDED
 
 GPUS = {f"gpu-{minor}": a_gpu(minor) for minor in range(3)}
 BOOT = "this boot"
@@ -53,12 +54,14 @@ class Desk:
         self.cdi_dir = folder / "cdi"
         self.cdi = CdiFolder(self.cdi_dir, self.files, driver=NVIDIA_DRIVER, node=NodeFiles(**node))
         self.record = Checkpoint(self.path, self.files, boot_id="")
-        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0")
+        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
         found = recovery.read_record(self.path, self.files)
         assert isinstance(found, checkpoint.Loaded)
         self.record.restore(found)
         seen = list(GPUS.values()) if gpus is None else gpus
-        self.converged = recovery.converge(self.record, self.cdi, gpus=seen if known else None, boot_id=boot)
+        self.converged = recovery.converge(
+            self.record, self.cdi, gpus=seen if known else None, boot_id=boot, instances=UNDIVIDED
+        )
 
     def prepare(self, claim: ResourceClaim) -> list[str]:
         return [device.device for device in self.desk.prepare(claim, GPUS).devices]
@@ -91,7 +94,7 @@ def test_a_claim_is_on_record_as_an_intent_before_its_spec_is_written(tmp_path: 
     files = Writes()
     cdi = CdiFolder(tmp_path / "cdi", files, driver=NVIDIA_DRIVER, node=NodeFiles())
     record = Checkpoint(tmp_path / "checkpoint.json", files, boot_id=BOOT)
-    ClaimPreparer(record, cdi, driver=NVIDIA_DRIVER, pool="node-0").prepare(ONE, GPUS)
+    ClaimPreparer(record, cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED).prepare(ONE, GPUS)
     assert [name for name, _ in files.written] == ["checkpoint.json", cdi.path(uid(ONE)).name, "checkpoint.json"]
     assert [b'"preparing"' in content for _, content in files.written] == [True, False, False]
 

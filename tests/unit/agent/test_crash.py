@@ -30,6 +30,7 @@ from draco.agent.record import checkpoint, journal
 from draco.agent.record.checkpoint import Checkpoint, PreparationState
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
+from tests.doubles.undivided import UNDIVIDED
 from tests.side_by_side import REPORTS
 
 SCENES = {
@@ -50,13 +51,13 @@ class Node:
         path = folder / "state" / "checkpoint.json"
         self.cdi = CdiFolder(folder / "cdi", local, driver=NVIDIA_DRIVER, node=NodeFiles())
         self.record = Checkpoint(path, local, boot_id="")
-        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0")
+        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
         found = recovery.read_record(path, local)
         assert not isinstance(found, recovery.Damaged), found
         self.record.restore(found)
         left = rebuilding.forgotten(self.record.claims.values(), self.cdi.claims())
         assert not left, "a spec was written before its claim was on record, or outlived it"
-        recovery.converge(self.record, self.cdi, gpus=GPUS, boot_id="this boot")
+        recovery.converge(self.record, self.cdi, gpus=GPUS, boot_id="this boot", instances=UNDIVIDED)
 
     def play(self, call: str, name: str, device: str) -> None:
         claim = a_claim(name, on=[f"node-0/{device}"])

@@ -13,6 +13,7 @@ from draco.agent.hardware.gpus import GpuFault
 from draco.agent.record.checkpoint import Checkpoint, PreparationState
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
+from tests.doubles.undivided import UNDIVIDED
 from tests.unit.agent import mig_node
 from tests.unit.agent.mig_node import MigNode, a_mig_claim
 
@@ -25,7 +26,7 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.record = Checkpoint(folder / "checkpoint.json", LocalFiles(), boot_id="")
         self.cdi = CdiFolder(folder / "cdi", LocalFiles(), driver=NVIDIA_DRIVER, node=NodeFiles())
-        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0")
+        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
 
 
 def test_a_first_prepare_is_refused_with_the_faults_name_and_leaves_nothing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draco import cli
-from draco.cli.input.manifests import read_objects
+from draco.cli.input.manifests import decode_all, read_manifests
 from draco.cli.simulate.scenarios import answers
 from draco.resources.written.limits import refusal
 from draco.resources.written.manifests import ManifestError, decode, expand
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 def names(*files: Path | str) -> list[str]:
-    return [item.metadata.name for item, _ in read_objects([str(file) for file in files])]
+    return [item.metadata.name for item, _ in decode_all(read_manifests([str(file) for file in files]), "default")]
 
 
 def test_files_and_folders_are_read_in_their_order(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_what_an_api_server_refuses_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "slice.yaml"
     file.write_text(yaml.safe_dump(a_slice("node-0", "gpu-0", "gpu-0")))
     with pytest.raises(ManifestError, match=r'ResourceSlice node-0: spec\.devices has 2 devices of the name "gpu-0"'):
-        read_objects([str(file)])
+        names(file)
 
 
 def test_files_that_are_not_there_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

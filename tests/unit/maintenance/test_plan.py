@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from draco.allocation.fleet.hardware import hardware_of_pools
+from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
@@ -27,8 +27,9 @@ from draco.maintenance.plan import LISTED_DEVICES
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
 from draco.resources.api.meta import Condition
+from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
-from draco.resources.names import LABEL_MAINTENANCE, NVIDIA_DRIVER, DeviceKey
+from draco.resources.names import LABEL_MAINTENANCE, NVIDIA_DRIVER, DeviceKey, PoolKey
 from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance, a_rule, a_slice
 
 GPU_3 = a_device_key("node-1/gpu-3")
@@ -310,6 +311,10 @@ def test_the_status_lists_at_most_so_many_devices_and_those_in_use_first() -> No
     assert plan.status.in_use == 1
 
 
+def hardware(slices: list[ResourceSlice]) -> dict[PoolKey, PoolHardware]:
+    return {item.pool: PoolHardware([each for each in slices if each.pool == item.pool]) for item in slices}
+
+
 @pytest.mark.parametrize(
     ("selector", "expected"),
     [
@@ -327,14 +332,12 @@ def test_the_status_lists_at_most_so_many_devices_and_those_in_use_first() -> No
 )
 def test_selectors_match_exact_names_of_any_driver(selector: MaintenanceSelector, expected: set[str]) -> None:
     slices = [a_slice("node-1"), a_slice("node-1", driver="gpu.example.com")]
-    assert {str(device) for device in scope_of(selector, hardware_of_pools(slices)).named} == expected
+    assert {str(device) for device in scope_of(selector, hardware(slices)).named} == expected
 
 
 def test_only_the_newest_generation_of_a_pool_counts() -> None:
     slices = [a_slice("node-1", ["old"], generation=1), a_slice("node-1", ["new"], generation=2)]
-    assert {d.device for d in scope_of(MaintenanceSelector(driver=NVIDIA_DRIVER), hardware_of_pools(slices)).named} == {
-        "new"
-    }
+    assert {d.device for d in scope_of(MaintenanceSelector(driver=NVIDIA_DRIVER), hardware(slices)).named} == {"new"}
 
 
 DEVICES = [DeviceKey(driver, "node-1", f"gpu-{i}") for driver in (NVIDIA_DRIVER, "gpu.example.com") for i in range(2)]

@@ -15,7 +15,7 @@ from draco_local.cluster.realnode.init import NodePlan, Service
 from draco_local.cluster.realnode.network import MTU
 from draco_local.simulator.gpus import procfs
 
-KUBELET, CONTAINERD, KUBE_PROXY, AGENT = "kubelet", "containerd", "kube-proxy", "agent"
+KUBELET, CONTAINERD, KUBE_PROXY = "kubelet", "containerd", "kube-proxy"
 KUBELET_PORT: Final = 10250
 LABEL_REAL: Final = "draco.dev/real"
 """On nodes whose kubelet and containers are real."""

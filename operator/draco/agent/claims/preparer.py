@@ -29,11 +29,11 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 
 
-def node_hardware(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances | None) -> NodeHardware:
+def node_hardware(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances) -> NodeHardware:
     """What is there: these GPUs, our instances as they were seen last, and what the driver says opens them."""
     return NodeHardware(
         gpus={gpu.uuid: gpu for gpu in gpus},
-        instances={} if instances is None else instances.observed(),
+        instances=instances.observed(),
         numbers=cdi.capabilities.reported_once(),
     )
 
@@ -46,11 +46,11 @@ class Checks(NamedTuple):
 
 
 def _unchecked(_claim: PreparedClaim, _gpus: object = None) -> None:
-    """There is nothing to ask, or nobody."""
+    """There is nobody to ask."""
 
 
 class ClaimPreparer:
-    """Prepares the claims of one node and gives them up. Without `instances` only claims of whole GPUs."""
+    """Prepares the claims of one node and gives them up."""
 
     def __init__(
         self,
@@ -59,14 +59,11 @@ class ClaimPreparer:
         *,
         driver: str,
         pool: str,
-        instances: ClaimInstances | None = None,
+        instances: ClaimInstances,
     ) -> None:
         self._instances = instances
-        self._asking = Checks(_unchecked, _unchecked)
-        self._not_asking = self._asking
-        if instances is not None:
-            self._asking = Checks(instances.verify, instances.whole)
-            self._not_asking = Checks(_unchecked, instances.seen_whole)
+        self._asking = Checks(instances.verify, instances.whole)
+        self._not_asking = Checks(_unchecked, instances.seen_whole)
         self._checkpoint = checkpoint
         self._cdi = cdi
         self._driver = driver
@@ -104,7 +101,7 @@ class ClaimPreparer:
         with self._lock([True]) if divided else self._checkpoint.lock:
             try:
                 self._cdi.remove(uid)
-                if known is not None and divided and self._instances is not None:
+                if known is not None and divided:
                     self._instances.release(known)
                 elif known is not None:
                     self._checkpoint.drop(uid)
@@ -139,7 +136,7 @@ class ClaimPreparer:
         except OSError as error:
             self._undo(acquired)
             raise PrepareError(_disk(intent, "prepared", error)) from error
-        if self._instances is not None and _divided(prepared):
+        if _divided(prepared):
             self._instances.shown()
         return prepared
 
@@ -164,7 +161,7 @@ class ClaimPreparer:
 
     def _acquire(self, intent: PreparedClaim) -> Acquired:
         """The intent on record, and with it whatever has to be made or moved for it."""
-        if self._instances is not None and _divided(intent):
+        if _divided(intent):
             return self._instances.acquire(intent)
         try:
             self._checkpoint.intend(intent)
@@ -184,7 +181,7 @@ class ClaimPreparer:
     def _restore(self, known: PreparedClaim) -> list[str]:
         """Make again what the claim has lost since it was prepared; what hinders."""
         gpus = {device.gpu for device in known.devices if device.partition is not None}
-        if self._instances is None or not gpus:
+        if not gpus:
             return []
         try:
             return self._instances.restore(gpus)
@@ -225,12 +222,12 @@ class ClaimPreparer:
         except OSError:
             return
         finally:
-            if acquired.created and self._instances is not None:
+            if acquired.created:
                 self._instances.undo(acquired.claim, acquired.created)
 
     def _lock(self, partitions: Iterable[bool]) -> AbstractContextManager[object]:
         """Claims of whole GPUs ask NVML for the mode only; nothing else of theirs waits for it."""
-        return self._instances.lock if self._instances is not None and any(partitions) else nullcontext()
+        return self._instances.lock if any(partitions) else nullcontext()
 
 
 def _divided(claim: PreparedClaim) -> bool:

@@ -66,7 +66,7 @@ def converge(
     *,
     gpus: Sequence[Gpu] | None,
     boot_id: str,
-    instances: ClaimInstances | None = None,
+    instances: ClaimInstances,
 ) -> Converged:
     """Make record, GPU instances and specs agree.
 
@@ -89,7 +89,7 @@ def converge(
         swept = _retract(record, cdi, _judged(record, cdi, instances, gpus))
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
         _record(record, [located(claim, by_uuid) for claim in _kept(record)], boot_id=boot_id)
-    hindered = [] if instances is None else instances.restore([gpu.uuid for gpu in gpus if not gone(gpu)])
+    hindered = instances.restore([gpu.uuid for gpu in gpus if not gone(gpu)])
     with record.lock:
         done = respec(record, cdi, instances, gpus=gpus)
     return msgspec.structs.replace(
@@ -101,7 +101,7 @@ def converge(
     )
 
 
-def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances | None, *, gpus: Sequence[Gpu]) -> Converged:
+def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, *, gpus: Sequence[Gpu]) -> Converged:
     """Make the specs those of the prepared claims of which all is there. To be run after every look at the GPUs.
 
     Whoever runs it holds the record's lock: a claim that is given up meanwhile would get its spec back.
@@ -136,7 +136,7 @@ class _Judged(NamedTuple):
     without_instance: list[ClaimUid]
 
 
-def _judged(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances | None, gpus: Sequence[Gpu]) -> _Judged:
+def _judged(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, gpus: Sequence[Gpu]) -> _Judged:
     what = node_hardware(gpus, cdi, instances)
     judged = _Judged({}, [], [])
     for claim in record.claims.values():

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 
 from draco.resources.api.slices import Device, ResourceSlice, current_slices, strangers
-from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, PoolKey, read_partition_name
+from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, read_partition_name
 from draco.resources.quantity import Quantity, QuantityError
 
 Draws = Mapping[str, Mapping[str, int]]
@@ -182,14 +182,6 @@ class PoolHardware:
             if board := self.board(name):
                 found[board].append(name)
         return found
-
-
-def hardware_of_pools(slices: Iterable[ResourceSlice]) -> dict[PoolKey, PoolHardware]:
-    """The hardware of all pools that these slices are of."""
-    pools: dict[PoolKey, list[ResourceSlice]] = defaultdict(list)
-    for item in slices:
-        pools[item.pool].append(item)
-    return {pool: PoolHardware(items) for pool, items in pools.items()}
 
 
 def _draws_of(device: Device) -> Draws:

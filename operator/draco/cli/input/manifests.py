@@ -45,21 +45,16 @@ def files_option(command: Command) -> Command:
     )(command)
 
 
-def read_objects(filenames: Sequence[str], namespace: str = "default") -> list[tuple[Object, str]]:
-    """The objects of all files in their order, each with where it stands. Raises ManifestError.
-
-    What has no part in device allocation, such as a Service beside a Deployment, is left out, and standard error says so.
-    """
-    return decode_all(read_manifests(filenames), namespace)
-
-
 def read_manifests(filenames: Sequence[str]) -> list[tuple[Manifest, str]]:
     """The manifests of all files in their order, those of lists one by one. Raises ManifestError."""
     return [each for document, where in read_documents(filenames) for each in expand(document, source=where)]
 
 
 def decode_all(manifests: Iterable[tuple[Manifest, str]], namespace: str) -> list[tuple[Object, str]]:
-    """The objects that manifests stand for, as `read_objects` gives them."""
+    """The objects that manifests stand for, each with where it stands. Raises ManifestError.
+
+    What has no part in device allocation, such as a Service beside a Deployment, is left out, and standard error says so.
+    """
     objects = []
     for manifest, source in manifests:
         try:

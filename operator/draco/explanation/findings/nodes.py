@@ -11,7 +11,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.findings.allocator_runs import AllocatorVerdict
 from draco.explanation.findings.fleet_findings import FleetFindings, NodeGroup
 from draco.explanation.findings.together import why_not
-from draco.explanation.model import Cause, NodeCause, NodeReason, PendingReason, RequestExplanation
+from draco.explanation.model import Cause, NodeCause, NodeReason, PendingReason, RequestExplanation, alternatives
 from draco.resources.api.claims import ResourceClaim
 
 MAX_NODES: Final = 10
@@ -45,11 +45,11 @@ def device_causes(
 ) -> list[NodeCause]:
     """The causes of all nodes on which the claims do not fit, the nearest to fitting first."""
     groups = [group for group in found.groups if group.verdict is not AllocatorVerdict.FITS]
-    groups.sort(key=lambda group: (lacking(group, found, requests) is not None, -sum(group.free), group.names[0]))
+    groups.sort(key=lambda group: (lacking(group, requests) is not None, -sum(group.free), group.names[0]))
     causes: dict[tuple[NodeReason, str, str], NodeCause] = {}
     asked = 0
     for group in groups:
-        few = lacking(group, found, requests)
+        few = lacking(group, requests)
         request, free, wanted = "", 0, 0
         if group.verdict in _GAVE_UP:
             reason, text = NodeReason.ERROR, "rejected by kube-scheduler with an error"
@@ -78,12 +78,9 @@ def _too_few(free: int, wanted: int) -> tuple[NodeReason, str]:
     return NodeReason.NOT_ENOUGH, f"short of devices: {wanted} wanted, {free} free"
 
 
-def lacking(group: NodeGroup, found: FleetFindings, requests: Sequence[RequestExplanation]) -> int | None:
+def lacking(group: NodeGroup, requests: Sequence[RequestExplanation]) -> int | None:
     """The first request for which the nodes have too few devices, whatever its alternative; None if there is none."""
-    alternatives: dict[tuple[int, str], list[int]] = {}
-    for number, ask in enumerate(found.asks):
-        alternatives.setdefault((ask.number, ask.request.base), []).append(number)
-    for numbers in alternatives.values():
+    for numbers in alternatives(requests):
         if all(group.free[number] < requests[number].wanted for number in numbers):
             return max(numbers, key=lambda number: group.free[number])
     return None
@@ -103,15 +100,13 @@ def main_reason(
         return PendingReason.POOL_BROKEN if is_broken else PendingReason.INVALID
     if not found.devices:
         return PendingReason.NO_DEVICES
-    return _of_requests(found, requests) or _of_nodes(requests, nodes)
+    return _of_requests(requests) or _of_nodes(requests, nodes)
 
 
-def _of_requests(found: FleetFindings, requests: Sequence[RequestExplanation]) -> PendingReason | None:
+def _of_requests(requests: Sequence[RequestExplanation]) -> PendingReason | None:
     """The reason of the first request that no node could meet."""
-    alternatives: dict[tuple[int, str], list[RequestExplanation]] = {}
-    for ask, request in zip(found.asks, requests, strict=True):
-        alternatives.setdefault((ask.number, ask.request.base), []).append(request)
-    for each in alternatives.values():
+    for numbers in alternatives(requests):
+        each = [requests[number] for number in numbers]
         if all(not request.free for request in each):
             return most_common(max(each, key=lambda request: request.selected))
         if all(request.most_free_on_one_node < request.wanted for request in each):

@@ -3,7 +3,6 @@
 Owns questions to the columns of an inventory. Decides nothing about claims.
 """
 
-import difflib
 from collections.abc import Collection, Iterable
 from typing import Final
 
@@ -12,6 +11,7 @@ from draco.cel.paths import AttributePath
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.semver import SemVer, SemVerError
+from draco.resources.texts import most_like
 from draco.selectors.comparisons import Plain
 
 _ALIKE: Final = 0.6
@@ -121,11 +121,7 @@ def closest(name: str, names: Iterable[str]) -> str:
         return ""
     known = sorted(names)
     contained = [each for each in known if _is_part(name, each) or _is_part(each, name)]
-    alike = [(_likeness(name, each), each) for each in (contained or known)[:_COMPARED]]
-    if not alike:
-        return ""
-    likeness, best = max(alike, key=lambda pair: (pair[0], [-ord(c) for c in pair[1]]))
-    return best if likeness >= _ALIKE or contained else ""
+    return most_like(name, (contained or known)[:_COMPARED], at_least=0 if contained else _ALIKE)
 
 
 def closest_value(value: Plain, values: Collection[Plain]) -> Plain | None:
@@ -147,10 +143,6 @@ def closest_value(value: Plain, values: Collection[Plain]) -> Plain | None:
 
 def _is_part(one: str, other: str) -> bool:
     return len(one) >= _TELLING and one.lower() in other.lower()
-
-
-def _likeness(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one.lower(), other.lower()).ratio()
 
 
 def _path(kind: str, domain: str, name: str) -> AttributePath:

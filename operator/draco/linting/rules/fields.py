@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from draco.linting.model import Edit, Finding, Json, Manifest, MoveField, Path, SetField
-from draco.linting.names import closest
+from draco.linting.names import ALIKE
 from draco.linting.objects import at, is_of_group, kind_of, mapping, text
 from draco.linting.schema import CLAIMS, EACH, OPEN, PODS, WATCHED, Schema
+from draco.resources.texts import most_like
 
 _NAMED: Final = 8
 """Fields of a place that are listed; of more only the nearest is said."""
@@ -82,8 +83,8 @@ class _Walk:
         if meant is not None:
             message = f"{field} is no field{where or ' of its own'}: it belongs into {_where(meant[:-1])}"
             return self._found("field-place", message, here, MoveField(here, meant))
-        likely = closest(field, choices)
-        if likely is not None:
+        likely = most_like(field, choices, at_least=ALIKE)
+        if likely:
             edits: list[Edit] = [MoveField(here, (*path, likely))] if at(self._tree, (*path, likely)) is None else []
             return self._found(
                 "unknown-field", f"there is no field {field}{where}: the nearest is {likely}", here, *edits

@@ -7,7 +7,7 @@ not among the manifests may be in the cluster, and nothing is said of it.
 from collections.abc import Iterator, Sequence
 
 from draco.linting.model import DropField, Edit, Finding, Manifest, Path, SetField
-from draco.linting.names import closest
+from draco.linting.names import ALIKE
 from draco.linting.objects import (
     WrittenClaim,
     WrittenPodSpec,
@@ -20,6 +20,7 @@ from draco.linting.objects import (
     request_names,
     text,
 )
+from draco.resources.texts import most_like
 
 NAMES = {"resourceClaimName": False, "resourceClaimTemplateName": True}
 """The fields of an entry that name a claim, and whether it is a template."""
@@ -84,7 +85,7 @@ def _target(pod: WrittenPodSpec, entry: WrittenRequest, known: Sequence[WrittenC
         )
         yield _found("claim-namespace", message, pod, path)
         return
-    likely = closest(target, [claim.name for claim in mine if claim.is_template == wants_template])
+    likely = most_like(target, [claim.name for claim in mine if claim.is_template == wants_template], at_least=ALIKE)
     if likely:
         message = f"there is no {target} among these manifests; the nearest is {likely}"
         yield Finding(
@@ -135,7 +136,7 @@ def _without_entry(
     path = (*use.path, "name")
     if not name:
         return _found("container-claim", "an entry of resources.claims has no name", pod, use.path)
-    likely = closest(name, entries)
+    likely = most_like(name, entries, at_least=ALIKE)
     if likely:
         message = f"{name} is no entry of the pod's resourceClaims; the nearest is {likely}"
         return _found("container-claim", message, pod, path, SetField(path, likely))
@@ -173,7 +174,7 @@ def _request(
         return
     path = (*use.path, "request")
     whole = [name for name in names if "/" not in name]
-    likely = closest(request, names) or (whole[0] if len(whole) == 1 else None)
+    likely = most_like(request, names, at_least=ALIKE) or (whole[0] if len(whole) == 1 else None)
     message = f"{target} has no request {request}: it has {', '.join(names)}"
     yield _found("request-unknown", message, pod, path, *([SetField(path, likely)] if likely else []))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, Path, SetField
-from draco.linting.names import closest
+from draco.linting.names import ALIKE
 from draco.linting.objects import (
     WrittenClaim,
     WrittenRequest,
@@ -21,6 +21,7 @@ from draco.linting.objects import (
     text,
     wanted,
 )
+from draco.resources.texts import most_like
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MODES: Final = ("ExactCount", "All")
@@ -74,7 +75,7 @@ def _amount(claim: WrittenClaim, asked: WrittenRequest) -> Iterator[Finding]:
     if not text(fields.get("deviceClassName")):
         yield _found("request-class", "the request names no deviceClassName", claim, asked.path)
     if mode is not None and mode not in _MODES:
-        likely = _MEANT_MODES.get(text(mode).lower()) or closest(text(mode), _MODES)
+        likely = _MEANT_MODES.get(text(mode).lower()) or most_like(text(mode), _MODES, at_least=ALIKE)
         edits: list[Edit] = [SetField((*asked.path, "allocationMode"), likely)] if likely else []
         message = f"there is no allocationMode {mode}: it is ExactCount (the default) or All"
         yield _found("allocation-mode", message, claim, (*asked.path, "allocationMode"), *edits)
@@ -121,7 +122,7 @@ def check_references_to_requests(manifests: Sequence[Manifest], _kubernetes: int
                     if name in names:
                         continue
                     path: Path = (*claim.path, field, number, "requests", place)
-                    likely = closest(text(name), names)
+                    likely = most_like(text(name), names, at_least=ALIKE)
                     edits = [SetField(path, likely)] if likely else []
                     message = f"{name} is no request of this claim{_these(names)}"
                     yield _found("request-unknown", message, claim, path, *edits)

@@ -8,10 +8,11 @@ from typing import Final
 
 from draco.cel.syntax.parse import MAX_LENGTH
 from draco.linting.model import DropField, Finding, Json, Manifest, Path, SetField
-from draco.linting.names import CLASSES, closest
+from draco.linting.names import ALIKE, CLASSES
 from draco.linting.objects import is_of_group, kind_of, listed, mapping, text
 from draco.linting.rules.expressions import corrected
 from draco.resources.api.taints import EFFECTS
+from draco.resources.texts import most_like
 
 _GONE: Final = ("deviceClassName", "selectors")
 _EXACT: Final = ("driver", "pool", "device")
@@ -53,7 +54,7 @@ def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
         taint = mapping(spec.get("taint"))
         effect = taint.get("effect")
         if "taint" in spec and effect not in EFFECTS:
-            likely = closest(text(effect), EFFECTS)
+            likely = most_like(text(effect), EFFECTS, at_least=ALIKE)
             edits = ((index, SetField(("spec", "taint", "effect"), likely)),) if likely else ()
             message = f"there is no effect {effect}: a device taint has NoSchedule, NoExecute or None"
             yield Finding("taint-effect", "error", message, index, ("spec", "taint", "effect"), edits)
