@@ -17,7 +17,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 
 PARTS = {
-    "Agent": ("operator/draco/agent", "operator/draco/health"),
+    "Agent": ("operator/draco/agent",),
     "Operator": (
         "operator/draco/controller",
         "operator/draco/maintenance",

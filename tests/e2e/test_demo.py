@@ -8,11 +8,11 @@ from tests.e2e.conftest import draco
 CHAPTERS = {
     "one GPU with at least 40 GiB": "resourceclaim.resource.k8s.io/one-gpu",
     "looks suspect": "pod/newcomer created",
-    "is to be replaced": "InMaintenance",
+    "must be replaced": "InMaintenance",
     "waits for more than there is": "ClaimPending",
     "whole picture": "claim default/newcomer",
     "comes back": "Completed",
-    "a part of a GPU": "claim default/small-part",
+    "needs part of a GPU": "claim default/small-part",
     "forty more": "default/small-model: 40 of 40 copies fit",
     "from an old article": "compareTo(quantity('40Gi'))",
 }

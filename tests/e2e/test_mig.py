@@ -104,7 +104,9 @@ def ask(kube: Kubectl, *names: str, profile: str) -> None:
 
 def test_a_claim_by_profile_gets_an_instance_where_the_planner_wants_it(kube: Kubectl, example: Example) -> None:
     example("mig-by-profile", "policy.yaml")
-    eventually(lambda: policy_says(kube, "by-claims") == "8 GPUs as wanted.", what="the policy is applied")
+    eventually(
+        lambda: policy_says(kube, "by-claims") == "8 GPUs set up as the policy asks.", what="the policy is applied"
+    )
     eventually(lambda: partitions(kube), what="partitions are published")
     (board,) = boards_of(msgspec.convert(kube.get("gpunode", NODE), GpuNode)).values()
     space, profile = geometry(board), board.profile("1g.10gb")
@@ -206,7 +208,9 @@ def test_a_layout_is_changed_around_whoever_is_at_work(kube: Kubectl, example: E
         lambda: instances(kube) == [("3g.40gb", 0, "Layout"), ("3g.40gb", 4, "Layout")],
         what="both halves are there before anybody asks for them",
     )
-    eventually(lambda: policy_says(kube, "chosen-layout") == "1 GPU as wanted.", what="the policy is applied")
+    eventually(
+        lambda: policy_says(kube, "chosen-layout") == "1 GPU set up as the policy asks.", what="the policy is applied"
+    )
     before = uuids(kube)
     example("mig-static-layout", "pod.yaml")
     kube.running("steady")
@@ -217,7 +221,9 @@ def test_a_layout_is_changed_around_whoever_is_at_work(kube: Kubectl, example: E
     lay_out(kube, "half-and-small")
     small = [("1g.10gb", start, "Layout") for start in range(4)]
     eventually(lambda: instances(kube) == [*small, ("3g.40gb", 4, "Claim")], what="the idle half is divided")
-    eventually(lambda: policy_says(kube, "chosen-layout") == "1 GPU as wanted.", what="the layout is applied")
+    eventually(
+        lambda: policy_says(kube, "chosen-layout") == "1 GPU set up as the policy asks.", what="the layout is applied"
+    )
     assert uuids(kube)["3g.40gb", 4] == before["3g.40gb", 4]
 
     lay_out(kube, "sevenths")
@@ -256,7 +262,10 @@ spec:
   warm: [{profile: 1g.10gb, count: 1}]
 """
     kube.run_with_input(heir, "apply", "-f", "-")
-    eventually(lambda: policy_says(kube, "heir").startswith("7 GPUs as wanted."), what="the younger policy is applied")
+    eventually(
+        lambda: policy_says(kube, "heir").startswith("7 GPUs set up as the policy asks."),
+        what="the younger policy is applied",
+    )
     for name, next_one, gpus in (("chosen-layout", "heir", 1), ("heir", "", 8)):
         foretold = foreseen(kube, name)
         assert [owner for owner, _ in foretold.values()] == [next_one] * gpus

@@ -87,4 +87,4 @@ def test_a_layout_is_made_around_a_claim_to_come(on_demand: Kubectl) -> None:
     halves = [("3g.40gb", 0, "Layout"), ("3g.40gb", 4, "Layout")]
     eventually(lambda: instances(kube) == halves, what="the other half follows when the claim is gone")
     eventually(lambda: SMALL not in partitions(kube), what="its place is no longer offered")
-    eventually(lambda: policy_says(kube, POLICY) == "8 GPUs as wanted.", what="the layout is applied")
+    eventually(lambda: policy_says(kube, POLICY) == "8 GPUs set up as the policy asks.", what="the layout is applied")

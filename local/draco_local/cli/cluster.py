@@ -149,7 +149,9 @@ def kubeconfig(name: str) -> None:
     try:
         click.echo(path.read_text(), nl=False)
     except FileNotFoundError:
-        raise ClusterError(f"Cluster {name} has no kubeconfig yet: `draco cluster up` did not get that far.") from None
+        raise ClusterError(
+            f"Cluster {name} has no kubeconfig yet: wait for `draco cluster up`, or run it again."
+        ) from None
 
 
 @command.command("list")

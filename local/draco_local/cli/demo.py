@@ -94,7 +94,7 @@ def command(name: str, keep: bool) -> None:
     """Show on a local cluster what Draco does, in about a minute."""
     click.secho("Draco makes GPUs under Kubernetes Dynamic Resource Allocation (DRA) operable.", bold=True)
     say("This demo runs a real Kubernetes on this machine: only the GPUs are simulated, below NVML.")
-    say("What follows a $ is a command that really runs, and below it stands its real output.")
+    say("Each line after a $ is a command that really runs; its real output follows.")
     chapter("A cluster with two GPU nodes, eight H100 each")
     run_draco("cluster", "up", "--name", name, "--nodes", "2", "--gpus", "8", "--board", "H100-80GB")
     try:
@@ -196,24 +196,24 @@ def tell(story: Story) -> None:
 
     chapter("That GPU looks suspect: a taint rule keeps new work away from it")
     story.apply(SUSPECT.format(pool=pool, device=device))
-    say("The pod on it keeps running; who asks that node for a GPU now gets another one:")
+    say("The pod on it keeps running; a pod that asks that node for a GPU now gets another one:")
     story.apply(NEWCOMER.format(node=pool))
     story.until_running("newcomer")
     story.show("get", "pods", "-o", "wide")
     say(f"The newcomer's claim holds {story.device_of('newcomer')[1]}, not {device}.")
     story.kubectl("delete", "devicetaintrule", "suspect-gpu")
 
-    chapter("The board is to be replaced: one GPU goes into maintenance, the node stays at work")
+    chapter("A board must be replaced: one GPU goes into maintenance, and the node keeps working")
     story.apply(MAINTENANCE.format(pool=pool, device=device))
     story.until_phase("swap-board", "Isolated")
     story.show("get", "devicemaintenances")
-    say("Isolated: nobody new gets the GPU, and the request says who still holds it. That pod ends:")
+    say("Isolated: no new pod gets the GPU, and the request says which pod still holds it. That pod ends:")
     prompt("kubectl delete pod one-gpu")
     answer(story.kubectl("delete", "pod", "one-gpu", "--grace-period=1"))
     story.until_phase("swap-board", "InMaintenance")
     story.show("get", "devicemaintenances")
     story.show("get", "nodes")
-    say("InMaintenance: the GPU is free to be worked on. The node was never cordoned, its other seven GPUs take work.")
+    say("InMaintenance: work on the GPU can start. The node was never cordoned, and its other seven GPUs take pods.")
 
     chapter("A pod waits for more than there is: its claim says why")
     story.apply(TOO_BIG)
@@ -234,19 +234,19 @@ def tell(story: Story) -> None:
 
 def tell_of_parts(story: Story) -> None:
     """Its end: a part of a GPU, and what can be known beforehand."""
-    chapter("A small model needs a part of a GPU: one is divided for it when its pod starts")
+    chapter("A small model needs part of a GPU: Draco divides one for it when its pod starts")
     story.apply_example("mig-by-profile")
     story.until_running("small-model")
     pool, device = story.device_of("small-part")
     story.show_draco("layout", "show", pool)
-    say(f"The claim holds {device}. The scheduler chose the place; the rest of that GPU is left for what may come.")
+    say(f"The claim holds {device}. The scheduler chose the place; the rest of that GPU stays free for other pods.")
 
     chapter("What if that GPU were suspect, too: is there room for forty more of these?")
     small_model = story.examples / "mig-by-profile" / "pod.yaml"
     tainted = f"suspect:NoSchedule@gpu.nvidia.com/{pool}/{device.split('-mig-')[0]}"
     story.show_draco("simulate", "-f", str(small_model), "--copies", "40", "--with-taint", tainted)
 
-    chapter("A manifest from an old article, looked at before it reaches the cluster")
+    chapter("A manifest from an old article, checked before it reaches the cluster")
     story.show_draco("lint", "-f", "-", manifest=FROM_AN_ARTICLE, refuses=True)
 
 
@@ -267,7 +267,7 @@ def run_draco(*arguments: str) -> None:
     prompt("draco " + " ".join(arguments))
     done = subprocess.run([sys.executable, "-m", "draco", *arguments], check=False, env=os.environ)
     if done.returncode != 0:
-        raise DemoError(f"draco {' '.join(arguments)} failed; what it said stands above.")
+        raise DemoError(f"draco {' '.join(arguments)} failed; see its output above.")
 
 
 def draco(*arguments: str, manifest: str = "", environment: Mapping[str, str] | None = None, status: int = 0) -> str:

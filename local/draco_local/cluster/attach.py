@@ -69,7 +69,7 @@ async def check_dra(client: Client, *, whose: str) -> None:
         version = await server_version(client)
         raise MissingRequirement(
             f"{whose} (Kubernetes {version}) does not serve resource.k8s.io/v1, the API of Dynamic Resource Allocation: "
-            f"use a cluster of Kubernetes 1.34 or newer on which it is not switched off."
+            f"use a cluster of Kubernetes 1.34 or newer that has it enabled."
         ) from None
 
 
@@ -111,7 +111,7 @@ async def install(client: Client) -> None:
         while not _established(await client.get(_DEFINITIONS, ObjectKey("", name))):
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"The API server does not serve {name} {_ESTABLISHED_WITHIN_S:.0f} s after it was told to."
+                    f"The API server does not serve {name} {_ESTABLISHED_WITHIN_S:.0f} s after its definition was applied."
                 )
             await asyncio.sleep(_POLL_S)
 
@@ -262,8 +262,8 @@ def _check_alive(processes: Processes) -> None:
     for record in processes.records():
         if not processes.alive(record):
             raise ProcessFailed(
-                f"{record.name} ended: {processes.last_words(record.name) or 'it said nothing'} "
-                f"(all it said is in {processes.log(record.name)})"
+                f"{record.name} ended: {processes.last_words(record.name) or 'it wrote nothing'} "
+                f"(its log is {processes.log(record.name)})"
             )
 
 

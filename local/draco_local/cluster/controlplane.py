@@ -246,9 +246,9 @@ class ControlPlane:
         while not self._ready(context):
             for name in STORE:
                 if not self.running(name):
-                    said = self.processes.last_words(name) or "it said nothing"
+                    said = self.processes.last_words(name) or "it wrote nothing"
                     raise ProcessFailed(
-                        f"The process {name} stopped right after its start: {said} (all it said is in {self.processes.log(name)})"
+                        f"The process {name} stopped right after its start: {said} (its log is {self.processes.log(name)})"
                     )
             if time.monotonic() > deadline:
                 raise ProcessFailed(

@@ -119,7 +119,7 @@ def _overwrite(path: Path, offset: int, content: bytes, *, sync: Callable[[int],
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_size < offset + len(content):
-                raise FileNotFoundError(errno.ENOENT, "It is shorter than it was", str(path))
+                raise FileNotFoundError(errno.ENOENT, "The file is shorter than before", str(path))
             written = 0
             while written < len(content):
                 written += os.pwrite(descriptor, content[written:], offset + written)

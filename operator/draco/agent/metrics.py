@@ -25,10 +25,10 @@ class AgentMetrics:
             registry=self._registry,
         )
         self._prepares = Counter(
-            "draco_agent_prepares_total", "Claims kubelet asked to prepare.", ["result"], registry=self._registry
+            "draco_agent_prepares_total", "Claims that kubelet asked to prepare.", ["result"], registry=self._registry
         )
         self._unprepares = Counter(
-            "draco_agent_unprepares_total", "Claims kubelet gave up.", ["result"], registry=self._registry
+            "draco_agent_unprepares_total", "Claims that kubelet unprepared.", ["result"], registry=self._registry
         )
         self._gpus = Gauge("draco_agent_gpus", "GPUs of this node by health.", ["health"], registry=self._registry)
         self._instances = Gauge(

@@ -203,7 +203,7 @@ class Startup:
         await self._on_record(lambda: self._record.change(put=found, own=fresh))
         names = ", ".join(map(str, found))
         log.error("checkpoint.incomplete", node=self._node, claims=names)
-        note = f"The record of prepared claims {self._path} lacked {names}, whose CDI specs are here; they are on record again."
+        note = f"The record of prepared claims {self._path} lacked {names}, whose CDI specs exist; the agent recorded them again."
         self._tell("CheckpointDamaged", "Rebuild", note)
 
     async def _own_slices(self) -> list[ResourceSlice]:

@@ -153,7 +153,7 @@ def _told(error: BaseException) -> int:
             _say(f"Error: {sentence}")
         return EXIT_FAILED
     defect = next(leaf for leaf, sentence in zip(leaves, sentences, strict=True) if sentence is None)
-    _say(f"Error: Draco failed in a way it should not have ({_brief(defect)}); {_where_written(error)}")
+    _say(f"Error: Draco has a bug ({_brief(defect)}); {_where_written(error)}")
     return EXIT_FAILED
 
 

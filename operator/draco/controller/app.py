@@ -321,7 +321,7 @@ class Operator:
                 lambda: [
                     gauge(
                         "draco_lease_age_seconds",
-                        "Since the lease was last renewed. 0 where this replica does not lead.",
+                        "Seconds since the lease was last renewed. 0 where this replica does not lead.",
                         [],
                         {(): self.election.since_renewal_s if self.election.leading else 0.0},
                     )

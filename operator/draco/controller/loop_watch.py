@@ -62,8 +62,8 @@ def register_loop(metrics: OperatorMetrics, watch: LoopWatch) -> None:
         return [
             gauge(
                 "draco_event_loop_longest_hold_seconds",
-                "The longest that other work had to wait for the event loop in the last minute: by the clock, and how much of "
-                "that the operator itself worked (the rest the machine had no processor for it).",
+                "The longest that other work waited for the event loop in the last minute: wall-clock time, and the operator's "
+                "CPU time in it (for the rest, the machine gave the operator no CPU).",
                 ["by"],
                 {("clock",): watch.longest_s, ("processor",): watch.longest_work_s},
             )

@@ -112,7 +112,7 @@ def register_workers(metrics: OperatorMetrics, workers: Workers) -> None:
         )
         for labels, count in outcomes.items():
             questions.add_metric(list(labels), count)
-        seconds = CounterMetricFamily("draco_worker_cpu_seconds", "CPU time that went into answers.")
+        seconds = CounterMetricFamily("draco_worker_cpu_seconds", "CPU time spent on answers.")
         seconds.add_metric([], counts.cpu_s)
         killed = CounterMetricFamily("draco_worker_killed", "Workers that died, or were killed, before they answered.")
         killed.add_metric([], counts.killed)
@@ -145,7 +145,7 @@ def register_view(metrics: OperatorMetrics, view: ClusterView) -> None:
             lambda: [
                 gauge(
                     "draco_devices",
-                    "Published devices by what stands in their way.",
+                    "Published devices by what keeps them from being allocated.",
                     ["driver", "state"],
                     {(driver, str(state)): float(n) for (driver, state), n in view.supply().items()},
                 )
@@ -187,7 +187,7 @@ def _informers(view: ClusterView) -> list[Metric]:
     synced = {name: int(each.synced.is_set()) for name, each in collections}
     restarts = CounterMetricFamily(
         "draco_kopf_watch_restarts",
-        "Times Kopf's watch of a kind ended and had to be begun anew with a list, by kind.",
+        "Times Kopf's watch of a kind ended and was started again with a list, by kind.",
         labels=["kind"],
     )
     for kind, own in view.own_kinds.items():
@@ -196,7 +196,12 @@ def _informers(view: ClusterView) -> list[Metric]:
         restarts,
         gauge("draco_informer_objects", "Objects known, by kind.", ["kind"], _one_label(objects)),
         gauge("draco_informer_relists", "Times a collection was listed again, by kind.", ["kind"], _one_label(relists)),
-        gauge("draco_informer_silent_seconds", "Since the last sign of life, by kind.", ["kind"], _one_label(silent)),
+        gauge(
+            "draco_informer_silent_seconds",
+            "Seconds since the last sign of life, by kind.",
+            ["kind"],
+            _one_label(silent),
+        ),
         gauge("draco_informer_synced", "1 when the collection is known.", ["kind"], _one_label(synced)),
     ]
 

@@ -91,7 +91,7 @@ _MISSING = (
     ),
     MissingFeature(
         "device taints",
-        "A broken device cannot be kept from new claims except by withdrawing it.",
+        "Only withdrawing a broken device keeps it from new claims.",
         f"{_NEEDS} DRADeviceTaints.",
     ),
     MissingFeature(

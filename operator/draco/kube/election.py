@@ -172,7 +172,7 @@ class LeaderElection:
             if remaining_s <= 0:
                 raise LeadershipLost(
                     f"could not renew the lease {self._key} for {self._terms.renew_deadline_s:g} s: "
-                    "the process must end, another replica may be leading soon"
+                    "the process ends, because another replica may lead soon"
                 )
             try:
                 async with asyncio.timeout(remaining_s):
@@ -191,7 +191,7 @@ class LeaderElection:
             if lease is not None and lease.spec.holder_identity != self.identity:
                 self.holder = lease.spec.holder_identity or ""
                 raise LeadershipLost(
-                    f"{self.holder or 'nobody'} holds the lease {self._key} now: the process must end"
+                    f"{self.holder or 'nobody'} holds the lease {self._key} now: the process ends"
                 ) from None
             await self._write(lease)
 

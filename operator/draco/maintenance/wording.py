@@ -18,18 +18,18 @@ def isolating(done: int, wanted: int) -> str:
 
 def isolated(number: int) -> str:
     """All are."""
-    return f"{_devices(number)} {are(number)} isolated by an exact taint rule each."
+    return f"{_devices(number)} {are(number)} isolated, each by its own taint rule."
 
 
 def settling(number: int) -> str:
     """No claim holds any, but one may be about to."""
-    return f"{_devices(number)} {are(number)} isolated and free; waiting for allocations that were on their way."
+    return f"{_devices(number)} {are(number)} isolated and free; waiting for allocations that were in progress."
 
 
 def free(number: int, watchers: Sequence[str]) -> str:
     """Work may begin; `watchers` are claims with administrative access."""
     said = f"{_devices(number)} {are(number)} isolated and no claim holds {them(number)}: work can start."
-    return f"{said} Only looking on, with administrative access: {listed(watchers)}." if watchers else said
+    return f"{said} Only monitoring, with administrative access: {listed(watchers)}." if watchers else said
 
 
 def in_use(held: Mapping[DeviceKey, list[str]], number: int) -> str:
@@ -45,8 +45,8 @@ def other_gpu(replaced: Mapping[DeviceKey, tuple[str, str]]) -> str:
     device, (before, now) = min(replaced.items())
     more = f" (and {len(replaced) - 1} more)" if len(replaced) > 1 else ""
     return (
-        f"{device.device} of {device.pool} was {before} when it was isolated and is {now} now{more}. If you have replaced the "
-        "board, go on and finish this request; else look for the board by its UUID, and do not trust the name."
+        f"{device.device} of {device.pool} was {before} when it was isolated and is {now} now{more}. If you replaced the board, "
+        "finish this request; otherwise find the board by its UUID, because the name now means another board."
     )
 
 
@@ -65,19 +65,19 @@ def unheeded(devices: Sequence[DeviceKey], number: int) -> str:
     nodes = listed(sorted({device.pool for device in devices}))
     return (
         f"{_devices(number)} {are(number)} isolated and free; waiting for Draco's agent on {nodes} to publish "
-        f"{listed([device.device for device in devices])} with the taint, so that no partition can come without it."
+        f"{listed([device.device for device in devices])} with the taint, so that no new partition appears without it."
     )
 
 
 def giving_back(number: int, rules: int) -> str:
     """The request is finished, and so many rules are left."""
-    return f"Giving back {_devices(number)}: {counted(rules, 'taint rule')} left to delete."
+    return f"Returning {_devices(number)} to service: {counted(rules, 'taint rule')} left to delete."
 
 
 def given_back(number: int) -> str:
     """The request is finished, and no rule is left."""
     were = agreeing(number, "was", "were")
-    return f"{_devices(number)} {were} given back." if number else "Finished; no device had been isolated."
+    return f"{_devices(number)} {were} returned to service." if number else "Finished; no device was isolated."
 
 
 def _devices(number: int) -> str:

@@ -165,7 +165,7 @@ def plan_gpu(gpu: ObservedGpu, wanted: WantedGpu | None, promised: Sequence[Prom
     board = gpu.board
     if not gpu.capable or board is None:
         divided = wanted is not None and wanted.mode is not MigMode.DISABLED
-        why = "divides this GPU, but it cannot be divided; exclude it from the policy."
+        why = "divides this GPU, but it does not support MIG; exclude it from the policy."
         return GpuPlan(uuid=gpu.uuid, waits=f"Policy {wanted.policy} {why}" if wanted and divided else "")
     keep = _open(keeping(wanted, board, promised), gpu)
     owners = {**gpu.missing, **{key: one.claim for key, one in keep.promised.items()}}
@@ -302,7 +302,7 @@ def _laid_out(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, 
         if blocking:
             later.append(Later(each.profile, each.start, f"{written(placement)} waits for {_blame(blocking)}"))
         elif not shape.fits_at(state, placement):  # one that NVML refuses would keep the others from being made
-            why = f"{written(placement)} waits for engines that instances beside it have"
+            why = f"{written(placement)} waits for engines that other instances on the GPU use"
             later.append(Later(each.profile, each.start, why))
         else:
             makes.append(placement)
@@ -373,8 +373,8 @@ def _blame(parts: Iterable[Part]) -> str:
             number = f"GPU instance {part.number}" if part.number is not None else str(part)
             return f"{number} that somebody else {made}"
         if part.holder:
-            return f"an instance that is going, in use by {part.holder}"
-    return "an instance that is going"
+            return f"an instance that is being destroyed, in use by {part.holder}"
+    return "an instance that is being destroyed"
 
 
 def written(placement: Placement) -> str:

@@ -77,7 +77,9 @@ def _unpermitted(permit: ResetPermit, wanted: str) -> GpuCondition:
 
 def _by_state(mig: GpuMig, wanted: WantedGpu, permit: ResetPermit) -> GpuCondition:
     if mig.state is MigState.DIRTY:
-        return _failed(mig.message or "its instances are not what they should be; nothing is made until they are")
+        return _failed(
+            mig.message or "its instances differ from what the policy asks; nothing is made until they agree"
+        )
     if mig.state is MigState.NEEDS_RESET or mig.pending:
         return _reset(mig, wanted, permit)
     if wanted.mode is MigMode.DISABLED:
@@ -115,7 +117,8 @@ def _static(mig: GpuMig, wanted: WantedGpu) -> GpuCondition:
     if missing and foreign:
         one = foreign[0]
         return _failed(
-            mig.message or f"{one.profile} at {one.start} was made by others and is left alone; destroy it by hand"
+            mig.message
+            or f"{one.profile} at {one.start} was not made by Draco, which leaves it alone; destroy it by hand"
         )
     return _changing(mig.message or "its instances are being changed")
 

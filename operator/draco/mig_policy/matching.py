@@ -129,7 +129,7 @@ def _by_selectors(rules: Rules, device: Device | None, driver: str) -> MatchVerd
         return _SELECTED
     if device is None:
         return MatchVerdict(
-            PolicyMatch.UNKNOWN, error="The GPU is not published, so spec.deviceSelectors cannot be asked about it."
+            PolicyMatch.UNKNOWN, error="The GPU is not published, so spec.deviceSelectors cannot be evaluated for it."
         )
     for index, selector in enumerate(rules.selectors):
         try:

@@ -107,11 +107,13 @@ def _duration(seconds: float) -> str:
 
 def for_waiting(release: ClaimRelease, prospect: str) -> str:
     """Of a claim that waits: without which idle ones it would be allocated, and what becomes of them."""
-    held = "; ".join(f"claim {key} holds {', '.join(release.devices[key])} for no pod" for key in release.claims)
+    held = "; ".join(
+        f"claim {key} holds {', '.join(release.devices[key])}, and no pod uses it" for key in release.claims
+    )
     one = len(release.claims) == 1
     return (
         f"Would be allocated on node {release.node} without {'an idle claim' if one else 'two idle claims'}: {held}. "
-        f"If {'it is' if one else 'they are'} deleted and made again, {'it finds' if one else 'they find'} another place. "
+        f"If {'it is' if one else 'they are'} deleted and created again, {'it finds' if one else 'they find'} another place. "
         f"{prospect}"
     )
 
@@ -122,7 +124,7 @@ def for_idle(release: ClaimRelease, claim: ObjectKey, prospect: str) -> str:
     also = f" and claim {others[0]}" if others else ""
     return (
         f"Holds {', '.join(release.devices[claim])}, and no pod uses it. Without it{also}, {_claims(release.waiting)} of pod "
-        f"{release.pod} would be allocated. Delete it and make it again: there is another place for it. {prospect}"
+        f"{release.pod} would be allocated. Delete it and create it again: there is another place for it. {prospect}"
     )
 
 
@@ -145,13 +147,13 @@ def kept(release: ClaimRelease, policies: Sequence[str]) -> str:
 def held_back(release: ClaimRelease, claim: ObjectKey, reason: str) -> str:
     """The policies permit it, but something else does not yet."""
     if len(release.claims) == 1:
-        return f"Draco releases it as soon as it may; now {reason}."
-    return f"Draco releases them as soon as it may; now of claim {claim}: {reason}."
+        return f"Draco releases it as soon as possible; not yet, because {reason}."
+    return f"Draco releases them as soon as possible; not yet, because of claim {claim}: {reason}."
 
 
 def due(release: ClaimRelease) -> str:
     """Nothing is in the way."""
-    return f"Draco releases {them(len(release.claims))} by itself within moments."
+    return f"Draco releases {them(len(release.claims))} by itself in a moment."
 
 
 def _claims(keys: tuple[ObjectKey, ...]) -> str:

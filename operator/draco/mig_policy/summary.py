@@ -203,14 +203,16 @@ def _applied(rules: Rules, counts: PolicyCounts) -> Condition:
         reason, message = _nothing(rules, counts)
         return _condition(CONDITION_APPLIED, "False", reason, message)
     for state, reason, being in (
-        (LayoutState.FAILED, "Failed", "cannot be as wanted"),
+        (LayoutState.FAILED, "Failed", "cannot be set up as the policy asks"),
         (LayoutState.CHANGING, "Changing", "not done yet"),
     ):
         if counts.states[state]:
             return _condition(CONDITION_APPLIED, "False", reason, _sentence(state, counts, being))
     crowded = sum(each.count for message, each in counts.reasons[LayoutState.APPLIED].items() if message)
     room = f", {crowded} of them as far as there is room" if crowded else ""
-    return _condition(CONDITION_APPLIED, "True", "AsWanted", f"{_gpus(counts.states.total())} as wanted{room}.")
+    return _condition(
+        CONDITION_APPLIED, "True", "AsWanted", f"{_gpus(counts.states.total())} set up as the policy asks{room}."
+    )
 
 
 def _sentence(state: LayoutState, counts: PolicyCounts, being: str) -> str:
@@ -226,7 +228,7 @@ def _sentence(state: LayoutState, counts: PolicyCounts, being: str) -> str:
 def _nothing(rules: Rules, counts: PolicyCounts) -> tuple[str, str]:
     """Why it has no GPU."""
     if rules.problem:
-        return "NotUnderstood", "Has no GPU, and takes none until it can be understood."
+        return "NotUnderstood", "The policy is invalid, so it applies to no GPU."
     if not counts.nodes:
         return "NothingMatches", "Matches nothing: no node has reported a GPU."
     if counts.lost:
@@ -240,7 +242,7 @@ def _nothing(rules: Rules, counts: PolicyCounts) -> tuple[str, str]:
         PolicyMatch.NOT_SELECTED: f"not selected by spec.deviceSelectors[{failing}]",
         PolicyMatch.EXCLUDED: "named by spec.exclude",
         PolicyMatch.INDIVISIBLE: "without MIG",
-        PolicyMatch.UNKNOWN: "that cannot be judged now",
+        PolicyMatch.UNKNOWN: "that cannot be checked now",
     }
     sentences = [f"{counts.said[answer]} {reason}" for answer, reason in reasons.items() if counts.said[answer]]
     return "NothingMatches", f"Matches nothing: of {_gpus(here)} on the nodes it selects, {_listed(sentences)}."

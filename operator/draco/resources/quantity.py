@@ -266,7 +266,7 @@ def _what_is_wrong(text: str) -> str:
     if not text:
         return "it is empty"
     if text != text.strip():
-        return "it has blanks around it"
+        return "it has spaces around it"
     letters = _NUMBER_THEN_LETTERS.fullmatch(text)
     if letters is not None and any(character in "0123456789" for character in text):
         return f'unknown suffix "{letters[1]}"'

@@ -117,7 +117,11 @@ def _prerelease(text: str, identifier: str) -> int | str:
 
 def _identifier(text: str, name: str, identifier: str) -> str:
     if not _IDENTIFIER.fullmatch(identifier):
-        problem = f"{identifier[:20]!r} holds more than letters, digits and dashes" if identifier else "a part is empty"
+        problem = (
+            f"{identifier[:20]!r} has characters other than letters, digits and dashes"
+            if identifier
+            else "a part is empty"
+        )
         raise SemVerError(text, f"in its {name} {problem}")
     return identifier
 

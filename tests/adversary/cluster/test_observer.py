@@ -473,7 +473,7 @@ REST = {
     "it runs": (False, a_pod(phase="Running", node="node"), []),
     "a sick GPU is refused": (
         False,
-        a_pod(node="node", waiting="Claim a/c was allocated what takes no new work: gpu-1 (Xid79: ...)"),
+        a_pod(node="node", waiting="Claim a/c was allocated a device that takes no new work: gpu-1 (Xid79: ...)"),
         [],
     ),
     "it does not start": (True, a_pod(node="node", waiting="GPU is lost"), []),

@@ -209,10 +209,10 @@ async def test_what_an_agent_that_was_killed_may_have_made_is_left_to_whoever_fi
     claim = await node.claim(RIGHT)
     async with node.running():
         reported = await eventually(lambda: in_state(node, MigState.DIRTY))
-        assert "may be what an interrupted step of this agent made, or somebody else's" in reported.message
+        assert "may come from an interrupted step of this agent, or from somebody else" in reported.message
         [event] = await eventually(lambda: node.events("PartitionsUnsettled"))
         assert event.message.endswith("within 30 s. Nothing new is placed on it until then.")
-        assert "may be what an interrupted step" in await error_of(node, "prepare", claim)
+        assert "may come from an interrupted step" in await error_of(node, "prepare", claim)
         [left] = hardware(node).instances
         assert left.compute == []
         nvml = Nvml(node.library)
@@ -270,9 +270,9 @@ async def test_a_destroy_refused_because_of_nobody_known_is_told_in_an_event_too
     async with node.running():
         await node.prepare(claim)
         faults.fail(node.gpus, "nvmlGpuInstanceDestroy", pynvml.NVML_ERROR_IN_USE)
-        assert "somebody who is in no list" in await error_of(node, "unprepare", claim)
+        assert "a process that NVML does not list" in await error_of(node, "unprepare", claim)
         [event] = await eventually(lambda: node.events("InstanceInUse"))
-        assert "cannot be destroyed, it is in use by somebody who is in no list" in event.message
+        assert "cannot be destroyed, it is in use by a process that NVML does not list" in event.message
         assert await node.events("PartitionsUnsettled") == []
 
 

@@ -99,7 +99,7 @@ async def test_killed_it_starts_again_on_what_it_left(node: SimulatedNode, serve
     ("state", "sentence"),
     [
         ("other", "Driver gpu.nvidia.com is already served on this node by "),
-        ("agent", f"Another Draco agent (process {os.getpid()}) works with "),
+        ("agent", f"Another Draco agent (process {os.getpid()}) uses "),
     ],
     ids=["another driver", "another agent"],  # not the process's number, which differs between workers
 )

@@ -47,12 +47,12 @@ REVIEWS: Kind[Any] = Kind(
 INVALID = "must be an allocated device in the claim|may not be specified when `allocated` is not set"
 """What the API server itself refuses before it asks a policy, in the versions that do."""
 ME = [{"resource": "pods", "name": "me", "uid": "me"}]
-DEVICES_ONLY = "may write nothing of a claim but the status of its devices"
+DEVICES_ONLY = "may write only the device status of a claim"
 MY_DEVICES = f"may report only devices of driver {DRIVER} in the pool of that node"
 NOT_HERE = f"the claim has no device of driver {DRIVER} on node {MINE}"
-NO_WISHES = "not say how GPUs are to be divided"
+NO_WISHES = "may create its GpuNode and write its status, but not its spec"
 MY_EVENTS = "may write Events about that node only"
-TAKE_BACK_ONLY = "may write nothing of a claim but take back its allocation"
+TAKE_BACK_ONLY = "may only take back the allocation of a claim"
 
 
 def labelled(name: str) -> Attempt:
@@ -88,9 +88,9 @@ REFUSED = [
         "agent",
         "an allocation cleared",
         merged_status_of("idle", allocation=None),
-        "may not change what a claim is allocated",
+        "may not change the allocation of a claim",
     ),
-    Theft("agent", "a reservation", status_of("here", reservedFor=ME), "may not change for whom a claim is reserved"),
+    Theft("agent", "a reservation", status_of("here", reservedFor=ME), "may not change the reservations of a claim"),
     Theft("agent", "a report taken away", merged_status_of("here", devices=[]), MY_DEVICES),
     Theft("agent", "another driver's", status_of("here", devices=[report(driver=OTHER_DRIVER)]), MY_DEVICES),
     Theft("agent", "another node's", status_of("there", devices=[report(pool=OTHER)]), MY_DEVICES),
@@ -115,12 +115,12 @@ REFUSED = [
     Theft("releasing", "a claim", made("x"), TAKE_BACK_ONLY),
     Theft("releasing", "a claim deleted", deleted("idle"), TAKE_BACK_ONLY),
     Theft("operator", "a claim released", merged_status_of("idle", allocation=None), "may not release claims"),
-    Theft("releasing", "only a report", status_of("idle", devices=[report(device="gpu-1")]), "never make or change"),
+    Theft("releasing", "only a report", status_of("idle", devices=[report(device="gpu-1")]), "not make or change"),
     Theft(
         "releasing",
         "an allocation made",
         merged_status_of("waiting", allocation=an_allocation(MINE, [a_result(MINE)])),
-        "never make or change",
+        "not make or change",
     ),
     Theft("releasing", "a reservation kept", merged_status_of("there", allocation=None), f"that is reserved|{INVALID}"),
     Theft(

@@ -205,7 +205,7 @@ def test_mig_policies_are_listed_with_what_the_operator_says_of_them(api_server:
     call(api_server, "POST", path, {**meta, "spec": {"mode": "Dynamic"}})
     try:
         assert [each["message"] for each in policies(api_server, node)] == [
-            "The operator has not taken it up yet; does it run?"
+            "The operator has not processed it yet; is it running?"
         ]
         said = {"observedGeneration": 1, "gpus": 3, "applied": 2, "changing": 1, "message": "1 of 3 GPUs not done yet."}
         call(api_server, "PATCH", f"{path}/{node}/status?fieldManager=tests", {**meta, "status": said})

@@ -124,7 +124,7 @@ def test_a_program_that_its_checksum_does_not_vouch_for_is_refused_and_not_kept(
     with pytest.raises(WrongChecksum) as told:
         binaries.find("kube-scheduler", "kubectl", environ=environ, mirror=mirror.url)
     sentence = str(told.value)
-    assert sentence.startswith(f"{mirror.url}{file_of('kubectl')} is not what its checksum says (its SHA-256 is ")
+    assert sentence.startswith(f"{mirror.url}{file_of('kubectl')} does not match its checksum (its SHA-256 is ")
     assert sentence.endswith("try again, name another --mirror, or build with --mirror none.")
     assert "\n" not in sentence
     assert left(environ) == set()
@@ -136,9 +136,9 @@ def test_what_the_mirror_lacks_is_built_and_the_rest_is_fetched(mirror: Mirror, 
     found = binaries.find("kubectl", "etcd", environ=environ, mirror=mirror.url, progress=Lines(told))
     assert found["kubectl"].read_bytes() == PROGRAM
     assert "built" in found["etcd"].read_text()
-    (line,) = [line for line in told.getvalue().splitlines() if "Not to be had" in line]
+    (line,) = [line for line in told.getvalue().splitlines() if "Not available as released" in line]
     assert line == (
-        f" • Not to be had as released programs, so they are built: {mirror.url}{checksums_of('etcd')} answers 404 Not Found."
+        f" • Not available as released programs, so they are built: {mirror.url}{checksums_of('etcd')} answers 404 Not Found."
     )
 
 
@@ -155,8 +155,8 @@ def test_a_silent_mirror_is_waited_for_once_and_not_long(
     told = io.StringIO()
     found = binaries.find(*programs, environ=environ, mirror=mirror.url, progress=Lines(told))
     assert all("built" in path.read_text() for path in found.values())
-    (line,) = [line for line in told.getvalue().splitlines() if "Not to be had" in line]
-    assert line == f" • Not to be had as released programs, so they are built: {mirror.url} does not answer in time."
+    (line,) = [line for line in told.getvalue().splitlines() if "Not available as released" in line]
+    assert line == f" • Not available as released programs, so they are built: {mirror.url} does not answer in time."
 
 
 def test_a_download_that_stalls_is_given_up_and_the_program_built(
@@ -196,7 +196,7 @@ def test_a_site_that_leads_away_from_https_is_not_followed() -> None:
 
     download._check(answer("https://dl.k8s.io/kubectl", "https://cdn.dl.k8s.io/kubectl"), "https://dl.k8s.io/kubectl")
     for ways in (("https://a/f", "http://a/f"), ("https://a/f", "http://b/f", "https://a/f")):
-        with pytest.raises(download.NotToBeHad, match="leads away from https"):
+        with pytest.raises(download.NotToBeHad, match="redirects to an address without https"):
             download._check(answer(*ways), ways[0])
 
 

@@ -45,8 +45,8 @@ async def test_a_version_that_goes_away_makes_the_operator_start_anew_and_say_wh
     proxy.fault(newest, GONE, times=ALWAYS)
     await until(started_anew, within_s=60, what="the new start")
     (told,) = [event["changes"] for event in operator.events() if event["event"] == "cluster.changed"]
-    assert "DeviceTaintRule is served in" in told
-    assert told.endswith("and was in resource.k8s.io/v1beta2")
+    assert "DeviceTaintRule is now served in" in told
+    assert told.endswith(" instead of resource.k8s.io/v1beta2")
 
     async def without_it() -> bool:
         missing = [event for event in operator.events() if event["event"] == "feature.missing"]

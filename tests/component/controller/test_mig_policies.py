@@ -131,7 +131,7 @@ async def test_a_policy_is_written_to_its_gpus_and_counts_as_applied_when_the_ag
         waiting = await lab.says(key, "1 of 1 GPU not done yet")
         assert (waiting.status.gpus, waiting.status.applied, waiting.status.changing) == (1, 0, 1)
         await lab.report(node, ON, OFF)
-        done = await lab.says(key, "1 GPU as wanted.")
+        done = await lab.says(key, "1 GPU set up as the policy asks.")
         assert (done.status.applied, done.status.observed_generation) == (1, done.metadata.generation)
     before = await lab.gpu_node(node)
     async with an_operator(served) as (operator, _):
@@ -177,11 +177,11 @@ async def test_a_layout_that_cannot_be_is_told_and_what_was_applied_stays(served
             assert [(each.profile, each.start) for each in wanted.layout] == [("3g.40gb", 0), ("3g.40gb", 4)]
         halves = ON_WITH_HALVES
         await lab.report(node, halves, halves)
-        await lab.says(key, "2 GPUs as wanted.")
+        await lab.says(key, "2 GPUs set up as the policy asks.")
         before = (await lab.gpu_node(node)).spec
         too_much = {"name": "too-much", "instances": [{"profile": "4g.40gb", "count": 2}]}
         await lab.client.patch(MIG_POLICIES, key, {"spec": {"layouts": [HALVES, too_much], "layout": "too-much"}})
-        told = await lab.says(key, "2 of 2 GPUs cannot be as wanted: gpu-0 of")
+        told = await lab.says(key, "2 of 2 GPUs cannot be set up as the policy asks: gpu-0 of")
         assert "layout too-much: 2 x 4g.40gb" in told.status.message
         assert "nearest that can exist is 1 x 4g.40gb" in told.status.message
         assert told.status.failed == 2
@@ -200,7 +200,7 @@ async def test_selectors_are_asked_about_what_is_published(served: ControlPlane,
     async with an_operator(served):
         expression = f'device.attributes["gpu.nvidia.com"].uuid == "{a_gpu_uuid(node, 1)}"'
         key = await lab.policy("p", deviceSelectors=[{"cel": {"expression": expression}}])
-        await lab.says(key, "Matches nothing: of 2 GPUs on the nodes it selects, 2 that cannot be judged now.")
+        await lab.says(key, "Matches nothing: of 2 GPUs on the nodes it selects, 2 that cannot be checked now.")
         pool = a_slice(node, ["gpu-0", "gpu-1"], name=node)
         devices = as_json(pool.spec)["devices"]
         for minor, device in enumerate(devices):
@@ -263,7 +263,7 @@ async def test_the_second_replica_goes_on_where_the_first_one_died(served: Contr
     async with an_operator(served, msgspec.structs.replace(settings, identity="second")):
         await lab.wanted(node, gpu0="p", gpu1="p")
         await lab.report(node, ON, ON)
-        await lab.says(key, "2 GPUs as wanted.")  # which the first one cannot have said
+        await lab.says(key, "2 GPUs set up as the policy asks.")  # which the first one cannot have said
 
 
 async def test_a_replica_that_sees_an_old_state_writes_nothing(

@@ -25,7 +25,7 @@ async def create(client: Client, spec: dict[str, Any]) -> ObjectKey:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"mode": "Static", "layouts": [HALVES]}, "mode Static needs the name of one of spec.layouts in spec.layout"),
+        ({"mode": "Static", "layouts": [HALVES]}, "mode Static needs spec.layout to name one of spec.layouts"),
         (
             {"mode": "Static", "layouts": [HALVES], "layout": "thirds"},
             "spec.layouts has no layout named thirds",
@@ -35,23 +35,23 @@ async def create(client: Client, spec: dict[str, Any]) -> ObjectKey:
         ({}, "spec.mode: Required value"),
         (
             {"mode": "Dynamic", "profiles": ["1g.10gb"], "warm": [{"profile": "2g.20gb"}]},
-            "every profile of spec.warm must be one of spec.profiles, or spec.profiles be empty",
+            "every profile of spec.warm must be one of spec.profiles, or spec.profiles must be empty",
         ),
         (
             {
                 "mode": "Dynamic",
                 "layouts": [{"name": "x", "instances": [{"profile": "1g.10gb", "count": 2, "start": 0}]}],
             },
-            "only one instance can be at a start; write one entry for each, or leave start away",
+            "only one instance can be at a start; write one entry for each, or leave start out",
         ),
         ({"mode": "Dynamic", "reset": {"permit": "InWindows"}}, "permit InWindows needs at least one window"),
         (
             {"mode": "Dynamic", "reset": {"windows": [{"start": "22:00", "duration": "25h"}]}},
-            "a window is open for 1m to 24h, written in hours and minutes, such as 2h30m",
+            "a window must be open for 1m to 24h, written in hours and minutes, such as 2h30m",
         ),
         (
             {"mode": "Dynamic", "reset": {"windows": [{"start": "22:00", "duration": ""}]}},
-            "a window is open for 1m to 24h, written in hours and minutes, such as 2h30m",
+            "a window must be open for 1m to 24h, written in hours and minutes, such as 2h30m",
         ),
         ({"mode": "Dynamic", "reset": {"windows": [{"start": "24:00", "duration": "1h"}]}}, "should match"),
         ({"mode": "Dynamic", "repair": {"maxMoves": 3}}, "should be less than or equal to 2"),

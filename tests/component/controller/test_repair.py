@@ -41,11 +41,11 @@ async def test_idle_claims_in_the_way_are_named_until_one_is_gone(served: Contro
         kept = f"Draco may release it itself if MigPolicy {lab.policy.name} says so: spec.repair.idleClaims: Release."
         assert said["large"] == (
             f"Would be allocated on node {lab.node} without an idle claim: claim {idle} holds gpu-0-mig-1g10gb-19-0 of "
-            f"{lab.node} for no pod. If it is deleted and made again, it finds another place. {kept}"
+            f"{lab.node}, and no pod uses it. If it is deleted and created again, it finds another place. {kept}"
         )
         assert said["idle"] == (
             f"Holds gpu-0-mig-1g10gb-19-0 of {lab.node}, and no pod uses it. Without it, claim {lab.namespace}/large of pod "
-            f"{lab.namespace}/train would be allocated. Delete it and make it again: there is another place for it. {kept}"
+            f"{lab.namespace}/train would be allocated. Delete it and create it again: there is another place for it. {kept}"
         )
 
         async def passed_on() -> bool:
@@ -149,7 +149,7 @@ async def test_an_idle_claim_is_released_where_its_policy_says_so(served: Contro
         assert await until(both, what="the Events") == {
             "idle": (
                 f"Released for pod {lab.namespace}/train, as MigPolicy {lab.policy.name} permits: it held "
-                f"gpu-0-mig-1g10gb-19-0 of {lab.node} for no pod. It is allocated again when a pod uses it."
+                f"gpu-0-mig-1g10gb-19-0 of {lab.node}, and no pod used it. It is allocated again when a pod uses it."
             ),
             "large": (
                 f"Idle claim {idle} was released, as MigPolicy {lab.policy.name} permits: pod {lab.namespace}/train fits on "
@@ -220,7 +220,7 @@ async def test_a_claim_is_not_released_before_its_node_has_given_it_up(served: C
     async with an_operator(served, quick()):
 
         async def held_back() -> bool:
-            return f"now it is still prepared on node {lab.node}." in (await lab.said()).get("idle", "")
+            return f"because it is still prepared on node {lab.node}." in (await lab.said()).get("idle", "")
 
         await until(held_back, what="the reason")
         assert await lab.allocated(idle) == [True]
@@ -302,7 +302,7 @@ async def test_a_claim_that_comes_back_to_the_same_place_is_let_be(served: Contr
         return await lab.allocated(idle) == [False] and bool(await lab.said(RELEASED_REASON))
 
     async def let_be() -> bool:
-        return "now it was released less than 10 min ago." in (await lab.said()).get("idle", "")
+        return "because it was released less than 10 min ago." in (await lab.said()).get("idle", "")
 
     async with an_operator(served, quick()):
         await until(gone, what="the release")

@@ -59,5 +59,5 @@ def test_who_holds_a_device_keeps_it_from_others_and_who_gives_it_up_does_not() 
 
 def test_a_gpu_that_is_said_to_be_in_two_places_is_nobody_s() -> None:
     twice = {**GPUS, "gpu-1": msgspec.structs.replace(GPUS["gpu-1"], minor=GPUS["gpu-0"].minor)}
-    with pytest.raises(NotThere, match="is said to be GPU"):
+    with pytest.raises(NotThere, match="NVML reports /dev/nvidia"):
         plan_prepare(ONE, {}, driver=NVIDIA_DRIVER, pool="node-0", gpus=twice)

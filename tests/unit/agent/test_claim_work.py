@@ -180,7 +180,7 @@ async def test_partitions_are_neither_prepared_nor_given_up_while_a_call_hangs(n
     node.view = msgspec.structs.replace(node.view, fault="It hangs.", hang=hang)
     with pytest.raises(PrepareError, match=r"default/divided cannot be prepared now: It hangs\. Kubelet tries again"):
         await node.work.prepare(DIVIDED)
-    with pytest.raises(PrepareError, match=r"default/divided cannot be given up now: It hangs\. Kubelet tries again"):
+    with pytest.raises(PrepareError, match=r"default/divided cannot be unprepared now: It hangs\. Kubelet tries again"):
         await node.work.unprepare(uid_of(DIVIDED))
     assert node.done == []
     node.view = msgspec.structs.replace(node.view, hang=NvmlCall("", "", 0.0))

@@ -272,7 +272,9 @@ def test_a_claim_survives_a_disk_that_does_not_let_it_be_given_up(tmp_path: Path
     desk = Desk(tmp_path, files=FullCopyOnWriteDisk())
     desk.prepare(ONE)
     desk.files.refused.add("/state/")
-    with pytest.raises(PrepareError, match=r"cannot be given up: No space left .*checkpoint.json\); make room or fix"):
+    with pytest.raises(
+        PrepareError, match=r"cannot be unprepared: No space left .*checkpoint.json\); make room or fix"
+    ):
         desk.desk.unprepare(uid(ONE))
     desk.files.refused.clear()
     assert Desk(tmp_path).prepare(ONE) == ["gpu-0"]

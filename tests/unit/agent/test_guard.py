@@ -128,7 +128,7 @@ def test_the_lock_names_its_holder_and_ends_with_its_process(tmp_path: Path) -> 
     ) as holder:
         assert holder.stdout
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(AnotherPlugin, match=rf"process {holder.pid}\) works with {path.parent}"), ProcessLock(path):
+        with pytest.raises(AnotherPlugin, match=rf"process {holder.pid}\) uses {path.parent}"), ProcessLock(path):
             pass
         holder.kill()
         holder.wait()

@@ -83,7 +83,7 @@ def test_where_the_numbers_of_device_nodes_are_not_known_the_whole_gpu_is_looked
     a_process(tmp_path, 7, comm="monitor", files=("/dev/nvidia0",))
     there = Instance(gpu=GpuUuid("GPU-0"), gi=2, profile_id=19, start=3, size=1, ci=0, uuid="MIG-1")
     search = HolderSearch(Holders(tmp_path), Capabilities(tmp_path))
-    assert search(there, a_gpu(0), []) == "somebody in no list, perhaps process 7 (monitor)"
+    assert search(there, a_gpu(0), []) == "a process that NVML does not list, perhaps process 7 (monitor)"
 
 
 def test_the_agent_knows_itself_among_the_node_s_processes(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_the_nearest_holder_is_named_and_monitoring_of_the_whole_gpu_only_withou
     there = Instance(gpu=GpuUuid("GPU-0"), gi=made.gpu_instance, profile_id=19, start=3, size=1, ci=0, uuid=made.uuid)
     proc = procfs.tree(path)
     search = HolderSearch(Holders(proc), Capabilities(proc))
-    assert search(there, a_gpu(0), []) == "somebody in no list, perhaps process 100 (monitor)"
+    assert search(there, a_gpu(0), []) == "a process that NVML does not list, perhaps process 100 (monitor)"
     faults.hold(path, 0, GpuProcess(pid=200, name="shell", listed=False, gpu_instance=made.gpu_instance))
     assert search(there, a_gpu(0), []) == "process 200 (shell)"
     assert search(there, a_gpu(0), [300]) == "process 300"

@@ -213,5 +213,5 @@ def test_a_record_of_a_newer_agent_is_not_believed_and_says_why(tmp_path: Path) 
     path = tmp_path / "checkpoint.json"
     a_record(path)
     newer = path.read_bytes().replace(b'"version":3', b'"version":4')
-    with pytest.raises(CheckpointDamaged, match="has version 4, and this agent knows 3"):
+    with pytest.raises(CheckpointDamaged, match="has version 4, but this agent reads only version 3"):
         checkpoint.read(newer)

@@ -183,7 +183,7 @@ async def test_a_name_is_on_record_before_anybody_is_told_of_it(tmp_path: Path) 
     files.refused.add("checkpoint")
     view = await known.view(a_view(A, B))
     assert [one.gpu.device for one in view.gpus] == ["gpu-0"]
-    assert "has no name yet, since that cannot be recorded: No space left" in view.unidentified[0].message
+    assert "has no device name yet, as it cannot be recorded: No space left" in view.unidentified[0].message
     files.refused.clear()
     assert [one.gpu.device for one in (await known.view(a_view(A, B))).gpus] == ["gpu-0", "gpu-1"]
     again = KnownGpus(a_record(path), in_thread=at_once)
@@ -194,7 +194,7 @@ async def test_a_name_is_on_record_before_anybody_is_told_of_it(tmp_path: Path) 
 async def test_without_names_there_are_no_gpus(tmp_path: Path) -> None:
     view = await KnownGpus(a_record(tmp_path / "checkpoint.json"), in_thread=at_once).view(a_view(A))
     assert (view.driver, view.gpus) == (None, ())
-    assert "not known yet" in view.fault
+    assert "does not know yet under which names" in view.fault
 
 
 async def test_nothing_is_written_over_a_record_that_is_being_rebuilt(tmp_path: Path) -> None:

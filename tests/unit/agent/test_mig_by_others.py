@@ -37,7 +37,7 @@ def test_an_instance_of_somebody_else_is_reported_refused_and_never_touched(node
     by_hand.create_instance(node.path, 0, "3g.40gb", start=4, compute="whole" if compute else "none")
     faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_UNKNOWN)  # not even tried
     with pytest.raises(
-        PrepareError, match=r"cannot have gpu-0-mig-3g40gb-9-4: GPU instance .* destroy it with nvidia-smi"
+        PrepareError, match=r"cannot get gpu-0-mig-3g40gb-9-4: GPU instance .* destroy it with nvidia-smi"
     ):
         node.prepare(ONE)
     faults.stop_failing(node.path)
@@ -50,7 +50,7 @@ def test_an_instance_of_somebody_else_is_reported_refused_and_never_touched(node
 
 def test_an_instance_of_somebody_else_in_the_whole_gpu_is_left_alone_too(node: MigNode) -> None:
     by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
-    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* was made by somebody else"):
+    with pytest.raises(PrepareError, match=r"cannot get the whole of gpu-0: .* was made by somebody else"):
         node.prepare(WHOLE)
     assert node.real() == [(9, 4, 1)]
     assert not node.record.claims
@@ -129,7 +129,7 @@ def test_what_somebody_takes_as_soon_as_it_is_made_is_given_to_nobody(
         return made
 
     monkeypatch.setattr(node.edge, "create", robbed)
-    with pytest.raises(PrepareError, match=r"NVML made 1g\.10gb at 4 and does not list it"):
+    with pytest.raises(PrepareError, match=r"NVML made 1g\.10gb at 4 but does not list it"):
         node.prepare(TWO)
     assert (node.real(), node.specs()) == ([(19, 4, 1)] if taken == "place" else [], {})
 
@@ -239,7 +239,7 @@ def test_a_gpu_divided_by_hand_since_the_last_look_is_not_given_whole(tmp_path: 
     node = MigNode(tmp_path)
     by_hand.set_mode(node.path, 0, 1)
     by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
-    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* was made by somebody else"):
+    with pytest.raises(PrepareError, match=r"cannot get the whole of gpu-0: .* was made by somebody else"):
         node.prepare(WHOLE)
     assert (node.real(), dict(node.record.claims)) == ([(9, 4, 1)], {})
     by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
@@ -256,7 +256,7 @@ def test_a_gpu_whose_mode_was_changed_by_hand_and_changes_back_with_a_reset_only
     faults.reset(path, 0)
     name = f"gpu-{node.gpus[0].minor}"
     with pytest.raises(
-        PrepareError, match=f"was allocated all of {name}, which is in MIG mode and leaves it only with"
+        PrepareError, match=f"was allocated all of {name}, which is in MIG mode, and turning it off needs a reset"
     ):
         node.prepare(a_claim("whole", on=[f"node-0/{name}"]))
     assert not node.record.claims
@@ -268,7 +268,7 @@ def test_a_claim_that_is_prepared_again_does_not_get_a_gpu_divided_since(tmp_pat
     first = node.prepare(WHOLE)
     by_hand.set_mode(node.path, 0, 1)
     by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
-    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* was made by somebody else"):
+    with pytest.raises(PrepareError, match=r"cannot get the whole of gpu-0: .* was made by somebody else"):
         node.prepare(WHOLE)
     by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
     assert node.prepare(WHOLE) == first
@@ -279,7 +279,9 @@ def test_a_gpu_whose_mode_cannot_be_asked_is_not_given_whole(tmp_path: Path) -> 
     build(tmp_path, mig=False)
     node = MigNode(tmp_path)
     faults.fail(node.path, "nvmlDeviceGetMigMode", pynvml.NVML_ERROR_UNKNOWN, times=1)
-    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .*nvmlDeviceGetMigMode .* Kubelet tries again"):
+    with pytest.raises(
+        PrepareError, match=r"cannot get the whole of gpu-0: .*nvmlDeviceGetMigMode .* Kubelet tries again"
+    ):
         node.prepare(WHOLE)
     assert (dict(node.record.claims), node.specs()) == ({}, {})
     node.prepare(WHOLE)
@@ -328,8 +330,8 @@ def cut_off(node: MigNode, monkeypatch: pytest.MonkeyPatch, *, by_somebody: bool
 
 
 DOUBT = (
-    r"GPU instance 2 \(3g.40gb at 4\), without a compute instance, may be what an interrupted step of this agent made, or "
-    r"somebody else's; it is removed unless somebody uses it within 30 s\."
+    r"GPU instance 2 \(3g.40gb at 4\), without a compute instance, may come from an interrupted step of this agent, or "
+    r"from somebody else; the agent removes it unless somebody uses it within 30 s\."
 )
 
 

@@ -119,7 +119,7 @@ def test_mig_mode_is_turned_on_for_a_partition_where_that_needs_no_reset(tmp_pat
 def test_mig_mode_that_needs_a_reset_is_left_alone_and_the_reason_told(tmp_path: Path) -> None:
     build(tmp_path, board="A100-80GB", mig=False)
     node = MigNode(tmp_path)
-    with pytest.raises(PrepareError, match="whose MIG mode is off and is turned on only with a reset"):
+    with pytest.raises(PrepareError, match="whose MIG mode is off, and turning it on needs a reset"):
         node.prepare(a_mig_claim("one", *names([(9, 4)], gpu=node.gpus[0].minor)))
     assert (node.hardware().mig_current, node.hardware().mig_pending) == (0, 0)
     assert not node.record.claims
@@ -129,8 +129,8 @@ def test_mig_mode_that_needs_a_reset_is_left_alone_and_the_reason_told(tmp_path:
     ("device", "sentence"),
     [
         ("gpu-7-mig-3g40gb-9-4", "gpu-7-mig-3g40gb-9-4, which this node does not have"),
-        ("gpu-0-mig-3g40gb-9-2", r"GPU gpu-0 \(NVIDIA H100 80GB HBM3\) cannot be divided so"),
-        ("gpu-0-mig-9g-99-0", "cannot be divided so"),
+        ("gpu-0-mig-3g40gb-9-2", r"GPU gpu-0 \(NVIDIA H100 80GB HBM3\) has no such MIG partition"),
+        ("gpu-0-mig-9g-99-0", "has no such MIG partition"),
     ],
 )
 def test_a_partition_that_cannot_exist_is_refused_with_a_reason(node: MigNode, device: str, sentence: str) -> None:
@@ -176,7 +176,7 @@ def test_a_claim_whose_instance_is_in_use_is_given_up_only_when_that_was_publish
     node.prepare(ONE)
     a_holder(node, listed=False)
     for _ in range(2):
-        with pytest.raises(InstanceHeld, match="is in use by somebody who is in no list"):
+        with pytest.raises(InstanceHeld, match="is in use by a process that NVML does not list"):
             node.unprepare(ONE)
         assert node.specs() == {}
         assert node.mig.divisions[node.uuid].dirty
@@ -184,7 +184,7 @@ def test_a_claim_whose_instance_is_in_use_is_given_up_only_when_that_was_publish
     node.unprepare(ONE)  # kubelet need not wait longer, and nobody gets the units
     assert not node.record.claims
     assert node.uses() == [(9, 4, Use.ORPHAN)]
-    with pytest.raises(PrepareError, match="no claim has it any more, but it is in use"):
+    with pytest.raises(PrepareError, match="no claim uses it any more, but it is in use"):
         node.prepare(a_mig_claim("next", *names([(9, 4)])))
     faults.release(node.path, 4711)
     node.layouts.keep(node.uuid)
@@ -248,7 +248,7 @@ def test_a_warm_instance_on_which_somebody_still_computes_is_not_given_away(node
     node.prepare(ONE)
     node.unprepare(ONE)
     a_holder(node, compute_instance=0)
-    with pytest.raises(PrepareError, match="process 4711 of an earlier user still computes on it"):
+    with pytest.raises(PrepareError, match="process 4711 of an earlier user still runs on it"):
         node.prepare(a_mig_claim("next", *names([(9, 4)])))
 
 
@@ -314,7 +314,7 @@ def test_a_full_disk_leaves_nothing_of_a_partition(tmp_path: Path) -> None:
     files.refused = set()
     node.prepare(ONE)
     files.refused = {"/state/"}
-    with pytest.raises(PrepareError, match="cannot be given up: No space left on device"):
+    with pytest.raises(PrepareError, match="cannot be unprepared: No space left on device"):
         node.unprepare(ONE)
     assert node.real() == [(9, 4, 1)]
     files.refused = set()
@@ -336,7 +336,7 @@ def test_a_disk_too_full_to_make_a_gpu_whole_is_one_sentence_and_passes(tmp_path
 
     node.steps.settle = fill_up_then  # type: ignore[method-assign]
     with pytest.raises(
-        PrepareError, match=r"cannot have all of gpu-0: No space left on device \(\S+\); make room or fix"
+        PrepareError, match=r"cannot get the whole of gpu-0: No space left on device \(\S+\); make room or fix"
     ):
         node.prepare(WHOLE)
     files.refused, node.steps.settle = set(), settle  # type: ignore[method-assign]
@@ -417,7 +417,7 @@ def test_a_claim_that_is_prepared_again_is_given_no_instance_that_is_gone(node: 
     by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
     by_hand.create_instance(node.path, 0, "1g.10gb", start=5)
     with pytest.raises(
-        PrepareError, match=r"has lost an instance: .* The instance 3g.40gb at 4, .* cannot be made again"
+        PrepareError, match=r"has lost the GPU instance of .* The instance 3g.40gb at 4, .* cannot be made again"
     ):
         node.prepare(ONE)
     by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
@@ -438,7 +438,7 @@ def test_who_uses_a_gpu_whose_mode_has_to_change_is_named(tmp_path: Path) -> Non
     by_hand.set_mode(node.path, 0, 1)
     node.scan()
     faults.hold(node.path, 0, GpuProcess(pid=4711, listed=False))
-    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* in use by process 4711 \(nv-hostengine\)"):
+    with pytest.raises(PrepareError, match=r"the whole of gpu-0: .* in use by process 4711 \(nv-hostengine\)"):
         node.prepare(WHOLE)
     assert not node.record.claims
 
@@ -486,7 +486,7 @@ def test_a_claim_whose_broken_instance_is_in_use_is_not_given_it_again(node: Mig
     [there] = node.hardware().instances
     handle = node.nvml.call("nvmlDeviceGetGpuInstanceById", node.nvml.handle(node.uuid), there.id)
     node.nvml.call("nvmlComputeInstanceDestroy", node.nvml.call("nvmlGpuInstanceGetComputeInstanceById", handle, 0))
-    with pytest.raises(PrepareError, match="Claim default/one has lost an instance"):
+    with pytest.raises(PrepareError, match="Claim default/one has lost the GPU instance"):
         node.prepare(ONE)
     faults.release(node.path, 4711)
     assert node.prepare(ONE).devices[0].partition
@@ -535,7 +535,7 @@ def test_administrative_access_to_a_partition_divides_no_gpu_that_somebody_has_w
 
 @pytest.mark.parametrize("both", [["gpu-0", *names([(19, 5)])], names([(9, 4), (19, 5)])])
 def test_a_claim_that_was_allocated_the_same_hardware_twice_is_refused(node: MigNode, both: list[str]) -> None:
-    with pytest.raises(PrepareError, match=f"both {both[0]} and {both[1]}, which have hardware in common"):
+    with pytest.raises(PrepareError, match=f"both {both[0]} and {both[1]}, which share hardware"):
         node.prepare(a_mig_claim("greedy", *both))
     assert (node.real(), node.specs()) == ([], {})
 
@@ -594,6 +594,6 @@ def test_while_holders_are_looked_for_others_read_and_see_a_dirty_gpu(tmp_path: 
     faults.release(node.path, 4711)
     node.unprepare(ONE)
     faults.hold(node.path, 0, GpuProcess(pid=4712, listed=False))
-    with pytest.raises(PrepareError, match=r"cannot have all of gpu-0: .* The GPU is in use by process 4711"):
+    with pytest.raises(PrepareError, match=r"cannot get the whole of gpu-0: .* The GPU is in use by process 4711"):
         node.prepare(WHOLE)
     assert [listed for listed, _dirty in seen] == [[4711], []]

@@ -362,7 +362,7 @@ def check(stage: Stage) -> tuple[list[Photo], int]:
         stage.finish_by_hand()
         node.layouts.keep(node.uuid)
     elif open_steps(node) and not node.hardware().processes:
-        assert "may be what an interrupted step of this agent made" in node.mig.divisions[node.uuid].message
+        assert "may come from an interrupted step of this agent" in node.mig.divisions[node.uuid].message
         node.now_s += DOUBT_S
         node.layouts.keep(node.uuid)
         recovery.respec(node.record, node.cdi, node.instances, gpus=node.gpus)  # so it is told when instances are new

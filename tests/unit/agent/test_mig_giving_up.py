@@ -107,7 +107,7 @@ def test_an_instance_that_is_going_and_whole_is_given_to_nobody(node: MigNode) -
     with pytest.raises(InstanceHeld):
         node.unprepare(ONE)
     assert node.real() == [(9, 4, 1)]
-    with pytest.raises(PrepareError, match=r"The instance 3g\.40gb at 4 is in the way: no claim has it any more"):
+    with pytest.raises(PrepareError, match=r"The instance 3g\.40gb at 4 is in the way: no claim uses it any more"):
         node.prepare(a_mig_claim("next", *names([(9, 4)])))
 
 

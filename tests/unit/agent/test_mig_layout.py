@@ -70,14 +70,14 @@ def test_an_engine_that_a_claim_has_does_not_keep_the_rest_of_a_layout_from_bein
     node.prepare(a_mig_claim("media", *names([(20, 3)])))
     told = apply(node, MigMode.STATIC, "1g.10gb+me@0", "1g.10gb@1")
     assert told == (
-        "The layout of policy pool is not complete: 1g.10gb+me at 0 waits for engines that instances beside it have."
+        "The layout of policy pool is not complete: 1g.10gb+me at 0 waits for engines that other instances on the GPU use."
     )
     assert node.uses() == [(19, 1, Use.LAYOUT), (20, 3, Use.CLAIM)]
 
 
 def test_of_a_layout_that_wants_more_engines_than_there_are_what_can_be_is_made(node: MigNode) -> None:
     note = apply(node, MigMode.STATIC, "1g.10gb+me@0", "1g.10gb+me@1", "3g.40gb@4")
-    assert "1g.10gb+me at 1 waits for engines that instances beside it have" in note
+    assert "1g.10gb+me at 1 waits for engines that other instances on the GPU use" in note
     assert node.uses() == [(20, 0, Use.LAYOUT), (9, 4, Use.LAYOUT)]
 
 
@@ -314,7 +314,7 @@ def test_a_mode_that_needs_a_reset_is_changed_with_a_permit_only_and_then_waits_
 def test_a_gpu_that_cannot_be_divided_says_so(tmp_path: Path) -> None:
     build(tmp_path, board="L40S", mig=False)
     node = MigNode(tmp_path)
-    assert "it cannot be divided; exclude it from the policy" in apply(node, MigMode.DYNAMIC)
+    assert "it does not support MIG; exclude it from the policy" in apply(node, MigMode.DYNAMIC)
     assert apply(node, MigMode.DISABLED) == ""
 
 

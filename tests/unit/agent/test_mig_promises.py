@@ -76,7 +76,7 @@ def test_a_layout_that_has_room_beside_a_promise_is_made_and_still_changing(node
 
 def test_engines_of_a_promise_are_left_to_it(node: MigNode) -> None:
     told = apply(node, MigMode.STATIC, "1g.10gb+me@0", "1g.10gb@1", promised=[promise(node, "1g.10gb+me@3")])
-    assert "1g.10gb+me at 0 waits for engines that instances beside it have" in told
+    assert "1g.10gb+me at 0 waits for engines that other instances on the GPU use" in told
     assert node.real() == [(19, 1, 1)]
 
 

@@ -54,17 +54,17 @@ class Code(NamedTuple):
 
 
 CODES = {
-    "UNINITIALIZED": Code(DriverReloaded, "NVML has to be opened again"),
-    "INVALID_ARGUMENT": Code(InvalidArgument, "what it was given; report this with the output of", refusal=True),
+    "UNINITIALIZED": Code(DriverReloaded, "NVML must be opened again"),
+    "INVALID_ARGUMENT": Code(InvalidArgument, "rejected its arguments; report this with the output of", refusal=True),
     "NOT_SUPPORTED": Code(NotSupported, "This GPU does not support NVML's", refusal=True),
     "NO_PERMISSION": Code(PermissionMissing, "needs more rights; run the agent as root", refusal=True),
     "NOT_FOUND": Code(GpuUnknown, "look for it with `nvidia-smi -L`"),
     "DRIVER_NOT_LOADED": Code(DriverMissing, "load it with `modprobe nvidia`"),
-    "TIMEOUT": Code(NoEvent, "did not come to an end in the time given"),
+    "TIMEOUT": Code(NoEvent, "timed out"),
     "GPU_IS_LOST": Code(GpuLost, "drain and reboot the node"),
     "RESET_REQUIRED": Code(ResetRequired, "drain it and run `nvidia-smi --gpu-reset`"),
     "LIB_RM_VERSION_MISMATCH": Code(DriverReloaded, "reload the driver or reboot the node"),
-    "IN_USE": Code(InUse, "somebody still uses what it is about"),
+    "IN_USE": Code(InUse, "the GPU or instance is still in use"),
     "INSUFFICIENT_RESOURCES": Code(NoRoom, "the GPU has no room there", refusal=True),
     "INVALID_STATE": Code(Unreadable, "answered Invalid State (code 29); look for NVRM in the kernel log"),
     "UNKNOWN": Code(Unreadable, "answered Unknown Error (code 999); look for NVRM in the kernel log"),
@@ -231,10 +231,10 @@ def test_a_destroy_that_fails_keeps_the_claim_and_the_gpu_dirty_unless_it_is_gon
 def test_an_instance_that_nvml_says_is_gone_and_still_lists_is_not_blamed_on_anybody(node: MigNode) -> None:
     node.prepare(ONE)
     faults.fail(node.path, "nvmlGpuInstanceDestroy", faults.ERRORS["NOT_FOUND"])
-    with pytest.raises(InstanceHeld, match=r"3g.40gb at 4 is still listed by NVML, which says that it destroyed it"):
+    with pytest.raises(InstanceHeld, match=r"3g.40gb at 4 is still listed by NVML, which reported it destroyed"):
         node.unprepare(ONE)
     assert dirty(node)
-    with pytest.raises(PrepareError, match="no claim has it any more, but it is still listed by NVML"):
+    with pytest.raises(PrepareError, match="no claim uses it any more, but it is still listed by NVML"):
         node.prepare(a_mig_claim("small", *names([(19, 5)])))
     faults.stop_failing(node.path)
     node.unprepare(ONE)

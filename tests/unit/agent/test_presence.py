@@ -78,12 +78,12 @@ def test_a_gpu_with_a_fault_that_can_be_asked_is_there() -> None:
 
 
 def test_two_gpus_of_one_minor_number_are_given_to_nobody() -> None:
-    with pytest.raises(NotThere, match=f"/dev/nvidia0 is said to be GPU {B.uuid} as well"):
+    with pytest.raises(NotThere, match=f"NVML reports /dev/nvidia0 for GPU {B.uuid} too"):
         as_it_is(claim(a_device()), hardware(A, msgspec.structs.replace(B, minor=0)))
 
 
 def test_an_instance_that_was_not_seen_is_missing() -> None:
-    with pytest.raises(NotThere, match="n/c has lost an instance: that of gpu-0-mig-1g10gb-19-3"):
+    with pytest.raises(NotThere, match="n/c has lost the GPU instance of gpu-0-mig-1g10gb-19-3"):
         as_it_is(claim(a_part()), hardware(A, instances=()))
 
 
@@ -323,7 +323,7 @@ def test_an_instance_that_cannot_be_observed_counts_as_missing(divided: MigNode)
     faults.fail(divided.path, "nvmlDeviceGetGpuInstances", faults.ERRORS["UNKNOWN"], gpu=0)
     assert len(look(divided).without_instance) == 2
     assert divided.specs() == {}
-    assert "default/part has lost an instance" in ask(divided, PART, divided.gpus)
+    assert "default/part has lost the GPU instance" in ask(divided, PART, divided.gpus)
     assert opened(divided, PART) == []
     faults.stop_failing(divided.path)
     assert len(look(divided).rewritten) == 2

@@ -114,7 +114,7 @@ def test_an_ampere_gpu_says_that_it_waits_for_a_reset(run: Run, path: Path) -> N
     assert "A100-40GB  MIG on\n" in run("show gpu-node-0")
     create(path, board="L40S", gpus=1, node_name="gpu-node-0")
     assert "L40S  no MIG\n" in run("show gpu-node-0")
-    assert "has no MIG." in run("create gpu-node-0 0 1g.5gb", 1)
+    assert "does not support MIG." in run("create gpu-node-0 0 1g.5gb", 1)
     assert "NVML refuses that for GPU 0: Not Supported." in run("mig gpu-node-0 0 on", 1)
 
 

@@ -87,7 +87,7 @@ def test_an_idle_instance_that_is_promised_stays() -> None:
 def test_before_hopper_nobody_gets_the_gpu_while_mig_is_on() -> None:
     gpu = one(without(ON_DEMAND, on(), board=A100, architecture="Ampere"))
     assert gpu.message.startswith(
-        "no further claim gets it until MIG is off, which takes a reset: a policy of mode Disabled"
+        "no further claim gets it until MIG is off, which needs a reset: a policy of mode Disabled"
     )
     gpu = one(without(ON_DEMAND, GpuMig(capable=True), board=A100, architecture="Ampere"))
     assert gpu.message == "further claims get it as a whole only"
@@ -95,7 +95,7 @@ def test_before_hopper_nobody_gets_the_gpu_while_mig_is_on() -> None:
 
 def test_nobody_gets_a_gpu_on_which_others_have_something() -> None:
     gpu = one(without(ON_DEMAND, on(an_instance("1g.10gb@6", InstanceUse.FOREIGN))))
-    assert gpu.message == "no further claim gets it until what others made there is destroyed by hand"
+    assert gpu.message == "no further claim gets it until the instances that others made are destroyed by hand"
     assert (gpu.waits, gpu.destroys) == ([], [])
 
 
@@ -185,7 +185,7 @@ def test_files_stand_for_a_cluster_whose_policies_stay(tmp_path: Path, capsys: p
     [
         ([HALVES, YOUNG], "Error: There is no MigPolicy halfs in the files: there are halves, young.\n"),
         ([YOUNG], "Error: There is no MigPolicy halfs in the files: there is young.\n"),
-        ([], "Error: There is no MigPolicy halfs in the files: there is none at all.\n"),
+        ([], "Error: There is no MigPolicy halfs in the files: there is none.\n"),
     ],
 )
 def test_a_policy_that_is_not_there_lists_those_that_are(
@@ -199,4 +199,4 @@ def test_a_policy_is_not_deleted_and_applied_in_one(tmp_path: Path, capsys: pyte
     changed = msgspec.structs.replace(HALVES, metadata=msgspec.structs.replace(HALVES.metadata, uid=""))
     arguments = given(tmp_path, a_mig_node(gpus=[on()], board=H100), HALVES, changed)
     assert run([*arguments, "--delete", "halves"]) == 2
-    assert "MigPolicy halves cannot be deleted and applied in one" in capsys.readouterr().err
+    assert "MigPolicy halves cannot be both deleted and applied" in capsys.readouterr().err

@@ -188,7 +188,7 @@ def test_a_layout_cannot_be_where_others_have_made_something(beside: list[MigIns
     view = planned([on(*beside, an_instance("1g.10gb@6", InstanceUse.FOREIGN))], HALVES)
     gpu = one(view)
     assert gpu.outcome is LayoutOutcome.CANNOT
-    assert gpu.message == "1g.10gb at 6 was made by others and is left alone; destroy it by hand"
+    assert gpu.message == "1g.10gb at 6 was not made by Draco, which leaves it alone; destroy it by hand"
     assert WaitView(what="1g.10gb at 6") in gpu.waits
     assert "    waits for whoever made 1g.10gb at 6" in lines(view)
     assert not view.applicable
@@ -197,7 +197,7 @@ def test_a_layout_cannot_be_where_others_have_made_something(beside: list[MigIns
 def test_a_layout_cannot_be_where_others_have_the_engines_it_needs() -> None:
     gpu = one(planned([on(an_instance("1g.10gb+me@6", InstanceUse.FOREIGN))], a_static_policy("media", "1g.10gb+me@0")))
     assert (gpu.outcome, gpu.makes, gpu.makes_later) == (LayoutOutcome.CANNOT, [], places("1g.10gb+me@0"))
-    assert gpu.message == "1g.10gb+me at 6 was made by others and is left alone; destroy it by hand"
+    assert gpu.message == "1g.10gb+me at 6 was not made by Draco, which leaves it alone; destroy it by hand"
 
 
 def test_what_others_made_beside_the_layout_stays() -> None:
@@ -230,7 +230,7 @@ def test_mig_is_turned_on_where_it_can_be() -> None:
 def test_a_board_that_is_known_only_once_mig_is_on_is_said_to_be() -> None:
     gpu = one(planned([GpuMig(capable=True)], HALVES, board=None))
     assert (gpu.outcome, gpu.mode_change, gpu.makes) == (LayoutOutcome.CHANGES, "on", [])
-    assert gpu.message == "what fits on its board is known once MIG is on: plan again then"
+    assert gpu.message == "what fits on its board is known when MIG is on: plan again then"
 
 
 def test_a_claim_on_the_whole_gpu_is_waited_for_by_a_layout_and_left_alone_on_demand() -> None:
@@ -483,7 +483,7 @@ def test_a_plan_needs_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str
     [
         ({"layuot": "halves"}, "there is no field spec.layuot: did you mean layout?"),
         ({"layout": "thirds"}, "spec.layouts has no layout named thirds: it has halves."),
-        ({"layout": ""}, "mode Static needs the name of one of spec.layouts in spec.layout."),
+        ({"layout": ""}, "mode Static needs spec.layout to name one of spec.layouts."),
         ({"mode": "static"}, "spec.mode is 'static'; it must be Disabled, Static or Dynamic."),
         ({"reset": {"permit": ""}}, "spec.reset.permit is ''; it must be Never, InWindows or Always."),
         (
@@ -493,7 +493,7 @@ def test_a_plan_needs_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"layouts": [{"name": "halves", "instances": [{"profil": "3g.40gb"}]}]}, "profil"),
         ({"layouts": [{"name": "halves", "instances": [{"profile": "3g.40gb", "count": 0}]}]}, "it must be at least 1"),
         ({"profiles": ["1g.10gb"], "warm": [{"profile": "2g.20gb"}]}, "spec.warm names 2g.20gb"),
-        ({"repair": {"maxMoves": 3}}, "it is 0, 1 or 2"),
+        ({"repair": {"maxMoves": 3}}, "it must be 0, 1 or 2"),
         (
             {"layouts": [{"name": "halves", "instances": [{"profile": "3g.40gb", "count": 2, "start": 0}]}]},
             "layout halves wants 2 x 3g.40gb at 0: only one instance can be at a start; write one entry for each",
@@ -503,7 +503,7 @@ def test_a_plan_needs_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str
             "layout halves has no instances; name at least one profile",
         ),
         ({"exclude": ["gpu-0"]}, "spec.exclude names gpu-0: the UUID of a GPU begins with GPU-"),
-        ({"warm": [{"profile": "1g.10gb"}] * 2}, "spec.warm names 1g.10gb twice; leave one of them out"),
+        ({"warm": [{"profile": "1g.10gb"}] * 2}, "spec.warm names 1g.10gb twice; remove one of them"),
         (
             {"nodeSelector": {"matchExpressions": [{"key": "pool", "operator": "Is", "values": ["a"]}]}},
             "matchExpressions for pool: operator is 'Is'; it must be In, NotIn, Exists or DoesNotExist",
@@ -515,7 +515,7 @@ def test_a_plan_needs_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"reset": {"permit": "InWindows"}}, "needs at least one window"),
         (
             {"reset": {"windows": [{"start": "25:00", "duration": "1h"}]}},
-            'starts at a time such as "22:00", not "25:00"',
+            'must start at a time such as "22:00", not "25:00"',
         ),
         ({"reset": {"windows": [{"start": "22:00", "duration": "1d"}]}}, "such as 2h30m, not 1d"),
         ({"reset": {"windows": [{"start": "22:00", "duration": "48h"}]}}, "open for 1m to 24h, "),
@@ -539,13 +539,13 @@ def test_a_name_that_an_api_server_would_refuse_is_refused(
     arguments = files(tmp_path, [on()])
     (tmp_path / "policy.json").write_text(json.dumps({**A_POLICY, "metadata": {"name": name}}), encoding="utf-8")
     assert run(arguments) == 1
-    assert "metadata.name must be" in capsys.readouterr().err
+    assert "metadata.name must contain only" in capsys.readouterr().err
 
 
 def test_policies_that_the_files_leave_out_are_named(tmp_path: Path) -> None:
     node = a_mig_node(gpus=[on()], board=H100, wanted=[WantedGpu(uuid=FIRST, policy="gone", mode=MigMode.DYNAMIC)])
     view = plan(Observed(gpu_nodes={"node-0": node}, asked=[HALVES]), datetime(2026, 3, 1, tzinfo=UTC))
-    assert "belong to gone, which the files do not bring" in view.notes[0]
+    assert "belong to gone, which is not in the files" in view.notes[0]
 
 
 def test_labels_that_the_files_leave_out_are_missed_where_they_are_asked_for() -> None:
@@ -554,7 +554,7 @@ def test_labels_that_the_files_leave_out_are_missed_where_they_are_asked_for() -
     view = plan(Observed(gpu_nodes={"node-0": node}, asked=[here]), MOMENT)
     (note,) = view.notes
     assert note.startswith(
-        "The files do not bring the labels of 1 of 1 node, for which spec.nodeSelector of here asks; give "
+        "The files do not contain the labels of 1 of 1 node, which spec.nodeSelector of here needs; give "
     )
     assert not plan(Observed(gpu_nodes={"node-0": node}, asked=[HALVES]), MOMENT).notes
     labelled = {"node-0": a_node("node-0")}

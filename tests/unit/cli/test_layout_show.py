@@ -145,7 +145,7 @@ def test_a_gpu_that_is_not_divided_takes_one_line(mig: GpuMig | None, line: str)
 
 
 def test_a_gpu_that_a_policy_has_and_that_cannot_be_read_says_so() -> None:
-    assert screen(seen(None, wanted=[DYNAMIC]))[1] == "  gpu-0  its agent does not report now how it is divided"
+    assert screen(seen(None, wanted=[DYNAMIC]))[1] == "  gpu-0  its agent does not report its instances now"
 
 
 def test_a_gpu_without_mig_in_use_by_a_claim_says_so() -> None:
@@ -162,8 +162,8 @@ def test_neighbours_that_are_not_divided_share_a_line() -> None:
         "  gpu-0 to gpu-2  not divided: MIG is off",
         "  gpu-3   .   .   .   .   .   .   .   .    Ready  no policy",
         "         has room for 7 x 1g.10gb or 1 x 1g.10gb+me or 4 x 1g.20gb or",
-        "           3 x 2g.20gb or 2 x 3g.40gb or 1 x 4g.40gb or 1 x 7g.80gb; nothing is",
-        "           made of it without a policy",
+        "           3 x 2g.20gb or 2 x 3g.40gb or 1 x 4g.40gb or 1 x 7g.80gb; without a",
+        "           policy, no instances are made",
         "  gpu-4  not divided: MIG is off; in use whole by claim default/big",
         "  gpu-5  not divided: MIG is off",
     ]
@@ -229,14 +229,17 @@ def test_under_a_static_layout_nothing_else_is_promised() -> None:
     idle = on(an_instance("3g.40gb@4", InstanceUse.LAYOUT))
     text = " ".join(" ".join(screen(seen(idle, wanted=[STATIC]))).split())
     assert "A 3g.40gb at 4 idle, of the layout" in text
-    assert text.endswith("nothing but its layout is made")
+    assert text.endswith("only the instances of its layout are made")
 
 
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ([], "; nothing is made of it without a policy"),
-        ([WantedGpu(uuid=FIRST, policy="off", mode=MigMode.DISABLED)], "; nothing is made: MIG is to be off"),
+        ([], "; without a policy, no instances are made"),
+        (
+            [WantedGpu(uuid=FIRST, policy="off", mode=MigMode.DISABLED)],
+            "; no instances are made, because the policy turns MIG off",
+        ),
     ],
 )
 def test_room_that_no_claim_can_have_is_said_to_be_so(wanted: list[WantedGpu], said: str) -> None:
@@ -251,7 +254,7 @@ def test_an_unsettled_gpu_says_why_and_that_nothing_is_made(state: MigState) -> 
     assert lines[1].endswith(f"{state}  Dynamic by by-demand")
     assert lines[2:] == [
         "         GPU instance 7 could not be destroyed.",
-        "         nothing is made here until that is settled",
+        "         no instances are made until this is resolved",
     ]
     assert gpu_of(seen(on(state=state), wanted=[DYNAMIC])).fits == []
 

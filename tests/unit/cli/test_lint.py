@@ -62,7 +62,7 @@ def test_findings_are_told_with_file_line_severity_and_rule(capsys: pytest.Captu
     lines = shown(capsys, "-f", str(old), status=1).splitlines()
     assert lines[0].startswith(f"{old}:2: warning: resource.k8s.io/v1beta1 is deprecated")
     assert lines[0].endswith("(api-version)")
-    assert lines[1].startswith(f"{old}:9: error: deviceClassName of a request stands under `exactly`")
+    assert lines[1].startswith(f"{old}:9: error: deviceClassName of a request is under `exactly`")
     assert "+          deviceClassName: gpu.nvidia.com" in lines
     assert lines[-1] == "--fix corrects 2 of 2."
     assert old.read_text() == OLD
@@ -97,7 +97,7 @@ def test_json_has_every_finding_and_the_corrected_files(capsys: pytest.CaptureFi
         "line": 9,
         "severity": "error",
         "rule": "exactly-missing",
-        "message": "deviceClassName of a request stands under `exactly` since v1beta2",
+        "message": "deviceClassName of a request is under `exactly` since v1beta2",
         "corrected": True,
     }
     [file] = document["files"]
@@ -168,17 +168,17 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("{", "not valid YAML"),
         ("\tkey: value\n  other: x", "indented with tabs"),
         ("- " * 3000, "nested"),
-        ("&x\na: *x\n", "inside of what it repeats"),
-        (BOMB, "its aliases written out"),
+        ("&x\na: *x\n", "inside the value that it repeats"),
+        (BOMB, "its aliases expanded"),
         ("[" * 3000, "nested"),
-        ("a: 1\na: 2\n", 'the key "a" stands in line 1 already'),
+        ("a: 1\na: 2\n", 'the key "a" is already in line 1'),
         ("a: *nosuch\n", "there is no &nosuch before it"),
         ("a: !!python/object:os.system x\n", "means nothing to Kubernetes"),
         ("kind: {{ .Values.kind }}\n", "template"),
-        ("a: \x00\n", "U+0000 may not stand in YAML"),
-        ("just text\n", "this is no manifest"),
-        ("%YAML 9.9\n---\na: 1\n", "no manifest"),
-        ("apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: 5\nspec: [1]\n", "is a mapping"),
+        ("a: \x00\n", "U+0000 is not allowed in YAML"),
+        ("just text\n", "this is not a manifest"),
+        ("%YAML 9.9\n---\na: 1\n", "not a manifest"),
+        ("apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: 5\nspec: [1]\n", "must be a mapping"),
         (
             "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: a}\nspec: {devices: {requests: 5}}\n",
             "is a list",
@@ -186,9 +186,9 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("apiVersion: [1]\nkind: {a: b}\n", "missing"),
         (
             "kind: Pod\napiVersion: v1\nspec: {containers: [1, {resources: 5}], resourceClaims: {a: b}}\n",
-            "is a mapping",
+            "must be a mapping",
         ),
-        ("? [1, 2]\n: x\n", "a key must be a text"),
+        ("? [1, 2]\n: x\n", "a key must be a string"),
         ("a: 2001-99-99\nb: 1e999999\nc: 0x\n", ""),
         ("x" * 2_100_000, "more than 2,000,000 characters"),
     ],

@@ -48,7 +48,7 @@ def test_what_has_no_part_in_it_is_left_out_aloud(tmp_path: Path, capsys: pytest
     file.write_text(yaml.safe_dump_all([service, a_claim("one")]))
     assert names(file) == ["one"]
     assert "Left out:" in (said := capsys.readouterr().err)
-    assert f"{file}, document 1 (line 1): Service of v1 has no part in device allocation" in said
+    assert f"{file}, document 1 (line 1): Service of v1 is not used for device allocation" in said
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_what_has_no_part_in_it_is_left_out_aloud(tmp_path: Path, capsys: pytest
     [
         (b"\xff\xfea: 1", "line 1: this is not UTF-8 text; save the file as UTF-8."),
         (b"- a\n- b\n", "document 1 (line 1): this is a list, not an object with apiVersion, kind and metadata."),
-        (b"just words", "this is a text, not an object"),
+        (b"just words", "this is a string, not an object"),
         (b"kind: ResourceClaim\nmetadata: {name: a}", "apiVersion is missing; write for example"),
-        (b"apiVersion: v1\nkind: [Pod]", "kind must be a text, not a list."),
+        (b"apiVersion: v1\nkind: [Pod]", "kind must be a string, not a list."),
         (b"apiVersion: v1\nkind: Pod\nmetadata: {}", "Pod: metadata.name is missing; give the object a name."),
         (b"apiVersion: v1\nkind: List\nitems: 3", "items of List must be a list of objects."),
         (b"apiVersion: v1\nkind: List\nitems: [3]", "item 1: this is a number, not an object"),
@@ -77,7 +77,7 @@ def test_what_has_no_part_in_it_is_left_out_aloud(tmp_path: Path, capsys: pytest
                 b"apiVersion: resource.k8s.io/v1alpha3\nkind: DeviceTaintRule\nmetadata: {name: a}\n"
                 b"spec: {taint: {key: a, effect: None}, deviceSelector: {deviceClassName: gpu}}"
             ),
-            "DeviceTaintRule a: spec.deviceSelector.deviceClassName is gone since Kubernetes 1.35",
+            "DeviceTaintRule a: spec.deviceSelector.deviceClassName was removed in Kubernetes 1.35",
         ),
     ],
 )

@@ -174,7 +174,7 @@ def test_a_workload_stands_for_as_many_pods_as_it_wants(tmp_path: Path) -> None:
     assert [entry["pod"] for entry in told["claims"]] == [f"default/train-{number}" for number in range(1, 5)]
     assert [entry["node"] for entry in told["claims"]] == ["node-0", "node-0", "node-1", None]
     job["spec"]["parallelism"] = 10**9
-    assert "wants 1000000000 pods" in str(simulate(tmp_path, [*CLUSTER, a_template("one"), job]).exception)
+    assert "asks for 1000000000 pods" in str(simulate(tmp_path, [*CLUSTER, a_template("one"), job]).exception)
 
 
 def test_a_template_that_no_pod_uses_stands_for_one_claim(tmp_path: Path) -> None:
@@ -253,10 +253,10 @@ def test_devices_can_be_tainted(tmp_path: Path, taint: str) -> None:
 @pytest.mark.parametrize(
     ("taint", "said"),
     [
-        ("suspect", "has no effect; write KEY[=VALUE]:EFFECT[@DEVICES]"),
+        ("suspect", "names no effect; write KEY[=VALUE]:EFFECT[@DEVICES]"),
         ("suspect:NoSchedul", "did you mean NoSchedule?"),
-        (":NoSchedule", "is no key of a taint"),
-        ("a=b c:NoSchedule", "is no value of a taint"),
+        (":NoSchedule", "is not a taint key"),
+        ("a=b c:NoSchedule", "is not a taint value"),
         ("a:NoSchedule@node-0", "names no devices; write DRIVER/POOL/DEVICE"),
         ("a:NoSchedule@node=node-0", "'node' selects no devices; use driver, pool, device"),
     ],
@@ -291,7 +291,7 @@ def test_json_and_yaml_say_the_same(tmp_path: Path) -> None:
     ("arguments", "status", "said"),
     [
         (["--no-cluster"], 2, "give files with -f"),
-        (["--scenarios", "-", "--copies", "2"], 2, "--scenarios takes no --copies"),
+        (["--scenarios", "-", "--copies", "2"], 2, "--scenarios cannot be combined with --copies"),
         (["--copies", "0"], 2, "--copies"),
     ],
 )
@@ -305,7 +305,7 @@ def test_command_lines_that_make_no_sense_are_told(
 def test_an_object_that_stands_twice_is_told_with_both_places(tmp_path: Path) -> None:
     result = simulate(tmp_path, [*CLUSTER, a_class()])
     assert result.exit_code == 1
-    assert "document 4 (line 39): DeviceClass gpu was given before, in" in str(result.exception)
+    assert "document 4 (line 39): DeviceClass gpu is also in" in str(result.exception)
 
 
 def test_a_node_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> None:

@@ -91,8 +91,8 @@ def test_text_has_a_line_for_each_policy_and_profile() -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ('{"t": 1', "standard input:2: the line is not an object of JSON; an event reads"),
-        ("[1]", "standard input:2: the line is not an object of JSON; an event reads"),
+        ('{"t": 1', "standard input:2: the line is not a JSON object; an event reads"),
+        ("[1]", "standard input:2: the line is not a JSON object; an event reads"),
         ('{"t": 1, "arrive": "b"}', 'standard input:2: claim b arrives without "profile"'),
         (
             '{"t": 1, "arrive": "b", "profil": "1g.10gb"}',
@@ -108,12 +108,12 @@ def test_text_has_a_line_for_each_policy_and_profile() -> None:
         ('{"t": 1, "depart": "a", "profile": "1g.10gb"}', 'standard input:2: only a claim that arrives has "profile"'),
         (
             '{"t": 1, "arrive": "a", "profile": "1g.10gb"}',
-            "standard input:2: claim a arrives again before it has departed",
+            "standard input:2: claim a arrives again before it departed",
         ),
         ('{"t": -1, "depart": "a"}', "standard input:2: time goes back from 0 to -1: sort the trace by t"),
         ('{"t": 1e999, "depart": "a"}', 'standard input:2: "t" must be a number; an event reads'),
         ('{"t": "1", "depart": "a"}', 'standard input:2: "t" must be a number; an event reads'),
-        ('{"t": 1, "depart": ["a"]}', 'standard input:2: "depart" must be a text; an event reads'),
+        ('{"t": 1, "depart": ["a"]}', 'standard input:2: "depart" must be a string; an event reads'),
         ('{"t": 1, "arrive": "b", "movable": 1}', 'standard input:2: "movable" must be true or false; an event reads'),
         ('{"depart": "a"}', 'standard input:2: "t" is missing; an event reads'),
         ("\xff", "standard input:2:"),
@@ -151,7 +151,7 @@ def test_a_wrong_option_is_told(arguments: list[str], said: str, capsys: pytest.
 
 def test_options_of_the_other_command_are_refused_before_this_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["simulate", "--copies", "3", "mig", "--board", "A30", "--gpus", "2", "--trace", "-"]) == 2
-    assert "--copies stands before mig, which has options of its own: write them after it." in capsys.readouterr().err
+    assert "--copies is before mig, which has its own options: write options after mig." in capsys.readouterr().err
 
 
 class ApiServer(BaseHTTPRequestHandler):
@@ -200,9 +200,9 @@ def test_the_board_a_node_has_reported_is_used(kubeconfig: str, options: list[st
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--from-node", "two"], "Node two has the boards SMALL, OTHER: say by --board which."),
+        (["--from-node", "two"], "Node two has the boards SMALL, OTHER: choose one with --board."),
         (["--from-node", "two", "--board", "B"], "Node two has no board B: it has SMALL, OTHER."),
-        (["--from-node", "none"], "Node none has reported no board that can be divided."),
+        (["--from-node", "none"], "Node none has reported no board that supports MIG."),
         (
             ["--from-node", "gone"],
             "The cluster has no GpuNode gone: `kubectl get gpunodes` lists those whose agent has reported.",

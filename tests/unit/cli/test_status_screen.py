@@ -184,7 +184,7 @@ def test_devices_whose_counters_are_used_up_are_blocked_and_it_is_said_where_to_
     assert "1 in use, 1 blocked" in text
     assert rows(text, "NODES") == [["node-0", "Ready", "2", "-", "1", "1", "-", "-", "-"]]
     assert rows(text, "DEVICES")[-1] == [
-        "Blocked: others use what they draw from. How GPUs are divided: draco layout show"
+        "Blocked: their hardware is in use by others. How GPUs are divided: draco layout show"
     ]
 
 

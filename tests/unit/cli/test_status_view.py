@@ -187,8 +187,8 @@ def test_who_publishes_under_another_nodes_name_hides_nothing_and_is_named() -> 
     ]
     (warning,) = status.warnings
     assert warning == (
-        "Pool gpu.nvidia.com/node-a of node node-a is published for node node-b too, by slice x: where both have a device of one "
-        "name, only one of the two can be had. Delete that slice, and see who writes it."
+        "Pool gpu.nvidia.com/node-a of node node-a is published for node node-b too, by slice x: where both have a device of the "
+        "same name, only one of the two can be allocated. Delete that slice and find out who writes it."
     )
 
 
@@ -347,9 +347,9 @@ def test_the_json_document_names_its_schema_and_leaves_no_field_out() -> None:
 @pytest.mark.parametrize(
     ("generation", "observed", "deleted", "said"),
     [
-        (2, 2, False, "3 GPUs as wanted."),
-        (2, 1, False, "The operator has not taken up its last change yet; does it run?"),
-        (1, 0, False, "The operator has not taken it up yet; does it run?"),
+        (2, 2, False, "3 GPUs set up as the policy asks."),
+        (2, 1, False, "The operator has not processed its last change yet; is it running?"),
+        (1, 0, False, "The operator has not processed it yet; is it running?"),
         (2, 2, True, "It is being deleted."),
     ],
 )
@@ -360,7 +360,7 @@ def test_a_policy_says_what_the_operator_does_or_that_it_says_nothing_yet(
     meta = msgspec.structs.replace(
         policy.metadata, generation=generation, deletion_timestamp=MOMENT if deleted else None
     )
-    status = MigPolicyStatus(observed_generation=observed, message="3 GPUs as wanted.")
+    status = MigPolicyStatus(observed_generation=observed, message="3 GPUs set up as the policy asks.")
     (view,) = status_of(
         Snapshot(mig_policies=[msgspec.structs.replace(policy, metadata=meta, status=status)])
     ).mig_policies

@@ -70,20 +70,23 @@ def test_aliases_and_merges_repeat_what_they_name() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: &a [*a]", "f.yaml, document 1, line 1: the alias *a stands inside of what it repeats, which never ends"),
-        ("a: *b", "the alias *b repeats nothing"),
-        ("a: 1\nb: 2\na: 3", 'line 3: the key "a" stands in line 1 already; leave one of them out.'),
-        ('{"a": {"b": 1, "b": 2}}', 'the key "b" stands twice in one object; leave one of them out.'),
-        ("a:\n\tb: 1", "indent with blanks, as YAML takes no tabs"),
+        (
+            "a: &a [*a]",
+            "f.yaml, document 1, line 1: the alias *a is inside the value that it repeats, which never ends",
+        ),
+        ("a: *b", "the alias *b refers to nothing"),
+        ("a: 1\nb: 2\na: 3", 'line 3: the key "a" is already in line 1; remove one of them.'),
+        ('{"a": {"b": 1, "b": 2}}', 'the key "b" appears twice in one object; remove one of them.'),
+        ("a:\n\tb: 1", "indent with spaces, because YAML does not allow tabs"),
         ("a: [1", "line 2, column 1: this is not valid YAML"),
         ("a: b: c", "mapping values are not allowed"),
-        ("a: \x01", "the character U+0001 may not stand in YAML; remove it."),
-        ("a: !ruby/object x", "the tag !ruby/object means nothing to Kubernetes; leave it out."),
-        ("? [a]\n: b", "a key must be a text, not a list or an object."),
-        ("~: b", "a key must be a text, not empty"),
+        ("a: \x01", "the character U+0001 is not allowed in YAML; remove it."),
+        ("a: !ruby/object x", "the tag !ruby/object means nothing to Kubernetes; remove it."),
+        ("? [a]\n: b", "a key must be a string, not a list or an object."),
+        ("~: b", "a key must be a string, not empty"),
         ("a: {<<: 3}", "<< merges objects only."),
         ('{"a": "\\ud800"}', "half of a character"),
-        ('{"a": NaN}', "NaN is no number of JSON"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
     ],
 )
 def test_broken_text_is_refused_in_a_sentence(text: str, said: str) -> None:
@@ -98,7 +101,7 @@ def test_a_json_file_is_told_what_is_wrong_with_its_json() -> None:
 def test_aliases_that_multiply_are_refused_before_they_do() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 30)]
-    assert "with its aliases written out it has more than 20,000,000 values" in refusal("\n".join(lines))
+    assert "with its aliases expanded it has more than 20,000,000 values" in refusal("\n".join(lines))
 
 
 @pytest.mark.parametrize("open_", ["{a: ", "- "])

@@ -212,7 +212,7 @@ def test_an_interrupted_build_is_gone_on_with_and_leaves_nothing_in_the_end(
 
 
 def test_a_mirror_that_is_no_address_is_one_sentence(environ: dict[str, str]) -> None:
-    with pytest.raises(ClusterError, match=r'^"dl\.example\.org" is no mirror: name an http:// or https:// address'):
+    with pytest.raises(ClusterError, match=r'^"dl\.example\.org" is not a mirror: name an http:// or https:// address'):
         binaries.find("etcd", environ=environ, mirror="dl.example.org")
 
 
@@ -220,7 +220,7 @@ def test_a_failed_build_leaves_no_program_behind(environ: dict[str, str], tmp_pa
     script = BUILDS + '\necho "etcd.go:1: undefined"; exit 2'
     a_go(tmp_path / "go", "1.30.0", script)
     environ["PATH"] = f"{tmp_path / 'go'}:{os.environ['PATH']}"
-    with pytest.raises(BinariesMissing, match=r"could not be built \(etcd\.go:1: undefined; all that go said is in"):
+    with pytest.raises(BinariesMissing, match=r"could not be built \(etcd\.go:1: undefined; the output of go is in"):
         binaries.find("etcd", environ=environ)
     bin_folder = binaries.cache_folder(environ) / "bin"
     assert [path.name for path in bin_folder.iterdir()] == [f"{binaries.ETCD_MODULE}.build.log"]

@@ -98,5 +98,5 @@ def test_nodes_are_kinds_workers_and_can_be_cut_off_and_entered(path: Path, tmp_
         "docker start draco-a-worker2",
         f"kind load image-archive {tmp_path}/image.tar --name draco-a",
     ]
-    with pytest.raises(MissingRequirement, match="Node gpu-node-0 is none of kind's nodes"):
+    with pytest.raises(MissingRequirement, match="Node gpu-node-0 is not one of kind's nodes"):
         cluster.power_off("gpu-node-0")

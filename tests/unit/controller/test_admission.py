@@ -189,8 +189,8 @@ OVER_BUDGET = OverBudget(CostlySelector(0, "gpu", "", 2, 423_456), 800)
             "selector #2 of request gpu of claim default/new takes about 420,000 steps on each of 800 devices; simplify it",
         ),
         (OutOfMemory(), "it takes more than 384 MiB of memory; ask for less in one claim"),
-        (Failed("its process died"), "looking at it failed (its process died); Draco tries again later"),
-        (None, "it takes longer than 1.5 s; the claim is stored as ever"),
+        (Failed("its process died"), "the check failed (its process died); Draco tries again later"),
+        (None, "it takes longer than 1.5 s; the claim is stored anyway"),
     ],
 )
 async def test_a_claim_that_nobody_could_look_at_in_time_is_allowed_with_a_warning(
@@ -209,7 +209,7 @@ async def test_nobody_looks_for_a_namespace_that_has_used_up_its_budget() -> Non
     response, outcome = await lab.review()
     assert (response["allowed"], outcome, lab.looks) == (True, ReviewOutcome.UNSEEN, [])
     assert response["warnings"] == [
-        "Draco did not look: the namespace has used up its budget for advice; the claim is stored as ever"
+        "Draco did not look: the namespace has used up its budget for advice; the claim is stored anyway"
     ]
 
 

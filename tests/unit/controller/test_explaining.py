@@ -280,10 +280,10 @@ async def test_a_fault_in_one_explanation_stops_neither_the_others_nor_the_opera
         ),
         (
             OverBudget(None, 800),
-            "Too costly to explain: it takes more than 2 s of a processor on 800 devices; ask for less in one claim.",
+            "Too costly to explain: it takes more than 2 s of CPU time on 800 devices; ask for less in one claim.",
             "TooCostly",
         ),
-        (Failed("no"), "Cannot be explained: looking at it failed (no); Draco tries again later.", "Unknown"),
+        (Failed("no"), "Cannot be explained: the check failed (no); Draco tries again later.", "Unknown"),
     ],
 )
 async def test_who_waits_is_told_why_there_is_no_explanation(answer: Answer, text: str, reason: str) -> None:

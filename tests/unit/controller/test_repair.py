@@ -259,7 +259,7 @@ async def test_an_idle_claim_is_kept_unless_its_policy_says_otherwise() -> None:
 async def test_a_claim_is_idle_for_a_while_before_it_is_released(blocked: World) -> None:
     again_s = await blocked.look(after_s=59)
     assert blocked.server.patches == []
-    held = "Draco releases it as soon as it may; now it has been idle for less than 60 s."
+    held = "Draco releases it as soon as possible; not yet, because it has been idle for less than 60 s."
     assert blocked.said.texts["idle"].endswith(held)
     assert again_s == 1.0
     await blocked.look(after_s=2)
@@ -327,7 +327,7 @@ async def test_a_claim_still_prepared_on_its_node_is_not_released(blocked: World
     blocked.put(a_node_with(a_mig_instance("1g.10gb@0", use=InstanceUse.CLAIM, claim="default/idle")))
     await blocked.look()
     assert blocked.server.patches == []
-    assert blocked.said.texts["large"].endswith("now it is still prepared on node node-0.")
+    assert blocked.said.texts["large"].endswith("because it is still prepared on node node-0.")
     blocked.put(a_node_with())
     await blocked.look()
     assert blocked.server.patches == ["idle"]
@@ -337,7 +337,7 @@ async def test_a_claim_that_a_pod_is_about_to_use_is_not_released(blocked: World
     blocked.put(a_pod("soon", claims=["idle"]))
     await blocked.look()
     assert blocked.server.patches == []
-    assert blocked.said.texts["idle"].endswith("now pod default/soon is about to use it.")
+    assert blocked.said.texts["idle"].endswith("because pod default/soon is about to use it.")
 
 
 async def test_a_claim_that_was_released_is_let_be_for_a_while(blocked: World) -> None:
@@ -347,7 +347,7 @@ async def test_a_claim_that_was_released_is_let_be_for_a_while(blocked: World) -
     blocked.put(a_version(IDLE, "3"))  # allocated again in the same place, and nobody uses it
     await blocked.look(after_s=500)
     assert blocked.server.patches == ["idle"]
-    assert blocked.said.texts["idle"].endswith("now it was released less than 10 min ago.")
+    assert blocked.said.texts["idle"].endswith("because it was released less than 10 min ago.")
     await blocked.look(after_s=100)
     assert blocked.server.patches == ["idle", "idle"]
 

@@ -90,7 +90,7 @@ def test_what_may_not_be_asked_is_no_change(field: str) -> None:
 def test_changes_are_told_in_words() -> None:
     now = msgspec.structs.replace(AFTER, taint_rules=None, device_taints=False)
     assert differences(BEFORE, now) == [
-        "DeviceTaintRule is served in no version, and was in resource.k8s.io/v1beta2",
+        "DeviceTaintRule is now served in no version instead of resource.k8s.io/v1beta2",
         "partitionable devices are kept",
-        "taints of devices are kept no more",
+        "taints of devices are no longer kept",
     ]

@@ -143,7 +143,7 @@ def test_parameters_and_modes_of_classic_claims_are_dropped() -> None:
 def test_kinds_that_are_gone_are_told_what_took_their_place() -> None:
     [told] = checked("apiVersion: resource.k8s.io/v1alpha2\nkind: PodSchedulingContext\nmetadata: {name: a}\n").findings
     assert (told.rule, told.corrected) == ("classic-dra", False)
-    assert "leave this object out" in told.message
+    assert "remove this object" in told.message
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_an_amount_of_a_slice_stands_in_its_value(capacity: str, rule: str) -> N
 def test_a_field_in_the_wrong_place_is_moved_to_its_own(manifest: str, place: str) -> None:
     [told] = checked(manifest).findings
     assert told.rule == "field-place"
-    assert told.message.endswith(f"it belongs into {place}")
+    assert told.message.endswith(f"move it into {place}")
     assert corrected(manifest)
 
 
@@ -186,7 +186,7 @@ def test_a_workloads_claims_belong_to_its_pods() -> None:
         "  template: {spec: {containers: [{name: c, resources: {claims: [{name: gpu}]}}]}}\n"
     )
     [told] = checked(deployment).findings
-    assert told.message == "resourceClaims is no field of spec: it belongs into spec.template.spec"
+    assert told.message == "resourceClaims is not a field of spec: move it into spec.template.spec"
     assert corrected(deployment)[0]["spec"]["template"]["spec"]["resourceClaims"]
 
 

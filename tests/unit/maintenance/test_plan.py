@@ -143,7 +143,7 @@ def test_administrative_access_does_not_count_as_use() -> None:
     watched = carried_out(request, plan_maintenance(request, seen))
     assert watched.status.phase == MaintenancePhase.IN_MAINTENANCE
     assert (watched.status.in_use, watched.status.devices[0].watched_by) == (0, ["default/monitor"])
-    assert watched.status.message.endswith("Only looking on, with administrative access: default/monitor.")
+    assert watched.status.message.endswith("Only monitoring, with administrative access: default/monitor.")
 
 
 def test_nothing_is_written_when_nothing_changed() -> None:
@@ -188,7 +188,7 @@ def test_finishing_takes_readiness_back_then_deletes_the_rules_and_completes_whe
     assert request.status.phase == MaintenancePhase.COMPLETED
     assert request.status.completed_at == MOMENT + 3 * LATER
     assert [(each.device, each.rule) for each in request.status.devices] == [("gpu-3", "")]
-    assert request.status.message == "1 device was given back."
+    assert request.status.message == "1 device was returned to service."
     assert plan_maintenance(request, PlanInput(now=MOMENT + 4 * LATER, scope=Scope(named=published))).empty
 
 

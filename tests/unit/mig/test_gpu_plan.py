@@ -96,14 +96,14 @@ def test_an_instance_that_cannot_be_destroyed_now_is_waited_for_and_in_the_way()
     stuck = part("1g.10gb@0", InstanceUse.ORPHAN, stuck=True, holder="process 7")
     plan = plan_gpu(gpu(stuck), static("3g.40gb@0"))
     assert (plan.destroys, plan.in_the_way, plan.makes) == ((), (stuck,), ())
-    assert "3g.40gb at 0 waits for an instance that is going, in use by process 7" in plan.waits
+    assert "3g.40gb at 0 waits for an instance that is being destroyed, in use by process 7" in plan.waits
 
 
 def test_a_layout_is_not_complete_while_its_own_instance_is_going() -> None:
     stuck = part("3g.40gb@0", InstanceUse.ORPHAN, stuck=True)
     plan = plan_gpu(gpu(stuck), static("3g.40gb@0"))
     assert plan.waits == (
-        "The layout of policy pool is not complete: 3g.40gb at 0 waits for an instance that is going."
+        "The layout of policy pool is not complete: 3g.40gb at 0 waits for an instance that is being destroyed."
     )
 
 
@@ -137,7 +137,7 @@ def test_what_others_made_is_in_the_way_only_of_what_it_overlaps_or_takes_the_en
     assert "waits for GPU instance 7 that somebody else made" in plan.waits
     plan = plan_gpu(gpu(foreign("1g.10gb+me@6")), static("1g.10gb+me@0"))
     assert texts(plan.in_the_way) == ["1g.10gb+me@6"]
-    assert "1g.10gb+me at 0 waits for engines that instances beside it have" in plan.waits
+    assert "1g.10gb+me at 0 waits for engines that other instances on the GPU use" in plan.waits
 
 
 def test_what_may_be_somebody_else_s_is_called_so() -> None:
@@ -266,7 +266,7 @@ def test_the_mode_goes_off_together_with_what_is_idle() -> None:
     [
         (part("1g.10gb@3"), "claim default/one"),
         (foreign("1g.10gb@3"), "GPU instance 7 that somebody else made"),
-        (part("1g.10gb@3", InstanceUse.ORPHAN, stuck=True), "an instance that is going"),
+        (part("1g.10gb@3", InstanceUse.ORPHAN, stuck=True), "an instance that is being destroyed"),
     ],
 )
 def test_the_mode_stays_on_for_what_is_there(there: Part, who: str) -> None:
@@ -309,7 +309,7 @@ def test_a_divided_gpu_is_no_claim_s_as_a_whole_whatever_is_on_record() -> None:
 def test_a_gpu_that_cannot_be_divided_is_to_be_excluded_from_a_policy_that_divides() -> None:
     for there in (gpu(capable=False), gpu(board=None)):
         assert plan_gpu(there, on_demand()).waits == (
-            "Policy pool divides this GPU, but it cannot be divided; exclude it from the policy."
+            "Policy pool divides this GPU, but it does not support MIG; exclude it from the policy."
         )
         assert plan_gpu(there, OFF).progress() == plan_gpu(there, None).progress() == LayoutProgress()
 

@@ -339,7 +339,7 @@ def having(*instances: Any, **fields: Any) -> GpuMig:
             having(BOTH[0], FOREIGN),
             HALVES,
             LayoutState.FAILED,
-            "1g.10gb at 6 was made by others and is left alone; destroy it by hand",
+            "1g.10gb at 6 was not made by Draco, which leaves it alone; destroy it by hand",
         ),
         (having(BOTH[0], BOTH[1], FOREIGN), HALVES, LayoutState.APPLIED, ""),
         (

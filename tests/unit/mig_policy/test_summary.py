@@ -71,7 +71,7 @@ def conditions(found: MigPolicyStatus) -> dict[str, tuple[str, str]]:
 def test_all_as_wanted() -> None:
     found = status(a_mig_policy(), nodes())
     assert (found.gpus, found.applied, found.changing, found.failed) == (4, 4, 0, 0)
-    assert found.message == "4 GPUs as wanted."
+    assert found.message == "4 GPUs set up as the policy asks."
     assert found.observed_generation == 1
     assert conditions(found) == {
         "Valid": ("True", "Understood"),
@@ -89,7 +89,7 @@ def test_gpus_without_room_for_all_that_is_wanted_are_counted_and_told_of_by_nod
         capable=True, enabled=True, message="There is no room for 1 of 2 warm 1g.10gb beside claim team/serve."
     )
     found = status(a_mig_policy(), nodes(ON, busy, count=1))
-    assert found.message == "2 GPUs as wanted, 1 of them as far as there is room."
+    assert found.message == "2 GPUs set up as the policy asks, 1 of them as far as there is room."
     assert found.applied == 2
     assert found.nodes[0].message == "gpu-1: There is no room for 1 of 2 warm 1g.10gb beside claim team/serve."
 
@@ -97,7 +97,9 @@ def test_gpus_without_room_for_all_that_is_wanted_are_counted_and_told_of_by_nod
 def test_what_failed_comes_before_what_is_not_done_yet() -> None:
     dirty = GpuMig(capable=True, enabled=True, state=MigState.DIRTY, message="GI 3 cannot be destroyed.")
     found = status(a_mig_policy(), nodes(ON, GpuMig(capable=True), dirty, count=1))
-    assert found.message == "1 of 3 GPUs cannot be as wanted: gpu-2 of node-0: GI 3 cannot be destroyed."
+    assert (
+        found.message == "1 of 3 GPUs cannot be set up as the policy asks: gpu-2 of node-0: GI 3 cannot be destroyed."
+    )
     assert (found.applied, found.changing, found.failed) == (1, 1, 1)
     assert found.nodes[0].message == "gpu-2: GI 3 cannot be destroyed; gpu-1: MIG is still off."
     assert conditions(found)["Applied"] == ("False", "Failed")
@@ -131,7 +133,9 @@ def test_other_reasons_are_counted_behind_the_commonest(other: list[str], told: 
 def test_a_layout_that_cannot_exist_is_told_in_the_table() -> None:
     found = status(a_static_policy("p", "2x4g.40gb"), nodes(count=1))
     assert found.failed == 2
-    assert "cannot be as wanted: gpu-0 of node-0 and 1 more: layout layout: 2 x 4g.40gb" in found.message
+    assert (
+        "cannot be set up as the policy asks: gpu-0 of node-0 and 1 more: layout layout: 2 x 4g.40gb" in found.message
+    )
     assert "nearest that can exist is 1 x 4g.40gb" in found.message
 
 
@@ -139,7 +143,7 @@ def test_the_younger_of_two_policies_names_the_older_one() -> None:
     old = a_mig_policy("old", exclude=[a_gpu_uuid("node-0", 1)])
     young = a_mig_policy("young", created=LATER)
     found = status(young, nodes(count=1), old)
-    assert found.message == "1 GPU as wanted. 1 GPU that it selects belongs to the older policy old."
+    assert found.message == "1 GPU set up as the policy asks. 1 GPU that it selects belongs to the older policy old."
     assert found.conflicts == [MigPolicyConflict(policy="old", gpus=1)]
     assert conditions(found)["Conflicting"] == ("True", "OlderPolicy")
     assert status(old, nodes(count=1), young).conflicts == []
@@ -201,7 +205,7 @@ def test_a_selector_that_does_not_compile_is_named() -> None:
     )
     found = status(policy, nodes())
     assert found.message.startswith("spec.deviceSelectors[0] is not a selector: ")
-    assert found.message.endswith("Has no GPU, and takes none until it can be understood.")
+    assert found.message.endswith("The policy is invalid, so it applies to no GPU.")
     assert conditions(found)["Valid"] == ("False", "NotUnderstood")
 
 
@@ -275,11 +279,11 @@ def test_nodes_without_gpus_are_no_nodes_with_gpus() -> None:
 
 def test_advice_is_passed_on() -> None:
     assert status(a_mig_policy(), nodes(), advice="Release claim a/b.").message.endswith(
-        "as wanted. Release claim a/b."
+        "set up as the policy asks. Release claim a/b."
     )
 
 
 def test_a_disabled_policy_does_not_speak_of_profiles() -> None:
     assert status(a_mig_policy(mode=MigMode.DISABLED, profiles=["9g"]), nodes(GpuMig(capable=True))).message == (
-        "2 GPUs as wanted."
+        "2 GPUs set up as the policy asks."
     )

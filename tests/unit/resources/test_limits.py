@@ -50,7 +50,7 @@ def test_what_is_within_the_limits_is_not_refused() -> None:
         ("spec.devices has 129 devices, and a slice takes at most 128", {"devices": many(129)}),
         ("at most 64 where any has taints", {"devices": [{**DEVICE, "taints": [{"key": "a", "effect": "None"}]}] * 65}),
         ('spec.devices has 2 devices of the name "gpu-0"', {"devices": [DEVICE, DEVICE]}),
-        ('"D_" is no name of a driver', {"driver": "D_"}),
+        ('"D_" is not a driver name', {"driver": "D_"}),
         ("exactly one of nodeName, nodeSelector, allNodes", {"allNodes": True}),
         ("but has none of them", {"nodeName": None}),
         ("resourceSliceCount must be at least 1", {"pool": POOL | {"resourceSliceCount": 0}}),
@@ -65,11 +65,11 @@ def test_slices(said: str, spec: Json) -> None:
 @pytest.mark.parametrize(
     ("said", "device"),
     [
-        ('"GPU 0" is no name of a device', {"name": "GPU 0"}),
+        ('"GPU 0" is not a device name', {"name": "GPU 0"}),
         ("has 33 attributes and capacities", {"attributes": {f"a{number}": {"int": 1} for number in range(33)}}),
         ("must have exactly one of int, bool", {"attributes": {"a": {}}}),
         ("but has 2", {"attributes": {"a": {"int": 1, "string": "b"}}}),
-        ('"1.2" is no semantic version', {"attributes": {"a": {"version": "1.2"}}}),
+        ('"1.2" is not a semantic version', {"attributes": {"a": {"version": "1.2"}}}),
         ("is longer than 64 bytes", {"attributes": {"a": {"string": "x" * 65}}}),
         ("is an empty list", {"attributes": {"a": {"ints": []}}}),
         ("is beyond 64 bits", {"attributes": {"a": {"ints": [2**63]}}}),

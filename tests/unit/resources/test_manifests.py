@@ -86,6 +86,6 @@ def test_what_does_not_fit_is_told_with_its_place() -> None:
     with pytest.raises(ManifestError) as caught:
         decode(a_claim_manifest({"name": 3}), source="pods.yaml, document 2")
     assert str(caught.value) == (
-        "pods.yaml, document 2: ResourceClaim one: spec.devices.requests[0].name must be a text, not a whole number; "
+        "pods.yaml, document 2: ResourceClaim one: spec.devices.requests[0].name must be a string, not a whole number; "
         "put it in quotes."
     )

@@ -104,7 +104,7 @@ def test_build_metadata_is_kept_and_does_not_count() -> None:
         ("v1.2.3", "the major part 'v1' is not a number"),
         ("1.02.3", "the minor part '02' has leading zeros"),
         ("1.2.3-01", "the prerelease number '01' has leading zeros"),
-        ("1.2.3-a_b", "in its prerelease 'a_b' holds more than letters, digits and dashes"),
+        ("1.2.3-a_b", "in its prerelease 'a_b' has characters other than letters, digits and dashes"),
         ("1.2.3+", "in its build metadata a part is empty"),
         ("18446744073709551616.0.0", "the number 18446744073709551616 is too large"),
     ],

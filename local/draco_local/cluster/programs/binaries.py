@@ -108,7 +108,7 @@ def version_of(program: Path) -> str:
         raise BinariesMissing(f"{program} does not run on this machine ({error}): name another folder.") from error
     match = re.search(r"\bv(\d+\.\d+\.\d+\S*)", answer.stdout)
     if match is None:
-        raise BinariesMissing(f"{program} does not say its version when it is run with {' '.join(arguments)}.")
+        raise BinariesMissing(f"{program} does not print its version when it is run with {' '.join(arguments)}.")
     return match.group(1)
 
 
@@ -125,7 +125,7 @@ def _offered(
     ]
     found, reasons = download.offers(published, mirror=mirror)
     if reasons:
-        progress.note(f" • Not to be had as released programs, so they are built: {'; '.join(reasons)}.")
+        progress.note(f" • Not available as released programs, so they are built: {'; '.join(reasons)}.")
     offered: dict[str, list[ChecksummedFile]] = {}
     for offer in found:
         offered.setdefault(offer.release.module, []).append(offer)

@@ -195,8 +195,8 @@ def _why(log: Path, name: str, programs: Sequence[str], cache: Path) -> str:
         )
     if any("no space left on device" in line for line in lines):
         return (
-            f"{name} cannot be built because the disk is full; free about 5 GB (what Go has left behind is in "
+            f"{name} cannot be built because the disk is full; free about 5 GB (Go left files in "
             f"{cache / gocache.FOLDER}), or name a folder with --bin-dir."
         )
     last = lines[-1] if lines else "go said nothing"
-    return f"{name} could not be built ({last[-200:]}; all that go said is in {log}); name a folder with --bin-dir."
+    return f"{name} could not be built ({last[-200:]}; the output of go is in {log}); name a folder with --bin-dir."

@@ -115,7 +115,9 @@ class ChecksummedFile(NamedTuple):
 def check_mirror(mirror: str) -> None:
     """Raise ClusterError unless this is the address of a mirror, NONE, or "" for the publishers' own sites."""
     if mirror and mirror != NONE and not mirror.startswith(("http://", "https://")):
-        raise ClusterError(f'"{mirror}" is no mirror: name an http:// or https:// address, or {NONE} to fetch nothing.')
+        raise ClusterError(
+            f'"{mirror}" is not a mirror: name an http:// or https:// address, or {NONE} to fetch nothing.'
+        )
 
 
 def offers(releases: Sequence[ReleasedFile], *, mirror: str = "") -> tuple[list[ChecksummedFile], list[str]]:
@@ -215,7 +217,7 @@ async def _fetch_one(
             raise NotToBeHad(_why(error, offer.url)) from error
     if hashed.hexdigest() != offer.sha256:
         raise WrongChecksum(
-            f"{offer.url} is not what its checksum says (its SHA-256 is {hashed.hexdigest()}, and should be "
+            f"{offer.url} does not match its checksum (its SHA-256 is {hashed.hexdigest()}, not "
             f"{offer.sha256}), so it was thrown away: try again, name another --mirror, or build with --mirror {NONE}."
         )
 
@@ -224,7 +226,7 @@ def _check(response: aiohttp.ClientResponse, address: str) -> None:
     if response.status != 200:
         raise NotToBeHad(f"{address} answers {response.status} {response.reason}")
     if address.startswith("https:") and any(each.url.scheme != "https" for each in (*response.history, response)):
-        raise NotToBeHad(f"{address} leads away from https")
+        raise NotToBeHad(f"{address} redirects to an address without https")
 
 
 def _unpack(file: Path, programs: Mapping[str, str], folder: Path) -> None:
@@ -257,4 +259,4 @@ def _why(error: Exception, where: str) -> str:
         case aiohttp.ClientConnectorError():
             return f"{where} cannot be reached ({error.strerror or error.os_error})"
         case _:
-            return f"{where} does not answer as it should ({str(error) or type(error).__name__})"
+            return f"{where} does not answer as expected ({str(error) or type(error).__name__})"

@@ -110,26 +110,22 @@ class ExistingCluster:
     def load_image(self, archive: Path) -> None:  # noqa: ARG002 - the interface's
         """Not ours to do."""
         raise MissingRequirement(
-            "The nodes of an existing cluster belong to somebody else: load images there by its own means."
+            "The nodes of an existing cluster are not Draco's: load images with that cluster's own tools."
         )
 
     def exec_on_node(self, node: str, argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":  # noqa: ARG002 - the Protocol's
         """Not ours to do."""
-        raise MissingRequirement(
-            f"Node {node} cannot be entered: the nodes of an existing cluster belong to somebody else."
-        )
+        raise MissingRequirement(f"Node {node} cannot be entered: the nodes of an existing cluster are not Draco's.")
 
     def power_off(self, node: str) -> None:
         """Not ours to do."""
         raise MissingRequirement(
-            f"Node {node} cannot be powered off: the nodes of an existing cluster belong to somebody else."
+            f"Node {node} cannot be powered off: the nodes of an existing cluster are not Draco's."
         )
 
     def power_on(self, node: str) -> None:
         """Not ours to do."""
-        raise MissingRequirement(
-            f"Node {node} cannot be powered on: the nodes of an existing cluster belong to somebody else."
-        )
+        raise MissingRequirement(f"Node {node} cannot be powered on: the nodes of an existing cluster are not Draco's.")
 
     async def _check_cluster(self) -> None:
         async with attach.client_of(self.kubeconfig) as client:

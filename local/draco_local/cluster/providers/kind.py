@@ -110,7 +110,7 @@ class KindCluster:
     def _must_be_kinds(self, node: str) -> None:
         if node not in [*self._workers(), f"{self._name}-control-plane"]:
             raise MissingRequirement(
-                f"Node {node} is none of kind's nodes ({', '.join(self._workers()) or 'it has no workers'})."
+                f"Node {node} is not one of kind's nodes ({', '.join(self._workers()) or 'it has no workers'})."
             )
 
 
@@ -127,5 +127,5 @@ def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        error = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "it said nothing")
+        error = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "it wrote nothing")
         raise ClusterError(f"`{' '.join(command[:3])}` failed: {error}")

@@ -34,7 +34,7 @@ def require(state_dir: Path) -> None:
     hidden = next((top for top in _HIDDEN if state_dir.resolve().is_relative_to(top)), None)
     if hidden:
         raise MissingRequirement(
-            f"The state of a cluster with real nodes cannot lie below {hidden}, which every node has for itself: "
+            f"The state of a cluster with real nodes cannot lie below {hidden}, which every node replaces with its own: "
             "set XDG_STATE_HOME to another folder."
         )
 

@@ -104,7 +104,7 @@ async def _wait_for(client: Client, nodes: RealNodes, name: str, within_s: float
         if node and (node.ready or not ready):
             return node
         if not nodes.powered(name):
-            raise ProcessFailed(f"Node {name} went off while it booted: {nodes.log(name, 'console')} says why.")
+            raise ProcessFailed(f"Node {name} stopped while it booted: see {nodes.log(name, 'console')}.")
         if asyncio.get_running_loop().time() > deadline:
             what = "become Ready" if ready else "register"
             raise ProcessFailed(

@@ -109,7 +109,7 @@ def destroy_instance(path: Path, gpu: int | str, gpu_instance: int) -> None:
 
 def _check_mode(gpu: GpuState) -> None:
     if not board_of(gpu).mig_capable:
-        raise StateError(f"Board {gpu.board} of GPU {gpu.uuid} has no MIG.")
+        raise StateError(f"Board {gpu.board} of GPU {gpu.uuid} does not support MIG.")
     if not gpu.mig_current:
         raise StateError(f"MIG mode of GPU {gpu.uuid} is off: switch it on first.")
 

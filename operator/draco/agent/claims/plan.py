@@ -75,7 +75,7 @@ def _check_unchanged(known: PreparedClaim, claim: ResourceClaim, driver: str) ->
         have = ", ".join(sorted(device for _, device in held))
         raise PrepareError(
             f"Claim {known} is prepared with {have}, but that is no longer its allocation; it can be prepared again "
-            "when kubelet has given it up."
+            "when kubelet has unprepared it."
         )
 
 
@@ -134,8 +134,8 @@ def _partition(name: str, device: str, gpu: Gpu, part: PartitionName) -> Partiti
     profile = gpu.board.by_id(part.profile_id) if gpu.board else None
     if profile is None or part.start not in profile.starts:
         raise PrepareError(
-            f"Claim {name} was allocated {device}, but GPU {part.parent} ({gpu.product_name}) cannot be divided so; delete "
-            "the pod so that the claim is allocated again."
+            f"Claim {name} was allocated {device}, but GPU {part.parent} ({gpu.product_name}) has no such MIG partition; "
+            "delete the pod so that the claim is allocated again."
         )
     return Partition(profile_id=profile.id, start=part.start, size=profile.size, profile=profile.name)
 
@@ -167,8 +167,8 @@ def conflict(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
     for one, two in combinations(claim.devices, 2):
         if one.device != two.device and _excludes(one, two):
             return (
-                f"Claim {claim} was allocated both {one.device} and {two.device}, which have hardware in common; delete the "
-                "pod so that the claim is allocated again."
+                f"Claim {claim} was allocated both {one.device} and {two.device}, which share hardware; delete the pod so "
+                " that the claim is allocated again."
             )
     for other in others:
         if other.uid == claim.uid or other.state is not PreparationState.PREPARED:
@@ -179,7 +179,7 @@ def conflict(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
                 what = "which is" if held.device == wanted.device else f"but {held.device} is"
                 return (
                     f"Claim {claim} was allocated {wanted.device}, {what} still prepared for claim {other} "
-                    f"(uid {other.uid}); it can be prepared when kubelet has given that one up."
+                    f"(uid {other.uid}); it can be prepared when kubelet has unprepared that one."
                 )
     return ""
 
@@ -198,8 +198,8 @@ def sick(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
     if not ill:
         return ""
     return (
-        f"Claim {claim} was allocated what takes no new work: {'; '.join(ill)}; delete the pod so that the claim is allocated "
-        "again, elsewhere."
+        f"Claim {claim} was allocated a device that takes no new work: {'; '.join(ill)}; delete the pod so that the claim is "
+        "allocated again, elsewhere."
     )
 
 

@@ -106,7 +106,7 @@ class ClaimPreparer:
                 elif known is not None:
                     self._checkpoint.drop(uid)
             except OSError as error:
-                raise PrepareError(_disk(known or uid, "given up", error)) from error
+                raise PrepareError(_disk(known or uid, "unprepared", error)) from error
             return known
 
     # The way of a claim through Prepare
@@ -154,7 +154,7 @@ class ClaimPreparer:
             self._withdraw(known)
             raise
         if has_moved := moved(known, now):
-            raise PrepareError(f"Claim {known} was prepared for where its GPU was: {has_moved} Kubelet tries again.")
+            raise PrepareError(f"Claim {known} was prepared before its GPU moved: {has_moved} Kubelet tries again.")
         return now
 
     # Its steps

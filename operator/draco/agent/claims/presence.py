@@ -57,7 +57,7 @@ def gpus_of(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> dict[GpuUuid, 
         other = minors[gpu.minor].uuid
         if other != gpu.uuid:
             raise NotThere(
-                f"Claim {claim} has GPU {gpu.uuid}, but /dev/nvidia{gpu.minor} is said to be GPU {other} as well."
+                f"Claim {claim} has GPU {gpu.uuid}, but NVML reports /dev/nvidia{gpu.minor} for GPU {other} too."
             )
     return found
 
@@ -77,7 +77,9 @@ def _as_it_is(claim: PreparedClaim, device: PreparedDevice, gpu: Gpu, hardware: 
         return msgspec.structs.replace(device, minor=gpu.minor, pci_bus_id=gpu.pci_bus_id)
     one = hardware.instances.get(device.key)
     if one is None:
-        raise NotThere(f"Claim {claim} has lost an instance: that of {device.device} is gone, or cannot be seen now.")
+        raise NotThere(
+            f"Claim {claim} has lost the GPU instance of {device.device}: it is gone, or NVML does not list it now."
+        )
     profile = gpu.board.by_id(one.profile_id) if gpu.board else None
     part = msgspec.structs.replace(
         device.partition,

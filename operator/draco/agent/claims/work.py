@@ -65,7 +65,7 @@ class ClaimWork:
     async def unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
         """Give a claim up; what it was, None if it was not known. PrepareError when it cannot be now."""
         if self._has_parts(uid):
-            self._refuse_parts(str(self._record.claims[uid]), "given up")
+            self._refuse_parts(str(self._record.claims[uid]), "unprepared")
             return await self._lanes.with_driver(lambda: self._preparer.unprepare(uid), {uid})
         await self._lanes.take({uid})
         if self._has_parts(uid):  # it has just been prepared

@@ -76,7 +76,7 @@ class Latched(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def fatal(self) -> FatalXid:
         """What the table says of it. A record of another release may name what this one does not know."""
-        return FATAL.get(self.xid, FatalXid("an error that an agent of another release took for fatal"))
+        return FATAL.get(self.xid, FatalXid("an error that another release of the agent treats as fatal"))
 
     @property
     def fault(self) -> GpuFault:

@@ -107,7 +107,7 @@ def translated(error: Any, function: str, *, gpu: str = "") -> NvmlError:
 _NAMELESS: Mapping[int, str] = MappingProxyType({int(pynvml.NVML_ERROR_INVALID_STATE): "Invalid State"})
 """What pynvml has no words for."""
 _INSTALL = "install the NVIDIA driver, or have the container toolkit pass it into this container"
-_GONE = "NVML's {function} knows nothing of what it was asked about; it is gone, or was never there."
+_GONE = "NVML's {function} did not find the GPU or instance; it is gone, or never existed."
 _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProxyType(
     {
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
@@ -120,7 +120,7 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
         ),
         pynvml.NVML_ERROR_UNINITIALIZED: (
             DriverReloaded,
-            "NVML has to be opened again, as after a reload of the NVIDIA driver; the agent does so within seconds.",
+            "NVML must be opened again, as after a reload of the NVIDIA driver; the agent does so within seconds.",
         ),
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
             DriverReloaded,
@@ -147,16 +147,16 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
         pynvml.NVML_ERROR_GPU_NOT_FOUND: (GpuUnknown, _GONE),
         pynvml.NVML_ERROR_TIMEOUT: (
             NoEvent,
-            "NVML's {function} did not come to an end in the time given; if it goes on so, look for NVRM in the kernel log.",
+            "NVML's {function} timed out; if this continues, look for NVRM in the kernel log.",
         ),
-        pynvml.NVML_ERROR_IN_USE: (InUse, "NVML's {function} was refused: somebody still uses what it is about."),
+        pynvml.NVML_ERROR_IN_USE: (InUse, "NVML refused {function}: the GPU or instance is still in use."),
         pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (
             NoRoom,
-            "NVML's {function} was refused: the GPU has no room there.",
+            "NVML refused {function}: the GPU has no room there.",
         ),
         pynvml.NVML_ERROR_INVALID_ARGUMENT: (
             InvalidArgument,
-            "NVML's {function} does not know what it was given; report this with the output of `nvidia-smi -q`.",
+            "NVML's {function} rejected its arguments; report this with the output of `nvidia-smi -q`.",
         ),
     }
 )
@@ -227,7 +227,7 @@ RECOVERY_ACTIONS: Mapping[int, GpuFault] = MappingProxyType(
             faults.NEEDS_REBOOT, "The GPU needs a reboot of its node."
         ),
         pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: GpuFault(
-            faults.NEEDS_DRAIN_P2P, "The GPU needs all work that uses peer access to it to end."
+            faults.NEEDS_DRAIN_P2P, "All work that uses peer access to the GPU must end."
         ),
         pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: GpuFault(
             faults.NEEDS_DRAIN_AND_RESET,

@@ -215,7 +215,7 @@ class NvmlInstances:
             except GpuUnknown:
                 return None
             raise NvmlError(
-                f"NVML lists GPU instance {info.id} of GPU {uuid} and does not find what is in it; the agent looks again.",
+                f"NVML lists GPU instance {info.id} of GPU {uuid}, but not its compute instances; the agent tries again.",
                 error.code,
             ) from error
 

@@ -141,9 +141,11 @@ class ClaimInstances:
                     self._manager.settle(device.gpu)
             except (NvmlError, StillHeld) as error:
                 who = self._who(error, [device.gpu]) or "Kubelet tries again."
-                raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {error} {who}") from error
+                raise PrepareError(f"Claim {intent} cannot get the whole of {device.device}: {error} {who}") from error
             except OSError as error:
-                raise PrepareError(f"Claim {intent} cannot have all of {device.device}: {_refusal(error)}") from error
+                raise PrepareError(
+                    f"Claim {intent} cannot get the whole of {device.device}: {_refusal(error)}"
+                ) from error
 
     def seen_whole(self, intent: PreparedClaim) -> None:
         """Refuse what was divided when it was last looked at. NVML is not asked."""
@@ -152,8 +154,8 @@ class ClaimInstances:
             if device.admin or seen is None or seen.mode is None or not seen.mode.enabled:
                 continue
             raise PrepareError(
-                f"Claim {intent} cannot have all of {device.device} now: it was divided when it was last looked at, and NVML "
-                "does not answer. Kubelet tries again."
+                f"Claim {intent} cannot get the whole of {device.device} now: it had GPU instances when it was last read, and "
+                "NVML does not answer. Kubelet tries again."
             )
 
     def _undivide(self, intent: PreparedClaim, device: PreparedDevice, seen: GpuInventory) -> None:
@@ -161,13 +163,13 @@ class ClaimInstances:
             return
         if seen.gpu.mig_needs_reset:
             raise PrepareError(
-                f"Claim {intent} was allocated all of {device.device}, which is in MIG mode and leaves it only with a reset; "
+                f"Claim {intent} was allocated all of {device.device}, which is in MIG mode, and turning it off needs a reset; "
                 "drain the GPU, turn the mode off and reset it, or delete the pod so that it is allocated again."
             )
         for one in seen.instances:
             if self._inventory.own(one) is None:
                 raise PrepareError(
-                    f"Claim {intent} cannot have all of {device.device}: {self._inventory.stranger(one)}"
+                    f"Claim {intent} cannot get the whole of {device.device}: {self._inventory.stranger(one)}"
                 )
         idle = [one.key for one in seen.instances]
         if idle:
@@ -179,11 +181,11 @@ class ClaimInstances:
         """The GPU in MIG mode, with no step of a change left over."""
         seen = self._manager.settle(uuid)
         if seen.mode is None or seen.board is None:
-            raise PrepareError(f"Claim {intent} was allocated a part of GPU {uuid}, which cannot be divided.")
+            raise PrepareError(f"Claim {intent} was allocated a part of GPU {uuid}, which does not support MIG.")
         if not seen.mode.enabled:
             if seen.gpu.mig_needs_reset:
                 raise PrepareError(
-                    f"Claim {intent} was allocated a part of GPU {uuid}, whose MIG mode is off and is turned on only with a "
+                    f"Claim {intent} was allocated a part of GPU {uuid}, whose MIG mode is off, and turning it on needs a "
                     "reset; drain the GPU, turn the mode on and reset it, or delete the pod so that it is allocated again."
                 )
             self._manager.enable(uuid)
@@ -204,10 +206,10 @@ class ClaimInstances:
                 continue
             for one in seen[key.gpu].overlapping(device.partition.mask if device.partition else 0):
                 if self._inventory.own(one) is None:
-                    raise PrepareError(f"Claim {intent} cannot have {device.device}: {self._inventory.stranger(one)}")
+                    raise PrepareError(f"Claim {intent} cannot get {device.device}: {self._inventory.stranger(one)}")
                 if one.key in needed:
                     raise PrepareError(
-                        f"Claim {intent} cannot have {device.device}: its units are those of claim {needed[one.key][0]}."
+                        f"Claim {intent} cannot get {device.device}: its memory slices belong to claim {needed[one.key][0]}."
                     )
                 clear.append(one.key)
             fresh.setdefault(key.gpu, []).append(_placement(seen[key.gpu], key))
@@ -222,8 +224,8 @@ class ClaimInstances:
         pids = self._manager.processes(one)
         if pids:
             raise PrepareError(
-                f"Claim {intent} cannot have {device.device} yet: process {pids[0]} of an earlier user still computes on it; end "
-                "that process, kubelet tries again."
+                f"Claim {intent} cannot get {device.device} yet: process {pids[0]} of an earlier user still runs on it; end "
+                "that process, and kubelet tries again."
             )
 
     def _clear_away(self, uuid: GpuUuid, keys: Iterable[PlacementKey]) -> None:
@@ -233,7 +235,7 @@ class ClaimInstances:
             if key.gpu == uuid and key in self._record.instances:
                 holder = self._inventory.refused.get(key)
                 raise StillHeld(
-                    f"The instance {self._inventory.named(key)} is in the way: no claim has it any more, but it "
+                    f"The instance {self._inventory.named(key)} is in the way: no claim uses it any more, but it "
                     f"{_stays(holder)}."
                 )
 
@@ -283,7 +285,7 @@ class ClaimInstances:
             return
         holder = self._inventory.refused.get(left[0])
         why = problem or f"its instance {self._inventory.named(left[0])} {_stays(holder)}."
-        raise InstanceHeld(f"Claim {claim} cannot be given up yet: {why} Kubelet tries again.")
+        raise InstanceHeld(f"Claim {claim} cannot be unprepared yet: {why} Kubelet tries again.")
 
     def _not_kept(
         self, mine: Sequence[PlacementKey], others: Mapping[PlacementKey, tuple[PreparedClaim, ...]]
@@ -355,7 +357,7 @@ class ClaimInstances:
         hindrance = ""
         if missing and seen.mode is not None and not seen.mode.enabled:
             if seen.gpu.mig_needs_reset:
-                return "Prepared claims need instances of this GPU, whose MIG mode is off and is turned on only with a reset."
+                return "Prepared claims need instances of this GPU, whose MIG mode is off, and turning it on needs a reset."
             self._manager.enable(uuid)
         for key in missing:
             hindrance = self._make_again(key, devices[key]) or hindrance
@@ -369,7 +371,7 @@ class ClaimInstances:
     def _make_again(self, key: PlacementKey, device: PreparedDevice) -> str:
         seen = self._inventory.known(key.gpu)
         if seen is None or seen.board is None or device.partition is None:
-            return f"The instance {self._inventory.named(key)} is gone, and its GPU cannot be divided any more."
+            return f"The instance {self._inventory.named(key)} is gone, and its GPU does not support MIG any more."
         what = f"The instance {self._inventory.named(key)}, which a claim needs, is gone"
         try:
             placement = _placement(seen, key)
@@ -381,7 +383,7 @@ class ClaimInstances:
             if self._inventory.own(one) is None:
                 return f"{what} and cannot be made again: {self._inventory.stranger(one)}"
             if one.key in needed and one.key != key:
-                return f"{what}, and its units belong to another claim."
+                return f"{what}, and its memory slices belong to another claim."
         if in_the_way:
             self._manager.discard([one.key for one in in_the_way])
             try:
@@ -409,7 +411,7 @@ class ClaimInstances:
 def _placement(seen: GpuInventory, key: PlacementKey) -> Placement:
     profile = seen.board.by_id(key.profile_id) if seen.board else None
     if profile is None or key.start not in profile.starts:
-        raise PrepareError(f"GPU {key.gpu} has no place for profile {key.profile_id} at {key.start}.")
+        raise PrepareError(f"Profile {key.profile_id} cannot start at {key.start} on GPU {key.gpu}.")
     return Placement(profile, key.start)
 
 
@@ -421,5 +423,5 @@ def _refusal(error: OSError) -> str:
 def _stays(holder: str | None) -> str:
     """Why an instance that was to be destroyed is there; None if that was not refused."""
     if holder is None:
-        return "is still listed by NVML, which says that it destroyed it"
+        return "is still listed by NVML, which reported it destroyed"
     return f"is in use by {holder or NOBODY_LISTED}"

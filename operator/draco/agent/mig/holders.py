@@ -118,7 +118,7 @@ class HolderSearch:
             return sentence(near)
         far = sentence(self._holders.having_open(f"/dev/nvidia{gpu.minor}"))
         # Those that run on other parts of the GPU have it open too.
-        return f"somebody in no list, perhaps {far}" if far and one is not None else far
+        return f"a process that NVML does not list, perhaps {far}" if far and one is not None else far
 
 
 def sentence(holders: Iterable[HoldingProcess]) -> str:

@@ -45,7 +45,7 @@ class StillHeld(AgentError):
 
 FindHolder = Callable[[Instance | None, Gpu, Sequence[int]], str]
 """Who holds an instance of a GPU, or anything of the GPU, as a phrase; "" when nobody is found. NVML lists the numbers."""
-NOBODY_LISTED = "somebody who is in no list, such as a monitoring program that keeps it open"
+NOBODY_LISTED = "a process that NVML does not list, such as a monitoring program that keeps it open"
 
 
 class InstanceManager:
@@ -134,7 +134,7 @@ class InstanceManager:
             for key in fresh:
                 found = seen.at(key)
                 if found is None or found.ci is None or self._inventory.own(found) is None:
-                    unlisted = f"NVML made {self._inventory.named(key)} and does not list it."
+                    unlisted = f"NVML made {self._inventory.named(key)} but does not list it."
                     self._inventory.failures.failed(uuid, unlisted)
                     raise NotVerified(unlisted)
             self._inventory.failures.over(uuid)

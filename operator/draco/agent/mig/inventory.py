@@ -89,7 +89,7 @@ class GpuInventory(msgspec.Struct, frozen=True, kw_only=True):
         return [one for one in self.instances if one.mask & mask]
 
 
-UNFINISHED = "A change of its instances is still to be finished or undone."
+UNFINISHED = "A change of its instances is not finished yet."
 """How a GPU stands while a step is on its way, and after one that was cut short."""
 DOUBT_S = 30.0
 """So long an instance that may be ours or somebody else's is left alone."""
@@ -238,8 +238,8 @@ class MigInventory:
         bare = "" if one.ci is not None else ", without a compute instance,"
         if own is not None and self.whose(own, one) is Whose.DOUBTFUL:
             return (
-                f"GPU instance {one.gi} ({self.named(one.key)}){bare} may be what an interrupted step of this agent made, or "
-                f"somebody else's; it is removed unless somebody uses it within {DOUBT_S:g} s."
+                f"GPU instance {one.gi} ({self.named(one.key)}){bare} may come from an interrupted step of this agent, or "
+                f"from somebody else; the agent removes it unless somebody uses it within {DOUBT_S:g} s."
             )
         return (
             f"GPU instance {one.gi} ({self.named(one.key)}){bare} was made by somebody else; destroy it with nvidia-smi if "

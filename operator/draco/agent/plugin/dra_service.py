@@ -102,7 +102,7 @@ class DraService:
             error = f"Claim {name} was not prepared within {self._deadline_s:g} s; kubelet tries again."
         except Exception as fault:  # the outermost edge: a defect must not fail the other claims of the call
             log.exception("claim.prepare_fault", claim=name, uid=claim.uid)
-            error = f"Claim {name} was not prepared because of a defect in the agent ({fault!r}); see the agent's log."
+            error = f"Claim {name} was not prepared because of a bug in the agent ({fault!r}); see the agent's log."
         if error:
             log.warning("claim.not_prepared", claim=name, uid=claim.uid, error=error)
         self._metrics.prepared(self._clock.monotonic() - started, failed=bool(error))
@@ -142,7 +142,7 @@ class DraService:
             raise PrepareError(f"Claim {key} could not be read from the API server: {error}") from error
         if claim.metadata.uid != uid:
             raise PrepareError(
-                f"Claim {key} is another one now: kubelet asks for uid {uid}, the API server has {claim.metadata.uid}."
+                f"Claim {key} was replaced: kubelet asks for uid {uid}, the API server has uid {claim.metadata.uid}."
             )
         return claim
 
@@ -158,10 +158,10 @@ class DraService:
         except PrepareError as refusal:
             error = str(refusal)
         except TimeoutError:
-            error = f"Claim {name} was not given up within {self._deadline_s:g} s; kubelet tries again."
+            error = f"Claim {name} was not unprepared within {self._deadline_s:g} s; kubelet tries again."
         except Exception as fault:  # the outermost edge, as above
             log.exception("claim.unprepare_fault", claim=name, uid=claim.uid)
-            error = f"Claim {name} was not given up because of a defect in the agent ({fault!r}); see the agent's log."
+            error = f"Claim {name} was not unprepared because of a bug in the agent ({fault!r}); see the agent's log."
         if error:
             log.warning("claim.not_unprepared", claim=name, uid=claim.uid, error=error)
         self._metrics.unprepared(failed=bool(error))

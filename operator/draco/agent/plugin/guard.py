@@ -173,8 +173,8 @@ class ProcessLock:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
             raise AnotherPlugin(
-                f"Another Draco agent (process {holder}) works with {self._path.parent}; stop it, or give this one its "
-                "own state folder. A DaemonSet has to end one agent before it starts the next: maxSurge 0.",
+                f"Another Draco agent (process {holder}) uses {self._path.parent}; stop it, or give this agent its own "
+                "state folder. A DaemonSet must end one agent before it starts the next: set maxSurge to 0.",
                 ours=True,
             ) from None
         os.ftruncate(descriptor, 0)

@@ -22,7 +22,7 @@ NO_DIVISIONS: Mapping[GpuUuid, GpuMigView] = MappingProxyType({})
 TIMEOUT_S = 30
 """Without news for so long kubelet calls a device Unknown."""
 MESSAGE_LIMIT = 1024
-GONE = "Its GPU instance is gone; restart the containers that were given it once it has been made again."
+GONE = "Its GPU instance is gone; when it has been made again, restart the containers that use it."
 
 
 class DeviceReport(msgspec.Struct, frozen=True):

@@ -190,7 +190,7 @@ class Plugin:
         if others:
             return Contest(
                 f"Driver {self._driver} is also served by {'; '.join(map(str, others))}, which came after Draco. Draco keeps "
-                "the node and has registered again; remove that plugin: two of one driver hand out the same GPUs twice."
+                "the node and has registered again; remove that plugin: two plugins of one driver hand out the same GPUs twice."
             )
         return None
 

@@ -42,7 +42,7 @@ from draco.resources.names import (
 )
 from draco.resources.quantity import Quantity
 
-UNREPORTED = "It is not known yet under which names this node's GPUs were published; the API server has to say."
+UNREPORTED = "The agent does not know yet under which names it published this node's GPUs; it waits for the API server."
 
 
 def whole_name(device: str) -> str:
@@ -240,7 +240,9 @@ class KnownGpus:
                 problem = f"{error.strerror} ({error.filename}); make room or fix the folder."
         known = known if problem else fresh
         nameless = tuple(
-            UnidentifiedGpu(one.gpu.index, f"{one.gpu.uuid} has no name yet, since that cannot be recorded: {problem}")
+            UnidentifiedGpu(
+                one.gpu.index, f"{one.gpu.uuid} has no device name yet, as it cannot be recorded: {problem}"
+            )
             for one in read.gpus
             if one.gpu.uuid not in known
         )

@@ -82,7 +82,7 @@ def read(content: bytes) -> Contents:
             entries.append(bytes(line.entry))
             size = line.size or size
     if not entries:
-        return Contents(entries=[], damage="is not whole")
+        return Contents(entries=[], damage="is incomplete")
     if len(content) < size:
         return Contents(entries=entries, damage=f"has {len(content)} of {size} bytes")
     return Contents(entries=entries, position=Position(start, checksum, len(content)) if clean else None)
@@ -102,7 +102,7 @@ def _damage(text: bytes, at: int) -> str:
     with suppress(*UNREADABLE):
         version = msgspec.json.decode(text, type=_Versioned).version
         if version != VERSION:
-            return f"has version {version}, and this agent knows {VERSION}"
+            return f"has version {version}, but this agent reads only version {VERSION}"
     return f"does not match its checksum at byte {at}"
 
 

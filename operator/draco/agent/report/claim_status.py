@@ -43,8 +43,8 @@ IDENTITY_VERSION = 1
 
 
 SPACED = (
-    "The claim's config was sent with blanks in the JSON of opaque.parameters, and the API server takes every report on such a "
-    "claim for a change of its allocation: create the claim with compact JSON, as kubectl does. Its pod runs all the same."
+    "The JSON in opaque.parameters of the claim's config contains blanks, so the API server takes every report on the claim "
+    "for a change of its allocation: create the claim with compact JSON, as kubectl does. Its pod runs anyway."
 )
 
 

@@ -86,7 +86,7 @@ def _copies(item: Object, manifest: Manifest, source: str) -> list[Object]:
         return [item]
     if not 0 <= count <= MAX_COPIES:
         raise ManifestError(
-            f"{source}: {manifest['kind']} {item.metadata.key} wants {count} pods; 0 to {MAX_COPIES} can be tried."
+            f"{source}: {manifest['kind']} {item.metadata.key} asks for {count} pods, but Draco tries at most {MAX_COPIES}."
         )
     names = [f"{item.metadata.name}-{number}" for number in range(1, count + 1)]
     return [msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, name=name)) for name in names]
@@ -104,7 +104,7 @@ def read_texts(
 ) -> Iterator[tuple[str, str]]:
     """The text of each file by its name, in their order; of a folder, those `within` it. Raises ManifestError."""
     if filenames.count("-") > 1:
-        raise click.UsageError("Standard input can be read once: give -f - only once.")
+        raise click.UsageError("Standard input can be read only once: give -f - once.")
     for filename in filenames:
         if filename == "-":
             yield STANDARD_INPUT, _text(STANDARD_INPUT, sys.stdin.buffer)

@@ -47,7 +47,7 @@ def refusal(policy: MigPolicy, manifest: Manifest) -> str:
         _reset(spec.reset),
     )
     if not 0 <= spec.repair.max_moves <= _MOST_MOVES:
-        return f"spec.repair.maxMoves is {spec.repair.max_moves}: it is 0, 1 or 2"
+        return f"spec.repair.maxMoves is {spec.repair.max_moves}: it must be 0, 1 or 2"
     return next((problem for each in problems for problem in each), "")
 
 
@@ -55,8 +55,8 @@ def _name(policy: MigPolicy) -> Iterator[str]:
     name = policy.metadata.name
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         yield (
-            "metadata.name must be of small letters, digits, - and ., begin and end with a letter or a digit, and have at most "
-            f"{_LONGEST_NAME} characters"
+            "metadata.name must contain only lower-case letters, digits, - and ., begin and end with a letter or digit, and have "
+            f"at most {_LONGEST_NAME} characters"
         )
 
 
@@ -75,18 +75,18 @@ def _selection(spec: MigPolicySpec) -> Iterator[str]:
             yield f"spec.deviceSelectors[{index}].cel.expression has more than {_LONGEST_EXPRESSION} characters"
     for uuid in spec.exclude:
         if not uuid.startswith("GPU-"):
-            yield f"spec.exclude names {uuid}: the UUID of a GPU begins with GPU-, `draco layout show -o json` has them"
+            yield f"spec.exclude names {uuid}: the UUID of a GPU begins with GPU-; `draco layout show -o json` lists them"
     yield from _repeated("spec.exclude", spec.exclude)
 
 
 def _layouts(spec: MigPolicySpec) -> Iterator[str]:
     names = [layout.name for layout in spec.layouts]
     if spec.mode is MigMode.STATIC and not spec.layout:
-        yield "mode Static needs the name of one of spec.layouts in spec.layout"
+        yield "mode Static needs spec.layout to name one of spec.layouts"
     if spec.layout and spec.layout not in names:
         yield f"spec.layouts has no layout named {spec.layout}: {f'it has {_listed(names)}' if names else 'it is empty'}"
     if twice := _twice(names):
-        yield f"spec.layouts has two layouts named {twice}; leave one of them out"
+        yield f"spec.layouts has two layouts named {twice}; remove one of them"
     for layout in spec.layouts:
         yield from _layout(layout)
 
@@ -94,8 +94,8 @@ def _layouts(spec: MigPolicySpec) -> Iterator[str]:
 def _layout(layout: MigLayout) -> Iterator[str]:
     if not _LAYOUT_NAME.fullmatch(layout.name) or len(layout.name) > _LONGEST_LAYOUT_NAME:
         yield (
-            f"a layout is named {layout.name!r}: its name must be of small letters, digits and -, begin and end with a letter or "
-            f"a digit, and have at most {_LONGEST_LAYOUT_NAME} characters"
+            f"a layout is named {layout.name!r}: its name must contain only lower-case letters, digits and -, begin and "
+            f"end with a letter or digit, and have at most {_LONGEST_LAYOUT_NAME} characters"
         )
     if not layout.instances:
         yield f"layout {layout.name} has no instances; name at least one profile"
@@ -106,13 +106,13 @@ def _layout(layout: MigLayout) -> Iterator[str]:
                 "write one entry for each, or leave start out"
             )
         if each.start is not None and not 0 <= each.start <= _LAST_UNIT:
-            yield f"layout {layout.name} wants {each.profile} at {each.start}: a start is from 0 to {_LAST_UNIT}"
+            yield f"layout {layout.name} wants {each.profile} at {each.start}: a start must be from 0 to {_LAST_UNIT}"
 
 
 def _warm(spec: MigPolicySpec) -> Iterator[str]:
     for each in spec.warm:
         if spec.profiles and each.profile not in spec.profiles:
-            yield f"spec.warm names {each.profile}, which spec.profiles leaves out; add it there"
+            yield f"spec.warm names {each.profile}, which spec.profiles does not list; add it there"
     yield from _repeated("spec.warm", [each.profile for each in spec.warm])
     yield from _repeated("spec.profiles", spec.profiles)
 
@@ -122,17 +122,17 @@ def _reset(reset: MigReset) -> Iterator[str]:
         yield "permit InWindows needs at least one window in spec.reset.windows"
     for window in reset.windows:
         if not _START.fullmatch(window.start):
-            yield f'a window of spec.reset starts at a time such as "22:00", not "{window.start}"'
+            yield f'a window of spec.reset must start at a time such as "22:00", not "{window.start}"'
         if not _SHORTEST <= open_for(window.duration) <= _LONGEST:
             yield (
-                f"a window of spec.reset is open for 1m to 24h, written in hours and minutes such as 2h30m, not {window.duration}"
+                f"a window of spec.reset must be open for 1m to 24h, in hours and minutes such as 2h30m, not {window.duration}"
             )
         yield from _repeated("days of a window of spec.reset", window.days)
 
 
 def _repeated(where: str, names: Iterable[str]) -> Iterator[str]:
     if twice := _twice(names):
-        yield f"{where} names {twice} twice; leave one of them out"
+        yield f"{where} names {twice} twice; remove one of them"
 
 
 def _twice(names: Iterable[str]) -> str:

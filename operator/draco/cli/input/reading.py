@@ -43,7 +43,7 @@ class Reader:
             return await self._list(kind)
         except Forbidden as error:
             raise ClusterReadError(
-                f"these credentials may not list {kind.plural} in the whole cluster, without which nothing can be said: {error}"
+                f"these credentials may not list {kind.plural} in the whole cluster, which this command needs: {error}"
             ) from error
 
     async def all_if_allowed(self, kind: Kind[T], consequence: str, params: Mapping[str, str] | None = None) -> list[T]:

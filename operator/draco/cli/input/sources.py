@@ -60,7 +60,7 @@ def read_world(sources: Sources) -> tuple[World, str]:
     """
     manifests = read_manifests(sources.filenames)
     if sources.filenames and not manifests:
-        raise ManifestError("the files hold no objects: give manifests as for `kubectl apply`, or leave out -f.")
+        raise ManifestError("the files hold no objects: give manifests as for `kubectl apply`, or leave -f out.")
     alone = any(manifest.get("kind") == "ResourceSlice" for manifest, _ in manifests)
     if sources.cluster is False or (sources.cluster is None and alone):
         if not manifests:

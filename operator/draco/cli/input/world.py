@@ -64,7 +64,7 @@ def of_files(objects: Sequence[tuple[Object, str]]) -> World:
         world.fleet.put_node(Node(metadata=ObjectMeta(name=name)))
     if not world.fleet.nodes:
         world.fleet.put_node(Node(metadata=ObjectMeta(name=ANY_NODE)))
-        world.notes.append(f"The files name no node: one without labels, {ANY_NODE}, stands for all.")
+        world.notes.append(f"The files name no node: a node without labels, {ANY_NODE}, represents all nodes.")
     return world
 
 
@@ -90,11 +90,11 @@ def _add(world: World, objects: Iterable[tuple[Object, str]]) -> None:
         kind, key = type(item), item.metadata.key
         if (kind, key) in seen:
             raise ManifestError(
-                f"{source}: {kind.__name__} {key} was given before, in {seen[kind, key]}; leave one of the two out."
+                f"{source}: {kind.__name__} {key} is also in {seen[kind, key]}; leave one of the two out."
             )
         seen[kind, key] = source
         if _put(world, item, slices):
-            world.notes.append(f"{kind.__name__} {key} of {source} takes the place of the cluster's.")
+            world.notes.append(f"{kind.__name__} {key} of {source} replaces the cluster's.")
 
 
 def _put(world: World, item: Object, slices: set[str]) -> bool:
@@ -166,11 +166,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names[:5000], n=1)
     if near:
         return f"; did you mean {near[0]}?"
-    return (
-        f"; there is {', '.join(names[:5])}{' and more' if len(names) > 5 else ''}."
-        if names
-        else "; there is none at all."
-    )
+    return f"; there is {', '.join(names[:5])}{' and more' if len(names) > 5 else ''}." if names else "; there is none."
 
 
 def put_taints(world: World, rules: Sequence[DeviceTaintRule]) -> None:

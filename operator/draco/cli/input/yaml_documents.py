@@ -98,7 +98,7 @@ def _json_documents(name: str, text: str) -> Iterator[Document]:
             raise _NotJsonError(f"{name}, line {error.lineno}: this is not valid JSON: {error.msg}.") from error
         except _TwinError as error:
             raise ManifestError(
-                f'{name}, document {number} (line {line}): the key "{error}" stands twice in one object; leave one of them out.'
+                f'{name}, document {number} (line {line}): the key "{error}" appears twice in one object; remove one of them.'
             ) from error
         except (ValueError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
@@ -132,7 +132,7 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _integer(text: str) -> int | float:
@@ -146,11 +146,11 @@ def _check(value: Any, where: str) -> None:
         item, depth = waiting.pop()
         if isinstance(item, str):
             if not item.isascii() and _HALF.search(item):
-                raise ManifestError(f"{where}: a text has half of a character in it (\\ud800 to \\udfff); correct it.")
+                raise ManifestError(f"{where}: a string contains half of a character (\\ud800 to \\udfff); correct it.")
         elif isinstance(item, dict | list):
             if depth > MAX_DEPTH:
                 raise ManifestError(
-                    f"{where}: it is nested more than {MAX_DEPTH} levels deep; no object of Kubernetes is."
+                    f"{where}: it is nested more than {MAX_DEPTH} levels deep; no Kubernetes object is."
                 )
             inner = [*item.keys(), *item.values()] if isinstance(item, dict) else item
             waiting += [(each, depth + 1) for each in inner if isinstance(each, str | dict | list)]
@@ -171,14 +171,14 @@ def _not_yaml(name: str, text: str, error: yaml.YAMLError) -> DocumentError:
         line = text.count("\n", 0, error.position) + 1 if isinstance(error.position, int) else 1
         character = error.character if isinstance(error.character, int) else ord(str(error.character)[:1] or "\0")
         return DocumentError(
-            f"{name}, line {line}", line, f"the character U+{character:04X} may not stand in YAML; remove it"
+            f"{name}, line {line}", line, f"the character U+{character:04X} is not allowed in YAML; remove it"
         )
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark is not None else name
     problem = getattr(error, "problem", None) or "it cannot be read"
     hint = ""
     if mark is not None and "\t" in _line(text, mark.line)[: mark.column + 1]:
-        hint = "; indent with blanks, as YAML takes no tabs"
+        hint = "; indent with spaces, because YAML does not allow tabs"
     return DocumentError(where, mark.line + 1 if mark is not None else 1, f"this is not valid YAML: {problem}{hint}")
 
 
@@ -251,9 +251,9 @@ class _Builder:
 
     def _open(self, value: Any, anchor: str | None, line: int) -> None:
         if len(self._stack) >= MAX_DEPTH:
-            self._fail(line, f"it is nested more than {MAX_DEPTH} levels deep; no object of Kubernetes is", "size")
+            self._fail(line, f"it is nested more than {MAX_DEPTH} levels deep; no Kubernetes object is", "size")
         if self._stack and isinstance(self._stack[-1].value, dict) and self._stack[-1].key is _NO_KEY:
-            self._fail(line, "a key must be a text, not a list or an object")
+            self._fail(line, "a key must be a string, not a list or an object")
         if anchor:
             self._anchors[anchor] = (_OPEN, 0)
         self._stack.append(_Frame(value, anchor, line))
@@ -272,11 +272,13 @@ class _Builder:
 
     def _alias(self, anchor: str | None, line: int) -> None:
         if anchor is None or anchor not in self._anchors:
-            self._fail(line, f"the alias *{anchor} repeats nothing: there is no &{anchor} before it")
+            self._fail(line, f"the alias *{anchor} refers to nothing: there is no &{anchor} before it")
         value, size = self._anchors[anchor]
         if value is _OPEN:
             self._fail(
-                line, f"the alias *{anchor} stands inside of what it repeats, which never ends; write it out", "size"
+                line,
+                f"the alias *{anchor} is inside the value that it repeats, which never ends; write the value out",
+                "size",
             )
         self._add(value, size, line)
 
@@ -292,7 +294,7 @@ class _Builder:
         if frame.size > MAX_VALUES:
             self._fail(
                 line,
-                f"with its aliases written out it has more than {MAX_VALUES:,} values; write it without them",
+                f"with its aliases expanded it has more than {MAX_VALUES:,} values; write it without them",
                 "size",
             )
         if isinstance(frame.value, list):
@@ -309,12 +311,12 @@ class _Builder:
 
     def _key(self, frame: _Frame, value: Any, line: int) -> str:
         if isinstance(value, dict | list) or value is None:
-            self._fail(line, "a key must be a text, not empty, a list or an object")
+            self._fail(line, "a key must be a string, not empty, a list or an object")
         key = str(value).lower() if isinstance(value, bool) else str(value)
         if key in frame.lines:
             self._fail(
                 line,
-                f'the key "{key[:80]}" stands in line {frame.lines[key]} already; leave one of them out',
+                f'the key "{key[:80]}" is already in line {frame.lines[key]}; remove one of them',
                 "duplicate-key",
             )
         frame.lines[key] = line
@@ -340,9 +342,9 @@ class _Builder:
         value = text if kind == "str" else resolved(text)
         wanted = {"str": str, "int": int, "float": int | float, "bool": bool, "null": type(None)}.get(kind)
         if wanted is None:
-            self._fail(line, f"the tag {tag[:80]} means nothing to Kubernetes; leave it out")
+            self._fail(line, f"the tag {tag[:80]} means nothing to Kubernetes; remove it")
         if not isinstance(value, wanted):
-            self._fail(line, f'"{text[:80]}" is not of the type that its tag says; leave the tag out')
+            self._fail(line, f'"{text[:80]}" is not of the type that its tag says; remove the tag')
         return value
 
 

@@ -276,7 +276,7 @@ def _wait(part: Part) -> WaitView:
 def _left(planned: GpuPlanView, what: _Foreseen, had: WantedGpu | None) -> GpuPlanView:
     """With what follows where nobody has a GPU any more: it is no longer offered in parts."""
     if what.gpu.mig is None:
-        message = "its agent does not report it now; when it does, what is idle there is destroyed"
+        message = "its agent does not report it now; when it does, its idle instances are destroyed"
         return msgspec.structs.replace(planned, outcome=LayoutOutcome.UNKNOWN, message=message)
     if had is None or had.mode is MigMode.DISABLED:
         return planned
@@ -289,11 +289,11 @@ def _offered(what: _Foreseen) -> str:
     seen, made = what.seen, what.plan
     if seen.enabled and seen.switched_by_reset:
         return (
-            "no further claim gets it until MIG is off, which takes a reset: a policy of mode Disabled that permits one turns it "
+            "no further claim gets it until MIG is off, which needs a reset: a policy of mode Disabled that permits one turns it "
             "off, deleting a policy does not"
         )
     if any(part.use is InstanceUse.FOREIGN for part in seen.parts):
-        return "no further claim gets it until what others made there is destroyed by hand"
+        return "no further claim gets it until the instances that others made are destroyed by hand"
     until = (
         ", once those that have parts of it end" if any(part.claims for part in (*made.keeps, *made.promised)) else ""
     )
@@ -314,7 +314,7 @@ def _outcome(shown: GpuPlanView) -> LayoutOutcome:
 def _remark(board: Board, made: GpuPlan) -> str:
     """What else is to be known where nothing is wrong."""
     if made.mode_change == "on" and not board.profiles:
-        return "what fits on its board is known once MIG is on: plan again then"
+        return "what fits on its board is known when MIG is on: plan again then"
     lacking = ", ".join(f"{one.missing} x {one.profile}" for one in made.no_room)
     return f"there is no room now to keep {lacking} warm" if lacking else ""
 
@@ -393,7 +393,7 @@ def _without_labels(seen: Observed, policies: _Policies) -> list[str]:
         return []
     nodes = "node" if len(seen.gpu_nodes) == 1 else "nodes"
     whose = f"{len(missing)} of {len(seen.gpu_nodes)} {nodes}"
-    text = f"The files do not bring the labels of {whose}, for which spec.nodeSelector of {', '.join(asking)} asks"
+    text = f"The files do not contain the labels of {whose}, which spec.nodeSelector of {', '.join(asking)} needs"
     return [f"{text}; give `kubectl get nodes -o json` with -f, too."]
 
 
@@ -403,5 +403,5 @@ def _gone(seen: Observed, policies: _Policies) -> list[str]:
     gone = sorted(named - known - set(seen.deleted))
     if not gone or seen.server:
         return []
-    text = f"GPUs of the files belong to {', '.join(gone)}, which the files do not bring: this is as if it were deleted"
+    text = f"GPUs of the files belong to {', '.join(gone)}, which is not in the files: the plan treats it as deleted"
     return [f"{text}; give it with -f, too."]

@@ -34,9 +34,9 @@ MOST_NODES = 16
 """What a person looks through node by node."""
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 _NOT_MADE = {
-    "": "nothing is made of it without a policy",
-    MigMode.STATIC: "nothing but its layout is made",
-    MigMode.DISABLED: "nothing is made: MIG is to be off",
+    "": "without a policy, no instances are made",
+    MigMode.STATIC: "only the instances of its layout are made",
+    MigMode.DISABLED: "no instances are made, because the policy turns MIG off",
 }
 _TOGETHER = "\u00a0"
 """A space at which no line breaks; it is printed as any other."""
@@ -134,7 +134,7 @@ def one_line(gpu: GpuView) -> str:
     held = f"; {whole_line(gpu)}" if gpu.claims else ""
     match gpu.division:
         case Division.UNREPORTED:
-            return f"its agent does not report now how it is divided{held}"
+            return f"its agent does not report its instances now{held}"
         case Division.INCAPABLE:
             return f"cannot be divided: no MIG{held}"
         case _:
@@ -188,7 +188,7 @@ def _claims(names: Sequence[str]) -> str:
 def fits_line(gpu: GpuView) -> str:
     """What there is room for, as a sentence; "" where nothing can be said."""
     if gpu.state in {MigState.DIRTY, MigState.NEEDS_RESET}:
-        return "nothing is made here until that is settled"
+        return "no instances are made until this is resolved"
     if gpu.division is not Division.ON and not gpu.fits:
         return ""
     if gpu.mode != MigMode.DYNAMIC:

@@ -85,7 +85,7 @@ def observe(sources: LayoutSources, deleted: Sequence[str] = ()) -> Observed:
     """
     manifests = read_manifests(sources.filenames)
     if sources.filenames and not manifests:
-        raise ManifestError("the files hold no objects: give manifests as for `kubectl apply`, or leave out -f.")
+        raise ManifestError("the files hold no objects: give manifests as for `kubectl apply`, or leave -f out.")
     alone = any(manifest.get("kind") == GPU_NODES.kind for manifest, _ in manifests)
     from_files = sources.cluster is False or (sources.cluster is None and alone)
     if from_files and not manifests:
@@ -103,13 +103,13 @@ def _check_deleted(seen: Observed) -> None:
             raise NoSuchPolicyError(f"there is no MigPolicy {name} in {seen.place}: {_those(sorted(seen.policies))}.")
         if any(each.metadata.name == name for each in seen.asked):
             raise click.UsageError(
-                f"MigPolicy {name} cannot be deleted and applied in one: leave out --delete {name} or its file."
+                f"MigPolicy {name} cannot be both deleted and applied: leave out --delete {name} or its file."
             )
 
 
 def _those(names: Sequence[str]) -> str:
     if not names:
-        return "there is none at all"
+        return "there is none"
     more = [f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
     return f"there {'is' if len(names) == 1 else 'are'} {', '.join([*names[:_NAMED], *more])}"
 
@@ -128,11 +128,11 @@ async def read_layouts(client: Client) -> Observed:
         policies = await reader.all(MIG_POLICIES)
     except NotFound:
         raise ClusterReadError(
-            f"{server} knows no GpuNodes or no MigPolicies: install Draco there with charts/draco, or apply crds/."
+            f"{server} does not serve GpuNode or MigPolicy: install Draco there with charts/draco, or apply crds/."
         ) from None
     async with asyncio.TaskGroup() as tasks:
-        nodes = tasks.create_task(reader.all_if_allowed(NODES, "no node selector can be asked"))
-        slices = tasks.create_task(reader.all_if_allowed(SLICES, "no device selector can be asked"))
+        nodes = tasks.create_task(reader.all_if_allowed(NODES, "node selectors cannot be evaluated"))
+        slices = tasks.create_task(reader.all_if_allowed(SLICES, "device selectors cannot be evaluated"))
         claims = tasks.create_task(reader.all_if_allowed(CLAIMS, "which claims have whole GPUs is not known"))
     return Observed(
         server=server,
@@ -157,9 +157,7 @@ def _add(seen: Observed, manifests: Iterable[tuple[Manifest, str]]) -> None:
         dumped = isinstance(item, MigPolicy) and not seen.server and _exists(item)
         key = type(item).__name__, item.metadata.name, dumped
         if key in given:
-            raise ManifestError(
-                f"{source}: {key[0]} {key[1]} was given before, in {given[key]}; leave one of the two out."
-            )
+            raise ManifestError(f"{source}: {key[0]} {key[1]} is also in {given[key]}; leave one of the two out.")
         given[key] = source
         if isinstance(item, GpuNode):
             seen.gpu_nodes[item.metadata.name] = item

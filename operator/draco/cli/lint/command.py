@@ -128,7 +128,7 @@ def check(texts: dict[str, str], *, kubernetes: int) -> LintResult:
                 findings.append(ReportedFinding(file, error.line, "error", error.rule, str(error), corrected=False))
             if read is not None and not isinstance(read.value, dict):
                 line = lint_text.line_of(read, (), piece)
-                message = "this is no manifest: a manifest is a mapping that begins with apiVersion and kind"
+                message = "this is not a manifest: a manifest is a mapping that begins with apiVersion and kind"
                 findings.append(ReportedFinding(file, line, "error", "fragment", message, corrected=False))
             parts.append(_Part(file, piece, read))
     findings += _corrected(parts, kubernetes)

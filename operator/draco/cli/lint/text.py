@@ -29,7 +29,7 @@ _CURLY: Final = re.compile(r"(?:[:\[(,=]|^\s*-)\s*[\u201c\u201d\u201e\u2018\u201
 _STRAIGHT: Final = str.maketrans({"\u201c": '"', "\u201d": '"', "\u201e": '"', "\u2018": "'", "\u2019": "'"})
 _FIELD: Final = re.compile(r"[A-Za-z]\w*:(?=\s|$)")
 _TEMPLATED: Final = re.compile(r"(?:^|:|-)[ \t]+\{\{[^{}]*\}\}", re.MULTILINE)
-_TEMPLATE: Final = "this is a template and not YAML yet: render it first, as `helm template` does"
+_TEMPLATE: Final = "this is a template, not YAML: render it first, as `helm template` does"
 _COMMENT: Final = re.compile(r"(?:^|\s)#\s?(.*)$")
 _MAPPING_INDENT: Final = re.compile(r"^( *)[^\s#-][^#\n]*:[ \t]*\n( +)[^\s#-]", re.MULTILINE)
 _LIST_INDENT: Final = re.compile(r"^( *)(?:- )?[\w./-]+:[ \t]*(?:#.*)?\n(?: *#.*\n)*( *)- ", re.MULTILINE)
@@ -74,12 +74,12 @@ def repaired(text: str) -> tuple[str, list[Remark]]:
         elif match := _ODD_INDENT.match(line):
             new = match[0].replace("\t", "  ").replace("\u200b", "") + line[match.end() :]
             new = new.replace("\u00a0", " ").replace("\u2007", " ").replace("\u202f", " ")
-            rule, message = "indentation", "the line is indented with tabs or with spaces that are none to YAML"
+            rule, message = "indentation", "the line is indented with tabs or with spaces that YAML does not allow"
         elif _CURLY.search(line) and not line.lstrip().startswith("#"):
             new, rule, message = (
                 line.translate(_STRAIGHT),
                 "quotes",
-                "typographic quotes are letters to YAML and CEL: use straight ones",
+                "YAML and CEL take typographic quotes for letters: use straight quotes",
             )
         if new != line:
             lines[number] = new
@@ -118,7 +118,7 @@ def read(piece: Piece) -> Document | None:
             piece.offset + found[1].line, "yaml", "documents are separated by a line of three hyphens `---`"
         )
     if found and found[0].size > MOST_VALUES:
-        message = f"the document has more than {MOST_VALUES:,} keys and values with its aliases written out"
+        message = f"the document has more than {MOST_VALUES:,} keys and values with its aliases expanded"
         raise TextError(piece.offset + 1, "size", message)
     return found[0] if found else None
 
@@ -156,7 +156,10 @@ def _told(source: str, problem: str) -> str:
             "indentation; copy it again from its source, one field on a line"
         )
     if "mapping values" in problem and "expression:" in source:
-        return "the colon in this expression begins a value to YAML: write the expression on the line below `expression: >-`"
+        return (
+            "YAML takes the colon in this expression for the start of a value: move the expression to the line below "
+            "`expression: >-`"
+        )
     if "{{" in source:
         return _TEMPLATE
     return problem

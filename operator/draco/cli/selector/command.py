@@ -236,7 +236,7 @@ def _slices_of(filenames: Sequence[str]) -> list[ResourceSlice]:
     if not slices:
         raise click.ClickException(
             f"{', '.join(filenames)} holds no ResourceSlice, which is where devices are published: give one, as "
-            "`kubectl get resourceslices -o yaml` writes it, or leave out -f to ask the cluster."
+            "`kubectl get resourceslices -o yaml` writes it, or leave -f out to ask the cluster."
         )
     return slices
 

@@ -107,7 +107,7 @@ def summary(groups: Sequence[DeviceGroup]) -> str:
     if not counts["error"]:
         return f"{matching}."
     fails = f"{counts['error']} {agreeing(counts['error'], 'makes', 'make')} it fail"
-    return f"{matching}, and {fails}: such a device fails every pod for which the scheduler looks at it."
+    return f"{matching}, and {fails}: a pod fails when the scheduler looks at such a device for it."
 
 
 def group_lines(groups: Sequence[DeviceGroup]) -> Iterator[str]:

@@ -50,16 +50,16 @@ class TaintOption(click.ParamType[DeviceTaintRule]):
         text, at, devices = str(value).partition("@")
         head, colon, effect = text.rpartition(":")
         if not colon:
-            self.fail(f"'{value}' has no effect; write {FORM}, for example {_EXAMPLE}.", param, ctx)
+            self.fail(f"'{value}' names no effect; write {FORM}, for example {_EXAMPLE}.", param, ctx)
         if effect not in EFFECTS:
             near = difflib.get_close_matches(effect, EFFECTS, n=1, cutoff=0.4)
             meant = f"did you mean {near[0]}?" if near else f"effects are {', '.join(EFFECTS)}."
-            self.fail(f"'{effect}' is no effect of a device taint; {meant}", param, ctx)
+            self.fail(f"'{effect}' is not an effect of device taints; {meant}", param, ctx)
         key, _, taint_value = head.partition("=")
         if not _is_key(key):
-            self.fail(f"'{key}' is no key of a taint; write for example example.com/suspect.", param, ctx)
+            self.fail(f"'{key}' is not a taint key; write for example example.com/suspect.", param, ctx)
         if taint_value and not _NAME.fullmatch(taint_value):
-            self.fail(f"'{taint_value}' is no value of a taint: letters, digits, '-', '_' and '.' only.", param, ctx)
+            self.fail(f"'{taint_value}' is not a taint value: use only letters, digits, '-', '_' and '.'.", param, ctx)
         selector = self._selector(devices, param, ctx) if at else DeviceTaintSelector()
         return DeviceTaintRule(
             metadata=ObjectMeta(name=f"with-taint {value}", uid=f"with-taint {value}"),
@@ -173,13 +173,13 @@ command.add_command(simulate_mig.command)
 
 def _refuse_others(ctx: click.Context, alone: str) -> None:
     if given := [option for option in _given(ctx) if option != f"--{alone}"]:
-        raise click.UsageError(f"--{alone} takes no {given[0]}: each scenario says everything itself.")
+        raise click.UsageError(f"--{alone} cannot be combined with {given[0]}: each scenario contains everything.")
 
 
 def _refuse_before(ctx: click.Context, subcommand: str) -> None:
     if given := _given(ctx):
         raise click.UsageError(
-            f"{given[0]} stands before {subcommand}, which has options of its own: write them after it."
+            f"{given[0]} is before {subcommand}, which has its own options: write options after {subcommand}."
         )
 
 
@@ -196,7 +196,7 @@ def _trials(made: World, gone: set[PoolKey]) -> list[simulate_trials.Trial]:
     """What the files ask for; what the cluster has to place if they ask for nothing."""
     if made.wanted:
         trials = simulate_trials.trials_of_files(made)
-        nothing = "no claim in the files waits for devices: all are allocated, or pods use none"
+        nothing = "no claim in the files waits for devices: all are allocated, or no pod uses one"
     elif made.server:
         trials = simulate_trials.trials_of_cluster(made, gone)
         nothing = "no claim in the cluster waits for devices: give one with -f"

@@ -161,7 +161,7 @@ def _chance(seed: int) -> Callable[[int], int]:
 
 def _known(name: str | None) -> Board:
     if name is None:
-        raise click.UsageError(f"--board is missing: {', '.join(BOARDS)}, or the board of a node by --from-node.")
+        raise click.UsageError(f"--board is missing: {', '.join(BOARDS)}, or give a node with --from-node.")
     if name in BOARDS:
         return BOARDS[name]
     near = [each for each in BOARDS if name and each.startswith(name.upper())]
@@ -183,10 +183,10 @@ async def _reported(node: str, name: str | None, kubeconfig: Path | None, contex
     if name is not None and name in boards:
         return boards[name]
     if not boards:
-        raise click.ClickException(f"node {node} has reported no board that can be divided")
+        raise click.ClickException(f"node {node} has reported no board that supports MIG")
     has = ", ".join(boards)
     raise click.UsageError(
-        f"Node {node} has the boards {has}: say by --board which."
+        f"Node {node} has the boards {has}: choose one with --board."
         if name is None
         else f"Node {node} has no board {name}: it has {has}."
     )

@@ -64,9 +64,7 @@ def answer(line: bytes, source: str) -> ScenarioAnswer:
     except DracoError as error:
         return ScenarioAnswer(name=_name(line) if name is None else name, error=str(error))
     except RecursionError:
-        return ScenarioAnswer(
-            name=name, error=f"{source}: the scenario is nested too deeply; no object of Kubernetes is"
-        )
+        return ScenarioAnswer(name=name, error=f"{source}: the scenario is nested too deeply; no Kubernetes object is")
     return ScenarioAnswer(name=name, results=None if results is None else [written(result) for result in results])
 
 
@@ -77,7 +75,7 @@ def _scenario(line: bytes, source: str) -> Scenario:
         return msgspec.json.decode(line, type=Scenario)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise ScenarioError(
-            f'{source} is no scenario: {error}; write {{"name", "objects": […], "node", "claims": ["namespace/name"]}}'
+            f'{source} is not a scenario: {error}; write {{"name", "objects": […], "node", "claims": ["namespace/name"]}}'
         ) from error
 
 

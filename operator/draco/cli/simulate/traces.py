@@ -69,9 +69,7 @@ def events(lines: Iterable[bytes], board: Board, name: str) -> Iterator[Arrive |
         event = _event(line, profiles, board, where)
         if isinstance(event, Arrive):
             if event.claim in present:
-                raise TraceError(
-                    f"{where}: claim {event.claim} arrives again before it has departed: give it another name"
-                )
+                raise TraceError(f"{where}: claim {event.claim} arrives again before it departed: give it another name")
             present.add(event.claim)
         elif event.claim not in present:
             raise TraceError(f"{where}: claim {event.claim} departs, but has not arrived")
@@ -95,8 +93,8 @@ def _why(problem: str) -> str:
     if missing := _MISSING.search(problem):
         return f'"{missing[1]}" is missing'
     if wrong := _WRONG.search(problem):
-        return f'"{wrong[1]}" must be {_FORMS.get(wrong[1], "a text")}'
-    return "the line is not an object of JSON"
+        return f'"{wrong[1]}" must be {_FORMS.get(wrong[1], "a string")}'
+    return "the line is not a JSON object"
 
 
 def _event(line: _Line, profiles: dict[str, Profile], board: Board, where: str) -> Arrive | Depart:

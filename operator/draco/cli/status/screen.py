@@ -169,7 +169,9 @@ def _devices(devices: Sequence[DeviceView], console: Console, *, fold: bool) -> 
     if fold:
         console.print("Devices that are free or in use are counted above; list every one with -o wide.", style="dim")
     if any(view.state is DeviceState.BLOCKED for view in devices):
-        console.print("Blocked: others use what they draw from. How GPUs are divided: draco layout show", style="dim")
+        console.print(
+            "Blocked: their hardware is in use by others. How GPUs are divided: draco layout show", style="dim"
+        )
 
 
 def _detail(view: DeviceView) -> str:

@@ -43,8 +43,8 @@ from draco.resources.api.slices import (
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector, taint_text
 from draco.resources.names import DeviceKey, PoolKey
 
-_UNSEEN = "The operator has not taken it up yet; does it run?"
-_OUTDATED = "The operator has not taken up its last change yet; does it run?"
+_UNSEEN = "The operator has not processed it yet; is it running?"
+_OUTDATED = "The operator has not processed its last change yet; is it running?"
 ISOLATING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.IN_MAINTENANCE})
 
 
@@ -387,7 +387,7 @@ def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]
         nodes = {item.spec.node_name for each in published for item in each.slices if item.spec.node_name}
         warnings += [
             f"Pool {key} of node {key.pool} is published for {item.spec.audience} too, by slice {item.metadata.name}: where both "
-            "have a device of one name, only one of the two can be had. Delete that slice, and see who writes it."
+            "have a device of the same name, only one of the two can be allocated. Delete that slice and find out who writes it."
             for item in sorted(strangers(parts[key]), key=lambda item: item.metadata.name)
         ]
         warnings += [

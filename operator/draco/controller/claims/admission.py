@@ -159,19 +159,19 @@ class Admission:
         if (known := self._remembered(question)) is not None:
             return _Look(known)
         if not self._workers.may_ask(claim.metadata.namespace):
-            return _Look(unseen="the namespace has used up its budget for advice; the claim is stored as ever")
+            return _Look(unseen="the namespace has used up its budget for advice; the claim is stored anyway")
         answered = await self._workers.ask_within(
             WhatIsWrong(claim), claim.metadata.namespace, Urgency.REVIEW, self._within_s
         )
         if answered is None:
-            return _Look(unseen=f"it takes longer than {self._within_s:g} s; the claim is stored as ever")
+            return _Look(unseen=f"it takes longer than {self._within_s:g} s; the claim is stored anyway")
         match answered.answer:
             case Wrong(problems):
                 self._remember(question, problems, answered.version)
                 return _Look(problems)
             case OverBudget() | OutOfMemory() | Failed() as why:
                 return _Look(unseen=refusal(why, [claim], self._workers.long_cpu_s))
-        raise TypeError(f"{answered.answer} answers another question")
+        raise TypeError(f"{answered.answer} is the answer to another question")
 
     def _remembered(self, question: bytes) -> Sequence[Problem] | None:
         if self._known_version != self._followed.version:

@@ -251,7 +251,7 @@ class Explanations:
             case Failed() as failed:
                 why = refusal(failed, claims, self._workers.long_cpu_s)
                 return PodExplanation(f"Cannot be explained: {why}.", UNKNOWN)
-        raise TypeError(f"{answered.answer} answers another question")
+        raise TypeError(f"{answered.answer} is the answer to another question")
 
     def _on_change(self) -> None:
         change, self._change = self._change, asyncio.Event()

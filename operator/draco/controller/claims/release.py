@@ -210,8 +210,8 @@ class ClaimReleases:
         self._record(
             claim,
             RELEASED_REASON,
-            f"Released for pod {release.pod}, as MigPolicy {policy} permits: it held {held} for no pod. It is allocated again "
-            "when a pod uses it.",
+            f"Released for pod {release.pod}, as MigPolicy {policy} permits: it held {held}, and no pod used it. It is "
+            "allocated again when a pod uses it.",
         )
         for each in release.waiting:
             if (waiting := self._view.claims.store.get(each)) is not None:

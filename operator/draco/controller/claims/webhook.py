@@ -80,7 +80,7 @@ class Certificate:
         except OSError as error:  # SSLError is one
             raise CertificateUnusable(
                 f"cannot use {self._files[0]} with {self._files[1]} ({error.strerror or error}); put a certificate and its "
-                "private key there, both PEM"
+                "private key there, both in PEM"
             ) from error
 
     def _require(self, client_ca: Path) -> None:
@@ -88,8 +88,8 @@ class Certificate:
             self.context.load_verify_locations(cafile=client_ca)
         except OSError as error:  # SSLError is one
             raise CertificateUnusable(
-                f"cannot use the authorities in {client_ca} ({error.strerror or error}); put the certificate there, PEM, of "
-                "the authority that signs what the API server shows to webhooks"
+                f"cannot use the authorities in {client_ca} ({error.strerror or error}); put the certificate there, in PEM, of "
+                "the authority that signs the API server's client certificate for webhooks"
             ) from error
         self.context.verify_mode = ssl.CERT_REQUIRED
 

@@ -146,7 +146,7 @@ def register_mig(metrics: OperatorMetrics, decisions: MigDecisions) -> None:
         return [
             gauge(
                 "draco_mig_policy_gpus",
-                "GPUs of each MigPolicy by how they stand: applied, changing, or failed. On the leader only.",
+                "GPUs of each MigPolicy by state: applied, changing, or failed. On the leader only.",
                 ["policy", "standing"],
                 {key: float(count) for key, count in decisions.gpu_counts.items()},
             )

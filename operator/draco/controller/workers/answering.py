@@ -155,7 +155,7 @@ def serve(fleet: Fleet, version: int, questions: int, answers: int) -> NoReturn:
         for body in frames.feed(data):
             ask = inward(body)
             if not isinstance(ask, AskQuestion):
-                raise TypeError(f"{ask} is no question")
+                raise TypeError(f"{ask} is not a question")
             began_s = time.process_time()
             answered = answer_within(fleet, ask)
             _write(answers, frame(Reply(ask.number, answered, version, time.process_time() - began_s)))

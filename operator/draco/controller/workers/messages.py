@@ -219,11 +219,11 @@ UNKNOWN = "Unknown"
 def refusal(answer: OverBudget | OutOfMemory | Failed, claims: Sequence[ResourceClaim], cpu_s: float) -> str:
     """What is said instead of an answer about the claims, whose budget was `cpu_s`."""
     if isinstance(answer, Failed):
-        return f"looking at it failed ({answer.why}); Draco tries again later"
+        return f"the check failed ({answer.why}); Draco tries again later"
     if isinstance(answer, OutOfMemory):
         return f"it takes more than {MEMORY_MIB} MiB of memory; ask for less in one claim"
     if answer.selector is None:
-        return f"it takes more than {cpu_s:g} s of a processor on {answer.devices} devices; ask for less in one claim"
+        return f"it takes more than {cpu_s:g} s of CPU time on {answer.devices} devices; ask for less in one claim"
     return f"{_which(answer.selector, claims)} takes {_steps(answer.selector)} on each of {answer.devices} devices; simplify it"
 
 

@@ -71,7 +71,7 @@ async def connect_as(paths: Sequence[Path], context: str | None) -> Connection:
         raise KubeconfigError(f"context {name!r} of {where} names no cluster with a server")
     user = files.entries("user").get(str(chosen.get("user") or ""))
     if user is None and chosen.get("user"):
-        raise KubeconfigError(f"context {name!r} of {where} names the user {chosen['user']!r}, who is not in it")
+        raise KubeconfigError(f"context {name!r} of {where} names the user {chosen['user']!r}, which is not in it")
     user = user or _Entry({}, Path())
     if cluster.value.get("insecure-skip-tls-verify") and str(cluster.value["server"]).startswith("https:"):
         raise KubeconfigError(
@@ -105,7 +105,7 @@ class _Files(KubeConfigMerger):
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__(os.pathsep.join(str(path) for path in paths))
         if self.config_merged is None:
-            raise KubeconfigError(f"{paths[0]} has {os.pathsep!r} in its name, which divides names: rename it")
+            raise KubeconfigError(f"{paths[0]} has {os.pathsep!r} in its name, which separates paths: rename it")
 
     def load_config(self, path: str) -> None:
         """Read one of the files. Raises KubeconfigError."""

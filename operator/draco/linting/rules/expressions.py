@@ -21,7 +21,7 @@ _MOST: Final = 64
 _LEAST_MEMORY: Final = 1 << 20
 """Bytes. A device with less memory has yet to be made."""
 _EXACTLY: Final = (
-    "`==` asks for exactly this quantity, which devices hardly ever have (a GPU of 80 GB publishes some 81559Mi): compare with "
+    "`==` asks for exactly this quantity, which devices hardly ever have (an 80 GB GPU publishes about 81559Mi): compare with "
     "compareTo(…) >= 0, or choose by productName"
 )
 
@@ -72,7 +72,7 @@ def _without_domain(expression: str, found: list[Token], driver: str | None) -> 
         yield Complaint(
             "attribute-domain",
             "error",
-            f"`{name}` stands where a domain belongs, so that it names nothing: write `{wanted}`"
+            f"`{name}` is in the place of a domain, so it names nothing: write `{wanted}`"
             + ("" if driver else " with the name of the driver that publishes it"),
             text,
         )
@@ -94,7 +94,7 @@ def _class_as_domain(expression: str, found: list[Token], driver: str | None) ->
             yield Complaint(
                 "attribute-domain",
                 "error",
-                f"no attribute has the domain {domain}: NVIDIA's driver publishes in its own name, {NVIDIA_DRIVER}",
+                f"no attribute has the domain {domain}: NVIDIA's driver publishes under its own name, {NVIDIA_DRIVER}",
                 replaced(expression, start, end, wanted),
             )
 
@@ -140,7 +140,7 @@ def _names_of_nvidia(expression: str, found: list[Token], _driver: str | None) -
             yield Complaint(
                 "unknown-attribute",
                 "warning",
-                f"{NVIDIA_DRIVER} publishes no `{name}`; a device without it makes the selector fail, and with it the pod",
+                f"{NVIDIA_DRIVER} publishes no `{name}`; on a device without it the selector fails, and the pod with it",
                 None,
             )
             continue
@@ -151,7 +151,7 @@ def _names_of_nvidia(expression: str, found: list[Token], _driver: str | None) -
         yield Complaint(
             "unknown-attribute",
             "error",
-            f"{NVIDIA_DRIVER} publishes no `{name}`: the nearest it has is `{meant}`"
+            f"{NVIDIA_DRIVER} publishes no `{name}`: the nearest that it publishes is `{meant}`"
             + (f" in the domain {domain}" if domain != NVIDIA_DRIVER else ""),
             rest,
         )
@@ -251,7 +251,7 @@ def _literals(expression: str, found: list[Token], _driver: str | None) -> Itera
         yield Complaint(
             f"bad-{token.text}",
             "error",
-            f'"{written}" is not a {what}, so that the selector fails on every device'
+            f'"{written}" is not a {what}, so the selector fails on every device'
             + (f': write {token.text}("{wanted}")' if wanted else ""),
             None if wanted is None else replaced(expression, literal.start, literal.end, f'"{wanted}"'),
         )

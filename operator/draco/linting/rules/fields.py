@@ -71,9 +71,7 @@ class _Walk:
         else:
             where = path[-1] if path else "the manifest"
             what = "a list: leave out the `-`" if isinstance(value, list) else "a plain value"
-            yield self._found(
-                "field-form", f"{where} is a mapping with fields of its own, and stands here as {what}", path
-            )
+            yield self._found("field-form", f"{where} must be a mapping with its own fields, but is {what}", path)
 
     def _unknown(self, path: Path, field: str, schema: Mapping[str, Schema]) -> Finding:
         here = (*path, field)
@@ -81,7 +79,7 @@ class _Walk:
         where = f" of {_where(path)}" if path else ""
         meant = self._place_of(path, field)
         if meant is not None:
-            message = f"{field} is no field{where or ' of its own'}: it belongs into {_where(meant[:-1])}"
+            message = f"{field} is not a field{where or ' here'}: move it into {_where(meant[:-1])}"
             return self._found("field-place", message, here, MoveField(here, meant))
         likely = most_like(field, choices, at_least=ALIKE)
         if likely:

@@ -106,7 +106,7 @@ def _unused(pod: WrittenPodSpec, entry: WrittenRequest, name: str) -> Iterator[F
     edits: list[Edit] = []
     if len(every) == 1 and not any(container_claims(every[0])):
         edits = [SetField((*every[0].path, "resources", "claims"), [{"name": name}])]
-    message = f"no container takes {name} in resources.claims: the pod holds the device and nothing in it sees it"
+    message = f"no container takes {name} in resources.claims: the pod holds the device, but no container can see it"
     yield Finding(
         "claim-unused", "warning", message, pod.manifest, entry.path, tuple((pod.manifest, edit) for edit in edits)
     )
@@ -138,7 +138,7 @@ def _without_entry(
         return _found("container-claim", "an entry of resources.claims has no name", pod, use.path)
     likely = most_like(name, entries, at_least=ALIKE)
     if likely:
-        message = f"{name} is no entry of the pod's resourceClaims; the nearest is {likely}"
+        message = f"{name} is not an entry of the pod's resourceClaims; the nearest is {likely}"
         return _found("container-claim", message, pod, path, SetField(path, likely))
     mine = [claim for claim in known if claim.namespace == pod.namespace]
     meant = [claim for claim in mine if claim.name == name] or mine
@@ -148,7 +148,7 @@ def _without_entry(
         place: Path = (*pod.path, "resourceClaims", len(entries))
         edits = [SetField(place, {"name": name, field: meant[0].name})]
     message = (
-        f"the container takes {name}, and the pod has no such entry: add it to resourceClaims beside containers, with "
+        f"the container takes {name}, but the pod has no such entry: add it to resourceClaims beside containers, with "
         "resourceClaimName or resourceClaimTemplateName"
     )
     return _found("container-claim", message, pod, path, *edits)

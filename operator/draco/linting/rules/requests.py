@@ -63,7 +63,7 @@ def _name(claim: WrittenClaim, request: WrittenRequest, number: int, names: Coun
         new = "device" if number == 0 else f"device-{number}"
         yield _found("request-name", "the request has no name", claim, request.path, SetField(path, new))
     elif not _LABEL.fullmatch(text(name)):
-        message = f"{name} cannot name a request: lower-case letters, digits and '-', at most 63 of them"
+        message = f"{name} cannot name a request: use at most 63 lower-case letters, digits and '-'"
         yield _found("request-name", message, claim, path)
     elif names[text(name)] > 1:
         yield _found("request-name", f"{names[text(name)]} requests of this claim are called {name}", claim, path)
@@ -83,7 +83,7 @@ def _amount(claim: WrittenClaim, asked: WrittenRequest) -> Iterator[Finding]:
         path = (*asked.path, "count")
         yield _found(
             "count-with-all",
-            "allocationMode All takes every device there is, and no count",
+            "allocationMode All takes every device, so it has no count",
             claim,
             path,
             DropField(path),
@@ -94,7 +94,7 @@ def _amount(claim: WrittenClaim, asked: WrittenRequest) -> Iterator[Finding]:
     elif count is not None and (not isinstance(count, int) or isinstance(count, bool)):
         path = (*asked.path, "count")
         edits = [SetField(path, int(count))] if isinstance(count, str) and count.isdecimal() and len(count) < 3 else []
-        yield _found("count", "count is a number, without quotes", claim, path, *edits)
+        yield _found("count", "count must be a number, without quotes", claim, path, *edits)
     if "firstAvailable" in asked.path and "adminAccess" in fields:
         path = (*asked.path, "adminAccess")
         message = "an alternative of a prioritized list cannot ask for adminAccess"
@@ -103,13 +103,13 @@ def _amount(claim: WrittenClaim, asked: WrittenRequest) -> Iterator[Finding]:
         path = (*asked.path, "selectors", number)
         if isinstance(selector, dict) and "cel" not in selector and "expression" in selector:
             move = MoveField((*path, "expression"), (*path, "cel", "expression"))
-            yield _found("selector-form", "a selector has its expression under `cel`", claim, path, move)
+            yield _found("selector-form", "a selector must have its expression under `cel`", claim, path, move)
         elif isinstance(selector, str):
             put = SetField(path, {"cel": {"expression": selector}})
-            yield _found("selector-form", "a selector has its expression under `cel`", claim, path, put)
+            yield _found("selector-form", "a selector must have its expression under `cel`", claim, path, put)
         elif isinstance(cel := mapping(selector).get("cel"), str):
             put = SetField((*path, "cel"), {"expression": cel})
-            yield _found("selector-form", "`cel` holds an `expression`", claim, (*path, "cel"), put)
+            yield _found("selector-form", "`cel` must contain an `expression`", claim, (*path, "cel"), put)
 
 
 def check_references_to_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
@@ -124,7 +124,7 @@ def check_references_to_requests(manifests: Sequence[Manifest], _kubernetes: int
                     path: Path = (*claim.path, field, number, "requests", place)
                     likely = most_like(text(name), names, at_least=ALIKE)
                     edits = [SetField(path, likely)] if likely else []
-                    message = f"{name} is no request of this claim{_these(names)}"
+                    message = f"{name} is not a request of this claim{_these(names)}"
                     yield _found("request-unknown", message, claim, path, *edits)
 
 

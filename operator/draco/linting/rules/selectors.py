@@ -41,8 +41,8 @@ def check_selectors(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[
                 selector,
                 "class-without-driver",
                 "warning",
-                f"a class is asked about the devices of every driver, and an attribute that another vendor's device lacks makes "
-                f'the whole pod fail: begin with `device.driver == "{driver}" &&`',
+                f"a class's selectors run on the devices of every driver, and an attribute that another vendor's device lacks "
+                f'makes the whole pod fail: begin with `device.driver == "{driver}" &&`',
                 wanted_text,
             )
         is_changed = wanted_text != selector.expression.strip()
@@ -73,7 +73,7 @@ def _refusal(expression: str, kubernetes: int) -> tuple[str, str, str] | None:
         return (
             "selector-cost",
             "error",
-            f"the cost of the selector {shown}, and Kubernetes takes no more than {MAX_COST:,}",
+            f"the cost of the selector {shown}, and Kubernetes allows no more than {MAX_COST:,}",
         )
     try:
         compile_selector(expression, environment=new_expressions(kubernetes, list_attributes=True))
@@ -81,7 +81,7 @@ def _refusal(expression: str, kubernetes: int) -> tuple[str, str, str] | None:
         return (
             "selector-version",
             "warning",
-            f"Kubernetes 1.{kubernetes} does not take this selector in a new object, though its scheduler would run it: {error}",
+            f"Kubernetes 1.{kubernetes} rejects this selector in a new object, although its scheduler would run it: {error}",
         )
     return None
 
@@ -123,7 +123,7 @@ def check_constraints(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
                     continue
                 path = (*claim.path, "constraints", number, field)
                 message = (
-                    f"{field} names an attribute with its domain"
+                    f"{field} must name an attribute with its domain"
                     if "/" not in attribute
                     else f"no device publishes {attribute}"
                 ) + (

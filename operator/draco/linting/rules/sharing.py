@@ -69,8 +69,8 @@ def _template(template: str, users: Sequence[tuple[WrittenPodSpec, int, str]], c
     return Finding(
         "template-shared",
         "warning",
-        f"{template} is a template: each of the {count} pods gets a claim and a device of its own; to share one device, let all "
-        "name one ResourceClaim in resourceClaimName",
+        f"{template} is a template: each of the {count} pods gets a claim and a device of its own; to share one device, "
+        "name one ResourceClaim in resourceClaimName of all pods",
         pod.manifest,
         (*pod.path, "resourceClaims", number, "resourceClaimTemplateName"),
         tuple(edits),
@@ -94,8 +94,8 @@ def _replicas(
         "claim-of-replicas",
         "warning",
         f"all {pod.replicas} replicas name the one claim {target}: they run on one node and share its {devices}; for a device "
-        "each, name a ResourceClaimTemplate in resourceClaimTemplateName (if sharing is meant, say so in the claim's name or in "
-        "a comment)",
+        "each, name a ResourceClaimTemplate in resourceClaimTemplateName (if sharing is intended, say so in the claim's name or "
+        "in a comment)",
         pod.manifest,
         (*pod.path, "resourceClaims", number, "resourceClaimName"),
     )

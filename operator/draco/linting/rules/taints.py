@@ -39,7 +39,7 @@ def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
         exact = [field for field in _EXACT if selector.get(field)]
         if gone := [field for field in _GONE if field in selector]:
             message = (
-                f"a taint rule has no {' and no '.join(gone)}: it selects by driver, pool and device alone since 1.35; name all "
+                f"a taint rule has no {' and no '.join(gone)}: since 1.35 it selects only by driver, pool and device; name all "
                 f"three, as {_search(selector)} shows them, or write a DeviceMaintenance of Draco"
             )
             drops = tuple((index, DropField((*path, field))) for field in gone) if len(exact) > 1 else ()

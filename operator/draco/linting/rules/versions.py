@@ -28,9 +28,9 @@ from draco.resources.texts import agreeing
 _RULE_VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")
 _KINDS: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice", "DeviceTaintRule"})
 _CLASSIC: Final = {
-    "PodSchedulingContext": "the scheduler allocates by itself since Kubernetes 1.32: leave this object out",
-    "ResourceClaimParameters": "parameters of a driver stand in the claim: spec.devices.config[].opaque of a ResourceClaim",
-    "ResourceClassParameters": "parameters of a driver stand in the class: spec.config[].opaque of a DeviceClass",
+    "PodSchedulingContext": "since Kubernetes 1.32 the scheduler allocates by itself: remove this object",
+    "ResourceClaimParameters": "driver parameters are now in the claim: spec.devices.config[].opaque of a ResourceClaim",
+    "ResourceClassParameters": "driver parameters are now in the class: spec.config[].opaque of a DeviceClass",
 }
 _OF_CLASSIC_CLAIMS: Final = ("allocationMode", "parametersRef", "resourceClassName")
 _VALUES: Final = ("int", "bool", "string", "version", "ints", "bools", "strings", "versions")
@@ -43,12 +43,12 @@ def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[F
         group, slash, version = text(manifest.tree.get("apiVersion")).partition("/")
         if kind in _KINDS and not slash:
             wanted = f"{GROUP}/{'v1' if kind != 'DeviceTaintRule' else _rule_version(kubernetes)}"
-            message = f"a {kind} has the apiVersion {wanted}"
+            message = f"the apiVersion of a {kind} is {wanted}"
             yield _found("api-version", message, index, ("apiVersion",), SetField(("apiVersion",), wanted))
         if group != GROUP or not slash:
             continue
         if kind in _CLASSIC:
-            yield _found("classic-dra", f"{kind} belongs to an API that is gone: {_CLASSIC[kind]}", index, ("kind",))
+            yield _found("classic-dra", f"{kind} belongs to a removed API: {_CLASSIC[kind]}", index, ("kind",))
         elif kind == "ResourceClass":
             yield _of_resource_class(index, manifest.tree)
         elif kind == "DeviceTaintRule":
@@ -115,16 +115,14 @@ def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Ite
         for field in classic:
             what = {
                 "allocationMode": "a claim is always allocated when its pod is scheduled",
-                "parametersRef": "parameters stand in spec.devices.config[].opaque",
+                "parametersRef": "parameters are now in spec.devices.config[].opaque",
             }.get(field, "requests name a DeviceClass")
             message = f"{field} belongs to classic DRA: {what}"
             yield _found("classic-dra", message, claim.manifest, (*path, field), DropField((*path, field)))
     for index, manifest in enumerate(manifests):
         if kind_of(manifest) == "DeviceClass" and "suitableNodes" in mapping(manifest.tree.get("spec")):
             path = ("spec", "suitableNodes")
-            message = (
-                "suitableNodes is gone since Kubernetes 1.32: the slices of a driver say on which nodes its devices are"
-            )
+            message = "suitableNodes was removed in Kubernetes 1.32: ResourceSlices say on which nodes devices are"
             yield _found("classic-dra", message, index, path, DropField(path))
 
 
@@ -139,10 +137,10 @@ def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -
             moved = [MoveField((*request.path, field), (*request.path, "exactly", field)) for field in beside]
             what = " and ".join(filter(None, (", ".join(beside[:-1]), beside[-1])))
             if has_list:
-                message = f"{what} cannot stand beside firstAvailable: each of its alternatives has its own"
+                message = f"{what} cannot be beside firstAvailable: each of its alternatives has its own"
                 yield _found("exactly-missing", message, claim.manifest, (*request.path, beside[0]))
                 continue
-            message = f"{what} of a request {agreeing(len(beside), 'stands', 'stand')} under `exactly` since v1beta2"
+            message = f"{what} of a request {agreeing(len(beside), 'is', 'are')} under `exactly` since v1beta2"
             yield _found("exactly-missing", message, claim.manifest, (*request.path, beside[0]), *moved)
 
 
@@ -162,7 +160,7 @@ def check_slices_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> 
                 ]
                 yield _found(
                     "basic",
-                    "`basic` is gone since v1beta2: its fields are the device's own",
+                    "`basic` was removed in v1beta2: move its fields into the device",
                     index,
                     (*path, "basic"),
                     *edits,
@@ -187,7 +185,7 @@ def _amounts(index: int, device: Path, attributes: Json) -> Iterator[Finding]:
         elif not isinstance(attribute, dict):
             value = _typed(attribute)
             edits = () if value is None else (SetField(path, value),)
-            message = f"the attribute {name} says no type: write one of int, bool, string or version below it"
+            message = f"the attribute {name} has no type: write one of int, bool, string or version below it"
             yield _found("attribute-type", message, index, path, *edits)
 
 
@@ -207,10 +205,10 @@ def _bare_capacities(index: int, device: Path, capacities: Json) -> Iterator[Fin
     for name, amount in capacities.items():
         path = (*device, "capacity", name)
         if isinstance(amount, str | int) and not isinstance(amount, bool):
-            message = f"the capacity {name} stands in a field `value`"
+            message = f"the capacity {name} must be in a field `value`"
             yield _found("capacity-value", message, index, path, SetField(path, {"value": amount}))
         elif "quantity" in mapping(amount):
-            message = f"the amount of {name} is its `value`"
+            message = f"the amount of {name} must be in its `value`"
             yield _found("capacity-value", message, index, path, MoveField((*path, "quantity"), (*path, "value")))
 
 
@@ -223,9 +221,7 @@ def check_pod_claims_of_v1alpha(manifests: Sequence[Manifest], _kubernetes: int)
             source = mapping(entry.fields["source"])
             path = (*entry.path, "source")
             edits: list[Edit] = [MoveField((*path, field), (*entry.path, _current(field))) for field in source]
-            message = (
-                "`source` is gone since Kubernetes 1.31: the claim or template is named beside the entry's own name"
-            )
+            message = "`source` was removed in Kubernetes 1.31: name the claim or template beside the entry's own name"
             yield _found("claim-source", message, pod.manifest, path, *edits, DropField(path))
 
 
@@ -244,7 +240,7 @@ def check_fragments(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator
         kind = kind_of(manifest) or _kind_of(manifest.tree)
         if kind is None:
             yield _found(
-                "fragment", f"{' and '.join(missing)} missing: this is no manifest, or only a part of one", index, ()
+                "fragment", f"{' and '.join(missing)} missing: this is not a manifest, or only part of one", index, ()
             )
             continue
         version = "v1" if kind == "Pod" else f"{GROUP}/v1"

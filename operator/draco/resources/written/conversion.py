@@ -88,7 +88,7 @@ def _rule(manifest: Json) -> Json:
     for name in ("deviceClassName", "selectors"):
         if isinstance(selector, Mapping) and selector.get(name):
             raise NotConvertibleError(
-                f"spec.deviceSelector.{name} is gone since Kubernetes 1.35 and would be ignored, so that the taint would hit "
+                f"spec.deviceSelector.{name} was removed in Kubernetes 1.35 and would be ignored, so that the taint would hit "
                 "more devices than meant; name driver, pool and device instead"
             )
     return manifest

@@ -65,7 +65,7 @@ def _refusals(item: Object) -> Iterator[str]:
 
 def _slice(spec: ResourceSliceSpec) -> Iterator[str]:
     if not _SUBDOMAIN.fullmatch(spec.driver) or len(spec.driver) > _MAX_DRIVER:
-        yield f'spec.driver "{_short(spec.driver)}" is no name of a driver: write a domain such as gpu.example.com'
+        yield f'spec.driver "{_short(spec.driver)}" is not a driver name: write a domain such as gpu.example.com'
     if not spec.pool.name:
         yield "spec.pool.name is empty: name the pool, usually after its node"
     if spec.pool.resource_slice_count < 1:
@@ -105,7 +105,7 @@ def _is_advanced(device: Device) -> bool:
 
 def _device(device: Device, where: str, *, per_device: bool) -> Iterator[str]:
     if not _LABEL.fullmatch(device.name):
-        yield f'{where}.name "{_short(device.name)}" is no name of a device: lower-case letters, digits and dashes, at most 63'
+        yield f'{where}.name "{_short(device.name)}" is not a device name: use at most 63 lower-case letters, digits and dashes'
     count = len(device.attributes) + len(device.capacity)
     if count > _MAX_ATTRIBUTES:
         yield f"{where} has {count} attributes and capacities, and a device takes at most {_MAX_ATTRIBUTES}"
@@ -142,7 +142,7 @@ def _attribute(attribute: DeviceAttribute, where: str) -> Iterator[str]:
             if len(value.encode()) > _MAX_TEXT:
                 yield f"{where} is longer than {_MAX_TEXT} bytes"
             if versions and not _is_version(value):
-                yield f'{where} "{_short(value)}" is no semantic version: write for example 1.2.3'
+                yield f'{where} "{_short(value)}" is not a semantic version: write for example 1.2.3'
         elif abs(value) > _MAX_INT64:
             yield f"{where} is beyond 64 bits"
 
@@ -175,7 +175,7 @@ def _request(request: DeviceRequest, where: str) -> Iterator[str]:
     if not request.name:
         yield f"{where}.name is empty: name the request"
     if request.exactly is None and not request.first_available:
-        yield f"{where} has neither exactly nor firstAvailable: deviceClassName and what is beside it stand under exactly"
+        yield f"{where} has neither exactly nor firstAvailable: put deviceClassName and the fields beside it under exactly"
     if request.exactly is not None and request.first_available:
         yield f"{where} has both exactly and firstAvailable: keep one of them"
     if request.exactly is not None:

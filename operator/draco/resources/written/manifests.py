@@ -63,7 +63,7 @@ class ManifestError(DracoError):
 
 
 class UnknownKindError(ManifestError):
-    """A manifest is of a kind that has no part in device allocation."""
+    """A manifest is of a kind that is not used for device allocation."""
 
 
 def decode(document: object, *, source: str, namespace: str = "default") -> Object:
@@ -248,7 +248,7 @@ def _text(manifest: Json, name: str, source: str) -> str:
         example = "resource.k8s.io/v1" if name == "apiVersion" else "ResourceClaim"
         raise ManifestError(f"{source}: {name} is missing; write for example `{name}: {example}`.")
     if not isinstance(value, str):
-        raise ManifestError(f"{source}: {name} must be a text, not {_what(value)}.")
+        raise ManifestError(f"{source}: {name} must be a string, not {_what(value)}.")
     return value
 
 
@@ -278,8 +278,8 @@ def _unknown(kind: str, api_version: str, source: str) -> ManifestError:
         )
     near = difflib.get_close_matches(kind[:100], places, n=1, cutoff=0.8)
     if near:
-        return ManifestError(f"{source}: there is no kind {_shown(kind)} that Draco knows; did you mean {near[0]}?")
-    return UnknownKindError(f"{source}: {_shown(kind)} of {_shown(api_version)} has no part in device allocation.")
+        return ManifestError(f"{source}: Draco does not know kind {_shown(kind)}; did you mean {near[0]}?")
+    return UnknownKindError(f"{source}: {_shown(kind)} of {_shown(api_version)} is not used for device allocation.")
 
 
 def _shown(text: str) -> str:
@@ -293,7 +293,7 @@ def _what(value: object) -> str:
 _KINDS_OF_VALUES: Final[Mapping[type, str]] = {
     type(None): "empty",
     bool: "true or false",
-    str: "a text",
+    str: "a string",
     int: "a number",
     float: "a number",
     list: "a list",
@@ -311,7 +311,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "int": "a whole number",
     "null": "null",
     "object": "an object",
-    "str": "a text",
+    "str": "a string",
 }
 
 

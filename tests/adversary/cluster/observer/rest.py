@@ -18,7 +18,7 @@ _HOLDER = re.compile(r"in use by ((?:[a-z0-9.-]+/[a-z0-9.-]+)) ")
 _MISSING = re.compile(r'(?:device class|resourceclaim|claim) "?([A-Za-z0-9./-]+)"? (?:does not exist|not found)')
 _XID = 8
 """NVML's type of the event that tells of an XID; what became of the board nobody but the driver knows."""
-_OWN_FAULT = re.compile("configures? its devices with|was allocated what takes no new work")
+_OWN_FAULT = re.compile("configures? its devices with|was allocated a device that takes no new work")
 """What kubelet is told of a claim that asks for what no driver here has, or was allocated a GPU with a fault, which is named:
 whoever tolerates that taint has it so."""
 _NOT_HERE = re.compile(r"was allocated (\S+), which this node does not have")
