@@ -8,6 +8,12 @@ import pytest
 from scripts import check_links, reference
 
 ROOT = Path(__file__).parents[2]
+ODD_WORDS = re.compile(
+    r"\b(anew|whoever|whomever|whatsoever|as ever|told of|has it that|divided so|kept no more|(is|not) a matter of|goes on so|"
+    r"is no (matter|name|value|key|kind|number|object|manifest|scenario|request|entry|field) of|stays so|can(not)? be had)\b",
+    re.IGNORECASE,
+)
+"""Words that no user of kubectl, cert-manager or rustc has ever read there: "again", "anyone" and a verb say the same."""
 MODULE = re.compile(r"`([\w./-]+/(?:[\w-]+\.(?:py|lark))?)`")
 
 
@@ -22,6 +28,17 @@ def test_the_reference_is_what_the_source_says() -> None:
 
 def test_every_link_leads_somewhere() -> None:
     assert check_links.broken_links() == []
+
+
+def test_pages_and_messages_are_plain_english() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    found = [
+        f"{page.relative_to(ROOT)}:{number}: {odd[0]}"
+        for page in pages
+        for number, line in enumerate(page.read_text("utf-8").splitlines(), start=1)
+        for odd in ODD_WORDS.finditer(line)
+    ]
+    assert found == [], "say it as kubectl would; what a message says is in the source"
 
 
 def test_every_module_that_a_page_for_contributors_names_is_there() -> None:

@@ -259,7 +259,7 @@ def create(path: Path, gpu: int | str, profile: str, start: int | None, compute:
 def destroy(path: Path, gpu: int | str, gi: int) -> None:
     """Destroy a GPU instance by hand.
 
-    GI is its id. Its compute instances are destroyed with it, whoever made it.
+    GI is its id. Its compute instances are destroyed with it, also those that Draco did not make.
     """
     by_hand.destroy_instance(path, gpu, gi)
 

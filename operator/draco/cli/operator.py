@@ -156,8 +156,8 @@ def command(
     """Watch the whole cluster's GPUs and claims.
 
     Explains pending claims in Events and carries out DeviceMaintenance requests. Usually runs as a Deployment of two replicas,
-    of which one leads. When the cluster can do something else than it could, such as after a change of feature gates, it says so
-    and starts itself anew.
+    of which one leads. When the cluster's features change, such as after a change of feature gates, it logs this and restarts
+    itself.
     """
     if not lease_duration > renew_deadline > retry_period:
         raise click.UsageError(

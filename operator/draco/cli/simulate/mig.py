@@ -122,8 +122,8 @@ def command(
 ) -> None:
     """Replay a trace of MIG claims, and say how many would be refused.
 
-    Claims that do not fit are refused, not queued. A refusal is avoidable if the claim would have fitted had everything been
-    placed anew. Policies: scheduler-1.35 and scheduler-1.36 are kube-scheduler with devices in NVIDIA's order, steered is
+    Claims that do not fit are refused, not queued. A refusal is avoidable if the claim would fit after all claims were
+    placed again. Policies: scheduler-1.35 and scheduler-1.36 are kube-scheduler with devices in NVIDIA's order, steered is
     kube-scheduler with devices in Draco's order, operator chooses GPU and start in the whole fleet, oracle repacks without limit
     and is the bound.
 
