@@ -39,7 +39,7 @@ PARTS = {
 
 _CAMEL = re.compile(r"[A-Z][a-z]+(?:[A-Z][A-Za-z]*)?|[A-Z]{2,}[a-z][A-Za-z]*")
 _WORD = re.compile(r"(?<![\w./{-])[A-Za-z]+(?:'[a-z]+)?(?![\w/}-])")
-_CODE = re.compile(r"\n|^[-<^(%\[]|^(?:case|kubectl|draco|black|text/plain|export) (?!said)|\| None$")
+_CODE = re.compile(r"\n|^-\w|^\(\?|^[<^%\[]|^(?:case|kubectl|draco|black|text/plain|export) (?!said)|\| None$")
 _FEWEST_WORDS = 3
 _NO_TEXT_FOR = {"click.option", "click.argument", "option", "re.compile", "Template"}
 _CONDITIONS_OF = (
@@ -145,6 +145,8 @@ def _in(node: ast.AST, place: _Place, constants: dict[str, str]) -> Iterator[Mes
             inner = place
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.keyword) and child.arg in _NO_TEXT_IN:
+            continue
+        if isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant):
             continue
         yield from _in(child, inner, constants)
 

@@ -98,7 +98,7 @@ def up(name: str, provider: str, existing: str, wait: float, mirror: str, **sett
     if existing and provider == "kind":
         raise click.UsageError("--existing and --provider kind exclude each other: a cluster has one provider.")
     if existing and settings["real_nodes"]:
-        raise click.UsageError("--existing takes no --real-nodes: that cluster brings its own nodes.")
+        raise click.UsageError("--existing and --real-nodes exclude each other: an existing cluster has its own nodes.")
     wanted = msgspec.convert(
         {**settings, "existing": existing, "provider": "existing" if existing else provider}, ClusterSpec
     )

@@ -164,7 +164,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("a: b: c\n", "several fields stand on one line"),
+        ("a: b: c\n", "several fields are on one line"),
         ("{", "not valid YAML"),
         ("\tkey: value\n  other: x", "indented with tabs"),
         ("- " * 3000, "nested"),

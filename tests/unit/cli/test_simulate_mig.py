@@ -140,7 +140,7 @@ def test_a_trace_without_events_is_no_trace() -> None:
         (["--board", "A100", "--gpus", "2"], "Did you mean A100-40GB or A100-80GB?"),
         (["--gpus", "2"], "--board is missing: A100-40GB"),
         (["--board", "A30", "--gpus", "0"], "0 is not in the range 1<=x<=100000"),
-        (["--board", "A30", "--gpus", "2", "--context", "x"], "say where --from-node is read: give that, too"),
+        (["--board", "A30", "--gpus", "2", "--context", "x"], "--kubeconfig and --context belong to --from-node: give"),
         (["--board", "A30", "--gpus", "2", "--policy", "best"], "'best' is not one of"),
     ],
 )

@@ -152,7 +152,7 @@ def _told(source: str, problem: str) -> str:
     """One sentence about a line that is no YAML."""
     if "mapping values" in problem and len(_FIELD.findall(source)) > 1:
         return (
-            "several fields stand on one line: the line breaks of this manifest were lost when it was copied, and with them its "
+            "several fields are on one line: the line breaks of this manifest were lost when it was copied, and with them its "
             "indentation; copy it again from its source, one field on a line"
         )
     if "mapping values" in problem and "expression:" in source:

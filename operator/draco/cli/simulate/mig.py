@@ -132,7 +132,7 @@ def command(
     draco simulate mig --from-node gpu-node-1 --gpus 64 --trace - --policy steered --policy oracle -o json
     """  # noqa: D301 - click keeps the lines below a backspace as they are
     if from_node is None and (kubeconfig or context):
-        raise click.UsageError("--kubeconfig and --context say where --from-node is read: give that, too.")
+        raise click.UsageError("--kubeconfig and --context belong to --from-node: give a node with it.")
     table = _known(board) if from_node is None else asyncio.run(_reported(from_node, board, kubeconfig, context))
     chosen = [Policy(each) for each in dict.fromkeys(policies)]
     runs = [

@@ -80,8 +80,8 @@ def _target(pod: WrittenPodSpec, entry: WrittenRequest, known: Sequence[WrittenC
     elsewhere = next((claim for claim in known if claim.name == target), None)
     if elsewhere is not None:
         message = (
-            f"{target} is in the namespace {elsewhere.namespace} this {pod.kind} in {pod.namespace}: a pod uses claims of its "
-            "own namespace only"
+            f"{target} is in namespace {elsewhere.namespace}, but this {pod.kind} is in {pod.namespace}: a pod uses only claims "
+            "of its own namespace"
         )
         yield _found("claim-namespace", message, pod, path)
         return
