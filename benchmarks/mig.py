@@ -20,7 +20,7 @@ from benchmarks.table import Row, shown, tell
 from draco.mig.geometry import geometry
 from draco.mig.packing import fewest_gpus
 from draco.mig.placement import BoardPool, Choice, largest_first
-from draco.mig.repair import Hold
+from draco.mig.repair import Movability
 from draco.mig.replay import Policy, Replay, ReplayOutcome, SimulatedFleet, rule_of, used_share
 
 GPUS, GPUS_PER_NODE, LOAD = 16, 8, 0.8
@@ -106,7 +106,7 @@ def replay(stream: Sequence[Arrival], seed: int, gpus: int, setting: Setting) ->
             made.finish(claim.at)
             made.start_counting()
         name = str(index)
-        hold = Hold.MOVABLE if claim.luck < MOVABLE else Hold.FIXED
+        hold = Movability.MOVABLE if claim.luck < MOVABLE else Movability.FIXED
         if made.arrive(name, claim.profile, claim.at, hold).accepted:
             heapq.heappush(leaving, (claim.until, name))
     results = made.results

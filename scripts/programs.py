@@ -6,7 +6,7 @@ import sys
 from draco.resources.errors import DracoError
 from draco_local.cluster.programs import binaries, gocache
 from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
-from draco_local.cluster.progress import Lines
+from draco_local.cluster.progress import LineProgress
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "helm")
 REAL_NODE = ("kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr")
@@ -23,9 +23,9 @@ def main() -> None:
     wanted = CONTROL_PLANE + (REAL_NODE if asked.real_nodes == "yes" else ())
     try:
         with gocache.shared(binaries.cache_folder()):  # what one build downloads and compiles, the next one finds
-            binaries.find(*wanted, progress=Lines())
+            binaries.find(*wanted, progress=LineProgress())
             for version in KUBERNETES_VERSIONS if asked.older == "yes" else ():
-                binaries.find("kube-apiserver", kubernetes=version, progress=Lines())
+                binaries.find("kube-apiserver", kubernetes=version, progress=LineProgress())
     except DracoError as error:
         sys.exit(f"Error: {error}")
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from draco.allocation.fleet.fleet import Fleet
 from draco.controller.view import ClusterView
 from draco.controller.workers.answering import answer
-from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.fleet_process import FleetFeed
-from draco.controller.workers.messages import Answer, LeftOut, Question
+from draco.controller.workers.messages import Answer, Question, SkippedObject
 from draco.controller.workers.pool import Answered
 
 
-def told_fleet(followed: FollowedFleet, left_out: Callable[[LeftOut], None] | None = None) -> FleetFeed:
+def told_fleet(followed: FollowedFleet, left_out: Callable[[SkippedObject], None] | None = None) -> FleetFeed:
     """The fleet of a process that has been told everything."""
     feed = FleetFeed(left_out or followed.left_out)
     hand_on(followed, feed)
@@ -47,12 +47,12 @@ class PromptWorkers:
         self.asked: list[Question] = []
         self.instead: Callable[[Question], Answer | None] = lambda _: None
 
-    async def ask(self, question: Question, namespace: str, urgency: Urgency) -> Answered:
+    async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
         self.asked.append(question)
         found = self.instead(question) or answer(fleet_of(self._view), question)
         return Answered(found, self._view.followed.version, self.cpu_s)
 
     async def ask_within(
-        self, question: Question, namespace: str, urgency: Urgency, within_s: float
+        self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
     ) -> Answered | None:
         return await self.ask(question, namespace, urgency)

@@ -20,7 +20,7 @@ from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
 from draco.mig.layouts import LayoutError, LayoutItem, resolve
 from draco.mig.packing import packable
-from draco.mig.repair import Hold
+from draco.mig.repair import Movability
 from draco.mig.replay import Policy, Replay, SimulatedFleet, rule_of
 from draco.resources.api.slices import Device
 from draco.resources.quantity import Quantity, QuantityError
@@ -141,7 +141,9 @@ def trace(text: str) -> str:
     try:
         for event in events(lines_of(stream, LONGEST_LINE), board, "trace"):
             if isinstance(event, Arrive):
-                made.arrive(event.claim, event.profile, event.t, Hold.MOVABLE if event.movable else Hold.FIXED)
+                made.arrive(
+                    event.claim, event.profile, event.t, Movability.MOVABLE if event.movable else Movability.FIXED
+                )
             else:
                 made.depart(event.claim, event.t)
     except TraceError as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 from draco.resources.errors import DracoError
 from draco_local.cluster.programs import binaries, gocache, toolchain
-from draco_local.cluster.progress import Lines, Silent
+from draco_local.cluster.progress import LineProgress, SilentProgress
 
 FOLDER = Path(__file__).parent
 
@@ -31,8 +31,8 @@ def build(name: str) -> Path:
         program.parent.mkdir(parents=True, exist_ok=True)
         unfinished = program.with_suffix(f".{os.getpid()}")
         step = f"Building the oracle {name} (usually a minute or less, once)"
-        with Lines().step(step), gocache.shared(cache):
-            go = toolchain.find_go(toolchain.go_directive(FOLDER / name), cache=cache, progress=Silent())
+        with LineProgress().step(step), gocache.shared(cache):
+            go = toolchain.find_go(toolchain.go_directive(FOLDER / name), cache=cache, progress=SilentProgress())
             subprocess.run(
                 [go, "build", "-trimpath", "-ldflags", "-s -w", "-o", unfinished, "."],
                 cwd=FOLDER / name,

@@ -19,7 +19,7 @@ from draco_local.cli import cluster_gpus
 from draco_local.cluster import attach, clusters, state
 from draco_local.cluster.errors import ClusterError
 from draco_local.cluster.programs import binaries
-from draco_local.cluster.progress import Lines
+from draco_local.cluster.progress import LineProgress
 from draco_local.cluster.state import ClusterSpec
 
 _NAME = click.option("--name", default="draco", show_default=True, metavar="NAME", help="Which cluster.")
@@ -103,7 +103,7 @@ def up(name: str, provider: str, existing: str, wait: float, mirror: str, **sett
         {**settings, "existing": existing, "provider": "existing" if existing else provider}, ClusterSpec
     )
     began = time.monotonic()
-    cluster = clusters.up(name, wanted, progress=Lines(), wait_s=wait, mirror=mirror)
+    cluster = clusters.up(name, wanted, progress=LineProgress(), wait_s=wait, mirror=mirror)
     click.echo(f"\nCluster {name} is up after {time.monotonic() - began:.0f} s. To use it:\n")
     click.echo(f"  export KUBECONFIG={cluster.kubeconfig}")
     click.echo("  draco status")
@@ -115,7 +115,7 @@ def up(name: str, provider: str, existing: str, wait: float, mirror: str, **sett
 @_NAME
 def down(name: str) -> None:
     """Stop a cluster and remove all of it."""
-    clusters.down(name, progress=Lines())
+    clusters.down(name, progress=LineProgress())
 
 
 @command.command()

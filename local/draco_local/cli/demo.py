@@ -99,7 +99,7 @@ def command(name: str, keep: bool) -> None:
     run_draco("cluster", "up", "--name", name, "--nodes", "2", "--gpus", "8", "--board", "H100-80GB")
     try:
         with tempfile.TemporaryDirectory(prefix="draco-demo-") as folder:
-            tell(Story(name, Path(folder)))
+            tell(DemoScript(name, Path(folder)))
     finally:
         if not keep:
             chapter("Everything is taken down")
@@ -110,7 +110,7 @@ def command(name: str, keep: bool) -> None:
     click.secho("That was Draco. To try it yourself: draco cluster up, then kubectl and draco status.", bold=True)
 
 
-class Story:
+class DemoScript:
     """The cluster of one demo, spoken to through kubectl."""
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -182,7 +182,7 @@ class Story:
         )
 
 
-def tell(story: Story) -> None:
+def tell(story: DemoScript) -> None:
     """The story itself."""
     chapter("Every node publishes its GPUs")
     story.show("get", "gpunodes")
@@ -232,7 +232,7 @@ def tell(story: Story) -> None:
     tell_of_parts(story)
 
 
-def tell_of_parts(story: Story) -> None:
+def tell_of_parts(story: DemoScript) -> None:
     """Its end: a part of a GPU, and what can be known beforehand."""
     chapter("A small model needs part of a GPU: Draco divides one for it when its pod starts")
     story.apply_example("mig-by-profile")
@@ -250,7 +250,7 @@ def tell_of_parts(story: Story) -> None:
     story.show_draco("lint", "-f", "-", manifest=FROM_AN_ARTICLE, refuses=True)
 
 
-def pending_reason(story: Story) -> str:
+def pending_reason(story: DemoScript) -> str:
     """What the Event on the claim says, once there is one."""
     said: list[str] = []
 

@@ -25,7 +25,7 @@ class Progress(Protocol):
         """A line by itself."""
 
 
-class Silent:
+class SilentProgress:
     """Progress that nobody is told."""
 
     @contextlib.contextmanager
@@ -37,7 +37,7 @@ class Silent:
         """Say nothing."""
 
 
-class Lines:
+class LineProgress:
     """Progress as lines on a stream."""
 
     def __init__(self, stream: TextIO | None = None, *, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -19,7 +19,7 @@ from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.parts import AgentParts
 from draco.agent.plugin.guard import ProcessLock, refuse_beside_others
-from draco.agent.plugin.registration import Contest, RegistrationState
+from draco.agent.plugin.registration import PluginConflict, RegistrationState
 from draco.agent.record.checkpoint import PreparedClaim
 from draco.agent.report import node_status
 from draco.agent.report.node_status import NodeReport
@@ -262,7 +262,7 @@ class Agent:
             self.tell("RegistrationRefused", "Register", f"Kubelet refused the driver: {registration.error}")
         self.report_changed()
 
-    def contested(self, contest: Contest | None) -> None:
+    def contested(self, contest: PluginConflict | None) -> None:
         """Somebody else serves the driver, too, or does so no more."""
         if contest is not None:
             self._log.error("plugin.contested", gives_way=contest.gives_way, error=contest.sentence)

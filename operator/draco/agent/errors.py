@@ -34,5 +34,5 @@ class ClusterUnsuited(AgentError):
     """The cluster lacks what an agent cannot work without."""
 
 
-class NotThere(PrepareError):
+class DeviceMissing(PrepareError):
     """A device of a claim is gone, or cannot be observed."""

@@ -81,7 +81,7 @@ class Lane:
             del future, work, item  # or they live until there is something to do again
 
 
-class Turns:
+class NameLocks:
     """Who works on what: no two at a time have a name in common. Names are taken all at once, so nobody waits holding some."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class Lanes:
         self._clock = clock
         self._records = Lane("claims", monotonic=clock.monotonic)
         self._driver = Lane("instances", monotonic=clock.monotonic)
-        self._turns = Turns()
+        self._turns = NameLocks()
 
     def close(self) -> None:
         """Let the threads end."""

@@ -18,11 +18,11 @@ from draco.agent.hardware.monitor import HardwareMonitor, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.lanes import Lanes
 from draco.agent.metrics import AgentMetrics
-from draco.agent.mig.parts import Dividing
+from draco.agent.mig.parts import NodeDivisions
 from draco.agent.plugin.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v1alpha1_pb2
 from draco.agent.plugin.dra_service import DraService
 from draco.agent.plugin.health_service import HealthService
-from draco.agent.plugin.registration import Contest, Plugin, RegistrationState, sockets
+from draco.agent.plugin.registration import Plugin, PluginConflict, RegistrationState, sockets
 from draco.agent.plugin.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
 from draco.agent.publish.device_names import KnownGpus
 from draco.agent.publish.offering import Offers
@@ -68,7 +68,7 @@ class Listener(Protocol):
         """Kubelet took the driver, or refused it."""
         ...
 
-    def contested(self, contest: Contest | None) -> None:
+    def contested(self, contest: PluginConflict | None) -> None:
         """Somebody else serves the driver, too, or does so no more."""
         ...
 
@@ -160,8 +160,8 @@ class AgentParts:
             ),
         )
 
-    def _instances(self) -> Dividing:
-        return Dividing(
+    def _instances(self) -> NodeDivisions:
+        return NodeDivisions(
             self._client,
             self._nvml,
             self.checkpoint,

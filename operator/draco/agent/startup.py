@@ -15,7 +15,7 @@ import structlog
 from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CdiFolder
 from draco.agent.files import Files
-from draco.agent.hardware.gpus import KnownGpu, Where
+from draco.agent.hardware.gpus import GpuLocation, KnownGpu
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.publish import device_names as known_gpus
@@ -96,7 +96,7 @@ class Startup:
         self._rewritten = rewritten
         self._clock = clock
         self._random = random
-        self._where: dict[GpuUuid, Where] | None = None
+        self._where: dict[GpuUuid, GpuLocation] | None = None
         self._looked = asyncio.Event()
         self._loaded = asyncio.Event()
         self._named = asyncio.Event()
@@ -239,13 +239,13 @@ class Startup:
             return  # nothing is known of what is there
         gpus = [located.gpu for located in view.gpus]
 
-        def respec() -> recovery.Converged:
+        def respec() -> recovery.RecoveryResult:
             with self._record.lock:
                 return recovery.respec(self._record, self._cdi, self._instances, gpus=gpus)
 
         self._say(await self._with_driver(respec))
 
-    def _say(self, done: recovery.Converged) -> None:
+    def _say(self, done: recovery.RecoveryResult) -> None:
         names = ("undone", "rewritten", "without_gpu", "without_instance", "swept")
         counts = {name: len(getattr(done, name)) for name in names}
         lacking = (done.without_gpu, done.without_instance)
@@ -260,6 +260,6 @@ class Startup:
         return await persistently(event, attempt, clock=self._clock, random=self._random)
 
 
-def _where(view: HardwareView) -> dict[GpuUuid, Where]:
+def _where(view: HardwareView) -> dict[GpuUuid, GpuLocation]:
     """Where each GPU is."""
-    return {gpu.uuid: Where(gpu.minor, gpu.pci_bus_id) for gpu in view.present}
+    return {gpu.uuid: GpuLocation(gpu.minor, gpu.pci_bus_id) for gpu in view.present}

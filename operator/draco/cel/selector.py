@@ -11,7 +11,7 @@ from draco.cel.checking.cost import estimated_cost, is_surely_cheap
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
 from draco.cel.checking.validate import validate
 from draco.cel.errors import EvaluationAborted, EvaluationError
-from draco.cel.evaluation.charges import Free, Meter, Metered
+from draco.cel.evaluation.charges import Meter, Metered, Unmetered
 from draco.cel.evaluation.code import Run, Slots
 from draco.cel.evaluation.compile import Compiler
 from draco.cel.paths import AttributePath, reads
@@ -32,7 +32,7 @@ class Selector:
 
     def __init__(self, checked: CheckedExpression, environment: Environment) -> None:
         is_cheap = is_surely_cheap(checked.ast)
-        meter: Meter = Free() if is_cheap else Metered()
+        meter: Meter = Unmetered() if is_cheap else Metered()
         self.expression: Final = checked.ast.expression
         self._checked = checked
         self._environment = environment

@@ -22,7 +22,7 @@ from draco.controller.claims.webhook import Certificate, keep_fresh, serving_web
 from draco.controller.health import http_app, serving
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
-from draco.controller.metrics import OperatorMetrics, Reading, gauge, register_view, register_workers
+from draco.controller.metrics import OperatorMetrics, ScrapedMetrics, gauge, register_view, register_workers
 from draco.controller.mig.decisions import MigDecisions, register_mig
 from draco.controller.mig.layouts import MigLayoutReconciler
 from draco.controller.mig.movable_claims import MovableClaims
@@ -43,7 +43,7 @@ from draco.kube.election import LeaderElection, LeaseTerms
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
 from draco.kube.rediscovery import differences, until_changed
-from draco.mig_policy.release_policy import Patience
+from draco.mig_policy.release_policy import ReleaseDelays
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
 from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, MIG_POLICIES
@@ -145,7 +145,7 @@ class Operator:
             self._happenings,
             clock=clock,
             count=self.metrics.claims_released,
-            patience=Patience(grace_s=settings.idle_grace_s),
+            patience=ReleaseDelays(grace_s=settings.idle_grace_s),
         )
         self._loop_watch = LoopWatch(clock)
         self.workers = Workers(self.view.followed, clock=clock, random=random, settings=settings.worker)
@@ -316,7 +316,7 @@ class Operator:
         register_workers(self.metrics, self.workers)
         register_loop(self.metrics, self._loop_watch)
         self.metrics.registry.register(
-            Reading(
+            ScrapedMetrics(
                 ["draco_lease_age_seconds"],
                 lambda: [
                     gauge(
@@ -333,7 +333,7 @@ class Operator:
         reconcilers: list[Reconciling[Hashable]] = list(self.reconcilers)
         register_queues(self.metrics, reconcilers)
         self.metrics.registry.register(
-            Reading(
+            ScrapedMetrics(
                 ["draco_claim_pending"],
                 lambda: [
                     gauge(

@@ -23,7 +23,7 @@ _LEFT_RUNNING = ("watcher for ", "stop-flag waiter")
 """Tasks that Kopf forgets when one watch fails, and then waits for, for five seconds."""
 
 
-class Feed(Protocol):
+class KopfFeed(Protocol):
     """Where what Kopf sees goes, from Kopf's thread."""
 
     def listing(self, kind: Kind[Any]) -> None:
@@ -43,7 +43,7 @@ class Feed(Protocol):
         ...
 
 
-def kopf_registry(connect: Connect, kinds: Sequence[Kind[Any]], feed: Feed) -> kopf.OperatorRegistry:
+def kopf_registry(connect: Connect, kinds: Sequence[Kind[Any]], feed: KopfFeed) -> kopf.OperatorRegistry:
     """The handlers. `memo` holds the connection from the start to the end."""
     registry = kopf.OperatorRegistry()
 
@@ -76,7 +76,7 @@ def kopf_registry(connect: Connect, kinds: Sequence[Kind[Any]], feed: Feed) -> k
     return registry
 
 
-def _follow(registry: kopf.OperatorRegistry, kind: Kind[Any], feed: Feed) -> None:
+def _follow(registry: kopf.OperatorRegistry, kind: Kind[Any], feed: KopfFeed) -> None:
     # `on.event` only: every other kind of handler keeps its state in annotations of the object.
     @kopf.on.event(kind.group, kind.version, kind.plural, id=kind.kind.lower(), registry=registry)
     async def follow(event: kopf.RawEvent, **_: Any) -> None:
@@ -90,7 +90,7 @@ def _follow(registry: kopf.OperatorRegistry, kind: Kind[Any], feed: Feed) -> Non
         feed.seen(kind, step.event, step.version)
 
 
-def _told_of_watches(kinds: Sequence[Kind[Any]], feed: Feed) -> aiohttp.ClientMiddlewareType:
+def _told_of_watches(kinds: Sequence[Kind[Any]], feed: KopfFeed) -> aiohttp.ClientMiddlewareType:
     """Kopf tells nobody when it lists and when a watch begins, so its requests do."""
     by_path = {kind.path(): kind for kind in kinds}
 

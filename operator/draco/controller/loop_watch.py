@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from prometheus_client.metrics_core import Metric
 
-from draco.controller.metrics import OperatorMetrics, Reading, gauge
+from draco.controller.metrics import OperatorMetrics, ScrapedMetrics, gauge
 from draco.kube.clock import Clock
 
 _EVERY_S = 0.02
@@ -69,7 +69,7 @@ def register_loop(metrics: OperatorMetrics, watch: LoopWatch) -> None:
             )
         ]
 
-    metrics.registry.register(Reading(["draco_event_loop_longest_hold_seconds"], read))
+    metrics.registry.register(ScrapedMetrics(["draco_event_loop_longest_hold_seconds"], read))
 
 
 TURN_S = 0.005

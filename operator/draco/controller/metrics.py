@@ -65,7 +65,7 @@ class OperatorMetrics:
         info.labels(__version__).set(1)
 
 
-class Reading(Collector):
+class ScrapedMetrics(Collector):
     """Metrics that are read when scraped. `names` lets a scrape for some names (`?name[]=`) skip the others' cost."""
 
     def __init__(self, names: Iterable[str], read: Callable[[], Iterable[Metric]]) -> None:
@@ -128,19 +128,19 @@ def register_workers(metrics: OperatorMetrics, workers: Workers) -> None:
         "draco_worker_restarts_total",
         "draco_worker_waiting",
     )
-    metrics.registry.register(Reading(names, read))
+    metrics.registry.register(ScrapedMetrics(names, read))
 
 
 def register_view(metrics: OperatorMetrics, view: ClusterView) -> None:
     """Add the numbers about the cluster."""
     metrics.registry.register(
-        Reading(
+        ScrapedMetrics(
             ["draco_claims"],
             lambda: [gauge("draco_claims", "Claims by state.", ["state"], _one_label(view.claim_states()))],
         )
     )
     metrics.registry.register(
-        Reading(
+        ScrapedMetrics(
             ["draco_devices"],
             lambda: [
                 gauge(
@@ -153,7 +153,7 @@ def register_view(metrics: OperatorMetrics, view: ClusterView) -> None:
         )
     )
     metrics.registry.register(
-        Reading(
+        ScrapedMetrics(
             ["draco_maintenance_requests"],
             lambda: [
                 gauge(
@@ -166,7 +166,7 @@ def register_view(metrics: OperatorMetrics, view: ClusterView) -> None:
         )
     )
     metrics.registry.register(
-        Reading(
+        ScrapedMetrics(
             [
                 "draco_kopf_watch_restarts_total",
                 "draco_informer_objects",

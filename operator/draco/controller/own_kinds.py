@@ -26,7 +26,7 @@ from draco.kube.connect.retry import Backoff, asked_to_wait_s
 from draco.kube.errors import ApiError, NotFound
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.store import ApiObject
-from draco.kube.watch.watching import Event, Listed, Removal, Unfit, Upsert, list_all
+from draco.kube.watch.watching import Event, ListedCollection, Removal, UndecodableObject, Upsert, list_all
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import Kind
 
@@ -97,7 +97,7 @@ class OwnKind(Collection[T]):
                 key = obj.metadata.key
             case Removal(key):
                 pass
-            case Unfit(what):
+            case UndecodableObject(what):
                 key = what.key
             case _:
                 return
@@ -109,7 +109,7 @@ class OwnKind(Collection[T]):
             self._gone[key] = at
         self.apply(event)
 
-    def take(self, listed: Listed[T]) -> None:
+    def take(self, listed: ListedCollection[T]) -> None:
         """Become what was listed, but for what is known to be newer."""
         at = int(listed.version)
         for key, gone_at in self._gone.items():

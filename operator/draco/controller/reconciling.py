@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from draco.controller.metrics import OperatorMetrics, Reading, gauge
+from draco.controller.metrics import OperatorMetrics, ScrapedMetrics, gauge
 from draco.kube.clock import Clock
 from draco.kube.queue import WorkQueue, run_workers
 
@@ -98,7 +98,7 @@ class _Observer:
 def register_queues(metrics: OperatorMetrics, reconcilers: Collection[Reconciling[Hashable]]) -> None:
     """Export how much waits."""
     metrics.registry.register(
-        Reading(
+        ScrapedMetrics(
             ["draco_queue_depth"],
             lambda: [
                 gauge(

@@ -13,7 +13,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import select
 from draco.allocation.search.requests import expand, matcher
-from draco.allocation.search.upstream_bugs import Area, bugs_of
+from draco.allocation.search.upstream_bugs import AffectedArea, bugs_of
 from draco.explanation.findings.allocated import allocated_claim, bypassing, is_full, missing, reaching, reason_of
 from draco.explanation.findings.allocator_runs import AllocatorVerdict
 from draco.explanation.findings.fleet_findings import FleetFindings, fleet_findings
@@ -169,23 +169,23 @@ def _bugs(fleet: Fleet, claims: Sequence[ResourceClaim], minor: int) -> list[str
     return [bug.what for bug in bugs_of(minor) if bug.refuses and bug.concerns(used)]
 
 
-def _areas(fleet: Fleet, claims: Sequence[ResourceClaim]) -> set[Area]:
+def _areas(fleet: Fleet, claims: Sequence[ResourceClaim]) -> set[AffectedArea]:
     areas = set()
     if _draw_from_counters(fleet, claims):
-        areas.add(Area.SHARED_COUNTERS)
+        areas.add(AffectedArea.SHARED_COUNTERS)
     if fleet.inventory.columns.irregular:  # but for lists, hardly any device is
-        areas.add(Area.LIST_ATTRIBUTES)
+        areas.add(AffectedArea.LIST_ATTRIBUTES)
     for claim in claims:
         devices = claim.spec.devices
         asked = [each for request in devices.requests for each in (request.exactly, *request.first_available) if each]
         if devices.constraints:
-            areas.add(Area.CONSTRAINTS)
+            areas.add(AffectedArea.CONSTRAINTS)
         if any(each.allocation_mode == "All" for each in asked):
-            areas.add(Area.ALL_MODE)
+            areas.add(AffectedArea.ALL_MODE)
         if any(each.capacity is not None for each in asked):
-            areas.add(Area.CONSUMABLE_CAPACITY)
+            areas.add(AffectedArea.CONSUMABLE_CAPACITY)
         if any(request.exactly is not None and request.exactly.admin_access for request in devices.requests):
-            areas.add(Area.ADMIN_ACCESS)
+            areas.add(AffectedArea.ADMIN_ACCESS)
     return areas
 
 

@@ -9,7 +9,7 @@ told of it).
 """
 
 from draco.maintenance.isolation import isolated_gpus, isolates, not_heeded
-from draco.maintenance.matching import Scope, scope_of
+from draco.maintenance.matching import MaintenanceScope, scope_of
 from draco.maintenance.plan import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
@@ -25,8 +25,8 @@ __all__ = [
     "CONDITION_ISOLATED",
     "CONDITION_READY_FOR_WORK",
     "MaintenancePlan",
+    "MaintenanceScope",
     "PlanInput",
-    "Scope",
     "isolated_board",
     "isolated_gpus",
     "isolates",

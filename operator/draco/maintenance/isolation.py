@@ -9,7 +9,7 @@ same: for other drivers, and as what people read and delete.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.matching import Scope
+from draco.maintenance.matching import MaintenanceScope
 from draco.maintenance.plan import CONDITION_READY_FOR_WORK, says
 from draco.maintenance.rules import isolated_board, maintained_device
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, IsolatedGpu
@@ -65,7 +65,7 @@ def _isolated(request: DeviceMaintenance, uuid: str) -> IsolatedGpu:
 
 def not_heeded(
     request: DeviceMaintenance,
-    scope: Scope,
+    scope: MaintenanceScope,
     pools: Mapping[PoolKey, PoolHardware],
     nodes: Mapping[PoolKey, GpuNode],
     idle: Collection[PoolKey] = (),

@@ -16,7 +16,7 @@ from draco.resources.names import DeviceKey, PoolKey, read_partition_name
 _NO_BOARDS: Mapping[DeviceKey, str] = MappingProxyType({})
 
 
-class Scope(msgspec.Struct, frozen=True, kw_only=True):
+class MaintenanceScope(msgspec.Struct, frozen=True, kw_only=True):
     """What a request concerns.
 
     `named` are the devices that its selector names, `overlapping` others that are the same hardware (each with the named one that
@@ -36,7 +36,7 @@ def scope_of(
     pools: Mapping[PoolKey, PoolHardware],
     held: Iterable[DeviceKey] = (),
     isolated: Mapping[DeviceKey, str] = _NO_BOARDS,
-) -> Scope:
+) -> MaintenanceScope:
     """What a request with this selector concerns.
 
     `held` are devices that claims hold, also such as are published no more; `isolated` are those that the request has isolated
@@ -69,7 +69,7 @@ def scope_of(
         overlapping |= same
         others |= published - here - same.keys()
         boards |= {device: uuid for device in (*here, *same) if (uuid := hardware.board(device.device))}
-    return Scope(
+    return MaintenanceScope(
         named=frozenset(named),
         overlapping=overlapping,
         doubtful=frozenset(doubtful - overlapping.keys()),

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from draco.maintenance import wording
-from draco.maintenance.matching import Scope
+from draco.maintenance.matching import MaintenanceScope
 from draco.maintenance.rules import isolated_board, isolates_as, maintained_device, overlapped, rule_for
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import (
@@ -45,7 +45,7 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     now: datetime
-    scope: Scope = Scope()
+    scope: MaintenanceScope = MaintenanceScope()
     rules: tuple[DeviceTaintRule, ...] = ()
     claims: tuple[ResourceClaim, ...] = ()
     tolerant: tuple[ObjectKey, ...] = ()
@@ -217,7 +217,7 @@ def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan
     )
 
 
-def _concerns(selector: MaintenanceSelector, scope: Scope, device: DeviceKey, rule: DeviceTaintRule) -> bool:
+def _concerns(selector: MaintenanceSelector, scope: MaintenanceScope, device: DeviceKey, rule: DeviceTaintRule) -> bool:
     """Whether the device of one of its rules is still one that the request concerns."""
     if device in scope.named or device in scope.overlapping:
         return True
@@ -225,7 +225,7 @@ def _concerns(selector: MaintenanceSelector, scope: Scope, device: DeviceKey, ru
 
 
 def _wanted(
-    request: DeviceMaintenance, device: DeviceKey, in_place: DeviceTaintRule | None, scope: Scope
+    request: DeviceMaintenance, device: DeviceKey, in_place: DeviceTaintRule | None, scope: MaintenanceScope
 ) -> DeviceTaintRule:
     """The rule for a device. It keeps what an earlier one noted down of the GPU: that is the one under maintenance."""
     overlaps, board = str(scope.overlapping.get(device, "")), scope.boards.get(device, "")
@@ -236,7 +236,9 @@ def _wanted(
     return rule_for(request, device, overlaps=overlaps, board=board)
 
 
-def _replaced(in_place: Mapping[DeviceKey, DeviceTaintRule], scope: Scope) -> dict[DeviceKey, tuple[str, str]]:
+def _replaced(
+    in_place: Mapping[DeviceKey, DeviceTaintRule], scope: MaintenanceScope
+) -> dict[DeviceKey, tuple[str, str]]:
     """Devices whose name stands for another GPU now than when they were isolated: the two UUIDs."""
     boards = {device: (isolated_board(rule), scope.boards.get(device, "")) for device, rule in in_place.items()}
     return {device: (before, now) for device, (before, now) in boards.items() if before and now and before != now}

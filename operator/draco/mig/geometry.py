@@ -35,7 +35,7 @@ class SharedResource(NamedTuple):
     uses: Mapping[Profile, int]
 
 
-class Ranked(NamedTuple):
+class PlacementRank(NamedTuple):
     """How good a placement is; smaller is better."""
 
     loss: int
@@ -73,7 +73,7 @@ class Geometry:
         self._fits: dict[State, tuple[Placement, ...]] = {}
         self._room: dict[tuple[State, Profile], int] = {}
         self._capability: dict[State, int] = {}
-        self._best: dict[tuple[State, Profile], Ranked | None] = {}
+        self._best: dict[tuple[State, Profile], PlacementRank | None] = {}
 
     def add(self, state: State, placement: Placement) -> State:
         """The state with one more instance."""
@@ -145,7 +145,7 @@ class Geometry:
         """What of the capability one placement costs."""
         return self.capability(state) - self.capability(self.add(state, placement))
 
-    def rank(self, state: State, placement: Placement) -> Ranked:
+    def rank(self, state: State, placement: Placement) -> PlacementRank:
         """The rule by which placements are compared.
 
         Least loss first. Of equals, where most instances are: that GPU is the last to become empty, so the others are left to.
@@ -154,9 +154,9 @@ class Geometry:
         after = self.add(state, placement)
         left = self.board.units - after.mask.bit_count()
         loss = self.capability(state) - self.capability(after)
-        return Ranked(loss, -state.instances, left, -placement.start, placement)
+        return PlacementRank(loss, -state.instances, left, -placement.start, placement)
 
-    def best(self, state: State, profile: Profile) -> Ranked | None:
+    def best(self, state: State, profile: Profile) -> PlacementRank | None:
         """The best start for a profile on a GPU in this state; None where it does not fit."""
         key = (state, profile)
         if key not in self._best:

@@ -15,7 +15,7 @@ import msgspec
 
 from draco.mig.board import Board, Placement, PlacementId, unit_mask
 from draco.mig.geometry import State, geometry
-from draco.mig.keeping import Keeping, keeping, kept, layout_of
+from draco.mig.keeping import KeptInstances, keeping, kept, layout_of
 from draco.resources.api.draco import InstanceUse, MigMode, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
@@ -79,7 +79,7 @@ class ObservedGpu(msgspec.Struct, frozen=True, kw_only=True):
     settled: bool = True
 
 
-class Later(NamedTuple):
+class DelayedInstance(NamedTuple):
     """An instance that cannot be made now. `why` says so in words; "" where what it waits for is said of the whole GPU."""
 
     profile: str
@@ -119,7 +119,7 @@ class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
     needs_reset: bool = False
     switches_now: bool = False
     makes: tuple[Placement, ...] = ()
-    makes_later: tuple[Later, ...] = ()
+    makes_later: tuple[DelayedInstance, ...] = ()
     keeps: tuple[Part, ...] = ()
     promised: tuple[Part, ...] = ()
     in_the_way: tuple[Part, ...] = ()
@@ -199,7 +199,7 @@ def plan_gpu(gpu: ObservedGpu, wanted: WantedGpu | None, promised: Sequence[Prom
     return _on_demand(plan, gpu, board, wanted, left)
 
 
-def _open(keep: Keeping, gpu: ObservedGpu) -> Keeping:
+def _open(keep: KeptInstances, gpu: ObservedGpu) -> KeptInstances:
     """Without promises that have been kept, or that the layout keeps: what a prepared claim has is its own."""
     done = {*keep.places, *gpu.missing, *(part.id for part in gpu.parts if part.use is InstanceUse.CLAIM)}
     return msgspec.structs.replace(keep, promised={key: one for key, one in keep.promised.items() if key not in done})
@@ -283,7 +283,7 @@ def _laid_out(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, 
     if not gpu.enabled:
         plan = _switching(plan, gpu, wanted, "on")
     makes: list[Placement] = []
-    later: list[Later] = []
+    later: list[DelayedInstance] = []
     shape, state = geometry(board), _state(board, left)
     done = {(part.profile, part.start) for part in left if part.use in _IN_PLACE}
     for each in wanted.layout:
@@ -293,17 +293,19 @@ def _laid_out(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, 
         if profile is None or each.start not in profile.starts:
             has = ", ".join(f"{one.name} at {', '.join(map(str, one.starts))}" for one in board.profiles)
             why = f"the board has no {each.profile} at {each.start} (it has {has})"
-            later.append(Later(each.profile, each.start, why))
+            later.append(DelayedInstance(each.profile, each.start, why))
             continue
         placement = Placement(profile, each.start)
         blocking = [part for part in left if part.mask & placement.mask]
         # Instances tell whose they are; a place that is only promised is told where nothing else is in the way.
         blocking = [part for part in blocking if part.use is not None] or blocking
         if blocking:
-            later.append(Later(each.profile, each.start, f"{written(placement)} waits for {_blame(blocking)}"))
+            later.append(
+                DelayedInstance(each.profile, each.start, f"{written(placement)} waits for {_blame(blocking)}")
+            )
         elif not shape.fits_at(state, placement):  # one that NVML refuses would keep the others from being made
             why = f"{written(placement)} waits for engines that other instances on the GPU use"
-            later.append(Later(each.profile, each.start, why))
+            later.append(DelayedInstance(each.profile, each.start, why))
         else:
             makes.append(placement)
             state = shape.add(state, placement)
@@ -315,7 +317,11 @@ def _laid_out(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, 
         waits = f"The layout of policy {wanted.policy} is not complete: {'; '.join(one.why for one in later)}."
         plan = msgspec.structs.replace(plan, waits=waits)
     if plan.whole or not gpu.settled or not (gpu.enabled or plan.switches_now):
-        later = [Later(each.profile, each.start) for each in wanted.layout if (each.profile, each.start) not in done]
+        later = [
+            DelayedInstance(each.profile, each.start)
+            for each in wanted.layout
+            if (each.profile, each.start) not in done
+        ]
         makes = []
     return msgspec.structs.replace(plan, makes=tuple(makes), makes_later=tuple(later))
 
@@ -357,7 +363,9 @@ def _on_demand(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu,
     plan = msgspec.structs.replace(plan, no_room=tuple(no_room))
     if gpu.enabled or plan.switches_now:
         return msgspec.structs.replace(plan, makes=tuple(makes))
-    return msgspec.structs.replace(plan, makes_later=tuple(Later(one.profile.name, one.start) for one in makes))
+    return msgspec.structs.replace(
+        plan, makes_later=tuple(DelayedInstance(one.profile.name, one.start) for one in makes)
+    )
 
 
 # Words

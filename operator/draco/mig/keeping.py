@@ -19,7 +19,7 @@ class Promise(NamedTuple):
     claim: str
 
 
-class Keeping(msgspec.Struct, frozen=True, kw_only=True):
+class KeptInstances(msgspec.Struct, frozen=True, kw_only=True):
     """Which idle instances of a GPU are to stay: all of `places` and `promised`, and so many of each profile in `counts`.
 
     What is promised is kept free for its claim, too, where no instance is; `whole` is the claim that all of the GPU is promised.
@@ -31,13 +31,13 @@ class Keeping(msgspec.Struct, frozen=True, kw_only=True):
     whole: str = ""
 
 
-def keeping(wanted: WantedGpu | None, board: Board | None, promised: Iterable[PromisedDevice] = ()) -> Keeping:
+def keeping(wanted: WantedGpu | None, board: Board | None, promised: Iterable[PromisedDevice] = ()) -> KeptInstances:
     """What is kept without a prepared claim: by a policy, and for claims to come. What the board lacks keeps nothing.
 
     `promised` is what claims have been allocated of this GPU.
     """
     if board is None:
-        return Keeping()
+        return KeptInstances()
     found = list(promised)
     places = {
         PlacementId(profile.id, each.start): Promise(Placement(profile, each.start), each.claim)
@@ -48,16 +48,16 @@ def keeping(wanted: WantedGpu | None, board: Board | None, promised: Iterable[Pr
     return msgspec.structs.replace(_by_policy(wanted, board), promised=places, whole=whole)
 
 
-def _by_policy(wanted: WantedGpu | None, board: Board) -> Keeping:
+def _by_policy(wanted: WantedGpu | None, board: Board) -> KeptInstances:
     if wanted is None or wanted.mode is MigMode.DISABLED:
-        return Keeping()
+        return KeptInstances()
     layout = layout_of(wanted, board) if wanted.mode is MigMode.STATIC else ()
     counts: dict[int, int] = {}
     for one in wanted.warm:
         profile = board.profile(one.profile)
         if profile is not None and wanted.mode is MigMode.DYNAMIC:
             counts[profile.id] = counts.get(profile.id, 0) + one.count
-    return Keeping(places=frozenset(one.id for one in layout), counts=counts)
+    return KeptInstances(places=frozenset(one.id for one in layout), counts=counts)
 
 
 def layout_of(wanted: WantedGpu, board: Board) -> tuple[Placement, ...]:
@@ -69,7 +69,7 @@ def layout_of(wanted: WantedGpu, board: Board) -> tuple[Placement, ...]:
     )
 
 
-def kept(idle: Sequence[PlacementId], keeping: Keeping) -> frozenset[PlacementId]:
+def kept(idle: Sequence[PlacementId], keeping: KeptInstances) -> frozenset[PlacementId]:
     """Which of the idle instances stay; of several that would do, the first. Warm ones are those that nobody has yet."""
     left = dict(keeping.counts)
     stay = set()

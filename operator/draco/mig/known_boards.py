@@ -72,7 +72,7 @@ class CiProfile(msgspec.Struct, frozen=True):
 _ENGINES = ("multiprocessors", "copy_engines", "decoders", "encoders", "jpegs", "ofas")
 
 
-class Placed(NamedTuple):
+class PlacedProfile(NamedTuple):
     """A GPU instance that exists: what it is and where it starts, in memory units."""
 
     profile: GiProfile
@@ -95,19 +95,19 @@ class MigTable(msgspec.Struct, frozen=True, kw_only=True):
         """The profile that takes the whole board; it has all its engines."""
         return max(self.profiles, key=lambda profile: (profile.size, profile.ofas))
 
-    def free_starts(self, profile: GiProfile, existing: Collection[Placed]) -> list[int]:
+    def free_starts(self, profile: GiProfile, existing: Collection[PlacedProfile]) -> list[int]:
         """Where one more instance of a profile could be made: free units, and enough engines left."""
         limits = ((getattr(self.whole, name), getattr(profile, name), name) for name in _ENGINES)
         if any(own and total - sum(getattr(p.profile, name) for p in existing) < own for total, own, name in limits):
             return []
         taken = {unit for instance in existing for unit in instance.units}
-        return [start for start in profile.starts if taken.isdisjoint(Placed(profile, start).units)]
+        return [start for start in profile.starts if taken.isdisjoint(PlacedProfile(profile, start).units)]
 
-    def room_for(self, profile: GiProfile, existing: Collection[Placed]) -> int:
+    def room_for(self, profile: GiProfile, existing: Collection[PlacedProfile]) -> int:
         """How many more instances of a profile could be made beside those that exist."""
         beside = list(existing)
         while starts := self.free_starts(profile, beside):
-            beside.append(Placed(profile, starts[0]))
+            beside.append(PlacedProfile(profile, starts[0]))
         return len(beside) - len(existing)
 
     def by_kind(self, kind: int) -> GiProfile | None:

@@ -20,7 +20,7 @@ Counts = Mapping[Profile, int]
 """How many instances of each profile."""
 
 
-class Shape(Enum):
+class ClosedForm(Enum):
     """Why a board's packing has a closed form, or that it has none."""
 
     NESTED = "nested"
@@ -49,9 +49,9 @@ def packable(board: Board, counts: Counts, gpus: int) -> bool:
         return True
     tokens = _tokens(board, frozenset(wanted))
     match shape(board):
-        case Shape.NESTED if not tokens:
+        case ClosedForm.NESTED if not tokens:
             return sum(profile.size * number for profile, number in wanted.items()) <= gpus * board.units
-        case Shape.SEVEN_SLICES if _only_singles_are_scarce(tokens, wanted):
+        case ClosedForm.SEVEN_SLICES if _only_singles_are_scarce(tokens, wanted):
             rare = sum(n for profile, n in wanted.items() if profile.size == 1 and tokens and tokens[0].uses[profile])
             return _seven_slices_fit(wanted, gpus, rare)
     return _search(board, frozenset(wanted)).packable(wanted, gpus)
@@ -64,15 +64,15 @@ def fewest_gpus(board: Board, counts: Counts) -> int:
 
 
 @lru_cache(maxsize=256)
-def shape(board: Board) -> Shape:
+def shape(board: Board) -> ClosedForm:
     """Which closed form holds for a board, by its table alone."""
     sizes = sorted({profile.size for profile in board.profiles} | {board.units})
     divides = all(larger % smaller == 0 for smaller, larger in pairwise(sizes))
     if divides and all(sorted(p.starts) == list(range(0, board.units, p.size)) for p in board.profiles):
-        return Shape.NESTED
+        return ClosedForm.NESTED
     if board.units == 8 and all(_role(profile) for profile in board.profiles):
-        return Shape.SEVEN_SLICES
-    return Shape.OTHER
+        return ClosedForm.SEVEN_SLICES
+    return ClosedForm.OTHER
 
 
 def _role(profile: Profile) -> _Role | None:

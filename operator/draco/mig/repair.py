@@ -17,7 +17,7 @@ from draco.mig.geometry import Geometry, State
 from draco.mig.placement import BoardPool, Choice
 
 
-class Hold(StrEnum):
+class Movability(StrEnum):
     """What may be done with an instance that is there."""
 
     FIXED = "fixed"
@@ -32,7 +32,7 @@ class PlacedInstance(NamedTuple):
     """An instance that is there."""
 
     placement: Placement
-    hold: Hold
+    hold: Movability
 
 
 class InstanceMove(NamedTuple):
@@ -46,7 +46,7 @@ class InstanceMove(NamedTuple):
         return f"{self.source.placement} of GPU {self.source.gpu} {to}"
 
 
-class Moves(NamedTuple):
+class RepairPlan(NamedTuple):
     """A plan: destroy all sources, make them again where they go, then make what was wanted."""
 
     moves: tuple[InstanceMove, ...]
@@ -59,7 +59,7 @@ class Moves(NamedTuple):
 
 def plan_repair(
     geometry: Geometry, gpus: Sequence[Sequence[PlacedInstance]], wanted: Profile, max_moves: int = 2
-) -> Moves | None:
+) -> RepairPlan | None:
     """How to make room for one more instance with at most `max_moves` (0 to 2) moves; None if that cannot be done.
 
     `gpus` are all GPUs of the same board that may take part, with every instance on them.
@@ -68,7 +68,7 @@ def plan_repair(
         raise ValueError(f"repair is planned for 0 to 2 moves, not {max_moves}")
     search = _Search(geometry, gpus)
     if (choice := search.pool.choose(wanted)) is not None:
-        return Moves((), choice)
+        return RepairPlan((), choice)
     for moves in range(1, max_moves + 1):
         if found := min(search.plans(wanted, moves), key=lambda plan: plan[:3], default=None):
             return found.moves
@@ -88,7 +88,7 @@ class _Plan(NamedTuple):
     given_up: int
     lost: int
     units_left: int
-    moves: Moves
+    moves: RepairPlan
 
 
 class _Search:
@@ -101,7 +101,7 @@ class _Search:
         """Capability lost by what has been tried on so far."""
         self._hold = {Choice(gpu, held.placement): held.hold for gpu, there in enumerate(gpus) for held in there}
         self._movable = {
-            gpu: [Choice(gpu, held.placement) for held in gpus[gpu] if held.hold is not Hold.FIXED]
+            gpu: [Choice(gpu, held.placement) for held in gpus[gpu] if held.hold is not Movability.FIXED]
             for gpu in _few_of_each(gpus)
         }
 
@@ -142,11 +142,11 @@ class _Search:
         """The plan that finds places for what went out last, if there is one."""
         units_left = self.geometry.board.units - self.pool.states[wanted.gpu].mask.bit_count()
         homeless = sorted(out, key=lambda each: (-each.placement.profile.size, each.gpu, each.start))
-        spares = sum(self._hold[each] is Hold.SPARE for each in homeless)
+        spares = sum(self._hold[each] is Movability.SPARE for each in homeless)
         for given_up in range(spares + 1):
             if (homed := self._homes(homeless, given_up)) is not None:
                 moves, lost = homed
-                yield _Plan(given_up, lost, units_left, Moves((*done, *moves), wanted))
+                yield _Plan(given_up, lost, units_left, RepairPlan((*done, *moves), wanted))
                 return
 
     def _homes(self, homeless: Sequence[Choice], given_up: int) -> tuple[list[InstanceMove], int] | None:
@@ -160,7 +160,7 @@ class _Search:
             self._take(home)
             if further is not None:
                 return [InstanceMove(first, home), *further[0]], further[1]
-        if given_up and self._hold[first] is Hold.SPARE:
+        if given_up and self._hold[first] is Movability.SPARE:
             further = self._homes(rest, given_up - 1)
             return None if further is None else ([InstanceMove(first, None), *further[0]], further[1])
         return None

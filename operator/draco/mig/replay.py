@@ -14,7 +14,7 @@ from draco.mig.board import Placement, Profile
 from draco.mig.geometry import Geometry
 from draco.mig.packing import packable
 from draco.mig.placement import BoardPool, Choice, choose
-from draco.mig.repair import Hold, PlacedInstance, plan_repair
+from draco.mig.repair import Movability, PlacedInstance, plan_repair
 
 
 class Policy(StrEnum):
@@ -160,7 +160,7 @@ class Replay:
         self.at = 0.0
         self._rule = rule
         self._max_moves = max_moves
-        self._active: dict[str, tuple[Profile, Hold]] = {}
+        self._active: dict[str, tuple[Profile, Movability]] = {}
         self._places: dict[str, Choice] = {}
         self._claims: dict[Choice, str] = {}
 
@@ -172,7 +172,7 @@ class Replay:
         """Time begins then; nothing may have happened before."""
         self.at = at
 
-    def arrive(self, claim: str, profile: Profile, at: float, hold: Hold = Hold.FIXED) -> ReplayOutcome:
+    def arrive(self, claim: str, profile: Profile, at: float, hold: Movability = Movability.FIXED) -> ReplayOutcome:
         """A claim comes; what became of it. `hold` says what repair may do with its instance."""
         self._advance(at)
         outcome = self._decide(claim, profile)

@@ -12,18 +12,18 @@ it), `promises` (what claims keep there all the same), `summary` (one policy's s
 from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide
 from draco.mig_policy.matching import Rules, oldest_first, rules_of
 from draco.mig_policy.promises import promises
-from draco.mig_policy.summary import LISTED_NODES, Outlook, PolicyCounts, status_of, summary
+from draco.mig_policy.summary import LISTED_NODES, PolicyCounts, StatusInputs, status_of, summary
 from draco.mig_policy.windows import Permit, permit
 
 __all__ = [
     "LISTED_NODES",
     "GpuDecision",
     "NodeDecision",
-    "Outlook",
     "Permit",
     "PolicyCounts",
     "Rules",
     "SeenNode",
+    "StatusInputs",
     "decide",
     "oldest_first",
     "permit",

@@ -34,7 +34,7 @@ class IdleClaim(msgspec.Struct, frozen=True, kw_only=True):
     prepared_on: str = ""
 
 
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
+class ReleaseDelays(msgspec.Struct, frozen=True, kw_only=True):
     """How long to wait, in seconds."""
 
     grace_s: float = 60.0
@@ -50,12 +50,12 @@ class ReleaseObstacle(msgspec.Struct, frozen=True, kw_only=True):
     again_s: float | None = None
 
 
-def obstacle(idle: IdleClaim, patience: Patience) -> ReleaseObstacle | None:
+def obstacle(idle: IdleClaim, patience: ReleaseDelays) -> ReleaseObstacle | None:
     """The first reason not to take back the claim's allocation; None if it may be done now."""
     return next(_obstacles(idle, patience), None)
 
 
-def _obstacles(idle: IdleClaim, patience: Patience) -> Iterator[ReleaseObstacle]:
+def _obstacles(idle: IdleClaim, patience: ReleaseDelays) -> Iterator[ReleaseObstacle]:
     claim, grace_s, rest_s = idle.claim, patience.grace_s, patience.rest_s
     if idle.permit is not IdleClaims.RELEASE:
         yield ReleaseObstacle(text=f"MigPolicy {idle.policy} keeps idle claims")

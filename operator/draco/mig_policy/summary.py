@@ -120,7 +120,7 @@ _LISTED_CONFLICTS = 64
 _NAMED = 8
 
 
-class Outlook(NamedTuple):
+class StatusInputs(NamedTuple):
     """What a policy's status is made of, beside the policy: every node's decision, and advice that it should pass on."""
 
     decisions: Sequence[NodeDecision]
@@ -128,7 +128,7 @@ class Outlook(NamedTuple):
     advice: str = ""
 
 
-def summary(rules: Rules, outlook: Outlook) -> MigPolicyStatus:
+def summary(rules: Rules, outlook: StatusInputs) -> MigPolicyStatus:
     """The policy's status, with the times of its conditions."""
     counts = PolicyCounts(rules.name)
     for decision in outlook.decisions:

@@ -19,7 +19,7 @@ import msgspec
 
 from draco.agent.plugin import guard, unix_sockets
 from draco.agent.plugin import registration as plugin
-from draco.agent.plugin.guard import Peer
+from draco.agent.plugin.guard import OtherPlugin
 from draco.agent.plugin.unix_sockets import SocketFile
 from tests.adversary.agent.surroundings import DRIVER, Death
 
@@ -101,14 +101,14 @@ class Rivals:
         found = [path for path in sorted(self.registry.iterdir()) if path.is_socket() and path.name[0] != "."]
         return [path for path in found if _node(path) not in theirs and _listens(path)]
 
-    async def asked(self, path: Path, one: SocketFile, driver: str) -> tuple[bool, Peer | None]:
+    async def asked(self, path: Path, one: SocketFile, driver: str) -> tuple[bool, OtherPlugin | None]:
         """In place of the call at registration."""
         rival = next((each for each in self.live if path in each.paths), None)
         if rival is None or not rival.speaks:
             return False, None
         if rival.driver != driver:
             return True, None
-        return True, Peer(socket=path, endpoint="elsewhere", identity=one, pid=1, since_s=rival.since_s)
+        return True, OtherPlugin(socket=path, endpoint="elsewhere", identity=one, pid=1, since_s=rival.since_s)
 
     def drain(self) -> None:
         """Take up all who have called."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from draco.agent.files import LocalFiles
 from draco.agent.record import checkpoint
-from draco.agent.record.checkpoint import Checkpoint, Loaded
+from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES
@@ -74,7 +74,7 @@ async def test_names_outlive_a_record_that_is_lost_or_of_an_earlier_version(node
         await node.unprepare(first)
         assert await uuids(node) == before
     found = checkpoint.load(node.checkpoint, LocalFiles())
-    assert isinstance(found, Loaded)
+    assert isinstance(found, LoadedRecord)
     record = Checkpoint(node.checkpoint, LocalFiles(), boot_id="")
     record.restore(found)
     record.remember([])

@@ -18,7 +18,7 @@ from draco_local.cluster.errors import BinariesMissing
 from draco_local.cluster.programs import binaries, download
 from draco_local.cluster.programs.download import ReleasedFile, WrongChecksum, releases
 from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES
-from draco_local.cluster.progress import Lines
+from draco_local.cluster.progress import LineProgress
 from tests.component.cluster import mirror as mirrors
 from tests.component.cluster.machine import BARE, Machine
 from tests.component.cluster.mirror import Mirror
@@ -133,7 +133,7 @@ def test_a_program_that_its_checksum_does_not_vouch_for_is_refused_and_not_kept(
 def test_what_the_mirror_lacks_is_built_and_the_rest_is_fetched(mirror: Mirror, environ: dict[str, str]) -> None:
     mirror.publish(published("kubectl"), {"kubectl": PROGRAM})
     told = io.StringIO()
-    found = binaries.find("kubectl", "etcd", environ=environ, mirror=mirror.url, progress=Lines(told))
+    found = binaries.find("kubectl", "etcd", environ=environ, mirror=mirror.url, progress=LineProgress(told))
     assert found["kubectl"].read_bytes() == PROGRAM
     assert "built" in found["etcd"].read_text()
     (line,) = [line for line in told.getvalue().splitlines() if "Not available as released" in line]
@@ -153,7 +153,7 @@ def test_a_silent_mirror_is_waited_for_once_and_not_long(
     assert download.offers([published(program) for program in programs], mirror=mirror.url)[0] == []
     assert time.monotonic() - began < 8  # one after another would take ten
     told = io.StringIO()
-    found = binaries.find(*programs, environ=environ, mirror=mirror.url, progress=Lines(told))
+    found = binaries.find(*programs, environ=environ, mirror=mirror.url, progress=LineProgress(told))
     assert all("built" in path.read_text() for path in found.values())
     (line,) = [line for line in told.getvalue().splitlines() if "Not available as released" in line]
     assert line == f" • Not available as released programs, so they are built: {mirror.url} does not answer in time."
@@ -166,7 +166,7 @@ def test_a_download_that_stalls_is_given_up_and_the_program_built(
     mirror.silent = {file_of("kubectl")}
     monkeypatch.setattr(download, "_STALLED_AFTER_S", 0.3)
     told = io.StringIO()
-    found = binaries.find("kubectl", environ=environ, mirror=mirror.url, progress=Lines(told))
+    found = binaries.find("kubectl", environ=environ, mirror=mirror.url, progress=LineProgress(told))
     assert "built" in found["kubectl"].read_text()
     assert (
         f"{mirror.url}{file_of('kubectl')} does not answer in time, so kubernetes 1.36.3 is built." in told.getvalue()
@@ -196,7 +196,7 @@ def test_a_site_that_leads_away_from_https_is_not_followed() -> None:
 
     download._check(answer("https://dl.k8s.io/kubectl", "https://cdn.dl.k8s.io/kubectl"), "https://dl.k8s.io/kubectl")
     for ways in (("https://a/f", "http://a/f"), ("https://a/f", "http://b/f", "https://a/f")):
-        with pytest.raises(download.NotToBeHad, match="redirects to an address without https"):
+        with pytest.raises(download.DownloadFailed, match="redirects to an address without https"):
             download._check(answer(*ways), ways[0])
 
 

@@ -15,16 +15,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.controller.view import ClusterView
-from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import (
+    CheckClaim,
+    ClaimProblems,
+    ExplainPending,
+    FindRelease,
     OutOfMemory,
     OverBudget,
-    ToRelease,
-    Waiting,
-    WhatIsWrong,
-    WhatToRelease,
-    WhyWaiting,
-    Wrong,
+    PendingAnswer,
+    ReleaseAnswer,
 )
 from draco.controller.workers.pool import Answered, Workers, WorkerSettings
 from draco.controller.workers.process import FleetProcessHandle
@@ -74,8 +74,8 @@ class Lab:
         informer._publish(informer.store.put(obj))
 
     async def ask(self, claim: ResourceClaim, *, namespace: str = "default") -> Answered:
-        question = WhyWaiting(a_pod(namespace=namespace), [claim], "", 36)
-        return await self.workers.ask(question, namespace, Urgency.FIRST)
+        question = ExplainPending(a_pod(namespace=namespace), [claim], "", 36)
+        return await self.workers.ask(question, namespace, QueuePriority.FIRST)
 
     def children(self) -> list[int]:
         """The processes that answer, or have."""
@@ -158,12 +158,12 @@ async def test_what_a_worker_says_is_what_the_explanation_says() -> None:
         claim = selecting("waiting", "device.attributes['gpu.nvidia.com'].none == 'x'")
         said = await lab.ask(claim)
         expected = explain(fleet_of(lab.view), [claim], pod=a_pod(), minor=36)
-        assert said.answer == Waiting(str(expected), str(expected.reason))
-        wrong = await lab.workers.ask(WhatIsWrong(claim), "default", Urgency.REVIEW)
-        assert wrong.answer == Wrong(expected.problems)
-        movable = WhatToRelease(a_pod(claims=["waiting"]), [claim], [(claim.metadata.key, 1)], 100)
-        found = await lab.workers.ask(movable, "default", Urgency.SEARCH)
-        assert isinstance(found.answer, ToRelease)
+        assert said.answer == PendingAnswer(str(expected), str(expected.reason))
+        wrong = await lab.workers.ask(CheckClaim(claim), "default", QueuePriority.REVIEW)
+        assert wrong.answer == ClaimProblems(expected.problems)
+        movable = FindRelease(a_pod(claims=["waiting"]), [claim], [(claim.metadata.key, 1)], 100)
+        found = await lab.workers.ask(movable, "default", QueuePriority.SEARCH)
+        assert isinstance(found.answer, ReleaseAnswer)
         assert found.answer.release is None
 
 
@@ -182,7 +182,7 @@ async def test_a_change_is_seen_by_the_next_question() -> None:
         texts = []
         for number in range(3):
             said = (await lab.ask(wanting("waiting", 3))).answer
-            assert isinstance(said, Waiting)
+            assert isinstance(said, PendingAnswer)
             texts.append(said.text)
             lab.put(lab.view.slices, a_slice(f"new-{number}"))
         assert [f"({devices} devices: " in text for devices, text in zip((40, 42, 44), texts, strict=True)] == [
@@ -201,7 +201,7 @@ async def test_hostile_selectors_are_named_and_cost_nothing_again_while_others_a
             before_s = time.thread_time()
             await asyncio.sleep(0.005)
             longest_s = max(longest_s, time.thread_time() - before_s)
-        assert isinstance(honest.result().answer, Waiting)
+        assert isinstance(honest.result().answer, PendingAnswer)
         assert not all(each.done() for each in bad), "nobody waits until all of another namespace are answered"
         refused = await asyncio.gather(*bad)
         for each in refused:
@@ -221,7 +221,7 @@ async def test_a_question_that_takes_too_much_memory_ends_alone() -> None:
     async with a_lab(memory_mib=16, short_cpu_s=2.0) as lab:
         huge = selecting("huge", "lists.range(900000).map(x, x + 1000).size() == 3")
         assert (await lab.ask(huge)).answer == OutOfMemory()
-        assert isinstance((await lab.ask(a_claim("other"))).answer, Waiting)
+        assert isinstance((await lab.ask(a_claim("other"))).answer, PendingAnswer)
         assert (await lab.ask(huge)).cpu_s == 0.0, "it is remembered"
 
 
@@ -235,7 +235,7 @@ async def test_a_worker_that_is_killed_is_replaced_and_its_question_answered() -
             os.kill(busy, signal.SIGKILL)
             other = await lab.ask(a_claim("other"), namespace="other")
             await until(lambda: logs)
-        assert isinstance(other.answer, Waiting)
+        assert isinstance(other.answer, PendingAnswer)
         assert [(said["event"], said["error"]) for said in logs] == [
             ("workers.question_failed", "its process was killed by signal 9")
         ]
@@ -254,8 +254,8 @@ async def test_the_process_that_holds_the_fleet_is_replaced_and_its_children_end
             await until(lambda: not any(map(is_alive, children)))
             after = await lab.ask(a_claim("two"))
         assert len(lab.processes) == 2
-        assert isinstance(before.answer, Waiting)
-        assert isinstance(after.answer, Waiting)
+        assert isinstance(before.answer, PendingAnswer)
+        assert isinstance(after.answer, PendingAnswer)
 
 
 async def test_workers_have_no_credentials_and_can_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.mig.instance_manager import FindHolder, InstanceManager
 from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.layout import LayoutApplier
-from draco.agent.record.checkpoint import Checkpoint, InstanceState, Loaded, PreparedClaim
-from draco.mig.keeping import Keeping
+from draco.agent.record.checkpoint import Checkpoint, InstanceState, LoadedRecord, PreparedClaim
+from draco.mig.keeping import KeptInstances
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
 from draco_local.simulator.gpus import procfs, state
@@ -26,7 +26,7 @@ from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.builders import a_claim
 
 BOOT = "this boot"
-NOTHING = Keeping()
+NOTHING = KeptInstances()
 
 
 def build(folder: Path, *, board: str = "H100-80GB", gpus: int = 1, mig: bool = True) -> Path:
@@ -52,7 +52,7 @@ class MigNode:
         step: Callable[[str], None] = lambda _point: None,
         files: Files | None = None,
         boot: str = BOOT,
-        keeping: Keeping = NOTHING,
+        keeping: KeptInstances = NOTHING,
         holder: str = "",
         find: FindHolder | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class MigNode:
         self.layouts = LayoutApplier(self.record, self.mig, self.steps, self.instances)
         self.nvml.open()
         found = recovery.read_record(record, self.files)
-        assert isinstance(found, Loaded), found
+        assert isinstance(found, LoadedRecord), found
         self.record.restore(found)
         self.forgotten = rebuilding.forgotten(found.claims, self.cdi.claims())
         self.gpus = self.scan()

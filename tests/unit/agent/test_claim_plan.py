@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from draco.agent.claims.plan import AskedAgain, ClaimPlan, FirstTime, HalfGivenUp, plan_prepare
-from draco.agent.errors import NotThere, PrepareError
+from draco.agent.claims.plan import ClaimPlan, FirstPrepare, PartlyReleased, RepeatedPrepare, plan_prepare
+from draco.agent.errors import DeviceMissing, PrepareError
 from draco.agent.record.checkpoint import PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER
@@ -27,14 +27,14 @@ def test_a_claim_that_kubelet_was_never_told_of_is_prepared_from_the_start(
     left_over: tuple[PreparedClaim, ...],
 ) -> None:
     plan = planned(ONE, *left_over)
-    assert isinstance(plan, FirstTime)
+    assert isinstance(plan, FirstPrepare)
     assert plan.claim.state is PreparationState.PREPARING
     assert [(each.device, each.gpu) for each in plan.claim.devices] == [("gpu-0", GPUS["gpu-0"].uuid)]
 
 
 def test_a_claim_that_is_prepared_is_taken_from_the_record() -> None:
     known = on_record(ONE, PreparationState.PREPARED)
-    assert planned(ONE, known) == AskedAgain(known)
+    assert planned(ONE, known) == RepeatedPrepare(known)
 
 
 def test_a_claim_that_is_prepared_with_something_else_is_refused() -> None:
@@ -47,17 +47,17 @@ def test_a_claim_that_is_prepared_with_something_else_is_refused() -> None:
 
 def test_what_a_claim_still_has_from_before_goes_first() -> None:
     known = on_record(ONE, PreparationState.RELEASING)
-    assert planned(ONE, known) == HalfGivenUp(known)
+    assert planned(ONE, known) == PartlyReleased(known)
 
 
 def test_who_holds_a_device_keeps_it_from_others_and_who_gives_it_up_does_not() -> None:
     other = a_claim("other", on=["node-0/gpu-0"])
     with pytest.raises(PrepareError, match="still prepared for claim default/one"):
         planned(other, on_record(ONE, PreparationState.PREPARED))
-    assert isinstance(planned(other, on_record(ONE, PreparationState.RELEASING)), FirstTime)
+    assert isinstance(planned(other, on_record(ONE, PreparationState.RELEASING)), FirstPrepare)
 
 
 def test_a_gpu_that_is_said_to_be_in_two_places_is_nobody_s() -> None:
     twice = {**GPUS, "gpu-1": msgspec.structs.replace(GPUS["gpu-1"], minor=GPUS["gpu-0"].minor)}
-    with pytest.raises(NotThere, match="NVML reports /dev/nvidia"):
+    with pytest.raises(DeviceMissing, match="NVML reports /dev/nvidia"):
         plan_prepare(ONE, {}, driver=NVIDIA_DRIVER, pool="node-0", gpus=twice)

@@ -56,7 +56,7 @@ class Desk:
         self.record = Checkpoint(self.path, self.files, boot_id="")
         self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
         found = recovery.read_record(self.path, self.files)
-        assert isinstance(found, checkpoint.Loaded)
+        assert isinstance(found, checkpoint.LoadedRecord)
         self.record.restore(found)
         seen = list(GPUS.values()) if gpus is None else gpus
         self.converged = recovery.converge(
@@ -382,7 +382,7 @@ def test_the_record_survives_a_restart(tmp_path: Path) -> None:
         PreparationState.PREPARED,
         ["gpu-1", "gpu-2"],
     )
-    assert again.converged == recovery.Converged()
+    assert again.converged == recovery.RecoveryResult()
 
 
 @pytest.mark.parametrize(

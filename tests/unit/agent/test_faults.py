@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from draco.agent.files import LocalFiles
 from draco.agent.hardware.fault_record import FaultRecord, driver_load
-from draco.agent.hardware.faults import FATAL, REBOOTS, Ends, judged, latched
+from draco.agent.hardware.faults import FATAL, REBOOTS, FaultEnd, judged, latched
 from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, GpuFault, HealthState
 from draco.agent.hardware.nvml import Nvml
 from draco.resources.names import GpuUuid
@@ -317,5 +317,5 @@ def test_every_fatal_xid_says_what_happened_and_what_to_do() -> None:
     for code, fatal in FATAL.items():
         sentence = fatal.sentence(code)
         assert sentence.startswith(f"XID {code}: ")
-        assert ("reset it with" in sentence) is (fatal.ends is Ends.RESET)
+        assert ("reset it with" in sentence) is (fatal.ends is FaultEnd.RESET)
         assert "reboot" in sentence

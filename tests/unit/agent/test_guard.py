@@ -15,7 +15,7 @@ import pytest
 
 from draco.agent.errors import AnotherPlugin
 from draco.agent.plugin.api import registration_pb2
-from draco.agent.plugin.guard import SERVING_SINCE, ProcessLock, Rivals, peers, refuse_beside_others
+from draco.agent.plugin.guard import SERVING_SINCE, OtherPlugins, ProcessLock, peers, refuse_beside_others
 from draco.agent.plugin.unix_sockets import identity
 from draco.agent.plugin.wire import REGISTRATION, handlers
 from tests.doubles.clock import ManualClock
@@ -68,7 +68,7 @@ async def test_plugins_of_other_drivers_and_dead_or_mute_sockets_are_no_obstacle
 
 
 async def test_whoever_was_there_before_we_served_was_first_and_who_comes_later_was_not(tmp_path: Path) -> None:
-    rivals = Rivals(tmp_path, DRIVER, clock=ManualClock())
+    rivals = OtherPlugins(tmp_path, DRIVER, clock=ManualClock())
     async with a_plugin(tmp_path / "early.sock", DRIVER) as asked:
         rivals.begin()
         async with a_plugin(tmp_path / "late.sock", DRIVER), a_plugin(tmp_path / "other.sock", "gpu.example.com"):
@@ -86,7 +86,7 @@ async def test_whoever_was_there_before_we_served_was_first_and_who_comes_later_
 async def test_of_two_agents_that_begin_together_the_one_that_served_earlier_was_first(tmp_path: Path) -> None:
     clock = ManualClock()
     await clock.advance(100)
-    rivals = Rivals(tmp_path, DRIVER, clock=clock)
+    rivals = OtherPlugins(tmp_path, DRIVER, clock=clock)
     async with (
         a_plugin(tmp_path / "a.sock", DRIVER, since_s=99.5),
         a_plugin(tmp_path / "b.sock", DRIVER, since_s=100.5),
@@ -101,7 +101,7 @@ async def test_of_two_agents_that_begin_together_the_one_that_served_earlier_was
 
 async def test_a_socket_that_does_not_answer_is_asked_again_after_a_while(tmp_path: Path) -> None:
     clock = ManualClock()
-    rivals = Rivals(tmp_path, DRIVER, clock=clock)
+    rivals = OtherPlugins(tmp_path, DRIVER, clock=clock)
     path = tmp_path / "slow.sock"
     rivals.begin()
     with socket.socket(socket.AF_UNIX) as starting:

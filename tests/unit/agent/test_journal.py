@@ -14,7 +14,7 @@ from draco.agent.record.checkpoint import (
     Checkpoint,
     CheckpointDamaged,
     InstanceState,
-    Loaded,
+    LoadedRecord,
     OwnedInstance,
     PreparationState,
     PreparedClaim,
@@ -38,7 +38,7 @@ def an_instance(start: int) -> OwnedInstance:
     )
 
 
-def a_record(path: Path) -> tuple[Checkpoint, list[Loaded]]:
+def a_record(path: Path) -> tuple[Checkpoint, list[LoadedRecord]]:
     """A record with a few changes, and what it said after each."""
     record = Checkpoint(path, LocalFiles(), boot_id="")
     said = []
@@ -55,17 +55,17 @@ def a_record(path: Path) -> tuple[Checkpoint, list[Loaded]]:
     return record, said
 
 
-def told(record: Checkpoint) -> Loaded:
-    return Loaded(
+def told(record: Checkpoint) -> LoadedRecord:
+    return LoadedRecord(
         record.boot_id, list(record.claims.values()), list(record.instances.values()), list(record.known.values())
     )
 
 
-def said_by(content: bytes) -> Loaded:
+def said_by(content: bytes) -> LoadedRecord:
     return msgspec.structs.replace(checkpoint.read(content), position=None)
 
 
-def believed(content: bytes) -> tuple[Loaded | None, bool]:
+def believed(content: bytes) -> tuple[LoadedRecord | None, bool]:
     """What bytes say, or said before they were damaged; and whether they count as whole."""
     try:
         return said_by(content), True
@@ -99,7 +99,7 @@ def test_every_single_byte_flipped_is_noticed_or_changes_nothing(tmp_path: Path)
             harmed = bytearray(content)
             harmed[at] ^= flip
             found, whole = believed(bytes(harmed))
-            assert (found == said[-1]) if whole else (found in [Loaded("", []), *said]), f"byte {at} ^ {flip:#x}"
+            assert (found == said[-1]) if whole else (found in [LoadedRecord("", []), *said]), f"byte {at} ^ {flip:#x}"
 
 
 def test_a_file_that_lost_its_end_is_damaged_wherever_it_was_cut(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_records_of_older_agents_are_read_and_become_a_journal_with_the_first_ch
     path = tmp_path / "checkpoint.json"
     path.write_bytes(msgspec.json.encode(envelope))
     loaded = checkpoint.load(path, LocalFiles())
-    assert loaded == Loaded("boot", [a_prepared_claim("one")], [an_instance(0)] if version == 2 else [])
+    assert loaded == LoadedRecord("boot", [a_prepared_claim("one")], [an_instance(0)] if version == 2 else [])
     upgraded = Checkpoint(path, LocalFiles(), boot_id="")
     upgraded.restore(loaded)
     upgraded.put(a_prepared_claim("two"))
@@ -206,7 +206,7 @@ def test_every_byte_of_an_older_record_flipped_is_noticed_or_changes_nothing(tmp
             harmed = bytearray(content)
             harmed[at] ^= flip
             found, whole = believed(bytes(harmed))
-            assert found == (Loaded("boot", [a_prepared_claim("one")]) if whole else Loaded("", []))
+            assert found == (LoadedRecord("boot", [a_prepared_claim("one")]) if whole else LoadedRecord("", []))
 
 
 def test_a_record_of_a_newer_agent_is_not_believed_and_says_why(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.device_names import KnownGpus, bound, given, published, remembered, reported, shown
 from draco.agent.publish.slices import device
 from draco.agent.record import checkpoint
-from draco.agent.record.checkpoint import Checkpoint, Loaded, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.checkpoint import Checkpoint, LoadedRecord, PreparationState, PreparedClaim, PreparedDevice
 from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus
 from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
 from draco.resources.names import ClaimUid, GpuUuid
@@ -161,7 +161,7 @@ def a_record(path: Path, files: FullCopyOnWriteDisk | None = None) -> Checkpoint
     files = files or FullCopyOnWriteDisk()
     record = Checkpoint(path, files, boot_id="")
     found = checkpoint.load(path, files)
-    assert isinstance(found, Loaded)
+    assert isinstance(found, LoadedRecord)
     record.restore(found)
     return record
 

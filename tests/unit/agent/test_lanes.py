@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from draco.agent.hardware.nvml import NvmlCall
-from draco.agent.lanes import STUCK_S, SUSPECT_S, Lane, Lanes, Turns
+from draco.agent.lanes import STUCK_S, SUSPECT_S, Lane, Lanes, NameLocks
 from tests.agents import eventually
 from tests.doubles.clock import ManualClock
 
@@ -85,7 +85,7 @@ async def test_a_lane_does_one_thing_after_the_other_and_hands_on_what_comes_of_
 
 
 async def test_names_are_taken_all_or_none_and_nobody_waits_holding_some() -> None:
-    turns = Turns()
+    turns = NameLocks()
     await turns.take({"a"})
     both = asyncio.create_task(turns.take({"a", "b"}))
     await asyncio.sleep(0)

@@ -21,7 +21,7 @@ from draco.agent.mig.inventory import GpuInventory
 from draco.agent.mig.ownership import recognised
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import InstanceState, OwnedInstance
-from draco.mig.keeping import Keeping
+from draco.mig.keeping import KeptInstances
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid
 from draco_local.simulator.accidents import by_hand, faults, hotplug
@@ -149,7 +149,7 @@ def test_giving_up_destroys_the_instances_and_leaves_nothing(node: MigNode) -> N
 
 
 def test_a_warm_instance_is_kept_and_given_to_the_next_claim(node: MigNode) -> None:
-    node.keep = Keeping(counts={9: 1})
+    node.keep = KeptInstances(counts={9: 1})
     uuid = node.prepare(ONE).devices[0].partition
     node.unprepare(ONE)
     assert node.uses() == [(9, 4, Use.WARM)]
@@ -157,7 +157,7 @@ def test_a_warm_instance_is_kept_and_given_to_the_next_claim(node: MigNode) -> N
 
 
 def test_a_warm_instance_gives_way_to_another_partition(node: MigNode) -> None:
-    node.keep = Keeping(counts={9: 1})
+    node.keep = KeptInstances(counts={9: 1})
     node.prepare(ONE)
     node.unprepare(ONE)
     node.prepare(a_mig_claim("small", *names([(19, 5)])))
@@ -244,7 +244,7 @@ def test_a_claim_that_is_being_given_up_can_be_prepared_again(node: MigNode) -> 
 
 
 def test_a_warm_instance_on_which_somebody_still_computes_is_not_given_away(node: MigNode) -> None:
-    node.keep = Keeping(counts={9: 1})
+    node.keep = KeptInstances(counts={9: 1})
     node.prepare(ONE)
     node.unprepare(ONE)
     a_holder(node, compute_instance=0)
@@ -325,7 +325,7 @@ def test_a_full_disk_leaves_nothing_of_a_partition(tmp_path: Path) -> None:
 def test_a_disk_too_full_to_make_a_gpu_whole_is_one_sentence_and_passes(tmp_path: Path) -> None:
     build(tmp_path)
     files = FullCopyOnWriteDisk()
-    node = MigNode(tmp_path, files=files, keeping=Keeping(counts={9: 1}))
+    node = MigNode(tmp_path, files=files, keeping=KeptInstances(counts={9: 1}))
     node.prepare(ONE)
     node.unprepare(ONE)
     settle = node.steps.settle
@@ -348,7 +348,7 @@ def test_a_record_of_the_version_before_is_read(tmp_path: Path) -> None:
     record = b'{"boot_id":"b","claims":[]}'
     envelope = {"version": 1, "checksum": hashlib.sha256(record).hexdigest(), "record": msgspec.Raw(record)}
     (tmp_path / "checkpoint.json").write_bytes(msgspec.json.encode(envelope))
-    assert checkpoint.load(tmp_path / "checkpoint.json", LocalFiles()) == checkpoint.Loaded("b", [], [])
+    assert checkpoint.load(tmp_path / "checkpoint.json", LocalFiles()) == checkpoint.LoadedRecord("b", [], [])
 
 
 def test_without_the_numbers_of_device_nodes_a_claim_is_refused_and_its_instance_undone(node: MigNode) -> None:
@@ -444,7 +444,7 @@ def test_who_uses_a_gpu_whose_mode_has_to_change_is_named(tmp_path: Path) -> Non
 
 
 def test_idle_instances_are_not_made_again(node: MigNode) -> None:
-    node.keep = Keeping(counts={9: 2})
+    node.keep = KeptInstances(counts={9: 2})
     node.prepare(ONE)
     node.unprepare(ONE)
     assert node.real() == [(9, 4, 1)]
@@ -494,7 +494,7 @@ def test_a_claim_whose_broken_instance_is_in_use_is_not_given_it_again(node: Mig
 
 
 def test_an_idle_instance_that_lost_its_compute_instance_goes(node: MigNode) -> None:
-    node.keep = Keeping(counts={9: 1})
+    node.keep = KeptInstances(counts={9: 1})
     node.prepare(ONE)
     node.unprepare(ONE)
     [there] = node.hardware().instances
@@ -514,7 +514,7 @@ def test_administrative_access_shares_a_partition_that_goes_with_the_last_claim(
 
 
 def test_administrative_access_to_a_whole_gpu_leaves_it_divided(node: MigNode) -> None:
-    node.keep = Keeping(counts={9: 1})
+    node.keep = KeptInstances(counts={9: 1})
     node.prepare(ONE)
     node.unprepare(ONE)
     node.prepare(a_claim("watch", on=["node-0/gpu-0"], admin_access=True))

@@ -7,14 +7,14 @@ import pytest
 from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.hardware.instances import Use
 from draco.agent.mig.claim_instances import PATIENCE_S
-from draco.mig.keeping import Keeping
+from draco.mig.keeping import KeptInstances
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus.gpu_state import GpuProcess
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 ONE = a_mig_claim("one", *names([(9, 4)]))
 LEFT = a_mig_claim("left", *names([(9, 0)]))
-ONE_WARM = Keeping(counts={9: 1})
+ONE_WARM = KeptInstances(counts={9: 1})
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_what_is_idle_on_several_gpus_gives_way_to_one_claim(tmp_path: Path) -> 
 
 
 def test_what_is_going_and_in_use_is_not_idle(node: MigNode) -> None:
-    node.keep = Keeping()
+    node.keep = KeptInstances()
     node.prepare(LEFT)
     hold(node, 0)
     with pytest.raises(InstanceHeld):
@@ -81,7 +81,7 @@ def test_what_is_going_and_in_use_is_not_idle(node: MigNode) -> None:
 
 @pytest.mark.parametrize("given_up", ["when it was released", "when that had been published for long"])
 def test_each_time_that_a_claim_is_given_up_its_user_is_waited_for_anew(node: MigNode, given_up: str) -> None:
-    node.keep = Keeping()
+    node.keep = KeptInstances()
     node.prepare(ONE)
     hold(node, 4)
     with pytest.raises(InstanceHeld):
@@ -101,7 +101,7 @@ def test_each_time_that_a_claim_is_given_up_its_user_is_waited_for_anew(node: Mi
 
 
 def test_an_instance_that_is_going_and_whole_is_given_to_nobody(node: MigNode) -> None:
-    node.keep = Keeping()
+    node.keep = KeptInstances()
     node.prepare(ONE)
     hold(node, 4, compute_instance=0)
     with pytest.raises(InstanceHeld):

@@ -8,7 +8,7 @@ import pytest
 
 from draco.agent.hardware.instances import MigState, Use
 from draco.agent.metrics import AgentMetrics
-from draco.mig.keeping import Keeping, keeping
+from draco.mig.keeping import KeptInstances, keeping
 from draco.resources.api.draco import MigMode, ProfileCount, WantedGpu, WantedInstance
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus.gpu_state import GpuProcess
@@ -138,7 +138,7 @@ def test_a_claim_of_the_layout_gets_an_instance_that_is_there_and_leaves_it_ther
     assert node.uses() == [(19, 3, Use.LAYOUT)]
 
 
-def node_keep(node: MigNode) -> Keeping:
+def node_keep(node: MigNode) -> KeptInstances:
     layout = [WantedInstance(profile="1g.10gb", start=3)]
     wanted = WantedGpu(uuid=node.uuid, policy="pool", mode=MigMode.STATIC, layout=layout)
     return keeping(wanted, node.mig.divisions[node.uuid].board)

@@ -10,7 +10,7 @@ import pytest
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.instances import Use
 from draco.agent.record.checkpoint import InstanceState
-from draco.mig.keeping import Keeping
+from draco.mig.keeping import KeptInstances
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus.state import StateError
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
@@ -99,7 +99,7 @@ class Life:
 
     def restart(self, _name: str) -> None:
         self.node = MigNode(self.folder)
-        self.node.keep = Keeping(counts={19: self.random.choice((0, 1))})
+        self.node.keep = KeptInstances(counts={19: self.random.choice((0, 1))})
 
     def reload(self, _name: str) -> None:
         faults.stop_failing(self.node.path)

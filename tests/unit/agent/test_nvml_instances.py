@@ -7,8 +7,8 @@ import pytest
 
 from draco.agent.hardware.instances import Instance
 from draco.agent.hardware.nvml import Nvml
-from draco.agent.hardware.nvml_errors import InUse, NoRoom, NotSupported, NvmlError, ResetRequired
-from draco.agent.hardware.nvml_instances import Mode, NvmlInstances
+from draco.agent.hardware.nvml_errors import InsufficientResources, InUse, NotSupported, NvmlError, ResetRequired
+from draco.agent.hardware.nvml_instances import MigModes, NvmlInstances
 from draco.mig.board import Placement
 from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import by_hand, faults
@@ -117,7 +117,7 @@ def test_an_instance_that_is_there_is_not_gone_because_nvml_does_not_find_what_i
 
 def test_taken_units_and_held_instances_have_errors_of_their_own(edge: Edge) -> None:
     made = edge.create(edge.uuid, edge.place("3g.40gb", 4), lambda _number: None)
-    with pytest.raises(NoRoom):
+    with pytest.raises(InsufficientResources):
         edge.create(edge.uuid, edge.place("1g.10gb", 4), lambda _number: None)
     faults.hold(edge.path, 0, GpuProcess(pid=7, gpu_instance=made.gi, compute_instance=made.ci))
     with pytest.raises(InUse):
@@ -142,14 +142,14 @@ def test_half_a_destroy_is_continued(edge: Edge) -> None:
 def test_a_mode_that_did_not_come_about_is_an_error_though_nvml_raises_nothing(tmp_path: Path) -> None:
     hopper = Edge(tmp_path / "hopper.json", mig=0)
     hopper.enable(hopper.uuid)
-    assert hopper.mode(hopper.uuid) == Mode(enabled=True, pending=True)
+    assert hopper.mode(hopper.uuid) == MigModes(enabled=True, pending=True)
     hopper.create(hopper.uuid, hopper.place("1g.10gb", 0), lambda _number: None)
     with pytest.raises(InUse):
         hopper.disable(hopper.uuid)
     ampere = Edge(tmp_path / "ampere.json", "A100-80GB", mig=0)
     with pytest.raises(ResetRequired):
         ampere.enable(ampere.uuid)
-    assert ampere.mode(ampere.uuid) == Mode(enabled=False, pending=True)
+    assert ampere.mode(ampere.uuid) == MigModes(enabled=False, pending=True)
 
 
 def test_without_mig_mode_nothing_is_made(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from draco.agent.plugin import registration as plugin
 from draco.agent.plugin.api import registration_pb2
-from draco.agent.plugin.registration import Contest, Plugin, sockets
+from draco.agent.plugin.registration import Plugin, PluginConflict, sockets
 from draco.agent.plugin.unix_sockets import SocketFile, identity, listener
 from draco.agent.plugin.wire import REGISTRATION, unary
 from draco.kube.clock import SystemClock
@@ -26,7 +26,7 @@ class Served:
     """A plugin that runs, and what it said of others."""
 
     def __init__(self, root: Path) -> None:
-        self.contests: list[Contest | None] = []
+        self.contests: list[PluginConflict | None] = []
         self.where = sockets(root, DRIVER)
         self.plugin = Plugin(
             self.where, driver=DRIVER, services=[], clock=SystemClock(), check_s=0.02, on_contest=self.contests.append
@@ -72,7 +72,7 @@ def other() -> RecordingPlugin:
     return RecordingPlugin(DRIVER)
 
 
-async def until_contested(served: Served) -> Contest:
+async def until_contested(served: Served) -> PluginConflict:
     await eventually(lambda: served.plugin.contest)
     assert served.plugin.contest
     return served.plugin.contest

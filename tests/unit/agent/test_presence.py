@@ -11,7 +11,7 @@ import pytest
 
 from draco.agent.claims import recovery
 from draco.agent.claims.presence import NodeHardware, as_it_is, located, moved
-from draco.agent.errors import NotThere, PrepareError
+from draco.agent.errors import DeviceMissing, PrepareError
 from draco.agent.hardware.gpus import Gpu, GpuFault
 from draco.agent.hardware.instances import Instance
 from draco.agent.hardware.monitor import HardwareView
@@ -65,9 +65,9 @@ def test_what_is_there_as_it_was_stays_as_it_is() -> None:
 def test_a_gpu_that_cannot_be_asked_who_it_is_is_gone_for_every_claim(fault: str) -> None:
     silent = msgspec.structs.replace(A, fault=GpuFault(fault, "It is away."))
     for mine in (claim(a_device()), claim(a_device(admin=True)), claim(a_part()), claim(a_device(B), a_device())):
-        with pytest.raises(NotThere, match=f"n/c has gpu-0.*, which is not there: {fault}: It is away."):
+        with pytest.raises(DeviceMissing, match=f"n/c has gpu-0.*, which is not there: {fault}: It is away."):
             as_it_is(mine, hardware(silent, B))
-        with pytest.raises(NotThere, match=f"this node has no GPU {A.uuid} any more"):
+        with pytest.raises(DeviceMissing, match=f"this node has no GPU {A.uuid} any more"):
             as_it_is(mine, hardware(B))
 
 
@@ -78,12 +78,12 @@ def test_a_gpu_with_a_fault_that_can_be_asked_is_there() -> None:
 
 
 def test_two_gpus_of_one_minor_number_are_given_to_nobody() -> None:
-    with pytest.raises(NotThere, match=f"NVML reports /dev/nvidia0 for GPU {B.uuid} too"):
+    with pytest.raises(DeviceMissing, match=f"NVML reports /dev/nvidia0 for GPU {B.uuid} too"):
         as_it_is(claim(a_device()), hardware(A, msgspec.structs.replace(B, minor=0)))
 
 
 def test_an_instance_that_was_not_seen_is_missing() -> None:
-    with pytest.raises(NotThere, match="n/c has lost the GPU instance of gpu-0-mig-1g10gb-19-3"):
+    with pytest.raises(DeviceMissing, match="n/c has lost the GPU instance of gpu-0-mig-1g10gb-19-3"):
         as_it_is(claim(a_part()), hardware(A, instances=()))
 
 
@@ -161,7 +161,7 @@ def ask(node: MigNode, claim: ResourceClaim, gpus: list[Gpu]) -> str:
     return ""
 
 
-def look(node: MigNode) -> recovery.Converged:
+def look(node: MigNode) -> recovery.RecoveryResult:
     """What follows each look at the GPUs."""
     node.gpus = node.scan()
     return recovery.respec(node.record, node.cdi, node.instances, gpus=node.gpus)
@@ -247,7 +247,7 @@ def test_after_every_look_specs_are_those_of_what_is_there(node: MigNode) -> Non
         ["/dev/nvidia1"],
         ["/dev/nvidia0"],
     ]
-    assert look(node) == recovery.Converged()
+    assert look(node) == recovery.RecoveryResult()
 
 
 def test_a_lost_gpu_has_no_spec_in_the_same_boot_either_and_gets_it_back(node: MigNode) -> None:

@@ -160,7 +160,7 @@ class Lost:
         try:
             loaded = checkpoint.read(content)
         except CheckpointDamaged as damage:
-            before = damage.before or checkpoint.Loaded("", [])
+            before = damage.before or checkpoint.LoadedRecord("", [])
             claims = rebuilding.rebuilt(
                 api,
                 driver=NVIDIA_DRIVER,

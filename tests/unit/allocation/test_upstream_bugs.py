@@ -2,7 +2,7 @@
 
 import pytest
 
-from draco.allocation.search.upstream_bugs import UPSTREAM_BUGS, Area, UpstreamBug, bugs_of
+from draco.allocation.search.upstream_bugs import UPSTREAM_BUGS, AffectedArea, UpstreamBug, bugs_of
 
 
 @pytest.mark.parametrize("bug", UPSTREAM_BUGS, ids=lambda bug: str(bug.changes[0]))
@@ -26,12 +26,12 @@ def test_a_fix_is_backported_only_to_releases_before_it(bug: UpstreamBug) -> Non
 
 def test_a_bug_concerns_only_who_uses_all_that_it_takes() -> None:
     by_change = {bug.changes[0]: bug for bug in UPSTREAM_BUGS}
-    with_constraints, with_amounts = {Area.CONSTRAINTS}, {Area.CONSUMABLE_CAPACITY}
+    with_constraints, with_amounts = {AffectedArea.CONSTRAINTS}, {AffectedArea.CONSUMABLE_CAPACITY}
     assert by_change[140431].concerns(with_constraints)
-    assert by_change[140431].concerns({Area.SHARED_COUNTERS})
+    assert by_change[140431].concerns({AffectedArea.SHARED_COUNTERS})
     assert by_change[140437].concerns(with_amounts)
-    assert not by_change[138885].concerns({Area.ALL_MODE})
-    assert by_change[138885].concerns({Area.ALL_MODE, Area.SHARED_COUNTERS})
+    assert not by_change[138885].concerns({AffectedArea.ALL_MODE})
+    assert by_change[138885].concerns({AffectedArea.ALL_MODE, AffectedArea.SHARED_COUNTERS})
     assert not by_change[140325].concerns(with_constraints)
     assert by_change[136269].concerns(set())
 

@@ -15,7 +15,7 @@ from draco.cli import run
 from draco.cli.layout import plan_screen as layout_plan_screen
 from draco.cli.layout.plan import plan
 from draco.cli.layout.schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, WaitView
-from draco.cli.layout.sources import Observed
+from draco.cli.layout.sources import ObservedNodes
 from draco.mig.board import Board
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClaim
@@ -77,7 +77,7 @@ def planned(
     node = a_mig_node(gpus=migs, board=board, wanted=wanted, **status)
     gpus = [msgspec.structs.replace(gpu, architecture=architecture) for gpu in node.status.gpus]
     node = msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, gpus=gpus))
-    seen = Observed(
+    seen = ObservedNodes(
         server="https://cluster",
         gpu_nodes={"node-0": node},
         policies={each.metadata.name: each for each in policies},
@@ -544,18 +544,18 @@ def test_a_name_that_an_api_server_would_refuse_is_refused(
 
 def test_policies_that_the_files_leave_out_are_named(tmp_path: Path) -> None:
     node = a_mig_node(gpus=[on()], board=H100, wanted=[WantedGpu(uuid=FIRST, policy="gone", mode=MigMode.DYNAMIC)])
-    view = plan(Observed(gpu_nodes={"node-0": node}, asked=[HALVES]), datetime(2026, 3, 1, tzinfo=UTC))
+    view = plan(ObservedNodes(gpu_nodes={"node-0": node}, asked=[HALVES]), datetime(2026, 3, 1, tzinfo=UTC))
     assert "belong to gone, which is not in the files" in view.notes[0]
 
 
 def test_labels_that_the_files_leave_out_are_missed_where_they_are_asked_for() -> None:
     node = a_mig_node(gpus=[on()], board=H100)
     here = a_mig_policy("here", node_selector=LabelSelector(match_labels={"pool": "a"}))
-    view = plan(Observed(gpu_nodes={"node-0": node}, asked=[here]), MOMENT)
+    view = plan(ObservedNodes(gpu_nodes={"node-0": node}, asked=[here]), MOMENT)
     (note,) = view.notes
     assert note.startswith(
         "The files do not contain the labels of 1 of 1 node, which spec.nodeSelector of here needs; give "
     )
-    assert not plan(Observed(gpu_nodes={"node-0": node}, asked=[HALVES]), MOMENT).notes
+    assert not plan(ObservedNodes(gpu_nodes={"node-0": node}, asked=[HALVES]), MOMENT).notes
     labelled = {"node-0": a_node("node-0")}
-    assert not plan(Observed(gpu_nodes={"node-0": node}, nodes=labelled, asked=[here]), MOMENT).notes
+    assert not plan(ObservedNodes(gpu_nodes={"node-0": node}, nodes=labelled, asked=[here]), MOMENT).notes

@@ -15,7 +15,7 @@ from draco.cli import run
 from draco.cli.layout import screen as layout_screen
 from draco.cli.layout import svg as layout_svg
 from draco.cli.layout.schema import GpuView, LayoutView
-from draco.cli.layout.sources import Observed
+from draco.cli.layout.sources import ObservedNodes
 from draco.cli.layout.view import LayoutViewError, layout_of
 from draco.mig.board import Board
 from draco.mig.known_boards import BOARDS
@@ -46,16 +46,16 @@ def an_instance(text: str, use: InstanceUse, **fields: Any) -> MigInstance:
     return a_mig_instance(text, size=profile.size if profile else 1, use=use, **fields)
 
 
-def seen(*migs: GpuMig | None, wanted: Iterable[WantedGpu] = (), board: Board = H100, **rest: Any) -> Observed:
+def seen(*migs: GpuMig | None, wanted: Iterable[WantedGpu] = (), board: Board = H100, **rest: Any) -> ObservedNodes:
     node = a_mig_node(gpus=migs, board=board, wanted=wanted)
-    return Observed(gpu_nodes={"node-0": node}, **rest)
+    return ObservedNodes(gpu_nodes={"node-0": node}, **rest)
 
 
-def gpu_of(observed: Observed) -> GpuView:
+def gpu_of(observed: ObservedNodes) -> GpuView:
     return layout_of(observed).nodes[0].gpus[0]
 
 
-def screen(observed: Observed, *, width: int = 80, colour: bool = False) -> list[str]:
+def screen(observed: ObservedNodes, *, width: int = 80, colour: bool = False) -> list[str]:
     output = io.StringIO()
     console = Console(
         file=output,
@@ -172,8 +172,8 @@ def test_neighbours_that_are_not_divided_share_a_line() -> None:
 def test_of_a_large_fleet_nodes_without_divided_gpus_are_counted() -> None:
     nodes = {f"node-{number}": a_mig_node(f"node-{number}", board=H100) for number in range(layout_screen.MOST_NODES)}
     divided = a_mig_node("divided", gpus=[on()], board=H100)
-    assert len(screen(Observed(gpu_nodes=nodes))) == 3 * layout_screen.MOST_NODES - 1
-    lines = screen(Observed(gpu_nodes={**nodes, "divided": divided}))
+    assert len(screen(ObservedNodes(gpu_nodes=nodes))) == 3 * layout_screen.MOST_NODES - 1
+    lines = screen(ObservedNodes(gpu_nodes={**nodes, "divided": divided}))
     assert lines[0] == "divided"
     assert lines[-2:] == ["", "16 nodes have no divided GPU (32 in all); name a node to see it."]
 
@@ -284,20 +284,20 @@ def test_colour_only_repeats_what_the_words_say(monkeypatch: pytest.MonkeyPatch)
 
 def test_nodes_and_gpus_come_in_the_order_of_their_numbers() -> None:
     nodes = {name: a_mig_node(name, gpus=11, board=H100) for name in ("node-10", "node-9")}
-    view = layout_of(Observed(gpu_nodes=nodes))
+    view = layout_of(ObservedNodes(gpu_nodes=nodes))
     assert [node.name for node in view.nodes] == ["node-9", "node-10"]
     assert view.nodes[0].gpus[10].device == "gpu-10"
 
 
 def test_only_the_nodes_asked_for_are_shown_and_unknown_ones_named() -> None:
     nodes = {name: a_mig_node(name, board=H100) for name in ("node-0", "node-1")}
-    assert [node.name for node in layout_of(Observed(gpu_nodes=nodes), ["node-1"]).nodes] == ["node-1"]
+    assert [node.name for node in layout_of(ObservedNodes(gpu_nodes=nodes), ["node-1"]).nodes] == ["node-1"]
     with pytest.raises(LayoutViewError, match="no GpuNode nod-1 in the files; did you mean node-1"):
-        layout_of(Observed(gpu_nodes=nodes), ["nod-1"])
+        layout_of(ObservedNodes(gpu_nodes=nodes), ["nod-1"])
 
 
 def test_without_any_node_it_says_what_to_look_at() -> None:
-    assert screen(Observed()) == ["No node has reported GPUs. Is Draco's agent running on the GPU nodes?"]
+    assert screen(ObservedNodes()) == ["No node has reported GPUs. Is Draco's agent running on the GPU nodes?"]
 
 
 def test_the_picture_is_one_document_equal_for_equal_layouts() -> None:

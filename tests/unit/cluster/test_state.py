@@ -7,7 +7,7 @@ import pytest
 
 from draco_local.cluster import clusters, state
 from draco_local.cluster.errors import ClusterError, StateDamaged, UnknownCluster
-from draco_local.cluster.progress import Silent
+from draco_local.cluster.progress import SilentProgress
 from draco_local.cluster.state import ClusterSpec, ClusterState, Record
 from draco_local.simulator.gpus.boards import BoardError
 
@@ -62,13 +62,13 @@ def test_the_state_of_a_newer_draco_is_not_guessed_at(folder: Path) -> None:
 def test_down_removes_what_a_damaged_state_file_left(folder: Path) -> None:
     Record("a").write(a_state())
     (folder / "a" / "cluster.json").write_text("{")
-    clusters.down("a", progress=Silent())
+    clusters.down("a", progress=SilentProgress())
     assert list(folder.iterdir()) == []
 
 
 def test_down_of_an_unknown_name_leaves_no_trace(folder: Path) -> None:
     with pytest.raises(UnknownCluster):
-        clusters.down("a", progress=Silent())
+        clusters.down("a", progress=SilentProgress())
     assert list(folder.iterdir()) == []
 
 
@@ -91,5 +91,5 @@ def test_a_wish_that_cannot_come_true_is_refused_before_anything_starts(
     folder: Path, wanted: ClusterSpec, sentence: str
 ) -> None:
     with pytest.raises((ClusterError, BoardError), match=sentence):
-        clusters.up("a", wanted, progress=Silent(), wait_s=0)
+        clusters.up("a", wanted, progress=SilentProgress(), wait_s=0)
     assert not folder.exists()

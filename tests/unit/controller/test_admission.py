@@ -9,17 +9,17 @@ from structlog.testing import capture_logs
 
 from draco.controller.claims import admission
 from draco.controller.claims.admission import Admission, AdmissionMode, NotAReview, ReviewOutcome
-from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
     Answer,
+    CheckClaim,
+    ClaimProblems,
     CostlySelector,
     Failed,
     OutOfMemory,
     OverBudget,
     Question,
-    WhatIsWrong,
-    Wrong,
 )
 from draco.controller.workers.pool import Answered
 from draco.explanation.model import Problem, ProblemKind, SelectorRef
@@ -40,7 +40,7 @@ class Lab:
     ) -> None:
         self.followed = FollowedFleet()
         self.looks: list[ResourceClaim] = []
-        self.answer: Answer | None = Wrong(list(problems))
+        self.answer: Answer | None = ClaimProblems(list(problems))
         self.has_budget = True
         self.admission = Admission(self.followed, self, mode=mode, ready=lambda: ready, within_s=1.5)
 
@@ -49,10 +49,10 @@ class Lab:
         return self.has_budget
 
     async def ask_within(
-        self, question: Question, namespace: str, urgency: Urgency, within_s: float
+        self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
     ) -> Answered | None:
-        assert isinstance(question, WhatIsWrong)
-        assert (namespace, urgency, within_s) == ("default", Urgency.REVIEW, 1.5)
+        assert isinstance(question, CheckClaim)
+        assert (namespace, urgency, within_s) == ("default", QueuePriority.REVIEW, 1.5)
         self.looks.append(question.claim)
         return Answered(self.answer, self.followed.version, 0.0) if self.answer is not None else None
 

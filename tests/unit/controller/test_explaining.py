@@ -10,16 +10,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.controller.claims.explaining import Asks, Explanations, PodExplanation, scheduler_says
-from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
     Answer,
     CostlySelector,
+    ExplainPending,
     Failed,
     OverBudget,
+    PendingAnswer,
     Question,
-    Waiting,
-    WhyWaiting,
 )
 from draco.controller.workers.pool import Answered
 from draco.resources.api.core import Pod, PodCondition
@@ -42,14 +42,14 @@ class Lab:
         self.takes_s = 0.0
         self.pods: dict[ObjectKey, Asks] = {}
         self.made: Counter[str] = Counter()
-        self.urgencies: list[Urgency] = []
+        self.urgencies: list[QueuePriority] = []
         self.changed: list[str] = []
         self.backlog = 0
         self.text: Callable[[Pod], str] = lambda _: f"changed {self.followed.version} times"
-        self.answer: Callable[[Pod], Answer] = lambda pod: Waiting(self.text(pod), "InUse")
+        self.answer: Callable[[Pod], Answer] = lambda pod: PendingAnswer(self.text(pod), "InUse")
 
-    async def ask(self, question: Question, namespace: str, urgency: Urgency) -> Answered:
-        assert isinstance(question, WhyWaiting)
+    async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
+        assert isinstance(question, ExplainPending)
         assert (question.minor, question.pod.metadata.namespace) == (MINOR, namespace)
         version = self.followed.version
         self.urgencies.append(urgency)
@@ -113,7 +113,7 @@ async def test_nobody_waits_for_an_answer_but_is_woken_by_it() -> None:
         assert sorted(lab.changed) == ["other", "slow"]
         assert lab.known() == {"slow": "changed 0 times", "other": "changed 0 times"}
         assert lab.made == {"slow": 1, "other": 1}
-        assert set(lab.urgencies) == {Urgency.FIRST}
+        assert set(lab.urgencies) == {QueuePriority.FIRST}
 
 
 async def test_a_burst_of_changes_is_one_change_and_is_told_within_a_second() -> None:
@@ -128,7 +128,7 @@ async def test_a_burst_of_changes_is_one_change_and_is_told_within_a_second() ->
         assert lab.made == {"pod": 1}
         assert lab.changed == ["pod"]
         assert lab.known() == {"pod": "changed 100 times"}
-        assert lab.urgencies[-1] is Urgency.AGAIN
+        assert lab.urgencies[-1] is QueuePriority.AGAIN
 
 
 async def test_nobody_is_woken_when_the_same_is_to_be_said() -> None:

@@ -13,7 +13,7 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.watch.informer import Informer
-from draco.kube.watch.watching import Listed
+from draco.kube.watch.watching import ListedCollection
 from draco.resources.api.core import Node, NodeCondition
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import TAINT_RULES
@@ -36,7 +36,7 @@ def remove(informer: Informer[Any], *name: str) -> None:
 
 
 def relist(informer: Informer[Any], objects: Iterable[Any]) -> None:
-    informer.take(Listed({obj.metadata.key: obj for obj in objects}, "2", []))
+    informer.take(ListedCollection({obj.metadata.key: obj for obj in objects}, "2", []))
 
 
 def content(fleet: Fleet) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def test_a_process_that_starts_anew_is_told_everything_and_no_object_waits_twice
         put(view.claims, a_claim("train", on=[f"node-0/gpu-{number}"]))
     put(view.nodes, a_node("node-0"))
     first = view.followed.next_changes(100)
-    assert [type(each).__name__ for each in first.changes] == ["Put", "Put", "Put"]
+    assert [type(each).__name__ for each in first.changes] == ["PutObject", "PutObject", "PutObject"]
     assert (first.version, view.followed.is_unsaid) == (view.followed.version, False)
     view.followed.say_all_again()
     assert content(told_fleet(view.followed).fleet) == content(

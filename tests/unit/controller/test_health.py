@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import Metric
 
 from draco.controller.health import PortTaken, http_app, serving
-from draco.controller.metrics import Reading, gauge
+from draco.controller.metrics import ScrapedMetrics, gauge
 
 
 class Probed:
@@ -62,8 +62,8 @@ async def test_a_scrape_for_one_name_does_not_compute_the_others(probed: Probed)
     def dear() -> list[Metric]:
         raise AssertionError("nobody asked for it")
 
-    probed.registry.register(Reading(["draco_cheap"], cheap))
-    probed.registry.register(Reading(["draco_dear"], dear))
+    probed.registry.register(ScrapedMetrics(["draco_cheap"], cheap))
+    probed.registry.register(ScrapedMetrics(["draco_dear"], dear))
     status, text = await get(f"{probed.url}/metrics?name[]=draco_cheap")
     assert status == 200
     assert "draco_cheap 1.0" in text

@@ -15,14 +15,14 @@ from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.movable_claims import MovableClaims
 from draco.controller.view import ClusterView
-from draco.controller.workers.messages import Answer, OverBudget, Question, WhatToRelease
+from draco.controller.workers.messages import Answer, FindRelease, OverBudget, Question
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Conflict, Forbidden, ServerError, TooManyRequests, Unreachable
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
 from draco.kube.watch.collection import Collection
 from draco.mig_policy import release_policy
-from draco.mig_policy.release_policy import Patience
+from draco.mig_policy.release_policy import ReleaseDelays
 from draco.mig_policy.releases import ClaimRelease
 from draco.resources.api.claims import ResourceClaim, ResourceClaimStatus
 from draco.resources.api.core import Event, ObjectReference, PodCondition, PodStatus
@@ -100,7 +100,7 @@ class World:
             cast("EventRecorder", self.happenings),
             clock=self.clock,
             count=OperatorMetrics().claims_released,
-            patience=Patience(),
+            patience=ReleaseDelays(),
         )
         self.reconciler = RepairReconciler(
             self.view,
@@ -476,7 +476,7 @@ async def test_a_look_is_followed_by_a_rest_that_is_bounded_however_much_it_took
 
 async def test_a_pod_whose_search_is_too_costly_keeps_no_other_from_being_helped(blocked: World) -> None:
     def instead(question: Question) -> Answer | None:
-        assert isinstance(question, WhatToRelease)
+        assert isinstance(question, FindRelease)
         return OverBudget(None, 8) if question.pod.metadata.name == "pod-a" else None
 
     blocked.workers.instead = instead

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draco.allocation.fleet.fleet import MAX_OF_NODES, Fleet, Kept
+from draco.allocation.fleet.fleet import MAX_OF_NODES, AnswerCache, Fleet
 from draco.explanation.explain import explain
 from draco.explanation.findings.placement import PodRules, nodes_for
 from draco.resources.api.core import Node, NodeSpec, NodeTaint, Pod, PodSpec, Toleration
@@ -21,7 +21,7 @@ from tests.unit.explanation.test_truth import PUT, QUICK, TYPES, many_nodes
 
 
 def test_the_answer_that_nobody_asked_for_longest_goes_first() -> None:
-    kept = Kept(2)
+    kept = AnswerCache(2)
     worked_out: list[str] = []
 
     def work_out(asked: str) -> str:

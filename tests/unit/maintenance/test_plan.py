@@ -13,8 +13,8 @@ from draco.maintenance import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
     MaintenancePlan,
+    MaintenanceScope,
     PlanInput,
-    Scope,
     maintained_device,
     maintenance_uid,
     plan_abandoned,
@@ -59,9 +59,9 @@ def condition(request: DeviceMaintenance, type_: str) -> Condition:
 
 def in_maintenance(request: DeviceMaintenance) -> tuple[DeviceMaintenance, tuple[DeviceTaintRule, ...]]:
     published = frozenset({GPU_3})
-    rules = plan_maintenance(request, PlanInput(now=MOMENT, scope=Scope(named=published))).apply
+    rules = plan_maintenance(request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=published))).apply
     for after in (timedelta(0), LATER):
-        seen = PlanInput(now=MOMENT + after, scope=Scope(named=published), rules=rules)
+        seen = PlanInput(now=MOMENT + after, scope=MaintenanceScope(named=published), rules=rules)
         request = carried_out(request, plan_maintenance(request, seen))
     assert request.status.phase == MaintenancePhase.IN_MAINTENANCE
     return request, rules
@@ -69,7 +69,7 @@ def in_maintenance(request: DeviceMaintenance) -> tuple[DeviceMaintenance, tuple
 
 def test_a_new_request_gets_one_exact_rule_for_its_device_and_is_pending() -> None:
     request = a_request()
-    plan = plan_maintenance(request, PlanInput(now=MOMENT, scope=Scope(named=frozenset({GPU_3}))))
+    plan = plan_maintenance(request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3}))))
     assert plan.status is not None
     assert plan.status.phase == MaintenancePhase.PENDING
     (made,) = plan.apply
@@ -93,7 +93,7 @@ def test_the_devices_are_isolated_once_every_rule_is_seen() -> None:
     request = a_request()
     rules = (rule_for(request, GPU_3),)
     claims = (a_claim("train", on=["node-1/gpu-3"]),)
-    seen = PlanInput(now=MOMENT, scope=Scope(named=frozenset({GPU_3})), rules=rules, claims=claims)
+    seen = PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules, claims=claims)
     request = carried_out(request, plan_maintenance(request, seen))
     assert request.status.phase == MaintenancePhase.ISOLATED
     assert request.status.in_use == 1
@@ -105,17 +105,17 @@ def test_the_devices_are_isolated_once_every_rule_is_seen() -> None:
 def test_maintenance_starts_only_after_the_devices_stayed_free_for_a_while() -> None:
     request = a_request()
     published, rules = frozenset({GPU_3}), (rule_for(request, GPU_3),)
-    first = plan_maintenance(request, PlanInput(now=MOMENT, scope=Scope(named=published), rules=rules))
+    first = plan_maintenance(request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=published), rules=rules))
     assert first.look_again == timedelta(seconds=2)
     request = carried_out(request, first)
     assert request.status.phase == MaintenancePhase.ISOLATED
     almost = MOMENT + timedelta(seconds=1.5)
-    second = plan_maintenance(request, PlanInput(now=almost, scope=Scope(named=published), rules=rules))
+    second = plan_maintenance(request, PlanInput(now=almost, scope=MaintenanceScope(named=published), rules=rules))
     assert second.look_again == timedelta(seconds=0.5)
     request = carried_out(request, second)
     assert request.status.phase == MaintenancePhase.ISOLATED
     now = MOMENT + timedelta(seconds=2)
-    third = plan_maintenance(request, PlanInput(now=now, scope=Scope(named=published), rules=rules))
+    third = plan_maintenance(request, PlanInput(now=now, scope=MaintenanceScope(named=published), rules=rules))
     request = carried_out(request, third)
     assert request.status.phase == MaintenancePhase.IN_MAINTENANCE
     assert request.status.started_at == now
@@ -126,7 +126,7 @@ def test_a_claim_that_still_lands_on_the_device_takes_the_request_back_to_isolat
     request, rules = in_maintenance(a_request())
     late = PlanInput(
         now=MOMENT + 2 * LATER,
-        scope=Scope(named=frozenset({GPU_3})),
+        scope=MaintenanceScope(named=frozenset({GPU_3})),
         rules=rules,
         claims=(a_claim("late", on=["node-1/gpu-3"]),),
     )
@@ -139,7 +139,9 @@ def test_a_claim_that_still_lands_on_the_device_takes_the_request_back_to_isolat
 def test_administrative_access_does_not_count_as_use() -> None:
     request, rules = in_maintenance(a_request())
     monitor = a_claim("monitor", on=["node-1/gpu-3"], admin_access=True)
-    seen = PlanInput(now=MOMENT + 2 * LATER, scope=Scope(named=frozenset({GPU_3})), rules=rules, claims=(monitor,))
+    seen = PlanInput(
+        now=MOMENT + 2 * LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules, claims=(monitor,)
+    )
     watched = carried_out(request, plan_maintenance(request, seen))
     assert watched.status.phase == MaintenancePhase.IN_MAINTENANCE
     assert (watched.status.in_use, watched.status.devices[0].watched_by) == (0, ["default/monitor"])
@@ -149,7 +151,7 @@ def test_administrative_access_does_not_count_as_use() -> None:
 def test_nothing_is_written_when_nothing_changed() -> None:
     request, rules = in_maintenance(a_request())
     plan = plan_maintenance(
-        request, PlanInput(now=MOMENT + 9 * LATER, scope=Scope(named=frozenset({GPU_3})), rules=rules)
+        request, PlanInput(now=MOMENT + 9 * LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules)
     )
     assert plan.empty
     assert str(plan) == "maintenance swap-fan: nothing to do"
@@ -163,7 +165,7 @@ def test_a_device_whose_slice_is_gone_keeps_its_rule() -> None:
 def test_a_device_that_appears_later_is_isolated_too() -> None:
     request = a_maintenance("board", driver=NVIDIA_DRIVER, pool="node-1")
     rules = (rule_for(request, GPU_3),)
-    seen = PlanInput(now=MOMENT, scope=Scope(named=frozenset({GPU_3, GPU_4})), rules=rules)
+    seen = PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3, GPU_4})), rules=rules)
     plan = plan_maintenance(request, seen)
     assert [maintained_device(each) for each in plan.apply] == [GPU_4]
     assert plan.status is not None
@@ -175,7 +177,9 @@ def test_finishing_takes_readiness_back_then_deletes_the_rules_and_completes_whe
     request, rules = in_maintenance(a_request())
     request = msgspec.structs.replace(request, spec=msgspec.structs.replace(request.spec, finished=True))
     published = frozenset({GPU_3})
-    plan = plan_maintenance(request, PlanInput(now=MOMENT + 2 * LATER, scope=Scope(named=published), rules=rules))
+    plan = plan_maintenance(
+        request, PlanInput(now=MOMENT + 2 * LATER, scope=MaintenanceScope(named=published), rules=rules)
+    )
     assert plan.delete == rules
     assert plan.status_first
     assert not plan.apply
@@ -183,13 +187,13 @@ def test_finishing_takes_readiness_back_then_deletes_the_rules_and_completes_whe
     assert condition(request, CONDITION_READY_FOR_WORK).status == "False"
     assert request.status.phase == MaintenancePhase.IN_MAINTENANCE
     request = carried_out(
-        request, plan_maintenance(request, PlanInput(now=MOMENT + 3 * LATER, scope=Scope(named=published)))
+        request, plan_maintenance(request, PlanInput(now=MOMENT + 3 * LATER, scope=MaintenanceScope(named=published)))
     )
     assert request.status.phase == MaintenancePhase.COMPLETED
     assert request.status.completed_at == MOMENT + 3 * LATER
     assert [(each.device, each.rule) for each in request.status.devices] == [("gpu-3", "")]
     assert request.status.message == "1 device was returned to service."
-    assert plan_maintenance(request, PlanInput(now=MOMENT + 4 * LATER, scope=Scope(named=published))).empty
+    assert plan_maintenance(request, PlanInput(now=MOMENT + 4 * LATER, scope=MaintenanceScope(named=published))).empty
 
 
 def test_a_rule_that_reappears_after_completion_is_deleted_again() -> None:
@@ -204,7 +208,7 @@ def test_a_request_being_deleted_gives_its_devices_back() -> None:
     meta = msgspec.structs.replace(request.metadata, deletion_timestamp=MOMENT)
     plan = plan_maintenance(
         msgspec.structs.replace(request, metadata=meta),
-        PlanInput(now=MOMENT, scope=Scope(named=frozenset({GPU_3})), rules=rules),
+        PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules),
     )
     assert (plan.apply, plan.delete, plan.status) == ((), rules, None)
 
@@ -220,7 +224,9 @@ def test_without_a_matching_device_the_message_says_what_was_looked_for() -> Non
 
 
 def test_without_the_api_nothing_is_applied_and_the_condition_says_why() -> None:
-    seen = PlanInput(now=MOMENT, scope=Scope(named=frozenset({GPU_3})), unavailable="Not served here. Enable it.")
+    seen = PlanInput(
+        now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), unavailable="Not served here. Enable it."
+    )
     plan = plan_maintenance(a_request(), seen)
     assert plan.apply == ()
     request = carried_out(a_request(), plan)
@@ -233,7 +239,9 @@ def test_without_the_api_nothing_is_applied_and_the_condition_says_why() -> None
 def test_effect_none_never_counts_as_isolated() -> None:
     request = a_request(effect="None")
     rules = (rule_for(request, GPU_3),)
-    plan = plan_maintenance(request, PlanInput(now=MOMENT, scope=Scope(named=frozenset({GPU_3})), rules=rules))
+    plan = plan_maintenance(
+        request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules)
+    )
     request = carried_out(request, plan)
     assert request.status.phase == MaintenancePhase.PENDING
     assert condition(request, CONDITION_ISOLATED).reason == "EffectNone"
@@ -244,7 +252,7 @@ def test_a_changed_taint_is_applied_without_leaving_isolation() -> None:
     harder = msgspec.structs.replace(request.spec, taint=MaintenanceTaint(effect="NoExecute"))
     request = msgspec.structs.replace(request, spec=harder)
     plan = plan_maintenance(
-        request, PlanInput(now=MOMENT + 2 * LATER, scope=Scope(named=frozenset({GPU_3})), rules=rules)
+        request, PlanInput(now=MOMENT + 2 * LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules)
     )
     assert [each.spec.taint.effect for each in plan.apply] == ["NoExecute"]
     assert carried_out(request, plan).status.phase == MaintenancePhase.IN_MAINTENANCE
@@ -259,7 +267,9 @@ def test_a_rule_changed_by_hand_is_put_right() -> None:
     request, rules = in_maintenance(a_request())
     elsewhere = msgspec.structs.replace(rules[0].spec, device_selector=DeviceTaintSelector(driver=NVIDIA_DRIVER))
     tampered = msgspec.structs.replace(rules[0], spec=elsewhere)
-    plan = plan_maintenance(request, PlanInput(now=MOMENT, scope=Scope(named=frozenset({GPU_3})), rules=(tampered,)))
+    plan = plan_maintenance(
+        request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(tampered,))
+    )
     assert plan.apply == rules
     assert plan.delete == ()
 
@@ -268,7 +278,7 @@ def test_a_rule_that_keeps_nobody_off_by_hand_isolates_nothing() -> None:
     request, (one,) = in_maintenance(a_request())
     taint = msgspec.structs.replace(one.spec.taint, effect="None")
     weak = msgspec.structs.replace(one, spec=msgspec.structs.replace(one.spec, taint=taint))
-    seen = PlanInput(now=MOMENT + LATER, scope=Scope(named=frozenset({GPU_3})), rules=(weak,))
+    seen = PlanInput(now=MOMENT + LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(weak,))
     after = carried_out(request, plan_maintenance(request, seen))
     assert condition(after, CONDITION_ISOLATED).status == "False"
     assert condition(after, CONDITION_READY_FOR_WORK).status == "False"
@@ -278,7 +288,7 @@ def test_a_rule_for_a_device_that_was_not_asked_for_is_deleted() -> None:
     request, rules = in_maintenance(a_request())
     surplus = rule_for(request, GPU_4)
     plan = plan_maintenance(
-        request, PlanInput(now=MOMENT, scope=Scope(named=frozenset({GPU_3})), rules=(*rules, surplus))
+        request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(*rules, surplus))
     )
     assert plan.delete == (surplus,)
 
@@ -303,7 +313,7 @@ def test_the_status_lists_at_most_so_many_devices_and_those_in_use_first() -> No
     published = frozenset(DeviceKey(NVIDIA_DRIVER, "node-1", f"gpu-{i:04}") for i in range(LISTED_DEVICES + 10))
     last = max(published)
     claims = (a_claim("train", on=[str(last)]),)
-    plan = plan_maintenance(request, PlanInput(now=MOMENT, scope=Scope(named=published), claims=claims))
+    plan = plan_maintenance(request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=published), claims=claims))
     assert plan.status is not None
     assert len(plan.status.devices) == LISTED_DEVICES
     assert last.device in {each.device for each in plan.status.devices}
@@ -456,7 +466,9 @@ class Convergence(RuleBasedStateMachine):
         if request is None:
             return plan_abandoned(uid, rules)
         published = frozenset(d for d in self.published if request.spec.device_selector.matches(d))
-        seen = PlanInput(now=self.now, scope=Scope(named=published), rules=rules, claims=tuple(self.claims.values()))
+        seen = PlanInput(
+            now=self.now, scope=MaintenanceScope(named=published), rules=rules, claims=tuple(self.claims.values())
+        )
         return plan_maintenance(request, seen)
 
     def reconcile(self, uid: str, writes: int) -> None:

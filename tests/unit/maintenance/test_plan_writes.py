@@ -10,8 +10,8 @@ from draco.maintenance import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
     MaintenancePlan,
+    MaintenanceScope,
     PlanInput,
-    Scope,
     plan_maintenance,
     rule_for,
     says,
@@ -27,7 +27,9 @@ MORE = frozenset(a_device_key(f"node-1/gpu-3-mig-1g10gb-19-{start}") for start i
 
 def test_what_was_said_is_taken_back_before_a_new_device_is_isolated() -> None:
     request, rules = in_maintenance(a_request())
-    seen = PlanInput(now=MOMENT + LATER, scope=Scope(named=frozenset({GPU_3}), overlapping={PART: GPU_3}), rules=rules)
+    seen = PlanInput(
+        now=MOMENT + LATER, scope=MaintenanceScope(named=frozenset({GPU_3}), overlapping={PART: GPU_3}), rules=rules
+    )
     plan = plan_maintenance(request, seen)
     assert plan.status_first
     assert [rule.spec.device_selector.device for rule in plan.apply if rule.spec.device_selector] == [PART.device]
@@ -35,14 +37,16 @@ def test_what_was_said_is_taken_back_before_a_new_device_is_isolated() -> None:
 
 def test_rules_come_first_where_nothing_was_said_yet() -> None:
     request = a_request()
-    assert not plan_maintenance(request, PlanInput(now=MOMENT, scope=Scope(named=frozenset({GPU_3})))).status_first
+    assert not plan_maintenance(
+        request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})))
+    ).status_first
 
 
 def test_rules_come_first_where_everything_stays_isolated() -> None:
     request, rules = in_maintenance(a_request())
     old = rule_for(request, a_device_key("node-1/gpu-4"))
     plan = plan_maintenance(
-        request, PlanInput(now=MOMENT + LATER, scope=Scope(named=frozenset({GPU_3})), rules=(*rules, old))
+        request, PlanInput(now=MOMENT + LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(*rules, old))
     )
     assert plan.delete == (old,)
     assert not plan.status_first
@@ -50,7 +54,7 @@ def test_rules_come_first_where_everything_stays_isolated() -> None:
 
 def test_time_alone_changes_nothing_while_a_claim_holds_a_device() -> None:
     request = a_request()
-    seen = PlanInput(now=MOMENT, scope=Scope(named=frozenset({GPU_3})), rules=(rule_for(request, GPU_3),))
+    seen = PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(rule_for(request, GPU_3),))
     assert plan_maintenance(request, seen).look_again == timedelta(seconds=2)
     held = msgspec.structs.replace(seen, claims=(a_claim("train", on=["node-1/gpu-3"]),))
     assert plan_maintenance(request, held).look_again is None
@@ -60,7 +64,7 @@ def test_a_condition_keeps_the_time_since_when_it_is_so() -> None:
     request, rules = in_maintenance(a_request())
     since = condition(request, CONDITION_ISOLATED).last_transition_time
     held = (a_claim("train", on=["node-1/gpu-3"]),)
-    seen = PlanInput(now=MOMENT + 2 * LATER, scope=Scope(named=frozenset({GPU_3})), rules=rules, claims=held)
+    seen = PlanInput(now=MOMENT + 2 * LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules, claims=held)
     after = carried_out(request, plan_maintenance(request, seen))
     assert condition(after, CONDITION_ISOLATED).last_transition_time == since == MOMENT
     assert condition(after, CONDITION_READY_FOR_WORK).last_transition_time == MOMENT + 2 * LATER
@@ -83,7 +87,7 @@ def test_what_somebody_takes_off_a_rule_is_put_back(taken: dict[str, Any]) -> No
         LABEL_MAINTENANCE: request.metadata.uid
     }  # without it the rule is nobody's, and applied as if it were not there
     metadata = msgspec.structs.replace(rule.metadata, **({"labels": labels} if "labels" in taken else taken))
-    scope = Scope(named=frozenset({GPU_3}), boards={GPU_3: "GPU-a"})
+    scope = MaintenanceScope(named=frozenset({GPU_3}), boards={GPU_3: "GPU-a"})
     seen = PlanInput(now=MOMENT, scope=scope, rules=(msgspec.structs.replace(rule, metadata=metadata),))
     assert plan_maintenance(request, seen).apply == (rule,)
 

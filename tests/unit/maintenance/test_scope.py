@@ -9,8 +9,8 @@ import pytest
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance import (
     MaintenancePlan,
+    MaintenanceScope,
     PlanInput,
-    Scope,
     isolated_board,
     maintained_device,
     plan_maintenance,
@@ -49,7 +49,7 @@ def hardware(devices: Iterable[Device], *, generation: int = 1) -> PoolHardware:
 DIVIDED = hardware([a_whole(0, "GPU-a"), *(a_part(name, "GPU-a") for name in PARTS), a_whole(1, "GPU-b")])
 
 
-def scope(device: str, pool: PoolHardware = DIVIDED, held: Iterable[str] = (), **isolated: str) -> Scope:
+def scope(device: str, pool: PoolHardware = DIVIDED, held: Iterable[str] = (), **isolated: str) -> MaintenanceScope:
     selector = MaintenanceSelector(driver=NVIDIA_DRIVER, pool="node-1", device=device)
     boards = {key(name.replace("_", "-")): uuid for name, uuid in isolated.items()}
     return scope_of(selector, {POOL: pool}, [key(name) for name in held], boards)
@@ -68,7 +68,9 @@ def carried_out(request: DeviceMaintenance, plan: MaintenancePlan) -> DeviceMain
     return msgspec.structs.replace(request, status=plan.status) if plan.status else request
 
 
-def isolated(request: DeviceMaintenance, seen: Scope) -> tuple[DeviceMaintenance, tuple[DeviceTaintRule, ...]]:
+def isolated(
+    request: DeviceMaintenance, seen: MaintenanceScope
+) -> tuple[DeviceMaintenance, tuple[DeviceTaintRule, ...]]:
     """The request once all rules are in place and time has passed."""
     rules = plan_maintenance(request, PlanInput(now=MOMENT, scope=seen)).apply
     for after in (timedelta(0), LATER):
@@ -86,7 +88,7 @@ def ready(request: DeviceMaintenance) -> tuple[str, str, str]:
 
 def look(
     request: DeviceMaintenance,
-    seen: Scope,
+    seen: MaintenanceScope,
     rules: tuple[DeviceTaintRule, ...],
     claims: Iterable[ResourceClaim] = (),
     tolerant: Iterable[ObjectKey] = (),

@@ -6,7 +6,7 @@ Uses nothing of the planner but its values; legality is the simulator's, unit by
 from collections.abc import Iterable
 
 from draco.mig.board import Board, Placement
-from draco.mig.known_boards import BOARDS, MIG_BY_BOARD, GiProfile, MigTable, Placed
+from draco.mig.known_boards import BOARDS, MIG_BY_BOARD, GiProfile, MigTable, PlacedProfile
 
 Layout = frozenset[Placement]
 Counts = tuple[int, ...]
@@ -32,7 +32,7 @@ def layouts(board: Board, table: MigTable) -> set[Layout]:
 
 def grown(board: Board, table: MigTable, rows: dict[str, GiProfile], layout: Layout) -> Iterable[Layout]:
     """The layouts with one instance more."""
-    there = [Placed(rows[each.profile.name], each.start) for each in layout]
+    there = [PlacedProfile(rows[each.profile.name], each.start) for each in layout]
     for profile in board.profiles:
         for start in table.free_starts(rows[profile.name], there):
             yield layout | {Placement(profile, start)}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from draco.mig.board import Board, Profile
 from draco.mig.known_boards import BOARDS
-from draco.mig.packing import Shape, fewest_gpus, packable, shape
+from draco.mig.packing import ClosedForm, fewest_gpus, packable, shape
 from tests.unit.mig.enumerated import Counts, layouts, maximal, multiset, plain, table_of
 
 
@@ -38,7 +38,7 @@ def wrong_at_the_border(board: Board, fitting: set[Counts], gpus: int, tried: li
 def test_each_board_has_the_shape_its_table_gives_it() -> None:
     shapes = {name: shape(board) for name, board in BOARDS.items()}
     nested = {"A30", "RTX-PRO-6000"}
-    assert shapes == {name: Shape.NESTED if name in nested else Shape.SEVEN_SLICES for name in BOARDS}
+    assert shapes == {name: ClosedForm.NESTED if name in nested else ClosedForm.SEVEN_SLICES for name in BOARDS}
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -108,7 +108,7 @@ def test_the_grid_of_seven_slices_with_two_of_an_accelerator_is_answered_exactly
     rare = Profile(id=20, name="1g+me", slices=1, size=1, starts=tuple(range(7)), max_instances=2, ofa_engines=1)
     kept = [replace(each, ofa_engines=2 if each.size == 8 else 0) for each in grid.profiles if each.slices in (3, 7)]
     board = Board((*kept, rare))
-    assert shape(board) is Shape.SEVEN_SLICES
+    assert shape(board) is ClosedForm.SEVEN_SLICES
     fitting = on_several(multisets_unit_by_unit(board), 2)
     assert wrong_at_the_border(board, fitting, 2, sorted(fitting)) == []
 

@@ -10,7 +10,7 @@ from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry
 from draco.mig.known_boards import BOARDS
 from draco.mig.placement import Choice
-from draco.mig.repair import Hold, Moves, PlacedInstance, plan_repair
+from draco.mig.repair import Movability, PlacedInstance, RepairPlan, plan_repair
 from tests.unit.mig.enumerated import plain
 
 GRID = plain("H100-80GB")
@@ -26,13 +26,13 @@ def profile(name: str, board: Board = GRID) -> Profile:
 def gpu(**holds: str) -> list[PlacedInstance]:
     """A GPU from what may be done with what: `movable="3g.40gb@0 1g.10gb@6"`."""
     return [
-        PlacedInstance(Placement(profile(name), int(start)), Hold(hold))
+        PlacedInstance(Placement(profile(name), int(start)), Movability(hold))
         for hold, written in holds.items()
         for name, start in (each.split("@") for each in written.split())
     ]
 
 
-def plan(gpus: Gpus, wanted: str, max_moves: int = 2) -> Moves | None:
+def plan(gpus: Gpus, wanted: str, max_moves: int = 2) -> RepairPlan | None:
     return plan_repair(MADE, gpus, profile(wanted), max_moves)
 
 
@@ -56,25 +56,25 @@ def places(made: Geometry, now: list[State], profiles: list[Profile]) -> bool:
 
 def fewest_moves(made: Geometry, gpus: Gpus, wanted: Profile) -> int | None:
     """By trying: which instances go (up to two), and whether what was wanted and all but spares then find a place."""
-    movable = [(index, held) for index, there in enumerate(gpus) for held in there if held.hold is not Hold.FIXED]
+    movable = [(index, held) for index, there in enumerate(gpus) for held in there if held.hold is not Movability.FIXED]
     for moves in range(3):
         for out in combinations(movable, moves):
             now = states(made, gpus)
             for index, held in out:
                 now[index] = made.remove(now[index], held.placement)
-            needed = [held.placement.profile for _, held in out if held.hold is Hold.MOVABLE]
+            needed = [held.placement.profile for _, held in out if held.hold is Movability.MOVABLE]
             if places(made, now, [wanted, *needed]):
                 return moves
     return None
 
 
-def carried_out(made: Geometry, gpus: Gpus, found: Moves) -> list[State]:
+def carried_out(made: Geometry, gpus: Gpus, found: RepairPlan) -> list[State]:
     """The states after a plan, each step of which must be possible."""
     now = states(made, gpus)
     holds = {Choice(index, held.placement): held.hold for index, there in enumerate(gpus) for held in there}
     for move in found.moves:
-        assert holds[move.source] is not Hold.FIXED
-        assert move.to is not None or holds[move.source] is Hold.SPARE
+        assert holds[move.source] is not Movability.FIXED
+        assert move.to is not None or holds[move.source] is Movability.SPARE
         now[move.source.gpu] = made.remove(now[move.source.gpu], move.source.placement)
     for choice in [*(move.to for move in found.moves if move.to is not None), found.wanted]:
         assert made.fits_at(now[choice.gpu], choice.placement)
@@ -87,7 +87,7 @@ def crowded(board: Board, gpus: int, chance: random.Random) -> list[list[PlacedI
     there: list[list[PlacedInstance]] = [[] for _ in range(gpus)]
     for held in there:
         while chance.random() < 0.85 and (fitting := made.fits(made.state_of(each.placement for each in held))):
-            held.append(PlacedInstance(chance.choice(fitting), chance.choice(list(Hold))))
+            held.append(PlacedInstance(chance.choice(fitting), chance.choice(list(Movability))))
     return there
 
 
@@ -165,7 +165,7 @@ def test_of_two_that_move_the_first_leaves_the_only_place_to_the_second() -> Non
 
     def there(**holds: str) -> list[PlacedInstance]:
         return [
-            PlacedInstance(Placement(profile(name, board), int(start)), Hold(hold))
+            PlacedInstance(Placement(profile(name, board), int(start)), Movability(hold))
             for hold, written in holds.items()
             for name, start in (each.split("@") for each in written.split())
         ]

@@ -9,7 +9,7 @@ from draco.mig.board import Board, Profile
 from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
 from draco.mig.packing import packable
-from draco.mig.repair import Hold
+from draco.mig.repair import Movability
 from draco.mig.replay import Policy, Replay, ReplayOutcome, SimulatedFleet, rule_of, used_share
 from tests.unit.mig.enumerated import plain
 
@@ -26,7 +26,7 @@ def replay(policy: Policy, *, gpus: int = 16, per_node: int = 8, moves: int = 0,
     return Replay(SimulatedFleet(geometry(board), gpus, per_node), rule_of(policy, random.Random(1).randrange), moves)
 
 
-def arrivals(made: Replay, *names: str, hold: Hold = Hold.FIXED) -> list[ReplayOutcome]:
+def arrivals(made: Replay, *names: str, hold: Movability = Movability.FIXED) -> list[ReplayOutcome]:
     return [made.arrive(f"{name}-{index}", profile(name), 0.0, hold) for index, name in enumerate(names)]
 
 
@@ -39,7 +39,7 @@ def churn(made: Replay, seed: int, number: int = 2_000) -> Iterator[ReplayOutcom
         if there and chance.random() < 0.45:
             made.depart(there.pop(chance.randrange(len(there))), at)
         name = str(index)
-        hold = Hold.MOVABLE if chance.random() < 0.3 else Hold.FIXED
+        hold = Movability.MOVABLE if chance.random() < 0.3 else Movability.FIXED
         outcome = made.arrive(name, chance.choice(made.board.profiles), at, hold)
         if outcome.accepted:
             there.append(name)
@@ -99,7 +99,7 @@ def test_a_refusal_is_avoidable_only_if_all_would_have_fitted() -> None:
 
 def test_repair_moves_idle_instances_for_a_claim_and_keeps_their_claims() -> None:
     made = replay(Policy.SCHEDULER_1_36, gpus=2, per_node=1, moves=2)
-    assert arrivals(made, "1g.10gb", "1g.10gb", hold=Hold.MOVABLE) == [ReplayOutcome.ACCEPTED] * 2
+    assert arrivals(made, "1g.10gb", "1g.10gb", hold=Movability.MOVABLE) == [ReplayOutcome.ACCEPTED] * 2
     assert made.arrive("big", profile("7g.80gb"), 0.0) is ReplayOutcome.REPAIRED
     assert all(made.holds(claim) for claim in ("1g.10gb-0", "1g.10gb-1", "big"))
     assert (made.results.moves, made.used_slices) == (1, 9)
@@ -112,7 +112,7 @@ def test_repair_moves_idle_instances_for_a_claim_and_keeps_their_claims() -> Non
 def test_a_spare_that_is_given_up_for_a_claim_is_gone() -> None:
     made = replay(Policy.SCHEDULER_1_36, gpus=2, per_node=2, moves=1)
     arrivals(made, "3g.40gb", "2g.20gb", "1g.10gb")
-    arrivals(made, "1g.10gb", hold=Hold.SPARE)  # alone on the second GPU, and too late for the first
+    arrivals(made, "1g.10gb", hold=Movability.SPARE)  # alone on the second GPU, and too late for the first
     assert not made.holds("spare")
     assert made.arrive("big", profile("7g.80gb"), 1.0) is ReplayOutcome.REPAIRED
     assert not made.holds("1g.10gb-0")

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.mig_policy.release_policy import IdleClaim, Patience, ReleaseObstacle, obstacle, prepared_on, users
+from draco.mig_policy.release_policy import IdleClaim, ReleaseDelays, ReleaseObstacle, obstacle, prepared_on, users
 from draco.resources.api.claims import AllocatedDeviceStatus, ResourceClaim
 from draco.resources.api.core import PodStatus
 from draco.resources.api.draco import GpuMig, GpuNode, IdleClaims, InstanceUse
@@ -14,7 +14,7 @@ from draco.resources.api.meta import Condition, ObjectKey
 from tests.builders import a_mig_instance, a_mig_node, a_pod
 from tests.mig_claims import a_mig_claim
 
-PATIENCE = Patience(grace_s=60, rest_s=600)
+PATIENCE = ReleaseDelays(grace_s=60, rest_s=600)
 CLAIM = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0")
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draco.mig.known_boards import GiProfile, MigTable, Placed, ci_profiles
+from draco.mig.known_boards import GiProfile, MigTable, PlacedProfile, ci_profiles
 from draco_local.simulator.gpus.boards import BOARDS, Architecture, SimulatedBoard, board_named
 
 ALL = [pytest.param(board, id=key) for key, board in BOARDS.items()]
@@ -122,15 +122,15 @@ def test_compute_instances_never_outgrow_their_gpu_instance(
     assert ci_profiles(profile)[-1].slices == profile.slices
 
 
-def _layouts(table: MigTable, profiles: list[GiProfile]) -> set[frozenset[Placed]]:
+def _layouts(table: MigTable, profiles: list[GiProfile]) -> set[frozenset[PlacedProfile]]:
     """Every set of instances that can exist at once, the empty one included."""
-    reached: set[frozenset[Placed]] = {frozenset()}
-    frontier = [frozenset[Placed]()]
+    reached: set[frozenset[PlacedProfile]] = {frozenset()}
+    frontier = [frozenset[PlacedProfile]()]
     while frontier:
         layout = frontier.pop()
         for profile in profiles:
             for start in table.free_starts(profile, layout):
-                larger = layout | {Placed(profile, start)}
+                larger = layout | {PlacedProfile(profile, start)}
                 if larger not in reached:
                     reached.add(larger)
                     frontier.append(larger)
@@ -159,8 +159,8 @@ def test_seven_slice_boards_have_the_layouts_that_nvidia_publishes(board: Simula
 def test_filling_a_gpu_never_takes_more_than_it_has(
     board: SimulatedBoard, table: MigTable, data: st.DataObject
 ) -> None:
-    existing: list[Placed] = []
-    while choices := [Placed(p, start) for p in table.profiles for start in table.free_starts(p, existing)]:
+    existing: list[PlacedProfile] = []
+    while choices := [PlacedProfile(p, start) for p in table.profiles for start in table.free_starts(p, existing)]:
         existing.append(data.draw(st.sampled_from(choices)))
     units = [unit for placed in existing for unit in placed.units]
     assert len(units) == len(set(units)) <= table.units
@@ -176,5 +176,5 @@ def test_only_profiles_without_engines_fit_beside_the_one_that_takes_them_all() 
     table = board_named("RTX-PRO-6000").mig
     assert table is not None
     taker = next(profile for profile in table.profiles if profile.name == "1g.24gb+me.all")
-    beside = {profile.name for profile in table.profiles if table.free_starts(profile, [Placed(taker, 0)])}
+    beside = {profile.name for profile in table.profiles if table.free_starts(profile, [PlacedProfile(taker, 0)])}
     assert beside == {"1g.24gb-me", "2g.48gb-me"}

@@ -17,9 +17,9 @@ from pathlib import Path
 from draco_local.cluster import locks
 from draco_local.cluster.errors import BinariesMissing, WrongVersion
 from draco_local.cluster.programs import build, download, gocache
-from draco_local.cluster.programs.download import ChecksummedFile, NotToBeHad, releases
+from draco_local.cluster.programs.download import ChecksummedFile, DownloadFailed, releases
 from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES
-from draco_local.cluster.progress import Lines, Progress, Silent
+from draco_local.cluster.progress import LineProgress, Progress, SilentProgress
 
 MIRROR = "DRACO_MIRROR"
 """Environment variable with the mirror to use where none is named."""
@@ -64,7 +64,7 @@ def find(
     environ = os.environ if environ is None else environ
     mirror = mirror or environ.get(MIRROR, "")
     download.check_mirror(mirror)
-    progress = progress or Silent()
+    progress = progress or SilentProgress()
     cache = cache_folder(environ)
     found: dict[str, Path] = {}
     missing: dict[str, list[str]] = {}
@@ -96,7 +96,7 @@ def kubernetes_version(*, bin_dir: Path | None = None, environ: Mapping[str, str
 
 def kubectl() -> Path:
     """The kubectl that belongs to the default version, built if need be."""
-    return find("kubectl", kubernetes=kubernetes_version(), progress=Lines())["kubectl"]
+    return find("kubectl", kubernetes=kubernetes_version(), progress=LineProgress())["kubectl"]
 
 
 def version_of(program: Path) -> str:
@@ -185,7 +185,7 @@ def _fetched(name: str, offered: Sequence[ChecksummedFile], folder: Path, progre
     try:
         with progress.step(f"Downloading {name} ({programs})") as detail:
             return download.fetch(offered, folder, detail)
-    except NotToBeHad as error:
+    except DownloadFailed as error:
         progress.note(f" • {error}, so {name} is built.")
         return {}
 

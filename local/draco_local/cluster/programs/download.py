@@ -100,7 +100,7 @@ class WrongChecksum(ClusterError):
     """What was fetched is not what its publisher's checksum says."""
 
 
-class NotToBeHad(Exception):
+class DownloadFailed(Exception):
     """A file cannot be fetched now; the message says why, in a few words that name the site."""
 
 
@@ -155,7 +155,7 @@ async def _offers(releases: Sequence[ReleasedFile], *, mirror: str) -> tuple[lis
         answers = await asyncio.gather(*asked, return_exceptions=True)
     found, reasons = [], []
     for answer in answers:
-        if isinstance(answer, NotToBeHad):
+        if isinstance(answer, DownloadFailed):
             reasons.append(str(answer))
         elif isinstance(answer, BaseException):
             raise answer
@@ -171,9 +171,9 @@ async def _offer(session: aiohttp.ClientSession, release: ReleasedFile, *, mirro
             _check(response, address)
             text = (await response.content.read(_LARGEST_CHECKSUMS)).decode(errors="replace")
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise NotToBeHad(_why(error, mirror or release.site)) from error
+        raise DownloadFailed(_why(error, mirror or release.site)) from error
     if (sha256 := digest(text, release.name)) is None:
-        raise NotToBeHad(f"{address} holds no checksum of {release.name}")
+        raise DownloadFailed(f"{address} holds no checksum of {release.name}")
     return ChecksummedFile(release, url(release, release.path, mirror=mirror), sha256)
 
 
@@ -194,7 +194,7 @@ async def _fetch(offered: Sequence[ChecksummedFile], folder: Path, detail: Calla
             async with asyncio.TaskGroup() as tasks:
                 for offer in offered:
                     tasks.create_task(_fetch_one(session, offer, folder / offer.release.name, told))
-        except* (NotToBeHad, WrongChecksum, OSError) as failed:
+        except* (DownloadFailed, WrongChecksum, OSError) as failed:
             wrong, others = failed.split(WrongChecksum)
             raise (wrong or others or failed).exceptions[0] from None
 
@@ -214,7 +214,7 @@ async def _fetch_one(
                     arrived += len(chunk)
                     told(path.name, response.content_length, arrived)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise NotToBeHad(_why(error, offer.url)) from error
+            raise DownloadFailed(_why(error, offer.url)) from error
     if hashed.hexdigest() != offer.sha256:
         raise WrongChecksum(
             f"{offer.url} does not match its checksum (its SHA-256 is {hashed.hexdigest()}, not "
@@ -224,9 +224,9 @@ async def _fetch_one(
 
 def _check(response: aiohttp.ClientResponse, address: str) -> None:
     if response.status != 200:
-        raise NotToBeHad(f"{address} answers {response.status} {response.reason}")
+        raise DownloadFailed(f"{address} answers {response.status} {response.reason}")
     if address.startswith("https:") and any(each.url.scheme != "https" for each in (*response.history, response)):
-        raise NotToBeHad(f"{address} redirects to an address without https")
+        raise DownloadFailed(f"{address} redirects to an address without https")
 
 
 def _unpack(file: Path, programs: Mapping[str, str], folder: Path) -> None:
@@ -240,9 +240,9 @@ def _unpack(file: Path, programs: Mapping[str, str], folder: Path) -> None:
                         with (folder / inside.pop(member.name)).open("wb") as unpacked:
                             shutil.copyfileobj(content, unpacked)
         except (tarfile.TarError, EOFError) as error:
-            raise NotToBeHad(f"{file.name} cannot be unpacked ({error})") from error
+            raise DownloadFailed(f"{file.name} cannot be unpacked ({error})") from error
         if inside:
-            raise NotToBeHad(f"{file.name} holds no {' and no '.join(inside)}")
+            raise DownloadFailed(f"{file.name} holds no {' and no '.join(inside)}")
         file.unlink()
     for program in programs:
         (folder / program).chmod(0o755)

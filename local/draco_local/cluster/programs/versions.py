@@ -14,7 +14,7 @@ KUBERNETES_VERSIONS = ("1.36.3", "1.35.4", "1.34.4")
 """The reference version first, then the ones that modules are pinned for."""
 
 
-class Minor(NamedTuple):
+class MinorVersion(NamedTuple):
     """Flags of one minor version. `gates` go to every component."""
 
     gates: Mapping[str, bool]
@@ -30,12 +30,12 @@ _SINCE_1_34 = {
     "DRAResourceClaimDeviceStatus": True,
     "ResourceHealthStatus": True,
 }
-_MINORS: Mapping[tuple[int, int], Minor] = {
-    (1, 34): Minor(gates=_SINCE_1_34, runtime_config=("resource.k8s.io/v1alpha3=true",)),
-    (1, 35): Minor(
+_MINORS: Mapping[tuple[int, int], MinorVersion] = {
+    (1, 34): MinorVersion(gates=_SINCE_1_34, runtime_config=("resource.k8s.io/v1alpha3=true",)),
+    (1, 35): MinorVersion(
         gates={**_SINCE_1_34, "DRADeviceTaintRules": True}, runtime_config=("resource.k8s.io/v1alpha3=true",)
     ),
-    (1, 36): Minor(
+    (1, 36): MinorVersion(
         gates={**_SINCE_1_34, "DRADeviceTaintRules": True},
         runtime_config=("resource.k8s.io/v1beta2=true", "resource.k8s.io/v1alpha3=true"),
     ),
@@ -50,7 +50,7 @@ def parse(version: str) -> tuple[int, int, int]:
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
-def minor_of(version: str) -> Minor:
+def minor_of(version: str) -> MinorVersion:
     """The flags for `version`; raises NotSupported for a minor version that is not in the table."""
     major, minor, _ = parse(version)
     if (major, minor) in _MINORS:

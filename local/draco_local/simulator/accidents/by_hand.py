@@ -18,7 +18,7 @@ from draco_local.simulator.nvml.library import SimulatedNvml
 from draco_local.simulator.nvml.session import board_of
 
 
-class Made(msgspec.Struct, frozen=True):
+class CreatedInstance(msgspec.Struct, frozen=True):
     """A GPU instance made by hand; `uuid` is its MIG device's, empty without a compute instance."""
 
     gpu_instance: int
@@ -47,7 +47,7 @@ def create_instance(
     *,
     start: int | None = None,
     compute: Literal["none", "whole"] = "whole",
-) -> Made:
+) -> CreatedInstance:
     """Make a GPU instance of a profile (`3g.40gb`), with a compute instance that takes all of it, or none."""
     with _opened(path, gpu) as (nvml, device, target):
         _check_mode(target)
@@ -69,11 +69,11 @@ def create_instance(
             raise StateError(f"There is no room for {profile}{where} on GPU {gpu}{_beside(target)}.") from None
         info = nvml.nvmlGpuInstanceGetInfo(instance)
         if compute == "none":
-            return Made(info.id, info.placement.start, "")
+            return CreatedInstance(info.id, info.placement.start, "")
         whole = next(each for each in ci_profiles(found) if each.slices == found.slices)
         made = nvml.nvmlGpuInstanceCreateComputeInstance(instance, whole.id)
         uuid = nvml.nvmlDeviceGetUUID(nvml.nvmlComputeInstanceGetInfo(made).device)
-        return Made(info.id, info.placement.start, uuid)
+        return CreatedInstance(info.id, info.placement.start, uuid)
 
 
 def _created(nvml: Any, device: Any, profile: GiProfile, start: int | None) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 
-from draco.mig.known_boards import CiProfile, GiProfile, Placed, ci_profiles, ci_starts
+from draco.mig.known_boards import CiProfile, GiProfile, PlacedProfile, ci_profiles, ci_starts
 from draco_local.simulator.gpus.state import ComputeInstance, GpuInstance, GpuState, NodeState
 from draco_local.simulator.nvml.handles import ProcessKilled, pointed
 from draco_local.simulator.nvml.mig import announce, filled_placements, mig_enabled, placed, profile_of, table_of
@@ -252,7 +252,7 @@ def driver_choice(gpu: GpuState, profile: GiProfile) -> int:
     if not first:
         return free[0]
     beside = {
-        start: sum(table.room_for(each, [*existing, Placed(profile, start)]) for each in table.profiles)
+        start: sum(table.room_for(each, [*existing, PlacedProfile(profile, start)]) for each in table.profiles)
         for start in free
     }
     return max(free, key=lambda start: (beside[start], start))

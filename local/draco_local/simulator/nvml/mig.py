@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 
-from draco.mig.known_boards import GiProfile, MigTable, Placed, compute_profile_of
+from draco.mig.known_boards import GiProfile, MigTable, PlacedProfile, compute_profile_of
 from draco_local.simulator.gpus.boards import Architecture
 from draco_local.simulator.gpus.state import GpuState, NodeState
 from draco_local.simulator.nvml.handles import pointed
@@ -190,9 +190,9 @@ def profile_of(gpu: GpuState, profile_id: int) -> GiProfile:
     return found
 
 
-def placed(gpu: GpuState) -> list[Placed]:
+def placed(gpu: GpuState) -> list[PlacedProfile]:
     """The instances that exist, as the board's table counts them."""
-    return [Placed(profile_of(gpu, instance.profile_id), instance.start) for instance in gpu.instances]
+    return [PlacedProfile(profile_of(gpu, instance.profile_id), instance.start) for instance in gpu.instances]
 
 
 def _filled(info: Any, profile: GiProfile) -> Any:

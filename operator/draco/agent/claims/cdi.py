@@ -169,21 +169,21 @@ def _checksum(claim: str, boot_id: str) -> str:
     return hashlib.sha256(f"{boot_id} {claim}".encode()).hexdigest()
 
 
-class Annotated(NamedTuple):
+class SpecAnnotations(NamedTuple):
     """What a spec says of itself: the claim that it was written for, and the boot in which that was."""
 
     claim: PreparedClaim
     boot_id: str
 
 
-def annotated(content: bytes) -> Annotated | None:
+def annotated(content: bytes) -> SpecAnnotations | None:
     """What a spec says of itself; None when it does not say so, or is damaged."""
     try:
         notes = msgspec.json.decode(content, type=_Annotated).annotations
         text, boot_id = notes.get(CLAIM, ""), notes.get(BOOT, "")
         if notes.get(CHECKSUM) != _checksum(text, boot_id):
             return None
-        return Annotated(msgspec.json.decode(text, type=PreparedClaim), boot_id)
+        return SpecAnnotations(msgspec.json.decode(text, type=PreparedClaim), boot_id)
     except (msgspec.DecodeError, UnicodeError):
         return None
 
@@ -257,7 +257,7 @@ class CdiFolder:
         """The same of specs that were written in another boot: what they say may be out of date."""
         return [one.claim for one in self._annotated() if one.boot_id != self._boot_id]
 
-    def _annotated(self) -> list[Annotated]:
+    def _annotated(self) -> list[SpecAnnotations]:
         found = []
         for uid in self.uids():
             with suppress(OSError):

@@ -18,25 +18,25 @@ from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceCl
 from draco.resources.names import ClaimUid, PartitionName, read_partition_name
 
 
-class FirstTime(msgspec.Struct, frozen=True):
+class FirstPrepare(msgspec.Struct, frozen=True):
     """A claim that kubelet was never told is prepared: `claim` goes on record as an intent, and all it has is made."""
 
     claim: PreparedClaim
 
 
-class AskedAgain(msgspec.Struct, frozen=True):
+class RepeatedPrepare(msgspec.Struct, frozen=True):
     """A claim that is prepared, as `claim` says: kubelet was restarted, or lost the answer. What it has is made good."""
 
     claim: PreparedClaim
 
 
-class HalfGivenUp(msgspec.Struct, frozen=True):
+class PartlyReleased(msgspec.Struct, frozen=True):
     """A claim that kubelet gave up and wants again, while `claim` still has instances: those go first."""
 
     claim: PreparedClaim
 
 
-ClaimPlan = FirstTime | AskedAgain | HalfGivenUp
+ClaimPlan = FirstPrepare | RepeatedPrepare | PartlyReleased
 
 
 def plan_prepare(
@@ -54,16 +54,16 @@ def plan_prepare(
     known = record.get(ClaimUid(claim.metadata.uid))
     if known is not None and known.state is PreparationState.PREPARED:
         _check_unchanged(known, claim, driver)
-        return AskedAgain(known)
+        return RepeatedPrepare(known)
     if known is not None and known.state is PreparationState.RELEASING:
-        return HalfGivenUp(known)
+        return PartlyReleased(known)
     # An intent that was left over counts for nothing.
     intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus)
     refusal = conflict(intent, record.values()) or sick(intent, gpus)
     if refusal:
         raise PrepareError(refusal)
     gpus_of(intent, {gpu.uuid: gpu for gpu in gpus.values()})
-    return FirstTime(intent)
+    return FirstPrepare(intent)
 
 
 def _check_unchanged(known: PreparedClaim, claim: ResourceClaim, driver: str) -> None:

@@ -18,12 +18,12 @@ from typing import NamedTuple
 import msgspec
 
 from draco.agent.claims.cdi import CdiFolder
-from draco.agent.claims.plan import AskedAgain, ClaimPlan, FirstTime, HalfGivenUp, plan_prepare
+from draco.agent.claims.plan import ClaimPlan, FirstPrepare, PartlyReleased, RepeatedPrepare, plan_prepare
 from draco.agent.claims.presence import NodeHardware, as_it_is, gpus_of, moved
-from draco.agent.errors import NotThere, PrepareError
+from draco.agent.errors import DeviceMissing, PrepareError
 from draco.agent.hardware.capabilities import CapabilityUnknown
 from draco.agent.hardware.gpus import Gpu
-from draco.agent.mig.claim_instances import Acquired, ClaimInstances
+from draco.agent.mig.claim_instances import AcquiredInstances, ClaimInstances
 from draco.agent.record.checkpoint import Checkpoint, PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
@@ -38,7 +38,7 @@ def node_hardware(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances
     )
 
 
-class Checks(NamedTuple):
+class GpuChecks(NamedTuple):
     """How it is made sure that the GPUs of a claim are where they are said to be, and undivided where it has all of them."""
 
     verify: Callable[[PreparedClaim, Mapping[GpuUuid, Gpu]], None]
@@ -62,8 +62,8 @@ class ClaimPreparer:
         instances: ClaimInstances,
     ) -> None:
         self._instances = instances
-        self._asking = Checks(instances.verify, instances.whole)
-        self._not_asking = Checks(_unchecked, instances.seen_whole)
+        self._asking = GpuChecks(instances.verify, instances.whole)
+        self._not_asking = GpuChecks(_unchecked, instances.seen_whole)
         self._checkpoint = checkpoint
         self._cdi = cdi
         self._driver = driver
@@ -84,8 +84,8 @@ class ClaimPreparer:
             gpus_of(plan.claim, _by_uuid(gpus))
             self._asking.verify(plan.claim, _by_uuid(gpus))
             self._asking.whole(plan.claim)
-        except NotThere:
-            if isinstance(plan, AskedAgain):
+        except DeviceMissing:
+            if isinstance(plan, RepeatedPrepare):
                 self._withdraw(plan.claim)
             raise
 
@@ -111,18 +111,18 @@ class ClaimPreparer:
 
     # The way of a claim through Prepare
 
-    def _prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu], checks: Checks) -> PreparedClaim:
+    def _prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu], checks: GpuChecks) -> PreparedClaim:
         plan = self._plan(claim, gpus)
-        if isinstance(plan, HalfGivenUp):
+        if isinstance(plan, PartlyReleased):
             self.unprepare(plan.claim.uid)
             plan = self._plan(claim, gpus)
-        carry_out = self._first_time if isinstance(plan, FirstTime) else self._again
+        carry_out = self._first_time if isinstance(plan, FirstPrepare) else self._again
         return carry_out(plan.claim, gpus, checks)
 
     def _plan(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> ClaimPlan:
         return plan_prepare(claim, self._checkpoint.claims, driver=self._driver, pool=self._pool, gpus=gpus)
 
-    def _first_time(self, intent: PreparedClaim, gpus: Mapping[str, Gpu], checks: Checks) -> PreparedClaim:
+    def _first_time(self, intent: PreparedClaim, gpus: Mapping[str, Gpu], checks: GpuChecks) -> PreparedClaim:
         """Intent on record with all that is made for it, a look at what is there, spec, claim on record; or nothing of that."""
         acquired = self._acquire(intent)
         try:
@@ -140,7 +140,7 @@ class ClaimPreparer:
             self._instances.shown()
         return prepared
 
-    def _again(self, known: PreparedClaim, gpus: Mapping[str, Gpu], checks: Checks) -> PreparedClaim:
+    def _again(self, known: PreparedClaim, gpus: Mapping[str, Gpu], checks: GpuChecks) -> PreparedClaim:
         """What it has lost made again, a look at what is there, and its spec as that is now; no spec where something is gone."""
         try:
             gpus_of(known, _by_uuid(gpus))
@@ -150,7 +150,7 @@ class ClaimPreparer:
             known = self._checkpoint.claims[known.uid]
             now = self._seen(known, gpus, hindrances)
             self._respec(known, now)
-        except (NotThere, CapabilityUnknown):
+        except (DeviceMissing, CapabilityUnknown):
             self._withdraw(known)
             raise
         if has_moved := moved(known, now):
@@ -159,7 +159,7 @@ class ClaimPreparer:
 
     # Its steps
 
-    def _acquire(self, intent: PreparedClaim) -> Acquired:
+    def _acquire(self, intent: PreparedClaim) -> AcquiredInstances:
         """The intent on record, and with it whatever has to be made or moved for it."""
         if _divided(intent):
             return self._instances.acquire(intent)
@@ -167,7 +167,7 @@ class ClaimPreparer:
             self._checkpoint.intend(intent)
         except OSError as error:
             raise PrepareError(_disk(intent, "recorded", error)) from error
-        return Acquired(intent, ())
+        return AcquiredInstances(intent, ())
 
     def _opened(self, claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         """A new claim as it is now, with its spec."""
@@ -192,8 +192,8 @@ class ClaimPreparer:
         """A prepared claim as it is now."""
         try:
             return as_it_is(known, node_hardware(gpus.values(), self._cdi, self._instances))
-        except NotThere as error:
-            raise NotThere(f"{error} {' '.join(hindrances)}".strip()) from error
+        except DeviceMissing as error:
+            raise DeviceMissing(f"{error} {' '.join(hindrances)}".strip()) from error
 
     def _respec(self, known: PreparedClaim, now: PreparedClaim) -> None:
         """Record and spec as a prepared claim is now. No spec is left that says anything else."""
@@ -213,7 +213,7 @@ class ClaimPreparer:
         except OSError as error:
             raise PrepareError(_disk(claim, "taken back", error)) from error
 
-    def _undo(self, acquired: Acquired) -> None:
+    def _undo(self, acquired: AcquiredInstances) -> None:
         """Leave nothing of a failed prepare. What the disk does not even let us undo is undone at the next start."""
         try:
             self._cdi.remove(acquired.claim.uid)

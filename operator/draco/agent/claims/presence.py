@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from draco.agent.errors import NotThere
+from draco.agent.errors import DeviceMissing
 from draco.agent.hardware.faults import LOST, NOT_FOUND
 from draco.agent.hardware.gpus import ABSENT, Gpu
 from draco.agent.hardware.instances import Instance, PlacementKey
@@ -48,7 +48,7 @@ def gpus_of(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> dict[GpuUuid, 
         if gpu is None or gone(gpu):
             fault = gpu.fault if gpu is not None else None
             why = f"{fault.name}: {fault.message}" if fault else f"this node has no GPU {device.gpu} any more."
-            raise NotThere(
+            raise DeviceMissing(
                 f"Claim {claim} has {device.device}, which is not there: {why} Delete the pod so that it is allocated again."
             )
         found[gpu.uuid] = gpu
@@ -56,7 +56,7 @@ def gpus_of(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> dict[GpuUuid, 
     for gpu in found.values():
         other = minors[gpu.minor].uuid
         if other != gpu.uuid:
-            raise NotThere(
+            raise DeviceMissing(
                 f"Claim {claim} has GPU {gpu.uuid}, but NVML reports /dev/nvidia{gpu.minor} for GPU {other} too."
             )
     return found
@@ -77,7 +77,7 @@ def _as_it_is(claim: PreparedClaim, device: PreparedDevice, gpu: Gpu, hardware: 
         return msgspec.structs.replace(device, minor=gpu.minor, pci_bus_id=gpu.pci_bus_id)
     one = hardware.instances.get(device.key)
     if one is None:
-        raise NotThere(
+        raise DeviceMissing(
             f"Claim {claim} has lost the GPU instance of {device.device}: it is gone, or NVML does not list it now."
         )
     profile = gpu.board.by_id(one.profile_id) if gpu.board else None

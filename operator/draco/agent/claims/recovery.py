@@ -18,7 +18,7 @@ import msgspec
 from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.preparer import node_hardware
 from draco.agent.claims.presence import as_it_is, gone, located
-from draco.agent.errors import NotThere
+from draco.agent.errors import DeviceMissing
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import CapabilityUnknown
 from draco.agent.hardware.gpus import Gpu
@@ -33,10 +33,10 @@ class Damaged(msgspec.Struct, frozen=True):
 
     sentence: str
     moved_to: Path
-    before: journal.Loaded
+    before: journal.LoadedRecord
 
 
-class Converged(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was done at start, for the log. `hindered` says, as sentences, what could not be made again or settled."""
 
     undone: list[ClaimUid] = []
@@ -48,7 +48,7 @@ class Converged(msgspec.Struct, frozen=True, kw_only=True):
     rebooted: bool = False
 
 
-def read_record(path: Path, files: Files) -> journal.Loaded | Damaged:
+def read_record(path: Path, files: Files) -> journal.LoadedRecord | Damaged:
     """The record as it was left, or, when it cannot be trusted, how it was lost; then it has been set aside.
 
     Raises OSError when the disk does not let it be set aside: nothing may be recorded over it.
@@ -56,7 +56,7 @@ def read_record(path: Path, files: Files) -> journal.Loaded | Damaged:
     try:
         return journal.load(path, files)
     except CheckpointDamaged as error:
-        before = journal.Loaded("", []) if error.before is None else error.before
+        before = journal.LoadedRecord("", []) if error.before is None else error.before
         return Damaged(str(error), journal.set_aside(path, files), before)
 
 
@@ -67,7 +67,7 @@ def converge(
     gpus: Sequence[Gpu] | None,
     boot_id: str,
     instances: ClaimInstances,
-) -> Converged:
+) -> RecoveryResult:
     """Make record, GPU instances and specs agree.
 
     To be run at start, when GPUs are others or elsewhere than before, and when instances that prepared claims need are gone.
@@ -83,7 +83,7 @@ def converge(
             kept = [
                 uid for uid, claim in record.claims.items() if claim.state is PreparationState.PREPARED and not rebooted
             ]
-            done = Converged(undone=undone, swept=cdi.sweep(kept), rebooted=rebooted)
+            done = RecoveryResult(undone=undone, swept=cdi.sweep(kept), rebooted=rebooted)
             _record(record, _kept(record), boot_id=record.boot_id if rebooted else boot_id)
             return done
         swept = _retract(record, cdi, _judged(record, cdi, instances, gpus))
@@ -101,7 +101,7 @@ def converge(
     )
 
 
-def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, *, gpus: Sequence[Gpu]) -> Converged:
+def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, *, gpus: Sequence[Gpu]) -> RecoveryResult:
     """Make the specs those of the prepared claims of which all is there. To be run after every look at the GPUs.
 
     Whoever runs it holds the record's lock: a claim that is given up meanwhile would get its spec back.
@@ -120,7 +120,7 @@ def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, *, gpu
                 judged.without_instance.append(uid)
             else:
                 rewritten.append(uid)
-    return Converged(
+    return RecoveryResult(
         rewritten=rewritten,
         without_gpu=judged.without_gpu,
         without_instance=judged.without_instance,
@@ -144,7 +144,7 @@ def _judged(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, gpus:
             continue
         try:
             judged.there[claim.uid] = as_it_is(claim, what)
-        except (NotThere, CapabilityUnknown):
+        except (DeviceMissing, CapabilityUnknown):
             no_gpu = any(gone(what.gpus.get(device.gpu)) for device in claim.devices)
             (judged.without_gpu if no_gpu else judged.without_instance).append(claim.uid)
     return judged

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from draco.agent.files import Files
-from draco.agent.hardware.faults import Ends, Latched, after_load, after_look, judged, latched
+from draco.agent.hardware.faults import FaultEnd, LatchedXid, after_load, after_look, judged, latched
 from draco.agent.hardware.gpus import Gpu, GpuEvent
 
 log = structlog.get_logger()
@@ -23,7 +23,7 @@ VERSION = 1
 
 class _Record(msgspec.Struct, kw_only=True):
     version: int
-    faults: list[Latched] = []
+    faults: list[LatchedXid] = []
 
 
 def driver_load(sysfs_root: Path) -> str:
@@ -45,8 +45,8 @@ class FaultRecord:
         self._files = files
         self._boot_id = boot_id
         self._driver_load = driver_load
-        self._faults: tuple[Latched, ...] | None = None
-        self._written: tuple[Latched, ...] | None = None
+        self._faults: tuple[LatchedXid, ...] | None = None
+        self._written: tuple[LatchedXid, ...] | None = None
         self._said = ""
 
     def happened(self, event: GpuEvent) -> None:
@@ -58,7 +58,7 @@ class FaultRecord:
 
     def reloaded(self) -> None:
         """The driver was loaded anew under this session."""
-        self._keep(one for one in self._known() if one.fatal.ends is not Ends.RESET)
+        self._keep(one for one in self._known() if one.fatal.ends is not FaultEnd.RESET)
 
     def look(self, gpus: Sequence[Gpu]) -> list[Gpu]:
         """The GPUs as NVML shows them now, each with the fault that counts; what is over is forgotten."""
@@ -73,12 +73,12 @@ class FaultRecord:
         """The same by what is known already, without a new look."""
         return [judged(gpu, self._known()) for gpu in gpus]
 
-    def _known(self) -> tuple[Latched, ...]:
+    def _known(self) -> tuple[LatchedXid, ...]:
         if self._faults is None:
             self._faults = self._written = self._read()
         return self._faults
 
-    def _read(self) -> tuple[Latched, ...]:
+    def _read(self) -> tuple[LatchedXid, ...]:
         try:
             record = msgspec.json.decode(self._files.read(self._path), type=_Record)
         except FileNotFoundError:
@@ -88,7 +88,7 @@ class FaultRecord:
             return ()
         return tuple(record.faults) if record.version == VERSION else ()
 
-    def _keep(self, faults: Iterable[Latched]) -> None:
+    def _keep(self, faults: Iterable[LatchedXid]) -> None:
         before, self._faults = self._known(), tuple(faults)
         for one in self._faults:
             if (one.gpu, one.xid) not in {(known.gpu, known.xid) for known in before}:

@@ -17,7 +17,7 @@ from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, GpuFault, GpuHea
 from draco.resources.names import GpuUuid
 
 
-class Ends(IntEnum):
+class FaultEnd(IntEnum):
     """What ends a fault, the milder first. A reboot ends all; a driver that is loaded anew has reset its GPUs."""
 
     RESET = 1
@@ -28,14 +28,14 @@ class FatalXid(msgspec.Struct, frozen=True):
     """An XID that ends a GPU. `spreads`: also when it is reported for one instance, the others are hit."""
 
     what: str
-    ends: Ends = Ends.RESET
+    ends: FaultEnd = FaultEnd.RESET
     spreads: bool = False
 
     def sentence(self, xid: int) -> str:
         """What happened, and what to do."""
         cure = {
-            Ends.RESET: "drain it and reset it with `nvidia-smi --gpu-reset`, reload the driver, or reboot the node",
-            Ends.REBOOT: "drain and reboot the node",
+            FaultEnd.RESET: "drain it and reset it with `nvidia-smi --gpu-reset`, reload the driver, or reboot the node",
+            FaultEnd.REBOOT: "drain and reboot the node",
         }
         return f"XID {xid}: {self.what}; {cure[self.ends]}."
 
@@ -46,7 +46,7 @@ FATAL: Mapping[int, FatalXid] = MappingProxyType(
         48: FatalXid("an uncorrectable memory error"),
         62: FatalXid("a micro-controller of the GPU halted", spreads=True),
         64: FatalXid("a broken memory row could not be remapped", spreads=True),
-        79: FatalXid("the GPU has fallen off the PCI bus", Ends.REBOOT, spreads=True),
+        79: FatalXid("the GPU has fallen off the PCI bus", FaultEnd.REBOOT, spreads=True),
         95: FatalXid("an uncontained memory error, which may have reached every user of the GPU", spreads=True),
         109: FatalXid("a context switch timed out"),
         110: FatalXid("a security fault"),
@@ -61,7 +61,7 @@ FATAL: Mapping[int, FatalXid] = MappingProxyType(
 )
 
 
-class Latched(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LatchedXid(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A fatal XID that came, in which boot and which load of the driver ("" if that cannot be told).
 
     `asked`: since then NVML has asked for a recovery action. When it asks for none any more, that has been done.
@@ -84,23 +84,23 @@ class Latched(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return GpuFault(f"Xid{self.xid}", self.fatal.sentence(self.xid))
 
 
-def latched(event: GpuEvent, *, boot_id: str, driver_load: str) -> Latched | None:
+def latched(event: GpuEvent, *, boot_id: str, driver_load: str) -> LatchedXid | None:
     """What is to be remembered of an event; None if it ends no GPU, or only one of its instances."""
     fatal = FATAL.get(event.data) if event.kind is EventKind.XID else None
     if fatal is None or event.gpu is None or (event.gpu_instance is not None and not fatal.spreads):
         return None
-    return Latched(gpu=event.gpu, xid=event.data, boot_id=boot_id, driver_load=driver_load)
+    return LatchedXid(gpu=event.gpu, xid=event.data, boot_id=boot_id, driver_load=driver_load)
 
 
-def after_load(one: Latched, *, boot_id: str, driver_load: str) -> Latched | None:
+def after_load(one: LatchedXid, *, boot_id: str, driver_load: str) -> LatchedXid | None:
     """What is left of a fault in this boot and this load of the driver; None when it is over."""
     if one.boot_id != boot_id:
         return None
     reloaded = bool(one.driver_load and driver_load and one.driver_load != driver_load)
-    return None if reloaded and one.fatal.ends is Ends.RESET else one
+    return None if reloaded and one.fatal.ends is FaultEnd.RESET else one
 
 
-def after_look(one: Latched, seen: Gpu) -> Latched | None:
+def after_look(one: LatchedXid, seen: Gpu) -> LatchedXid | None:
     """What is left of a fault when NVML has been asked how the GPU is; None when it was reset.
 
     No call tells of a reset. Where the driver has recovery actions, it asks for one after such an XID and stops asking when it
@@ -108,16 +108,16 @@ def after_look(one: Latched, seen: Gpu) -> Latched | None:
     """
     if seen.fault is not None:
         return msgspec.structs.replace(one, asked=True) if seen.fault.name in RECOVERABLE else one
-    done = one.asked and seen.health.state is HealthState.HEALTHY and one.fatal.ends is Ends.RESET
+    done = one.asked and seen.health.state is HealthState.HEALTHY and one.fatal.ends is FaultEnd.RESET
     return None if done else one
 
 
-def judged(gpu: Gpu, remembered: Iterable[Latched]) -> Gpu:
+def judged(gpu: Gpu, remembered: Iterable[LatchedXid]) -> Gpu:
     """The GPU with the fault that counts: the one that takes most to end, the remembered before what NVML says, the first."""
     found = sorted((one for one in remembered if one.gpu == gpu.uuid), key=lambda one: -one.fatal.ends)
     if not found or gpu.absent:
         return gpu
-    if gpu.fault is not None and gpu.fault.name in REBOOTS and found[0].fatal.ends is Ends.RESET:
+    if gpu.fault is not None and gpu.fault.name in REBOOTS and found[0].fatal.ends is FaultEnd.RESET:
         return gpu
     return with_fault(gpu, found[0].fault)
 

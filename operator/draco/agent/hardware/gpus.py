@@ -101,7 +101,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.compute_major}.{self.compute_minor}.0"
 
 
-class Where(NamedTuple):
+class GpuLocation(NamedTuple):
     """Where a GPU is: its minor number, and its PCI address as sysfs writes it."""
 
     minor: int

@@ -27,9 +27,9 @@ from draco.agent.hardware.gpus import (
     GpuEvent,
     GpuFault,
     GpuHealth,
+    GpuLocation,
     HealthState,
     UnidentifiedGpu,
-    Where,
 )
 from draco.agent.hardware.nvml_errors import (
     ADDRESSING_MODES,
@@ -250,10 +250,10 @@ class Nvml:
                 return number * 64 + ((word & -word).bit_length() - 1)
         return None
 
-    def where(self, uuid: GpuUuid) -> Where:
+    def where(self, uuid: GpuUuid) -> GpuLocation:
         """Where a GPU is now: asked of NVML, not remembered."""
         handle = self.handle(uuid)
-        return Where(int(self.call("nvmlDeviceGetMinorNumber", handle)), self._address(handle))
+        return GpuLocation(int(self.call("nvmlDeviceGetMinorNumber", handle)), self._address(handle))
 
     def _address(self, handle: Any) -> str:
         pci = self.call("nvmlDeviceGetPciInfo", handle)

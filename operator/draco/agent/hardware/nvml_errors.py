@@ -61,7 +61,7 @@ class InUse(NvmlError):
     """Somebody uses the instance, or an instance in it: to be tried again, and the holder to be found."""
 
 
-class NoRoom(NvmlError):
+class InsufficientResources(NvmlError):
     """The units are taken, or an engine is used up: what is there has to be read again; asking again does not help."""
 
 
@@ -151,7 +151,7 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
         ),
         pynvml.NVML_ERROR_IN_USE: (InUse, "NVML refused {function}: the GPU or instance is still in use."),
         pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (
-            NoRoom,
+            InsufficientResources,
             "NVML refused {function}: the GPU has no room there.",
         ),
         pynvml.NVML_ERROR_INVALID_ARGUMENT: (

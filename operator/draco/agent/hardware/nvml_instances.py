@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import pynvml
 
-from draco.agent.hardware.gpus import Where
+from draco.agent.hardware.gpus import GpuLocation
 from draco.agent.hardware.instances import Instance
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import GpuUnknown, InvalidArgument, NotSupported, NvmlError, translated
@@ -26,7 +26,7 @@ SLOTS = 64
 """Room in the arrays for NVML's lists; no board has as many instances, or starts, of one profile."""
 
 
-class Mode(msgspec.Struct, frozen=True):
+class MigModes(msgspec.Struct, frozen=True):
     """MIG mode of a GPU: what it is, and what it will be after a reset."""
 
     enabled: bool
@@ -59,15 +59,15 @@ class NvmlInstances:
             self._boards[uuid] = Board(profiles) if profiles else None
         return self._boards[uuid]
 
-    def mode(self, uuid: GpuUuid) -> Mode | None:
+    def mode(self, uuid: GpuUuid) -> MigModes | None:
         """MIG mode; None for a GPU that has no such thing."""
         found = self._nvml.optional("nvmlDeviceGetMigMode", self._nvml.handle(uuid))
         if found is None:
             return None
         current, pending = found
-        return Mode(current == pynvml.NVML_DEVICE_MIG_ENABLE, pending == pynvml.NVML_DEVICE_MIG_ENABLE)
+        return MigModes(current == pynvml.NVML_DEVICE_MIG_ENABLE, pending == pynvml.NVML_DEVICE_MIG_ENABLE)
 
-    def where(self, uuid: GpuUuid) -> Where:
+    def where(self, uuid: GpuUuid) -> GpuLocation:
         """Where the GPU is at this moment."""
         return self._nvml.where(uuid)
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 
 import msgspec
 
-from draco.agent.errors import InstanceHeld, NotThere, PrepareError
+from draco.agent.errors import DeviceMissing, InstanceHeld, PrepareError
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.instances import Instance, PlacementKey
 from draco.agent.hardware.nvml_errors import DriverError, GpuLost, GpuUnknown, InUse, InvalidArgument, NvmlError
@@ -18,18 +18,18 @@ from draco.agent.mig.inventory import GpuInventory, MigInventory
 from draco.agent.mig.ownership import references
 from draco.agent.record.checkpoint import Checkpoint, InstanceState, PreparationState, PreparedClaim, PreparedDevice
 from draco.mig.board import Placement
-from draco.mig.keeping import Keeping, kept
+from draco.mig.keeping import KeptInstances, kept
 from draco.resources.names import GpuUuid
 
 PATIENCE_S = 30.0
 """So long kubelet is told to ask again while an instance of a claim is in use. Its units are published as tainted meanwhile.
 After that the claim is given up, and the instance destroyed when it can be."""
 
-KeepingOf = Callable[[GpuUuid], Keeping]
+KeepingOf = Callable[[GpuUuid], KeptInstances]
 """What is to stay idle on a GPU."""
 
 
-class Acquired(msgspec.Struct, frozen=True):
+class AcquiredInstances(msgspec.Struct, frozen=True):
     """A claim with its instances, not yet on record as prepared; and those that were made for it."""
 
     claim: PreparedClaim
@@ -66,7 +66,7 @@ class ClaimInstances:
 
     # Preparing
 
-    def acquire(self, intent: PreparedClaim) -> Acquired:
+    def acquire(self, intent: PreparedClaim) -> AcquiredInstances:
         """Put the intent on record and have all its instances. PrepareError when that fails; then what was made is undone."""
         wanted = {device.key: device for device in intent.devices if device.key is not None}
         created: list[PlacementKey] = []
@@ -91,7 +91,7 @@ class ClaimInstances:
         except OSError as error:
             self.undo(intent, created)
             raise PrepareError(f"Claim {intent} cannot be prepared: {_refusal(error)}") from error
-        return Acquired(self.filled(intent), tuple(created))
+        return AcquiredInstances(self.filled(intent), tuple(created))
 
     def undo(self, intent: PreparedClaim, created: Iterable[PlacementKey]) -> None:
         """Leave nothing of a failed attempt. What cannot be undone now stays on record, and its GPU dirty."""
@@ -120,7 +120,7 @@ class ClaimInstances:
                 continue
             gpu = gpus[uuid]
             if now != (gpu.minor, gpu.pci_bus_id):
-                raise NotThere(
+                raise DeviceMissing(
                     f"Claim {claim} cannot be prepared: GPU {uuid} has moved from /dev/nvidia{gpu.minor} at {gpu.pci_bus_id} to "
                     f"/dev/nvidia{now.minor} at {now.pci_bus_id}; kubelet tries again."
                 )

@@ -20,16 +20,16 @@ from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.instances import Instance, PlacementKey
 from draco.agent.hardware.nvml_errors import (
     DriverError,
+    InsufficientResources,
     InUse,
     InvalidArgument,
-    NoRoom,
     NotSupported,
     NvmlError,
     PermissionMissing,
 )
 from draco.agent.hardware.nvml_instances import NvmlInstances
 from draco.agent.mig.inventory import GpuInventory, MigInventory
-from draco.agent.mig.ownership import CreationAttempt, Whose
+from draco.agent.mig.ownership import CreationAttempt, Ownership
 from draco.agent.record.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparationState, PreparedClaim
 from draco.mig.board import Placement
 from draco.resources.names import ClaimUid, GpuUuid
@@ -84,17 +84,17 @@ class InstanceManager:
             found = seen.at(own.key)
             if found is None:
                 continue
-            verdict = self._inventory.whose(own, found)
-            if verdict is Whose.OURS:
+            verdict = self._inventory.ownership_of(own, found)
+            if verdict is Ownership.OURS:
                 seen = self._destroy(own, found, seen)
-            elif verdict is Whose.DOUBTFUL:
+            elif verdict is Ownership.DOUBTFUL:
                 self._inventory.trouble(uuid, self._inventory.stranger(found))
         if steps:
             seen = self._inventory.observe(uuid)
         gone = [
             own.key
             for own in self._record.instances.values()
-            if own.gpu == uuid and self._inventory.whose(own, seen.at(own.key)) is Whose.OTHERS
+            if own.gpu == uuid and self._inventory.ownership_of(own, seen.at(own.key)) is Ownership.OTHERS
         ]
         if gone:
             self._forget(gone)
@@ -147,7 +147,7 @@ class InstanceManager:
         self._inventory.attempt([own.key], CreationAttempt.MADE)
         try:
             made = self._mig.create(own.gpu, placement, on_gi)
-        except (NoRoom, NotSupported, InvalidArgument, PermissionMissing):
+        except (InsufficientResources, NotSupported, InvalidArgument, PermissionMissing):
             # Nothing was made. Whatever stands there now is not ours, so the step must not be taken for its maker.
             if self._record.instances[own.key].gi is None:
                 self._inventory.attempt([own.key], CreationAttempt.REFUSED)

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.agent.hardware.gpus import Gpu, Where
+from draco.agent.hardware.gpus import Gpu, GpuLocation
 from draco.agent.hardware.instances import GpuMigView, Instance, MigState, PlacementKey, Use
 from draco.agent.hardware.nvml_errors import DriverError, NvmlError, never_seen
-from draco.agent.hardware.nvml_instances import Mode, NvmlInstances
-from draco.agent.mig.ownership import CreationAttempt, Whose, held, references, whose
+from draco.agent.hardware.nvml_instances import MigModes, NvmlInstances
+from draco.agent.mig.ownership import CreationAttempt, Ownership, held, ownership_of, references
 from draco.agent.record.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparedClaim
 from draco.mig.board import Board, PlacementId
 from draco.resources.names import GpuUuid
@@ -76,7 +76,7 @@ class GpuInventory(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a GPU."""
 
     gpu: Gpu
-    mode: Mode | None
+    mode: MigModes | None
     board: Board | None
     instances: tuple[Instance, ...]
 
@@ -207,7 +207,7 @@ class MigInventory:
         """Whether a GPU was not there in the last look at the node."""
         return self._looked and uuid not in self._seen
 
-    def where(self, uuid: GpuUuid) -> Where:
+    def where(self, uuid: GpuUuid) -> GpuLocation:
         """Where a GPU is at this moment. NvmlError when it does not say."""
         with self._mig.lock:
             return self._mig.where(uuid)
@@ -221,22 +221,22 @@ class MigInventory:
     def own(self, one: Instance) -> OwnedInstance | None:
         """The instance's record, if it is certainly ours."""
         own = self._record.instances.get(one.key)
-        return own if own is not None and self.whose(own, one) is Whose.OURS else None
+        return own if own is not None and self.ownership_of(own, one) is Ownership.OURS else None
 
-    def whose(self, own: OwnedInstance, found: Instance | None) -> Whose:
+    def ownership_of(self, own: OwnedInstance, found: Instance | None) -> Ownership:
         """Whose it is what stands where one of ours is on record. Nothing is doubtful for longer than DOUBT_S."""
         attempt = self._attempts.get(own.key, CreationAttempt.LEFT_OVER)
-        verdict = whose(own, found, boot_id=self.boot_id, attempt=attempt)
-        if verdict is Whose.DOUBTFUL:
+        verdict = ownership_of(own, found, boot_id=self.boot_id, attempt=attempt)
+        if verdict is Ownership.DOUBTFUL:
             since_s = self._doubtful_since_s.setdefault(own.key, self._monotonic())
-            return verdict if self._monotonic() - since_s < DOUBT_S else Whose.OURS
+            return verdict if self._monotonic() - since_s < DOUBT_S else Ownership.OURS
         return verdict
 
     def stranger(self, one: Instance) -> str:
         """Who made an instance that is not certainly ours, as a sentence; and what to do."""
         own = self._record.instances.get(one.key)
         bare = "" if one.ci is not None else ", without a compute instance,"
-        if own is not None and self.whose(own, one) is Whose.DOUBTFUL:
+        if own is not None and self.ownership_of(own, one) is Ownership.DOUBTFUL:
             return (
                 f"GPU instance {one.gi} ({self.named(one.key)}){bare} may come from an interrupted step of this agent, or "
                 f"from somebody else; the agent removes it unless somebody uses it within {DOUBT_S:g} s."

@@ -40,7 +40,7 @@ class CreationAttempt(Enum):
     LEFT_OVER = "an earlier run put it on record"
 
 
-class Whose(Enum):
+class Ownership(Enum):
     """Whose an instance is that stands where one of ours is on record."""
 
     OURS = "ours"
@@ -48,13 +48,13 @@ class Whose(Enum):
     OTHERS = "somebody else's, or nobody's: nothing stands there"
 
 
-def whose(own: OwnedInstance, found: Instance | None, *, boot_id: str, attempt: CreationAttempt) -> Whose:
+def ownership_of(own: OwnedInstance, found: Instance | None, *, boot_id: str, attempt: CreationAttempt) -> Ownership:
     """Whose it is. Where a step was cut off before the instance's number was recorded, only who took the step can know."""
     if not recognised(own, found, boot_id=boot_id):
-        return Whose.OTHERS
+        return Ownership.OTHERS
     if own.gi is not None or attempt is CreationAttempt.MADE:
-        return Whose.OURS
-    return Whose.OTHERS if attempt is CreationAttempt.REFUSED else Whose.DOUBTFUL
+        return Ownership.OURS
+    return Ownership.OTHERS if attempt is CreationAttempt.REFUSED else Ownership.DOUBTFUL
 
 
 def references(claims: Iterable[PreparedClaim]) -> Mapping[PlacementKey, tuple[PreparedClaim, ...]]:

@@ -25,7 +25,7 @@ from draco.agent.mig.ownership import remains
 from draco.agent.record.checkpoint import Checkpoint
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.mig.keeping import Keeping, keeping
+from draco.mig.keeping import KeptInstances, keeping
 from draco.resources.api.draco import IsolatedGpu, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
@@ -33,7 +33,7 @@ Tell = Callable[[str, str, str, GpuUuid], None]
 """An Event on the node about one of its GPUs: reason, action, note, GPU."""
 
 
-class Dividing:
+class NodeDivisions:
     """How one node's GPUs are divided. `shown` is called, in any thread, when `divisions` changes."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Dividing:
         refused = any(one.instance.key in self.inventory.refused for one in division.held)
         return division.dirty and division.message != UNFINISHED and not refused
 
-    def _keeping(self, uuid: GpuUuid) -> Keeping:
+    def _keeping(self, uuid: GpuUuid) -> KeptInstances:
         division = self.divisions.get(uuid)
         return keeping(self.wanted.get(uuid), division.board if division else None)
 

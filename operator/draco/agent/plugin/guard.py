@@ -32,7 +32,7 @@ ASK_AGAIN_S = 30.0
 """A socket that gives no answer is asked again after a second, then after two, up to so many."""
 
 
-class Peer(msgspec.Struct, frozen=True, kw_only=True):
+class OtherPlugin(msgspec.Struct, frozen=True, kw_only=True):
     """Another plugin of the driver. `pid` is 0 when it lives in a process namespace we cannot see.
 
     `since_s` is when it began to serve; None when it is no agent of ours.
@@ -50,7 +50,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.socket} (serving {self.endpoint}{who})"
 
 
-async def peers(registry: Path, driver: str) -> list[Peer]:
+async def peers(registry: Path, driver: str) -> list[OtherPlugin]:
     """The live plugins of `driver` in kubelet's registry folder. A socket that nobody answers is left over and not counted."""
     found = await asyncio.gather(*(_ask(path, one, driver) for path, one in _sockets(registry).items()))
     return [peer for _, peer in found if peer is not None]
@@ -67,7 +67,7 @@ async def refuse_beside_others(registry: Path, driver: str) -> None:
         )
 
 
-class Rivals:
+class OtherPlugins:
     """The other plugins of the driver while we serve it. Each socket is asked once what it is, unless it does not answer."""
 
     def __init__(self, registry: Path, driver: str, *, clock: Clock) -> None:
@@ -76,7 +76,7 @@ class Rivals:
         self._driver = driver
         self._clock = clock
         self._earlier: Collection[SocketFile] = frozenset()
-        self._known: dict[SocketFile, Peer | None] = {}
+        self._known: dict[SocketFile, OtherPlugin | None] = {}
         self._ask_again: dict[SocketFile, tuple[float, float]] = {}  # when, and how long after that
 
     def begin(self) -> None:
@@ -84,13 +84,13 @@ class Rivals:
         self.since_s = self._clock.monotonic()
         self._earlier = frozenset(_sockets(self._registry).values())
 
-    def was_first(self, peer: Peer) -> bool:
+    def was_first(self, peer: OtherPlugin) -> bool:
         """Whether it served the driver before we did."""
         if peer.since_s is not None:
             return peer.since_s < self.since_s
         return peer.identity in self._earlier
 
-    async def look(self, *, ours: Collection[SocketFile]) -> list[Peer]:
+    async def look(self, *, ours: Collection[SocketFile]) -> list[OtherPlugin]:
         """The plugins of the driver that are there now, but for `ours`."""
         there = {path: one for path, one in _sockets(self._registry).items() if one not in ours}
         now = self._clock.monotonic()
@@ -127,7 +127,7 @@ def _sockets(registry: Path) -> Mapping[Path, SocketFile]:
     return found
 
 
-async def _ask(path: Path, one: SocketFile, driver: str) -> tuple[bool, Peer | None]:
+async def _ask(path: Path, one: SocketFile, driver: str) -> tuple[bool, OtherPlugin | None]:
     """Whether it answered, and the plugin, if it is one of the driver."""
     pid = await asyncio.to_thread(listener, path)
     if pid is None:
@@ -146,7 +146,9 @@ async def _ask(path: Path, one: SocketFile, driver: str) -> tuple[bool, Peer | N
         with suppress(ValueError):
             since_s = float(value) if key == SERVING_SINCE else since_s
     endpoint = shown(info.endpoint) or str(path)
-    return True, Peer(socket=path, endpoint=endpoint, identity=one, pid=pid, command=_command(pid), since_s=since_s)
+    return True, OtherPlugin(
+        socket=path, endpoint=endpoint, identity=one, pid=pid, command=_command(pid), since_s=since_s
+    )
 
 
 def _command(pid: int) -> str:

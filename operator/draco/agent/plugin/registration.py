@@ -28,7 +28,7 @@ import structlog
 
 from draco.agent.errors import SettingsError
 from draco.agent.plugin.api import registration_pb2
-from draco.agent.plugin.guard import SERVING_SINCE, Peer, Rivals
+from draco.agent.plugin.guard import SERVING_SINCE, OtherPlugin, OtherPlugins
 from draco.agent.plugin.unix_sockets import SocketFile, SocketTaken, hidden_beside, identity, show, withdraw
 from draco.agent.plugin.wire import REGISTRATION, SUPPORTED_VERSIONS, handlers
 from draco.kube.clock import Clock
@@ -71,7 +71,7 @@ def other_sockets(usual: Sockets) -> Sockets:
     return Sockets(usual.registration.with_name(f"{name}-alt.sock"), usual.service.with_name("alt.sock"))
 
 
-class Contest(msgspec.Struct, frozen=True):
+class PluginConflict(msgspec.Struct, frozen=True):
     """Another plugin serves the driver, too; or somebody has our sockets. `gives_way`: it is for us to give way."""
 
     sentence: str
@@ -101,11 +101,11 @@ class Plugin:
         clock: Clock,
         check_s: float = 1.0,
         on_registration: Callable[[RegistrationState], None] = lambda _: None,
-        on_contest: Callable[[Contest | None], None] = lambda _: None,
+        on_contest: Callable[[PluginConflict | None], None] = lambda _: None,
         on_stopping: Callable[[], None] = lambda: None,
     ) -> None:
         self.registration = RegistrationState()
-        self.contest: Contest | None = None
+        self.contest: PluginConflict | None = None
         self.serving = asyncio.Event()
         self._driver = driver
         self._clock = clock
@@ -113,7 +113,7 @@ class Plugin:
         self._on_registration = on_registration
         self._on_contest = on_contest
         self._on_stopping = on_stopping
-        self._rivals = Rivals(where.registration.parent, driver, clock=clock)
+        self._rivals = OtherPlugins(where.registration.parent, driver, clock=clock)
         self._seen: frozenset[SocketFile] = frozenset()
         self._register_at: list[float] = []
         behaviours = {"GetInfo": self._get_info, "NotifyRegistrationStatus": self._notified}
@@ -157,7 +157,7 @@ class Plugin:
                 await self._registry.stop(grace_s=0.0)
                 await self._registry.start()
         except SocketTaken as taken:
-            contest = Contest(f"{taken} Draco cannot register there: end that process.", gives_way=True)
+            contest = PluginConflict(f"{taken} Draco cannot register there: end that process.", gives_way=True)
         if contest != self.contest:
             self.contest = contest
             if contest is not None and contest.gives_way:
@@ -171,7 +171,7 @@ class Plugin:
             await endpoint.stop(grace_s=0.0)
         await endpoint.start()
 
-    def _plan_registrations(self, others: Sequence[Peer]) -> None:
+    def _plan_registrations(self, others: Sequence[OtherPlugin]) -> None:
         now = self._clock.monotonic()
         seen = frozenset(peer.identity for peer in others)
         if seen - self._seen:
@@ -180,15 +180,15 @@ class Plugin:
             self._register_at = []
         self._seen = seen
 
-    def _contest(self, others: Sequence[Peer], first: Sequence[Peer]) -> Contest | None:
+    def _contest(self, others: Sequence[OtherPlugin], first: Sequence[OtherPlugin]) -> PluginConflict | None:
         if first:
-            return Contest(
+            return PluginConflict(
                 f"Driver {self._driver} was served on this node before Draco by {'; '.join(map(str, first))}. Draco prepares "
                 "no claims until that plugin is gone; remove it, or run Draco under another driver name (--driver).",
                 gives_way=True,
             )
         if others:
-            return Contest(
+            return PluginConflict(
                 f"Driver {self._driver} is also served by {'; '.join(map(str, others))}, which came after Draco. Draco keeps "
                 "the node and has registered again; remove that plugin: two plugins of one driver hand out the same GPUs twice."
             )

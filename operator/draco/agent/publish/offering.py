@@ -21,14 +21,14 @@ import structlog
 from draco.agent.hardware.gpus import DriverInfo, LocatedGpu, position
 from draco.agent.hardware.instances import GpuMigView, MigState, Use
 from draco.agent.hardware.monitor import HardwareView
-from draco.agent.mig.parts import Dividing
+from draco.agent.mig.parts import NodeDivisions
 from draco.agent.publish import partitions, slices
 from draco.agent.publish.partitions import Divisible, Place, fault_taints, isolation_taints
 from draco.agent.publish.publisher import SlicePublisher
 from draco.kube.clock import Clock, wait_for
 from draco.kube.queue import WorkQueue, run_workers
 from draco.mig.board import Board, Placement
-from draco.mig.keeping import Keeping, keeping, layout_of
+from draco.mig.keeping import KeptInstances, keeping, layout_of
 from draco.resources.api.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu
 from draco.resources.api.slices import CounterSet, Device
 from draco.resources.api.taints import TAINTS_PER_DEVICE, DeviceTaint
@@ -102,7 +102,7 @@ class Offering:
         return None
 
     def _divisible(
-        self, located: LocatedGpu, mig: GpuMigView, wanted: WantedGpu | None, keep: Keeping
+        self, located: LocatedGpu, mig: GpuMigView, wanted: WantedGpu | None, keep: KeptInstances
     ) -> Divisible | None:
         """The GPU as one whose partitions are offered; None where it is offered whole, as if there were no MIG."""
         board = mig.board
@@ -119,7 +119,7 @@ class Offering:
                 return self._static(common, layout_of(wanted, board), keep)
         return Divisible(**common, layout=(), whole=self.partitionable) if beside else None
 
-    def _static(self, common: dict[str, Any], layout: tuple[Placement, ...], keep: Keeping) -> Divisible | None:
+    def _static(self, common: dict[str, Any], layout: tuple[Placement, ...], keep: KeptInstances) -> Divisible | None:
         if self.partitionable:
             return Divisible(**common, layout=layout, whole=bool(keep.whole))
         # Without counters nothing keeps the scheduler from what overlaps, so it must not be there.
@@ -162,7 +162,7 @@ class Offers:
     def __init__(
         self,
         publisher: SlicePublisher,
-        dividing: Dividing,
+        dividing: NodeDivisions,
         *,
         view: Callable[[], HardwareView],
         clock: Clock,

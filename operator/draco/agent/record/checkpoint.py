@@ -38,7 +38,7 @@ OLD_VERSIONS = frozenset({1, 2})
 class CheckpointDamaged(AgentError):
     """The record of prepared claims cannot be trusted. `before` is what it said before the damage, if that is known."""
 
-    def __init__(self, sentence: str, *, before: "Loaded | None" = None) -> None:
+    def __init__(self, sentence: str, *, before: "LoadedRecord | None" = None) -> None:
         super().__init__(sentence)
         self.before = before
 
@@ -226,7 +226,7 @@ class Checkpoint:
         self._journal = Journal(path, files)
         self._state = _State(boot_id=boot_id, claims={claim.uid: claim for claim in claims})
 
-    def restore(self, loaded: "Loaded") -> None:
+    def restore(self, loaded: "LoadedRecord") -> None:
         """Take up what was on disk."""
         self._state = _State(
             boot_id=loaded.boot_id,
@@ -338,7 +338,7 @@ def _reserve(state: _State) -> int:
     return len(msgspec.json.encode(held)) + 512 * len(held)
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadedRecord(msgspec.Struct, frozen=True):
     """What the file said, and the boot in which it was recorded ("" when there was no file)."""
 
     boot_id: str
@@ -361,19 +361,19 @@ class _OldEnvelope(msgspec.Struct, kw_only=True):
     record: msgspec.Raw
 
 
-def load(path: Path, files: Files) -> Loaded:
+def load(path: Path, files: Files) -> LoadedRecord:
     """Read the record. No file means no claims; CheckpointDamaged when it is not whole or not of a version we know."""
     what = f"The record of prepared claims {path}"
     try:
         content = files.read(path)
     except FileNotFoundError:
-        return Loaded("", [])
+        return LoadedRecord("", [])
     except OSError as error:
         raise CheckpointDamaged(f"{what} cannot be read: {error.strerror}.") from error
     return read(content, what)
 
 
-def read(content: bytes, what: str = "The record of prepared claims") -> Loaded:
+def read(content: bytes, what: str = "The record of prepared claims") -> LoadedRecord:
     """What the bytes of a record say; CheckpointDamaged when they are not whole or not of a version we know."""
     old = _read_old(content)
     if old is not None:
@@ -387,7 +387,7 @@ def read(content: bytes, what: str = "The record of prepared claims") -> Loaded:
         except journal.UNREADABLE as error:
             damage = f"has an entry that this agent does not understand ({error})"
             break
-    loaded = Loaded(
+    loaded = LoadedRecord(
         state.boot_id,
         list(state.claims.values()),
         list(state.instances.values()),
@@ -399,7 +399,7 @@ def read(content: bytes, what: str = "The record of prepared claims") -> Loaded:
     return loaded
 
 
-def _read_old(content: bytes) -> Loaded | None:
+def _read_old(content: bytes) -> LoadedRecord | None:
     """A record of version 1 or 2; None when it is not one, or not whole."""
     try:
         envelope = msgspec.json.decode(content, type=_OldEnvelope)
@@ -408,7 +408,7 @@ def _read_old(content: bytes) -> Loaded | None:
         record = msgspec.json.decode(envelope.record, type=_OldRecord)
     except journal.UNREADABLE:
         return None
-    return Loaded(record.boot_id, record.claims, record.instances)
+    return LoadedRecord(record.boot_id, record.claims, record.instances)
 
 
 def set_aside(path: Path, files: Files) -> Path:

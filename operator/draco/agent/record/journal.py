@@ -53,7 +53,7 @@ class Position(msgspec.Struct, frozen=True):
     size: int
 
 
-class Contents(msgspec.Struct, frozen=True, kw_only=True):
+class JournalContents(msgspec.Struct, frozen=True, kw_only=True):
     """What a file says. With `damage`, a sentence's end, `entries` are those before it.
 
     `position` is None when the file has to be written anew before anything can be added.
@@ -64,14 +64,14 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     position: Position | None = None
 
 
-def read(content: bytes) -> Contents:
+def read(content: bytes) -> JournalContents:
     """The entries of a file, as far as they can be believed."""
     entries: list[bytes] = []
     checksum, size, start, clean = "", 0, 0, True
     while (end := content.find(b"\n", start)) >= 0:
         line = _line(content[start:end], checksum)
         if line is None:
-            return Contents(entries=entries, damage=_damage(content[start:end], start))
+            return JournalContents(entries=entries, damage=_damage(content[start:end], start))
         entries.append(bytes(line.entry))
         checksum, size, start = line.checksum, line.size or size, end + 1
     rest = content[start:].rstrip(_PAD)
@@ -82,10 +82,10 @@ def read(content: bytes) -> Contents:
             entries.append(bytes(line.entry))
             size = line.size or size
     if not entries:
-        return Contents(entries=[], damage="is incomplete")
+        return JournalContents(entries=[], damage="is incomplete")
     if len(content) < size:
-        return Contents(entries=entries, damage=f"has {len(content)} of {size} bytes")
-    return Contents(entries=entries, position=Position(start, checksum, len(content)) if clean else None)
+        return JournalContents(entries=entries, damage=f"has {len(content)} of {size} bytes")
+    return JournalContents(entries=entries, position=Position(start, checksum, len(content)) if clean else None)
 
 
 def _line(text: bytes, after: str) -> _Line | None:

@@ -14,7 +14,7 @@ from draco.agent.hardware.gpus import device_name, position
 from draco.agent.hardware.instances import GpuMigView
 from draco.agent.hardware.monitor import DRIVER_HANGS, HardwareView
 from draco.agent.plugin.health_service import reports
-from draco.agent.plugin.registration import Contest, RegistrationState
+from draco.agent.plugin.registration import PluginConflict, RegistrationState
 from draco.agent.publish.publisher import PublishedPool
 from draco.agent.publish.slices import memory
 from draco.agent.record.checkpoint import PreparedClaim
@@ -44,7 +44,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     registration: RegistrationState
     claims: int
-    contest: Contest | None = None
+    contest: PluginConflict | None = None
     divisions: Mapping[GpuUuid, GpuMigView] = {}
     features: Features | None = None
     """What the cluster can do, once that is known."""

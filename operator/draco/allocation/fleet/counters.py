@@ -38,7 +38,7 @@ class _Left:
             self.counters[place] -= taken
 
 
-class Drawn(msgspec.Struct, frozen=True, eq=False):
+class CounterUse(msgspec.Struct, frozen=True, eq=False):
     """What the counters of a pool are for its devices. Pools are alike of which both parts are the same objects."""
 
     shape: Hashable
@@ -47,11 +47,11 @@ class Drawn(msgspec.Struct, frozen=True, eq=False):
     """What devices in use leave of each."""
 
 
-def drawn(pool: Pool, view: PoolView, state: AllocatedState) -> Drawn:
+def drawn(pool: Pool, view: PoolView, state: AllocatedState) -> CounterUse:
     """The counters of a plain pool, in the view of its node."""
     names = tuple([(each.name, tuple(each.counters)) for entry in pool.plain for each in entry.spec.shared_counters])
     shape = _once((names, tuple([candidate.charges for candidate in view.candidates])))
-    return Drawn(shape, _once(tuple(_Left(view, state).counters)))
+    return CounterUse(shape, _once(tuple(_Left(view, state).counters)))
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self, TypeVar
 
 from draco.allocation.fleet.capacity import arithmetic
-from draco.allocation.fleet.counters import Counters, Drawn, drawn
+from draco.allocation.fleet.counters import Counters, CounterUse, drawn
 from draco.allocation.fleet.inventory import Inventory
 from draco.allocation.fleet.node_rows import SHARED as OF_NO_NODE
 from draco.allocation.fleet.rowwise import BYTES, packed
@@ -27,7 +27,7 @@ from draco.resources.names import DeviceKey, PoolKey
 T = TypeVar("T")
 
 
-class Kept:
+class AnswerCache:
     """Answers by what was asked, so many at most: the one that nobody asked for longest goes first.
 
     Whoever may choose what is asked cannot fill the memory so. Knows nothing of what it keeps, nor when that is no longer true:
@@ -92,8 +92,8 @@ class Fleet:
         self._known_unused: tuple[tuple[int, int], tuple[int, int]] | None = None
         self._recount: set[PoolKey] = set()
         """Pools whose counters changed since `short` was worked out."""
-        self._drawn: dict[PoolKey, Drawn] = {}
-        self.of_nodes = Kept(MAX_OF_NODES)
+        self._drawn: dict[PoolKey, CounterUse] = {}
+        self.of_nodes = AnswerCache(MAX_OF_NODES)
         """What was worked out of `nodes` and nothing else but what it is kept by; forgotten when a node changes."""
         self._nodeless: list[str] | None = None
 
@@ -178,7 +178,7 @@ class Fleet:
             self._known_unused = (now, (free, free & packed(short.translate(_ZERO))))
         return self._known_unused[1]
 
-    def drawn(self, pool: PoolKey) -> Drawn | None:
+    def drawn(self, pool: PoolKey) -> CounterUse | None:
         """What the counters of a plain pool are for its devices; None for other pools, and without counters."""
         self.recount(len(self._recount))
         return self._drawn.get(pool)

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 
-class Area(StrEnum):
+class AffectedArea(StrEnum):
     """What a claim or a slice uses."""
 
     ALL_MODE = "AllMode"
@@ -28,7 +28,7 @@ class UpstreamBug(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[int, ...]
     """The pull requests that fixed it; for an open one, the issues or pull requests that describe it."""
     issues: tuple[int, ...] = ()
-    areas: tuple[frozenset[Area], ...]
+    areas: tuple[frozenset[AffectedArea], ...]
     """What must be in use for it to matter: all of one of these sets. An empty one: nothing special."""
     what: str
     """One sentence, of what the affected scheduler does."""
@@ -43,12 +43,12 @@ class UpstreamBug(msgspec.Struct, frozen=True, kw_only=True):
         """Whether some patch release of Kubernetes 1.`minor` has it."""
         return self.fixed_in is None or minor < self.fixed_in
 
-    def concerns(self, used: AbstractSet[Area]) -> bool:
+    def concerns(self, used: AbstractSet[AffectedArea]) -> bool:
         """Whether it matters where these are in use."""
         return any(each <= used for each in self.areas)
 
 
-def _with(*areas: Area) -> frozenset[Area]:
+def _with(*areas: AffectedArea) -> frozenset[AffectedArea]:
     return frozenset(areas)
 
 
@@ -64,14 +64,14 @@ UPSTREAM_BUGS: Final = (
     ),
     UpstreamBug(
         changes=(137347,),
-        areas=(_with(Area.ALL_MODE),),
+        areas=(_with(AffectedArea.ALL_MODE),),
         what="The scheduler mistakes which devices a firstAvailable alternative with allocationMode All asks for.",
         refuses=True,
         fixed_in=36,
     ),
     UpstreamBug(
         changes=(138885,),
-        areas=(_with(Area.ALL_MODE, Area.SHARED_COUNTERS),),
+        areas=(_with(AffectedArea.ALL_MODE, AffectedArea.SHARED_COUNTERS),),
         what="The scheduler panics when a request with allocationMode All meets devices that draw from shared counters.",
         refuses=True,
         fixed_in=37,
@@ -79,7 +79,7 @@ UPSTREAM_BUGS: Final = (
     UpstreamBug(
         changes=(139040,),
         issues=(139034,),
-        areas=(_with(Area.CONSUMABLE_CAPACITY, Area.SHARED_COUNTERS),),
+        areas=(_with(AffectedArea.CONSUMABLE_CAPACITY, AffectedArea.SHARED_COUNTERS),),
         what="The scheduler overlooks what shared devices already in use draw from counters, and gives it out twice.",
         refuses=False,
         fixed_in=37,
@@ -87,7 +87,7 @@ UPSTREAM_BUGS: Final = (
     UpstreamBug(
         changes=(140435, 140504),
         issues=(140434,),
-        areas=(_with(Area.SHARED_COUNTERS),),
+        areas=(_with(AffectedArea.SHARED_COUNTERS),),
         what="The scheduler confuses the counters of two drivers whose pools have the same name, such as the node's.",
         refuses=True,
         fixed_in=37,
@@ -96,7 +96,7 @@ UPSTREAM_BUGS: Final = (
     UpstreamBug(
         changes=(140431,),
         issues=(140436,),
-        areas=(_with(Area.SHARED_COUNTERS), _with(Area.CONSTRAINTS)),
+        areas=(_with(AffectedArea.SHARED_COUNTERS), _with(AffectedArea.CONSTRAINTS)),
         what="The scheduler keeps counters and constraint values of devices it tried and dropped, and then finds no fit.",
         refuses=True,
         fixed_in=37,
@@ -104,7 +104,7 @@ UPSTREAM_BUGS: Final = (
     UpstreamBug(
         changes=(140600,),
         issues=(140438,),
-        areas=(_with(Area.CONSTRAINTS),),
+        areas=(_with(AffectedArea.CONSTRAINTS),),
         what="The scheduler compares distinctAttribute only with the device before when one request wants three or more.",
         refuses=False,
         fixed_in=37,
@@ -112,14 +112,14 @@ UPSTREAM_BUGS: Final = (
     UpstreamBug(
         changes=(140325,),
         issues=(140300,),
-        areas=(_with(Area.CONSTRAINTS, Area.LIST_ATTRIBUTES),),
+        areas=(_with(AffectedArea.CONSTRAINTS, AffectedArea.LIST_ATTRIBUTES),),
         what="The scheduler does not restore the common values of a list matchAttribute after dropping a device.",
         refuses=True,
         fixed_in=37,
     ),
     UpstreamBug(
         changes=(140437, 140442, 140518, 140702, 140769, 140666, 139698),
-        areas=(_with(Area.CONSUMABLE_CAPACITY), _with(Area.SHARED_COUNTERS)),
+        areas=(_with(AffectedArea.CONSUMABLE_CAPACITY), _with(AffectedArea.SHARED_COUNTERS)),
         what=(
             "The scheduler miscalculates amounts of counters and shared capacities: overflows, a division by zero, changed "
             "objects in its cache, and partial results of allocationMode All."
@@ -129,14 +129,14 @@ UPSTREAM_BUGS: Final = (
     ),
     UpstreamBug(
         changes=(140729,),
-        areas=(_with(Area.ADMIN_ACCESS, Area.SHARED_COUNTERS),),
+        areas=(_with(AffectedArea.ADMIN_ACCESS, AffectedArea.SHARED_COUNTERS),),
         what="The scheduler charges administrative access to shared counters, so that it can be refused for lack of them.",
         refuses=True,
         fixed_in=None,
     ),
     UpstreamBug(
         changes=(140806,),
-        areas=(_with(Area.SHARED_COUNTERS),),
+        areas=(_with(AffectedArea.SHARED_COUNTERS),),
         what="The scheduler frees the counters of a device in use when its driver stops publishing it, and gives them out again.",
         refuses=False,
         fixed_in=None,

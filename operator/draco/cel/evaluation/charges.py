@@ -1,7 +1,7 @@
 """What evaluation costs: the charges of Kubernetes' runtime cost limit.
 
-Owns two ways to run the same code. `Free` adds nothing, for expressions that provably stay far below the limit; `Metered` counts
-as Kubernetes does and stops the evaluation where it would. What a call is charged is in the table of functions.
+Owns two ways to run the same code. `Unmetered` adds nothing, for expressions that provably stay far below the limit. `Metered`
+counts as Kubernetes does and stops the evaluation where it would. What a call is charged is in the table of functions.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Meter(Protocol):
         ...
 
 
-class Free:
+class Unmetered:
     """Charges nothing."""
 
     def fixed(self, run: Run, cost: int) -> Run:  # noqa: ARG002 - a Meter's signature

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from draco.cel.errors import CompileError, EvaluationError
-from draco.cel.evaluation.charges import READ, Free, Meter
+from draco.cel.evaluation.charges import READ, Meter, Unmetered
 from draco.cel.evaluation.code import UNSET, Code, CompileTask, Run, Scope, Slots, Step, Variable, constant, failing
 from draco.cel.evaluation.logic import both, either, not_strictly_false
 from draco.cel.evaluation.loops import compile_loop
@@ -184,7 +184,7 @@ class Compiler:
             return NONE if found is UNSET else Optional(found)
 
         bare = self.meter.optional_part(self.meter.fixed(value, 2), constant(identifier), optional)
-        is_free = isinstance(self.meter, Free)
+        is_free = isinstance(self.meter, Unmetered)
         return Code(self.meter.fixed(bare, READ), bare=bare, optional_of=value if is_free else None)
 
     def _list(self, node: ListExpr, scope: Scope) -> Step:
@@ -289,7 +289,7 @@ class Compiler:
             return _folded(partial(function, codes[0].value))
         if name == "_+_" and _is_appending(node, scope):
             return Code(self.meter.call(Binding(_append), runs))
-        if name in _PARSERS and isinstance(self.meter, Free) and all(code.is_constant for code in codes):
+        if name in _PARSERS and isinstance(self.meter, Unmetered) and all(code.is_constant for code in codes):
             return Code(_computed_once(partial(function, *(code.value for code in codes))))
         if overload == "in_list" and codes[1].is_constant:
             return self._membership(binding, runs, codes[1].value)
@@ -297,7 +297,7 @@ class Compiler:
             with_pattern = _with_pattern(name, codes[1].value)
             toil = toil_of_finding if name == "findAll" else None
             return Code(self.meter.call_in_order(Binding(with_pattern, MATCHING.charge, toil), runs))
-        if name in _COMPARISONS and isinstance(self.meter, Free) and codes[1].is_constant:
+        if name in _COMPARISONS and isinstance(self.meter, Unmetered) and codes[1].is_constant:
             return Code(_with_constant(name, runs[0], codes[1].value, function))
         stops = name == "format" or (overload is None and name[0].isalpha())
         call = self.meter.call_in_order if stops else self.meter.call

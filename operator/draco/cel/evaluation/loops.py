@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from draco.cel.errors import EvaluationAborted, EvaluationError
-from draco.cel.evaluation.charges import Free, Meter
+from draco.cel.evaluation.charges import Meter, Unmetered
 from draco.cel.evaluation.code import UNSET, Code, CompileTask, Run, Scope, Slots, Step, Variable
 from draco.cel.syntax.ast import Comprehension
 from draco.cel.values.device import DeviceVariable
@@ -32,7 +32,7 @@ def compile_loop(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> S
     """The code of a comprehension."""
     if node.macro == "bind":
         return _bind(compiler, node, scope)
-    if isinstance(compiler.meter, Free) and node.macro in _DIRECT:
+    if isinstance(compiler.meter, Unmetered) and node.macro in _DIRECT:
         return _direct(compiler, node, scope)
     return _literal(compiler, node, scope)
 
@@ -43,7 +43,7 @@ def _bind(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
     A name is never a constant, even where its value is: `false && s.matches(name)` does not compile the pattern.
     """
     init = yield CompileTask(node.init, scope)
-    if isinstance(compiler.meter, Free) and init.path is not None:
+    if isinstance(compiler.meter, Unmetered) and init.path is not None:
         return (yield CompileTask(node.body, {**scope, node.accumulator: Variable(0, init, is_alias=True)}))
     slot = compiler.new_slot()
     body = yield CompileTask(node.body, {**scope, node.accumulator: Variable(slot, init)})

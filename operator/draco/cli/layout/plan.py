@@ -12,17 +12,17 @@ from typing import NamedTuple
 import msgspec
 
 from draco.cli.layout.schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, PolicyPlanView, WaitView
-from draco.cli.layout.sources import Observed
+from draco.cli.layout.sources import ObservedNodes
 from draco.cli.layout.view import Holders, holders_of
 from draco.cli.status.view import natural
 from draco.mig.board import Board
 from draco.mig.gpu_plan import GpuPlan, ObservedGpu, Part, plan_gpu
 from draco.mig_policy import (
     NodeDecision,
-    Outlook,
     Permit,
     Rules,
     SeenNode,
+    StatusInputs,
     decide,
     oldest_first,
     permit,
@@ -105,7 +105,7 @@ class _Node(NamedTuple):
         return self.had[uuid].policy if uuid in self.had else decided
 
 
-def plan(seen: Observed, now: datetime) -> PlanView:
+def plan(seen: ObservedNodes, now: datetime) -> PlanView:
     """What applying `seen.asked` and deleting `seen.deleted` changes."""
     policies = _policies(seen, now)
     holders = holders_of(seen.claims)
@@ -115,7 +115,7 @@ def plan(seen: Observed, now: datetime) -> PlanView:
         for _, node in sorted(seen.gpu_nodes.items(), key=lambda pair: natural(pair[0]))
     ]
     gpus = [each for node in nodes for each in _gpus(node, policies)]
-    outlook = Outlook([node.taken_up for node in nodes], now)
+    outlook = StatusInputs([node.taken_up for node in nodes], now)
     shown = [_deleted(policy, nodes) for policy in policies.deleted]
     shown += [
         _policy(rules, outlook, seen.policies.get(rules.name))
@@ -132,7 +132,7 @@ def plan(seen: Observed, now: datetime) -> PlanView:
     )
 
 
-def _policies(seen: Observed, now: datetime) -> _Policies:
+def _policies(seen: ObservedNodes, now: datetime) -> _Policies:
     after = {name: each for name, each in seen.policies.items() if name not in seen.deleted}
     for each in seen.asked:
         known = seen.policies.get(each.metadata.name)
@@ -154,7 +154,7 @@ def _new(policy: MigPolicy) -> MigPolicy:
 
 
 def _node(
-    seen: Observed,
+    seen: ObservedNodes,
     node: GpuNode,
     policies: _Policies,
     slices: Mapping[PoolKey, Sequence[ResourceSlice]],
@@ -334,7 +334,7 @@ def _reset(made: GpuPlan, rules: Rules, allowed: Permit) -> tuple[LayoutOutcome,
     return LayoutOutcome.RESET, f"{what}, which the policy permits from {allowed.until:%Y-%m-%d %H:%M} UTC"
 
 
-def _policy(rules: Rules, outlook: Outlook, before: MigPolicy | None) -> PolicyPlanView:
+def _policy(rules: Rules, outlook: StatusInputs, before: MigPolicy | None) -> PolicyPlanView:
     status = summary(rules, outlook)
     conditions = {each.type: each for each in status.conditions}
     valid, applied = conditions[CONDITION_VALID], conditions[CONDITION_APPLIED]
@@ -381,11 +381,11 @@ def _inherited(heirs: Mapping[str, int]) -> str:
     return f"Its GPUs go to {', '.join(f'{heir} ({count})' for _, heir, count in shares)}."
 
 
-def _notes(seen: Observed, policies: _Policies) -> list[str]:
+def _notes(seen: ObservedNodes, policies: _Policies) -> list[str]:
     return [*_gone(seen, policies), *_without_labels(seen, policies)]
 
 
-def _without_labels(seen: Observed, policies: _Policies) -> list[str]:
+def _without_labels(seen: ObservedNodes, policies: _Policies) -> list[str]:
     """Node selectors ask for labels, which the files may have left out."""
     asking = [each.name for each in policies.after if each.policy.spec.node_selector not in (None, LabelSelector())]
     missing = [name for name in seen.gpu_nodes if name not in seen.nodes]
@@ -397,7 +397,7 @@ def _without_labels(seen: Observed, policies: _Policies) -> list[str]:
     return [f"{text}; give `kubectl get nodes -o json` with -f, too."]
 
 
-def _gone(seen: Observed, policies: _Policies) -> list[str]:
+def _gone(seen: ObservedNodes, policies: _Policies) -> list[str]:
     known = {each.name for each in policies.after}
     named = {each.policy for node in seen.gpu_nodes.values() for each in node.spec.gpus}
     gone = sorted(named - known - set(seen.deleted))

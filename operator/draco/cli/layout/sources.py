@@ -42,7 +42,7 @@ class LayoutSources(msgspec.Struct, frozen=True, kw_only=True):
     context: str | None
 
 
-class Observed(msgspec.Struct, kw_only=True):
+class ObservedNodes(msgspec.Struct, kw_only=True):
     """Nodes with GPUs and what belongs to them, at one time. `server` is "" for files alone.
 
     `policies` are those that exist, `asked` those that are to be applied, `deleted` names those of the first that are to go.
@@ -78,7 +78,7 @@ with_layout_sources = gathered(LayoutSources, _OPTIONS)
 """Adds the options to a command, which gets them as one argument `sources`."""
 
 
-def observe(sources: LayoutSources, deleted: Sequence[str] = ()) -> Observed:
+def observe(sources: LayoutSources, deleted: Sequence[str] = ()) -> ObservedNodes:
     """Everything a layout is about. Raises ManifestError, KubeError, KubeconfigError, ClusterError or NoSuchPolicyError.
 
     `deleted` are the policies that are to go.
@@ -90,14 +90,14 @@ def observe(sources: LayoutSources, deleted: Sequence[str] = ()) -> Observed:
     from_files = sources.cluster is False or (sources.cluster is None and alone)
     if from_files and not manifests:
         raise click.UsageError("There is nothing to read: give files with -f, or leave --no-cluster out.")
-    seen = Observed() if from_files else asyncio.run(_read(sources.kubeconfig, sources.context))
+    seen = ObservedNodes() if from_files else asyncio.run(_read(sources.kubeconfig, sources.context))
     seen.deleted = list(dict.fromkeys(deleted))
     _add(seen, manifests)
     _check_deleted(seen)
     return seen
 
 
-def _check_deleted(seen: Observed) -> None:
+def _check_deleted(seen: ObservedNodes) -> None:
     for name in seen.deleted:
         if name not in seen.policies:
             raise NoSuchPolicyError(f"there is no MigPolicy {name} in {seen.place}: {_those(sorted(seen.policies))}.")
@@ -114,12 +114,12 @@ def _those(names: Sequence[str]) -> str:
     return f"there {'is' if len(names) == 1 else 'are'} {', '.join([*names[:_NAMED], *more])}"
 
 
-async def _read(kubeconfig: Path | None, context: str | None) -> Observed:
+async def _read(kubeconfig: Path | None, context: str | None) -> ObservedNodes:
     async with Client(await connect(kubeconfig, context)) as client:
         return await read_layouts(client)
 
 
-async def read_layouts(client: Client) -> Observed:
+async def read_layouts(client: Client) -> ObservedNodes:
     """The cluster behind a client. Raises KubeError or ClusterError."""
     reader = Reader(client)
     server = str(client.connection.server)
@@ -134,7 +134,7 @@ async def read_layouts(client: Client) -> Observed:
         nodes = tasks.create_task(reader.all_if_allowed(NODES, "node selectors cannot be evaluated"))
         slices = tasks.create_task(reader.all_if_allowed(SLICES, "device selectors cannot be evaluated"))
         claims = tasks.create_task(reader.all_if_allowed(CLAIMS, "which claims have whole GPUs is not known"))
-    return Observed(
+    return ObservedNodes(
         server=server,
         gpu_nodes={each.metadata.name: each for each in gpu_nodes},
         nodes={each.metadata.name: each for each in nodes.result()},
@@ -145,7 +145,7 @@ async def read_layouts(client: Client) -> Observed:
     )
 
 
-def _add(seen: Observed, manifests: Iterable[tuple[Manifest, str]]) -> None:
+def _add(seen: ObservedNodes, manifests: Iterable[tuple[Manifest, str]]) -> None:
     others = []
     policies: list[MigPolicy] = []
     given: dict[tuple[str, str, bool], str] = {}
@@ -180,7 +180,7 @@ def _exists(item: MigPolicy) -> bool:
     return bool(item.metadata.uid)
 
 
-def _take_policies(seen: Observed, policies: Sequence[MigPolicy]) -> None:
+def _take_policies(seen: ObservedNodes, policies: Sequence[MigPolicy]) -> None:
     """Where files stand for a cluster, its own policies are those that come out of one, and those that are to be deleted.
 
     The others are to be applied.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from draco.cli.input.world import nearest
 from draco.cli.layout.schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
-from draco.cli.layout.sources import Observed
+from draco.cli.layout.sources import ObservedNodes
 from draco.cli.status.view import natural
 from draco.mig.board import Board, Placement, unit_mask
 from draco.mig.geometry import Geometry, State, geometry
@@ -29,7 +29,7 @@ Holders = Mapping[str, list[str]]
 """The claims that have each device of a pool, by device."""
 
 
-def layout_of(seen: Observed, names: Sequence[str] = ()) -> LayoutView:
+def layout_of(seen: ObservedNodes, names: Sequence[str] = ()) -> LayoutView:
     """The nodes of these names, or all. Raises LayoutViewError for a name that is not known."""
     for name in names:
         if name not in seen.gpu_nodes:

@@ -18,7 +18,7 @@ from draco.cli.input.manifests import STANDARD_INPUT, read_texts
 from draco.cli.input.yaml_documents import Document
 from draco.cli.lint import text as lint_text
 from draco.cli.lint.edits import Outcome, applied
-from draco.cli.lint.text import Piece, TextError
+from draco.cli.lint.text import DocumentText, TextError
 from draco.cli.output import echo, written
 from draco.linting import DropField, Edit, Finding, Manifest, MoveField, Path, SetField, Severity, lint
 
@@ -51,7 +51,7 @@ class ReportedFinding(msgspec.Struct, frozen=True):
 class _Part:
     """One document of a file: as it was read, and what it says while it is corrected."""
 
-    def __init__(self, file: str, piece: Piece, read: Document | None) -> None:
+    def __init__(self, file: str, piece: DocumentText, read: Document | None) -> None:
         self.file = file
         self.piece = piece
         self.read = read

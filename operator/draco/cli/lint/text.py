@@ -35,7 +35,7 @@ _MAPPING_INDENT: Final = re.compile(r"^( *)[^\s#-][^#\n]*:[ \t]*\n( +)[^\s#-]", 
 _LIST_INDENT: Final = re.compile(r"^( *)(?:- )?[\w./-]+:[ \t]*(?:#.*)?\n(?: *#.*\n)*( *)- ", re.MULTILINE)
 
 
-class Remark(NamedTuple):
+class TextFinding(NamedTuple):
     """Something about the text itself."""
 
     line: int
@@ -53,7 +53,7 @@ class TextError(Exception):
         self.rule = rule
 
 
-class Piece(NamedTuple):
+class DocumentText(NamedTuple):
     """A part of a file: the separator before it, its text and the number of lines before that text."""
 
     separator: str
@@ -61,7 +61,7 @@ class Piece(NamedTuple):
     offset: int
 
 
-def repaired(text: str) -> tuple[str, list[Remark]]:
+def repaired(text: str) -> tuple[str, list[TextFinding]]:
     """The text without what copying from an article breaks, line by line; and what was repaired."""
     lines = text.split("\n")
     remarks = []
@@ -83,25 +83,25 @@ def repaired(text: str) -> tuple[str, list[Remark]]:
             )
         if new != line:
             lines[number] = new
-            remarks.append(Remark(number + 1, rule, message, is_repaired=True))
+            remarks.append(TextFinding(number + 1, rule, message, is_repaired=True))
     return "\n".join(lines), remarks
 
 
-def pieces(text: str) -> Iterator[Piece]:
+def pieces(text: str) -> Iterator[DocumentText]:
     """The pieces of a file, a document each; joined again, separators and texts are the file."""
     separator, offset = "", 0
     body: list[str] = []
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines):
         if _SEPARATOR.match(line.rstrip("\r\n")):
-            yield Piece(separator, "".join(body), offset)
+            yield DocumentText(separator, "".join(body), offset)
             separator, body, offset = line, [], number + 1
         else:
             body.append(line)
-    yield Piece(separator, "".join(body), offset)
+    yield DocumentText(separator, "".join(body), offset)
 
 
-def read(piece: Piece) -> Document | None:
+def read(piece: DocumentText) -> Document | None:
     """What a piece says, and where; None for an empty one. Raises TextError with the line in the file."""
     if len(piece.text) > MOST_CHARACTERS:
         raise TextError(piece.offset + 1, "size", f"the document has more than {MOST_CHARACTERS:,} characters")
@@ -123,7 +123,7 @@ def read(piece: Piece) -> Document | None:
     return found[0] if found else None
 
 
-def editable(piece: Piece) -> Any:
+def editable(piece: DocumentText) -> Any:
     """The tree of a piece that has been read, which remembers its text; None where it cannot be had."""
     try:
         with warnings.catch_warnings():
@@ -165,24 +165,24 @@ def _told(source: str, problem: str) -> str:
     return problem
 
 
-def comments_of(piece: Piece) -> str:
+def comments_of(piece: DocumentText) -> str:
     """What the comments of a document say."""
     return " ".join(match[1] for line in piece.text.split("\n") if (match := _COMMENT.search(line)))
 
 
-def line_of(read: Document, path: Path, piece: Piece) -> int:
+def line_of(read: Document, path: Path, piece: DocumentText) -> int:
     """The line in the file of what a path leads to, or of the nearest thing above it."""
     return piece.offset + (read.line_of(path) if path else _first_line(piece) + 1)
 
 
-def _first_line(piece: Piece) -> int:
+def _first_line(piece: DocumentText) -> int:
     for number, line in enumerate(piece.text.split("\n")):
         if line.strip() and not line.lstrip().startswith("#"):
             return number
     return 0
 
 
-def dump(tree: Any, piece: Piece) -> str:
+def dump(tree: Any, piece: DocumentText) -> str:
     """The text of a changed tree, in the style of the document; comments that lost their place stand before it."""
     out = io.StringIO()
     _yaml(piece.text).dump(tree, out)

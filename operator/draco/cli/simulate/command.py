@@ -207,7 +207,7 @@ def _trials(made: World, gone: set[PoolKey]) -> list[simulate_trials.Trial]:
     return trials
 
 
-def _print(run: simulate_trials.Run, notes: Sequence[str], output: str) -> None:
+def _print(run: simulate_trials.TrialRun, notes: Sequence[str], output: str) -> None:
     match output:
         case "json":
             print_document(simulate_report.document(run, notes))

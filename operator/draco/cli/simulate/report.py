@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from draco.cli.simulate.trials import Run, TrialResult
+from draco.cli.simulate.trials import TrialResult, TrialRun
 from draco.explanation.model import PendingReason
 from draco.explanation.wording import report
 from draco.resources.api.claims import AllocationResult
@@ -21,7 +21,7 @@ MOST_NODES: Final = 20
 """Nodes whose copies are counted one by one."""
 
 
-def document(run: Run, notes: Sequence[str]) -> dict[str, Any]:
+def document(run: TrialRun, notes: Sequence[str]) -> dict[str, Any]:
     """The whole simulation: per claim its allocation as Kubernetes would write it, or why there is none."""
     return {
         "schema": SCHEMA,
@@ -32,7 +32,7 @@ def document(run: Run, notes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _each(run: Run) -> dict[str, int]:
+def _each(run: TrialRun) -> dict[str, int]:
     """How many copies fit of each pod, or of each claim that is tried by itself."""
     counts = dict.fromkeys((attempt.name for attempt in run.attempts), 0)
     for attempt in run.attempts:
@@ -55,7 +55,7 @@ def _entries(attempt: TrialResult) -> Iterator[dict[str, Any]]:
         }
 
 
-def lines(run: Run, notes: Sequence[str]) -> Iterator[str]:
+def lines(run: TrialRun, notes: Sequence[str]) -> Iterator[str]:
     """The same for people."""
     yield from notes
     if notes:

@@ -76,7 +76,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.node)
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
     """All that was tried. Of each trial's copies those that fit, and the first that does not."""
 
     attempts: list[TrialResult]
@@ -144,7 +144,7 @@ def _waiting(claims: Sequence[ResourceClaim]) -> list[ResourceClaim]:
     return [claim for claim in claims if claim.status.allocation is None]
 
 
-def run(fleet: Fleet, trials: Sequence[Trial], copies: int) -> Run:
+def run(fleet: Fleet, trials: Sequence[Trial], copies: int) -> TrialRun:
     """Try each of them so often, copy by copy. What does not fit once is not tried again: there is never more room later."""
     attempts: list[TrialResult] = []
     fitting = 0
@@ -158,7 +158,7 @@ def run(fleet: Fleet, trials: Sequence[Trial], copies: int) -> Run:
         if not left:
             break
         fitting += len(left) == len(trials)
-    return Run(attempts=attempts, copies=copies, fitting=fitting)
+    return TrialRun(attempts=attempts, copies=copies, fitting=fitting)
 
 
 def _attempt(trial: Trial, copy: "_Copy", placing: "_Placing") -> TrialResult:

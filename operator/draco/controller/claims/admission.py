@@ -14,9 +14,17 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
-from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
-from draco.controller.workers.messages import Failed, OutOfMemory, OverBudget, Question, WhatIsWrong, Wrong, refusal
+from draco.controller.workers.messages import (
+    CheckClaim,
+    ClaimProblems,
+    Failed,
+    OutOfMemory,
+    OverBudget,
+    Question,
+    refusal,
+)
 from draco.controller.workers.pool import Answered
 from draco.explanation.model import Problem, ProblemKind
 from draco.resources.api.base import ApiStruct
@@ -78,7 +86,7 @@ class AdmissionWorkers(Protocol):
     """`Workers`, as far as it matters here."""
 
     async def ask_within(
-        self, question: Question, namespace: str, urgency: Urgency, within_s: float
+        self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
     ) -> Answered | None:
         """The answer, if it comes in time."""
         ...
@@ -161,12 +169,12 @@ class Admission:
         if not self._workers.may_ask(claim.metadata.namespace):
             return _Look(unseen="the namespace has used up its budget for advice; the claim is stored anyway")
         answered = await self._workers.ask_within(
-            WhatIsWrong(claim), claim.metadata.namespace, Urgency.REVIEW, self._within_s
+            CheckClaim(claim), claim.metadata.namespace, QueuePriority.REVIEW, self._within_s
         )
         if answered is None:
             return _Look(unseen=f"it takes longer than {self._within_s:g} s; the claim is stored anyway")
         match answered.answer:
-            case Wrong(problems):
+            case ClaimProblems(problems):
                 self._remember(question, problems, answered.version)
                 return _Look(problems)
             case OverBudget() | OutOfMemory() | Failed() as why:

@@ -19,17 +19,17 @@ from typing import NamedTuple, Protocol
 import msgspec
 import structlog
 
-from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
     TOO_COSTLY,
     UNKNOWN,
+    ExplainPending,
     Failed,
     OutOfMemory,
     OverBudget,
+    PendingAnswer,
     Question,
-    Waiting,
-    WhyWaiting,
     refusal,
 )
 from draco.controller.workers.pool import Answered
@@ -57,7 +57,7 @@ class PodExplanation(msgspec.Struct, frozen=True):
 class ExplainingWorkers(Protocol):
     """`Workers`, as far as it matters here."""
 
-    async def ask(self, question: Question, namespace: str, urgency: Urgency) -> Answered:
+    async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
         """The answer."""
         ...
 
@@ -140,7 +140,7 @@ class Explanations:
 
     async def _explain_first(self, topic: _Topic, asks: Asks, young: "_Young") -> None:
         try:
-            await self._explain(topic, asks, Urgency.FIRST)
+            await self._explain(topic, asks, QueuePriority.FIRST)
         except Exception:
             # One question's fault must not stop the others.
             log.exception("explaining.failed", pod=str(asks[0].metadata.key))
@@ -173,7 +173,7 @@ class Explanations:
             return
         before = topic.explanation
         try:
-            await self._explain(topic, asks, Urgency.AGAIN)
+            await self._explain(topic, asks, QueuePriority.AGAIN)
         except Exception:
             log.exception("explaining.failed", pod=str(asks[0].metadata.key))
             self._tell(topic, young)  # whose reconciliation asks anew
@@ -191,9 +191,9 @@ class Explanations:
             self._forget(key)
         return None
 
-    async def _explain(self, topic: _Topic, asks: Asks, urgency: Urgency) -> None:
+    async def _explain(self, topic: _Topic, asks: Asks, urgency: QueuePriority) -> None:
         pod, claims = asks
-        question = WhyWaiting(pod, list(claims), scheduler_says(pod), self._minor)
+        question = ExplainPending(pod, list(claims), scheduler_says(pod), self._minor)
         answered = await self._workers.ask(question, topic.namespace, urgency)
         topic.explanation = self._explanation_of(answered, claims)
         topic.version = answered.version
@@ -243,7 +243,7 @@ class Explanations:
 
     def _explanation_of(self, answered: Answered, claims: Sequence[ResourceClaim]) -> PodExplanation:
         match answered.answer:
-            case Waiting(text, reason):
+            case PendingAnswer(text, reason):
                 return PodExplanation(text, reason)
             case OverBudget() | OutOfMemory() as costly:
                 why = refusal(costly, claims, self._workers.long_cpu_s)

@@ -21,7 +21,7 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, Forbidden, Invalid, NotFound, ServerError, Unreachable
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
-from draco.mig_policy.release_policy import IdleClaim, Patience, ReleaseObstacle, obstacle, prepared_on, users
+from draco.mig_policy.release_policy import IdleClaim, ReleaseDelays, ReleaseObstacle, obstacle, prepared_on, users
 from draco.mig_policy.releases import ClaimRelease
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Event, ObjectReference
@@ -70,7 +70,7 @@ class ClaimReleases:
         *,
         clock: Clock,
         count: Counter,
-        patience: Patience,
+        patience: ReleaseDelays,
     ) -> None:
         self._client = client
         self._view = view

@@ -19,8 +19,8 @@ from draco.controller.claims.release import ClaimReleases, reference
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.movable_claims import Movable, MovableClaims
 from draco.controller.view import ClusterView
-from draco.controller.workers.fair_queue import Urgency
-from draco.controller.workers.messages import Question, ToRelease, WhatToRelease
+from draco.controller.workers.fair_queue import QueuePriority
+from draco.controller.workers.messages import FindRelease, Question, ReleaseAnswer
 from draco.controller.workers.pool import Answered
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import retry
@@ -59,7 +59,7 @@ class RepairWorkers(Protocol):
     """`Workers`, as far as it matters here."""
 
     async def ask_within(
-        self, question: Question, namespace: str, urgency: Urgency, within_s: float
+        self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
     ) -> Answered | None:
         """The answer, if it comes in time."""
         ...
@@ -338,12 +338,14 @@ class _Go:
         """The idle claims in the pod's way; None too when the go is over, or looking takes too much."""
         if self.is_over or not movable or all(claim.status.allocation is not None for claim in claims):
             return None
-        question = WhatToRelease(pod, claims, list(movable.items()), self._searches)
-        answered = await self._workers.ask_within(question, pod.metadata.namespace, Urgency.SEARCH, _ANSWER_WITHIN_S)
+        question = FindRelease(pod, claims, list(movable.items()), self._searches)
+        answered = await self._workers.ask_within(
+            question, pod.metadata.namespace, QueuePriority.SEARCH, _ANSWER_WITHIN_S
+        )
         if answered is None:
             return None
         self._searched_s += answered.cpu_s
-        if not isinstance(answered.answer, ToRelease):
+        if not isinstance(answered.answer, ReleaseAnswer):
             return None
         self._searches = answered.answer.searches_left
         freed = answered.answer.release

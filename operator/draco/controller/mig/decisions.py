@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from prometheus_client.metrics_core import GaugeMetricFamily
 
 from draco.controller.loop_watch import CooperativeWork
-from draco.controller.metrics import OperatorMetrics, Reading, gauge
+from draco.controller.metrics import OperatorMetrics, ScrapedMetrics, gauge
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
@@ -152,7 +152,7 @@ def register_mig(metrics: OperatorMetrics, decisions: MigDecisions) -> None:
             )
         ]
 
-    metrics.registry.register(Reading(["draco_mig_policy_gpus"], read))
+    metrics.registry.register(ScrapedMetrics(["draco_mig_policy_gpus"], read))
 
 
 def _gpu_counts(decision: NodeDecision) -> Iterable[tuple[str, str]]:

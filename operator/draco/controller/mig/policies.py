@@ -32,7 +32,7 @@ _LONGEST_REST_S = 10.0
 """People wait for what a status says, and no longer than this however large the fleet is."""
 
 
-class Adviser(Protocol):
+class StatusAdviser(Protocol):
     """Who has something to say in the status of policies."""
 
     def advice(self, policy: str) -> str:
@@ -54,7 +54,7 @@ class MigPolicyReconciler:
         decisions: MigDecisions,
         *,
         clock: Clock,
-        adviser: Adviser,
+        adviser: StatusAdviser,
         pace_s: float = 0.5,
     ) -> None:
         self._client = client

@@ -19,8 +19,8 @@ from draco.kube.errors import Conflict, NotFound
 from draco.kube.watch.store import Change
 from draco.maintenance import (
     MaintenancePlan,
+    MaintenanceScope,
     PlanInput,
-    Scope,
     isolated_board,
     maintained_device,
     maintenance_uid,
@@ -117,7 +117,7 @@ class MaintenanceReconciler:
         return plan_maintenance(request, seen)
 
     def _unheeded(
-        self, request: DeviceMaintenance, scope: Scope, pools: Mapping[PoolKey, PoolHardware]
+        self, request: DeviceMaintenance, scope: MaintenanceScope, pools: Mapping[PoolKey, PoolHardware]
     ) -> Sequence[DeviceKey]:
         """Devices that their agents are still to publish with the taint.
 

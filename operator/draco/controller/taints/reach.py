@@ -1,8 +1,8 @@
 """Counts what each taint rule reaches: devices, the claims that hold them, the pods that use those claims.
 
-Owns these counts. They are updated pool by pool as slices, claims, pods and rules change, in short turns that leave the event
-loop to others; reading them costs nothing. A rule that Draco extends reaches everything on the same hardware, and its
-extensions are counted as a part of it. Writes no rule.
+Owns these counts, their metrics, and the warning about a rule that hits everything. The counts are updated pool by pool as
+slices, claims, pods and rules change, in short turns that leave the event loop to others; reading them costs nothing. A rule
+that Draco extends reaches everything on the same hardware, and its extensions are counted as a part of it. Writes no rule.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import structlog
 from prometheus_client.core import Metric
 
 from draco.controller.loop_watch import CooperativeWork
-from draco.controller.metrics import OperatorMetrics, Reading, Values, gauge
+from draco.controller.metrics import OperatorMetrics, ScrapedMetrics, Values, gauge
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
@@ -281,7 +281,7 @@ def register_reach(metrics: OperatorMetrics, reach: RuleReach) -> None:
         }
         return [gauge(name, help_, ["rule", "effect"], numbers[name]) for name, help_ in _METRICS.items()]
 
-    metrics.registry.register(Reading(_METRICS, read))
+    metrics.registry.register(ScrapedMetrics(_METRICS, read))
 
 
 def warn_of_wide_rules(view: ClusterView) -> None:

@@ -23,19 +23,19 @@ from draco.controller.workers.messages import (
     MOST_STEPS,
     Answer,
     AskQuestion,
+    CheckClaim,
+    ClaimProblems,
     CostlySelector,
+    ExplainPending,
     Failed,
-    Frames,
-    Freed,
+    FrameReader,
     OutOfMemory,
     OverBudget,
+    PendingAnswer,
     Question,
+    ReleaseAnswer,
     Reply,
-    ToRelease,
-    Waiting,
-    WhatIsWrong,
-    WhyWaiting,
-    Wrong,
+    SentRelease,
     claims_of,
     frame,
     inward,
@@ -77,27 +77,27 @@ class BudgetUsedUp(BaseException):
 
 def answer(fleet: Fleet, question: Question) -> Answer:
     """The answer, whatever it takes."""
-    if isinstance(question, WhyWaiting):
+    if isinstance(question, ExplainPending):
         return _why_waiting(fleet, question)
-    if isinstance(question, WhatIsWrong):
-        return Wrong(problems_of(fleet, [question.claim]))
+    if isinstance(question, CheckClaim):
+        return ClaimProblems(problems_of(fleet, [question.claim]))
     searches = Searches(fleet, question.searches)
     found = plan_release(searches, question.pod, question.claims, dict(question.movable))
     if found is None:
-        return ToRelease(None, searches.left)
+        return ReleaseAnswer(None, searches.left)
     devices = [(key, list(names)) for key, names in found.devices.items()]
-    return ToRelease(Freed(list(found.waiting), found.node, list(found.claims), devices), searches.left)
+    return ReleaseAnswer(SentRelease(list(found.waiting), found.node, list(found.claims), devices), searches.left)
 
 
-def _why_waiting(fleet: Fleet, question: WhyWaiting) -> Waiting:
+def _why_waiting(fleet: Fleet, question: ExplainPending) -> PendingAnswer:
     try:
         explanation = explain(
             fleet, question.claims, pod=question.pod, scheduler=question.scheduler, minor=question.minor
         )
     except DracoError as error:
         # Something published cannot be read. Whoever waits is told so, and all others are still explained.
-        return Waiting(f"Cannot be explained: {error}", "Unknown")
-    return Waiting(str(explanation), str(explanation.reason))
+        return PendingAnswer(f"Cannot be explained: {error}", "Unknown")
+    return PendingAnswer(str(explanation), str(explanation.reason))
 
 
 def answer_within(fleet: Fleet, ask: AskQuestion) -> Answer:
@@ -113,7 +113,7 @@ def answer_within(fleet: Fleet, ask: AskQuestion) -> Answer:
 
 
 def _why_over_budget(fleet: Fleet, question: Question) -> OverBudget:
-    costliest = Costliest(fleet, claims_of(question))
+    costliest = CostliestSelector(fleet, claims_of(question))
     with suppress(BudgetUsedUp, MemoryError):  # what was found until then is said
         _limited(costliest.look, _LOOKING_FOR_THE_CAUSE_S)
     return OverBudget(costliest.found, len(fleet.inventory))
@@ -150,7 +150,7 @@ def warm_up(fleet: Fleet) -> None:
 
 def serve(fleet: Fleet, version: int, questions: int, answers: int) -> NoReturn:
     """Answer what comes through one pipe into the other, until that ends."""
-    frames = Frames()
+    frames = FrameReader()
     while data := os.read(questions, 1 << 20):
         for body in frames.feed(data):
             ask = inward(body)
@@ -173,7 +173,7 @@ _WORTH_NAMING: Final = 2_000
 _SAMPLES: Final = 3
 
 
-class Costliest:
+class CostliestSelector:
     """The costliest selector found so far; can be asked while `look` is cut short."""
 
     def __init__(self, fleet: Fleet, claims: list[ResourceClaim]) -> None:

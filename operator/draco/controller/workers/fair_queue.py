@@ -2,7 +2,7 @@
 
 Owns the order and each namespace's budget of CPU time. The laws:
 
-- What people wait for comes first (`Urgency`), and of equally urgent questions that of the namespace which has used least.
+- What people wait for comes first (`QueuePriority`), and of equally urgent questions that of the namespace which has used least.
 - A namespace's budget fills up by `refill` CPU seconds each second, to `burst_s` at most. While it has none left, its questions
   wait, so that nobody has the workers to himself by asking for ever.
 - What is said already is only said anew by namespaces with half of their budget left, one at a time, and all of that together
@@ -18,7 +18,7 @@ import msgspec
 T = TypeVar("T")
 
 
-class Urgency(IntEnum):
+class QueuePriority(IntEnum):
     """What is answered first."""
 
     REVIEW = 0
@@ -45,7 +45,9 @@ class FairQueue(Generic[T]):
         self._burst_s = burst_s
         self._refill = refill
         self._rest = rest
-        self._lanes: dict[Urgency, OrderedDict[str, deque[T]]] = {urgency: OrderedDict() for urgency in Urgency}
+        self._lanes: dict[QueuePriority, OrderedDict[str, deque[T]]] = {
+            urgency: OrderedDict() for urgency in QueuePriority
+        }
         self._namespaces: dict[str, _Namespace] = {}
         self._served = 0
         self._running_again = 0
@@ -54,11 +56,11 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return sum(len(waiting) for lane in self._lanes.values() for waiting in lane.values())
 
-    def put(self, item: T, namespace: str, urgency: Urgency) -> None:
+    def put(self, item: T, namespace: str, urgency: QueuePriority) -> None:
         """Have it wait for its turn."""
         self._lanes[urgency].setdefault(namespace, deque()).append(item)
 
-    def discard(self, item: T, namespace: str, urgency: Urgency) -> None:
+    def discard(self, item: T, namespace: str, urgency: QueuePriority) -> None:
         """Nobody waits for it any more; nothing happens if it does not wait here."""
         waiting = self._lanes[urgency].get(namespace)
         if waiting is not None and item in waiting:
@@ -66,12 +68,12 @@ class FairQueue(Generic[T]):
             if not waiting:
                 del self._lanes[urgency][namespace]
 
-    def take(self, now_s: float, *, least_urgent: Urgency = Urgency.AGAIN) -> T | None:
+    def take(self, now_s: float, *, least_urgent: QueuePriority = QueuePriority.AGAIN) -> T | None:
         """The next one, if any may be answered now. What it takes is charged by `charge` afterwards."""
         for urgency, lane in self._lanes.items():
             if urgency > least_urgent:
                 return None
-            if urgency is Urgency.AGAIN and (self._running_again or now_s < self._again_from_s):
+            if urgency is QueuePriority.AGAIN and (self._running_again or now_s < self._again_from_s):
                 continue
             allowed = [name for name in lane if self._left_s(name, now_s) > self._needed_s(urgency)]
             if not allowed:
@@ -79,7 +81,7 @@ class FairQueue(Generic[T]):
             name = max(allowed, key=lambda each: (self._left_s(each, now_s), -self._namespaces[each].served))
             self._served += 1
             self._namespaces[name].served = self._served
-            self._running_again += urgency is Urgency.AGAIN
+            self._running_again += urgency is QueuePriority.AGAIN
             item = lane[name].popleft()
             if not lane[name]:
                 del lane[name]
@@ -91,10 +93,10 @@ class FairQueue(Generic[T]):
         self._left_s(namespace, now_s)
         self._namespaces[namespace].left_s -= cpu_s
 
-    def finished(self, namespace: str, urgency: Urgency, cpu_s: float, now_s: float) -> None:
+    def finished(self, namespace: str, urgency: QueuePriority, cpu_s: float, now_s: float) -> None:
         """What was taken has been answered, and took so long."""
         self.hold(namespace, cpu_s, now_s)
-        if urgency is Urgency.AGAIN:
+        if urgency is QueuePriority.AGAIN:
             self._running_again -= 1
             self._again_from_s = now_s + self._rest * cpu_s
         self._forget(now_s)
@@ -107,16 +109,16 @@ class FairQueue(Generic[T]):
         """In how many seconds something that waits for its budget, or for a rest, may be taken; None if nothing does."""
         waits = []
         for urgency, lane in self._lanes.items():
-            if urgency is Urgency.AGAIN and (self._running_again or not lane):
+            if urgency is QueuePriority.AGAIN and (self._running_again or not lane):
                 continue
-            rest_s = self._again_from_s - now_s if urgency is Urgency.AGAIN else 0.0
+            rest_s = self._again_from_s - now_s if urgency is QueuePriority.AGAIN else 0.0
             for name in lane:
                 short_s = self._needed_s(urgency) - self._left_s(name, now_s)
                 waits.append(max(rest_s, short_s / self._refill, 0.0))
         return min(waits, default=None)
 
-    def _needed_s(self, urgency: Urgency) -> float:
-        return self._burst_s / 2 if urgency is Urgency.AGAIN else 0.0
+    def _needed_s(self, urgency: QueuePriority) -> float:
+        return self._burst_s / 2 if urgency is QueuePriority.AGAIN else 0.0
 
     def _left_s(self, name: str, now_s: float) -> float:
         known = self._namespaces.get(name)

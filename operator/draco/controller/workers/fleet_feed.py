@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import structlog
 
-from draco.controller.workers.messages import Changes, LeftOut, PutObject, Remove
+from draco.controller.workers.messages import Changes, PutObject, Remove, SkippedObject
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import ApiObject, Change
 from draco.resources.api.claims import DeviceClass, DeviceClassSpec, ResourceClaim
@@ -112,7 +112,7 @@ class FollowedFleet:
                 changes.append(PutObject(kind, body))
         return Changes(changes, self.said_version)
 
-    def left_out(self, what: LeftOut) -> None:
+    def left_out(self, what: SkippedObject) -> None:
         """An object could not be taken in: said once, as long as it is for the same cause."""
         if self._left_out.get((what.kind, what.key)) != what.error:
             self._left_out[what.kind, what.key] = what.error

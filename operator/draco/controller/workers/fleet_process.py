@@ -32,12 +32,12 @@ from draco.controller.workers.messages import (
     AskQuestion,
     Changes,
     Failed,
-    Frames,
-    LeftOut,
+    FrameReader,
     OutOfMemory,
     OverBudget,
     PutObject,
     Reply,
+    SkippedObject,
     frame,
     inward,
     outward,
@@ -64,7 +64,7 @@ _FIRST_TO_KILL: Final = "1000"
 class FleetFeed:
     """The fleet, and what changes of each kind mean to it."""
 
-    def __init__(self, left_out: Callable[[LeftOut], None]) -> None:
+    def __init__(self, left_out: Callable[[SkippedObject], None]) -> None:
         self.fleet = fleet = Fleet()
         self.version = 0
         self._left_out = left_out
@@ -89,7 +89,7 @@ class FleetFeed:
                 put(found)
             except DracoError as error:
                 remove(found.metadata.key)
-                self._left_out(LeftOut(change.kind, found.metadata.key, str(error)))
+                self._left_out(SkippedObject(change.kind, found.metadata.key, str(error)))
         self.version = changes.version
 
 
@@ -101,7 +101,7 @@ class _Child:
         self.version = version
         self.questions = questions
         self.answers = answers
-        self.frames = Frames()
+        self.frames = FrameReader()
         self.ask: AskQuestion | None = None
         self.until_s = time.monotonic() + _IDLE_S
         """When it is late with its answer, or idle for too long."""
@@ -115,7 +115,7 @@ class FleetProcess:
         self._inbox = inbox
         self._outbox = outbox
         self._feed = FleetFeed(self._say)
-        self._frames = Frames()
+        self._frames = FrameReader()
         self._bodies: deque[bytes] = deque()
         self._children: dict[int, _Child] = {}  # by the pipe of their answers
         self._selector = selectors.DefaultSelector()
@@ -245,7 +245,7 @@ class FleetProcess:
         os.kill(child.pid, signal.SIGKILL)
         return os.waitpid(child.pid, 0)[1]
 
-    def _say(self, message: Reply | LeftOut) -> None:
+    def _say(self, message: Reply | SkippedObject) -> None:
         _write(self._outbox, frame(message))
 
 

@@ -25,7 +25,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Base of everything that is sent."""
 
 
-class WhyWaiting(Message, frozen=True):
+class ExplainPending(Message, frozen=True):
     """Why the claims of a pod are not allocated."""
 
     pod: Pod
@@ -34,13 +34,13 @@ class WhyWaiting(Message, frozen=True):
     minor: int | None
 
 
-class WhatIsWrong(Message, frozen=True):
+class CheckClaim(Message, frozen=True):
     """What is wrong with a claim itself."""
 
     claim: ResourceClaim
 
 
-class WhatToRelease(Message, frozen=True):
+class FindRelease(Message, frozen=True):
     """Which of the movable claims, each with how many may go at once, stand in a pod's way."""
 
     pod: Pod
@@ -49,28 +49,28 @@ class WhatToRelease(Message, frozen=True):
     searches: int
 
 
-Question: TypeAlias = WhyWaiting | WhatIsWrong | WhatToRelease
+Question: TypeAlias = ExplainPending | CheckClaim | FindRelease
 
 
 def claims_of(question: Question) -> list[ResourceClaim]:
     """The claims that a question is about."""
-    return [question.claim] if isinstance(question, WhatIsWrong) else question.claims
+    return [question.claim] if isinstance(question, CheckClaim) else question.claims
 
 
-class Waiting(Message, frozen=True):
+class PendingAnswer(Message, frozen=True):
     """The answer to WhyWaiting: the text, and the main cause in one word."""
 
     text: str
     reason: str
 
 
-class Wrong(Message, frozen=True):
+class ClaimProblems(Message, frozen=True):
     """The answer to WhatIsWrong."""
 
     problems: list[Problem]
 
 
-class Freed(Message, frozen=True):
+class SentRelease(Message, frozen=True):
     """A Release, as it is sent."""
 
     waiting: list[ObjectKey]
@@ -79,10 +79,10 @@ class Freed(Message, frozen=True):
     devices: list[tuple[ObjectKey, list[str]]]
 
 
-class ToRelease(Message, frozen=True):
+class ReleaseAnswer(Message, frozen=True):
     """The answer to WhatToRelease, with the searches that are left of those that were granted."""
 
-    release: Freed | None
+    release: SentRelease | None
     searches_left: int
 
 
@@ -113,7 +113,7 @@ class Failed(Message, frozen=True):
     why: str
 
 
-Answer: TypeAlias = Waiting | Wrong | ToRelease | OverBudget | OutOfMemory | Failed
+Answer: TypeAlias = PendingAnswer | ClaimProblems | ReleaseAnswer | OverBudget | OutOfMemory | Failed
 
 
 class PutObject(Message, frozen=True):
@@ -157,7 +157,7 @@ class Reply(Message, frozen=True):
     cpu_s: float
 
 
-class LeftOut(Message, frozen=True):
+class SkippedObject(Message, frozen=True):
     """An object that cannot be taken in, as a scheduler that cannot read it would leave it out."""
 
     kind: str
@@ -166,11 +166,11 @@ class LeftOut(Message, frozen=True):
 
 
 Inward: TypeAlias = Changes | AskQuestion
-Outward: TypeAlias = Reply | LeftOut
+Outward: TypeAlias = Reply | SkippedObject
 
 _encoder = msgspec.msgpack.Encoder()
 _inward = msgspec.msgpack.Decoder(Changes | AskQuestion)
-_outward = msgspec.msgpack.Decoder(Reply | LeftOut)
+_outward = msgspec.msgpack.Decoder(Reply | SkippedObject)
 
 
 def frame(message: Message) -> bytes:
@@ -191,7 +191,7 @@ def outward(body: bytes) -> Outward:
     return message
 
 
-class Frames:
+class FrameReader:
     """Bodies of messages out of what a pipe gives, piece by piece."""
 
     def __init__(self) -> None:

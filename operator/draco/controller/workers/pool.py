@@ -19,20 +19,20 @@ from typing import Final
 import msgspec
 import structlog
 
-from draco.controller.workers.fair_queue import FairQueue, Urgency
+from draco.controller.workers.fair_queue import FairQueue, QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
     Answer,
     AskQuestion,
     Changes,
+    CheckClaim,
     Failed,
-    LeftOut,
     OutOfMemory,
     Outward,
     OverBudget,
     Question,
     Reply,
-    WhatIsWrong,
+    SkippedObject,
     claims_of,
 )
 from draco.controller.workers.process import FleetProcessHandle, ProcessEnded, WorkerProcess
@@ -86,7 +86,7 @@ class WorkerCounts(msgspec.Struct):
 class _Pending:
     """A question that somebody waits for."""
 
-    def __init__(self, question: Question, namespace: str, urgency: Urgency, version: int, key: bytes) -> None:
+    def __init__(self, question: Question, namespace: str, urgency: QueuePriority, version: int, key: bytes) -> None:
         self.question = question
         self.namespace = namespace
         self.urgency = urgency
@@ -144,7 +144,7 @@ class Workers:
         """Whether the namespace has some of its budget left."""
         return self._short.may_ask(namespace, self._clock.monotonic())
 
-    async def ask(self, question: Question, namespace: str, urgency: Urgency) -> Answered:
+    async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
         """The answer by the cluster as it is now or later. OverBudget, OutOfMemory and Failed are answers too."""
         key = self._key(question)
         known = self._costly.get(key)
@@ -152,7 +152,7 @@ class Workers:
             self.counts.remembered += 1
             return Answered(known[0], self._followed.version, 0.0)
         pending = _Pending(question, namespace, urgency, self._followed.version, key)
-        pending.is_long = urgency is not Urgency.REVIEW and _length(question) > _LONG_CHARACTERS
+        pending.is_long = urgency is not QueuePriority.REVIEW and _length(question) > _LONG_CHARACTERS
         self._queue_of(pending).put(pending, namespace, urgency)
         self._wake.set()
         try:
@@ -162,7 +162,7 @@ class Workers:
             self._long.discard(pending, namespace, urgency)
 
     async def ask_within(
-        self, question: Question, namespace: str, urgency: Urgency, within_s: float
+        self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
     ) -> Answered | None:
         """The answer, if it comes in time."""
         asking = asyncio.create_task(self.ask(question, namespace, urgency))
@@ -212,7 +212,7 @@ class Workers:
                 self._take(message)
 
     def _take(self, message: Outward) -> None:
-        if isinstance(message, LeftOut):
+        if isinstance(message, SkippedObject):
             self._followed.left_out(message)
             return
         pending = self._running.pop(message.number, None)
@@ -270,7 +270,7 @@ class Workers:
         if short > 0:
             found = self._short.take(now_s)
         elif short == 0:
-            found = self._short.take(now_s, least_urgent=Urgency.REVIEW)
+            found = self._short.take(now_s, least_urgent=QueuePriority.REVIEW)
         if found is None and self._places_left(is_long=True) > 0:
             found = self._long.take(now_s)
         return found
@@ -352,7 +352,7 @@ class Workers:
             if asked is not None
         }
         classes = [self._followed.class_spec(name) for name in sorted(names)]
-        spec = None if isinstance(question, WhatIsWrong) else question.pod.spec
+        spec = None if isinstance(question, CheckClaim) else question.pod.spec
         of_pod = () if spec is None else (spec.node_selector, spec.affinity, spec.tolerations)
         kind = type(question).__name__
         whole = msgspec.msgpack.encode((kind, [claim.spec for claim in claims], classes, of_pod))

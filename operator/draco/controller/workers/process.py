@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Final, Protocol, Self
 
-from draco.controller.workers.messages import MEMORY_MIB, AskQuestion, Changes, Frames, Outward, frame, outward
+from draco.controller.workers.messages import MEMORY_MIB, AskQuestion, Changes, FrameReader, Outward, frame, outward
 
 _AT_ONCE: Final = 1 << 18
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -72,7 +72,7 @@ class FleetProcessHandle:
 
     async def replies(self) -> AsyncIterator[list[Outward]]:
         """What it says, several at a time, until it ends."""
-        frames = Frames()
+        frames = FrameReader()
         while data := await self._out.read(_AT_ONCE):
             yield [outward(body) for body in frames.feed(data)]
 

@@ -14,7 +14,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import allocate
 from draco.allocation.search.requests import MAX_RESULTS
 from draco.explanation.findings.equivalence import EquivalenceClasses
-from draco.explanation.findings.reachability import Reachability, Sight
+from draco.explanation.findings.reachability import Reachability, VisiblePools
 from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, JudgedDevice
 from draco.explanation.model import Cause
 from draco.resources.api.claims import ResourceClaim
@@ -63,7 +63,7 @@ class AllocatorRuns:
     def verdicts(
         self,
         names: Sequence[str],
-        sight: Sight,
+        sight: VisiblePools,
         own: Sequence[JudgedDevice],
         shared: Sequence[JudgedDevice],
         drawn: Hashable,

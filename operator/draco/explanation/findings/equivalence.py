@@ -17,7 +17,7 @@ from draco.allocation.fleet.pools import Candidate
 from draco.allocation.fleet.rowwise import Combined, combine, number, select
 from draco.allocation.fleet.selectors import FAILS, YES
 from draco.cel.errors import CompileError
-from draco.explanation.findings.reachability import Sight
+from draco.explanation.findings.reachability import VisiblePools
 from draco.explanation.findings.verdicts import ConstrainedRequest
 
 SELECTED: Final = 0
@@ -77,7 +77,7 @@ class EquivalenceClasses:
         self.order_matters = fails or bool(self.odd) or bool(self.drawing) or bool(compared)
         """Whether nodes can only be alike that have like devices in the same order."""
 
-    def fails_on(self, sight: Sight) -> bool:
+    def fails_on(self, sight: VisiblePools) -> bool:
         """Whether a selector fails on a device of a slice that leaves nodes to its devices: also on one for another node.
 
         The allocator asks selectors first, and only then whether the device is for the node.

@@ -15,7 +15,7 @@ from draco.allocation.fleet.node_rows import Profile
 from draco.allocation.fleet.pools import Candidate, PoolView, SliceEntry, SliceState
 from draco.explanation.findings.allocator_runs import AllocatorRuns, AllocatorVerdict
 from draco.explanation.findings.equivalence import EquivalenceClasses
-from draco.explanation.findings.reachability import NO_VIEW, NOTHING, Reachability, Sight, candidate_of
+from draco.explanation.findings.reachability import NO_VIEW, NOTHING, Reachability, VisiblePools, candidate_of
 from draco.explanation.findings.verdicts import (
     ConstrainedRequest,
     DeviceFinding,
@@ -116,7 +116,7 @@ class _Kind(msgspec.Struct, frozen=True):
     """Nodes with like devices in their plain pools, which see the same other pools."""
 
     open: bool
-    sight: Sight
+    sight: VisiblePools
     names: list[str]
     drawn: Hashable = ()
     """What their devices meet of counters, where some draw from them (see `Ground.drawn`)."""

@@ -20,7 +20,7 @@ from draco.resources.api.slices import Device, ResourceSliceSpec
 from draco.resources.names import DeviceKey, PoolKey
 
 
-class Sight(msgspec.Struct, frozen=True):
+class VisiblePools(msgspec.Struct, frozen=True):
     """What one node sees beside its plain pools, and with it all nodes that are like it."""
 
     views: Sequence[PoolView] = ()
@@ -35,7 +35,7 @@ class Sight(msgspec.Struct, frozen=True):
                     yield view, candidate
 
 
-NOTHING = Sight()
+NOTHING = VisiblePools()
 NO_VIEW = PoolView(key=PoolKey("", ""))
 """Of a device in a pool without counters, whose view tells nothing more."""
 
@@ -53,7 +53,7 @@ class Reachability:
         self.lost: list[SliceEntry] = list(self._of_no_node())
         self._mixed = {name for pool in self.others for name in _named(pool)}
         self._likeness = _Likeness(self.others)
-        self._sights: dict[tuple[str | None, ...], Sight] = {}
+        self._sights: dict[tuple[str | None, ...], VisiblePools] = {}
 
     def _of_no_node(self) -> Iterator[SliceEntry]:
         inventory = self._fleet.inventory
@@ -108,7 +108,7 @@ class Reachability:
             )
         return tuple(likeness)
 
-    def sight(self, node: Node) -> Sight:
+    def sight(self, node: Node) -> VisiblePools:
         """What a node sees of the pools that are not plain; the same object for nodes that are alike."""
         if not self.others:
             return NOTHING
@@ -118,12 +118,12 @@ class Reachability:
             sight = self._sights[like] = self._look(node)
         return sight
 
-    def _look(self, node: Node) -> Sight:
+    def _look(self, node: Node) -> VisiblePools:
         try:
             views = [view for view in self._fleet.inventory.views(node) if view.key in self._other_keys]
         except AllocationError as error:
-            return Sight(error=str(error))
-        return Sight(views) if views else NOTHING
+            return VisiblePools(error=str(error))
+        return VisiblePools(views) if views else NOTHING
 
 
 class _Likeness:

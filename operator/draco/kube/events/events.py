@@ -89,7 +89,7 @@ class EventSubject(NamedTuple):
     type: EventType
 
 
-class Happening(msgspec.Struct, frozen=True):
+class EventContent(msgspec.Struct, frozen=True):
     """What an Event says: a note, how often it was so, and since when."""
 
     note: str
@@ -106,7 +106,7 @@ class EventWriter:
         self._controller = controller
         self._instance = instance
 
-    async def write(self, subject: EventSubject, name: str, happening: Happening) -> None:
+    async def write(self, subject: EventSubject, name: str, happening: EventContent) -> None:
         """Make the Event say this, whether or not it is there."""
         last = micro_time(happening.last)
         event = Event(
@@ -144,7 +144,7 @@ class _Series(msgspec.Struct):
     """One Event as it should be, and when last something happened."""
 
     name: str
-    said: Happening
+    said: EventContent
     last_at: float
 
 
@@ -187,8 +187,8 @@ class EventRecorder:
                 self.dropped += 1
                 return
             name = event_name(regarding, f"{self._random.getrandbits(64):016x}")
-            series = self._series[subject] = _Series(name, Happening(note, 0, now, now), at)
-        series.said = Happening(note, series.said.count + 1, series.said.first, now)
+            series = self._series[subject] = _Series(name, EventContent(note, 0, now, now), at)
+        series.said = EventContent(note, series.said.count + 1, series.said.first, now)
         series.last_at = at
         self._series.move_to_end(subject)
         self._unposted.setdefault(subject)

@@ -18,7 +18,7 @@ import structlog
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Invalid, NamespaceTerminating, NotFound
-from draco.kube.events.events import Budget, EventSubject, EventWriter, Happening, RateLimit, cut, event_name
+from draco.kube.events.events import Budget, EventContent, EventSubject, EventWriter, RateLimit, cut, event_name
 from draco.resources.api.core import Event, ObjectReference
 from draco.resources.kinds import EVENTS
 from draco.resources.texts import shown
@@ -36,7 +36,7 @@ _PACE_S = 0.02
 
 
 class _Note(msgspec.Struct, frozen=True):
-    said: Happening
+    said: EventContent
     at_s: float
     budget: Budget
     is_known: bool = True
@@ -70,7 +70,7 @@ class Notes:
             first, last = _times(event)
             count = event.series.count if event.series else 1
             age_s = max(0.0, (self._clock.now() - last).total_seconds()) if last else _KEEP_ALIVE_S
-            said = Happening(event.message, count, first or self._clock.now(), last or self._clock.now())
+            said = EventContent(event.message, count, first or self._clock.now(), last or self._clock.now())
             now_s = self._clock.monotonic()
             self._said.setdefault(regarding.uid, _Note(said, now_s - age_s, _CHANGES.unspent(now_s)))
             adopted.append(regarding)
@@ -89,7 +89,9 @@ class Notes:
         await self._pace()
         now = self._clock.now()
         said = (
-            Happening(note, before.said.count + 1, before.said.first, now) if before else Happening(note, 1, now, now)
+            EventContent(note, before.said.count + 1, before.said.first, now)
+            if before
+            else EventContent(note, 1, now, now)
         )
         try:
             await self._writer.write(self._subject(regarding), self._name(regarding), said)

@@ -18,7 +18,7 @@ import structlog
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Undecodable
 from draco.kube.watch.store import ApiObject, Change, Store
-from draco.kube.watch.watching import Bookmark, Event, Listed, Removal, Unfit, Upsert
+from draco.kube.watch.watching import Bookmark, Event, ListedCollection, Removal, UndecodableObject, Upsert
 from draco.resources.kinds import Kind
 
 log = structlog.get_logger()
@@ -92,7 +92,7 @@ class Collection(Generic[T]):
         if self._unserved_since is None:
             self._unserved_since = self._clock.monotonic()
 
-    def take(self, listed: Listed[T]) -> None:
+    def take(self, listed: ListedCollection[T]) -> None:
         """Become what was listed."""
         for what in listed.undecodable:
             known = self.store.get(what.key)
@@ -112,7 +112,7 @@ class Collection(Generic[T]):
                 changes = self.store.put(self._keep(obj))
             case Removal(key):
                 changes = self.store.remove(key)
-            case Unfit(what):
+            case UndecodableObject(what):
                 if not self._left_out(what):
                     changes = self.store.remove(what.key)
             case Bookmark():

@@ -26,10 +26,10 @@ from draco.kube.watch.collection import Collection
 from draco.kube.watch.store import ApiObject
 from draco.kube.watch.watching import (
     Bookmark,
-    Listed,
+    ListedCollection,
     Removal,
     StreamBroken,
-    Unfit,
+    UndecodableObject,
     Upsert,
     WatchStep,
     cannot_stream_lists,
@@ -147,7 +147,7 @@ class Informer(Collection[T]):
     async def _stream_list_and_watch(self) -> None:
         """The same in one stream: what exists, a bookmark that ends it, then what happens."""
         self.counts.lists += 1
-        listed: Listed[T] | None = Listed({}, "", [])
+        listed: ListedCollection[T] | None = ListedCollection({}, "", [])
         try:
             async with aclosing(self._watch()) as batches:
                 async for batch in batches:
@@ -183,7 +183,7 @@ class Informer(Collection[T]):
     def _watched_s(self) -> float:
         return self._clock.monotonic() - self._watching_since if self._watching_since is not None else 0.0
 
-    def take(self, listed: Listed[T]) -> None:
+    def take(self, listed: ListedCollection[T]) -> None:
         """Become what was listed."""
         self._version = listed.version
         super().take(listed)
@@ -194,14 +194,14 @@ class Informer(Collection[T]):
         self.apply(step.event)
 
 
-def _collect(listed: Listed[T], step: WatchStep[T], keep: Callable[[T], T]) -> bool:
+def _collect(listed: ListedCollection[T], step: WatchStep[T], keep: Callable[[T], T]) -> bool:
     """Add one event of a streaming list to what was listed so far. Whether that was the last one."""
     match step.event:
         case Upsert(obj):
             listed.objects[obj.metadata.key] = keep(obj)
         case Removal(key):
             listed.objects.pop(key, None)
-        case Unfit(what):
+        case UndecodableObject(what):
             listed.undecodable.append(what)
         case Bookmark(initial_end):
             listed.version = step.version

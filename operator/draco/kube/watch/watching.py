@@ -29,7 +29,7 @@ class StreamBroken(Exception):
     """The stream said something that leaves no doubt only after a new list: an error, or a line that is no event."""
 
 
-class Listed(msgspec.Struct, Generic[T]):
+class ListedCollection(msgspec.Struct, Generic[T]):
     """A whole collection as of one version."""
 
     objects: dict[ObjectKey, T]
@@ -49,7 +49,7 @@ class Removal(msgspec.Struct, frozen=True):
     key: ObjectKey
 
 
-class Unfit(msgspec.Struct, frozen=True):
+class UndecodableObject(msgspec.Struct, frozen=True):
     """An object was added or changed to something that does not fit its struct."""
 
     what: Undecodable
@@ -61,7 +61,7 @@ class Bookmark(msgspec.Struct, frozen=True):
     initial_end: bool
 
 
-Event = Upsert[T] | Removal | Unfit | Bookmark
+Event = Upsert[T] | Removal | UndecodableObject | Bookmark
 
 
 class WatchStep(msgspec.Struct, Generic[T], frozen=True):
@@ -99,7 +99,7 @@ async def list_all(
     timeout_s: float,
     page_size: int,
     keep: Callable[[T], T] = lambda obj: obj,
-) -> Listed[T]:
+) -> ListedCollection[T]:
     """Read the collection as of now, in pages, the first of `page_size` objects. What `keep` makes of each is kept.
 
     Raises ApiError; Expired when it took longer than the server keeps versions.
@@ -136,7 +136,7 @@ async def list_all(
         if following:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-    return Listed(objects, version, undecodable)
+    return ListedCollection(objects, version, undecodable)
 
 
 async def watch(
@@ -210,7 +210,7 @@ def upsert(kind: Kind[T], raw: bytes | msgspec.Raw) -> WatchStep[T]:
         obj = decode(kind, raw)
     except msgspec.ValidationError as error:
         what = identify(raw, str(error))
-        return WatchStep(Unfit(what), what.resource_version)
+        return WatchStep(UndecodableObject(what), what.resource_version)
     return WatchStep(Upsert(obj), obj.metadata.resource_version)
 
 

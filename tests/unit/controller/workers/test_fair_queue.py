@@ -1,6 +1,6 @@
 """Whose turn it is: the laws of the queue before the workers."""
 
-from draco.controller.workers.fair_queue import FairQueue, Urgency
+from draco.controller.workers.fair_queue import FairQueue, QueuePriority
 
 BURST_S = 20.0
 REFILL = 0.25
@@ -12,7 +12,7 @@ def a_queue() -> FairQueue[str]:
 
 def test_what_people_wait_for_comes_first() -> None:
     queue = a_queue()
-    for urgency in reversed(Urgency):
+    for urgency in reversed(QueuePriority):
         queue.put(urgency.name, "team", urgency)
     assert [queue.take(0.0) for _ in range(5)] == ["REVIEW", "FIRST", "SEARCH", "AGAIN", None]
 
@@ -20,11 +20,11 @@ def test_what_people_wait_for_comes_first() -> None:
 def test_the_namespace_that_has_used_least_is_next_and_the_others_take_turns() -> None:
     queue = a_queue()
     for number in range(3):
-        queue.put(f"busy-{number}", "busy", Urgency.FIRST)
-    queue.put("quiet", "quiet", Urgency.FIRST)
-    queue.put("new", "new", Urgency.FIRST)
-    queue.finished("busy", Urgency.FIRST, 5.0, 0.0)
-    queue.finished("quiet", Urgency.FIRST, 1.0, 0.0)
+        queue.put(f"busy-{number}", "busy", QueuePriority.FIRST)
+    queue.put("quiet", "quiet", QueuePriority.FIRST)
+    queue.put("new", "new", QueuePriority.FIRST)
+    queue.finished("busy", QueuePriority.FIRST, 5.0, 0.0)
+    queue.finished("quiet", QueuePriority.FIRST, 1.0, 0.0)
     assert [queue.take(0.0) for _ in range(5)] == ["new", "quiet", "busy-0", "busy-1", "busy-2"]
 
 
@@ -32,14 +32,14 @@ def test_namespaces_that_have_used_the_same_take_turns() -> None:
     queue = a_queue()
     for number in range(2):
         for name in "ab":
-            queue.put(f"{name}{number}", name, Urgency.FIRST)
+            queue.put(f"{name}{number}", name, QueuePriority.FIRST)
     assert [queue.take(0.0) for _ in range(4)] == ["a0", "b0", "a1", "b1"]
 
 
 def test_a_namespace_that_has_used_up_its_budget_waits_until_some_is_left() -> None:
     queue = a_queue()
-    queue.finished("hostile", Urgency.FIRST, BURST_S + 1.0, 0.0)
-    queue.put("again", "hostile", Urgency.FIRST)
+    queue.finished("hostile", QueuePriority.FIRST, BURST_S + 1.0, 0.0)
+    queue.put("again", "hostile", QueuePriority.FIRST)
     assert not queue.may_ask("hostile", 0.0)
     assert (queue.take(0.0), queue.due_in_s(0.0)) == (None, 4.0)
     assert queue.take(3.9) is None
@@ -51,48 +51,48 @@ def test_what_is_being_answered_counts_as_used_until_it_is_known_what_it_took() 
     queue.hold("team", BURST_S, 0.0)
     assert not queue.may_ask("team", 0.0)
     queue.hold("team", -BURST_S, 0.0)
-    queue.finished("team", Urgency.FIRST, 0.1, 0.0)
+    queue.finished("team", QueuePriority.FIRST, 0.1, 0.0)
     assert queue.may_ask("team", 0.0)
 
 
 def test_what_is_said_anew_takes_half_of_one_processor_at_most_and_one_place() -> None:
     queue = a_queue()
     for name in "ab":
-        queue.put(name, name, Urgency.AGAIN)
+        queue.put(name, name, QueuePriority.AGAIN)
     assert queue.take(0.0) == "a"
     assert (queue.take(0.0), queue.due_in_s(0.0)) == (None, None)
-    queue.finished("a", Urgency.AGAIN, 2.0, 2.0)
+    queue.finished("a", QueuePriority.AGAIN, 2.0, 2.0)
     assert (queue.take(3.9), queue.due_in_s(3.0)) == (None, 1.0)
     assert queue.take(4.0) == "b"
 
 
 def test_what_is_said_anew_leaves_half_of_the_budget_to_what_is_new() -> None:
     queue = a_queue()
-    queue.finished("team", Urgency.FIRST, BURST_S / 2, 0.0)
-    queue.put("again", "team", Urgency.AGAIN)
-    queue.put("first", "team", Urgency.FIRST)
+    queue.finished("team", QueuePriority.FIRST, BURST_S / 2, 0.0)
+    queue.put("again", "team", QueuePriority.AGAIN)
+    queue.put("first", "team", QueuePriority.FIRST)
     assert [queue.take(0.0) for _ in range(2)] == ["first", None]
     assert queue.take(1.0) == "again"
 
 
 def test_a_place_can_be_kept_for_what_is_most_urgent() -> None:
     queue = a_queue()
-    queue.put("first", "team", Urgency.FIRST)
-    assert queue.take(0.0, least_urgent=Urgency.REVIEW) is None
-    queue.put("review", "team", Urgency.REVIEW)
-    assert queue.take(0.0, least_urgent=Urgency.REVIEW) == "review"
+    queue.put("first", "team", QueuePriority.FIRST)
+    assert queue.take(0.0, least_urgent=QueuePriority.REVIEW) is None
+    queue.put("review", "team", QueuePriority.REVIEW)
+    assert queue.take(0.0, least_urgent=QueuePriority.REVIEW) == "review"
 
 
 def test_what_nobody_waits_for_any_more_is_not_taken() -> None:
     queue = a_queue()
-    queue.put("one", "team", Urgency.FIRST)
-    queue.discard("one", "team", Urgency.FIRST)
-    queue.discard("one", "team", Urgency.FIRST)
+    queue.put("one", "team", QueuePriority.FIRST)
+    queue.discard("one", "team", QueuePriority.FIRST)
+    queue.discard("one", "team", QueuePriority.FIRST)
     assert (len(queue), queue.take(0.0)) == (0, None)
 
 
 def test_namespaces_with_their_whole_budget_are_forgotten() -> None:
     queue = a_queue()
     for number in range(1000):
-        queue.finished(f"team-{number}", Urgency.FIRST, 1.0, float(number))
+        queue.finished(f"team-{number}", QueuePriority.FIRST, 1.0, float(number))
     assert len(queue._namespaces) <= 257

@@ -10,20 +10,20 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.controller.view import ClusterView
-from draco.controller.workers.fair_queue import Urgency
+from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import (
     Answer,
     AskQuestion,
     Changes,
+    CheckClaim,
+    ClaimProblems,
+    ExplainPending,
     Failed,
     OutOfMemory,
     Outward,
     OverBudget,
+    PendingAnswer,
     Reply,
-    Waiting,
-    WhatIsWrong,
-    WhyWaiting,
-    Wrong,
 )
 from draco.controller.workers.pool import Answered, Workers, WorkerSettings
 from draco.controller.workers.process import ProcessEnded
@@ -33,7 +33,7 @@ from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClai
 from tests.builders import a_claim, a_device_class, a_node, a_pod
 from tests.doubles.clock import ManualClock
 
-GOOD = Waiting("it is so", "InUse")
+GOOD = PendingAnswer("it is so", "InUse")
 SETTINGS = WorkerSettings(places=2, short_cpu_s=0.5, long_cpu_s=2.0, short_wall_s=5.0, long_wall_s=15.0)
 
 
@@ -94,9 +94,9 @@ class Lab:
         return self.processes[-1]
 
     async def ask(
-        self, name: str = "claim", *, namespace: str = "default", urgency: Urgency = Urgency.FIRST
+        self, name: str = "claim", *, namespace: str = "default", urgency: QueuePriority = QueuePriority.FIRST
     ) -> "asyncio.Task[Answered]":
-        question = WhyWaiting(a_pod(namespace=namespace), [a_claim(name, device_class=name)], "", 36)
+        question = ExplainPending(a_pod(namespace=namespace), [a_claim(name, device_class=name)], "", 36)
         task = asyncio.create_task(self.workers.ask(question, namespace, urgency))
         self.asked.append(task)
         await self.clock.advance(0)
@@ -105,7 +105,9 @@ class Lab:
     def names(self) -> list[str]:
         """The claims that are being looked at."""
         return [
-            ask.question.claims[0].metadata.name for ask in self.process.asks if isinstance(ask.question, WhyWaiting)
+            ask.question.claims[0].metadata.name
+            for ask in self.process.asks
+            if isinstance(ask.question, ExplainPending)
         ]
 
 
@@ -147,9 +149,9 @@ async def test_no_more_is_asked_at_once_than_there_are_places_and_one_review_bes
     for name in "abc":
         await lab.ask(name, namespace=name)
     assert lab.names() == ["a", "b"]
-    await lab.ask("review", urgency=Urgency.REVIEW)
+    await lab.ask("review", urgency=QueuePriority.REVIEW)
     assert lab.names() == ["a", "b", "review"]
-    await lab.ask("another-review", urgency=Urgency.REVIEW)
+    await lab.ask("another-review", urgency=QueuePriority.REVIEW)
     assert lab.names() == ["a", "b", "review"]
     assert lab.workers.waiting == 2
 
@@ -179,7 +181,7 @@ async def test_a_question_of_much_text_waits_where_the_costly_ones_do(lab: Lab) 
     devices = msgspec.structs.replace(claim.spec.devices, requests=[msgspec.structs.replace(request, exactly=exactly)])
     long = msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
     lab.asked.append(
-        asyncio.create_task(lab.workers.ask(WhyWaiting(a_pod(), [long], "", 36), "default", Urgency.FIRST))
+        asyncio.create_task(lab.workers.ask(ExplainPending(a_pod(), [long], "", 36), "default", QueuePriority.FIRST))
     )
     await lab.ask("short")
     assert {name: ask.is_last for name, ask in zip(lab.names(), lab.process.asks, strict=True)} == {
@@ -294,14 +296,14 @@ async def test_who_does_not_wait_any_longer_has_no_place_taken(lab: Lab) -> None
 
 async def test_an_answer_that_comes_too_late_is_not_waited_for(lab: Lab) -> None:
     claim: ResourceClaim = a_claim()
-    task = asyncio.create_task(lab.workers.ask_within(WhatIsWrong(claim), "default", Urgency.REVIEW, 1.5))
+    task = asyncio.create_task(lab.workers.ask_within(CheckClaim(claim), "default", QueuePriority.REVIEW, 1.5))
     await lab.clock.advance(1.4)
     assert not task.done()
     await lab.clock.advance(0.2)
     assert await task is None
-    lab.process.answer(Wrong([]))
+    lab.process.answer(ClaimProblems([]))
     await lab.clock.advance(0)
-    in_time = asyncio.create_task(lab.workers.ask_within(WhatIsWrong(claim), "default", Urgency.REVIEW, 1.5))
+    in_time = asyncio.create_task(lab.workers.ask_within(CheckClaim(claim), "default", QueuePriority.REVIEW, 1.5))
     await lab.clock.advance(0)
-    lab.process.answer(Wrong([]))
-    assert (await in_time) == Answered(Wrong([]), 0, 0.01)
+    lab.process.answer(ClaimProblems([]))
+    assert (await in_time) == Answered(ClaimProblems([]), 0, 0.01)
