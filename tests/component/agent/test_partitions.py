@@ -299,9 +299,13 @@ async def test_a_layout_is_made_around_a_busy_neighbour_and_completed_when_it_en
     async with node.running():
         await node.prepare(claim)
         await want(node, MigMode.STATIC, layout=layout)
-        waiting = await eventually(lambda: in_state(node, MigState.CHANGING))
-        assert f"4g.40gb at 0 waits for claim {claim.metadata.key}" in waiting.message
-        assert places(node) == [(9, 4), (19, 3)]
+        await eventually(lambda: places(node) == [(9, 4), (19, 3)])
+
+        async def waits() -> bool:
+            changing = await in_state(node, MigState.CHANGING)
+            return changing is not None and f"4g.40gb at 0 waits for claim {claim.metadata.key}" in changing.message
+
+        await eventually(waits)
         assert await error_of(node, "unprepare", claim) == ""
         await eventually(lambda: places(node) == [(5, 0), (9, 4)])
         both = [("4g.40gb", 0, InstanceUse.LAYOUT), ("3g.40gb", 4, InstanceUse.LAYOUT)]
