@@ -8,7 +8,6 @@ commands as entry points of the group `draco.commands`, each a mapping like `COM
 import difflib
 import functools
 import importlib
-import importlib.metadata
 import os
 import signal
 import sys
@@ -52,6 +51,8 @@ EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 @functools.cache
 def all_commands() -> Mapping[str, tuple[str, str]]:
     """Our commands and those that installed packages add, as in `COMMANDS`. Ours win."""
+    import importlib.metadata  # noqa: PLC0415 - a tenth of a second, and most command lines name one of ours
+
     found: dict[str, tuple[str, str]] = {}
     for entry in importlib.metadata.entry_points(group="draco.commands"):
         found.update(entry.load())
