@@ -118,7 +118,7 @@ async def test_a_claim_made_anew_under_its_name_is_not_taken_for_the_old_one(nod
     await node.client.delete(CLAIMS, old.metadata.key)
     await node.claim("gpu-0", name="reused")
     async with node.running():
-        assert "is another one now" in (await node.prepare(old))[old.metadata.uid].error
+        assert "was replaced: kubelet asks for uid" in (await node.prepare(old))[old.metadata.uid].error
 
 
 async def test_two_claims_that_race_for_one_device_never_both_get_it(node: SimulatedNode) -> None:

@@ -237,6 +237,8 @@ def test_a_cluster_is_not_begun_with_a_program_of_a_wrong_checksum(
     machine.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     refused = machine.draco("up", "--name", "a", "--mirror", mirror.url, *BARE)
     assert refused.returncode == 1
-    assert refused.stderr.splitlines()[-1].startswith(f"Error: {mirror.url}{file_of('kube-apiserver')} is not what")
+    assert refused.stderr.splitlines()[-1].startswith(
+        f"Error: {mirror.url}{file_of('kube-apiserver')} does not match its checksum"
+    )
     assert machine.mentioned() == []
     machine.must("down", "--name", "a")

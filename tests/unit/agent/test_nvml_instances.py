@@ -110,7 +110,9 @@ def test_what_somebody_destroys_while_it_is_listed_or_destroyed_is_gone(edge: Ed
 def test_an_instance_that_is_there_is_not_gone_because_nvml_does_not_find_what_is_in_it(edge: Edge) -> None:
     made = edge.create(edge.uuid, edge.place("3g.40gb", 4), lambda _number: None)
     faults.fail(edge.path, "nvmlDeviceGetUUID", pynvml.NVML_ERROR_NOT_FOUND, times=1)
-    with pytest.raises(NvmlError, match=f"NVML lists GPU instance {made.gi} of GPU {edge.uuid} and does not find"):
+    with pytest.raises(
+        NvmlError, match=f"NVML lists GPU instance {made.gi} of GPU {edge.uuid}, but not its compute instances"
+    ):
         edge.instances(edge.uuid)
     assert edge.instances(edge.uuid) == [made]
 
