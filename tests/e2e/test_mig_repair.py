@@ -30,7 +30,7 @@ def test_an_idle_claim_gives_way_to_a_pod_and_gets_another_place_for_its_own(kub
     kube.run_with_input(a_claim("ahead", "1g.10gb"), "apply", "-f", "-")
     allocate(kube, "ahead", IN_THE_WAY)
     kube.run_with_input(f"{a_claim('large', '4g.40gb')}---{a_pod('train', 'large')}", "apply", "-f", "-")
-    kept = f"Draco may release it itself if MigPolicy {POLICY} says so: spec.repair.idleClaims: Release."
+    kept = f"To let Draco release it, set spec.repair.idleClaims: Release in MigPolicy {POLICY}."
     eventually(
         lambda: any(note.endswith(kept) for note in kube.notes("large")), what="the idle claim is named, and kept"
     )

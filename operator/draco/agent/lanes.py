@@ -208,9 +208,9 @@ class Lanes:
         Not the driver's: a process that is started again does not make it answer.
         """
         if self._records.busy_s > STUCK_S:
-            return f"Work on a claim's record has not ended for more than {STUCK_S:g} s."
+            return f"Work on a claim's record has been running for more than {STUCK_S:g} s."
         if self._driver.busy_s > STUCK_S and self.hanging is None:
-            return f"Work on GPU instances has not ended for more than {STUCK_S:g} s, and does not wait for NVML."
+            return f"Work on GPU instances has been running for more than {STUCK_S:g} s, and does not wait for NVML."
         return ""
 
     def _holding(self, names: Iterable[str], lane: Lane, work: Callable[[], T]) -> "asyncio.Future[T]":

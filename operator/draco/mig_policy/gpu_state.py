@@ -54,7 +54,7 @@ def condition_of(node: GpuNode, gpu: GpuStatus | None, wanted: WantedGpu, permit
     if gpu is None or gpu.mig is None:
         return _changing("its agent has not reported its partitions")
     if current != wanted or node.status.observed_generation < node.metadata.generation:
-        return _changing("its agent has not taken this up yet")
+        return _changing("its agent has not processed this yet")
     if wanted.mode is MigMode.DYNAMIC and _keeps_no_counters(node):
         return _failed(_NO_COUNTERS)
     mode_on = wanted.mode is not MigMode.DISABLED

@@ -42,7 +42,7 @@ def rules_of(policy: MigPolicy) -> Rules:
         expression = selector.cel.expression if selector.cel else ""
         compiled = _compiled(expression)
         if isinstance(compiled, str):
-            return Rules(policy=policy, problem=f"spec.deviceSelectors[{index}] is not a selector: {compiled}.")
+            return Rules(policy=policy, problem=f"spec.deviceSelectors[{index}] is invalid: {compiled}.")
         selectors.append(compiled)
     if zones := unknown_zones(policy.spec.reset):
         named = f"{zones[0]} is not a time zone; names are such as UTC or Europe/Berlin"

@@ -137,11 +137,8 @@ def for_policy(release: ClaimRelease) -> str:
 def kept(release: ClaimRelease, policies: Sequence[str]) -> str:
     """These policies permit nothing."""
     named = sorted(set(policies))
-    who, say = agreeing(len(named), "MigPolicy", "MigPolicies"), agreeing(len(named), "says", "say")
-    return (
-        f"Draco may release {them(len(release.claims))} itself if {who} {' and '.join(named)} {say} so: spec.repair.idleClaims: "
-        "Release."
-    )
+    policy, it = agreeing(len(named), "MigPolicy", "MigPolicies"), them(len(release.claims))
+    return f"To let Draco release {it}, set spec.repair.idleClaims: Release in {policy} {' and '.join(named)}."
 
 
 def held_back(release: ClaimRelease, claim: ObjectKey, reason: str) -> str:

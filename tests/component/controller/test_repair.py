@@ -38,7 +38,7 @@ async def test_idle_claims_in_the_way_are_named_until_one_is_gone(served: Contro
             return said if said.keys() == {"idle", "large"} else None
 
         said = await until(both, what="the advice")
-        kept = f"Draco may release it itself if MigPolicy {lab.policy.name} says so: spec.repair.idleClaims: Release."
+        kept = f"To let Draco release it, set spec.repair.idleClaims: Release in MigPolicy {lab.policy.name}."
         assert said["large"] == (
             f"Would be allocated on node {lab.node} without an idle claim: claim {idle} holds gpu-0-mig-1g10gb-19-0 of "
             f"{lab.node}, and no pod uses it. If it is deleted and created again, it finds another place. {kept}"

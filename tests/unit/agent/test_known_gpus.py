@@ -103,7 +103,7 @@ def test_a_board_in_whose_place_another_sits_is_no_longer_told_of_unless_a_claim
 def test_an_absent_gpu_may_be_one_that_does_not_tell_its_uuid() -> None:
     [_, gone] = shown(after([A, B]), read(B), unidentified=[UnidentifiedGpu(0, "lost")])
     assert gone.gpu.fault is not None
-    assert "1 GPU of this node does not tell its UUID and may be it." in gone.gpu.fault.message
+    assert "NVML does not report the UUID of 1 GPU of this node, which may be this one." in gone.gpu.fault.message
 
 
 def test_what_changes_while_a_gpu_is_at_work_is_not_worth_a_write() -> None:

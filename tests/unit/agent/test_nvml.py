@@ -289,7 +289,7 @@ def test_every_recovery_action_makes_a_gpu_unhealthy_and_says_what_it_needs(
 
 def test_a_recovery_action_of_a_newer_driver_is_unhealthy_too(nvml: Nvml, path: Path) -> None:
     faults.recovery_action(path, 0, 42)
-    assert nvml.gpus()[0].health.message == "The GPU asks for recovery action 42."
+    assert nvml.gpus()[0].health.message == "The GPU needs recovery action 42."
 
 
 def test_a_failed_row_remap_makes_a_gpu_unhealthy_and_a_pending_one_does_not(nvml: Nvml, path: Path) -> None:

@@ -199,7 +199,7 @@ async def test_a_claim_that_nobody_could_look_at_in_time_is_allowed_with_a_warni
     lab = Lab([a_problem()], mode=AdmissionMode.ENFORCE)
     lab.answer = answer
     response, outcome = await lab.review()
-    assert response == {"uid": "review-1", "allowed": True, "warnings": [f"Draco did not look: {said}"]}
+    assert response == {"uid": "review-1", "allowed": True, "warnings": [f"Draco did not check it: {said}"]}
     assert outcome is ReviewOutcome.UNSEEN
 
 
@@ -209,7 +209,7 @@ async def test_nobody_looks_for_a_namespace_that_has_used_up_its_budget() -> Non
     response, outcome = await lab.review()
     assert (response["allowed"], outcome, lab.looks) == (True, ReviewOutcome.UNSEEN, [])
     assert response["warnings"] == [
-        "Draco did not look: the namespace has used up its budget for advice; the claim is stored anyway"
+        "Draco did not check it: the namespace has used up its budget for advice; the claim is stored anyway"
     ]
 
 

@@ -252,7 +252,7 @@ async def test_an_idle_claim_is_kept_unless_its_policy_says_otherwise() -> None:
     world.wait_for("large", "7g.80gb")
     await world.look()
     assert world.server.patches == []
-    kept = "Draco may release it itself if MigPolicy policy says so: spec.repair.idleClaims: Release."
+    kept = "To let Draco release it, set spec.repair.idleClaims: Release in MigPolicy policy."
     assert all(text.endswith(kept) for text in world.said.texts.values())
 
 
@@ -443,16 +443,16 @@ async def test_claims_of_which_one_is_kept_are_only_named() -> None:
     await world.look()
     assert world.server.patches == []
     assert world.said.texts.keys() == {"first", "second", "left", "right"}
-    kept = "Draco may release them itself if MigPolicy keeping says so: spec.repair.idleClaims: Release."
+    kept = "To let Draco release them, set spec.repair.idleClaims: Release in MigPolicy keeping."
     assert all(text.endswith(kept) for text in world.said.texts.values())
 
 
-def test_several_policies_say_and_one_says() -> None:
+def test_every_policy_that_does_not_permit_it_is_named_once() -> None:
     release = ClaimRelease(
         pod=ObjectKey("a", "pod"), waiting=(), node="node-0", claims=(ObjectKey("a", "idle"),), devices={}
     )
-    assert "if MigPolicy a says so" in release_policy.kept(release, ["a", "a"])
-    assert "if MigPolicies a and b say so" in release_policy.kept(release, ["b", "a"])
+    assert "Release in MigPolicy a." in release_policy.kept(release, ["a", "a"])
+    assert "Release in MigPolicies a and b." in release_policy.kept(release, ["b", "a"])
 
 
 async def test_a_claim_that_may_be_released_goes_before_one_that_may_not() -> None:

@@ -426,7 +426,7 @@ def test_a_claim_is_waited_for_before_a_reset() -> None:
 
 
 def test_nothing_counts_as_applied_before_the_agent_has_seen_it() -> None:
-    told = (LayoutState.CHANGING, "its agent has not taken this up yet")
+    told = (LayoutState.CHANGING, "its agent has not processed this yet")
     assert condition(ON, a_mig_policy(), taken_up=False) == told
     assert decided(a_mig_node(board=H100, gpus=[ON]), a_mig_policy()).gpus[0].condition == told
 

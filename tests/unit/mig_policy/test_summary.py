@@ -204,7 +204,7 @@ def test_a_selector_that_does_not_compile_is_named() -> None:
         ]
     )
     found = status(policy, nodes())
-    assert found.message.startswith("spec.deviceSelectors[0] is not a selector: ")
+    assert found.message.startswith("spec.deviceSelectors[0] is invalid: ")
     assert found.message.endswith("The policy is invalid, so it applies to no GPU.")
     assert conditions(found)["Valid"] == ("False", "NotUnderstood")
 

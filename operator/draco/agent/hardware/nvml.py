@@ -272,7 +272,7 @@ class Nvml:
         if values is not None and values[0].nvmlReturn == pynvml.NVML_SUCCESS:
             action = int(values[0].value.uiVal)
             if action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
-                unnamed = GpuFault(faults.NEEDS_RECOVERY, f"The GPU asks for recovery action {action}.")
+                unnamed = GpuFault(faults.NEEDS_RECOVERY, f"The GPU needs recovery action {action}.")
                 return RECOVERY_ACTIONS.get(action, unnamed)
         rows = self.optional("nvmlDeviceGetRemappedRows", handle)
         if rows is not None:  # it cannot be asked of a GPU that is divided: what it last said holds

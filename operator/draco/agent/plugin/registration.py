@@ -82,7 +82,7 @@ class RegistrationState(msgspec.Struct, frozen=True):
     """What kubelet last said: whether it has accepted the driver, and if not, why."""
 
     accepted: bool = False
-    error: str = "Kubelet has not looked at the registration socket yet."
+    error: str = "Kubelet has not connected to the registration socket yet."
 
 
 class Plugin:

@@ -41,6 +41,7 @@ from draco.resources.names import (
     read_partition_name,
 )
 from draco.resources.quantity import Quantity
+from draco.resources.texts import counted
 
 UNREPORTED = "The agent does not know yet under which names it published this node's GPUs; it waits for the API server."
 
@@ -178,7 +179,11 @@ def shown(
 
 
 def _absent(last: Gpu, unidentified: Sequence[UnidentifiedGpu]) -> Gpu:
-    unnamed = f" {len(unidentified)} GPU of this node does not tell its UUID and may be it." if unidentified else ""
+    unnamed = (
+        f" NVML does not report the UUID of {counted(len(unidentified), 'GPU')} of this node, which may be this one."
+        if unidentified
+        else ""
+    )
     sentence = (
         f"NVML does not list GPU {last.uuid} any more (it was at {last.pci_bus_id}).{unnamed} Bring it back and reboot the node, "
         f"or annotate the GpuNode with {FORGET_GPU}={last.uuid} if it is gone for good."

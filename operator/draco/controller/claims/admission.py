@@ -137,7 +137,7 @@ class Admission:
         look = await self._look(request)
         if look.unseen is not None:
             return _answer(
-                request, [_short(f"Draco did not look: {look.unseen}")] if look.unseen else []
+                request, [_short(f"Draco did not check it: {look.unseen}")] if look.unseen else []
             ), ReviewOutcome.UNSEEN
         fatal = [problem for problem in look.problems if _is_deniable(problem)]
         if fatal and self._mode is AdmissionMode.ENFORCE and _may_deny(request):
