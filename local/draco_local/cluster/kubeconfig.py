@@ -1,6 +1,6 @@
 """Kubeconfig files of a local cluster: one cluster, one user, everything embedded.
 
-Owns their shape. Whoever holds one of these files holds the credential, so they are written for their owner only.
+Owns their shape. Anybody who can read such a file has the credential, so they are written for their owner only.
 """
 
 import base64

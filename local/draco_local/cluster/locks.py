@@ -28,7 +28,7 @@ def held(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: whoever waits on this file notices that it is gone
+        path.unlink(missing_ok=True)  # while it is held: waiters notice that the file is gone
         os.close(descriptor)
 
 

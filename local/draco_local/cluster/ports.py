@@ -1,4 +1,4 @@
-"""Free TCP ports for servers that are told their port before they start.
+"""Finds free TCP ports for servers that need their port before they start.
 
 Owns the choice. Ports lie below the range from which the kernel serves outgoing connections, so that no passing connection
 takes one between the choice and the server's start.

@@ -41,7 +41,7 @@ class Processes:
     """The background processes of one state folder.
 
     Records are `<folder>/processes/<name>.json`, output goes to `<folder>/logs/<name>.log`. Not for use by two programs at
-    once: whoever changes a cluster holds its lock.
+    once: a program that changes a cluster holds its lock.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Telling a person what is happening during steps that take a while.
+"""Reports progress during steps that take a while.
 
 Owns the lines that `draco cluster up` and a build print: one step a line, rewritten in place on a terminal, and plain lines
 now and then where the output is a file (a CI log).
@@ -16,7 +16,7 @@ _LOG_INTERVAL_S = 30.0
 
 
 class Progress(Protocol):
-    """Where steps are told."""
+    """Receives the steps as they happen."""
 
     def step(self, text: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
         """A step that lasts as long as the block; the block may call what it is given with details now and then."""
@@ -26,7 +26,7 @@ class Progress(Protocol):
 
 
 class SilentProgress:
-    """Progress that nobody is told."""
+    """Prints nothing."""
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[Callable[[str], None]]:  # noqa: ARG002 - the Protocol's

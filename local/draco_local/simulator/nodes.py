@@ -103,7 +103,7 @@ async def run_nodes(nodes: SimulatedNodes, client: Client, *, clock: Clock, rand
 
 
 async def _keep(make: Callable[[], "SimulatedNode"], starting: asyncio.Semaphore, clock: Clock) -> None:
-    """Run one node, and set it up anew from its files when something on it fails: the others must not end with it."""
+    """Run one node, and set it up again from its files when something on it fails: the others must not end with it."""
     while True:
         node = make()
         try:

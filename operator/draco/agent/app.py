@@ -1,6 +1,6 @@
-"""The agent at work.
+"""Starts and stops the parts of one agent, and passes each change to the parts that need it.
 
-Owns the order of starting and stopping, and which part is told of what; `parts` makes them. Holds nothing in modules: many
+Owns the order of starting and stopping, and which part hears of which change; `parts` makes them. Holds nothing in modules: many
 agents, with different settings, can run in one process and one event loop.
 """
 
@@ -185,7 +185,7 @@ class Agent:
             self._log.warning("cluster.changed", changes=differences(before, features))
             self._features = features
             self.parts.offers.keep_counters(features.partitionable_devices is not False)
-            self.parts.publisher.anew()
+            self.parts.publisher.republish()
             self.parts.node_reporter.touch()
             self.parts.claim_reporter.touch_all()
 
@@ -205,7 +205,7 @@ class Agent:
     async def _persistently(self, event: str, attempt: Callable[[], Awaitable[T]]) -> T:
         return await persistently(event, attempt, clock=self._clock, random=self._random)
 
-    # Who is told of what
+    # Which part hears of which change
 
     def _hardware_read(self, view: HardwareView) -> None:
         self._take_health()
@@ -225,7 +225,7 @@ class Agent:
 
     def gpunode_deleted(self) -> None:
         """Somebody deleted the node's GpuNode."""
-        self.parts.node_reporter.anew()
+        self.parts.node_reporter.report_now()
 
     def divisions_shown(self) -> None:
         """In any thread."""
@@ -243,10 +243,10 @@ class Agent:
     def isolation_changed(self) -> None:
         """What is under maintenance is other than it was."""
         self.parts.offers.touch()
-        self.parts.node_reporter.anew()  # the spec was seen, though nothing else that is reported may change by it
+        self.parts.node_reporter.report_now()  # the spec was seen, though nothing else that is reported may change by it
 
     def claim_changed(self, claim: PreparedClaim) -> None:
-        """Whoever has to know is told a little later: kubelet and the runtime are about to start the pod, or to end it."""
+        """Listeners are called a little later: kubelet and the runtime are about to start the pod, or to end it."""
         asyncio.get_running_loop().call_later(SETTLE_S, self._claim_settled, claim)
 
     def _claim_settled(self, claim: PreparedClaim) -> None:

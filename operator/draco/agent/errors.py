@@ -11,7 +11,7 @@ class AgentError(DracoError):
 
 
 class SettingsError(AgentError):
-    """The agent was told something that cannot work."""
+    """The agent has a setting that cannot work."""
 
 
 class AnotherPlugin(AgentError):

@@ -46,7 +46,7 @@ class Lane:
         future: Future[T] = Future()
         self._work.put((future, work))
         done = asyncio.wrap_future(future)
-        done.add_done_callback(_heard)  # whoever waits for it may be gone before it fails
+        done.add_done_callback(_heard)  # its waiter may be gone before it fails
         return done
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -72,7 +72,7 @@ class Lane:
             self._since_s = self._monotonic()
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - whoever waits gets it, as from any executor
+            except BaseException as error:  # noqa: BLE001 - the waiter gets it, as from any executor
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -148,7 +148,7 @@ class Lanes:
         self._turns.give_back(names)
 
     async def on_record(self, work: Callable[[], T], names: Collection[str] = ()) -> T:
-        """Work that needs the disk and never NVML. Names that were taken are given back when it has ended, whoever waits."""
+        """Work that needs the disk and never NVML. The names are released when it has ended, even if its waiter is gone."""
         return await asyncio.shield(self._holding(names, self._records, work))
 
     async def with_driver(self, work: Callable[[], T], names: Collection[str] = ()) -> T:

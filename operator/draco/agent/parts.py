@@ -1,4 +1,4 @@
-"""The parts of one agent, made and made known to each other.
+"""Creates the parts of one agent and connects them.
 
 Owns which part is made of what, from the record to kubelet's sockets, and nothing of what they do: `app` starts and stops them,
 and says who hears of what.
@@ -42,7 +42,7 @@ CHECKPOINT = "checkpoint.json"
 
 
 class Listener(Protocol):
-    """Who is told what happens in the parts, and asked what only all of them together know."""
+    """Receives the changes of the parts, and answers what only all of them together know."""
 
     def divisions_shown(self) -> None:
         """Instances of GPUs were looked at. In any thread."""
@@ -122,7 +122,7 @@ class AgentParts:
         self.known: Final = self._names()
         self.hardware: Final = self._gpus()
         self.health: Final = HealthService(pool=settings.node_name, timeout_s=settings.health_timeout_s)
-        # What the API server is told
+        # What is written to the API server
         self.events: Final = EventRecorder(
             client, controller=FIELD_MANAGER_AGENT, instance=settings.node_name, clock=clock, random=random
         )

@@ -1,6 +1,6 @@
 """How one agent works.
 
-Owns the settings and their defaults. Reads none from anywhere: they come from whoever runs an agent.
+Owns the settings and their defaults. Reads none from anywhere: the caller that runs an agent passes them.
 """
 
 from pathlib import Path

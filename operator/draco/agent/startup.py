@@ -46,7 +46,7 @@ class Startup:
 
     `trusted` is set when the record is what it should be, `record_read` when nothing of the last run's report is needed any
     more, `recovered` when all agrees with the record. `on_record` runs what needs the disk, `with_driver` what needs NVML too.
-    `known` are told their names as soon as these can be had, and `show_again` is awaited then. `kubelet_denies` says whether
+    `known` learns its names as soon as they are available, and `show_again` is awaited then. `kubelet_denies` says whether
     kubelet's own record can be read and lacks a claim. `rewritten` is called with each claim whose containers get other devices
     than they would have got before.
     """

@@ -1,7 +1,7 @@
 """Extended resources that DeviceClasses stand for: the claim that kube-scheduler makes for a pod that asks for them.
 
 Owns which class stands for a resource, and the requests of such a claim. The scheduler writes the claim only when the pod gets
-its node, so until then it is imagined here. Nodes whose device plugin offers the resource are not told apart.
+its node, so until then it is imagined here. Nodes whose device plugin offers the resource are not distinguished.
 Source: KEP-5004.
 """
 
@@ -23,7 +23,7 @@ from draco.resources.quantity import Quantity, QuantityError
 BY_CLASS: Final = "deviceclass.resource.kubernetes.io/"
 """Before the name of a class: a resource that every class stands for."""
 DEFAULT_SINCE_MINOR: Final = 36
-"""The first release of Kubernetes that does so unless it is told not to."""
+"""The first release of Kubernetes that does so unless it is switched off."""
 
 
 def classes_asked(pod: Pod, classes: Mapping[str, DeviceClass]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The command line: `draco`, and the same program as `kubectl draco`.
 
-Owns the list of commands and how an ending is told to a person: `main` never lets a traceback out. A module holds its command
+Owns the list of commands and how a failure is reported: `main` never lets a traceback out. A module holds its command
 as `command` and is imported only when that is asked for, so that `draco --help` and shell completion stay quick. Packages add
 commands as entry points of the group `draco.commands`, each a mapping like `COMMANDS`. Must not do a command's work.
 """
@@ -219,7 +219,7 @@ def _say(line: str) -> None:
 
 
 def _discard_stdout() -> None:
-    """Whoever read our output is gone: keep the interpreter's own flush at exit from complaining about it."""
+    """The reader of our output is gone: keep the interpreter's own flush at exit from complaining about it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,6 +1,6 @@
 """Options that belong together: how a command gets them as one argument, and those that say which cluster is meant.
 
-Owns no choice that an option leaves open: whoever takes the argument decides.
+Owns no choice that an option leaves open: the function that takes the argument decides.
 """
 
 from collections.abc import Callable, Sequence

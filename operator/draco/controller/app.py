@@ -267,7 +267,7 @@ class Operator:
             clock=self._clock,
             every_s=self._settings.rediscover_s,
             confirm_s=self._settings.confirm_s,
-            # Without rules nothing can be isolated or given back: whoever brings them back waits for that.
+            # Without rules nothing can be isolated or given back: the next process that has them does it.
             hint=lambda: (
                 self._features.taint_rules is None or any(each.unserved_s for each in self.view.collections.values())
             ),

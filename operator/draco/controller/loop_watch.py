@@ -1,7 +1,7 @@
 """The event loop: how long it was held, and long work on it with room for others in between.
 
 Owns the measurement: a task that sleeps and notes how much later than it should it goes on. Nothing else can tell that a lease, a
-probe or a watch had to wait, since whoever holds the loop holds those too. Owns also how long others may have to wait for long
+probe or a watch had to wait, since work that holds the loop holds those too. Owns also how long others may have to wait for long
 work; what has changed in between is the caller's concern.
 """
 
@@ -90,7 +90,7 @@ class CooperativeWork:
         """How long the work has taken so far.
 
         No turn counts for more than its length: what goes on for much longer was held up by the machine, and would mislead
-        whoever plans by it.
+        callers that plan by it.
         """
         return self._before_s + min(TURN_S, self._clock.monotonic() - self._began_s)
 

@@ -3,8 +3,8 @@
 Kopf has the only watch of these kinds; its events come here and fill the store that reconcilers read. Owns what a watch of Kopf
 leaves open (docs/design/0001-kopf.md):
 
-- After a version that is too old Kopf lists anew and says nothing of what was deleted meanwhile. So the collection is listed here
-  each time that a watch has begun, and every few minutes.
+- After a version that is too old Kopf lists again and says nothing of what was deleted meanwhile. So the collection is listed
+  here each time that a watch has begun, and every few minutes.
 - Lists and events arrive in any order. The newer version of an object counts, and what a newer list lacks stays gone.
 - A watch may never begin: Kopf looks once at which kinds are served, and ends on errors that a watch should survive. A kind
   that is served and not watched is listed often, and has Kopf started again.
@@ -61,7 +61,7 @@ class OwnKind(Collection[T]):
     ) -> None:
         super().__init__(kind, clock=clock, keep=keep)
         self.restarts = 0
-        """How often Kopf had to begin its watch anew, other than from where it had ended."""
+        """How often Kopf had to restart its watch with a new list."""
         self.start_again: Callable[[], None] = lambda: None
         """Called when Kopf should look again at what is served."""
         self._client = client

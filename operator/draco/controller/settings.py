@@ -41,10 +41,10 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     webhook: WebhookSettings | None = None
     """How claims are reviewed when they are written; None: they are not."""
     rediscover_s: float = 300.0
-    """How often it is found out anew what the cluster can do."""
+    """How often the cluster's features are discovered again."""
     confirm_s: float = 10.0
     """After how long a change of that is looked at again, before it counts."""
     unserved_after_s: float = 30.0
     """How long a kind may be unserved before /readyz fails."""
     supply_every_s: float = 1.0
-    """The cluster's devices are counted anew at most this often, and only when someone asks."""
+    """The cluster's devices are counted at most this often, and only when someone asks."""

@@ -1,6 +1,6 @@
 """What the operator knows of the cluster: one collection per kind, and the indexes that its questions need.
 
-Owns the list of collections that are watched, their indexes, what the process that holds the fleet is told, and the counts of
+Owns the list of collections that are watched, their indexes, what is sent to the process that holds the fleet, and the counts of
 devices for metrics. Writes nothing and decides nothing.
 """
 

@@ -1,4 +1,4 @@
-"""Why the claims of a pod are not allocated: the front door.
+"""Explains why the claims of a pod are not allocated: the entry point of the package.
 
 Owns the order of questions: what is allocated already, where the pod may go, what the allocator says of each node, what stands
 in the way of each device. Decides nothing by itself.

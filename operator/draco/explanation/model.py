@@ -15,7 +15,7 @@ SCHEMA = "draco.dev/explanation/v1"
 
 
 class ExplanationStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of everything that is told: camelCase in JSON, every field always present."""
+    """Base of all parts of an explanation: camelCase in JSON, every field always present."""
 
 
 class Cause(StrEnum):

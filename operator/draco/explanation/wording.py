@@ -44,7 +44,7 @@ def selector_text(selector: SelectorRef) -> str:
 
 
 def cause_text(count: CauseCount) -> str:
-    """What is told of some devices, to follow "2 are" or "1 is"."""
+    """The cause of some devices, worded to follow "2 are" or "1 is"."""
     plain = _PLAIN.get(count.cause)
     return plain if plain is not None else _particular(count)
 

@@ -1,7 +1,7 @@
-"""What this cluster can do, found out by asking it.
+"""Discovers what this cluster supports by asking it.
 
 Owns the questions: which versions are served, and which fields of a ResourceSlice are kept when one is created as a dry run
-(a field whose feature is switched off is served in the schema all the same, and dropped without a word). The server's version
+(a field whose feature is switched off is still in the served schema, and is dropped silently). The server's version
 says which known bugs its scheduler may have, and nothing else. Changes nothing in the cluster.
 """
 

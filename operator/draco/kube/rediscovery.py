@@ -1,4 +1,4 @@
-"""Noticing that the cluster can do something else than it could: a served version went away, a feature gate came.
+"""Notices when the features of the cluster change: a served version went away, a feature gate was switched on.
 
 Owns when to look again and when to believe what is seen. While several API servers are being upgraded they answer differently in
 turn, so a change counts once it has been seen several times in a row. What follows from a change is the caller's.

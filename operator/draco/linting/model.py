@@ -1,6 +1,6 @@
 """Manifests, findings and edits.
 
-Owns these structs. Edits are plain data, so that whoever holds the text decides how to carry them out and keep its comments.
+Owns these structs. Edits are plain data, so that the owner of the text decides how to apply them and keeps its comments.
 """
 
 from typing import Any, Literal, TypeAlias

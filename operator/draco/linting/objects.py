@@ -1,7 +1,7 @@
 """Where things stand in manifests, however old, wrong or incomplete these are.
 
 Owns the way to claims, requests, selectors and pods. Whatever has another shape than it should have is passed over here and
-told by who looks at it.
+reported by the rule that looks at it.
 """
 
 import re

@@ -1,7 +1,7 @@
 """The fields that manifests have, kind by kind.
 
 Owns the tables. Those of resource.k8s.io are whole, with the fields of older versions that another rule puts right; of pods only
-what has to do with claims is told. Source: k8s.io/api/resource, k8s.io/api/core/v1.
+what has to do with claims is reported. Source: k8s.io/api/resource, k8s.io/api/core/v1.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 Schema: TypeAlias = Any
 """A mapping from field to schema; a list with the schema of its items; None for any value. `OPEN` and `EACH` are special keys."""
 OPEN: Final = "…"
-"""In a mapping: it has fields that are not listed, and only `WATCHED` ones are told."""
+"""In a mapping: it has fields that are not listed, and only `WATCHED` ones are reported."""
 EACH: Final = "*"
 """In a mapping: the schema of every field, whatever its name."""
 WATCHED: Final = frozenset(

@@ -5,7 +5,7 @@ talk to the API server: the controller carries the plans out.
 
 Rooms: `rules` (the exact taint rule of one device, and a rule on one device put on all that is the same hardware), `matching`
 (which devices a request concerns), `plan` (the state machine), `wording` (what it says of itself), `isolation` (what agents are
-told of it).
+notified of it).
 """
 
 from draco.maintenance.isolation import isolated_gpus, isolates, not_heeded

@@ -1,9 +1,9 @@
-"""What a node's agent is told of maintenance, so that a device has the taint from the moment at which it is published.
+"""Writes maintenance into the GpuNode, so that a device has the taint from the moment at which it is published.
 
 A taint rule names one device, and can be written only once that device is known: for a moment a new partition of a GPU under
-maintenance would be free for everybody. An agent of Draco is told instead, in its GpuNode, which GPUs are under maintenance, in
-the same write as what is wanted of them. Owns what it is told, and how it is seen that it heeds it. The rules are there all the
-same: for other drivers, and as what people read and delete.
+maintenance would be free for everybody. A Draco agent reads in its GpuNode instead which GPUs are under maintenance, in the same
+write as what is wanted of them. Owns these entries, and how to see that the agent follows them. The rules are there all the same:
+for other drivers, and as what people read and delete.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ def isolated_gpus(
     rules: Iterable[DeviceTaintRule],
     told: Iterable[IsolatedGpu] = (),
 ) -> list[IsolatedGpu]:
-    """What the agent of `pool` has to be told of a request. `rules` are the request's, `told` is what stands there already.
+    """The entries for the agent of `pool` about a request. `rules` are the request's, `told` is what stands there already.
 
     A GPU stays under maintenance by its UUID: the one that the request isolated first, and the one that has its name now. As long
     as nothing is published under the name, what stands there stays; and of a request that is finished, or keeps nobody off any
@@ -74,7 +74,7 @@ def not_heeded(
 
     As soon as none is left of a GPU, its agent knows of the maintenance, and whatever it publishes of that GPU later has the
     taint as well. `nodes` are the GpuNodes of the pools. Of the `idle` ones nothing is published now: it is enough that their
-    agents will be told.
+    agents will read.
     """
     if not isolates(request):
         return []

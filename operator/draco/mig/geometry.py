@@ -81,7 +81,7 @@ class Geometry:
         return State(state.mask | placement.mask, tuple(map(int.__add__, state.tokens, uses)), state.instances + 1)
 
     def block(self, state: State, mask: int) -> State:
-        """The state with one more instance, of a profile that the board's table lacks: it takes its units all the same."""
+        """The state with one more instance, of a profile that the board's table lacks: it still takes its units."""
         return State(state.mask | mask, state.tokens, state.instances + 1)
 
     def remove(self, state: State, placement: Placement) -> State:

@@ -206,7 +206,7 @@ def _open(keep: KeptInstances, gpu: ObservedGpu) -> KeptInstances:
 
 
 def _of_claim(part: Part, claim: str | None) -> Part:
-    """A part that stands where a claim is to have its own, whoever made it."""
+    """An instance, of any owner, that stands where a claim is to have its own."""
     return part if claim is None else msgspec.structs.replace(part, claims=(claim,))
 
 
@@ -297,7 +297,7 @@ def _laid_out(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, 
             continue
         placement = Placement(profile, each.start)
         blocking = [part for part in left if part.mask & placement.mask]
-        # Instances tell whose they are; a place that is only promised is told where nothing else is in the way.
+        # Instances name their owners; a place that is only promised is named where nothing else is in the way.
         blocking = [part for part in blocking if part.use is not None] or blocking
         if blocking:
             later.append(

@@ -1,4 +1,4 @@
-"""Whether a set of instances fits on a number of equal GPUs, were they all placed anew: the exact test.
+"""Whether a set of instances fits on a number of equal GPUs, if all were placed again: the exact test.
 
 Owns that question only; where each goes is `placement`'s. Two shapes of board have a closed form, answered in no time for any
 number of GPUs; every other table is searched.
@@ -122,7 +122,7 @@ class _Search:
     """The general case: which of the layouts of one GPU to use how often, found by trying them.
 
     A GPU's layouts count only by how many of each profile they hold, and only those to which nothing can be added. What cannot
-    fit is mostly told by weights of which a GPU has only so much; the rest by depth-first search that remembers what failed.
+    fit is mostly decided by weights of which a GPU has only so much; the rest by depth-first search that remembers what failed.
     Profiles that need the same are one.
     """
 

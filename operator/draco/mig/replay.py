@@ -1,4 +1,4 @@
-"""What would have happened: claims come and go on an imagined fleet, under one of several rules, ours and those of schedulers.
+"""Replays claims that come and go on a simulated fleet, under one of several rules, ours and those of schedulers.
 
 Owns the rules by which an instance gets its place, each of which sees a fleet and a profile and changes nothing; and the
 bookkeeping of a replay: what was accepted, what was refused although everything together would have fitted, and how much was in
@@ -110,7 +110,7 @@ class ReplayOutcome(StrEnum):
     REPAIRED = "repaired"
     """Accepted after idle instances were moved."""
     AVOIDABLE = "avoidable"
-    """Refused, though it would have fitted if everything had been placed anew."""
+    """Refused, though it would have fitted if everything had been placed again."""
     FULL = "full"
     """Refused, and no placement could have helped."""
 
@@ -204,7 +204,7 @@ class Replay:
         return self.fleet.pool.room(profile) if self._rule is not None else self.headroom_repacked(profile)
 
     def headroom_repacked(self, profile: Profile) -> int:
-        """How many more of a profile would fit if everything were placed anew."""
+        """How many more of a profile would fit if everything were placed again."""
         least, most = 0, self.gpus * len(profile.starts)
         while least < most:
             middle = (least + most + 1) // 2

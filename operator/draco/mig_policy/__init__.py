@@ -5,7 +5,7 @@ or talk to the API server: the controller carries out what is decided here.
 
 Rooms: `matching` (whether a policy selects a GPU, and why not), `boards` (boards and GPUs of the API as the planner knows them,
 what an agent will do), `wanted` (what a policy wants of one GPU), `gpu_state` (how far that is so), `decide` (one node, all of
-it), `promises` (what claims keep there all the same), `summary` (one policy's status), `windows` (when a GPU may be reset),
+it), `promises` (which devices claims keep there), `summary` (one policy's status), `windows` (when a GPU may be reset),
 `releases` (idle claims in the way of a waiting one), `release_policy` (whether what they hold may be taken back).
 """
 

@@ -1,4 +1,4 @@
-"""How far a GPU is as its policy wants it.
+"""Compares a GPU with what its policy wants of it.
 
 Owns the comparison of what is wanted with what the agent reports, and the words for what is still missing.
 """

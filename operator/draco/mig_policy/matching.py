@@ -1,4 +1,4 @@
-"""Whether a policy selects a GPU, and why not.
+"""Decides whether a policy selects a GPU, and why not.
 
 Owns the tests in their order: node, exclusion, whether the GPU can be divided at all, selectors. A test that has no answer leaves
 the GPU where it is: neither a broken selector nor an agent that is down moves a GPU from one policy to another. Owns also the

@@ -1,10 +1,10 @@
-"""Which devices that claims have been allocated a GPU would no longer offer.
+"""Finds the devices that claims have been allocated and that a GPU would no longer offer.
 
 Owns the comparison of what is allocated with what is offered by what is wanted. The scheduler counts what is taken by the devices
 that are published: a device that were dropped while a claim has it would free its units for another claim. The agent knows of a
-claim only once its pod starts, so it is told of those places here.
+claim only once its pod starts, so those places are written for it here.
 
-What would be offered anyway is not told: where nothing is changed under claims nothing is ever promised.
+What is offered anyway is left out: where nothing changes under claims, nothing is promised.
 """
 
 from collections.abc import Iterable, Mapping

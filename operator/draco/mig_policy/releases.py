@@ -1,4 +1,4 @@
-"""Which claims that nobody uses stand in the way of one that a pod waits for.
+"""Finds the idle claims that stand in the way of one that a pod waits for.
 
 Owns the search for the fewest of them, tried out with the scheduler's own rules: without them the waiting claims must fit on a
 node that the pod may go to, and each of them must then find another place. Nothing that a pod uses is ever proposed. Idle

@@ -1,4 +1,4 @@
-"""Where a policy stands, over all nodes.
+"""Sums up the state of one policy over all nodes.
 
 Owns the status of MigPolicy: its counts, its conditions and the one sentence that a person reads in the table. `PolicyCounts`
 counts node by node, so that a fleet of thousands of nodes is counted in small steps. What is wrong comes first, with
@@ -47,7 +47,7 @@ class PolicyCounts:
     def __init__(self, policy: str) -> None:
         self._policy = policy
         self.nodes = 0
-        """Nodes with GPUs, whoever has these."""
+        """Nodes with GPUs, whichever policy has these."""
         self.said: Counter[PolicyMatch] = Counter()
         """What the policy says to GPUs."""
         self.unselecting: Counter[int] = Counter()
@@ -107,7 +107,7 @@ class PolicyCounts:
 
 
 def named(node: str, gpu: GpuDecision) -> str:
-    """A GPU as people are told of it."""
+    """The name of a GPU in messages."""
     return f"{gpu.device or gpu.uuid} of {node}"
 
 

@@ -1,4 +1,4 @@
-"""What a policy wants of one GPU.
+"""Computes what a policy wants of one GPU.
 
 Owns the way from a policy's words, which are for any board, to what is wanted of a GPU with a certain board: the layout with its
 starts, and the profiles that the board has.

@@ -38,7 +38,7 @@ TAINT_UNSETTLED = f"{DRACO_DOMAIN}/unsettled"
 TAINT_FAULT = f"{DRACO_DOMAIN}/fault"
 """On all devices of a GPU that is lost or has a fatal fault; the value is the fault's name."""
 TAINTS_OF_FACTS = frozenset({TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, TAINT_FAULT})
-"""Taints that say what the agent could not do: whoever tolerates one is allocated a device that is refused to its pod."""
+"""Taints that say what the agent could not do: a claim that tolerates one is allocated a device that is refused to its pod."""
 FORGET_GPU = f"{DRACO_DOMAIN}/forget-gpu"
 """Annotation of a GpuNode: UUIDs, separated by commas, of GPUs that are gone for good. What they were called is free again."""
 CONDITION_PARTITIONABLE = "Partitionable"

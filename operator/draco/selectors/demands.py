@@ -53,7 +53,7 @@ def without(parts: Sequence[Demand], dropped: Demand) -> str:
 
 
 def with_demand(expression: str, demand: Demand, text: str) -> str:
-    """The expression with one of its parts written anew."""
+    """The expression with one of its parts replaced."""
     return replaced(expression, demand.start, demand.end, text)
 
 

@@ -115,7 +115,7 @@ def version_of(program: Path) -> str:
 def _offered(
     missing: Mapping[str, Sequence[str]], *, mirror: str, progress: Progress
 ) -> dict[str, list[ChecksummedFile]]:
-    """What of `missing`, by module, is to be had as a release; why the rest is not is told in one line."""
+    """What of `missing`, by module, is to be had as a release; why the rest is not is printed in one line."""
     if mirror == download.NONE:
         return {}
     published = [
@@ -177,7 +177,7 @@ def _provide(
 
 
 def _fetched(name: str, offered: Sequence[ChecksummedFile], folder: Path, progress: Progress) -> dict[str, Path]:
-    """The programs of `offered`; none if a site that answered before does not any more, which is told."""
+    """The programs of `offered`; none if a site that answered before does not any more, which is printed."""
     if not offered:
         return {}
     folder.mkdir()

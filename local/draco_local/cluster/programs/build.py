@@ -1,6 +1,6 @@
 """Building the programs of a cluster from pinned Go modules.
 
-Owns what is built how, and with which sentence a failure is told. Where programs are kept, and that no two processes build the
+Owns what is built how, and the sentence for each failure. Where programs are kept, and that no two processes build the
 same at once, is the caller's business.
 """
 

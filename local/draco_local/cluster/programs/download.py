@@ -1,8 +1,8 @@
 """Fetching released programs: where they are, which are had within seconds, and nothing that its checksum does not vouch for.
 
 Owns the addresses, the network and its time limits. What is not published for this machine is not listed here. Who cannot be
-reached is told in a sentence, for the caller to build instead; a file that is not what its checksum says is an error. Every site
-is waited for at the same time, once, for the checksums.
+reached is reported in a sentence, for the caller to build instead; a file that is not what its checksum says is an error. Every
+site is waited for at the same time, once, for the checksums.
 """
 
 import asyncio
@@ -105,7 +105,7 @@ class DownloadFailed(Exception):
 
 
 class ChecksummedFile(NamedTuple):
-    """A released file that its site has told the checksum of."""
+    """A released file whose checksum its site has published."""
 
     release: ReleasedFile
     url: str

@@ -1,4 +1,4 @@
-"""One program for several of Kubernetes' programs: it does what the name says that it is run under.
+"""Builds one program for several of Kubernetes' programs: it acts by the name that it is run under.
 
 Owns its source, written for the programs that are wanted. Most of what is in each of them is in all of them, and is linked and
 stored once: four programs of 330 MB become one of 130 MB under four names. Each part does what its `main` in Kubernetes does.

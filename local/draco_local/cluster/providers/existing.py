@@ -88,7 +88,7 @@ class ExistingCluster:
     def destroy(self, progress: Progress) -> None:
         """Stop our processes, and delete our nodes and our DeviceClasses from the cluster if it can be reached.
 
-        Draco's kinds stay: deleting them would delete every object of theirs, whoever made it.
+        Draco's kinds stay: deleting them would delete every object of theirs, also those made by others.
         """
         self.detach()
         if not self._attached.exists():

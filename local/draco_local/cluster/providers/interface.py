@@ -1,4 +1,4 @@
-"""A cluster, whoever provides it.
+"""What every provider of a cluster can do.
 
 Owns the one interface that the command line, tests and benchmarks use.
 """

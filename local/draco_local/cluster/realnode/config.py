@@ -1,4 +1,4 @@
-"""What a real node's programs are told: the configuration of kubelet, containerd, kube-proxy and the pod network.
+"""Writes the configuration of a real node's programs: kubelet, containerd, kube-proxy and the pod network.
 
 Pure: from a node's facts to the plan that its first process carries out. Must not touch the machine.
 """

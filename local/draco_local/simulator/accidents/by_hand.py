@@ -27,7 +27,7 @@ class CreatedInstance(msgspec.Struct, frozen=True):
 
 
 def set_mode(path: Path, gpu: int | str, mode: int) -> str:
-    """Ask for MIG mode 1 or 0; what a person is told: "on", "off", or what it waits for. StateError when it is refused."""
+    """Ask for MIG mode 1 or 0; returns what to print: "on", "off", or what it waits for. StateError when it is refused."""
     with _opened(path, gpu) as (nvml, device, target):
         status = nvml.nvmlDeviceSetMigMode(device, mode)
         current, pending = nvml.nvmlDeviceGetMigMode(device)

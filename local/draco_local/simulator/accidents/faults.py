@@ -198,7 +198,7 @@ def fail(
 ) -> None:
     """Let calls of an NVML function ("" is any) fail with `error`: for one GPU, GPU instance or compute instance, or for all.
 
-    Instances are told by the handle that the call is given. After so many `times` it works again; None is never. With
+    Instances are recognised by the handle that the call gets. After so many `times` it works again; None is never. With
     effect "done" the call does its work, and fails nevertheless, as when its answer is lost.
     """
     if function and not hasattr(pynvml, function):

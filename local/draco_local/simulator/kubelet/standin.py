@@ -55,7 +55,7 @@ class Kubelet:
     """One simulated node's kubelet.
 
     `run` keeps the node alive; `sync` brings one pod to where it should be and may be called for different pods at once.
-    `wake` asks whoever calls `sync` to do so again soon for a pod. `complain(pod, reason, sentence)` records an Event.
+    `wake` asks the caller of `sync` to do so again soon for a pod. `complain(pod, reason, sentence)` records an Event.
     """
 
     def __init__(

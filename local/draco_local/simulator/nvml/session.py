@@ -103,7 +103,7 @@ class Session:
         if position is None or state.failures[position].times is None:
             return None if position is None else state.failures[position]
         with mutate(self.state_file) as changed:
-            # Looked up anew: between then and now another process may have taken the last one.
+            # Looked up again: between then and now another process may have taken the last one.
             position = _failure_of(changed, function, handle)
             if position is None:
                 return None

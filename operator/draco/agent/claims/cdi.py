@@ -1,4 +1,4 @@
-"""CDI: how a container gets the devices of its claim.
+"""Writes and reads the CDI specs by which containers get the devices of their claims.
 
 Owns the spec files, one per claim, their names and their content. Does not decide which devices a claim has.
 

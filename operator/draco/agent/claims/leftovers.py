@@ -1,12 +1,12 @@
-"""Claims that kubelet will never give up.
+"""Unprepares claims that kubelet will never unprepare itself.
 
-Owns the decision to give up a claim by ourselves. It is rare: kubelet records every claim it was told is prepared, survives its
+Owns the decision to give up a claim by ourselves. It is rare: kubelet records every claim whose Prepare succeeded, survives its
 own restarts and reboots with that record, and asks to give each one up; until then its pod stays Terminating. Only when kubelet's
 record was lost (its folder wiped, ours kept) would a claim hold its device for ever. So a claim is given up by us only if it is
 gone from the API server (or its name is another claim's by now) or was deallocated (it has no allocation any more, or one of
 other devices), has been so for `patience_s` without a break, and kubelet's own record, which must be there and readable, does
 not name its uid. Where that record cannot be read, nothing is given up. A claim that was deallocated and that kubelet does name
-is told once: something keeps kubelet from giving it up.
+is reported once: something keeps kubelet from giving it up.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,4 +1,4 @@
-"""What Prepare has to do for a claim, or why the claim cannot be had: from its allocation, the record and the GPUs, as values.
+"""Plans what Prepare does for a claim, or why it must refuse: from its allocation, the record and the GPUs, as values.
 
 Owns the reading of an allocation, that no device is given to two claims, and whether a claim comes for the first time or again.
 Pure. `preparer` carries it out.
@@ -19,7 +19,7 @@ from draco.resources.names import ClaimUid, PartitionName, read_partition_name
 
 
 class FirstPrepare(msgspec.Struct, frozen=True):
-    """A claim that kubelet was never told is prepared: `claim` goes on record as an intent, and all it has is made."""
+    """A claim that is prepared for the first time: `claim` is recorded as an intent, then everything it needs is made."""
 
     claim: PreparedClaim
 
@@ -162,7 +162,7 @@ def conflict(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
     conflicts, but a partition cannot be where another stands, nor in a GPU that somebody has whole. An intent that was left over
     holds nothing, and what a claim that kubelet gave up still has shows when its instances are to give way.
 
-    No scheduler allocates hardware twice to one claim, but whoever may write allocations can.
+    No scheduler allocates hardware twice to one claim, but anybody who may write allocations can.
     """
     for one, two in combinations(claim.devices, 2):
         if one.device != two.device and _excludes(one, two):
@@ -209,7 +209,7 @@ def _excludes(wanted: PreparedDevice, held: PreparedDevice) -> bool:
     if wanted.partition is None and held.partition is None:
         return not wanted.admin and not held.admin
     if wanted.partition is None or held.partition is None:
-        # Whoever only looks at a partition has it made nevertheless, and with it the GPU divided.
+        # Administrative access to a partition creates it too, and with it divides the GPU.
         return not (wanted if wanted.partition is None else held).admin
     if wanted.key == held.key:
         return not wanted.admin and not held.admin

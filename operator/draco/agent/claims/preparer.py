@@ -1,4 +1,4 @@
-"""Preparing claims and giving them up: from an allocated claim to a recorded one with its CDI spec, and back.
+"""Prepares and unprepares claims: from an allocated claim to a recorded one with its CDI spec, and back.
 
 Each is read → plan → apply: what kubelet's call asks for is decided in `plan` from the record and the GPUs, then carried
 out. Owns the order of the steps. Reads no API server: a claim comes in as it was read. All methods block on the disk, and on NVML
@@ -6,7 +6,7 @@ where instances are made. No two are called at a time that are about one claim, 
 sees to that.
 
 The order makes every crash harmless. Preparing: intent on record, spec written, claim on record as prepared; an intent found at
-start is undone, since kubelet was never told. Giving up: spec removed, then the record; a claim found on record without its
+start is undone, since kubelet never got an answer. Giving up: spec removed, then the record; a claim found on record without its
 spec gets it back, since kubelet will ask again. Where partitions are in a claim, their instances are made between intent and
 spec, and destroyed between spec and record, in steps that are on record too (`mig.claim_instances`).
 """

@@ -1,12 +1,12 @@
-"""What is prepared is what is there: the one rule by which a claim on record may have a CDI spec.
+"""Decides whether a claim on record may have a CDI spec: only while every device of it is present as recorded.
 
 A container opens its devices by numbers: the minor number of the GPU, and those of the capabilities that open an instance. They
 name hardware only as long as nothing moved. So a spec exists only while each device of its claim is there, under the UUID, the
 minor number, the PCI address and the capability numbers that are on record for it, with which the spec was written. Where one is
 gone there is no spec; where one has moved the record is put right first and the spec is written from it.
 
-Owns that rule. Pure: it is told what is there, and everybody who writes or leaves a spec asks here: prepare, prepare asked again,
-recovery, and whatever looks again after a reset, a reload of the driver or any other reading.
+Owns that rule. Pure: it takes what is there as arguments, and every caller that writes or keeps a spec asks here: prepare,
+prepare asked again, recovery, and whatever looks again after a reset, a reload of the driver or any other reading.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What was prepared, known again when the record is lost or lacks something: from whatever else tells of it.
+"""Rebuilds the record of prepared claims when it is lost or incomplete: from claims, CDI specs and the GpuNode.
 
 Owns who is believed, and in which order. Pure: it compares what was read. There are four that tell of a claim:
 
@@ -193,7 +193,7 @@ def merged_instances(*sources: Iterable[OwnedInstance]) -> list[OwnedInstance]:
 def instance_uuids(
     claims: Iterable[ResourceClaim], node: GpuNode | None, specs: Iterable[str], *, driver: str, pool: str
 ) -> set[str]:
-    """MIG UUIDs of instances that we made, as far as we told anybody: in claims' status, in our GpuNode, in CDI specs."""
+    """MIG UUIDs of instances that we made, as far as we published them: in claims' status, in our GpuNode, in CDI specs."""
     found = {uuid for text in specs for uuid in _MIG_UUID.findall(text)}
     for claim in claims:
         for device in claim.status.devices:

@@ -1,12 +1,12 @@
-"""From whatever the last run left to a state that kubelet can rely on.
+"""Brings what the last run left behind to a state that kubelet can rely on.
 
 Owns what happens to the record and the CDI specs at start, before any socket is served. Reads the API server only when the
 record was lost.
 
-A claim on record as prepared is kept whatever else changed: kubelet keeps a record of its own, survives reboots with it, and
-asks to give up every claim it was ever told is prepared. Its CDI spec exists as long as all that it names is there (`presence`):
+A claim on record as prepared is kept whatever else changed: kubelet keeps a record of its own, survives reboots with it, and asks
+to unprepare every claim whose Prepare was ever answered. Its CDI spec exists as long as all that it names is there (`presence`):
 it is written again where it is missing (a reboot empties /var/run) and where its GPU has another number now, and taken away where
-a GPU or an instance is gone. An intent is undone: kubelet was never told. Specs that no claim on record needs go.
+a GPU or an instance is gone. An intent is undone: kubelet never got an answer. Specs that no claim on record needs are removed.
 """
 
 from collections.abc import Sequence
@@ -104,7 +104,7 @@ def converge(
 def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, *, gpus: Sequence[Gpu]) -> RecoveryResult:
     """Make the specs those of the prepared claims of which all is there. To be run after every look at the GPUs.
 
-    Whoever runs it holds the record's lock: a claim that is given up meanwhile would get its spec back.
+    The caller holds the record's lock: otherwise a claim that is given up meanwhile would get its spec back.
     """
     judged = _judged(record, cdi, instances, gpus)
     swept = _retract(record, cdi, judged)

@@ -1,6 +1,6 @@
-"""Where claims are prepared and given up, so that nothing waits for the driver that does not need it.
+"""Runs Prepare and Unprepare in threads, so that nothing waits for the driver that does not need it.
 
-Giving up whole GPUs needs no NVML. A claim of whole GPUs needs it only to be told whether they are undivided; where NVML does
+Giving up whole GPUs needs no NVML. A claim of whole GPUs needs it only to check that they are undivided; where NVML does
 not answer, and hangs about another GPU, the last look counts: nobody loads another driver, or puts in another board, under a
 call that is going on. What makes or destroys instances waits.
 

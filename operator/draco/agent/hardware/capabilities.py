@@ -1,6 +1,6 @@
 """The device nodes that open one instance of a GPU: /dev/nvidia-caps/nvidia-cap<N>.
 
-Owns where N comes from, and that the node is there before a container is told of it. Beside the node of the GPU itself a
+Owns where N comes from, and that the node exists before a container refers to it. Beside the node of the GPU itself a
 container needs one for the GPU instance and one for the compute instance; with those of others missing it sees no more than its
 own. The driver tells the numbers below /proc/driver, and leaves making the nodes to somebody with the rights.
 """
@@ -46,7 +46,7 @@ class Capabilities:
         return self.reported_once()(minor, gi, ci)
 
     def reported_once(self) -> Callable[[int, int, int | None], tuple[int, ...]]:
-        """`numbers`, as the driver's table is when it is first asked; for whoever asks for many."""
+        """`numbers` from one reading of the driver's table, made at the first call; for callers that need many."""
 
         @cache
         def table() -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""Fatal XIDs that came, kept where the next run of the agent finds them: an XID is told once.
+"""Keeps fatal XIDs on disk for the next run of the agent: NVML reports an XID only once.
 
 Owns the file and what is known of each GPU; what ends a GPU and what ends its fault is `faults`'. Used by the thread that reads
 NVML. A file that cannot be read or written costs what is remembered over a restart, and nothing else: it is said, and what NVML
@@ -27,7 +27,7 @@ class _Record(msgspec.Struct, kw_only=True):
 
 
 def driver_load(sysfs_root: Path) -> str:
-    """Names this load of the NVIDIA kernel module; "" where that cannot be told.
+    """Names this load of the NVIDIA kernel module; "" where that is unknown.
 
     Sysfs numbers its folders in the order in which they come into being, and gives no number twice.
     """
@@ -38,7 +38,7 @@ def driver_load(sysfs_root: Path) -> str:
 
 
 class FaultRecord:
-    """The faults that one node's GPUs have been told of. `driver_load` names the load of the driver."""
+    """The faults that NVML reported for one node's GPUs. `driver_load` names the load of the driver."""
 
     def __init__(self, path: Path, files: Files, *, boot_id: str, driver_load: Callable[[], str]) -> None:
         self._path = path
@@ -57,7 +57,7 @@ class FaultRecord:
         self._keep((*self._known(), fresh))
 
     def reloaded(self) -> None:
-        """The driver was loaded anew under this session."""
+        """The driver was reloaded during this session."""
         self._keep(one for one in self._known() if one.fatal.ends is not FaultEnd.RESET)
 
     def look(self, gpus: Sequence[Gpu]) -> list[Gpu]:

@@ -18,7 +18,7 @@ from draco.resources.names import GpuUuid
 
 
 class FaultEnd(IntEnum):
-    """What ends a fault, the milder first. A reboot ends all; a driver that is loaded anew has reset its GPUs."""
+    """What ends a fault, the milder first. A reboot ends all; a reloaded driver has reset its GPUs."""
 
     RESET = 1
     REBOOT = 2
@@ -62,7 +62,7 @@ FATAL: Mapping[int, FatalXid] = MappingProxyType(
 
 
 class LatchedXid(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A fatal XID that came, in which boot and which load of the driver ("" if that cannot be told).
+    """A fatal XID that came, in which boot and which load of the driver ("" if unknown).
 
     `asked`: since then NVML has asked for a recovery action. When it asks for none any more, that has been done.
     """

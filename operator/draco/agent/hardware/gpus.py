@@ -82,7 +82,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def absent(self) -> bool:
-        """Whether NVML no longer lists it: what is told of it is what was read last."""
+        """Whether NVML no longer lists it: its fields are those that were read last."""
         return self.fault is not None and self.fault.name == ABSENT
 
     @property
@@ -122,7 +122,7 @@ class KnownGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UnidentifiedGpu(msgspec.Struct, frozen=True):
-    """A GPU that has not told its UUID since the session was opened, and why."""
+    """A GPU whose UUID NVML has not returned since the session was opened, and why."""
 
     index: int
     message: str

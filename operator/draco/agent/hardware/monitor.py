@@ -107,7 +107,7 @@ class HardwareView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_uuid(self) -> Mapping[GpuUuid, Gpu]:
-        """GPUs by what they are. Whoever asks about a GPU, and not about a name, looks here."""
+        """GPUs by what they are. For callers that mean a GPU, not a name."""
         return MappingProxyType({located.gpu.uuid: located.gpu for located in self.gpus})
 
     @property

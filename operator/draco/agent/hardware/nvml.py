@@ -1,7 +1,7 @@
 """NVML as the agent sees it: typed reads of the node's GPUs, and one sentence for everything that can go wrong.
 
 Owns the session and every call about whole GPUs; those about instances are `nvml_instances`'. Decides nothing: what a fault
-means for a claim is not its business. All calls block. Whoever makes several that belong together holds `lock` meanwhile; a
+means for a claim is not its business. All calls block. A caller that makes several related calls holds `lock` meanwhile; a
 thread may wait for events without it, and must have stopped before the session is closed.
 """
 
@@ -358,7 +358,9 @@ class Nvml:
     @contextmanager
     def _going_on(self, function: str, args: tuple[Any, ...]) -> Iterator[None]:
         thread = threading.get_ident()
-        waits_s = args[1] / 1000 if function == "nvmlEventSetWait_v2" else 0.0  # it may take as long as it was told to
+        waits_s = (
+            args[1] / 1000 if function == "nvmlEventSetWait_v2" else 0.0
+        )  # it may take as long as its timeout argument
         self._calls[thread] = NvmlCall(function, self._about(thread, function, args), self._monotonic() + waits_s)
         try:
             yield

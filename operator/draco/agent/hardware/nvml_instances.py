@@ -44,7 +44,7 @@ class NvmlInstances:
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Held by whoever makes several calls that belong together."""
+        """Held by a caller that makes several related calls."""
         return self._nvml.lock
 
     def aside(self, work: Callable[[], T]) -> T:
@@ -108,7 +108,7 @@ class NvmlInstances:
         return sorted(found, key=lambda one: (one.start, one.gi))
 
     def create(self, uuid: GpuUuid, placement: Placement, on_gi: Callable[[int], None]) -> Instance:
-        """Make a GPU instance there and one compute instance that spans it. `on_gi` is told the id in between."""
+        """Make a GPU instance there and one compute instance that spans it. `on_gi` is called with the id in between."""
         device = self._nvml.handle(uuid)
         where = pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.profile.size)
         handle = self._nvml.call(

@@ -1,4 +1,4 @@
-"""The GPU instances of claims: had when a claim is prepared, given up with it, and made again when they were lost.
+"""Creates the GPU instances of a claim when it is prepared, destroys them with it, and recreates those that were lost.
 
 Owns which instances a claim needs, what has to give way to them, and what stays for the next one. How a change survives a crash
 is `instance_manager`'s. What is asked for comes in as an intent that conflicts with no prepared claim.
@@ -22,7 +22,7 @@ from draco.mig.keeping import KeptInstances, kept
 from draco.resources.names import GpuUuid
 
 PATIENCE_S = 30.0
-"""So long kubelet is told to ask again while an instance of a claim is in use. Its units are published as tainted meanwhile.
+"""How long kubelet gets a retryable error while an instance of a claim is in use. Its units are published as tainted meanwhile.
 After that the claim is given up, and the instance destroyed when it can be."""
 
 KeepingOf = Callable[[GpuUuid], KeptInstances]

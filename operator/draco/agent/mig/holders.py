@@ -1,4 +1,4 @@
-"""Who keeps an instance from being destroyed: processes, and the containers and pods they run in.
+"""Finds what keeps an instance from being destroyed: processes, and the containers and pods they run in.
 
 Owns looking below /proc, which takes long where many processes run: it asks NVML nothing, so that nobody who needs NVML has to
 wait for it. Ends nobody: the answer is for people.

@@ -1,4 +1,4 @@
-"""Making and destroying GPU instances so that a crash at any step leaves nothing unexplained.
+"""Creates and destroys GPU instances so that after a crash at any step each instance found has a recorded owner.
 
 Owns the order of journal and hardware: a step is on record before it is taken and until its end has been seen in a fresh list.
 So at every moment each GPU instance is one of: needed by a prepared claim, kept idle, a step on record that `settle` finishes or

@@ -1,4 +1,4 @@
-"""What is known of the GPU instances of one node: the last look at each GPU, whose each instance is, and what is wrong.
+"""Keeps what is known of one node's GPU instances: the last reading of each GPU, who owns each instance, and what failed.
 
 Owns looking, what everybody else sees of it, and how long a GPU on which nothing can be made is given a rest. Changes no instance
 and records nothing: that is `instance_manager`'s. Looking blocks on NVML and is done under the lock of its session.
@@ -132,7 +132,7 @@ class MigInventory:
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """The lock of the NVML session; whoever takes several steps that belong together holds it meanwhile."""
+        """The lock of the NVML session; a caller that takes several related steps holds it meanwhile."""
         return self._mig.lock
 
     # Looking

@@ -1,4 +1,4 @@
-"""Keeps the node's GPUs divided as wanted: who wakes up the work on each of them, and when it is tried again.
+"""Keeps the node's GPUs divided as wanted: schedules the work on each GPU, and its retries.
 
 Owns following this node's GpuNode and the pace of retries. The work itself is `layout`'s, done where claims are prepared, so
 that the two never meet halfway.

@@ -1,4 +1,4 @@
-"""What a policy wants of a GPU, made so: read how the GPU is divided, plan, take a step, and read and plan again.
+"""Applies what a policy wants of a GPU: reads how the GPU is divided, plans, takes one step, then reads and plans again.
 
 Owns carrying out a `GpuPlan` (`mig.gpu_plan`, which decides everything), and what the GPU's status says of it. How a change
 survives a crash is `instance_manager`'s; which layout is wanted is the operator's.

@@ -1,4 +1,4 @@
-"""Whose is each GPU instance that exists: ours by the record, or somebody else's.
+"""Decides who owns each GPU instance that exists: we do, by the record, or somebody else.
 
 Owns the recognition of our own instances, and the verdict on each. Pure: it compares what was observed with what is on record.
 Decides nothing about what happens to an instance.

@@ -1,4 +1,4 @@
-"""The parts of the agent that divide GPUs, put together.
+"""Puts together the parts of the agent that divide GPUs.
 
 Owns their wiring, and which Events tell people of them. What they do is their own business: `inventory` looks at instances,
 `instance_manager` changes them, `claim_instances` those of claims, `layout` those of policies, `keeper` says when.
@@ -168,7 +168,7 @@ def known_of(
 
 
 def _filled(division: GpuMigView, left: GpuMigView) -> GpuMigView:
-    """How a GPU stands that could not be looked at, with what is known of it all the same."""
+    """The state of a GPU that could not be read, with what is known of it from before."""
     enabled = division.enabled or left.enabled
     return msgspec.structs.replace(division, capable=True, enabled=enabled, board=left.board, held=left.held)
 

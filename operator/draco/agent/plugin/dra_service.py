@@ -1,4 +1,4 @@
-"""Kubelet's calls to prepare claims and to give them up.
+"""Serves kubelet's calls to prepare and unprepare claims.
 
 Owns the answers: one per claim, an error never spoiling the other claims of the call, and all of them within kubelet's patience.
 The work itself is `claims.work`'s.
@@ -32,9 +32,9 @@ log = structlog.get_logger()
 DEADLINE_S = 40.0
 """Kubelet gives a call 45 s; an answer that comes later is lost, and with it the reason."""
 HELD_PAUSES_S = (0.1, 0.4, 1.0, 2.0)
-"""How long a claim whose instance is in use is tried again before kubelet is told."""
+"""How long a claim whose instance is in use is retried before kubelet gets the error."""
 READ_TIMEOUT_S = 8.0
-"""For one attempt to read a claim, so that the API server's fault, not the deadline, is what kubelet is told."""
+"""For one attempt to read a claim, so that kubelet gets the API server's error, not a deadline."""
 
 
 class DraService:

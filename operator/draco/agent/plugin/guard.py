@@ -3,7 +3,7 @@
 Owns finding who else serves the driver, at start and as long as we serve. Changes nothing of theirs; what follows from it is
 `registration`'s.
 
-Who served first keeps the node. Whoever was there before we looked for the first time was first. Agents of ours that began at the
+The plugin that served first keeps the node. Any plugin found in our first look was first. Agents of ours that began at the
 same moment tell each other when that was, in the metadata of their answer at registration, which kubelet does not read.
 """
 
@@ -80,7 +80,7 @@ class OtherPlugins:
         self._ask_again: dict[SocketFile, tuple[float, float]] = {}  # when, and how long after that
 
     def begin(self) -> None:
-        """We are about to serve: whoever is there now, was there first."""
+        """We are about to serve: a plugin that is there now was there first."""
         self.since_s = self._clock.monotonic()
         self._earlier = frozenset(_sockets(self._registry).values())
 

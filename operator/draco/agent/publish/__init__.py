@@ -1,1 +1,1 @@
-"""What the API server is told of this node: its ResourceSlices and its GpuNode."""
+"""What this node publishes: its ResourceSlices and its GpuNode."""

@@ -2,12 +2,12 @@
 
 A GPU is published as gpu-<minor> when it is first seen, or under the lowest free number where another board has that name. From
 then on the name is its UUID's: over reboots that permute minor numbers, while it is away, and when it comes back. A board that is
-gone stays known, and is told of as absent, so that what names it never means another board. A board in whose place another one
-sits is no longer told of, unless a claim has it; its name stays its own all the same. Only a person's word (`FORGET` on the
+gone stays known and is published as absent, so that its name never means another board. A board in whose place another one
+sits is no longer published, unless a claim has it; its name stays reserved. Only a person's word (`FORGET` on the
 GpuNode) frees the name of an absent board.
 
 Owns the record of the GPUs that are known, and what of it everybody else sees. Reads no NVML and no API server. A name is on
-record before anybody is told of it.
+record before it is published.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Which devices this node offers: whole GPUs, partitions, or both, and when their order is published anew.
+"""Which devices this node offers: whole GPUs, partitions, or both, and when their order is published again.
 
 `Offering` owns what a GPU's mode means for what is published, and the pace of publishing. It holds the order that is out and
 nothing else; reads nothing, writes nothing. `Offers` hands it to the publisher whenever it may be something else. Nothing is
@@ -157,7 +157,7 @@ PATIENCE_S = 30.0
 
 
 class Offers:
-    """Keeps the publisher told. `touch` says that something that counts may have changed."""
+    """Keeps the publisher up to date. Call `touch` when something relevant may have changed."""
 
     def __init__(
         self,

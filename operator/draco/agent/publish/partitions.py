@@ -1,7 +1,7 @@
 """What is published of a GPU that can be divided: the whole, its partitions, and the counters that they draw from.
 
 Owns NVIDIA's names for partitions, their capacities and counters, the order in which the scheduler meets them, and when that
-order has become wrong enough to be published anew. Pure: reads nothing, writes nothing.
+order has become wrong enough to be published again. Pure: reads nothing, writes nothing.
 
 The scheduler takes the first device that fits, in the order of the slices and of the devices in them. So the order is the plan:
 each profile's placements come in the order in which they cost least of what still fits.

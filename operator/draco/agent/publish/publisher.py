@@ -1,4 +1,4 @@
-"""Publishing: the API server's slices of this node are made what they should be, and kept so.
+"""Writes the node's ResourceSlices to the API server and keeps them as they should be.
 
 Owns the writes to ResourceSlices. Level-triggered: a change of the hardware, of a slice, by whomever, or of the Node is only a
 wake-up. Kubelet deletes a node's slices when it starts and when the driver was away: they come back by themselves.
@@ -89,8 +89,8 @@ class SlicePublisher:
             self._held = why
             self._queue.add(self._node)
 
-    def anew(self) -> None:
-        """The cluster may keep other fields than it did: ask for all of them again."""
+    def republish(self) -> None:
+        """Send every field again: the cluster may now keep fields that it dropped before."""
         self._kept.clear()
         self._queue.add(self._node)
 

@@ -183,7 +183,7 @@ def plan(
 ) -> SlicePlan:
     """What to write so that the pool has the devices `wanted` and the counters that they draw from.
 
-    `observed` are the driver's slices of this node, whoever wrote them.
+    `observed` are the driver's slices of this node, including those of other writers.
 
     The generation grows when the devices, or their distribution over slices, differ from the newest observed ones; it stays
     when slices are merely missing or their owner is an earlier Node of the same name. Slices under other names, left by another

@@ -8,7 +8,7 @@ is in place; one whose instances have to be destroyed is `releasing` meanwhile. 
 until it is gone.
 
 The file is a journal of changes. Fields that a change may have can be added without another version: an agent that does not know
-them leaves them out when it next writes the file anew. Versions 1 and 2 held the whole record as one JSON object; they are read,
+them leaves them out when it next rewrites the file. Versions 1 and 2 held the whole record as one JSON object; they are read,
 and written as a journal with the first change. An older agent takes a journal for damaged, sets it aside and rebuilds the record.
 """
 
@@ -289,7 +289,7 @@ class Checkpoint:
         self._state = after
 
     def intend(self, claim: PreparedClaim) -> None:
-        """Record an intent for whoever starts after this process, without waiting for the disk.
+        """Record an intent for the process that starts after this one, without waiting for the disk.
 
         For a claim for which nothing is made but a spec: a loss of power takes that away, too, or at least its boot.
         """
@@ -346,7 +346,7 @@ class LoadedRecord(msgspec.Struct, frozen=True):
     instances: list[OwnedInstance] = []
     gpus: list[KnownGpu] = []
     position: Position | None = None
-    """Where the journal goes on; None when the next change writes it anew."""
+    """Where the journal goes on; None when the next change rewrites it."""
 
 
 class _OldRecord(msgspec.Struct, kw_only=True):

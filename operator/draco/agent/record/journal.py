@@ -1,11 +1,11 @@
 """An append-only file of checksummed entries, in room that is reserved beforehand.
 
-Owns the format of the file, when an entry is appended in place and when the file is written anew, and what of a damaged file can
+Owns the format of the file, when an entry is appended in place and when the file is rewritten, and what of a damaged file can
 still be believed. Knows nothing of what entries mean.
 
 The file is one JSON object a line, each with a checksum over itself and all before it, and spaces up to its full size. An entry
 is appended by writing over those spaces: that takes one fdatasync, and nothing that a full disk could refuse. When the room is
-used up the file is written anew from one entry that says everything. Part of the room is kept for entries that must never fail
+used up the file is rewritten as one entry that says everything. Part of the room is kept for entries that must never fail
 for lack of space.
 
 A write that was cut off leaves a last line without its end; it was never acknowledged and does not count. Anything else that
@@ -56,7 +56,7 @@ class Position(msgspec.Struct, frozen=True):
 class JournalContents(msgspec.Struct, frozen=True, kw_only=True):
     """What a file says. With `damage`, a sentence's end, `entries` are those before it.
 
-    `position` is None when the file has to be written anew before anything can be added.
+    `position` is None when the file has to be rewritten before anything can be added.
     """
 
     entries: Sequence[bytes]
@@ -117,7 +117,7 @@ def _encoded(after: str, entry: bytes, size: int = 0) -> tuple[bytes, str]:
 
 
 class Journal:
-    """Writes one journal. After an error of the disk the next entry writes the file anew."""
+    """Writes one journal. After an error of the disk the next entry rewrites the file."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self._path = path
@@ -129,7 +129,7 @@ class Journal:
         self._at = position
 
     def append(self, entry: bytes, *, keep_free: int) -> bool:
-        """Add an entry, durably; False when it would leave fewer than `keep_free` bytes: write the file anew then.
+        """Add an entry, durably; False when it would leave fewer than `keep_free` bytes: rewrite the file then.
 
         OSError when the disk refuses; the entry may be there or not.
         """

@@ -74,7 +74,7 @@ def wanted(claim: PreparedClaim, driver: str, health: Iterable[DeviceReport]) ->
 
 
 def identity(device: PreparedDevice) -> dict[str, Any]:
-    """Which hardware a device is, for whoever joins claims with what NVML and DCGM measure. What is unknown is left out."""
+    """Which hardware a device is, to join claims with what NVML and DCGM measure. What is unknown is left out."""
     said: dict[str, Any] = {"version": IDENTITY_VERSION, "pciBusID": device.pci_bus_id}
     part = device.partition
     if part is None:

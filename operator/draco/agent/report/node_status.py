@@ -156,8 +156,8 @@ class NodeReporter:
             self._said = fresh
             self._queue.add_after(self._node, 0.05)
 
-    def anew(self) -> None:
-        """The object was deleted, or its spec changed: report at once."""
+    def report_now(self) -> None:
+        """Report at once: the object was deleted, or its spec changed."""
         self._queue.add(self._node)
 
     async def run(self) -> None:

@@ -113,7 +113,7 @@ class Column:
         return self._numbered
 
     def told_apart(self, strings: Collection[str]) -> "Combined | array[int]":
-        """The same, for whoever cannot tell apart values that are none of these strings: fast however many there are."""
+        """The same, for callers that need not distinguish values outside these strings: fast however many there are."""
         if self.slots is not None or self._no_strings or len(strings) > MAX_SLOTS - 2:
             return self.numbered()
         if self._present is None:
@@ -234,13 +234,13 @@ class Columns:
         return self._rows
 
     def new_marks(self) -> bytearray:
-        """A byte for each row for whoever asks, kept as long as the rows are and set to 0 where a row falls out of use."""
+        """A byte for each row for the caller's use, kept as long as the rows are and set to 0 where a row falls out of use."""
         marks = bytearray(self._rows)
         self._marks.append(marks)
         return marks
 
     def new_column(self) -> Column:
-        """A column for whoever asks, of values that have no path; they must be cleared before their row is removed."""
+        """A column for the caller's use, of values that have no path; they must be cleared before their row is removed."""
         column = Column(self._rows)
         self._others.append(column)
         return column

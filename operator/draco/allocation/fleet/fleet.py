@@ -30,8 +30,8 @@ T = TypeVar("T")
 class AnswerCache:
     """Answers by what was asked, so many at most: the one that nobody asked for longest goes first.
 
-    Whoever may choose what is asked cannot fill the memory so. Knows nothing of what it keeps, nor when that is no longer true:
-    then whoever has it must forget.
+    So callers that may ask anything cannot fill the memory. Knows nothing of what it keeps, nor when that is no longer true:
+    then its owner must clear it.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,10 +1,10 @@
 """Which devices of a pool are the same hardware: a whole GPU and its partitions, and partitions that overlap.
 
-Owns that relation, for whoever takes a device to mean its hardware: maintenance, taint rules, `draco status`, `draco simulate`.
-It holds for any driver: two devices overlap if they draw from one counter set and it cannot pay for both. Where no counters are
-published (a cluster without partitionable devices, static layouts), a partition is a part of the GPU that its `parentUUID` or its
-name says, and partitions of one GPU that are published together do not overlap: nothing else would keep the scheduler from
-giving away the same memory twice. Does not know what claims hold, and decides nothing about any device.
+Owns that relation, for every caller that takes a device to mean its hardware: maintenance, taint rules, `draco status`, `draco
+simulate`. It holds for any driver: two devices overlap if they draw from one counter set and it cannot pay for both. Where no
+counters are published (a cluster without partitionable devices, static layouts), a partition is a part of the GPU that its
+`parentUUID` or its name says, and partitions of one GPU that are published together do not overlap: nothing else would keep the
+scheduler from giving away the same memory twice. Does not know what claims hold, and decides nothing about any device.
 """
 
 from collections import defaultdict

@@ -111,7 +111,7 @@ class Inventory:
 
     @property
     def per_device_rows(self) -> Iterable[int]:
-        """The rows of slices that leave nodes to their devices: whoever reaches one of these meets all of its slice."""
+        """The rows of slices that leave nodes to their devices: a node that reaches one of these sees all of its slice."""
         for name in self._per_device:
             entry = self.slice(name)
             if entry is not None:

@@ -91,7 +91,7 @@ class NodeRows:
 
     def _look_up(self, node: str) -> _Span:
         span = _span(self[node])
-        if node in self._rows:  # whoever asks for others must not fill the memory
+        if node in self._rows:  # questions about other names must not fill the memory
             self._spans[node] = span
         return span
 

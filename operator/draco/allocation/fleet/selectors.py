@@ -19,7 +19,7 @@ MAX_SELECTORS: Final = 4096
 MAX_SCANS: Final = 64
 """A scan of 100,000 devices takes some 400 kB."""
 MAX_UNPUBLISHED: Final = 64
-"""Columns of what nobody publishes, some 500 kB each; whoever may write claims can name any number of such attributes."""
+"""Columns of what nobody publishes, some 500 kB each; anybody who may write claims can name any number of such attributes."""
 MAX_REMEMBERED: Final = 2**18
 """Outcomes remembered of all selectors; one that reads a serial number has as many as there are devices."""
 NO, YES, FAILS = 0, 1, 2

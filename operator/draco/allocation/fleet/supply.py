@@ -1,4 +1,4 @@
-"""Counts every published device by the first thing that keeps claims from it, whoever asks.
+"""Counts every published device by the first thing that keeps any claim from it.
 
 Owns the counts of the whole cluster for its metrics. Looks at nothing that depends on the claim, such as selectors, shared
 counters or consumable capacity: that is for explanations.

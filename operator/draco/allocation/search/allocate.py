@@ -47,7 +47,7 @@ def allocate(
     """One result for each claim, all or none: None if they do not fit on the node.
 
     `share_ids` gives a fresh identifier (a UUID) for each share of a device. `views` stands for the node's pools in place of what
-    is published, for whoever asks what would be if. Raises NodeError if they do not fit and a pool of
+    is published, for callers that ask "what if". Raises NodeError if they do not fit and a pool of
     the node is invalid, and any other AllocationError if no node can be looked for until something is put right.
     """
     if views is None:

@@ -82,7 +82,7 @@ def candidates(fleet: Fleet, claims: Sequence[ResourceClaim]) -> Candidates | No
         return None
     try:
         wanted, risky = _look(fleet, expanded)
-    except CompileError:  # whoever looks at a device first says so
+    except CompileError:  # reported when a device is looked at first
         return None
     shared = fleet.inventory.nodes[SHARED]
     if risky is not None and any(risky[row] for row in shared):

@@ -2,7 +2,7 @@
 
 Owns the shapes and nothing else. Operators are calls under the names that Kubernetes' own error texts use (`_==_`, `_&&_`,
 `_[_]`), so that one table of overloads serves operators and functions alike. Macros are expanded to `Comprehension`, which also
-keeps what the author wrote, for whoever wants to run the common forms faster than the general loop.
+keeps what the author wrote, for callers that run the common forms faster than the general loop.
 
 Nodes compare and hash by identity: the checker keeps the type of each node in a dictionary beside the tree.
 """

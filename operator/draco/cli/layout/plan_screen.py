@@ -22,7 +22,7 @@ STYLES = {
 _NAMED = 4
 """GPUs of a group that are named; the others are counted."""
 _MOST_GROUPS = 16
-"""Groups of one outcome that are told; the GPUs of the others are counted."""
+"""Groups of one outcome that are listed; the GPUs of the others are counted."""
 _INDENT = " " * 4
 
 

@@ -123,7 +123,7 @@ class PlaceView(OutputStruct, frozen=True, kw_only=True):
 
 
 class WaitView(OutputStruct, frozen=True, kw_only=True):
-    """Something in the way, "1g.10gb at 0" or "the whole GPU", and who has it: `claims`, `holder`, or else whoever made it."""
+    """Something in the way, "1g.10gb at 0" or "the whole GPU", and who has it: `claims`, `holder`, or else its maker."""
 
     what: str
     claims: list[str] = []

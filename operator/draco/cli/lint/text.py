@@ -1,6 +1,6 @@
 """Manifests as text, and as trees that remember it: comments, order, quotes.
 
-Owns the splitting of files into pieces, the repair of what copying breaks, what is told of text that cannot be read, and the
+Owns the splitting of files into pieces, the repair of what copying breaks, what is reported of text that cannot be read, and the
 writing. What a piece says is `yaml_documents`' to read; a tree is had only of one that is edited. Knows no rule and changes no
 tree: that is `edits`'.
 """

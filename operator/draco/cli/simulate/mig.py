@@ -60,7 +60,7 @@ class _Run:
                 self.replay.depart(claim, t)
 
     def measure(self) -> dict[str, tuple[int, int]]:
-        """Of each profile, how many more fit as things are, and how many if everything were placed anew."""
+        """Of each profile, how many more fit as things are, and how many if everything were placed again."""
         profiles = self.replay.board.profiles
         return {p.name: (self.replay.headroom(p), self.replay.headroom_repacked(p)) for p in profiles}
 

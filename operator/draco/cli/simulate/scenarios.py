@@ -80,7 +80,7 @@ def _scenario(line: bytes, source: str) -> Scenario:
 
 
 def _name(line: bytes) -> str | None:
-    """The name in a line that is no scenario, so that its answer can be told from others."""
+    """The name in a line that is no scenario, so that its answer can be recognised."""
     try:
         return msgspec.json.decode(line[:LONGEST_LINE], type=_Named).name
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError):

@@ -225,7 +225,7 @@ def _rules(status: ClusterStatus, console: Console, *, fold: bool) -> None:
     if not status.taint_rules:
         return
     table = _table("RULE", "TAINT", "SELECTS", "DEVICES", "CLAIMS")
-    # A GPU has dozens of partitions, and as many rules when it is tainted: what they do is told with the one that they serve.
+    # A GPU has dozens of partitions, and as many rules when it is tainted: they are shown with the one that they serve.
     shown = [rule for rule in status.taint_rules if not (fold and (rule.extends or rule.maintenance))]
     for rule in shown:
         table.add_row(rule.name, rule.taint, rule.selector, _some(rule.devices), _some(rule.claims))

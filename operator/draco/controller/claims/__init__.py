@@ -1,1 +1,1 @@
-"""Reconcilers of claims: what their authors are told, and which idle ones make room."""
+"""Reconcilers of claims: explanations and warnings for their authors, and which idle ones make room."""

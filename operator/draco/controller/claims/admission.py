@@ -1,4 +1,4 @@
-"""What an author of a claim is told when the claim is written: warnings that kubectl shows at once.
+"""Answers the admission webhook for claims: warnings that kubectl shows to the author at once.
 
 Owns the reading of an AdmissionReview, the answer, and its time limit. What is wrong with a claim is found by the workers, in
 processes of their own. In doubt everything is allowed: a request that is not understood, a claim that cannot be read, a fleet
@@ -226,7 +226,7 @@ def _is_deniable(problem: Problem) -> bool:
 
 
 def _of_template(problem: Problem) -> Problem:
-    """As told to the author of a template: there is no claim of that name."""
+    """As worded for the author of a template: there is no claim of that name."""
     text = problem.text.replace(f"claim {problem.claim}", f"claim template {problem.claim}")
     return msgspec.structs.replace(problem, text=text)
 

@@ -1,13 +1,13 @@
 """Explanations of the pods that wait, kept as young as can be afforded.
 
-Owns when an explanation is asked for anew; the workers make it, in processes of their own, and share them between namespaces.
+Owns when an explanation is asked for again; the workers make it, in processes of their own, and share them between namespaces.
 Nothing here waits for an answer: what is known is said, and who asked is woken when something else is to be said. The bounds:
 
 - After a change, everything that arrives within `_COLLECT_S` is one change.
 - One pod is explained at most once in `_AT_MOST_EVERY_S` because of changes elsewhere; of each namespace, the longest unexplained
   comes first. All of that takes half of one processor at most, however many pods wait and however much changes.
 - Pods that ask for the same, as those of one Job or Deployment do, share one explanation.
-- Nothing is explained anew faster than what came of it is written: `backlog` says how much of that is still to do.
+- Nothing is explained again faster than the results are written: `backlog` says how much of that is still to do.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ class Explanations:
     ) -> None:
         """Have explained what is asked for, and again what was explained before the last change, for ever.
 
-        `asks` gives the pod of that name with its claims, if it still waits; `changed` is told of each pod of which something
+        `asks` gives the pod of that name with its claims, if it still waits; `changed` is called for each pod of which something
         else is to be said now.
         """
         young = _Young(asks, changed, backlog)
@@ -176,7 +176,7 @@ class Explanations:
             await self._explain(topic, asks, QueuePriority.AGAIN)
         except Exception:
             log.exception("explaining.failed", pod=str(asks[0].metadata.key))
-            self._tell(topic, young)  # whose reconciliation asks anew
+            self._tell(topic, young)  # whose reconciliation asks again
             self._drop(topic)
             return
         if topic.explanation != before:

@@ -1,6 +1,6 @@
 """Says why claims stay pending: one Event on the claim and one on the pod that waits for it, kept true.
 
-Owns which pods wait and since when, which object is told what, when it is taken back, and the number of waiting claims by main
+Owns which pods wait and since when, which object gets which Event, when it is withdrawn, and the number of waiting claims by main
 cause. All claims of a pod are explained together, since they must be met on one node. When an explanation is made again is up to
 `explaining`. Each Event is looked after on its own: whatever a process that died has written or not, the next one makes each of
 them so.
@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 EVENT_REASON = "ClaimPending"
 EVENT_ACTION = "Allocating"
 _ADOPT_WITHIN_S = 30.0
-"""Without knowing what was said before, everything is said anew; nothing goes wrong but that Events may stay for their hour."""
+"""Without knowing what was said before, everything is said again; at worst, old Events stay for their hour."""
 
 
 class PendingSubject(NamedTuple):

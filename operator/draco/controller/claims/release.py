@@ -50,7 +50,7 @@ _SETTLE_S = 30.0
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True):
-    """A write that the watch has not told of: which version it replaces, and what to say once it is certain to be made."""
+    """A write that the watch has not delivered yet: which version it replaces, and what to say once it is certain to be made."""
 
     uid: str
     replaced: str
@@ -87,7 +87,7 @@ class ClaimReleases:
         view.claims.subscribe(self._follow)
 
     async def adopt(self) -> None:
-        """Learn from the Events of whoever had this part before what was released lately. Raises ApiError."""
+        """Learn from the Events of the previous leader what was released lately. Raises ApiError."""
         selector = f"reason={RELEASED_REASON},reportingComponent={FIELD_MANAGER_OPERATOR}"
         for event in await self._client.list(EVENTS, field_selector=selector):
             if event.involved_object is not None and (last := _last(event)) is not None:
@@ -164,7 +164,7 @@ class ClaimReleases:
             announce=partial(self._announce, claim, release, policy),
             pod=release.pod,
         )
-        # Only on top of what was seen: whoever reserves the claim now, or a newer leader, must win.
+        # Only on top of what was seen: a pod that reserves the claim now, or a newer leader, must win.
         seen = {"uid": meta.uid, "resourceVersion": meta.resource_version}
         try:
             await self._client.patch(
@@ -179,14 +179,14 @@ class ClaimReleases:
             log.warning("repair.refused", claim=str(key), error=str(error), remedy=REMEDY)
             return False
         except (ServerError, Unreachable):
-            self._written[key] = written  # it may be made all the same
+            self._written[key] = written  # the write may have arrived nevertheless
             raise
         self._written[key] = msgspec.structs.replace(written, until_s=float("inf"), announce=None)
         self._announce(claim, release, policy)
         return True
 
     def _seen(self, key: ObjectKey, written: _Written) -> bool:
-        """Whether the watch has told of the write, or of something newer. One of unknown fate is announced if it was made."""
+        """Whether the watch has delivered the write, or something newer. One of unknown fate is announced if it was made."""
         claim = self._view.claims.store.get(key)
         if claim is None or claim.metadata.uid != written.uid:
             return True

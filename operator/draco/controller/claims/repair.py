@@ -146,7 +146,7 @@ class RepairReconciler:
         try:
             release_again_s = await self._release()
         except ApiError as error:
-            problem = error  # what is so is said all the same
+            problem = error  # the Event is still written
         self._pass_on()
         again_s = min(await self._say(), release_again_s)
         if problem is not None:

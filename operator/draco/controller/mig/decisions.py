@@ -1,6 +1,6 @@
-"""What is decided of every node's GPUs, by what is known now.
+"""Decides what is wanted of every node's GPUs, from what the operator knows now.
 
-Owns the reading of the view for MIG policies and what is remembered of it: a node is decided anew when something that its
+Owns the reading of the view for MIG policies and what is remembered of it: a node is decided again when something that its
 decision rests on is another object than before. All nodes of a large fleet are decided bit by bit, so that the event loop is
 never held for long. Writes nothing.
 """
@@ -59,8 +59,8 @@ class MigDecisions:
         """What is decided of every node that has a GpuNode, by name. Others have the event loop in between.
 
         All of it rests on the policies and the windows as they were at the beginning, and each node's on what was known of it
-        when its turn came. What changes meanwhile may be missed, but whoever acts on changes is woken by that one too and asks
-        again, and then only what rests on other objects is decided anew.
+        when its turn came. What changes meanwhile may be missed, but a caller that acts on changes is woken by that one too and
+        asks again, and then only what rests on other objects is decided again.
         """
         rules = self.rules
         permits = self._permitted(rules)

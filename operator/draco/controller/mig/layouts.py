@@ -1,4 +1,4 @@
-"""Writes what MIG policies want of each node's GPUs into its GpuNode, what claims keep there all the same, and maintenance.
+"""Writes what MIG policies want of each node's GPUs into its GpuNode, which devices claims keep there, and maintenance.
 
 Owns the spec of GpuNodes and nothing else: a node without GpuNode gets none, and nothing is written that is there already. All
 come in one write, so that an agent never hears that it is to offer something else without what it has to go on offering, nor

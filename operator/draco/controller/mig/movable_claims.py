@@ -30,7 +30,7 @@ class _Home(NamedTuple):
 
 
 class MovableClaims:
-    """Asked anew each time: what it rests on is remembered by the decisions."""
+    """Computed each time: what it rests on is remembered by the decisions."""
 
     def __init__(self, view: ClusterView, decisions: MigDecisions) -> None:
         self._view = view

@@ -1,4 +1,4 @@
-"""Says where each MIG policy stands.
+"""Writes the status of each MIG policy.
 
 Owns the status of MigPolicies and nothing else. Keys are their UIDs. A change anywhere in the fleet may concern every policy, so
 each is looked at only so often, and less often the longer that takes and the more policies there are.
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 _REST = 30.0
 """How much longer than it takes to count for all policies each is then let be. To ask for what is decided takes half as long
-again, so a twentieth of the time is spent on both. Deciding is not counted: it is done once for each change, whoever asks."""
+again, so a twentieth of the time is spent on both. Deciding is not counted: it is done once for each change, for all callers."""
 _LONGEST_REST_S = 10.0
 """People wait for what a status says, and no longer than this however large the fleet is."""
 

@@ -95,7 +95,7 @@ def _why_waiting(fleet: Fleet, question: ExplainPending) -> PendingAnswer:
             fleet, question.claims, pod=question.pod, scheduler=question.scheduler, minor=question.minor
         )
     except DracoError as error:
-        # Something published cannot be read. Whoever waits is told so, and all others are still explained.
+        # Something published cannot be read. The pods that wait for it get that as an answer; all others are still explained.
         return PendingAnswer(f"Cannot be explained: {error}", "Unknown")
     return PendingAnswer(str(explanation), str(explanation.reason))
 

@@ -1,12 +1,12 @@
-"""Whose turn it is to have a question answered.
+"""Orders the questions of namespaces: decides which one is answered next.
 
 Owns the order and each namespace's budget of CPU time. The laws:
 
 - What people wait for comes first (`QueuePriority`), and of equally urgent questions that of the namespace which has used least.
 - A namespace's budget fills up by `refill` CPU seconds each second, to `burst_s` at most. While it has none left, its questions
   wait, so that nobody has the workers to himself by asking for ever.
-- What is said already is only said anew by namespaces with half of their budget left, one at a time, and all of that together
-  takes half of one processor at most.
+- What was answered before is answered again only for namespaces with half of their budget left, one at a time, and all of that
+  together takes half of one processor at most.
 """
 
 from collections import OrderedDict, deque

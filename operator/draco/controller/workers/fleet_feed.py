@@ -1,8 +1,8 @@
-"""What of the cluster matters to allocation, and what the process that holds the fleet has not been told of it yet.
+"""Collects the changes of the cluster that matter to allocation, until they are sent to the process that holds the fleet.
 
 Owns which changes can alter what anyone is allocated, and the hand-over: the key of each changed object is kept, once, until the
 object as it then is has been handed on. So however much changes, no more waits than there are objects, and a process that starts
-anew is told everything.
+again is sent everything.
 """
 
 from collections import OrderedDict
@@ -90,7 +90,7 @@ class FollowedFleet:
         return next(iter(self._unsaid.values())) if self._unsaid else self.version
 
     def say_all_again(self) -> None:
-        """Hand on everything: who was told is gone."""
+        """Send everything again: the process that had it is gone."""
         self._unsaid.clear()
         for kind, informer in self._informers.items():
             for key in informer.store:

@@ -44,7 +44,7 @@ def bypassing(node: str) -> str:
 
 
 def allocated_claim(claim: ResourceClaim) -> AllocatedClaim:
-    """What is told of a claim that is allocated."""
+    """What the explanation says of a claim that is allocated."""
     allocation = claim.status.allocation
     if allocation is None:
         raise TypeError(f"claim {claim.metadata.key} is not allocated")

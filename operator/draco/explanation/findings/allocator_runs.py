@@ -1,4 +1,4 @@
-"""Asking the allocator, once for each kind of node.
+"""Runs the allocator once for each kind of node.
 
 Owns what makes two nodes the same to the allocator, and when it need not be asked: a node with fewer devices that would do than a
 request wants does not fit. Devices that would do for no request are nothing to it, unless one makes a selector fail.

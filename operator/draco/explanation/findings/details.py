@@ -1,4 +1,4 @@
-"""What is told of a device beside its cause: the values a selector saw, who holds it, what it is short of, where a taint is from.
+"""Details of a device beside its cause: the values a selector saw, who holds it, what it is short of, where a taint is from.
 
 Owns the reading of one device, for examples of many and for each by itself. Judges nothing.
 """

@@ -1,4 +1,4 @@
-"""Every device by itself: the detail that is computed only where somebody asks for it.
+"""Judges every device by itself: detail that is computed only on request.
 
 Owns the list of verdicts on devices. Judges as the counts of an explanation do.
 """

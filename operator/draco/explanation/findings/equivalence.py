@@ -1,8 +1,8 @@
-"""Devices as numbers: rows with one code are alike for the claims at hand.
+"""Sorts devices into equivalence classes: devices with one code are alike for the claims at hand.
 
 Owns what goes into a code: what selectors say, whether the device is in use, its taints, and whether it has what constraints
 compare. Devices that no request selects are all alike, whatever else is true of them. Devices of which more than this matters
-are odd, and told apart by `oddity`. Of counters it is only noted which devices draw from some.
+are odd, and distinguished by `oddity`. Of counters it is only noted which devices draw from some.
 """
 
 from array import array

@@ -1,4 +1,4 @@
-"""The whole fleet as the claims of one pod meet it: a verdict for each node, a finding for each device and request.
+"""Finds, for the claims of one pod, a verdict for each node of the fleet and a finding for each device and request.
 
 Owns the folding of like nodes and like devices, so that each kind is looked at once: nodes are alike that have like devices, in
 the same order. The verdict on a kind of node is what the allocator says of one of them. Puts nothing into words.
@@ -199,7 +199,7 @@ class _Finder:
         return as_read
 
     def _split(self, kind: _Kind) -> Iterable[_Kind]:
-        """A kind of nodes with odd devices, or such that draw from counters, told apart by them."""
+        """A kind of nodes with odd devices, or devices that draw from counters, split by them."""
         codes = set(self._reachability.read(kind.names[0], self._classes.codes))
         odd, drawing = not codes.isdisjoint(self._classes.odd), not codes.isdisjoint(self._classes.drawing)
         if not odd and not drawing:
@@ -321,7 +321,7 @@ class _Finder:
 
 
 def _in_any_order(as_read: Mapping[_Like, _Kind]) -> dict[_Like, _Kind]:
-    """The kinds whose nodes are told apart by the order of their devices alone, made one."""
+    """The kinds, with those merged that differ only in the order of their devices."""
     kinds: dict[_Like, _Kind] = {}
     for (is_open, sight, profile), kind in as_read.items():
         same = kinds.setdefault((is_open, sight, tuple(sorted(profile))), kind)

@@ -1,6 +1,6 @@
-"""Findings, folded into counts that people can read.
+"""Folds findings into counts that people can read.
 
-Owns the order of causes, and which selectors, values, holders, taints and shortages are told of many devices. Counts only.
+Owns the order of causes, and which selectors, values, holders, taints and shortages are listed for many devices. Counts only.
 """
 
 from collections import Counter
@@ -48,7 +48,7 @@ USEFUL: Final = (
     Cause.NOT_SELECTED,
     Cause.FREE,
 )
-"""The order in which causes are told: what was nearest to being had comes first."""
+"""The order in which causes are listed: the nearest to fitting comes first."""
 _MANY_VALUES: Final = 256
 
 

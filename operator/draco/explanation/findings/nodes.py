@@ -1,4 +1,4 @@
-"""Why the nodes to which the pod may go do not do, and which reason that gives the whole.
+"""Explains why the nodes that the pod may go to do not fit, and derives the main reason.
 
 Owns the telling apart of nodes with too few devices from those with enough that do not go together, and the choice of the main
 reason. The devices are counted elsewhere.

@@ -159,7 +159,7 @@ def tolerates(toleration: Toleration, taint: NodeTaint) -> bool:
     """Whether the toleration covers the taint.
 
     Gt and Lt compare the taint's value with the toleration's. They are an alpha feature; the API server keeps them only where
-    it is on, so whoever meets them may take them at their word.
+    it is on, so every reader may rely on them.
     """
     is_about_it = toleration.effect in {"", taint.effect} and toleration.key in {"", taint.key}
     match toleration.operator:

@@ -1,6 +1,6 @@
-"""Who reaches what: the pools of a fleet as all its nodes see them, read once.
+"""Reads once which nodes of a fleet reach which pools.
 
-Owns the telling apart of pools that are plainly one node's own (nearly all of them, and cheap to look at by the thousand, with
+Separates pools that are plainly one node's own (nearly all of them, and cheap to look at by the thousand, with
 shared counters or without) from those that need a view for each kind of node. Judges nothing.
 """
 

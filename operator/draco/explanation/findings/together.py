@@ -1,4 +1,4 @@
-"""Why devices that would each do do not do together on a node.
+"""Explains why devices that fit one by one do not fit together on a node.
 
 Owns the questions to the allocator that tell a constraint from counters and from requests that want the same devices: what if
 a request were the only one, what if a constraint were not there. Asks about one node at a time.

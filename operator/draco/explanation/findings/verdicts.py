@@ -1,6 +1,6 @@
-"""One device and one request: what stands in the way.
+"""Judges one device for one request: what stands in the way.
 
-Owns the order in which causes are looked for, and the values, holders and shortages that are told of each. A device is judged
+Owns the order in which causes are looked for, and the values, holders and shortages that are listed for each. A device is judged
 alone; that several do not go together is found out elsewhere. Every check is that of `draco.allocation`.
 """
 

@@ -1,4 +1,4 @@
-"""What is wrong with claims themselves, whatever is free.
+"""Finds what is wrong with claims themselves, whatever devices are free.
 
 Owns the questions to a claim that need no search: whether its classes exist, its selectors compile, work on every device and can
 select any, whether what they name is published, and whether it asks for more than there is. Says what to write instead where that
@@ -216,7 +216,7 @@ class _Request:
     def _nothing(self, steps: Sequence[SelectorStep], among: bytes) -> Iterator[Problem]:
         """Nothing is selected: by which selector, and why."""
         if any(step.error is not None or count(step.failed) for step in self.selection.steps):
-            return  # that is the problem, and was told
+            return  # that is the problem, and is in the list
         of_class = among is self.selection.start
         who = "no device" if of_class else f"no device of class {self._class}"
         found = False

@@ -1,4 +1,4 @@
-"""Why selectors that work on every device select none.
+"""Explains why selectors that evaluate on every device select none.
 
 Owns the search for the part of a selector that no device meets, or the two that none meets at once, and the telling of what
 is published in its place.

@@ -1,8 +1,8 @@
-"""What somebody probably meant to write.
+"""Suggests what the author of a claim probably meant to write.
 
 Owns the rewriting of a selector that names what nobody publishes, or that compares quantities and versions as if they were
 numbers and texts; and of one that fails on some devices, so that it works on every device. Whether a suggestion does any good
-must be tried by whoever makes it. A guarded form is tried here: it is good if it fails on no device and selects all that the
+must be tried by the caller. A guarded form is tried here: it is good if it fails on no device and selects all that the
 selector selects now.
 """
 
@@ -87,7 +87,7 @@ def _by_function(read: Comparison, function: str) -> str | None:
 
 _MISSING: Final = re.compile(r"no such key: (.*)")
 _LOOKED_AT: Final = 200
-"""Devices of which the error is read; the most frequent one is told."""
+"""Devices of which the error is read; the most frequent one is reported."""
 
 
 def main_error(fleet: Fleet, step: SelectorStep) -> str:

@@ -1,4 +1,4 @@
-"""Changes that are tried: what each kind is, and how small.
+"""The kinds of change that are tried, and how small each is.
 
 Owns the record of a change that the allocator found to do, and the rewriting of a claim in one respect.
 """
@@ -43,7 +43,7 @@ _SIZES: Final = (
 
 
 class SuggestedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One change with which the claims fit. Besides what is told, what it is, for whoever wants to make it."""
+    """One change with which the claims fit. `miss` is for people; the other fields say how to make the change."""
 
     miss: NearestMiss
     claims: Sequence[ResourceClaim] = ()
@@ -66,7 +66,7 @@ class SuggestedChange(msgspec.Struct, frozen=True, kw_only=True):
 def near_miss_of(
     kind: ChangeKind, text: str, node: Node, results: Sequence[AllocationResult], *, claim: str = ""
 ) -> NearestMiss:
-    """What is told of a change with which the claims get these results."""
+    """The near miss to report for a change with which the claims get these results."""
     devices = [f"{each.driver}/{each.pool}/{each.device}" for result in results for each in result.devices.results]
     return NearestMiss(kind=kind, text=text, node=node.metadata.name, devices=devices, claim=claim)
 

@@ -1,4 +1,4 @@
-"""What would do if the claims asked a little less: another value, a selector, a number, a constraint, a class.
+"""Tries the claims with a little less demand: another value, a selector, a number, a constraint, a class.
 
 Owns the changes that the author of the claims can make. Every changed selector is one that fails on no device.
 """

@@ -1,7 +1,7 @@
-"""The nearest misses: what single change would let the claims of a pod fit.
+"""Finds the nearest misses: single changes that would let the claims of a pod fit.
 
-Owns which kinds of change are tried, and in which order they are told. Nothing is told that the allocator did not confirm for the
-changed claims, node or cluster.
+Owns which kinds of change are tried, and in which order they are listed. Nothing is listed that the allocator did not confirm for
+the changed claims, node or cluster.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +52,7 @@ def nearest_misses(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | Non
     """The smallest single changes with which the claims that are not allocated yet would fit together on a node.
 
     None if no single change of those that are known was found to do. `pod` says where it may go. To be asked about claims that
-    fit on no node; where they do, as a rule nothing is told.
+    fit on no node; where they do, usually nothing is listed.
     """
     return [change.miss for change in nearest_changes(fleet, claims, pod)]
 

@@ -1,4 +1,4 @@
-"""What would do if the cluster were a little different: a taint, another claim, the rules of a node, a pool.
+"""Tries the claims on a cluster with one thing changed: a taint, another claim, the rules of a node, a pool.
 
 Owns the changes that somebody other than the author of the claims has to make.
 """

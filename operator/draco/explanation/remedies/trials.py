@@ -1,4 +1,4 @@
-"""Trying what would be if: the allocator's answer for claims, a node or a cluster that are changed in one respect.
+"""Tries changes: runs the allocator for claims, a node or a cluster changed in one respect.
 
 Owns the choice of the few nodes that are worth a try, and the bounds of how many tries there are. A node is worth more the more
 devices it has that would do; that only decides what is tried first, never what is said.

@@ -1,4 +1,4 @@
-"""What is the case with an object, said in one Event that is kept true.
+"""Keeps one Event per object that says its current condition.
 
 Owns the laws of such Events:
 
@@ -60,7 +60,7 @@ class Notes:
         self._next_write_s = 0.0
 
     async def adopt(self) -> list[ObjectReference]:
-        """Take over what was said by whoever had this part before, and return the objects that it was said of."""
+        """Take over the Events of the previous leader, and return the objects that they are about."""
         adopted = []
         selector = f"reason={self._reason},reportingComponent={self._controller}"
         for event in await self._client.list(EVENTS, field_selector=selector):
@@ -104,7 +104,7 @@ class Notes:
             self._refused[regarding.uid] = self._clock.monotonic() + _REFUSED_S
             return _REFUSED_S
         except ApiError:
-            # It may be there all the same, its answer lost: whatever is to be said next is written.
+            # The write may have arrived though its answer was lost: the next note is written in any case.
             if before:
                 self._said[regarding.uid] = msgspec.structs.replace(before, is_known=False)
             raise

@@ -1,4 +1,4 @@
-"""What is known of one collection of the API server, and who is told when that changes.
+"""Keeps one collection of the API server in memory and notifies subscribers of its changes.
 
 Owns a store while somebody keeps it: taking in a whole list or a single event, leaving out what cannot be read, and telling
 subscribers. An object that does not fit its struct is logged, counted and left out; if an earlier version of it did fit, that one

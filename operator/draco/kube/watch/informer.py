@@ -97,7 +97,7 @@ class Informer(Collection[T]):
             except (Expired, StreamBroken) as stale:
                 error, self._version = stale, ""
             except NotFound as absent:
-                # When the kind is defined anew, its objects are others.
+                # When the CRD is created again, its objects are others.
                 error, self._version = absent, ""
                 self.absent()
             except ApiError as failure:

@@ -140,6 +140,6 @@ def check_names(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fin
         metadata = mapping(manifest.tree.get("metadata"))
         if kind_of(manifest) in CLAIMS and not metadata.get("name") and not metadata.get("generateName"):
             if text(manifest.tree.get("name")):
-                continue  # told as a field in the wrong place
+                continue  # reported as a field in the wrong place
             kind = kind_of(manifest)
             yield Finding("name-missing", "error", f"the {kind} has no metadata.name", index, ("metadata",))

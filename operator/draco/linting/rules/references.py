@@ -56,7 +56,7 @@ def _target(pod: WrittenPodSpec, entry: WrittenRequest, known: Sequence[WrittenC
     mine = [claim for claim in known if claim.namespace == pod.namespace]
     if not given:
         if any(field in entry.fields for field in ("resourceClaim", "resourceClaimTemplate")):
-            return  # an unknown field, whose right name is told with it
+            return  # an unknown field, reported with its right name
         edit = _only_one(entry, mine)
         message = f"{name} names no claim: add resourceClaimName or resourceClaimTemplateName"
         yield _found("claim-or-template", message, pod, entry.path, *edit)

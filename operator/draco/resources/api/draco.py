@@ -178,7 +178,7 @@ class IsolatedGpu(ApiStruct, frozen=True, kw_only=True):
 class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
     """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is made on it.
 
-    `promised` stays published and free for its claims all the same.
+    `promised` stays published and free for its claims.
     """
 
     gpus: list[WantedGpu] = []

@@ -149,8 +149,8 @@ def publications(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[Publicat
     """What counts of each pool, as kube-scheduler sees it.
 
     A pool usually has one publication: all slices of its newest generation. But a node that sees a complete generation of its own
-    looks no further. So whoever publishes under the name of another node's pool, however new, adds a publication and hides none.
-    Where labels of nodes decide which slices are for them, what is told here is for nodes that all of them are for.
+    looks no further. So a driver that publishes under the name of another node's pool, however new, adds a publication and hides
+    none. Where labels of nodes decide which slices are for them, this holds for nodes that all of them are for.
     """
     return {pool: _publications(parts) for pool, parts in by_pool(slices).items()}
 

@@ -1,7 +1,7 @@
 """Older versions of resource.k8s.io, read as v1.
 
 Owns what differs between v1beta1, v1beta2, v1alpha3 and v1, as plain mappings before anything is decoded; nothing that is passed
-in is changed. Knows the shape of a manifest no further than it has to, so that what is wrong in it is told by who decodes it.
+in is changed. Knows the shape of a manifest no further than it has to, so that what is wrong in it is reported by the decoder.
 Source: k8s.io/api/resource.
 """
 

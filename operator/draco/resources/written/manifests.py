@@ -1,7 +1,7 @@
 """Manifests as people and programs write them, read as the structs of `resources`.
 
 Owns which kinds and versions can be read, the defaults that an API server fills in, and what is said of a manifest that does not
-fit. A manifest is a plain mapping here: whoever reads files says where it stands (`source`). Must not do I/O.
+fit. A manifest is a plain mapping here: the reader of files says where it stands (`source`). Must not do I/O.
 """
 
 import difflib
@@ -195,7 +195,7 @@ def _places(value: Any, path: Sequence[str], where: str) -> Iterator[tuple[Any, 
 
 
 def _read_quantity(holder: Any, key: Any, where: str) -> None:
-    """Make a number a text, and see that the text is a quantity; what is neither is told when it is converted."""
+    """Make a number a text, and see that the text is a quantity; what is neither is reported when it is converted."""
     value = holder[key]
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = holder[key] = _number(value)

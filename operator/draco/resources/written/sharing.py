@@ -15,7 +15,7 @@ from draco.resources.api.slices import Counter, Device, DeviceAttribute, DeviceC
 T = TypeVar("T")
 
 _MOST: Final = 20_000
-"""Of each kind of part. What is in no other object, such as UUIDs, passes through; then it begins anew."""
+"""Of each kind of part. What is in no other object, such as UUIDs, passes through; then it starts again."""
 
 
 class Shared:
