@@ -24,7 +24,13 @@ PARTS = {
         "operator/draco/mig_policy",
     ),
     "Why a claim waits": ("operator/draco/explanation",),
-    "Command line": ("operator/draco/cli", "operator/draco/linting", "operator/draco/__main__.py"),
+    "Command line": (
+        "operator/draco/cli",
+        "operator/draco/overview",
+        "operator/draco/whatif",
+        "operator/draco/linting",
+        "operator/draco/__main__.py",
+    ),
     "Local cluster": ("local/draco_local",),
     "Shared by the programs": (
         "operator/draco/kube",

@@ -1,7 +1,7 @@
 """How commands print: texts for people, documents for `-o json` and `-o yaml`, and lines of JSON.
 
-Owns that nothing that others wrote steers a person's terminal; the base of the structs with a schema, and the form of documents;
-and that no line of JSON, however long, is held whole, with one answer a line out as soon as it is known. Says nothing by itself.
+Owns that nothing that others wrote steers a person's terminal, the form of documents, and that no line of JSON, however long, is
+held whole, with one answer a line out as soon as it is known. Says nothing by itself.
 """
 
 import sys
@@ -36,10 +36,6 @@ def _visible(value: Any) -> Any:
     if isinstance(value, dict):
         return {shown(key): _visible(each) for key, each in value.items()}
     return value
-
-
-class OutputStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of what `-o json` writes: camelCase, every field always present."""
 
 
 def written(document: Any) -> str:

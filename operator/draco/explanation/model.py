@@ -8,14 +8,10 @@ DeviceVerdict and its parts; `placement` the node causes that are about the pod;
 from collections.abc import Sequence
 from enum import StrEnum
 
-import msgspec
+from draco.resources.api.base import OutputStruct
 
 SCHEMA = "draco.dev/explanation/v1"
 """Name of the JSON document. Fields are only ever added under one name."""
-
-
-class ExplanationStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of all parts of an explanation: camelCase in JSON, every field always present."""
 
 
 class Cause(StrEnum):
@@ -102,7 +98,7 @@ class PendingReason(StrEnum):
     """A claim is being deleted; it is not allocated any more."""
 
 
-class SelectorRef(ExplanationStruct, frozen=True, kw_only=True):
+class SelectorRef(OutputStruct, frozen=True, kw_only=True):
     """A selector: `source` is "class NAME" or "claim NAMESPACE/NAME", `index` its place there."""
 
     source: str
@@ -110,7 +106,7 @@ class SelectorRef(ExplanationStruct, frozen=True, kw_only=True):
     expression: str
 
 
-class SeenValue(ExplanationStruct, frozen=True, kw_only=True):
+class SeenValue(OutputStruct, frozen=True, kw_only=True):
     """A value that a selector or constraint met: `path` as it is written in a selector, `value` "" where there is none."""
 
     path: str
@@ -118,7 +114,7 @@ class SeenValue(ExplanationStruct, frozen=True, kw_only=True):
     devices: int = 1
 
 
-class Holder(ExplanationStruct, frozen=True, kw_only=True):
+class Holder(OutputStruct, frozen=True, kw_only=True):
     """A claim that holds a device or a share of it. `idle`: allocated, but reserved for nobody."""
 
     claim: str
@@ -128,7 +124,7 @@ class Holder(ExplanationStruct, frozen=True, kw_only=True):
     devices: int = 1
 
 
-class Shortage(ExplanationStruct, frozen=True, kw_only=True):
+class Shortage(OutputStruct, frozen=True, kw_only=True):
     """Too little of a counter ("set/counter") or a capacity. Quantities as they are written in manifests."""
 
     name: str
@@ -139,14 +135,14 @@ class Shortage(ExplanationStruct, frozen=True, kw_only=True):
     """Devices in use that take of it, as "device (claim)"; the biggest first."""
 
 
-class TaintSeen(ExplanationStruct, frozen=True, kw_only=True):
+class TaintSeen(OutputStruct, frozen=True, kw_only=True):
     """A taint that is not tolerated; `rule` names the DeviceTaintRule, "" for the driver's own."""
 
     taint: str
     rule: str = ""
 
 
-class CauseCount(ExplanationStruct, frozen=True, kw_only=True):
+class CauseCount(OutputStruct, frozen=True, kw_only=True):
     """Devices with one cause, in one respect: one selector, one taint, one counter.
 
     Which of the fields after `text` are filled depends on the cause. Lists are bounded; the most frequent come first.
@@ -174,7 +170,7 @@ class CauseCount(ExplanationStruct, frozen=True, kw_only=True):
     constraint: str = ""
 
 
-class RequestExplanation(ExplanationStruct, frozen=True, kw_only=True):
+class RequestExplanation(OutputStruct, frozen=True, kw_only=True):
     """One request, or one alternative of it: every published device, counted once by what stands in its way."""
 
     claim: str
@@ -236,7 +232,7 @@ class NodeReason(StrEnum):
     ERROR = "Error"
 
 
-class NodeCause(ExplanationStruct, frozen=True, kw_only=True):
+class NodeCause(OutputStruct, frozen=True, kw_only=True):
     """Nodes that will not do, all in one way. Each node is in one of these or in `fits_on`.
 
     `placement` fills those of the pod's rules, `explain` those of devices.
@@ -270,7 +266,7 @@ class ProblemKind(StrEnum):
     INVALID = "Invalid"
 
 
-class Problem(ExplanationStruct, frozen=True, kw_only=True):
+class Problem(OutputStruct, frozen=True, kw_only=True):
     """Something wrong with a claim. `problems.claims` fills it."""
 
     kind: ProblemKind
@@ -304,7 +300,7 @@ class ChangeKind(StrEnum):
     REPAIR_POOL = "RepairPool"
 
 
-class NearestMiss(ExplanationStruct, frozen=True, kw_only=True):
+class NearestMiss(OutputStruct, frozen=True, kw_only=True):
     """A single change with which the claims would be allocated: tried out with the allocator. `nearest` fills it."""
 
     kind: ChangeKind
@@ -317,7 +313,7 @@ class NearestMiss(ExplanationStruct, frozen=True, kw_only=True):
     """The claim that would have to go or to change."""
 
 
-class DeviceVerdict(ExplanationStruct, frozen=True, kw_only=True):
+class DeviceVerdict(OutputStruct, frozen=True, kw_only=True):
     """One device and one request: why not. `verdicts` fills it."""
 
     device: str
@@ -338,7 +334,7 @@ class DeviceVerdict(ExplanationStruct, frozen=True, kw_only=True):
     """Conditions that must become true once it is allocated, before the pod is bound."""
 
 
-class AllocatedClaim(ExplanationStruct, frozen=True, kw_only=True):
+class AllocatedClaim(OutputStruct, frozen=True, kw_only=True):
     """A claim of the pod that is allocated already."""
 
     claim: str
@@ -352,7 +348,7 @@ class AllocatedClaim(ExplanationStruct, frozen=True, kw_only=True):
     """Where its devices can be reached, in words; "" for everywhere."""
 
 
-class Explanation(ExplanationStruct, frozen=True, kw_only=True):
+class Explanation(OutputStruct, frozen=True, kw_only=True):
     """Why the claims of one pod, or one claim, are or are not allocated. `str` gives one paragraph for an Event."""
 
     schema: str = SCHEMA

@@ -1,12 +1,13 @@
-"""Texts for people: what of others' texts may be shown, and numbers and lists as a sentence says them.
+"""Texts for people: what of others' texts may be shown, numbers and lists as a sentence says them, and names that are alike.
 
 Owns what of a text may reach a terminal, an Event or a log. Names of processes, selectors and messages can hold escape sequences
 that rewrite a screen, line breaks that forge a line, and marks that turn the order of letters around. Owns also plurals, the
-words that agree with a number, and lists that end in how many more there are. Pure.
+words that agree with a number, lists that end in how many more there are, and which name was meant by one that is not known.
+Pure.
 """
 
 from collections.abc import Iterable
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from typing import Final
 
 
@@ -76,3 +77,12 @@ def most_like(name: str, names: Iterable[str], *, at_least: float) -> str:
     alike = [(SequenceMatcher(None, name.lower(), each.lower()).ratio(), each) for each in sorted(names)]
     likeness, best = max(alike, key=lambda pair: pair[0], default=(0.0, ""))
     return best if likeness >= at_least else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that says that a name is not known: what may have been meant."""
+    names = sorted(known)
+    near = get_close_matches(name, names[:5000], n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    return f"; there is {', '.join(names[:5])}{' and more' if len(names) > 5 else ''}." if names else "; there is none."

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from draco.cli import run
-from draco.cli.layout.schema import LayoutOutcome, PlanView, WaitView
+from draco.overview.layout_schema import LayoutOutcome, PlanView, WaitView
 from draco.resources.api.draco import GpuMig, GpuNode, InstanceUse, MigMode, MigPolicy, WantedGpu, WantedInstance
 from draco.resources.api.meta import Condition
 from tests.builders import a_claim, a_mig_node, a_mig_policy, a_static_policy

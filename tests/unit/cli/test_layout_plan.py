@@ -13,11 +13,11 @@ from rich.console import Console
 
 from draco.cli import run
 from draco.cli.layout import plan_screen as layout_plan_screen
-from draco.cli.layout.plan import plan
-from draco.cli.layout.schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, WaitView
-from draco.cli.layout.sources import ObservedNodes
 from draco.mig.board import Board
 from draco.mig.known_boards import BOARDS
+from draco.overview.layout_plan import plan
+from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, WaitView
+from draco.overview.layouts import ObservedNodes
 from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClaim
 from draco.resources.api.draco import (
     GpuMig,

@@ -14,11 +14,10 @@ from rich.console import Console
 from draco.cli import run
 from draco.cli.layout import screen as layout_screen
 from draco.cli.layout import svg as layout_svg
-from draco.cli.layout.schema import GpuView, LayoutView
-from draco.cli.layout.sources import ObservedNodes
-from draco.cli.layout.view import LayoutViewError, layout_of
 from draco.mig.board import Board
 from draco.mig.known_boards import BOARDS
+from draco.overview.layout_schema import GpuView, LayoutView
+from draco.overview.layouts import LayoutViewError, ObservedNodes, layout_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import (
     GpuMig,

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from draco.cli.status.schema import MissingView
 from draco.cli.status.screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide, trimmed
-from draco.cli.status.view import Snapshot, status_of
+from draco.overview.status import Snapshot, status_of
+from draco.overview.status_schema import MissingView
 from draco.resources.api.draco import MaintenancePhase, MigPolicy, MigPolicyStatus
 from draco.resources.api.slices import Counter, CounterSet, DeviceCounterConsumption
 from tests.builders import (

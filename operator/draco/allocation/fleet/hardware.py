@@ -164,7 +164,9 @@ class PoolHardware:
         totals: dict[str, Mapping[str, int]] = {}
         for item in self._slices:
             for each in item.spec.shared_counters:
-                totals.setdefault(each.name, {name: _amount(counter.value) for name, counter in each.counters.items()})
+                totals.setdefault(
+                    each.name, {name: amount_of(counter.value) for name, counter in each.counters.items()}
+                )
         return totals
 
     @cached_property
@@ -189,13 +191,13 @@ def _draws_of(device: Device) -> Draws:
     for consumed in device.consumes_counters:
         counters = draws.setdefault(consumed.counter_set, {})
         for name, counter in consumed.counters.items():
-            if amount := _amount(counter.value):
+            if amount := amount_of(counter.value):
                 counters[name] = counters.get(name, 0) + amount
     return draws
 
 
 @lru_cache(maxsize=8192)
-def _amount(text: str) -> int:
+def amount_of(text: str) -> int:
     """A quantity in billionths; none for what the API server would not have taken."""
     try:
         return Quantity.parse(text).nanos

@@ -11,12 +11,12 @@ import msgspec
 
 from draco.cli.explain.subjects import ExplainSubject, pending, subject_of
 from draco.cli.input.sources import Sources, read_world, with_sources
-from draco.cli.input.world import World
 from draco.cli.output import echo, print_document, print_yaml
 from draco.explanation.explain import explain
 from draco.explanation.findings.devices import device_verdicts
 from draco.explanation.model import Explanation
 from draco.explanation.wording import report
+from draco.whatif.world import World
 
 SCHEMA = "draco.dev/explanations/v1"
 """Name of the document with several explanations. Fields are only ever added under one name."""

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 import msgspec
 
 from draco.allocation.pod_claims import MissingClaimError, claims_of, known_claims_of, uses_devices, using
-from draco.cli.input.world import World, nearest
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
+from draco.resources.texts import nearest
+from draco.whatif.world import World
 
 
 class ExplainError(DracoError):

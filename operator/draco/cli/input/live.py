@@ -5,16 +5,11 @@ Owns the reading and what is said of what could not be read. Decides nothing, wr
 
 import asyncio
 
-import msgspec
-
 from draco.allocation.fleet.fleet import Fleet
 from draco.cli.input.reading import Reader, without_dra
 from draco.kube.connect.client import Client
 from draco.kube.discovery import kubernetes_minor
 from draco.kube.errors import NotFound
-from draco.resources.api.claims import ResourceClaimTemplate
-from draco.resources.api.core import Pod
-from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import (
     CLAIM_TEMPLATES,
@@ -25,19 +20,7 @@ from draco.resources.kinds import (
     SLICES,
     TAINT_RULES,
 )
-
-
-class LiveCluster(msgspec.Struct, kw_only=True):
-    """A cluster as it was at one time."""
-
-    server: str
-    kubernetes_minor: int | None
-    """21 of 1.21; None if the server does not say."""
-    fleet: Fleet
-    pods: dict[ObjectKey, Pod]
-    templates: dict[ObjectKey, ResourceClaimTemplate]
-    unread: list[str]
-    """What could not be read and what that means, a sentence each."""
+from draco.whatif.world import LiveCluster
 
 
 async def read_cluster(client: Client) -> LiveCluster:

@@ -1,6 +1,6 @@
 """Where the objects of a command come from: a live cluster, files, or files on top of a cluster.
 
-Owns the options that say so, the choice where they do not, and the reading. What is made of it is `world`.
+Owns the options that say so, the choice where they do not, and the reading. What is made of it is `whatif.world`.
 """
 
 import asyncio
@@ -10,16 +10,16 @@ from pathlib import Path
 import click
 import msgspec
 
-from draco.cli.input import world
 from draco.cli.input.live import read_cluster
 from draco.cli.input.manifests import Manifest, decode_all, files_option, read_manifests
-from draco.cli.input.world import World
 from draco.cli.options import CLUSTER_OPTIONS, Options, gathered
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import KubeconfigError
 from draco.resources.texts import counted
 from draco.resources.written.manifests import ManifestError
+from draco.whatif import world
+from draco.whatif.world import World
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """`draco layout`: how GPUs are divided, and what a policy would change.
 
-Owns the options and the choice of output. What is looked at is `sources`; what is shown is decided in `view` and
-`plan`, how in `screen`, `svg` and `plan_screen`.
+Owns the options and the choice of output. What is looked at is `sources`; what is shown is decided in
+`draco.overview`, how in `screen`, `svg` and `plan_screen`.
 """
 
 import sys
@@ -14,10 +14,10 @@ from rich.console import Console
 from draco.cli.layout import plan_screen as layout_plan_screen
 from draco.cli.layout import screen as layout_screen
 from draco.cli.layout import svg as layout_svg
-from draco.cli.layout.plan import plan as plan_of
 from draco.cli.layout.sources import LayoutSources, observe, with_layout_sources
-from draco.cli.layout.view import layout_of
 from draco.cli.output import echo, print_document, visible
+from draco.overview.layout_plan import plan as plan_of
+from draco.overview.layouts import layout_of
 
 _UNBROKEN = 10_000
 """Lines are broken where they are made, never by the console."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from draco.cli.layout.schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, PolicyPlanView, WaitView
+from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, PolicyPlanView, WaitView
 
 STYLES = {
     LayoutOutcome.CANNOT: "red",

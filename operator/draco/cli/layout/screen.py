@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from draco.cli.layout.schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
+from draco.overview.layout_schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
 from draco.resources.api.draco import MigMode, MigState
 
 STYLES = {

@@ -18,6 +18,7 @@ from draco.cli.options import CLUSTER_OPTIONS, Options, gathered
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import NotFound
+from draco.overview.layouts import ObservedNodes
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode, MigPolicy
@@ -40,28 +41,6 @@ class LayoutSources(msgspec.Struct, frozen=True, kw_only=True):
     cluster: bool | None
     kubeconfig: Path | None
     context: str | None
-
-
-class ObservedNodes(msgspec.Struct, kw_only=True):
-    """Nodes with GPUs and what belongs to them, at one time. `server` is "" for files alone.
-
-    `policies` are those that exist, `asked` those that are to be applied, `deleted` names those of the first that are to go.
-    """
-
-    server: str = ""
-    gpu_nodes: dict[str, GpuNode] = {}
-    nodes: dict[str, Node] = {}
-    slices: list[ResourceSlice] = []
-    claims: list[ResourceClaim] = []
-    policies: dict[str, MigPolicy] = {}
-    asked: list[MigPolicy] = []
-    deleted: list[str] = []
-    notes: list[str] = []
-
-    @property
-    def place(self) -> str:
-        """Where all this is, in words."""
-        return "the cluster" if self.server else "the files"
 
 
 _OPTIONS: Options = (

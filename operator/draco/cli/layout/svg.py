@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
-from draco.cli.layout.schema import Division, GpuView, LayoutView, PartView, Use
 from draco.cli.layout.screen import by_whom, fits_line, one_line, told, whole_line
+from draco.overview.layout_schema import Division, GpuView, LayoutView, PartView, Use
 
 COLOURS = {
     Use.CLAIM: "#56b4e9",

@@ -1,8 +1,8 @@
 """`draco simulate`: what would happen, without touching the cluster.
 
 Owns the options, and what of the command each of them starts. `--with-taint` is written as `kubectl taint` has it, with the
-devices behind an @: KEY[=VALUE]:EFFECT[@DRIVER/POOL/DEVICE]. Scenarios are `scenarios`; `world` is what is imagined,
-`trials` what is tried in it, `report` what is said of it. `draco simulate mig` is `mig`.
+devices behind an @: KEY[=VALUE]:EFFECT[@DRIVER/POOL/DEVICE]. Scenarios are `scenarios`; what is imagined
+and tried is `draco.whatif`, `report` what is said of it. `draco simulate mig` is `mig`.
 """
 
 import difflib
@@ -13,9 +13,7 @@ from typing import Any, Final
 
 import click
 
-from draco.cli.input import world
 from draco.cli.input.sources import Sources, read_world, with_sources
-from draco.cli.input.world import World, WorldError
 from draco.cli.output import answer_lines, echo, print_document, print_yaml
 from draco.cli.simulate import (
     mig as simulate_mig,
@@ -26,12 +24,14 @@ from draco.cli.simulate import (
 from draco.cli.simulate import (
     scenarios as simulate_scenarios,
 )
-from draco.cli.simulate import (
-    trials as simulate_trials,
-)
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.taints import EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 from draco.resources.names import PoolKey
+from draco.whatif import (
+    trials as simulate_trials,
+)
+from draco.whatif import world
+from draco.whatif.world import World, WorldError
 
 FORM: Final = "KEY[=VALUE]:EFFECT[@DEVICES]"
 _EXAMPLE: Final = "suspect=true:NoSchedule@gpu.nvidia.com/node-1/gpu-0"

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
-from draco.cli.simulate.trials import TrialResult, TrialRun
 from draco.explanation.model import PendingReason
 from draco.explanation.wording import report
 from draco.resources.api.claims import AllocationResult
 from draco.resources.written.json import written
+from draco.whatif.trials import TrialResult, TrialRun
 
 SCHEMA: Final = "draco.dev/simulation/v1"
 """Name of the document. Fields are only ever added under one name."""

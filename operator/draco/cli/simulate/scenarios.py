@@ -11,7 +11,6 @@ import msgspec
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import allocate
-from draco.cli.simulate.trials import share_ids
 from draco.resources.api.claims import AllocationResult, DeviceClass, ResourceClaim, ResourceClaimTemplate
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectMeta
@@ -20,6 +19,7 @@ from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.errors import DracoError
 from draco.resources.written.json import written
 from draco.resources.written.manifests import Object, decode
+from draco.whatif.trials import share_ids
 
 LONGEST_LINE: Final = 64 << 20
 """Bytes of a scenario: some thousand nodes with all their devices."""

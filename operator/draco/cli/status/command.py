@@ -1,6 +1,6 @@
 """`draco status`: read the cluster once and show it.
 
-Owns the options, the reading and the choice of output. What is shown is decided in `view`, how in `screen`.
+Owns the options, the reading and the choice of output. What is shown is decided in `overview.status`, how in `screen`.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from draco.cli.input.reading import Reader, without_dra
 from draco.cli.options import with_cluster
 from draco.cli.output import print_document, visible
 from draco.cli.status import screen as status_screen
-from draco.cli.status.schema import ClusterStatus, MissingView
-from draco.cli.status.view import Snapshot, status_of
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover
+from draco.overview.status import Snapshot, status_of
+from draco.overview.status_schema import ClusterStatus, MissingView
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, MIG_POLICIES, NODES, PODS, SLICES
 
 WIDTH = 10_000

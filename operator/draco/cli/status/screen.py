@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draco.cli.status.schema import (
+from draco.overview.status_schema import (
     ClaimState,
     ClaimView,
     ClusterStatus,

@@ -1,7 +1,8 @@
 """How every API struct behaves: camelCase on the wire, immutable in memory, defaults left out when written.
 
-Owns the base class, and what null means. A struct names just the fields Draco uses; what a server sends beyond them is dropped
-on reading, so a struct must never be written back over a whole object that others also write: use server-side apply or a patch.
+Owns the base class, that of our own documents (`-o json`), and what null means. A struct names just the fields Draco uses; what a
+server sends beyond them is dropped on reading, so a struct must never be written back over a whole object that others also write:
+use server-side apply or a patch.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,3 +33,7 @@ def set_fields(value: Any, is_unset: Callable[[object, object], bool] = lambda _
             if not is_unset(name, inner)
         }
     return [set_fields(each, is_unset) for each in value] if isinstance(value, list) else value
+
+
+class OutputStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of what `-o json` writes: camelCase, every field always present."""

@@ -3,7 +3,6 @@
 Owns the putting together, and what is said of it. Reads nothing itself.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -13,7 +12,6 @@ from draco.allocation.extended_resources import classes_asked
 from draco.allocation.extended_resources import note as extended_note
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.cli.input.live import LiveCluster
 from draco.maintenance.rules import extended_device, plan_extensions
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
 from draco.resources.api.core import Node, Pod
@@ -22,7 +20,7 @@ from draco.resources.api.slices import ResourceSlice, ResourceSliceSpec
 from draco.resources.api.taints import DeviceTaintRule, taint_text
 from draco.resources.errors import DracoError
 from draco.resources.names import DeviceKey, PoolKey
-from draco.resources.texts import are, counted
+from draco.resources.texts import are, counted, nearest
 from draco.resources.written.manifests import ManifestError, Object
 
 ANY_NODE: Final = "any-node"
@@ -31,6 +29,19 @@ ANY_NODE: Final = "any-node"
 
 class WorldError(DracoError):
     """What is asked of the world is not in it; says what is."""
+
+
+class LiveCluster(msgspec.Struct, kw_only=True):
+    """A cluster as it was at one time."""
+
+    server: str
+    kubernetes_minor: int | None
+    """21 of 1.21; None if the server does not say."""
+    fleet: Fleet
+    pods: dict[ObjectKey, Pod]
+    templates: dict[ObjectKey, ResourceClaimTemplate]
+    unread: list[str]
+    """What could not be read and what that means, a sentence each."""
 
 
 class World(msgspec.Struct, kw_only=True):
@@ -158,15 +169,6 @@ def _ensure(world: World, name: str) -> None:
 def _no_node(world: World, name: str) -> str:
     where = "the cluster" if world.server else "the files"
     return f'there is no node "{name}" in {where}{nearest(name, world.fleet.node_names)}'
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that says that a name is not known: what may have been meant."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names[:5000], n=1)
-    if near:
-        return f"; did you mean {near[0]}?"
-    return f"; there is {', '.join(names[:5])}{' and more' if len(names) > 5 else ''}." if names else "; there is none."
 
 
 def put_taints(world: World, rules: Sequence[DeviceTaintRule]) -> None:

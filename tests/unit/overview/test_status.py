@@ -6,9 +6,9 @@ from rich.console import Console
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.cli.status import screen as status_screen
-from draco.cli.status.schema import ClaimState, ClusterStatus, DeviceCounts, DeviceState, MissingView
-from draco.cli.status.view import Snapshot, claim_state, status_of
 from draco.maintenance.rules import plan_extensions
+from draco.overview.status import Snapshot, claim_state, status_of
+from draco.overview.status_schema import ClaimState, ClusterStatus, DeviceCounts, DeviceState, MissingView
 from draco.resources.api.core import PodResourceClaimStatus, PodStatus
 from draco.resources.api.draco import MaintenancePhase, MigPolicyStatus
 from draco.resources.api.slices import Counter, CounterSet, Device, DeviceCounterConsumption, ResourceSlice

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from draco.cli.status.counters import short_of_counters
-from draco.cli.status.parts import HardwareByPool
-from draco.cli.status.schema import (
+from draco.maintenance import maintenance_uid
+from draco.maintenance.rules import extends
+from draco.overview.hardware_use import HardwareByPool, short_of_counters
+from draco.overview.status_schema import (
     ClaimCounts,
     ClaimState,
     ClaimView,
@@ -25,8 +26,6 @@ from draco.cli.status.schema import (
     PolicyView,
     RuleView,
 )
-from draco.maintenance import maintenance_uid
-from draco.maintenance.rules import extends
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, GpuStatus, MaintenancePhase, MigMode, MigPolicy

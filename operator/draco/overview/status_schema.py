@@ -5,7 +5,7 @@ Owns the structs and their field names: fields are only ever added under one sch
 
 from enum import StrEnum
 
-from draco.cli.output import OutputStruct
+from draco.resources.api.base import OutputStruct
 from draco.resources.names import DeviceKey
 
 SCHEMA = "draco.dev/status/v1"

@@ -6,17 +6,43 @@ Owns the bringing together of what agents report with what claims have been allo
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from draco.cli.input.world import nearest
-from draco.cli.layout.schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
-from draco.cli.layout.sources import ObservedNodes
-from draco.cli.status.view import natural
+import msgspec
+
 from draco.mig.board import Board, Placement, unit_mask
 from draco.mig.geometry import Geometry, State, geometry
 from draco.mig_policy.boards import boards_of
+from draco.overview.layout_schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
+from draco.overview.status import natural
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.draco import GpuMig, GpuNode, GpuStatus, MigInstance, MigMode, MigState, WantedGpu
+from draco.resources.api.core import Node
+from draco.resources.api.draco import GpuMig, GpuNode, GpuStatus, MigInstance, MigMode, MigPolicy, MigState, WantedGpu
+from draco.resources.api.slices import ResourceSlice
 from draco.resources.errors import DracoError
 from draco.resources.names import PoolKey, read_partition_name
+from draco.resources.texts import nearest
+
+
+class ObservedNodes(msgspec.Struct, kw_only=True):
+    """Nodes with GPUs and what belongs to them, at one time. `server` is "" for files alone.
+
+    `policies` are those that exist, `asked` those that are to be applied, `deleted` names those of the first that are to go.
+    """
+
+    server: str = ""
+    gpu_nodes: dict[str, GpuNode] = {}
+    nodes: dict[str, Node] = {}
+    slices: list[ResourceSlice] = []
+    claims: list[ResourceClaim] = []
+    policies: dict[str, MigPolicy] = {}
+    asked: list[MigPolicy] = []
+    deleted: list[str] = []
+    notes: list[str] = []
+
+    @property
+    def place(self) -> str:
+        """Where all this is, in words."""
+        return "the cluster" if self.server else "the files"
+
 
 _UNSETTLED = frozenset({MigState.DIRTY, MigState.NEEDS_RESET})
 

@@ -18,7 +18,6 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_selection import selects
 from draco.allocation.pod_claims import MissingClaimError, claims_of, made_from, uses_devices, using
 from draco.allocation.search.allocate import first_fitting
-from draco.cli.input.world import World
 from draco.explanation.explain import explain
 from draco.explanation.findings.placement import PodRules
 from draco.explanation.model import Explanation
@@ -32,6 +31,7 @@ from draco.resources.api.claims import (
 from draco.resources.api.core import Node, Pod, PodSpec, Toleration
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.names import PoolKey
+from draco.whatif.world import World
 
 _FIRST = UUID("00000000-0000-4000-8000-000000000000").int
 

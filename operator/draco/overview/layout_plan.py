@@ -11,10 +11,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.cli.layout.schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, PolicyPlanView, WaitView
-from draco.cli.layout.sources import ObservedNodes
-from draco.cli.layout.view import Holders, holders_of
-from draco.cli.status.view import natural
 from draco.mig.board import Board
 from draco.mig.gpu_plan import GpuPlan, ObservedGpu, Part, plan_gpu
 from draco.mig_policy import (
@@ -36,6 +32,9 @@ from draco.mig_policy.gpu_state import LayoutState, condition_of
 from draco.mig_policy.matching import PolicyMatch, whole_gpus
 from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID
 from draco.mig_policy.wanted import wanted_of
+from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, PolicyPlanView, WaitView
+from draco.overview.layouts import Holders, ObservedNodes, holders_of
+from draco.overview.status import natural
 from draco.resources.api.draco import (
     GpuNode,
     GpuStatus,

@@ -1,17 +1,17 @@
-"""Whole GPUs and partitions on the screen of `draco status`: who uses what of one piece of hardware.
+"""Whole GPUs and partitions: who uses what of one piece of hardware, and which devices nobody can have because of that.
 
-Owns what claims on one device say of the others that are the same hardware, and what a taint rule means for them. What is the
-same hardware is `allocation.hardware`'s to say.
+Owns what claims on one device say of the others that are the same hardware, the sums over shared counters, and what a taint rule
+means for them. What is the same hardware is `allocation.fleet.hardware`'s to say.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from draco.allocation.fleet.hardware import PoolHardware
+from draco.allocation.fleet.hardware import PoolHardware, amount_of
 from draco.maintenance.rules import extended_device
-from draco.resources.api.slices import ResourceSlice, by_pool
+from draco.resources.api.slices import Device, ResourceSlice, by_pool
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
 
@@ -61,3 +61,44 @@ class HardwareByPool:
             return True
         named = extended_device(rule)
         return named is not None and named[:2] == device[:2] and self.of(device).overlap(device.device, named.device)
+
+
+def short_of_counters(
+    pools: Iterable[tuple[PoolKey, Sequence[ResourceSlice]]], held: Collection[DeviceKey]
+) -> set[DeviceKey]:
+    """The devices for which too little is left of a counter, those that are held left out."""
+    found: set[DeviceKey] = set()
+    for pool, slices in pools:
+        drawing = [
+            (key, device)
+            for item in slices
+            for device in item.spec.devices
+            if device.consumes_counters
+            for key in [DeviceKey(pool.driver, pool.pool, device.name)]
+        ]
+        used: Counter[tuple[str, str]] = Counter()
+        for key, device in drawing:
+            if key in held:
+                used.update(dict(_draws(device)))
+        if not used:
+            continue
+        left = {
+            (each.name, name): amount_of(counter.value) - used[each.name, name]
+            for item in slices
+            for each in item.spec.shared_counters
+            for name, counter in each.counters.items()
+            if (each.name, name) in used
+        }
+        found.update(
+            key
+            for key, device in drawing
+            if key not in held and any(amount > left.get(drawn, amount) for drawn, amount in _draws(device))
+        )
+    return found
+
+
+def _draws(device: Device) -> Iterable[tuple[tuple[str, str], int]]:
+    """What a device takes of which counter of which set."""
+    for each in device.consumes_counters:
+        for name, counter in each.counters.items():
+            yield (each.counter_set, name), amount_of(counter.value)

@@ -1,0 +1,7 @@
+"""Overviews: what `draco status` and `draco layout` say of a cluster, worked out from what was read of it.
+
+Owns the arithmetic, and the structs that their JSON documents and screens show. Pure: no I/O, no clock, no terminal.
+
+Rooms: `status` (devices, claims, rules, requests and policies) with `hardware_use` (who uses what of one piece of hardware),
+`layouts` (how GPUs are divided) and `layout_plan` (what policies would change), each with its schema.
+"""
