@@ -134,8 +134,8 @@ def status(name: str, output: str) -> None:
             f"Cluster {now.name} ({now.provider}{kubernetes}): {now.phase}, made {now.created:%Y-%m-%d %H:%M} UTC"
         )
         for each in now.components:
-            told = "alive" if each.alive else f"DEAD (see {each.log})"
-            click.echo(f"  {each.name:<26}{each.pid:>8}  {told}")
+            life = "alive" if each.alive else f"DEAD (see {each.log})"
+            click.echo(f"  {each.name:<26}{each.pid:>8}  {life}")
         click.echo(f"  {'nodes':<26}{'':>8}  {len(ready)} of {len(now.nodes)} Ready")
     if now.phase != "ready" or not all(each.alive for each in now.components) or len(ready) < len(now.nodes):
         sys.exit(1)

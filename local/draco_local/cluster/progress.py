@@ -53,15 +53,15 @@ class LineProgress:
     def step(self, text: str) -> Iterator[Callable[[str], None]]:
         """Say that `text` began, what it is at when `detail` is called, and how it ended."""
         began = self._monotonic()
-        told = began
+        reported = began
         interval_s = _TERMINAL_INTERVAL_S if self._terminal else _LOG_INTERVAL_S
 
         def detail(what: str) -> None:
-            nonlocal told
+            nonlocal reported
             now = self._monotonic()
-            if now - told < interval_s:
+            if now - reported < interval_s:
                 return
-            told = now
+            reported = now
             self._tell(f" • {text}: {what} ({_elapsed(now - began)})")
 
         self._tell(f" • {text} ...")

@@ -135,11 +135,11 @@ def run(arguments: Sequence[str], *, program: str = "draco") -> int:
     except SystemExit as ending:
         return _status_of(ending)
     except BaseException as error:  # noqa: BLE001 - the outermost edge: whatever it is, a person gets one sentence
-        return _told(error)
+        return _report(error)
     return status if isinstance(status, int) else 0
 
 
-def _told(error: BaseException) -> int:
+def _report(error: BaseException) -> int:
     """Tell a person how it ended; a defect's traceback goes to a file, or to the screen when DRACO_DEBUG is set."""
     leaves = list(_leaves(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):

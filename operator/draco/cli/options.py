@@ -34,10 +34,10 @@ def gathered(into: type[msgspec.Struct], options: Options) -> Callable[[Command]
 
     def decorated(command: Command) -> Command:
         @wraps(command)
-        def told(**given: Any) -> Any:
+        def with_sources(**given: Any) -> Any:
             return command(sources=into(**{name: given.pop(name) for name in into.__struct_fields__}), **given)
 
-        return _with(options, told)
+        return _with(options, with_sources)
 
     return decorated
 

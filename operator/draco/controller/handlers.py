@@ -59,7 +59,7 @@ def kopf_registry(connect: Connect, kinds: Sequence[Kind[Any]], feed: KopfFeed) 
 
     @kopf.on.login(id="draco", registry=registry)
     async def login(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
-        session = memo.connection.lend_session(_told_of_watches(kinds, feed))
+        session = memo.connection.lend_session(_watch_listener(kinds, feed))
         return kopf.AiohttpSession(server=memo.connection.server, aiohttp_session=session)
 
     @kopf.on.cleanup(id="draco", registry=registry)
@@ -90,11 +90,11 @@ def _follow(registry: kopf.OperatorRegistry, kind: Kind[Any], feed: KopfFeed) ->
         feed.seen(kind, step.event, step.version)
 
 
-def _told_of_watches(kinds: Sequence[Kind[Any]], feed: KopfFeed) -> aiohttp.ClientMiddlewareType:
+def _watch_listener(kinds: Sequence[Kind[Any]], feed: KopfFeed) -> aiohttp.ClientMiddlewareType:
     """Kopf tells nobody when it lists and when a watch begins, so its requests do."""
     by_path = {kind.path(): kind for kind in kinds}
 
-    async def told(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    async def observe(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         kind = by_path.get(request.url.path) if request.method == "GET" else None
         watches = "watch" in request.url.query
         if kind and not watches:
@@ -104,4 +104,4 @@ def _told_of_watches(kinds: Sequence[Kind[Any]], feed: KopfFeed) -> aiohttp.Clie
             feed.watching(kind)
         return response
 
-    return told
+    return observe

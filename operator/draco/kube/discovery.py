@@ -203,8 +203,8 @@ class _Version(msgspec.Struct):
 async def kubernetes_minor(client: Client) -> int | None:
     """The minor version of Kubernetes 1, as of the API server; None where it cannot be read."""
     try:
-        told = msgspec.json.decode(await client.connection.request("GET", "/version"), type=_Version)
+        version = msgspec.json.decode(await client.connection.request("GET", "/version"), type=_Version)
     except (ApiError, msgspec.DecodeError):
         return None
-    digits = re.match(r"[0-9]+", told.minor)  # some providers write 36+
-    return int(digits[0]) if digits and told.major == "1" else None
+    digits = re.match(r"[0-9]+", version.minor)  # some providers write 36+
+    return int(digits[0]) if digits and version.major == "1" else None

@@ -55,15 +55,15 @@ async def until_changed(
 
 def differences(known: Features, now: Features) -> list[str]:
     """What is known of both and differs, in words."""
-    told = []
+    changes = []
     if known.taint_rules != now.taint_rules:
         before, after = (kind.api_version if kind else "no version" for kind in (known.taint_rules, now.taint_rules))
-        told.append(f"DeviceTaintRule is now served in {after} instead of {before}")
+        changes.append(f"DeviceTaintRule is now served in {after} instead of {before}")
     for field, name in _FIELDS.items():
         before, after = getattr(known, field), getattr(now, field)
         if before is not None and after is not None and before != after:
-            told.append(f"{name} are {'kept' if after else 'no longer kept'}")
-    return told
+            changes.append(f"{name} are {'kept' if after else 'no longer kept'}")
+    return changes
 
 
 _FIELDS = {

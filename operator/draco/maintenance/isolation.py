@@ -28,9 +28,9 @@ def isolated_gpus(
     pool: PoolKey,
     hardware: PoolHardware,
     rules: Iterable[DeviceTaintRule],
-    told: Iterable[IsolatedGpu] = (),
+    present: Iterable[IsolatedGpu] = (),
 ) -> list[IsolatedGpu]:
-    """The entries for the agent of `pool` about a request. `rules` are the request's, `told` is what stands there already.
+    """The entries for the agent of `pool` about a request. `rules` are the request's, `present` is what stands there already.
 
     A GPU stays under maintenance by its UUID: the one that the request isolated first, and the one that has its name now. As long
     as nothing is published under the name, what stands there stays; and of a request that is finished, or keeps nobody off any
@@ -38,16 +38,16 @@ def isolated_gpus(
     """
     selector = request.spec.device_selector
     device = selector.device or ""
-    told = [each for each in told if each.request == request.metadata.name and each.device == device]
+    present = [each for each in present if each.request == request.metadata.name and each.device == device]
     if request.metadata.deletion_timestamp is not None or not selector.may_match(pool):
         return []
     if not isolates(request):
-        return told if says(request, CONDITION_READY_FOR_WORK) else []
+        return present if says(request, CONDITION_READY_FOR_WORK) else []
     uuids = {""}
     if device:
         here = DeviceKey(*pool, device)
         uuids = {isolated_board(rule) for rule in rules if maintained_device(rule) == here} | {hardware.board(device)}
-        uuids = uuids - {""} or {each.uuid for each in told}
+        uuids = uuids - {""} or {each.uuid for each in present}
     return [_isolated(request, uuid) for uuid in sorted(uuids)]
 
 

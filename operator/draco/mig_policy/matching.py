@@ -68,8 +68,8 @@ def _compiled(expression: str) -> Selector | str:
 
 def _one_line(text: str) -> str:
     # The compiler draws an arrow below the expression, which says nothing on one line; where it points is said in numbers, too.
-    told = (line for line in text.splitlines() if not line.startswith(" | "))
-    return " ".join(" ".join(told).split()).rstrip(".")
+    lines = (line for line in text.splitlines() if not line.startswith(" | "))
+    return " ".join(" ".join(lines).split()).rstrip(".")
 
 
 _OF_PARTITIONS = frozenset({"type", "uuid", "parentUUID", "profile"})

@@ -182,9 +182,9 @@ def put_taints(world: World, rules: Sequence[DeviceTaintRule]) -> None:
         more = _extend(world, rule)
         taint = rule.spec.taint
         text = taint_text(taint.key, taint.value, taint.effect)
-        told = f"The taint {text} is put on {counted(hit, 'device')}"
+        sentence = f"The taint {text} is put on {counted(hit, 'device')}"
         extended = f", and on {more} more that {are(more)} the same hardware" if more else ""
-        world.notes.append(f"{told}{extended}.")
+        world.notes.append(f"{sentence}{extended}.")
 
 
 def _extend(world: World, rule: DeviceTaintRule) -> int:

@@ -38,7 +38,7 @@ class Silent:
     def advice(self, policy: str) -> str:
         return ""
 
-    def when_told(self, call: Callable[[], None]) -> None:
+    def on_advice(self, call: Callable[[], None]) -> None:
         pass
 
 

@@ -43,7 +43,7 @@ def test_the_status_names_gpus_in_order_and_is_ready() -> None:
     ]
     assert (said.driver_version, said.pool_generation, said.prepared_claims, said.gpu_count) == ("580.95.05", 3, 1, 2)
     assert {one.type: one.status for one in said.conditions} == dict.fromkeys(
-        ("Ready", "Readable", "PublishedPool", "Registered", "Exclusive"), "True"
+        ("Ready", "Readable", "Published", "Registered", "Exclusive"), "True"
     )
     assert {one.observed_generation for one in said.conditions} == {4}
 
@@ -88,7 +88,7 @@ def test_ready_says_everything_that_is_lacking() -> None:
     told = conditions(
         node_report(published=None, problem="No Node.", registration=RegistrationState(error="Kubelet says no."))
     )
-    assert told["PublishedPool"] == ("False", "NotWritten", "No Node.")
+    assert told["Published"] == ("False", "NotWritten", "No Node.")
     assert told["Registered"] == ("False", "NotAccepted", "Kubelet says no.")
     assert told["Ready"] == ("False", "NotWritten", "No Node. Kubelet says no.")
 

@@ -220,7 +220,7 @@ def test_a_long_trace_keeps_only_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     """Samples of headroom are thinned out as the trace goes on, evenly."""
     monkeypatch.setattr(simulate_mig, "FEWEST_SAMPLES", 4)
     runs: list[Any] = []
-    real = simulate_mig._told
+    real = simulate_mig._policy_report
 
     def told(run: Any) -> dict[str, Any]:
         runs.append(run)

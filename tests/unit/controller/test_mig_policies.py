@@ -30,7 +30,7 @@ class Silent:
     def advice(self, _policy: str) -> str:
         return ""
 
-    def when_told(self, _call: Any) -> None:
+    def on_advice(self, _call: Any) -> None:
         return
 
 

@@ -56,7 +56,7 @@ class Adviser:
     def advice(self, _policy: str) -> str:
         return self.text
 
-    def when_told(self, call: Any) -> None:
+    def on_advice(self, call: Any) -> None:
         self.calls.append(call)
 
 

@@ -48,7 +48,7 @@ def hardware(**devices: str) -> PoolHardware:
     return PoolHardware([a_slice("node-1", made)])
 
 
-def told(
+def present(
     request: DeviceMaintenance,
     here: PoolHardware,
     rules: Sequence[DeviceTaintRule] = (),
@@ -58,40 +58,40 @@ def told(
 
 
 def test_a_device_is_isolated_by_the_uuid_of_its_gpu() -> None:
-    assert told(a_request(), hardware(gpu_0="GPU-a", gpu_1="GPU-b")) == {("GPU-a", "gpu-0")}
+    assert present(a_request(), hardware(gpu_0="GPU-a", gpu_1="GPU-b")) == {("GPU-a", "gpu-0")}
 
 
 def test_a_request_about_a_pool_is_about_gpus_that_come_later_too() -> None:
-    assert told(a_request(pool="node-1"), hardware(gpu_0="GPU-a")) == {("", "")}
-    assert told(a_request(driver=NVIDIA_DRIVER), hardware()) == {("", "")}
-    assert told(a_request(pool="node-2"), hardware(gpu_0="GPU-a")) == set()
+    assert present(a_request(pool="node-1"), hardware(gpu_0="GPU-a")) == {("", "")}
+    assert present(a_request(driver=NVIDIA_DRIVER), hardware()) == {("", "")}
+    assert present(a_request(pool="node-2"), hardware(gpu_0="GPU-a")) == set()
 
 
 def test_the_gpu_that_was_isolated_stays_so_beside_the_one_that_has_its_name_now() -> None:
     request = a_request()
     rule = rule_for(request, DeviceKey(*POOL, "gpu-0"), board="GPU-a")
-    assert told(request, hardware(gpu_0="GPU-b"), [rule]) == {("GPU-a", "gpu-0"), ("GPU-b", "gpu-0")}
+    assert present(request, hardware(gpu_0="GPU-b"), [rule]) == {("GPU-a", "gpu-0"), ("GPU-b", "gpu-0")}
 
 
 def test_what_was_told_stays_while_nothing_is_published() -> None:
     before = isolated_gpus(a_request(), POOL, hardware(gpu_0="GPU-a"), [])
-    assert told(a_request(), hardware(), before=before) == {("GPU-a", "gpu-0")}
+    assert present(a_request(), hardware(), before=before) == {("GPU-a", "gpu-0")}
 
 
 def test_a_request_that_is_over_or_keeps_nobody_off_tells_nothing() -> None:
     for request in (a_request(finished=True), a_request("None")):
-        assert told(request, hardware(gpu_0="GPU-a")) == set()
+        assert present(request, hardware(gpu_0="GPU-a")) == set()
 
 
 def test_what_was_told_of_another_request_by_the_same_name_does_not_stay() -> None:
     before = isolated_gpus(a_request(pool="node-1", device="gpu-1"), POOL, hardware(gpu_1="GPU-b"), [])
-    assert told(a_request(), hardware(), before=before) == set()
+    assert present(a_request(), hardware(), before=before) == set()
 
 
 def test_what_was_told_for_another_request_is_none_of_this_ones() -> None:
     before = isolated_gpus(a_request(), POOL, hardware(gpu_0="GPU-a"), [])
     others = [msgspec.structs.replace(each, request="another") for each in before]
-    assert told(a_request(), hardware(), before=others) == set()
+    assert present(a_request(), hardware(), before=others) == set()
 
 
 @pytest.mark.parametrize("over", [{"finished": True}, {"effect": "None"}])

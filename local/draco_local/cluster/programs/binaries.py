@@ -144,11 +144,11 @@ def _provide(
     """Put `programs` of `module` into the cache: those that are offered as they were released, the others built."""
     target = cache / "bin" / module
     name = module.replace("-", " ")
-    told: list[str] = []
+    reported: list[str] = []
 
     def waiting(holder: str) -> None:
-        if not told:
-            told.append(holder)
+        if not reported:
+            reported.append(holder)
             progress.note(f" • Waiting for process {holder or 'of another user'}, which is providing {name} ...")
 
     with locks.waited_for(cache / "bin" / f".{module}.lock", waiting):

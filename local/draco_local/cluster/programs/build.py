@@ -187,10 +187,10 @@ def _how_far(log: Path) -> str:
 def _why(log: Path, name: str, programs: Sequence[str], cache: Path) -> str:
     """One sentence for a failed build, and what to do about it."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    told = next((line for line in lines if any(sign in line for sign in _NO_NETWORK)), None)
-    if told:
+    reason = next((line for line in lines if any(sign in line for sign in _NO_NETWORK)), None)
+    if reason:
         return (
-            f"{name} cannot be built because its Go modules cannot be downloaded ({told[-200:]}); connect this machine "
+            f"{name} cannot be built because its Go modules cannot be downloaded ({reason[-200:]}); connect this machine "
             f"to the network, or name a folder that holds {', '.join(programs)} with --bin-dir."
         )
     if any("no space left on device" in line for line in lines):

@@ -181,7 +181,7 @@ async def _fetch(offered: Sequence[ChecksummedFile], folder: Path, detail: Calla
     expected: dict[str, int] = {}
     arrived: dict[str, int] = {}
 
-    def told(name: str, size: int | None, bytes_: int) -> None:
+    def report(name: str, size: int | None, bytes_: int) -> None:
         arrived[name] = bytes_
         if size:
             expected[name] = size
@@ -193,14 +193,14 @@ async def _fetch(offered: Sequence[ChecksummedFile], folder: Path, detail: Calla
         try:
             async with asyncio.TaskGroup() as tasks:
                 for offer in offered:
-                    tasks.create_task(_fetch_one(session, offer, folder / offer.release.name, told))
+                    tasks.create_task(_fetch_one(session, offer, folder / offer.release.name, report))
         except* (DownloadFailed, WrongChecksum, OSError) as failed:
             wrong, others = failed.split(WrongChecksum)
             raise (wrong or others or failed).exceptions[0] from None
 
 
 async def _fetch_one(
-    session: aiohttp.ClientSession, offer: ChecksummedFile, path: Path, told: Callable[[str, int | None, int], None]
+    session: aiohttp.ClientSession, offer: ChecksummedFile, path: Path, report: Callable[[str, int | None, int], None]
 ) -> None:
     hashed = hashlib.sha256()
     arrived = 0
@@ -212,7 +212,7 @@ async def _fetch_one(
                     file.write(chunk)
                     hashed.update(chunk)
                     arrived += len(chunk)
-                    told(path.name, response.content_length, arrived)
+                    report(path.name, response.content_length, arrived)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise DownloadFailed(_why(error, offer.url)) from error
     if hashed.hexdigest() != offer.sha256:

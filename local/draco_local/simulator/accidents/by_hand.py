@@ -36,8 +36,8 @@ def set_mode(path: Path, gpu: int | str, mode: int) -> str:
             ids = ", ".join(str(each.id) for each in target.instances)
             todo = f"; destroy its GPU instances first ({ids})" if ids else ""
             raise StateError(f"MIG mode of GPU {target.uuid} was not changed: {why[0].lower()}{why[1:]}{todo}.")
-        told = "on" if mode else "off"
-        return told if current == mode else f"{told} after a reset of the GPU"
+        mode_text = "on" if mode else "off"
+        return mode_text if current == mode else f"{mode_text} after a reset of the GPU"
 
 
 def create_instance(

@@ -52,7 +52,7 @@ class Leftovers:
         self._interval_s = interval_s
         self._patience_s = patience_s
         self._gone_since: dict[ClaimUid, float] = {}
-        self._told: set[ClaimUid] = set()
+        self._reported: set[ClaimUid] = set()
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -72,7 +72,7 @@ class Leftovers:
             why = await self._why_not_ours(claim)
             if not why:
                 self._gone_since.pop(uid, None)
-                self._told.discard(uid)
+                self._reported.discard(uid)
                 continue
             since = self._gone_since.setdefault(uid, self._clock.monotonic())
             if self._clock.monotonic() - since < self._patience_s:
@@ -80,8 +80,8 @@ class Leftovers:
             if denies(self._kubelet_record, uid):
                 log.warning("claim.left_behind", claim=str(claim), uid=uid, why=why)
                 await self._give_up(claim)
-            elif uid not in self._told:
-                self._told.add(uid)
+            elif uid not in self._reported:
+                self._reported.add(uid)
                 log.warning("claim.not_given_up_by_kubelet", claim=str(claim), uid=uid, why=why)
 
     async def _why_not_ours(self, claim: PreparedClaim) -> str:

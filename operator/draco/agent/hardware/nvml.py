@@ -358,9 +358,8 @@ class Nvml:
     @contextmanager
     def _going_on(self, function: str, args: tuple[Any, ...]) -> Iterator[None]:
         thread = threading.get_ident()
-        waits_s = (
-            args[1] / 1000 if function == "nvmlEventSetWait_v2" else 0.0
-        )  # it may take as long as its timeout argument
+        # A wait for events may take as long as its timeout argument.
+        waits_s = args[1] / 1000 if function == "nvmlEventSetWait_v2" else 0.0
         self._calls[thread] = NvmlCall(function, self._about(thread, function, args), self._monotonic() + waits_s)
         try:
             yield

@@ -74,7 +74,7 @@ class NodeDivisions:
             random=random,
         )
         self._record = record
-        self._told: Mapping[GpuUuid, GpuMigView] = {}
+        self._notified: Mapping[GpuUuid, GpuMigView] = {}
         self._offered: Mapping[GpuUuid, GpuMigView] = {}
         self._blamed: dict[PlacementKey, str] = {}
 
@@ -112,8 +112,8 @@ class NodeDivisions:
 
     def tell(self, tell: Tell) -> None:
         """Tell of what people have to do something about, once."""
-        before, self._told = self._told, self.divisions
-        for uuid, division in self._told.items():
+        before, self._notified = self._notified, self.divisions
+        for uuid, division in self._notified.items():
             known = before.get(uuid) or GpuMigView(gpu=uuid)
             for one in _newly_foreign(known, division):
                 note = f"GPU {uuid}: {self._what(one)} was made by somebody else; it is left alone."

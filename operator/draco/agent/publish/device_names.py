@@ -212,7 +212,7 @@ class KnownGpus:
         forgotten: Callable[[], Collection[GpuUuid]] = tuple,
         promised: Callable[[], Collection[GpuUuid]] = tuple,
     ) -> None:
-        self._told = False
+        self._learned = False
         self._recording = False
         self._record = record
         self._in_thread = in_thread
@@ -223,7 +223,7 @@ class KnownGpus:
     def tell(self, before: Iterable[KnownGpu] = ()) -> None:
         """From now on the names are known: those on record, those of claims there, and these, of before."""
         self._before = [*given(self._record.claims.values()), *before]
-        self._told = True
+        self._learned = True
 
     def record(self) -> None:
         """From now on new names go on record: the record is what it should be."""
@@ -231,7 +231,7 @@ class KnownGpus:
 
     async def view(self, read: HardwareView) -> HardwareView:
         """A reading with the GPUs under their names, and with the absent ones."""
-        if not self._told:
+        if not self._learned:
             return HardwareView(fault=UNREPORTED, unidentified=read.unidentified)
         needed = needed_by(self._record.claims.values()) | set(self._promised())
         known: Mapping[GpuUuid, KnownGpu] = bound(self._record.known, self._before)

@@ -118,7 +118,7 @@ class Column:
             return self.numbered()
         if self._present is None:
             self._present = bytes(map(bool, self.codes))
-        told = bytearray(self._present)
+        codes = bytearray(self._present)
         values = range(2 + len(strings))
         for value, string in enumerate(strings, start=2):
             known = self._known.get(string)
@@ -127,8 +127,8 @@ class Column:
             row = -1
             for _ in range(known.uses):
                 row = self.codes.index(known.code, row + 1)
-                told[row] = value
-        return number(told, values)
+                codes[row] = value
+        return number(codes, values)
 
     def _new_slot(self) -> int:
         if not self._free_slots:

@@ -58,8 +58,8 @@ def show(view: LayoutView, console: Console, width: int, most: int = MOST_NODES)
         if len(plain) < len(view.nodes):
             console.print()
         nodes = f"{len(plain)} nodes have" if len(plain) > 1 else "1 node has"
-        told = f"{nodes} no divided GPU ({sum(plain.values())} in all); name a node to see it."
-        console.print(Text("\n").join(_wrapped(told, "", "", width)), style="dim")
+        summary = f"{nodes} no divided GPU ({sum(plain.values())} in all); name a node to see it."
+        console.print(Text("\n").join(_wrapped(summary, "", "", width)), style="dim")
     if view.notes:
         console.print()
     for note in view.notes:
@@ -157,7 +157,7 @@ def _alike(parts: Sequence[PartView]) -> list[list[tuple[str, PartView]]]:
     groups: list[list[tuple[str, PartView]]] = []
     for index, part in enumerate(parts):
         last = groups[-1][-1][1] if groups else None
-        if last is None or (last.profile, told(last)) != (part.profile, told(part)):
+        if last is None or (last.profile, part_use(last)) != (part.profile, part_use(part)):
             groups.append([])
         groups[-1].append((_letter(index), part))
     return groups
@@ -166,14 +166,14 @@ def _alike(parts: Sequence[PartView]) -> list[list[tuple[str, PartView]]]:
 def _row(group: Sequence[tuple[str, PartView]]) -> tuple[str, str, str, str]:
     letters = group[0][0] if len(group) == 1 else f"{group[0][0]}-{group[-1][0]}"
     first = group[0][1]
-    return letters, first.profile, ", ".join(str(part.start) for _, part in group), told(first)
+    return letters, first.profile, ", ".join(str(part.start) for _, part in group), part_use(first)
 
 
 def _letter(index: int) -> str:
     return _LETTERS[index % len(_LETTERS)]
 
 
-def told(part: PartView) -> str:
+def part_use(part: PartView) -> str:
     """Who has a part, or what it is there for."""
     claims = _claims(part.claims) if part.claims else ""
     holder = f"in use by {part.holder}" if part.holder else ""

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
-from draco.cli.layout.screen import by_whom, fits_line, one_line, told, whole_line
+from draco.cli.layout.screen import by_whom, fits_line, one_line, part_use, whole_line
 from draco.overview.layout_schema import Division, GpuView, LayoutView, PartView, Use
 
 COLOURS = {
@@ -86,7 +86,7 @@ def _gpu(gpu: GpuView, y: int) -> Iterator[str]:
 
 def _part(part: PartView, y: int, unit: float) -> Iterator[str]:
     x, width = LEFT + part.start * unit, part.size * unit
-    said = f"{part.profile} at {part.start}: {told(part) or 'claim'}"
+    said = f"{part.profile} at {part.start}: {part_use(part) or 'claim'}"
     yield _rect(x, y, width, COLOURS[part.use], said)
     who = ", ".join(part.claims)
     yield _fitted((x + 5, y + (14 if who else 22)), part.profile, width - 8, "l")

@@ -110,7 +110,7 @@ def read(piece: DocumentText) -> Document | None:
     except DocumentError as error:
         line = min(error.line, piece.text.count("\n") + 1)
         source = piece.text.split("\n")[line - 1]
-        raise TextError(piece.offset + line, error.rule, _told(source, error.problem)) from None
+        raise TextError(piece.offset + line, error.rule, _error_sentence(source, error.problem)) from None
     if _TEMPLATED.search(piece.text):
         raise TextError(_first_line(piece) + piece.offset + 1, "yaml", _TEMPLATE)
     if len(found) > 1:
@@ -148,7 +148,7 @@ def _yaml(text: str) -> YAML:
     return yaml
 
 
-def _told(source: str, problem: str) -> str:
+def _error_sentence(source: str, problem: str) -> str:
     """One sentence about a line that is no YAML."""
     if "mapping values" in problem and len(_FIELD.findall(source)) > 1:
         return (

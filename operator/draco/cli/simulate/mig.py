@@ -224,11 +224,11 @@ def _document(replayed: _Replayed, runs: Sequence[_Run]) -> dict[str, Any]:
     return {
         "slices": first.slices,
         "trace": {"events": replayed.events, "claims": claims, "start": replayed.began, "end": first.at},
-        "policies": [_told(run) for run in runs],
+        "policies": [_policy_report(run) for run in runs],
     }
 
 
-def _told(run: _Run) -> dict[str, Any]:
+def _policy_report(run: _Run) -> dict[str, Any]:
     results, profiles = run.replay.results, list(profiles_met(run.replay.results))
     last = run.measure()
     return {

@@ -92,7 +92,7 @@ class RepairReconciler:
         self._advised: dict[ObjectKey, ClaimRelease] = {}  # by pod
         self._noted: dict[ObjectKey, ObjectReference] = {}
         self._by_policy: Mapping[str, str] = {}
-        self._told: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], None]] = []
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called whenever a change may concern what is advised."""
@@ -124,9 +124,9 @@ class RepairReconciler:
         """What the policy's status passes on; "" when there is nothing."""
         return self._by_policy.get(policy, "")
 
-    def when_told(self, call: Callable[[], None]) -> None:
+    def on_advice(self, call: Callable[[], None]) -> None:
         """Have `call` called when some policy's sentence has changed."""
-        self._told.append(call)
+        self._listeners.append(call)
 
     async def reconcile(self, _: str) -> float | None:
         """Say of every claim concerned what is so, take back what no longer is, and release what may be."""
@@ -257,7 +257,7 @@ class RepairReconciler:
             said[policy] = " ".join(filter(None, texts))
         if said != self._by_policy:
             self._by_policy = said
-            for call in self._told:
+            for call in self._listeners:
                 call()
 
     async def _say(self) -> float:

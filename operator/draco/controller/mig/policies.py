@@ -39,7 +39,7 @@ class StatusAdviser(Protocol):
         """A sentence for the policy with this name, or ""."""
         ...
 
-    def when_told(self, call: Callable[[], None]) -> None:
+    def on_advice(self, call: Callable[[], None]) -> None:
         """Have `call` called when what is advised has changed."""
         ...
 
@@ -78,7 +78,7 @@ class MigPolicyReconciler:
             if before is None or after is None or before.metadata.labels != after.metadata.labels:
                 wake_all()
 
-        self._adviser.when_told(wake_all)
+        self._adviser.on_advice(wake_all)
         self._view.mig_policies.subscribe(lambda _: wake_all())
         self._view.gpu_nodes.subscribe(lambda _: wake_all())
         self._view.nodes.subscribe(on_node)

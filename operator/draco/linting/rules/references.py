@@ -117,14 +117,14 @@ def check_container_claims(manifests: Sequence[Manifest], _kubernetes: int) -> I
     known = list(claims(manifests))
     for pod in pods(manifests):
         entries = {text(entry.fields.get("name")): entry for entry in pod_claims(pod)}
-        told: set[str] = set()
+        reported: set[str] = set()
         for container in containers(pod):
             for use in container_claims(container):
                 name = text(use.fields.get("name"))
                 if name not in entries:
-                    if name not in told:
+                    if name not in reported:
                         yield _without_entry(pod, use, name, list(entries), known)
-                    told.add(name)
+                    reported.add(name)
                     continue
                 if "request" in use.fields:
                     yield from _request(pod, use, entries[name], known)
