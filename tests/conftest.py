@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, settings
 
 from draco_local.cluster.controlplane import ALL, STORE, ControlPlane, Settings
 from draco_local.cluster.programs import binaries, download
@@ -32,6 +33,9 @@ from tests.side_by_side import (  # noqa: F401 - pytest takes hooks from here
 
 if TYPE_CHECKING:
     from draco.kube.connect.client import Client
+
+settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")  # a busy machine is no finding
 
 os.environ[binaries.MIRROR] = download.NONE  # whatever is missing: no test fetches it from anybody
 
