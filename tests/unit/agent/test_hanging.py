@@ -279,6 +279,13 @@ async def test_what_an_event_means_is_shown_before_the_next_reading_and_stays(tm
         assert node.faults == ["Xid79"], "also when the last reading is shown once more, under other names"
 
 
+async def test_what_happens_right_after_the_first_reading_is_not_missed(tmp_path: Path) -> None:
+    node = Watched(tmp_path, rescan_s=3600, event_wait_s=1.0)
+    node.hardware.subscribe(lambda view: faults.xid(node.path, 0, 95) if len(node.views) == 1 else None)
+    async with node.running():
+        await eventually(lambda: node.faults == ["Xid95", ""])
+
+
 async def test_a_driver_that_was_loaded_anew_is_read_again_and_has_reset_its_gpus(tmp_path: Path) -> None:
     async with Watched(tmp_path, rescan_s=3600, event_wait_s=1.0).running() as node:
         await read(node)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from draco.agent.plugin import registration as plugin
@@ -38,8 +39,14 @@ class Served:
         return self.plugin._registry.path
 
     async def info(self) -> Any:
-        async with channel(self.registration) as connected:
-            return await unary(connected, REGISTRATION, "GetInfo")(registration_pb2.InfoRequest(), timeout=30)
+        """What kubelet is told, which asks again when the plugin registers anew meanwhile."""
+
+        async def asked() -> Any:
+            with suppress(grpc.aio.AioRpcError):
+                async with channel(self.registration) as connected:
+                    return await unary(connected, REGISTRATION, "GetInfo")(registration_pb2.InfoRequest(), timeout=30)
+
+        return await eventually(asked)
 
 
 @asynccontextmanager

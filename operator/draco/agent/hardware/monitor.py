@@ -12,6 +12,7 @@ the GPU it is about takes no new work, and nothing that is known of the others i
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -253,6 +254,9 @@ class HardwareMonitor:
     def _read(self) -> HardwareView:
         with self._nvml.lock:
             self._nvml.open()
+            if self._event_wait_s > 0:
+                with suppress(NvmlError):  # whoever waits for events is told it again
+                    self._nvml.watch()  # before the reading: nothing that happens after it is missed
             driver = self._nvml.driver()
             located = tuple(self._locate(gpu) for gpu in self._divided(self._faults.look(self._nvml.gpus())))
             return HardwareView(

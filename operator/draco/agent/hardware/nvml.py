@@ -197,6 +197,10 @@ class Nvml:
             return _health_of(error)
         return HEALTHY if fault is None else GpuHealth(HealthState.UNHEALTHY, fault.message)
 
+    def watch(self) -> None:
+        """Listen to every GPU: `wait_events` tells what happens from now on. One that cannot be watched is tried again there."""
+        self._watch_all(self._subscription())
+
     def wait_events(self, timeout_ms: int) -> Iterator[GpuEvent]:
         """Wait up to `timeout_ms` for the first event, then yield all that are there.
 
