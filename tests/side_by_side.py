@@ -23,7 +23,31 @@ REPORTS: list[str] = []
 SHARED = ("tests/e2e/real_nodes", "tests/e2e")
 """Folders whose tests share a cluster that takes long to make. Elsewhere the tests of a file stay together."""
 
-SECONDS: dict[str, float] = {}
+SECONDS: dict[str, float] = {
+    "tests/e2e": 300,
+    "tests/e2e/real_nodes": 150,
+    "tests/adversary/cluster/test_cluster_machine.py": 90,
+    "tests/component/chart/test_stolen_tokens.py": 80,
+    "tests/differential/test_cel_situations.py": 75,
+    "tests/adversary/agent/test_agent_machine.py": 60,
+    "tests/differential/test_allocator.py": 50,
+    "tests/component/cluster/test_lifecycle.py": 40,
+    "tests/component/controller/test_replicas.py": 40,
+    "tests/component/chart/test_policies_alone.py": 30,
+    "tests/component/chart/test_install.py": 30,
+    "tests/fuzz/test_fuzz.py": 30,
+    "tests/component/controller/test_pending_claims.py": 30,
+    "tests/component/controller/test_repair.py": 25,
+    "tests/component/controller/test_maintenance.py": 25,
+    "tests/component/controller/test_parts.py": 25,
+    "tests/component/agent/test_kubelet_side.py": 25,
+    "tests/component/agent/test_partitions.py": 25,
+    "tests/component/cluster/test_mirror.py": 25,
+    "tests/differential/test_cel.py": 25,
+    "tests/component/kube/test_informer.py": 20,
+    "tests/unit/agent/test_mig_crash.py": 15,
+    "tests/unit/explanation/test_kept.py": 10,
+}
 """How long a group takes where the number of its tests does not tell. The longest begin first, so that workers end together."""
 
 A_TEST_S = 0.03

@@ -53,9 +53,13 @@ def kube(cluster: Kubectl, request: pytest.FixtureRequest, tmp_path: Path) -> It
     name = request.node.name.replace("_", "-").lower().split("[")[0][:50].strip("-")
     cluster.run("create", "namespace", name)
     yield cluster.in_namespace(name, tmp_path)
+    cluster.run("delete", "namespace", name, "--wait=false")  # from now on nobody makes anything in it
     cluster.run("delete", "pods", "--all", "-n", name, "--grace-period=1", "--wait=false")
-    cluster.run("delete", "namespace", name, "--wait=false")
-    eventually(lambda: name not in namespaces(cluster), what=f"namespace {name} is gone", within_s=90)
+    eventually(
+        lambda: not cluster.objects("pods,resourceclaims", "-n", name),
+        what=f"all pods and claims of namespace {name} are gone",
+        within_s=90,
+    )
 
 
 def namespaces(cluster: Kubectl) -> set[str]:
