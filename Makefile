@@ -1,6 +1,7 @@
 # One command for each thing a developer does. Every verb sets up what it needs; the second time that takes no time.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
+unexport PYTHONDONTWRITEBYTECODE # programs that Python need not compile start several times as fast
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 BIN := .venv/bin
@@ -30,7 +31,7 @@ test: lint type ## Everything: lint, types, and all tests up to whole clusters (
 .PHONY: unit
 unit: setup ## Only the fast tests
 	@$(BIN)/python -m tests.oracle.programs
-	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/unit -n auto --durations=20 $(PYTEST_ARGS)
 
 .PHONY: e2e
 e2e: setup ## Only the tests on a whole cluster

@@ -68,8 +68,8 @@ def pytest_configure() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One worker more than there are processors: one of them always waits for a server."""
-    asked = os.environ.get(WORKERS)
-    return int(asked) if asked else max(2, len(os.sched_getaffinity(0))) + 1
+    asked = os.environ.get(WORKERS, "auto")
+    return max(2, len(os.sched_getaffinity(0))) + 1 if asked == "auto" else int(asked)
 
 
 @pytest.hookimpl(trylast=True)

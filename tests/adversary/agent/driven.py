@@ -81,8 +81,6 @@ class Driven:
         death: Death,
         rivals: Rivals,
     ) -> None:
-        self._patched = ExitStack()
-        self._patched.enter_context(sockets_of(rivals, death))
         self.loop = loop
         self.clock = clock
         self.death = death
@@ -106,22 +104,25 @@ class Driven:
                 super().__init__(*args, **options)
                 services.append(self)
 
-        with (
-            mock.patch.object(lanes, "Lane", self.threads.lane),
-            mock.patch.object(hardware, "Lane", self.threads.lane),
-            mock.patch.object(parts, "DraService", Noted),
-            mock.patch.object(parts, "Hardware", Listening),
-        ):
-            library = AtOnce(gpus, step=self._step)
-            client: Any = source
-            self.agent = app.Agent(
-                settings,
-                client,
-                Nvml(library, monotonic=clock.monotonic),
-                clock=clock,
-                random=Random(0),
-                files=MortalFiles(death, disk),
-            )
+        with ExitStack() as patched:  # an agent that could not be made leaves nothing patched
+            patched.enter_context(sockets_of(rivals, death))
+            with (
+                mock.patch.object(lanes, "Lane", self.threads.lane),
+                mock.patch.object(hardware, "Lane", self.threads.lane),
+                mock.patch.object(parts, "DraService", Noted),
+                mock.patch.object(parts, "HardwareMonitor", Listening),
+            ):
+                library = AtOnce(gpus, step=self._step)
+                client: Any = source
+                self.agent = app.Agent(
+                    settings,
+                    client,
+                    Nvml(library, monotonic=clock.monotonic),
+                    clock=clock,
+                    random=Random(0),
+                    files=MortalFiles(death, disk),
+                )
+            self._patched = patched.pop_all()
         self._calls = services[0].behaviours(dra_v1_pb2)
         self._task: asyncio.Task[None] | None = None
 
