@@ -168,7 +168,7 @@ def conflict(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
         if one.device != two.device and _excludes(one, two):
             return (
                 f"Claim {claim} was allocated both {one.device} and {two.device}, which share hardware; delete the pod so "
-                " that the claim is allocated again."
+                "that the claim is allocated again."
             )
     for other in others:
         if other.uid == claim.uid or other.state is not PreparationState.PREPARED:
