@@ -226,7 +226,7 @@ def test_a_long_trace_keeps_only_what_is_there(monkeypatch: pytest.MonkeyPatch) 
         runs.append(run)
         return real(run)
 
-    monkeypatch.setattr(simulate_mig, "_told", told)
+    monkeypatch.setattr(simulate_mig, "_policy_report", told)
     trace = [event for index in range(200) for event in (arrive(index, "a", "7g.80gb"), depart(index, "a"))]
     document(trace)
     assert 4 <= len(runs[0].headroom) < 8
