@@ -47,7 +47,7 @@ async def condition(node: SimulatedNode, name: str, status: str) -> str:
 @pytest.mark.usefixtures("crds")
 async def test_conditions_say_what_is_missing(node: SimulatedNode) -> None:
     async with node.running():
-        assert "has not looked" in await eventually(lambda: condition(node, "Registered", "False"))
+        assert "Kubelet has not connected" in await eventually(lambda: condition(node, "Registered", "False"))
         await eventually(lambda: condition(node, "Published", "True"))
         await node.register(error="driver gpu.nvidia.com is taken")
         await eventually(lambda: refused(node))
