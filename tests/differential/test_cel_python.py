@@ -7,7 +7,7 @@ from hypothesis import given, seed
 from hypothesis import strategies as st
 
 from tests.differential.cel_python import a_plain_expression, cel_python_says, is_plain, written_plain_expressions
-from tests.differential.cel_python_differences import DIFFERENCES, EXPENSIVE, Answers
+from tests.differential.cel_python_differences import DIFFERENCES, EXPENSIVE, Answers, is_known
 from tests.differential.runs import SEED, Tally, size
 from tests.differential.selector_answers import Json, draco_says, kubernetes_says, without_luck
 from tests.oracle.programs import Oracle
@@ -44,8 +44,20 @@ def test_what_was_written_for_other_tests_is_answered_alike_by_three(go: Oracle,
 def test_random_plain_expressions_are_answered_alike_by_three(go: Oracle, tally: Tally, source: random.Random) -> None:
     expression = a_plain_expression(source)
     said = agreed(go, expression)
+    by_python = cel_python_says(expression)
+    if not is_plain(expression) or is_known(expression, said, by_python):
+        tally.answers["left out"] += 1
+        return
     tally.answers[said] += 1
-    assert cel_python_says(expression) == said
+    assert by_python == said
+
+
+def test_only_an_error_that_a_macro_lets_pass_is_known_of_random_expressions() -> None:
+    absorbed = "(3 == 0) && [0, 1].filter(i, 10 / (i - 1) > 0).all(i, i != i)"
+    assert is_known(absorbed, "false", "error")
+    assert not is_known(absorbed, "false", "true")
+    assert not is_known("(3 == 0) && 1 / 0 == 1", "false", "error")
+    assert is_known('{"b": 2}.all(s, s < string({}["b"]))', "error", "IndexError")
 
 
 @pytest.mark.parametrize(("expression", "answers"), [pytest.param(*row, id=row[0][:60]) for row in KNOWN.items()])

@@ -219,6 +219,7 @@ def played(folder: Path, scene: str) -> Camera:
     return camera
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scene", SCENES)
 def test_killed_at_any_instruction_it_converges_even_if_it_is_killed_again(
     scene: str, folder: Path, played: Camera
@@ -238,6 +239,7 @@ def test_killed_at_any_instruction_it_converges_even_if_it_is_killed_again(
     REPORTS.append(f"{scene}: {len(played.photos)} kill points and {recovering} while recovering, {len(seen)} states")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_killed_process_leaves_what_was_photographed(scene: str, folder: Path, played: Camera) -> None:
     for at in range(0, len(played.photos), 40):

@@ -441,6 +441,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_killed_at_any_step_it_explains_every_instance(scene: Callable[[Stage], None], folder: Path) -> None:
     template = folder / "template"

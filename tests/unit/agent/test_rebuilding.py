@@ -183,6 +183,7 @@ class Lost:
         return {claim.uid: claim for claim in claims}, {one.key: one for one in instances}
 
 
+@pytest.mark.exhaustive
 def test_whatever_byte_is_flipped_every_claim_and_instance_is_known_again_from_the_specs_alone(tmp_path: Path) -> None:
     lost = Lost(tmp_path)
     written = len(lost.content.rstrip(b" "))

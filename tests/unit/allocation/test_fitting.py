@@ -63,6 +63,7 @@ def tally() -> Iterable[Counter[str]]:
     assert answers["nodes that need not be asked"] > 50
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=120, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(number=st.integers(0, (1 << 64) - 1))
 def test_asking_few_nodes_answers_what_asking_every_node_does(tally: Counter[str], number: int) -> None:

@@ -274,6 +274,7 @@ ODD_VALUES: tuple[Any, ...] = (
 )
 
 
+@pytest.mark.exhaustive
 @seed(4)
 @settings(max_examples=150, database=None, deadline=None)
 @given(some.data())

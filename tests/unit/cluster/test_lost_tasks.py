@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[3]
 TESTS = """
 import asyncio
@@ -34,6 +36,7 @@ def test_is_not_asynchronous():
 """
 
 
+@pytest.mark.exhaustive
 def test_a_test_that_leaves_a_task_behind_fails_and_no_other(tmp_path: Path) -> None:
     file = tmp_path / "test_tasks.py"
     file.write_text(TESTS)

@@ -98,6 +98,7 @@ def test_a_kubeconfig_embeds_all_and_is_its_owners(tmp_path: Path) -> None:
     assert document["users"][0]["user"] == {"client-certificate-data": "Y3J0", "client-key-data": "a2V5"}
 
 
+@pytest.mark.exhaustive
 def test_readers_never_see_half_a_kubeconfig(tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     stop = threading.Event()

@@ -117,6 +117,7 @@ PODS: Sequence[Pod | None] = (
 )
 
 
+@pytest.mark.exhaustive
 @settings(QUICK, max_examples=25)
 @given(st.randoms(use_true_random=False))
 def test_a_fleet_that_was_asked_before_each_change_answers_as_one_that_nobody_asked(source: random.Random) -> None:

@@ -417,6 +417,7 @@ def test_a_pod_whose_other_claim_is_bound_to_a_node_is_told_of_that_node_alone()
     assert {each.node for each in misses} == {"n2"}
 
 
+@pytest.mark.exhaustive
 def test_random_selectors_are_explained_without_fail_and_never_wrongly() -> None:
     for number in range(150):
         source = random.Random(number)

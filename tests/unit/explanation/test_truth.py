@@ -7,6 +7,7 @@ from itertools import repeat
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -115,6 +116,7 @@ def judged(fleet: Fleet, claims: Sequence[ResourceClaim]) -> list[Counter[Cause]
     return [Counter(cause for cause in known.values() if cause in REACHED) for known in best]
 
 
+@pytest.mark.exhaustive
 @QUICK
 @given(st.randoms(use_true_random=False))
 def test_an_explanation_says_of_each_node_what_the_allocator_says(source: random.Random) -> None:
@@ -198,6 +200,7 @@ def a_waiting_claim(source: random.Random, amounts: object) -> Json:
     return {"kind": "ResourceClaim", "metadata": {"name": "wait", "namespace": "default"}, "spec": {"devices": devices}}
 
 
+@pytest.mark.exhaustive
 @QUICK
 @given(st.randoms(use_true_random=False))
 def test_nodes_that_are_taken_for_alike_are_alike_to_the_allocator(source: random.Random) -> None:
@@ -242,6 +245,7 @@ def in_pool(slice_: Json, name: str, of: int) -> Json:
     return slice_
 
 
+@pytest.mark.exhaustive
 @QUICK
 @given(st.randoms(use_true_random=False))
 def test_nodes_whose_devices_draw_from_like_counters_are_alike_to_the_allocator(source: random.Random) -> None:

@@ -41,6 +41,7 @@ def test_each_board_has_the_shape_its_table_gives_it() -> None:
     assert shapes == {name: ClosedForm.NESTED if name in nested else ClosedForm.SEVEN_SLICES for name in BOARDS}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_the_closed_form_of_seven_slices_is_right_for_every_count_on_one_and_two_gpus(gpus: int) -> None:
     board = plain("H100-80GB")

@@ -77,6 +77,7 @@ def parsed(text: str) -> dict[str, Any]:
         return {"error": error.upstream}
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=800, deadline=None)
 @given(st.lists(ALMOST, min_size=1, max_size=6))
 @example(["Ei", "Gi", "+", "-", ".", "+.Pi", "0Ei", "-.5Ki", "5.", ".5", "1.500", "05", "+5Ki", "1000E", "1e21", "-0"])
@@ -108,6 +109,7 @@ def test_two_quantities_compare_as_in_go(go: Oracle, one: str, other: str) -> No
     assert (hash(left) == hash(right)) or left != right
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=400, deadline=None)
 @given(st.lists(READABLE, min_size=2, max_size=4), st.sampled_from(["add", "sub"]))
 @example(["512Ei", "512Ei"], "add")

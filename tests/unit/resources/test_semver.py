@@ -69,6 +69,7 @@ def test_a_loose_version_is_normalised_as_go_does(go: Oracle, text: str) -> None
 READABLE = VERSIONS.filter(parsed)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=300, deadline=None)
 @given(READABLE, READABLE)
 @example("1.0.0-1", "1.0.0-a")
