@@ -291,11 +291,10 @@ async def test_a_stopped_leader_keeps_the_lease_until_its_body_has_ended_and_the
             leader.cancel()
             await clock.eventually(leader.done, "it ends")
             assert leader.cancelled()
-            assert second.began is None
             await clock.eventually(lambda: second.leads, "two leads")
             assert first.ended is not None
             assert second.began is not None
-            assert 0 < second.began - first.ended < TERMS.duration_s / 2
+            assert 0 <= second.began - first.ended < TERMS.duration_s / 2, "not before, and not when the lease runs out"
 
 
 async def test_a_leader_whose_lease_another_took_ends_at_once(client: Client, key: ObjectKey, clock: Time) -> None:

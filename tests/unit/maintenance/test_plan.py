@@ -488,5 +488,5 @@ class Convergence(RuleBasedStateMachine):
             self.requests[uid] = msgspec.structs.replace(self.requests[uid], status=plan.status)
 
 
-TestConvergence = Convergence.TestCase
+TestConvergence = pytest.mark.exhaustive(Convergence.TestCase)
 TestConvergence.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
