@@ -156,7 +156,7 @@ def start_ticks(pid: int) -> int | None:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
+    fields = _after_name(text)
     state, ticks = fields[0], int(fields[19])
     return None if state in "ZX" else ticks
 
@@ -190,8 +190,13 @@ def _environment(entry: Path) -> list[bytes]:
 
 def _within_execve(entry: Path) -> bool:
     """Whether it has memory (a kernel thread has none), but no address yet where its variables end (proc(5), stat)."""
-    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+    fields = _after_name((entry / "stat").read_text())
     return int(fields[20]) > 0 and int(fields[48]) == 0
+
+
+def _after_name(stat: str) -> list[str]:
+    """The fields of /proc/PID/stat from the third, the state, on: the name in parentheses before it may hold anything."""
+    return stat.rpartition(")")[2].split()
 
 
 def _end(processes: Iterable[tuple[int, int]], *, grace_s: float) -> None:

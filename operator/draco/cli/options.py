@@ -24,6 +24,16 @@ CLUSTER_OPTIONS: Options = (
 )
 
 
+def cluster_option(enough: str) -> Callable[[Command], Command]:
+    """The option that says whether files stand alone; by default where they bring objects of the kind that is `enough`."""
+    return click.option(
+        "--cluster/--no-cluster",
+        default=None,
+        help="Put what the files say on top of a live cluster, or take the files alone.  [default: the cluster, unless the "
+        f"files bring {enough}]",
+    )
+
+
 def with_cluster(command: Command) -> Command:
     """Add the options that say which cluster is meant: `kubeconfig` and `context`."""
     return _with(CLUSTER_OPTIONS, command)

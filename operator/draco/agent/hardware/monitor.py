@@ -255,7 +255,7 @@ class HardwareMonitor:
         with self._nvml.lock:
             self._nvml.open()
             if self._event_wait_s > 0:
-                with suppress(NvmlError):  # whoever waits for events is told it again
+                with suppress(NvmlError):  # the wait for events meets it again
                     self._nvml.watch()  # before the reading: nothing that happens after it is missed
             driver = self._nvml.driver()
             located = tuple(self._locate(gpu) for gpu in self._divided(self._faults.look(self._nvml.gpus())))

@@ -12,7 +12,7 @@ import msgspec
 
 from draco.cli.input.live import read_cluster
 from draco.cli.input.manifests import Manifest, decode_all, files_option, read_manifests
-from draco.cli.options import CLUSTER_OPTIONS, Options, gathered
+from draco.cli.options import CLUSTER_OPTIONS, Options, cluster_option, gathered
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import KubeconfigError
@@ -34,12 +34,7 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
 
 _OPTIONS: Options = (
     files_option,
-    click.option(
-        "--cluster/--no-cluster",
-        default=None,
-        help="Put what the files say on top of a live cluster, or take the files alone.  [default: the cluster, unless the "
-        "files bring ResourceSlices]",
-    ),
+    cluster_option("ResourceSlices"),
     click.option(
         "-n",
         "--namespace",

@@ -14,7 +14,7 @@ import msgspec
 from draco.cli.input.manifests import Manifest, decode_all, files_option, read_manifests
 from draco.cli.input.policy_checks import refusal
 from draco.cli.input.reading import ClusterReadError, Reader
-from draco.cli.options import CLUSTER_OPTIONS, Options, gathered
+from draco.cli.options import CLUSTER_OPTIONS, Options, cluster_option, gathered
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import NotFound
@@ -45,12 +45,7 @@ class LayoutSources(msgspec.Struct, frozen=True, kw_only=True):
 
 _OPTIONS: Options = (
     files_option,
-    click.option(
-        "--cluster/--no-cluster",
-        default=None,
-        help="Put what the files say on top of a live cluster, or take the files alone.  [default: the cluster, unless the "
-        "files bring GpuNodes]",
-    ),
+    cluster_option("GpuNodes"),
     *CLUSTER_OPTIONS,
 )
 with_layout_sources = gathered(LayoutSources, _OPTIONS)

@@ -47,8 +47,8 @@ _OF_MEANING: Final[tuple[Rule, ...]] = (
 def lint(manifests: Sequence[Manifest], *, kubernetes: int = NEWEST) -> list[Finding]:
     """What is wrong with manifests that are applied together, each finding once; in the order of the manifests.
 
-    Fields in a wrong place hide what they say: where some can be put right, these findings come alone, and whoever corrects them
-    asks again.
+    Fields in a wrong place hide what they say: where some can be put right, these findings come alone: lint the corrected
+    manifests again.
     """
     found = _findings(_OF_PLACE, manifests, kubernetes)
     if not any(finding.edits for finding in found):
