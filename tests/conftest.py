@@ -23,7 +23,6 @@ from draco_local.cluster.programs import binaries, download
 from tests.requests import call
 from tests.side_by_side import (  # noqa: F401 - pytest takes hooks from here
     pytest_collection_modifyitems,
-    pytest_configure,
     pytest_sessionfinish,
     pytest_terminal_summary,
     pytest_testnodedown,
@@ -34,8 +33,14 @@ from tests.side_by_side import (  # noqa: F401 - pytest takes hooks from here
 if TYPE_CHECKING:
     from draco.kube.connect.client import Client
 
-settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")  # a busy machine is no finding
+settings.register_profile(
+    "repeatable",
+    settings(),
+    deadline=None,  # a busy machine is no finding
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="DRACO_SEED" not in os.environ,
+)
+settings.load_profile("repeatable")
 
 os.environ[binaries.MIRROR] = download.NONE  # whatever is missing: no test fetches it from anybody
 

@@ -4,7 +4,6 @@ Owns the hooks for pytest-xdist, which `tests/conftest.py` takes. Without worker
 """
 
 import os
-import secrets
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
     from xdist.workermanage import WorkerController
 
-SEED = "DRACO_SEED"
 WORKERS = "DRACO_TEST_WORKERS"
 
 REPORTS: list[str] = []
@@ -57,12 +55,6 @@ def group_of(test: str) -> str:
     """What a test runs together with, one after another on one worker."""
     file = test.partition("::")[0]
     return next((folder for folder in SHARED if file.startswith(f"{folder}/")), file)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_configure() -> None:
-    """Draw the seed before there are workers: they inherit it."""
-    os.environ.setdefault(SEED, str(secrets.randbelow(1 << 32)))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,12 +1,12 @@
 """One run of the differential tests: its seed, its size, and what it found.
 
-Owns the settings, which come from the environment: DRACO_SEED (drawn anew for each run unless given) repeats a run,
-DRACO_EXAMPLES makes one longer, as in `DRACO_EXAMPLES=100000 make test PYTEST_ARGS=tests/differential`.
+Owns the settings, which come from the environment: DRACO_SEED has it try other cases, DRACO_EXAMPLES more of them, as in
+`DRACO_SEED=$RANDOM DRACO_EXAMPLES=100000 make test PYTEST_ARGS=tests/differential`. By default each run tries the same cases: a
+change is not held up by what it did not do.
 """
 
 import json
 import os
-import secrets
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.side_by_side import REPORTS
 
-SEED = int(os.environ.get("DRACO_SEED") or secrets.randbelow(1 << 32))
+SEED = int(os.environ.get("DRACO_SEED") or 20261122)
 KEPT = Path(__file__).parent / "kept"
 
 

@@ -1,6 +1,6 @@
 """Nothing that reads texts of strangers hangs or fails in a way that nobody expects: a few seconds of it in every run.
 
-`python -m tests.fuzz` goes on for longer; DRACO_SEED repeats a run.
+`python -m tests.fuzz` goes on for longer, with other texts; DRACO_SEED names the texts.
 """
 
 import time

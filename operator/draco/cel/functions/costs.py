@@ -51,14 +51,14 @@ Charge: TypeAlias = Callable[[tuple[Value, ...], Value], int]
 class CostRule(NamedTuple):
     """Both costs of a call.
 
-    Kubernetes' rules for its libraries go by the function's name, those of cel-go by the overload's id (`is_by_id`): these charge
-    only where the checker found no other overload possible. With `is_checked_ahead` a call takes the time that it costs: where
-    that is more than is left, it need not begin.
+    Most of Kubernetes' rules for its libraries go by the function's name, those of cel-go by the overload's id, which a call has
+    only where the checker found no other overload possible: elsewhere the first overload's `charge_without_id` counts, where it
+    has one. With `is_checked_ahead` a call takes the time that it costs: where that is more than is left, it need not begin.
     """
 
     charge: Charge
     estimate: Estimator | None = None
-    is_by_id: bool = False
+    charge_without_id: Charge | None = None
     is_checked_ahead: bool = False
 
 
@@ -275,8 +275,7 @@ def _parsing_address(arguments: tuple[Value, ...], _result: Value) -> int:
 
 
 def _containing_ip(arguments: tuple[Value, ...], _result: Value) -> int:
-    other = arguments[1]
-    return _text(2 * _size(arguments[0])) + (_text(_size(other)) if type(other) is str else 0)
+    return _text(2 * _size(arguments[0]))
 
 
 def _containing_cidr(arguments: tuple[Value, ...], result: Value) -> int:
@@ -291,9 +290,13 @@ def _estimated_containing_cidr(arguments: Sequence[Argument]) -> Estimate:
     return Estimate(_estimated_containing_ip(arguments).cost + _ADDRESS.scaled(PER_CHARACTER) + ONE)
 
 
-def _with_text(estimate: Estimator) -> Estimator:
+def _with_text(charge: Charge, estimate: Estimator) -> CostRule:
     """The same where the second argument has to be read."""
-    return lambda arguments: Estimate(estimate(arguments).cost + arguments[1].traversal)
+    return CostRule(
+        lambda arguments, result: charge(arguments, result) + _text(_size(arguments[1])),
+        lambda arguments: Estimate(estimate(arguments).cost + arguments[1].traversal),
+        charge_without_id=charge,
+    )
 
 
 # Lists.
@@ -392,11 +395,11 @@ READING: Final = CostRule(_reading(), _estimated_reading)
 READING_TWICE: Final = CostRule(_reading(2), _estimated_reading_twice)
 SAME_SIZE: Final = CostRule(_reading(), _estimated_same_size)
 QUOTING: Final = CostRule(_reading(), _estimated_quotes)
-TO_BYTES: Final = CostRule(_reading(), _estimated_bytes, is_by_id=True)
-TO_TEXT: Final = CostRule(_reading(), _estimated_text, is_by_id=True)
+TO_BYTES: Final = CostRule(_reading(), _estimated_bytes, charge_without_id=one)
+TO_TEXT: Final = CostRule(_reading(), _estimated_text, charge_without_id=one)
 AFFIX: Final = CostRule(_reading_affix, _estimated_affix)
 CONTAINING: Final = CostRule(_containing, _estimated_containing)
-ADDING: Final = CostRule(_adding, _estimated_adding, is_by_id=True)
+ADDING: Final = CostRule(_adding, _estimated_adding, charge_without_id=one)
 ADDING_LISTS: Final = CostRule(one, _estimated_adding_lists)
 JOINING: Final = CostRule(_joining, _estimated_joining)
 SPLITTING: Final = CostRule(_reading(2), _estimated_splitting)
@@ -405,30 +408,30 @@ MATCHING: Final = CostRule(_matching, _estimated_matching)
 FINDING: Final = CostRule(_matching, _estimated_finding)
 VALIDATING: Final = CostRule(_validating, _estimated_validating)
 
-ORDER_OF_TEXTS: Final = CostRule(_comparing, _estimated_comparing, is_by_id=True)
+ORDER_OF_TEXTS: Final = CostRule(_comparing, _estimated_comparing, charge_without_id=one)
 EQUALITY: Final = CostRule(_equating, _estimated_equating)
 INEQUALITY: Final = CostRule(_comparing, _estimated_comparing)
-MEMBERSHIP: Final = CostRule(_membership, _estimated_membership, is_by_id=True)
+MEMBERSHIP: Final = CostRule(_membership, _estimated_membership, charge_without_id=one)
 SETS: Final = CostRule(_sets(), _estimated_sets(), is_checked_ahead=True)
 EQUIVALENT_SETS: Final = CostRule(_sets(2), _estimated_sets(2), is_checked_ahead=True)
 
 PARSING_ADDRESS: Final = CostRule(_parsing_address, _estimated_reading)
 ADDRESS_OF_NETWORK: Final = CostRule(_parsing_address)
 CONTAINING_IP: Final = CostRule(_containing_ip, _estimated_containing_ip)
-CONTAINING_IP_TEXT: Final = CostRule(_containing_ip, _with_text(_estimated_containing_ip))
+CONTAINING_IP_TEXT: Final = _with_text(_containing_ip, _estimated_containing_ip)
 CONTAINING_CIDR: Final = CostRule(_containing_cidr, _estimated_containing_cidr)
-CONTAINING_CIDR_TEXT: Final = CostRule(_containing_cidr, _with_text(_estimated_containing_cidr))
+CONTAINING_CIDR_TEXT: Final = _with_text(_containing_cidr, _estimated_containing_cidr)
 
 TRAVERSING: Final = CostRule(_traversing, _estimated_traversing)
 INCLUDING: Final = CostRule(_traversing, _estimated_including)
 REVERSING: Final = CostRule(_making_list, _estimated_reversing)
 RANGE: Final = CostRule(_making_list, _estimated_range)
 SLICING: Final = CostRule(_making_list, _estimated_slicing)
-FLATTENING: Final = CostRule(_flattening, _estimated_flattening, is_by_id=True)
+FLATTENING: Final = CostRule(_flattening, _estimated_flattening, charge_without_id=one)
 DISTINCT: Final = CostRule(_self_comparing(), _estimated_self_comparing(), is_checked_ahead=True)
 
 
 def sorting(kind: str, position: int = 0) -> CostRule:
     """Sorting by the elements of the argument at a position, which are of this kind."""
     factor = 2.0 + (PER_CHARACTER if kind in {"string", "bytes"} else 0)
-    return CostRule(_self_comparing(position), _estimated_self_comparing(factor), is_by_id=True)
+    return CostRule(_self_comparing(position), _estimated_self_comparing(factor), charge_without_id=one)

@@ -111,7 +111,7 @@ def binding(overloads: Sequence[Overload]) -> Binding | None:
     if not overloads or (only := overloads[0].binding) is None:
         return None
     run = only.run if overloads[0].row.is_singleton else _dispatcher(overloads[0].function, overloads)
-    return only._replace(run=run, charge=one if overloads[0].row.cost.is_by_id else only.charge)
+    return only._replace(run=run, charge=overloads[0].row.cost.charge_without_id or only.charge)
 
 
 _NAMES: Final[dict[str, Type]] = {
