@@ -293,9 +293,10 @@ def look_up(operand: Value, key: Value) -> tuple[bool, Value]:
 def _position(key: Value) -> int:
     if type(key) not in NUMBERS:
         raise EvaluationError(f"unsupported index type '{type_name(key)}' in list")
-    if type(key) is float and not key.is_integer():
+    position: int | None = as_number(key, int)
+    if position is None:
         raise EvaluationError(f"unsupported index value {shown(key)} in list")
-    return int(key)
+    return position
 
 
 _ADDED: Final = {
