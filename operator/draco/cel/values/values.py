@@ -397,7 +397,7 @@ def as_number(value: Value, kind: type) -> Value | None:
         number = float(value)
         return number if number == value else None
     if type(value) is float:
-        if not value.is_integer() or (kind is int and value == MIN_INT):  # as cel-go: no infinity, no NaN, and not the least int
+        if not value.is_integer() or (kind is int and value == MIN_INT):  # cel-go takes the least int for an overflow
             return None
         value = int(value)
     if kind is UInt:
