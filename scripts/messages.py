@@ -35,6 +35,7 @@ PARTS = {
     "Shared by the programs": (
         "operator/draco/kube",
         "operator/draco/mig",
+        "operator/draco/endpoints.py",
         "operator/draco/options.py",
         "operator/draco/resources",
         "operator/draco/selectors",

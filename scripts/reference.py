@@ -243,7 +243,7 @@ def log_events() -> str:
                     level in LEVELS and "log" in ast.unparse(logger) and re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", event)
                 ):
                     levels, named, parts = found.setdefault(event, (set(), set(), set()))
-                    parts.add(path.parts[0])
+                    parts.add(path.with_suffix("").parts[0])
                     levels.add(level)
                     named.update(keyword.arg for keyword in node.keywords if keyword.arg and keyword.arg != "exc_info")
     rows = [

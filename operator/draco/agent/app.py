@@ -6,13 +6,13 @@ agents, with different settings, can run in one process and one event loop.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from random import Random
 from typing import Any, Final, TypeVar
 
 import structlog
+from prometheus_client import CollectorRegistry
 
-from draco.agent import endpoints
 from draco.agent.errors import AnotherPlugin, ClusterUnsuited, PrepareError
 from draco.agent.files import Files, LocalFiles
 from draco.agent.hardware.monitor import HardwareView
@@ -24,6 +24,7 @@ from draco.agent.record.checkpoint import PreparedClaim
 from draco.agent.report import node_status
 from draco.agent.report.node_status import NodeReport
 from draco.agent.settings import AgentSettings
+from draco.endpoints import http_app, serving
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import persistently
@@ -104,17 +105,9 @@ class Agent:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.parts.hardware.subscribe(self._hardware_read)
-        async with asyncio.TaskGroup() as tasks:
+        async with self._endpoints(), asyncio.TaskGroup() as tasks:
             tasks.create_task(self.parts.hardware.run(), name="hardware")
             tasks.create_task(self.parts.events.run(), name="events")
-            if self._settings.listen:
-                serving = endpoints.serve(
-                    *self._settings.listen,
-                    stuck=self.parts.lanes.stuck,
-                    lacking=self._lacking,
-                    metrics=self._metrics_text,
-                )
-                tasks.create_task(serving, name="endpoints")
             tasks.create_task(self._report(), name="gpunode")
             tasks.create_task(self._publish(), name="slices")
             tasks.create_task(self.parts.startup.name(), name="names")
@@ -128,6 +121,12 @@ class Agent:
             tasks.create_task(self.parts.plugin.run(), name="plugin")
             tasks.create_task(self.parts.leftovers(self._give_up).run(), name="leftovers")
             self.parts.claim_reporter.touch_all()
+
+    def _endpoints(self) -> AbstractAsyncContextManager[object]:
+        if self._settings.listen is None:
+            return nullcontext()
+        app = http_app(self._measured, alive=self.parts.lanes.stuck, ready=self._lacking)
+        return serving(app, *self._settings.listen)
 
     async def _recover(self) -> None:
         await self.parts.startup.recover()
@@ -306,7 +305,7 @@ class Agent:
             sentences.append(f"The cluster has not served ResourceSlices for {for_s:.0f} s.")
         return sentences if self.parts.publisher.published else [*sentences, self.parts.publisher.problem]
 
-    def _metrics_text(self) -> bytes:
+    def _measured(self) -> CollectorRegistry:
         node_report = self.node_report()
         self.parts.metrics.state(
             claims=node_report.claims,
@@ -315,7 +314,7 @@ class Agent:
             reading_age_s=self.parts.hardware.reading_age_s,
         )
         self.parts.metrics.divisions(node_report.divisions.values())
-        return self.parts.metrics.render()
+        return self.parts.metrics.registry
 
     def tell(self, reason: str, action: str, note: str, gpu: str = "") -> None:
         """An Event on the Node, or a series of its own on each GPU. Its uid in Events is its name, as kubelet has it."""

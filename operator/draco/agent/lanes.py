@@ -202,16 +202,16 @@ class Lanes:
         call = self._calling()
         return call if call is not None and self._clock.monotonic() - call.since_s > SUSPECT_S else None
 
-    def stuck(self) -> str:
-        """Whose thread does not come to an end, as a sentence; "" when all is well.
+    def stuck(self) -> list[str]:
+        """Whose thread does not come to an end, as sentences; empty when all is well.
 
         Not the driver's: a process that is started again does not make it answer.
         """
         if self._records.busy_s > STUCK_S:
-            return f"Work on a claim's record has been running for more than {STUCK_S:g} s."
+            return [f"Work on a claim's record has been running for more than {STUCK_S:g} s."]
         if self._driver.busy_s > STUCK_S and self.hanging is None:
-            return f"Work on GPU instances has been running for more than {STUCK_S:g} s, and does not wait for NVML."
-        return ""
+            return [f"Work on GPU instances has been running for more than {STUCK_S:g} s, and does not wait for NVML."]
+        return []
 
     def _holding(self, names: Iterable[str], lane: Lane, work: Callable[[], T]) -> "asyncio.Future[T]":
         done = lane.submit(work)

@@ -1,11 +1,11 @@
 """The agent's metrics, in a registry of its own: many agents can live in one process.
 
-Owns names and help texts. `render` gives the text Prometheus reads.
+Owns names and help texts.
 """
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from draco.agent.hardware.gpus import HealthState
 from draco.agent.hardware.instances import GpuMigView, Use
@@ -17,39 +17,39 @@ class AgentMetrics:
     """What one agent counts."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._prepare_seconds = Histogram(
             "draco_agent_prepare_seconds",
             "Time to prepare one claim for kubelet.",
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 45),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._prepares = Counter(
-            "draco_agent_prepares_total", "Claims that kubelet asked to prepare.", ["result"], registry=self._registry
+            "draco_agent_prepares_total", "Claims that kubelet asked to prepare.", ["result"], registry=self.registry
         )
         self._unprepares = Counter(
-            "draco_agent_unprepares_total", "Claims that kubelet unprepared.", ["result"], registry=self._registry
+            "draco_agent_unprepares_total", "Claims that kubelet unprepared.", ["result"], registry=self.registry
         )
-        self._gpus = Gauge("draco_agent_gpus", "GPUs of this node by health.", ["health"], registry=self._registry)
+        self._gpus = Gauge("draco_agent_gpus", "GPUs of this node by health.", ["health"], registry=self.registry)
         self._instances = Gauge(
-            "draco_agent_gpu_instances", "GPU instances of this node by use.", ["use"], registry=self._registry
+            "draco_agent_gpu_instances", "GPU instances of this node by use.", ["use"], registry=self.registry
         )
         self._unsettled = Gauge(
             "draco_agent_unsettled_gpus",
             "GPUs on which nothing new is placed: a change of their instances was not finished, or they cannot be listed.",
-            registry=self._registry,
+            registry=self.registry,
         )
-        self._claims = Gauge("draco_agent_prepared_claims", "Claims prepared on this node.", registry=self._registry)
+        self._claims = Gauge("draco_agent_prepared_claims", "Claims prepared on this node.", registry=self.registry)
         self._generation = Gauge(
-            "draco_agent_pool_generation", "Generation of the published pool, 0 for none.", registry=self._registry
+            "draco_agent_pool_generation", "Generation of the published pool, 0 for none.", registry=self.registry
         )
         self._reading_age = Gauge(
             "draco_agent_nvml_reading_age_seconds",
             "Seconds since the GPUs were last read; it grows while NVML hangs or there is no driver.",
-            registry=self._registry,
+            registry=self.registry,
         )
         self._registered = Gauge(
-            "draco_agent_registered", "1 when kubelet has accepted this driver.", registry=self._registry
+            "draco_agent_registered", "1 when kubelet has accepted this driver.", registry=self.registry
         )
 
     def prepared(self, took_s: float, *, failed: bool) -> None:
@@ -81,7 +81,3 @@ class AgentMetrics:
         self._generation.set(generation)
         self._registered.set(registered)
         self._reading_age.set(reading_age_s)
-
-    def render(self) -> bytes:
-        """The text format."""
-        return generate_latest(self._registry)

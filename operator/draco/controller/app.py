@@ -19,7 +19,6 @@ from draco.controller.claims.pending_claims import EVENT_ACTION, EVENT_REASON, P
 from draco.controller.claims.release import ClaimReleases
 from draco.controller.claims.repair import RepairReconciler
 from draco.controller.claims.webhook import Certificate, keep_fresh, serving_webhook, webhook_app
-from draco.controller.health import http_app, serving
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
 from draco.controller.metrics import OperatorMetrics, ScrapedMetrics, gauge, register_view, register_workers
@@ -34,6 +33,7 @@ from draco.controller.taints.maintenance import MaintenanceReconciler
 from draco.controller.taints.reach import RuleReach, register_reach, warn_of_wide_rules
 from draco.controller.view import ClusterView
 from draco.controller.workers.pool import Workers
+from draco.endpoints import http_app, serving
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connect
@@ -201,7 +201,7 @@ class Operator:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set."""
-        app = http_app(self.metrics.registry, alive=self.problems, ready=self.not_ready)
+        app = http_app(lambda: self.metrics.registry, alive=self.problems, ready=self.not_ready)
         log.info("operator.starting", identity=self.election.identity)
         async with (
             serving(app, self._settings.http_host, self._settings.http_port),

@@ -235,20 +235,20 @@ async def test_what_a_question_comes_to_is_raised(node: Node) -> None:
 
 
 async def test_a_stuck_record_is_stuck_and_a_driver_that_hangs_is_not(node: Node) -> None:
-    assert node.lanes.stuck() == ""
+    assert node.lanes.stuck() == []
     stays = asyncio.create_task(node.lanes.with_driver(node.gate))
     await eventually(node.gate.entered.is_set)
     node.clock.pass_without_a_turn(STUCK_S + 1)
-    assert (
-        node.lanes.stuck() == "Work on GPU instances has been running for more than 120 s, and does not wait for NVML."
-    )
+    assert node.lanes.stuck() == [
+        "Work on GPU instances has been running for more than 120 s, and does not wait for NVML."
+    ]
     node.hang()
-    assert node.lanes.stuck() == "", "another process would hang as well"
+    assert node.lanes.stuck() == [], "another process would hang as well"
     other = Gate()
     disk = asyncio.create_task(node.lanes.on_record(other))
     await eventually(other.entered.is_set)
     node.clock.pass_without_a_turn(STUCK_S + 1)
-    assert node.lanes.stuck() == "Work on a claim's record has been running for more than 120 s."
+    assert node.lanes.stuck() == ["Work on a claim's record has been running for more than 120 s."]
     other.open()
     node.gate.open()
     await asyncio.gather(stays, disk)

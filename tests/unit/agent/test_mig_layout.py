@@ -5,6 +5,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from prometheus_client import generate_latest
 
 from draco.agent.hardware.instances import MigState, Use
 from draco.agent.metrics import AgentMetrics
@@ -325,7 +326,7 @@ def test_metrics_count_instances_by_use_and_gpus_that_are_unsettled(node: MigNod
     node.scan()
     metrics = AgentMetrics()
     metrics.divisions(node.mig.divisions.values())
-    lines = metrics.render().decode().splitlines()
+    lines = generate_latest(metrics.registry).decode().splitlines()
     assert [line.partition("{")[2] for line in lines if line.startswith("draco_agent_gpu_instances{")] == [
         'use="Claim"} 1.0',
         'use="Warm"} 0.0',
@@ -337,4 +338,4 @@ def test_metrics_count_instances_by_use_and_gpus_that_are_unsettled(node: MigNod
     faults.lose(node.path, 0)
     node.scan()
     metrics.divisions(node.mig.divisions.values())
-    assert "draco_agent_unsettled_gpus 1.0" in metrics.render().decode().splitlines()
+    assert "draco_agent_unsettled_gpus 1.0" in generate_latest(metrics.registry).decode().splitlines()

@@ -15,7 +15,7 @@ from aiohttp import web
 from prometheus_client import Counter
 
 from draco.controller.claims.admission import Admission, AdmissionMode, NotAReview
-from draco.controller.health import serving
+from draco.endpoints import serving
 from draco.kube.clock import Clock
 from draco.resources.errors import DracoError
 

@@ -1,4 +1,4 @@
-"""The operator's endpoints."""
+"""The endpoints of the operator and of the agent."""
 
 from collections.abc import AsyncIterator
 
@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import Metric
 
-from draco.controller.health import PortTaken, http_app, serving
 from draco.controller.metrics import ScrapedMetrics, gauge
+from draco.endpoints import PortTaken, http_app, serving
 
 
 class Probed:
@@ -24,7 +24,7 @@ class Probed:
 @pytest.fixture
 async def probed() -> AsyncIterator[Probed]:
     state = Probed()
-    app = http_app(state.registry, alive=lambda: state.dead, ready=lambda: state.unready)
+    app = http_app(lambda: state.registry, alive=lambda: state.dead, ready=lambda: state.unready)
     async with serving(app, "127.0.0.1", 0) as port:
         state.url = f"http://127.0.0.1:{port}"
         yield state
@@ -71,7 +71,7 @@ async def test_a_scrape_for_one_name_does_not_compute_the_others(probed: Probed)
 
 async def test_a_taken_port_is_one_sentence_with_a_remedy(probed: Probed) -> None:
     port = int(probed.url.rpartition(":")[2])
-    app = http_app(CollectorRegistry(), alive=list, ready=list)
+    app = http_app(CollectorRegistry, alive=list, ready=list)
     with pytest.raises(PortTaken, match=rf"cannot serve .* on 127\.0\.0\.1:{port} .*choose another with --listen"):
         async with serving(app, "127.0.0.1", port):
             pytest.fail("it must not serve")

@@ -1,7 +1,7 @@
-"""The operator's HTTP endpoints: /livez, /readyz and /metrics.
+"""The HTTP endpoints of the operator and of the agent: /livez, /readyz and /metrics.
 
 Owns the server, which the webhook uses too, and the wording of its answers. What counts as alive and ready is asked of the
-operator, each time. Why they are not Kopf's: docs/design/0001-kopf.md.
+program, each time. Why they are not Kopf's: docs/design/0001-kopf.md.
 """
 
 import os
@@ -19,15 +19,15 @@ from draco.resources.errors import DracoError
 log = structlog.get_logger(__name__)
 
 Check = Callable[[], list[str]]
-"""What is wrong, one clause each; empty when all is well."""
+"""What is wrong, one clause or sentence each; empty when all is well."""
 
 
 class PortTaken(DracoError):
     """A port to serve on cannot be had."""
 
 
-def http_app(registry: CollectorRegistry, *, alive: Check, ready: Check) -> web.Application:
-    """The endpoints as an application."""
+def http_app(metrics: Callable[[], CollectorRegistry], *, alive: Check, ready: Check) -> web.Application:
+    """The endpoints as an application. `metrics` is called for each scrape."""
 
     async def livez(_: web.Request) -> web.Response:
         return _verdict(alive())
@@ -35,14 +35,15 @@ def http_app(registry: CollectorRegistry, *, alive: Check, ready: Check) -> web.
     async def readyz(_: web.Request) -> web.Response:
         return _verdict(ready())
 
-    async def metrics(request: web.Request) -> web.Response:
+    async def scrape(request: web.Request) -> web.Response:
+        registry = metrics()
         names = request.query.getall("name[]", [])
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         scraped = registry.restricted_registry(names) if names else registry
         return web.Response(body=encode(scraped), headers={"Content-Type": content_type})
 
     app = web.Application()
-    app.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    app.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", scrape)])
     return app
 
 
@@ -56,7 +57,10 @@ async def serving(
     what: str = "probes and metrics",
     option: str = "--listen",
 ) -> AsyncIterator[int]:
-    """Serve `what` until left; yields the port. Raises PortTaken, which names the option that chooses another."""
+    """Serve `what` until left; yields the port. Without a host on every address.
+
+    Raises PortTaken, which names the option that chooses another.
+    """
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
     await runner.setup()
     try:
