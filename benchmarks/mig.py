@@ -13,15 +13,16 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import count
 from typing import NamedTuple
 
 from benchmarks.mig_streams import GRID, MIXES, PROFILES, Arrival, MersenneTwister64, arrivals
 from benchmarks.table import Row, shown, tell
 from draco.mig.geometry import geometry
-from draco.mig.packing import fewest_gpus
+from draco.mig.packing import packable
 from draco.mig.placement import BoardPool, Choice, largest_first
 from draco.mig.repair import Movability
-from draco.mig.replay import Policy, Replay, ReplayOutcome, SimulatedFleet, rule_of, used_share
+from draco.mig.replay import Policy, Replay, ReplayCounts, ReplayOutcome, SimulatedFleet, rule_of, used_share
 
 GPUS, GPUS_PER_NODE, LOAD = 16, 8, 0.8
 CLAIMS, FIRST_SEED = 20_000, 1000
@@ -104,7 +105,7 @@ def replay(stream: Sequence[Arrival], seed: int, gpus: int, setting: Setting) ->
             made.depart(name, until)
         if index == len(stream) // 10:
             made.finish(claim.at)
-            made.start_counting()
+            made.results = ReplayCounts()
         name = str(index)
         hold = Movability.MOVABLE if claim.luck < MOVABLE else Movability.FIXED
         if made.arrive(name, claim.profile, claim.at, hold).accepted:
@@ -170,7 +171,9 @@ def batch(job: tuple[str, int]) -> float:
             choice = pool.choose(profile)
         assert choice is not None
         pool.put(choice)
-    return used / fewest_gpus(GRID, {profile: wanted.count(profile) for profile in PROFILES})
+    counts = {profile: wanted.count(profile) for profile in PROFILES}
+    units = sum(profile.size * number for profile, number in counts.items())
+    return used / next(gpus for gpus in count(-(-units // GRID.units)) if packable(GRID, counts, gpus))
 
 
 def decision_s() -> list[float]:

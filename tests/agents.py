@@ -205,7 +205,12 @@ class SimulatedNode:
     async def health(self, messages: Any = health_v1_pb2, service: Any = wire.HEALTH_V1) -> AsyncIterator[Any]:
         """The stream of health, to be read with `await call.read()`."""
         async with channel(self.service_socket) as connected:
-            call = wire.stream(connected, service, "NodeWatchResources")(messages.NodeWatchResourcesRequest())
+            watch = connected.unary_stream(
+                f"/{service.full_name}/NodeWatchResources",
+                request_serializer=messages.NodeWatchResourcesRequest.SerializeToString,
+                response_deserializer=messages.NodeWatchResourcesResponse.FromString,
+            )
+            call = watch(messages.NodeWatchResourcesRequest())
             yield call
             call.cancel()
 

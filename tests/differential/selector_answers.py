@@ -46,11 +46,10 @@ def environment_of(case: Json) -> Environment:
     if case.get("environment") != "new":
         return STORED_EXPRESSIONS
     gates = case.get("gates", {})
-    return new_expressions(
-        MINOR,
-        consumable_capacity=not gates.get("noConsumableCapacity", False),
-        list_attributes=gates.get("listTypeAttributes", False),
-    )
+    environment = new_expressions(MINOR, list_attributes=gates.get("listTypeAttributes", False))
+    if gates.get("noConsumableCapacity"):
+        return msgspec.structs.replace(environment, has_allow_multiple_allocations=False)
+    return environment
 
 
 def draco_says(case: Json) -> Json:

@@ -66,22 +66,15 @@ class ClusterChanged(DracoError):
     """The cluster can do something else than when this process was made for it: another one has to be."""
 
 
-async def run_operator(
-    settings: OperatorSettings,
-    *,
-    connect: Connect,
-    stop: asyncio.Event,
-    clock: Clock | None = None,
-    random: Random | None = None,
-) -> None:
+async def run_operator(settings: OperatorSettings, *, connect: Connect, stop: asyncio.Event) -> None:
     """Run until `stop` is set.
 
     Raises LeadershipLost (in a group) when the lease is lost, ClusterChanged (in a group) when the cluster can do something else
     than at the start, ApiError when nothing can be read at the start, DracoError when
     the cluster or this machine lacks something.
     """
-    clock = clock or SystemClock()
-    random = random or Random()  # noqa: S311 - jitter
+    clock = SystemClock()
+    random = Random()  # noqa: S311 - jitter
     async with await connect() as connection:
         client = Client(connection, manager=FIELD_MANAGER_OPERATOR)
         features = await retry(lambda: discover(client), clock=clock, random=random)

@@ -285,7 +285,6 @@ class ChangeKind(StrEnum):
     """What a nearest miss would change."""
 
     LIFT_TAINT = "LiftTaint"
-    TOLERATE_TAINT = "TolerateTaint"
     FREE_IDLE_CLAIM = "FreeIdleClaim"
     FREE_CLAIM = "FreeClaim"
     RELAX_SELECTOR = "RelaxSelector"

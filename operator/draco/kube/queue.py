@@ -76,16 +76,6 @@ class WorkQueue(Generic[K]):
         return len(self._ready)
 
     @property
-    def delayed(self) -> int:
-        """How many keys wait for their time."""
-        return len(self._due)
-
-    @property
-    def running(self) -> int:
-        """How many keys are worked on now."""
-        return len(self._running)
-
-    @property
     def longest_running_s(self) -> float:
         """For how many seconds the slowest of the current reconciles has been going on; 0 when there is none."""
         return self._clock.monotonic() - min(self._running.values()) if self._running else 0.0

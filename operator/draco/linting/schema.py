@@ -68,11 +68,6 @@ _CLAIM_SPEC: Final[Schema] = {
     "devices": _DEVICES,
     **dict.fromkeys(("resourceClassName", "allocationMode", "parametersRef", "controller")),
 }
-_AMOUNT: Final[Schema] = {
-    "value": None,
-    "quantity": None,
-    "requestPolicy": {"default": None, "validValues": [None], "validRange": dict.fromkeys(("min", "max", "step"))},
-}
 _COUNTERS: Final[Schema] = {EACH: {"value": None}}
 _DEVICE: Final[Schema] = {
     "attributes": {EACH: None},

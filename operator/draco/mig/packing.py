@@ -11,7 +11,7 @@ one 3g, or a pair and the weak pair (units 6 and 7), which takes a double-memory
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
-from itertools import count, pairwise
+from itertools import pairwise
 
 from draco.mig.board import Board, Profile
 from draco.mig.geometry import SharedResource, scarce
@@ -55,12 +55,6 @@ def packable(board: Board, counts: Counts, gpus: int) -> bool:
             rare = sum(n for profile, n in wanted.items() if profile.size == 1 and tokens and tokens[0].uses[profile])
             return _seven_slices_fit(wanted, gpus, rare)
     return _search(board, frozenset(wanted)).packable(wanted, gpus)
-
-
-def fewest_gpus(board: Board, counts: Counts) -> int:
-    """The fewest GPUs of the board these instances fit on."""
-    units = sum(profile.size * number for profile, number in counts.items())
-    return next(gpus for gpus in count(-(-units // max(1, board.units))) if packable(board, counts, gpus))
 
 
 @lru_cache(maxsize=256)

@@ -164,10 +164,6 @@ class Replay:
         self._places: dict[str, Choice] = {}
         self._claims: dict[Choice, str] = {}
 
-    def start_counting(self) -> None:
-        """Forget what was counted, keep what is there."""
-        self.results = ReplayCounts(peak_slices=self.used_slices)
-
     def start_at(self, at: float) -> None:
         """Time begins then; nothing may have happened before."""
         self.at = at

@@ -15,7 +15,7 @@ import pynvml
 from draco_local.cluster.controlplane import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER
 from draco_local.simulator.accidents import by_hand, faults, hotplug
 from draco_local.simulator.gpus import state
-from draco_local.simulator.gpus.state import NodeState, StateError
+from draco_local.simulator.gpus.state import StateError
 from tests.adversary.cluster.actions import Action
 from tests.adversary.cluster.cluster import FEATURES, NODES, REPLICAS, Cluster
 from tests.adversary.cluster.manifests import ADMINS, TENANTS, Document
@@ -298,11 +298,9 @@ class Performer:
         """A person comes with spare parts: every board is in and well, no call fails or waits."""
         path = self._cluster.state(node)
 
-        def well(found: NodeState) -> None:
-            found.failures.clear()
-            found.latency_s.clear()
-
-        faults.change(path, well)
+        with state.mutate(path) as well:
+            well.failures.clear()
+            well.latency_s.clear()
         found = state.load(path)
         for gpu in [*found.gpus, *found.missing]:
             if gpu in found.missing or gpu.error:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from draco.kube.connect.client import Client
-from draco.kube.connect.connection import Connection, FixedToken
+from draco.kube.connect.connection import Connection
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.programs import binaries
+from tests.doubles.token import FixedToken
 from tests.requests import call
 
 CHART = Path(__file__).parents[3] / "charts" / "draco"

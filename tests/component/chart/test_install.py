@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from draco.kube.connect.client import Client
-from draco.kube.connect.connection import Connection, FixedToken
+from draco.kube.connect.connection import Connection
 from draco.kube.errors import AlreadyExists, ApiError, Forbidden, Invalid
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, NODES, PODS, SLICES, TAINT_RULES, Kind
 from draco_local.cluster.controlplane import STORE, ControlPlane
 from draco_local.cluster.programs import binaries
 from tests.conftest import start_control_plane
+from tests.doubles.token import FixedToken
 from tests.requests import call
 
 CHART = Path(__file__).parents[3] / "charts" / "draco"

@@ -164,7 +164,7 @@ async def test_a_rule_is_not_swept_while_its_request_lives(served: ControlPlane,
 
         async def idle() -> bool:
             queue = operator.maintenance.queue
-            return not (queue.depth or queue.running)
+            return not (queue.depth or queue.longest_running_s)
 
         await until(idle)
         assert [each.metadata.uid for each in await lab.rules()] == [rule.metadata.uid]

@@ -138,7 +138,7 @@ async def test_a_policy_is_written_to_its_gpus_and_counts_as_applied_when_the_ag
 
         async def idle() -> bool:
             queue = operator.layouts.queue
-            return operator.election.leading and not (queue.depth or queue.running)
+            return operator.election.leading and not (queue.depth or queue.longest_running_s)
 
         await until(idle)
     assert (await lab.gpu_node(node)).metadata.resource_version == before.metadata.resource_version

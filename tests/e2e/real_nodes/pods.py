@@ -1,7 +1,6 @@
 """Pods with GPU claims for real nodes, and what can be seen of them from inside the container and on the node."""
 
 import functools
-import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import yaml
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import PreparedClaim
 from draco_local.cluster.realnode.image import BUSYBOX_IMAGE
+from draco_local.cluster.realnode.init import RUN_FOLDER
 from draco_local.cluster.realnode.nodes import API_PORT, RealNodes
 from tests.e2e.kubectl import Kubectl, eventually
 
@@ -53,6 +53,12 @@ def pod(name: str, *, node: str, claims: str = "") -> dict[str, Any]:
             "containers": [container],
         },
     }
+
+
+def service_pid(nodes: RealNodes, node: str, service: str) -> int | None:
+    """The process id, inside the node, of "kubelet", "containerd", "kube-proxy" or "agent"; None while it does not run."""
+    done = nodes.exec_on_node(node, ["cat", RUN_FOLDER / f"{service}.pid"])
+    return int(done.stdout) if done.returncode == 0 and done.stdout.strip() else None
 
 
 @dataclass(frozen=True)
@@ -176,15 +182,15 @@ class Bench:
 
     def kill(self, service: str) -> int:
         """Kill a service of the node and return which process it was."""
-        pid = self.nodes.service_pid(self.node, service)
+        pid = service_pid(self.nodes, self.node, service)
         assert pid is not None, f"{service} does not run"
-        self.nodes.signal_service(self.node, service, signal.SIGKILL)
+        assert self.nodes.exec_on_node(self.node, ["sh", "-c", f"kill -KILL {pid}"]).returncode == 0
         return pid
 
     def restarted(self, service: str, *, before: int) -> None:
         """Wait until the service runs again, as another process."""
         eventually(
-            lambda: self.nodes.service_pid(self.node, service) not in {None, before},
+            lambda: service_pid(self.nodes, self.node, service) not in {None, before},
             within_s=STARTS_WITHIN_S,
             what=f"{service} runs again",
         )

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import platform
 import shutil
 import subprocess
 import time
@@ -14,10 +13,11 @@ import pytest
 
 from draco_local.cluster.pki import Authority
 from draco_local.cluster.programs import binaries
-from draco_local.cluster.realnode import cgroup, image, network
+from draco_local.cluster.realnode import cgroup, network
 from draco_local.cluster.realnode.init import RUN_FOLDER
 from draco_local.cluster.realnode.nodes import PROGRAMS, RealNodes, RealNodeSettings
 from tests.e2e.kubectl import eventually
+from tests.e2e.real_nodes.pods import service_pid
 
 pytestmark = pytest.mark.real_node
 
@@ -64,18 +64,19 @@ def boot(folder: Path, count: int = 1) -> RealNodes:
 
 
 def kubelet_runs(nodes: RealNodes, node: str) -> bool:
-    return nodes.powered(node) and nodes.service_pid(node, "kubelet") is not None
+    return nodes.powered(node) and service_pid(nodes, node, "kubelet") is not None
 
 
 def machine(folder: Path) -> dict[str, Any]:
     """Everything of this machine that real nodes touch, beside what other clusters do meanwhile."""
     names = network.names_of("leaves-nothing", folder)
+    groups = cgroup.mounted()
     output = subprocess.run(["ip", "-brief", "link"], check=True, capture_output=True, text=True).stdout
     return {
         "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(folder) in line],
         "links": [line.split()[0] for line in output.splitlines() if line.startswith(names.host_link)],
         "namespaces": network.cluster_namespaces(names),
-        "cgroups": cgroup.existing(cgroup.mounted(), names.cgroup),
+        "cgroups": [root / names.cgroup for root in (*groups.roots, *groups.unified) if (root / names.cgroup).exists()],
         "processes": sorted(processes_of(folder)),
         "sysctls": {name: Path("/proc/sys", name).read_text() for name in SYSCTLS},
         "folders": [path.exists() for path in (Path("/var/lib/containerd"), Path("/etc/cni"), RUN_FOLDER, folder)],
@@ -181,24 +182,3 @@ def test_the_machine_keeps_its_sysctls_when_a_node_sets_its_own(folder: Path) ->
     done = nodes.exec_on_node("real-1", ["sh", "-c", "echo 77 > /proc/sys/kernel/panic; cat /proc/sys/kernel/panic"])
     assert done.stdout == "77\n"
     assert Path("/proc/sys/kernel/panic").read_text() == before
-
-
-def test_an_image_is_loaded_into_running_nodes_at_once_and_into_others_when_they_boot(folder: Path) -> None:
-    nodes = boot(folder, 2)
-    nodes.power_off("real-2")
-    archive = folder.parent / "mine.tar"
-    plan = image.ImagePlan(names=["draco.dev/mine:1"], command=["/mine"], files={"mine": b"#!/bin/sh"})
-    image.write_archive(plan, archive, machine=platform.machine())
-
-    nodes.load_image(archive)
-    assert "draco.dev/mine:1" in images_of(nodes, "real-1")
-    nodes.power_on("real-2")
-    eventually(lambda: kubelet_runs(nodes, "real-2"), within_s=60, what="it is back")
-    assert "draco.dev/mine:1" in images_of(nodes, "real-2")
-
-
-def images_of(nodes: RealNodes, node: str) -> list[str]:
-    ctr = binaries.find("ctr")["ctr"]
-    done = nodes.exec_on_node(node, [ctr, "--namespace", "k8s.io", "images", "list", "--quiet"])
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()

@@ -287,7 +287,8 @@ def failing(function: str, effect: Literal["none", "done"]) -> Callable[[Stage],
         stage.start()
         stage.prepare("small")
         call = Failure(error=pynvml.NVML_ERROR_UNKNOWN, function=function, times=1, effect=effect)
-        faults.change(stage.folder / "gpus.json", lambda node: node.failures.append(call))
+        with state.mutate(stage.folder / "gpus.json") as node:
+            node.failures.append(call)
         with pytest.raises(PrepareError):
             (stage.unprepare if "Destroy" in function else stage.prepare)("small" if "Destroy" in function else "pair")
 
@@ -347,7 +348,8 @@ def restore(photo: Photo, folder: Path, template: Path) -> Stage:
     on_board = {one.serial for gpu in state.load(folder / "gpus.json").gpus for one in gpu.instances}
     assert photo.bare <= on_board, "what may be somebody else's was destroyed"
     stage.bare = photo.bare
-    faults.change(folder / "gpus.json", lambda node: node.failures.clear())
+    with state.mutate(folder / "gpus.json") as node:
+        node.failures.clear()
     return stage
 
 

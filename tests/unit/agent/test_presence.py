@@ -203,7 +203,8 @@ def test_asked_again_after_a_move_the_move_is_said_once_and_the_spec_follows(nod
     for claim in (WHOLE, OTHER):
         node.prepare(claim)
     faults.reload_driver(node.path)
-    faults.change(node.path, lambda known: _permute(known, [1, 0]))
+    with state.mutate(node.path) as known:
+        _permute(known, [1, 0])
     gpus = reopened(node).scan()
     assert "has moved from /dev/nvidia0 to /dev/nvidia1. Kubelet tries again." in ask(node, WHOLE, gpus)
     assert opened(node, WHOLE) == ["/dev/nvidia1"]
@@ -221,7 +222,8 @@ def test_what_was_read_before_the_driver_was_loaded_anew_is_not_relied_on(node: 
         for claim in (WHOLE, ADMIN):
             node.prepare(claim)
     faults.reload_driver(node.path)
-    faults.change(node.path, lambda known: _permute(known, [1, 0]))
+    with state.mutate(node.path) as known:
+        _permute(known, [1, 0])
     for claim in (WHOLE, ADMIN):
         assert "cannot be prepared: " in ask(node, claim, node.gpus)
     old = node.gpus
@@ -238,7 +240,8 @@ def test_after_every_look_specs_are_those_of_what_is_there(node: MigNode) -> Non
     for claim in (WHOLE, ADMIN, OTHER):
         node.prepare(claim)
     faults.reload_driver(node.path)
-    faults.change(node.path, lambda known: _permute(known, [1, 0]))
+    with state.mutate(node.path) as known:
+        _permute(known, [1, 0])
     reopened(node)
     done = look(node)
     assert set(done.rewritten) == {uid(claim) for claim in (WHOLE, ADMIN, OTHER)}

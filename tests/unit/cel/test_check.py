@@ -178,14 +178,12 @@ def test_a_new_expression_may_use_only_what_the_version_before_knew() -> None:
     sort, allow = "[2, 1].sort() == [1]", "device.allowMultipleAllocations"
     assert verdict(sort, new_expressions(35)) == ""
     assert "undeclared reference to 'sort'" in verdict(sort, new_expressions(34))
+    assert "undefined field" in verdict(allow, new_expressions(35))
     assert verdict(allow, new_expressions(36)) == ""
-    assert "undefined field" in verdict(allow, new_expressions(36, consumable_capacity=False))
 
 
 def test_a_feature_gate_brings_its_part_of_the_language_at_once() -> None:
-    allow, loop = "device.allowMultipleAllocations", 'device.attributes["a"].b.all(x, x.includes(1))'
-    assert "undefined field" in verdict(allow, new_expressions(35))
-    assert verdict(allow, new_expressions(34, consumable_capacity=True)) == ""
+    loop = 'device.attributes["a"].b.all(x, x.includes(1))'
     assert verdict(loop, new_expressions(36, list_attributes=True)) == ""
     assert "cannot be range" in verdict(loop, new_expressions(35, list_attributes=True))
 

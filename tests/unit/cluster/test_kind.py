@@ -82,21 +82,5 @@ def test_a_killed_up_has_its_kind_cluster_deleted_even_if_the_state_is_damaged(p
     assert told.read_text().startswith("delete cluster --name draco-a")
 
 
-def test_nodes_are_kinds_workers_and_can_be_cut_off_and_entered(path: Path, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    put(path, "docker", f'echo "docker $@" >> {told}; echo out')
-    put(path, "kind", f'echo "kind $@" >> {told}')
-    cluster = clusters._provided(Record("a"), WANTED)
-    assert cluster.nodes == ["draco-a-worker", "draco-a-worker2"]
-    assert cluster.exec_on_node("draco-a-worker", ["ls", "/dev"]).stdout == "out\n"
-    cluster.power_off("draco-a-worker2")
-    cluster.power_on("draco-a-worker2")
-    cluster.load_image(tmp_path / "image.tar")
-    assert told.read_text().splitlines() == [
-        "docker exec draco-a-worker ls /dev",
-        "docker kill draco-a-worker2",
-        "docker start draco-a-worker2",
-        f"kind load image-archive {tmp_path}/image.tar --name draco-a",
-    ]
-    with pytest.raises(MissingRequirement, match="Node gpu-node-0 is not one of kind's nodes"):
-        cluster.power_off("gpu-node-0")
+def test_nodes_are_kinds_workers(path: Path) -> None:
+    assert clusters._provided(Record("a"), WANTED).nodes == ["draco-a-worker", "draco-a-worker2"]

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from draco.cel.errors import CompileError
-from draco.cel.syntax.parse import parse
-from draco.cel.syntax.parse import tokens as of_the_language
+from draco.cel.syntax.parse import _parser, parse
 from draco.selectors.tokens import quoted, tokens
 
 EXPRESSIONS = [
@@ -29,7 +28,7 @@ def surface(expression: str) -> list[tuple[str, int, int]]:
 
 
 def by_the_language(expression: str) -> list[tuple[str, int, int]]:
-    return [(str(token), token.start_pos or 0, token.end_pos or 0) for token in of_the_language(expression)]
+    return [(str(token), token.start_pos or 0, token.end_pos or 0) for token in _parser().lex(expression)]
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)

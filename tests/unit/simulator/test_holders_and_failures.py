@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from draco_local.simulator.accidents import faults
-from draco_local.simulator.gpus.state import GpuProcess, StateError, load
+from draco_local.simulator.gpus.state import GpuProcess, StateError, load, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import Mig, StateFile
 
@@ -164,7 +164,8 @@ def test_a_driver_that_is_reloaded_during_a_call_ends_it_and_the_call_changes_no
     nvml = SimulatedNvml(path, sleep=lambda _seconds: faults.reload_driver(path))
     nvml.nvmlInit()
     device = nvml.nvmlDeviceGetHandleByIndex(0)
-    faults.change(path, lambda state: state.latency_s.update(nvmlDeviceSetMigMode=1.0))
+    with mutate(path) as state:
+        state.latency_s.update(nvmlDeviceSetMigMode=1.0)
     with pytest.raises(pynvml.NVMLError_Uninitialized):
         nvml.nvmlDeviceSetMigMode(device, 1)
     assert load(path).gpus[0].mig_current == 0
@@ -254,7 +255,8 @@ def test_mig_mode_outlives_the_driver_on_ampere_only(
 def test_a_gpu_of_a_virtual_machine_waits_for_a_reboot(a_state_file: StateFile) -> None:
     path = a_state_file("A100-40GB", gpus=1)
     mig = Mig(path)
-    faults.change(path, lambda state: setattr(state.gpus[0], "passthrough", True))
+    with mutate(path) as state:
+        state.gpus[0].passthrough = True
     assert mig.nvml.nvmlDeviceGetVirtualizationMode(mig.device) == pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH
     assert mig.nvml.nvmlDeviceSetMigMode(mig.device, 0) == pynvml.NVML_ERROR_RESET_REQUIRED
     with pytest.raises(StateError, match="passed through to this virtual machine"):

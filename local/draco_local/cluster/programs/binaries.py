@@ -19,7 +19,7 @@ from draco_local.cluster.errors import BinariesMissing, WrongVersion
 from draco_local.cluster.programs import build, download, gocache
 from draco_local.cluster.programs.download import ChecksummedFile, DownloadFailed, releases
 from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES
-from draco_local.cluster.progress import LineProgress, Progress, SilentProgress
+from draco_local.cluster.progress import Progress, SilentProgress
 
 MIRROR = "DRACO_MIRROR"
 """Environment variable with the mirror to use where none is named."""
@@ -92,11 +92,6 @@ def kubernetes_version(*, bin_dir: Path | None = None, environ: Mapping[str, str
     environ = os.environ if environ is None else environ
     named = _in_named_folder("kube-apiserver", bin_dir=bin_dir, environ=environ)
     return version_of(named) if named else DEFAULT_KUBERNETES
-
-
-def kubectl() -> Path:
-    """The kubectl that belongs to the default version, built if need be."""
-    return find("kubectl", kubernetes=kubernetes_version(), progress=LineProgress())["kubectl"]
 
 
 def version_of(program: Path) -> str:

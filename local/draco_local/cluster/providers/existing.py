@@ -5,8 +5,6 @@ Owns what is added to that cluster and taken away again. Never stops, changes or
 
 import asyncio
 import contextlib
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,7 +14,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import DEVICE_CLASSES, NODES
 from draco.resources.names import LABEL_SIMULATED
 from draco_local.cluster import attach, ports
-from draco_local.cluster.errors import ClusterError, MissingRequirement
+from draco_local.cluster.errors import ClusterError
 from draco_local.cluster.files import write_atomically
 from draco_local.cluster.pki import Authority
 from draco_local.cluster.process import Processes
@@ -106,26 +104,6 @@ class ExistingCluster:
         self._processes.stop_each(names, grace_s=5.0)
         self._processes.stop_strays()
         remove_sockets_folder(self._record)
-
-    def load_image(self, archive: Path) -> None:  # noqa: ARG002 - the interface's
-        """Not ours to do."""
-        raise MissingRequirement(
-            "The nodes of an existing cluster are not Draco's: load images with that cluster's own tools."
-        )
-
-    def exec_on_node(self, node: str, argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":  # noqa: ARG002 - the Protocol's
-        """Not ours to do."""
-        raise MissingRequirement(f"Node {node} cannot be entered: the nodes of an existing cluster are not Draco's.")
-
-    def power_off(self, node: str) -> None:
-        """Not ours to do."""
-        raise MissingRequirement(
-            f"Node {node} cannot be powered off: the nodes of an existing cluster are not Draco's."
-        )
-
-    def power_on(self, node: str) -> None:
-        """Not ours to do."""
-        raise MissingRequirement(f"Node {node} cannot be powered on: the nodes of an existing cluster are not Draco's.")
 
     async def _check_cluster(self) -> None:
         async with attach.client_of(self.kubeconfig) as client:

@@ -1,10 +1,8 @@
 """What every provider of a cluster can do.
 
-Owns the one interface that the command line, tests and benchmarks use.
+Owns the one interface that the command line uses.
 """
 
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -30,15 +28,3 @@ class Cluster(Protocol):
 
     def destroy(self, progress: Progress) -> None:
         """Stop everything this cluster runs and remove what it left outside its state folder."""
-
-    def load_image(self, archive: Path) -> None:
-        """Make the images of a docker or OCI archive available on every node that runs containers."""
-
-    def exec_on_node(self, node: str, argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-        """Run a program on a node that runs containers, and return its output; its status is not checked."""
-
-    def power_off(self, node: str) -> None:
-        """Cut a node's power, as far as the provider can."""
-
-    def power_on(self, node: str) -> None:
-        """Boot a node that was powered off."""

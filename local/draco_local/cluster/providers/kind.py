@@ -80,38 +80,12 @@ class KindCluster:
             _require("kind")
             _run(["kind", "delete", "cluster", "--name", self._name, "--kubeconfig", str(self.kubeconfig)])
 
-    def load_image(self, archive: Path) -> None:
-        """Load a docker archive into kind's nodes."""
-        _run(["kind", "load", "image-archive", str(archive), "--name", self._name])
-
-    def exec_on_node(self, node: str, argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-        """Run a program in a node's container."""
-        self._must_be_kinds(node)
-        _require("docker")
-        return subprocess.run(["docker", "exec", node, *argv], capture_output=True, text=True, check=False)
-
-    def power_off(self, node: str) -> None:
-        """Kill a node's container."""
-        self._must_be_kinds(node)
-        _run(["docker", "kill", node])
-
-    def power_on(self, node: str) -> None:
-        """Start a node's container again."""
-        self._must_be_kinds(node)
-        _run(["docker", "start", node])
-
     def _attached(self) -> ExistingCluster:
         return ExistingCluster(self._record, replace(self._wanted, existing=str(self.kubeconfig)))
 
     def _workers(self) -> list[str]:
         count = self._wanted.real_nodes
         return [f"{self._name}-worker{index if index > 1 else ''}" for index in range(1, count + 1)]
-
-    def _must_be_kinds(self, node: str) -> None:
-        if node not in [*self._workers(), f"{self._name}-control-plane"]:
-            raise MissingRequirement(
-                f"Node {node} is not one of kind's nodes ({', '.join(self._workers()) or 'it has no workers'})."
-            )
 
 
 def _require(program: str) -> None:

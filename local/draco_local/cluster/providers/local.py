@@ -7,7 +7,6 @@ import asyncio
 import os
 import secrets
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from pathlib import Path
 from draco.resources.texts import counted
 from draco_local.cluster import attach, controlplane, ports
 from draco_local.cluster.controlplane import ControlPlane
-from draco_local.cluster.errors import MissingRequirement
 from draco_local.cluster.process import Processes
 from draco_local.cluster.programs import binaries
 from draco_local.cluster.progress import Progress
@@ -109,30 +107,6 @@ class LocalCluster:
         self._real.destroy()
         self._processes.stop_strays()
         remove_sockets_folder(self._record)
-
-    def load_image(self, archive: Path) -> None:
-        """Import into the real nodes; simulated ones run no containers."""
-        if self._real.nodes:
-            self._real.load_image(archive)
-
-    def exec_on_node(self, node: str, argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-        """Run a program on a real node."""
-        self._must_be_real(node)
-        return self._real.exec_on_node(node, argv)
-
-    def power_off(self, node: str) -> None:
-        """Cut a real node's power."""
-        self._must_be_real(node)
-        self._real.power_off(node)
-
-    def power_on(self, node: str) -> None:
-        """Boot a real node."""
-        self._must_be_real(node)
-        self._real.power_on(node)
-
-    def _must_be_real(self, node: str) -> None:
-        if node in attach.simulated_node_names(self._wanted):
-            raise MissingRequirement(f"Node {node} is simulated, it has no machine: use a real node (--real-nodes).")
 
     def _programs(self, progress: Progress) -> dict[str, Path]:
         names = [*controlplane.ALL, "kubectl", *(nodes.PROGRAMS if self._wanted.real_nodes else ())]

@@ -76,11 +76,6 @@ def remove(found: Hierarchies, *path: str) -> None:
         time.sleep(0.05)
 
 
-def existing(found: Hierarchies, cluster: str) -> list[Path]:
-    """The cluster's top folders that exist now."""
-    return [root / cluster for root in (*found.roots, *found.unified) if (root / cluster).exists()]
-
-
 def _remove_below(top: Path) -> Iterable[Path]:
     """Remove `top` and all below, deepest first; returns what could not be removed."""
     if not top.exists():

@@ -30,7 +30,6 @@ from draco_local.cluster.realnode import cgroup, image, network
 from draco_local.cluster.realnode.agent import agent_service, boot_gpus, create_gpus
 from draco_local.cluster.realnode.check import CNI_BIN, may_lower_oom_score, require
 from draco_local.cluster.realnode.config import AGENT_MOUNT, NodeFacts, plan_json, plan_node
-from draco_local.cluster.realnode.init import RUN_FOLDER
 from draco_local.cluster.realnode.network import AddressPlan, names_of
 
 PROGRAMS: Final = ("kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr")
@@ -169,9 +168,7 @@ class RealNodes:
         """Whether the node is on."""
         return self._first_process(node) is not None
 
-    def exec_on_node(
-        self, node: str, argv: Sequence[str | Path], *, timeout_s: float = 60.0, input_text: str = ""
-    ) -> "subprocess.CompletedProcess[str]":
+    def exec_on_node(self, node: str, argv: Sequence[str | Path]) -> "subprocess.CompletedProcess[str]":
         """Run a program in the node's namespaces and return what it said; its exit status is not checked."""
         self._known(node)
         first = self._first_process(node)
@@ -182,20 +179,9 @@ class RealNodes:
             check=False,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
-            input=input_text,
+            timeout=60.0,
+            stdin=subprocess.DEVNULL,
         )
-
-    def signal_service(self, node: str, service: str, number: signal.Signals) -> None:
-        """Send a signal to one of the node's services ("kubelet", "containerd", "kube-proxy", "agent")."""
-        done = self.exec_on_node(node, ["sh", "-c", f"kill -{int(number)} $(cat {RUN_FOLDER}/{service}.pid)"])
-        if done.returncode:
-            raise ClusterError(f"Service {service} does not run on node {node}: see {self.log(node, service)}.")
-
-    def service_pid(self, node: str, service: str) -> int | None:
-        """The service's process id inside the node; None while it does not run."""
-        done = self.exec_on_node(node, ["cat", RUN_FOLDER / f"{service}.pid"])
-        return int(done.stdout) if done.returncode == 0 and done.stdout.strip() else None
 
     def log(self, node: str, service: str) -> Path:
         """Where a service of the node writes; "console" is the node's first process."""
@@ -207,22 +193,6 @@ class RealNodes:
         """Give the node's agent its identity; the agent starts when it first has one, and notices a newer one."""
         self._known(node)
         write_atomically(self._disk(node) / "fs" / AGENT_MOUNT.lstrip("/") / "token", token.encode())
-
-    def load_image(self, archive: Path) -> None:
-        """Import a docker or OCI archive into every node; a node that is off gets it when it is powered on."""
-        target = self._images / archive.name
-        if target != archive.absolute():
-            shutil.copyfile(archive, target)
-        for node in self.nodes:
-            imported = self._disk(node) / "imported" / archive.name
-            imported.unlink(missing_ok=True)
-            if not self.powered(node):
-                continue
-            ctr = msgspec.json.decode(self._plan_file(node).read_bytes())["import_argv"]
-            done = self.exec_on_node(node, [*ctr, target], timeout_s=300.0)
-            if done.returncode:
-                raise ClusterError(f"{archive} cannot be loaded into node {node}: {done.stderr.strip()}")
-            imported.touch()
 
     def destroy(self) -> None:
         """Remove everything: processes, mounts, links, namespaces, cgroups, files. Nothing happens when there is nothing."""

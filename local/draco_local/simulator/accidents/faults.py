@@ -5,7 +5,7 @@ index or its UUID. What a person does to MIG without breaking anything is in `by
 to boards in `hotplug`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -255,12 +255,6 @@ def heal(path: Path, gpu: int | str) -> None:
         target = gpu_named(state, gpu)
         state.failures[:] = [failure for failure in state.failures if failure.gpu_uuid != target.uuid]
         cure(target)
-
-
-def change(path: Path, function: Callable[[NodeState], None]) -> None:
-    """Anything else: change the state by hand, under its lock."""
-    with mutate(path) as state:
-        function(state)
 
 
 def _check_instance(gpu: GpuState, gpu_instance: int, compute_instance: int | None) -> None:

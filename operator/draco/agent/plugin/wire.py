@@ -56,13 +56,3 @@ def unary(channel: grpc.aio.Channel, service: ServiceDescriptor, method: str) ->
         request_serializer=request.SerializeToString,
         response_deserializer=response.FromString,
     )
-
-
-def stream(channel: grpc.aio.Channel, service: ServiceDescriptor, method: str) -> Any:
-    """A client call whose answers are read with `async for`."""
-    request, response = _classes(service.methods_by_name[method])
-    return channel.unary_stream(
-        f"/{service.full_name}/{method}",
-        request_serializer=request.SerializeToString,
-        response_deserializer=response.FromString,
-    )

@@ -13,8 +13,7 @@ from typing import Final, TypeAlias
 
 BYTES: Final = 256
 Narrow: TypeAlias = bytes | bytearray
-Wide: TypeAlias = "array[int]"
-Column: TypeAlias = "Narrow | Wide"
+Column: TypeAlias = "Narrow | array[int]"
 
 
 class Combined:
@@ -82,11 +81,6 @@ def combine(columns: "Iterable[Column | Combined]") -> Combined:
 def select(columns: Sequence[Narrow]) -> bytes:
     """1 for each row that has 1 in all columns of zeros and ones."""
     return unpacked(reduce(int.__and__, map(packed, columns)), len(columns[0]))
-
-
-def either(columns: Sequence[Narrow]) -> bytes:
-    """1 for each row that has 1 in any column of zeros and ones."""
-    return unpacked(reduce(int.__or__, map(packed, columns)), len(columns[0]))
 
 
 def packed(column: Narrow) -> int:

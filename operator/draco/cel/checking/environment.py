@@ -57,13 +57,11 @@ _SHARES_BY_DEFAULT: Final = 36
 _LISTS: Final = 36
 
 
-def new_expressions(
-    minor: int, *, consumable_capacity: bool | None = None, list_attributes: bool = False
-) -> Environment:
-    """What the API server of Kubernetes 1.<minor> admits in a new object, with its two feature gates that matter here.
+def new_expressions(minor: int, *, list_attributes: bool = False) -> Environment:
+    """What the API server of Kubernetes 1.<minor> admits in a new object; `list_attributes` is its feature gate.
 
-    New expressions must be readable by the version before, except for what a gate brings. Without a value, consumable capacity is
-    as in a cluster without settings: on from 1.36. Raises ValueError before 1.34, where DRA was not yet stable.
+    New expressions must be readable by the version before, except for what a gate brings. That of consumable capacity is on from
+    1.36. Raises ValueError before 1.34, where DRA was not yet stable.
     """
     if minor < _OLDEST:
         raise ValueError(f"Kubernetes 1.{minor} has no stable DRA; the oldest supported version is 1.{_OLDEST}")
@@ -79,8 +77,6 @@ def new_expressions(
     return Environment(
         libraries=frozenset(libraries),
         macros=frozenset(macros),
-        has_allow_multiple_allocations=minor >= _SHARES_BY_DEFAULT
-        if consumable_capacity is None
-        else consumable_capacity,
+        has_allow_multiple_allocations=minor >= _SHARES_BY_DEFAULT,
         attribute=types.DYN if has_lists else types.ANY,
     )

@@ -4,7 +4,6 @@ Owns the limits that keep hostile text harmless (length, nesting, size after mac
 itself is in `cel.lark`, macros in `macros`. No step recurses over the tree, so no text can exhaust the stack.
 """
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final, NoReturn, TypeAlias, cast
 
@@ -101,11 +100,6 @@ def _opened(expression: str, problem: UnexpectedInput) -> int:
         end = _at(problem.token)
     before = expression if end is None else expression[:end]
     return nesting(_parser().lex(before)) if len(before) > MAX_NESTING else 0
-
-
-def tokens(expression: str) -> Iterator[Token]:
-    """The tokens of an expression that parses, without white space and comments; each knows its place in the text."""
-    return _parser().lex(expression)
 
 
 @cache

@@ -102,11 +102,6 @@ def unwrapped(of: Type) -> tuple[Type, bool]:
     return of, False
 
 
-def has_variables(of: Type) -> bool:
-    """Whether a part of the type is yet unknown."""
-    return of.kind == "variable" or any(map(has_variables, of.parameters))
-
-
 class Bindings:
     """What the type variables of one expression stand for so far.
 

@@ -29,7 +29,6 @@ MOST_CLAIMS = 10
 NO_NODE = "(no single node)"
 _PADDING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$")
 
-Cell = str | Text
 STYLES = {
     DeviceState.FREE: "green",
     DeviceState.IN_USE: "cyan",

@@ -16,7 +16,6 @@ from draco.resources.api.core import Node, Pod
 
 MAX_CONSUMERS: Final = 256
 """Who may use one claim at a time; the API's limit."""
-_LISTED: Final = 5
 
 
 def missing(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> list[str]:

@@ -33,7 +33,6 @@ from draco.selectors.demands import Demand, demands, with_demand, without
 _DEMANDS: Final = 8
 _VALUES: Final = 3
 _COUNTS: Final = 4
-_CLASSES: Final = 3
 
 
 class _Rewriting:

@@ -179,13 +179,11 @@ class Client:
         decoded: dict[str, Any] = msgspec.json.decode(answer)
         return decoded
 
-    async def apply(
-        self, kind: Kind[T], key: ObjectKey, obj: Manifest, *, manager: str, force: bool = True, subresource: str = ""
-    ) -> T:
+    async def apply(self, kind: Kind[T], key: ObjectKey, obj: Manifest, *, manager: str, subresource: str = "") -> T:
         """Server-side apply as `manager`: creates the object, or changes exactly the fields in `obj`.
 
-        Fields that `manager` applied before and that are missing from `obj` are given up. With `force` off, a field that
-        another manager owns raises Conflict. A resourceVersion in `obj` is a precondition.
+        Fields that `manager` applied before and that are missing from `obj` are given up; those that another manager owns are
+        taken over. A resourceVersion in `obj` is a precondition.
         """
         manifest = encode_plain(kind, obj)
         metadata = dict(manifest.get("metadata", {}))
@@ -196,7 +194,7 @@ class Client:
         answer = await self.connection.request(
             "PATCH",
             kind.path(key, subresource=subresource),
-            params={"fieldManager": manager, "force": "true" if force else "false"},
+            params={"fieldManager": manager, "force": "true"},
             body=msgspec.json.encode(manifest),
             content_type="application/apply-patch+yaml",
         )
@@ -250,14 +248,12 @@ class Client:
         key: ObjectKey,
         *,
         uid: str = "",
-        resource_version: str = "",
         grace_period_s: int | None = None,
     ) -> None:
         """Delete an object; only that very one when `uid` is given (else Conflict). Raises NotFound when it is gone."""
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
-        preconditions = {"uid": uid, "resourceVersion": resource_version}
-        if any(preconditions.values()):
-            options["preconditions"] = {name: value for name, value in preconditions.items() if value}
+        if uid:
+            options["preconditions"] = {"uid": uid}
         if grace_period_s is not None:
             options["gracePeriodSeconds"] = grace_period_s
         await self.connection.request("DELETE", kind.path(key), body=msgspec.json.encode(options))

@@ -47,21 +47,6 @@ class NoToken:
         return rejected
 
 
-class FixedToken:
-    """A bearer token written into the kubeconfig."""
-
-    def __init__(self, token: str) -> None:
-        self._header = f"Bearer {token}"
-
-    async def authorization(self) -> str:
-        """The token."""
-        return self._header
-
-    async def renew(self, rejected: str) -> str:
-        """Nothing better."""
-        return rejected
-
-
 class TokenFile:
     """A bearer token in a file that someone else replaces: a projected service account token, or a kubeconfig's tokenFile.
 

@@ -33,7 +33,6 @@ _CLASSIC: Final = {
     "ResourceClassParameters": "driver parameters are now in the class: spec.config[].opaque of a DeviceClass",
 }
 _OF_CLASSIC_CLAIMS: Final = ("allocationMode", "parametersRef", "resourceClassName")
-_VALUES: Final = ("int", "bool", "string", "version", "ints", "bools", "strings", "versions")
 
 
 def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[Finding]:
