@@ -10,6 +10,7 @@ All arithmetic is on unsigned 64-bit numbers that stop at their maximum, which s
 """
 
 from collections.abc import Generator
+from functools import cache
 from typing import Final, NamedTuple, TypeAlias
 
 from draco.cel.checking.check import CheckedExpression
@@ -353,21 +354,14 @@ def _written_size(node: Expr) -> Range | None:
 
 _LONGEST: Final = 1000
 """Characters. One loop over a part of them with the rest as its body costs Kubernetes less than half of the limit."""
-_COSTLY: Final = frozenset(
-    {
-        "join",
-        "replace",
-        "format",
-        "@sortByAssociatedKeys",
-        "sort",
-        "distinct",
-        "range",
-        "flatten",
-        "equivalent",
-        "intersects",
-    }
-)
 _PLAIN_LOOPS: Final = frozenset({"all", "exists", "existsOne", "map", "filter", "transformList"})
+
+
+@cache
+def _multiplying() -> frozenset[tuple[str, int]]:
+    """The functions that give or cost many times what they are given: the last part of the name, and how many arguments."""
+    found = [overload for overload in by_id().values() if overload.row.cost.multiplies]
+    return frozenset((each.function.rpartition(".")[2], len(each.parameters) - each.is_member) for each in found)
 
 
 def is_surely_cheap(ast: Ast) -> bool:
@@ -393,7 +387,7 @@ def is_surely_cheap(ast: Ast) -> bool:
                 waiting.append((node.filter, True))
             continue
         if isinstance(node, Call):
-            if node.function in _COSTLY or (node.function == "contains" and len(node.arguments) == 2):
+            if (node.function, len(node.arguments)) in _multiplying():
                 return False
             has_sums = has_sums or node.function == "_+_"
         waiting += [(child, is_repeated) for child in children(node)]

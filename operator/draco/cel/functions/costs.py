@@ -53,13 +53,15 @@ class CostRule(NamedTuple):
 
     Most of Kubernetes' rules for its libraries go by the function's name, those of cel-go by the overload's id, which a call has
     only where the checker found no other overload possible: elsewhere the first overload's `charge_without_id` counts, where it
-    has one. With `is_checked_ahead` a call takes the time that it costs: where that is more than is left, it need not begin.
+    has one. With `is_checked_ahead` a call takes the time that it costs: where that is more than is left, it need not begin. With
+    `multiplies` it may cost or give many times what its arguments are long.
     """
 
     charge: Charge
     estimate: Estimator | None = None
     charge_without_id: Charge | None = None
     is_checked_ahead: bool = False
+    multiplies: bool = False
 
 
 def one(_arguments: tuple[Value, ...], _result: Value) -> int:
@@ -401,9 +403,10 @@ AFFIX: Final = CostRule(_reading_affix, _estimated_affix)
 CONTAINING: Final = CostRule(_containing, _estimated_containing)
 ADDING: Final = CostRule(_adding, _estimated_adding, charge_without_id=one)
 ADDING_LISTS: Final = CostRule(one, _estimated_adding_lists)
-JOINING: Final = CostRule(_joining, _estimated_joining)
+JOINING: Final = CostRule(_joining, _estimated_joining, multiplies=True)
+FORMATTING: Final = READING._replace(multiplies=True)
 SPLITTING: Final = CostRule(_reading(2), _estimated_splitting)
-REPLACING: Final = CostRule(_reading(2), _estimated_replacing)
+REPLACING: Final = CostRule(_reading(2), _estimated_replacing, multiplies=True)
 MATCHING: Final = CostRule(_matching, _estimated_matching)
 FINDING: Final = CostRule(_matching, _estimated_finding)
 VALIDATING: Final = CostRule(_validating, _estimated_validating)
@@ -412,8 +415,8 @@ ORDER_OF_TEXTS: Final = CostRule(_comparing, _estimated_comparing, charge_withou
 EQUALITY: Final = CostRule(_equating, _estimated_equating)
 INEQUALITY: Final = CostRule(_comparing, _estimated_comparing)
 MEMBERSHIP: Final = CostRule(_membership, _estimated_membership, charge_without_id=one)
-SETS: Final = CostRule(_sets(), _estimated_sets(), is_checked_ahead=True)
-EQUIVALENT_SETS: Final = CostRule(_sets(2), _estimated_sets(2), is_checked_ahead=True)
+SETS: Final = CostRule(_sets(), _estimated_sets(), is_checked_ahead=True, multiplies=True)
+EQUIVALENT_SETS: Final = CostRule(_sets(2), _estimated_sets(2), is_checked_ahead=True, multiplies=True)
 
 PARSING_ADDRESS: Final = CostRule(_parsing_address, _estimated_reading)
 ADDRESS_OF_NETWORK: Final = CostRule(_parsing_address)
@@ -425,13 +428,13 @@ CONTAINING_CIDR_TEXT: Final = _with_text(_containing_cidr, _estimated_containing
 TRAVERSING: Final = CostRule(_traversing, _estimated_traversing)
 INCLUDING: Final = CostRule(_traversing, _estimated_including)
 REVERSING: Final = CostRule(_making_list, _estimated_reversing)
-RANGE: Final = CostRule(_making_list, _estimated_range)
+RANGE: Final = CostRule(_making_list, _estimated_range, multiplies=True)
 SLICING: Final = CostRule(_making_list, _estimated_slicing)
-FLATTENING: Final = CostRule(_flattening, _estimated_flattening, charge_without_id=one)
-DISTINCT: Final = CostRule(_self_comparing(), _estimated_self_comparing(), is_checked_ahead=True)
+FLATTENING: Final = CostRule(_flattening, _estimated_flattening, charge_without_id=one, multiplies=True)
+DISTINCT: Final = CostRule(_self_comparing(), _estimated_self_comparing(), is_checked_ahead=True, multiplies=True)
 
 
 def sorting(kind: str, position: int = 0) -> CostRule:
     """Sorting by the elements of the argument at a position, which are of this kind."""
     factor = 2.0 + (PER_CHARACTER if kind in {"string", "bytes"} else 0)
-    return CostRule(_self_comparing(position), _estimated_self_comparing(factor), charge_without_id=one)
+    return CostRule(_self_comparing(position), _estimated_self_comparing(factor), charge_without_id=one, multiplies=True)

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Final
 
 from draco.cel.errors import EvaluationAborted, EvaluationError
-from draco.cel.functions.costs import READING
+from draco.cel.functions.costs import FORMATTING
 from draco.cel.functions.overloads import row
 from draco.cel.values.bounds import check_text, toil_of_formatting
 from draco.cel.values.texts import double_text, duration_text, quoted, timestamp_text
@@ -286,6 +286,6 @@ _CLAUSES: Final[dict[str, Callable[[Value, int], str]]] = {
 }
 OVERLOADS: Final = {
     "standard": (
-        row("string_format", "string.format(list(dyn)) -> string", format_text, cost=READING, toil=toil_of_formatting),
+        row("string_format", "string.format(list(dyn)) -> string", format_text, cost=FORMATTING, toil=toil_of_formatting),
     )
 }
