@@ -36,10 +36,25 @@ def fleet_of(view: ClusterView) -> Fleet:
     )
 
 
-class PromptWorkers:
-    """Answers about what a view knows. Each takes `cpu_s`; `instead` may say something else."""
+class UnaskedWorkers:
+    """Workers of which a test asks nothing, but for what it defines itself."""
 
     long_cpu_s = 2.0
+
+    def may_ask(self, namespace: str) -> bool:
+        raise NotImplementedError
+
+    async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
+        raise NotImplementedError
+
+    async def ask_within(
+        self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
+    ) -> Answered | None:
+        raise NotImplementedError
+
+
+class PromptWorkers(UnaskedWorkers):
+    """Answers about what a view knows. Each takes `cpu_s`; `instead` may say something else."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view

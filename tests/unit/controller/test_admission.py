@@ -25,15 +25,14 @@ from draco.controller.workers.pool import Answered
 from draco.explanation.model import Problem, ProblemKind, SelectorRef
 from draco.resources.api.claims import ResourceClaim
 from tests.builders import a_claim
+from tests.doubles.workers import UnaskedWorkers
 
 OWN = SelectorRef(source="claim default/new", index=0, expression="device.x")
 OF_CLASS = SelectorRef(source="class gpu.nvidia.com", index=0, expression="device.x")
 
 
-class Lab:
+class Lab(UnaskedWorkers):
     """An Admission before workers that find these problems, unless they say something else or nothing in time."""
-
-    long_cpu_s = 2.0
 
     def __init__(
         self, problems: Sequence[Problem] = (), *, mode: AdmissionMode = AdmissionMode.WARN, ready: bool = True

@@ -26,14 +26,13 @@ from draco.resources.api.core import Pod, PodCondition
 from draco.resources.api.meta import ObjectKey
 from tests.builders import a_claim, a_pod
 from tests.doubles.clock import ManualClock
+from tests.doubles.workers import UnaskedWorkers
 
 MINOR = 36
 
 
-class Lab:
+class Lab(UnaskedWorkers):
     """Explanations of pods, of which each takes `takes_s` and says how often the cluster has changed."""
-
-    long_cpu_s = 2.0
 
     def __init__(self) -> None:
         self.clock = ManualClock()

@@ -437,4 +437,6 @@ DISTINCT: Final = CostRule(_self_comparing(), _estimated_self_comparing(), is_ch
 def sorting(kind: str, position: int = 0) -> CostRule:
     """Sorting by the elements of the argument at a position, which are of this kind."""
     factor = 2.0 + (PER_CHARACTER if kind in {"string", "bytes"} else 0)
-    return CostRule(_self_comparing(position), _estimated_self_comparing(factor), charge_without_id=one, multiplies=True)
+    return CostRule(
+        _self_comparing(position), _estimated_self_comparing(factor), charge_without_id=one, multiplies=True
+    )

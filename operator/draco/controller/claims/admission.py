@@ -9,7 +9,7 @@ itself that fails on published devices is ever denied, and only where that is as
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import structlog
@@ -22,10 +22,9 @@ from draco.controller.workers.messages import (
     Failed,
     OutOfMemory,
     OverBudget,
-    Question,
     refusal,
 )
-from draco.controller.workers.pool import Answered
+from draco.controller.workers.pool import WorkerPool
 from draco.explanation.model import Problem, ProblemKind
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate
@@ -82,25 +81,6 @@ class _Review(ApiStruct, frozen=True, kw_only=True):
     request: _Request
 
 
-class AdmissionWorkers(Protocol):
-    """`Workers`, as far as it matters here."""
-
-    async def ask_within(
-        self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
-    ) -> Answered | None:
-        """The answer, if it comes in time."""
-        ...
-
-    def may_ask(self, namespace: str) -> bool:
-        """Whether the namespace has some of its budget left."""
-        ...
-
-    @property
-    def long_cpu_s(self) -> float:
-        """What a question may take at most."""
-        ...
-
-
 class _Look(msgspec.Struct, frozen=True):
     """What came of a look at a claim; `unseen` says why there was none."""
 
@@ -114,7 +94,7 @@ class Admission:
     def __init__(
         self,
         followed: FollowedFleet,
-        workers: AdmissionWorkers,
+        workers: WorkerPool,
         *,
         mode: AdmissionMode,
         ready: Callable[[], bool],

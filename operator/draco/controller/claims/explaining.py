@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -29,10 +29,9 @@ from draco.controller.workers.messages import (
     OutOfMemory,
     OverBudget,
     PendingAnswer,
-    Question,
     refusal,
 )
-from draco.controller.workers.pool import Answered
+from draco.controller.workers.pool import Answered, WorkerPool
 from draco.kube.clock import Clock
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
@@ -54,19 +53,6 @@ class PodExplanation(msgspec.Struct, frozen=True):
     reason: str
 
 
-class ExplainingWorkers(Protocol):
-    """`Workers`, as far as it matters here."""
-
-    async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
-        """The answer."""
-        ...
-
-    @property
-    def long_cpu_s(self) -> float:
-        """What a question may take at most."""
-        ...
-
-
 class _Topic(msgspec.Struct, eq=False):
     """One question, and all pods that ask it. `explanation` is None until it is answered for the first time."""
 
@@ -85,9 +71,7 @@ Asks = tuple[Pod, Sequence[ResourceClaim]]
 class Explanations:
     """One explanation for each pod that waits, by a scheduler of Kubernetes 1.`minor` (None: unknown)."""
 
-    def __init__(
-        self, followed: FollowedFleet, workers: ExplainingWorkers, *, clock: Clock, minor: int | None = None
-    ) -> None:
+    def __init__(self, followed: FollowedFleet, workers: WorkerPool, *, clock: Clock, minor: int | None = None) -> None:
         self._followed = followed
         self._workers = workers
         self._clock = clock

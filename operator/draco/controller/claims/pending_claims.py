@@ -16,8 +16,9 @@ import structlog
 
 from draco.allocation.extended_resources import claim_for
 from draco.allocation.pod_claims import known_claims_of, uses_devices
-from draco.controller.claims.explaining import Asks, ExplainingWorkers, Explanations, PodExplanation
+from draco.controller.claims.explaining import Asks, Explanations, PodExplanation
 from draco.controller.view import ClusterView
+from draco.controller.workers.pool import WorkerPool
 from draco.explanation.model import PendingReason
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import retry
@@ -59,7 +60,7 @@ class PendingClaims:
         random: Random,
         pending_after_s: float,
         minor: int | None,
-        workers: ExplainingWorkers,
+        workers: WorkerPool,
     ) -> None:
         self._view = view
         self._notes = notes

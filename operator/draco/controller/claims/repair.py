@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from random import Random
-from typing import Protocol
 
 import structlog
 
@@ -20,8 +19,8 @@ from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.movable_claims import Movable, MovableClaims
 from draco.controller.view import ClusterView
 from draco.controller.workers.fair_queue import QueuePriority
-from draco.controller.workers.messages import FindRelease, Question, ReleaseAnswer
-from draco.controller.workers.pool import Answered
+from draco.controller.workers.messages import FindRelease, ReleaseAnswer
+from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import retry
 from draco.kube.errors import ApiError
@@ -55,16 +54,6 @@ _KEEP_S = 30.0
 _ADOPT_WITHIN_S = 30.0
 
 
-class RepairWorkers(Protocol):
-    """`Workers`, as far as it matters here."""
-
-    async def ask_within(
-        self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
-    ) -> Answered | None:
-        """The answer, if it comes in time."""
-        ...
-
-
 class RepairReconciler:
     """Advice for all waiting pods at once, and releases for one after the other."""
 
@@ -74,7 +63,7 @@ class RepairReconciler:
         movable: MovableClaims,
         notes: Notes,
         releases: ClaimReleases,
-        workers: RepairWorkers,
+        workers: WorkerPool,
         *,
         clock: Clock,
         random: Random,
@@ -316,7 +305,7 @@ class RepairReconciler:
 class _Go:
     """One go of searches, which the workers make, and which is over when its searches or its time are used up."""
 
-    def __init__(self, workers: RepairWorkers, clock: Clock) -> None:
+    def __init__(self, workers: WorkerPool, clock: Clock) -> None:
         self._workers = workers
         self._searches = _SEARCHES
         self._cooperative = CooperativeWork(clock)

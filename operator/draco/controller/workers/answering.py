@@ -37,8 +37,8 @@ from draco.controller.workers.messages import (
     Reply,
     SentRelease,
     claims_of,
-    frame,
     inward,
+    write,
 )
 from draco.explanation.explain import explain
 from draco.explanation.problems.claims import problems_of
@@ -158,15 +158,10 @@ def serve(fleet: Fleet, version: int, questions: int, answers: int) -> NoReturn:
                 raise TypeError(f"{ask} is not a question")
             began_s = time.process_time()
             answered = answer_within(fleet, ask)
-            _write(answers, frame(Reply(ask.number, answered, version, time.process_time() - began_s)))
+            write(answers, Reply(ask.number, answered, version, time.process_time() - began_s))
             if isinstance(answered, OverBudget | OutOfMemory | Failed):
                 os._exit(0)
     os._exit(0)
-
-
-def _write(pipe: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(pipe, data) :]
 
 
 _WORTH_NAMING: Final = 2_000

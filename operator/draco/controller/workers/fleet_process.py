@@ -38,9 +38,9 @@ from draco.controller.workers.messages import (
     PutObject,
     Reply,
     SkippedObject,
-    frame,
     inward,
     outward,
+    write,
 )
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
@@ -162,7 +162,7 @@ class FleetProcess:
         child.ask = ask
         child.until_s = time.monotonic() + ask.wall_s
         try:
-            _write(child.questions, frame(ask))
+            write(child.questions, ask)
         except BrokenPipeError:
             self._lose(child)
 
@@ -246,17 +246,11 @@ class FleetProcess:
         return os.waitpid(child.pid, 0)[1]
 
     def _say(self, message: Reply | SkippedObject) -> None:
-        _write(self._outbox, frame(message))
+        write(self._outbox, message)
 
 
 def _decoder(of: Any) -> Any:
     return msgspec.msgpack.Decoder(of)
-
-
-def _write(pipe: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(pipe, view) :]
 
 
 def _let_die_first() -> None:

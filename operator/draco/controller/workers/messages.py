@@ -4,6 +4,7 @@ Owns the structs, the frames (four bytes of length, then MessagePack; both ends 
 about questions that exceeded their budget or failed.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -58,20 +59,20 @@ def claims_of(question: Question) -> list[ResourceClaim]:
 
 
 class PendingAnswer(Message, frozen=True):
-    """The answer to WhyWaiting: the text, and the main cause in one word."""
+    """The answer to ExplainPending: the text, and the main cause in one word."""
 
     text: str
     reason: str
 
 
 class ClaimProblems(Message, frozen=True):
-    """The answer to WhatIsWrong."""
+    """The answer to CheckClaim."""
 
     problems: list[Problem]
 
 
 class SentRelease(Message, frozen=True):
-    """A Release, as it is sent."""
+    """A ClaimRelease, as it is sent."""
 
     waiting: list[ObjectKey]
     node: str
@@ -80,7 +81,7 @@ class SentRelease(Message, frozen=True):
 
 
 class ReleaseAnswer(Message, frozen=True):
-    """The answer to WhatToRelease, with the searches that are left of those that were granted."""
+    """The answer to FindRelease, with the searches that are left of those that were granted."""
 
     release: SentRelease | None
     searches_left: int
@@ -177,6 +178,13 @@ def frame(message: Message) -> bytes:
     """The message as it goes through a pipe."""
     body = _encoder.encode(message)
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+def write(pipe: int, message: Message) -> None:
+    """Write the whole message into a pipe."""
+    view = memoryview(frame(message))
+    while view:
+        view = view[os.write(pipe, view) :]
 
 
 def inward(body: bytes) -> Inward:

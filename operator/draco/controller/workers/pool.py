@@ -14,7 +14,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import structlog
@@ -69,6 +69,29 @@ class Answered(msgspec.Struct, frozen=True):
     answer: Answer
     version: int
     cpu_s: float
+
+
+class WorkerPool(Protocol):
+    """Who answers questions: `Workers`."""
+
+    @property
+    def long_cpu_s(self) -> float:
+        """What a question may take at most."""
+        ...
+
+    def may_ask(self, namespace: str) -> bool:
+        """Whether the namespace has some of its budget left."""
+        ...
+
+    async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
+        """The answer by the cluster as it is now or later. OverBudget, OutOfMemory and Failed are answers too."""
+        ...
+
+    async def ask_within(
+        self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
+    ) -> Answered | None:
+        """The answer, if it comes in time."""
+        ...
 
 
 class WorkerCounts(msgspec.Struct):
