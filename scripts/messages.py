@@ -48,7 +48,7 @@ _CAMEL = re.compile(r"[A-Z][a-z]+(?:[A-Z][A-Za-z]*)?|[A-Z]{2,}[a-z][A-Za-z]*")
 _WORD = re.compile(r"(?<![\w./{-])[A-Za-z]+(?:'[a-z]+)?(?![\w/}-])")
 _CODE = re.compile(r"\n|^-\w|^\(\?|^[<^%\[]|^(?:case|kubectl|draco|black|text/plain|export) (?!said)|\| None$")
 _FEWEST_WORDS = 3
-_NO_TEXT_FOR = {"click.option", "click.argument", "option", "re.compile", "Template"}
+_NO_TEXT_FOR = {"click.option", "click.argument", "option", "output_option", "re.compile", "Template"}
 _CONDITIONS_OF = (
     "operator/draco/agent",
     "operator/draco/controller",

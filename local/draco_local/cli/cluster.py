@@ -13,6 +13,7 @@ from typing import Any
 import click
 import msgspec
 
+from draco.cli.options import output_option
 from draco.cli.output import print_document
 from draco.resources.kinds import NODES
 from draco_local.cli import cluster_gpus
@@ -120,7 +121,7 @@ def down(name: str) -> None:
 
 @command.command()
 @_NAME
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form.")
+@output_option("text", "json")
 def status(name: str, output: str) -> None:
     """Show a cluster's processes and nodes."""
     now = clusters.status(name)

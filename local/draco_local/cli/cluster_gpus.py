@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import click
 
+from draco.cli.options import output_option
 from draco.cli.output import print_document
 from draco_local.cli.cluster_gpus_screen import held, lines
 from draco_local.cluster import gpus
@@ -53,7 +54,7 @@ def command() -> None:
 
 @command.command()
 @_node
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form.")
+@output_option("text", "json")
 def show(path: Path, output: str) -> None:
     """Show a node's GPUs.
 

@@ -34,6 +34,11 @@ def cluster_option(enough: str) -> Callable[[Command], Command]:
     )
 
 
+def output_option(*formats: str, text: str = "Output format.") -> Callable[[Command], Command]:
+    """The option that says how the answer is written: by default in the first of the formats."""
+    return click.option("-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True, help=text)
+
+
 def with_cluster(command: Command) -> Command:
     """Add the options that say which cluster is meant: `kubeconfig` and `context`."""
     return _with(CLUSTER_OPTIONS, command)

@@ -167,17 +167,7 @@ def forgotten(record: Iterable[PreparedClaim], by_spec: Iterable[PreparedClaim])
 def instances_of(claims: Iterable[PreparedClaim], *, boot_id: str) -> list[OwnedInstance]:
     """The instances of claims, as their specs of this boot say."""
     return [
-        OwnedInstance(
-            gpu=device.gpu,
-            profile_id=part.profile_id,
-            start=part.start,
-            size=part.size,
-            state=InstanceState.MADE,
-            boot_id=boot_id,
-            gi=part.gi,
-            ci=part.ci,
-            uuid=part.uuid,
-        )
+        _made(device.gpu, part, part.uuid, boot_id)
         for claim in claims
         for device in claim.devices
         if (part := device.partition) is not None and part.uuid
@@ -206,21 +196,21 @@ def instance_uuids(
 
 def adopted(observed: Iterable[Instance], uuids: Collection[str], *, boot_id: str) -> list[OwnedInstance]:
     """Those of the instances that are there that we made. Without such proof an instance counts as somebody else's."""
-    return [
-        OwnedInstance(
-            gpu=one.gpu,
-            profile_id=one.profile_id,
-            start=one.start,
-            size=one.size,
-            state=InstanceState.MADE,
-            boot_id=boot_id,
-            gi=one.gi,
-            ci=one.ci,
-            uuid=one.uuid,
-        )
-        for one in observed
-        if one.uuid is not None and one.uuid in uuids
-    ]
+    return [_made(one.gpu, one, one.uuid, boot_id) for one in observed if one.uuid is not None and one.uuid in uuids]
+
+
+def _made(gpu: GpuUuid, one: Instance | Partition, uuid: str, boot_id: str) -> OwnedInstance:
+    return OwnedInstance(
+        gpu=gpu,
+        profile_id=one.profile_id,
+        start=one.start,
+        size=one.size,
+        state=InstanceState.MADE,
+        boot_id=boot_id,
+        gi=one.gi,
+        ci=one.ci,
+        uuid=uuid,
+    )
 
 
 def _reported_ready(claim: ResourceClaim, driver: str, pool: str) -> bool:

@@ -11,6 +11,16 @@ from draco.cel.values.values import Value
 
 def both(left: Run, right: Run) -> Run:
     """`left && right`: false wins over an error on either side."""
+    return _absorbing(left, right, decisive=False)
+
+
+def either(left: Run, right: Run) -> Run:
+    """`left || right`: true wins over an error on either side."""
+    return _absorbing(left, right, decisive=True)
+
+
+def _absorbing(left: Run, right: Run, *, decisive: bool) -> Run:
+    """Either side decides by being `decisive`, whatever becomes of the other one."""
 
     def run(device: DeviceVariable, slots: Slots) -> Value:
         try:
@@ -18,26 +28,21 @@ def both(left: Run, right: Run) -> Run:
         except EvaluationAborted:
             raise
         except EvaluationError as error:
-            if outcome(right, device, slots) is False:
-                return False
+            if outcome(right, device, slots) is decisive:
+                return decisive
             raise error from None
-        if one is False:
-            return False
-        if one is not True:
-            return _decided(right, device, slots, decisive=False)
+        if one is decisive:
+            return decisive
+        if one is not True and one is not False:
+            if outcome(right, device, slots) is decisive:
+                return decisive
+            raise EvaluationError("no such overload")
         other = right(device, slots)
         if other is True or other is False:
             return other
         raise EvaluationError("no such overload")
 
     return run
-
-
-def _decided(right: Run, device: DeviceVariable, slots: Slots, *, decisive: bool) -> Value:
-    """The answer where the left side is no bool: the right side decides, or the left one is the first error."""
-    if outcome(right, device, slots) is decisive:
-        return decisive
-    raise EvaluationError("no such overload")
 
 
 def outcome(run: Run, device: DeviceVariable, slots: Slots) -> Value:
@@ -48,30 +53,6 @@ def outcome(run: Run, device: DeviceVariable, slots: Slots) -> Value:
         raise
     except EvaluationError:
         return None
-
-
-def either(left: Run, right: Run) -> Run:
-    """`left || right`: true wins over an error on either side."""
-
-    def run(device: DeviceVariable, slots: Slots) -> Value:
-        try:
-            one = left(device, slots)
-        except EvaluationAborted:
-            raise
-        except EvaluationError as error:
-            if outcome(right, device, slots) is True:
-                return True
-            raise error from None
-        if one is True:
-            return True
-        if one is not False:
-            return _decided(right, device, slots, decisive=True)
-        other = right(device, slots)
-        if other is True or other is False:
-            return other
-        raise EvaluationError("no such overload")
-
-    return run
 
 
 def not_strictly_false(operand: Run) -> Run:

@@ -11,6 +11,7 @@ import msgspec
 
 from draco.cli.explain.subjects import ExplainSubject, pending, subject_of
 from draco.cli.input.sources import Sources, read_world, with_sources
+from draco.cli.options import output_option
 from draco.cli.output import echo, print_document, print_yaml
 from draco.explanation.explain import explain
 from draco.explanation.findings.devices import device_verdicts
@@ -30,14 +31,7 @@ _KINDS = {
 @click.argument("what", nargs=-1, metavar="[claim|pod NAME]")
 @with_sources
 @click.option("--devices", is_flag=True, help="Show each device with what stands in its way, one by one.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json", "yaml"]),
-    default="text",
-    show_default=True,
-    help="Output format.",
-)
+@output_option("text", "json", "yaml")
 def command(*, what: Sequence[str], sources: Sources, devices: bool, output: str) -> None:
     """Say why a claim or a pod waits for devices.
 

@@ -15,6 +15,7 @@ from draco.cli.layout import plan_screen as layout_plan_screen
 from draco.cli.layout import screen as layout_screen
 from draco.cli.layout import svg as layout_svg
 from draco.cli.layout.sources import LayoutSources, observe, with_layout_sources
+from draco.cli.options import output_option
 from draco.cli.output import echo, print_document, visible
 from draco.overview.layout_plan import plan as plan_of
 from draco.overview.layouts import layout_of
@@ -32,14 +33,7 @@ def command() -> None:
 @command.command()
 @click.argument("nodes", nargs=-1, metavar="[NODE...]")
 @with_layout_sources
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json", "svg"]),
-    default="text",
-    show_default=True,
-    help="json: one document of a stable schema. svg: one picture.",
-)
+@output_option("text", "json", "svg", text="json: one document of a stable schema. svg: one picture.")
 def show(*, nodes: Sequence[str], sources: LayoutSources, output: str) -> None:
     """Draw the memory units of each GPU: who has what, what is idle, what still fits.
 
@@ -72,14 +66,7 @@ def show(*, nodes: Sequence[str], sources: LayoutSources, output: str) -> None:
     metavar="NAME",
     help="A MigPolicy that would be deleted; may be given several times, and beside -f.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json: one document of a stable schema, with every GPU.",
-)
+@output_option("text", "json", text="json: one document of a stable schema, with every GPU.")
 def plan(*, sources: LayoutSources, deleted: Sequence[str], output: str) -> int:
     """Say what applying or deleting MigPolicies would do, GPU by GPU.
 

@@ -19,6 +19,7 @@ from draco.cli.input.yaml_documents import Document
 from draco.cli.lint import text as lint_text
 from draco.cli.lint.edits import Outcome, applied
 from draco.cli.lint.text import DocumentText, TextError
+from draco.cli.options import output_option
 from draco.cli.output import echo, written
 from draco.linting import DropField, Edit, Finding, Manifest, MoveField, Path, SetField, Severity, lint
 
@@ -241,13 +242,9 @@ def _below(prefix: Path, edit: Edit) -> Edit:
     help="Manifests: a file, a folder with all below it, or - for standard input. May be given several times.",
 )
 @click.option("--fix", is_flag=True, help="Write the corrected text back; of standard input, to standard output.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "diff", "yaml", "json"]),
-    default="text",
-    show_default=True,
-    help="text: findings and a diff. diff: what to change, for patch. yaml: the corrected text. json: everything.",
+@output_option(
+    *("text", "diff", "yaml", "json"),
+    text="text: findings and a diff. diff: what to change, for patch. yaml: the corrected text. json: everything.",
 )
 @click.option(
     "--kubernetes",

@@ -16,7 +16,7 @@ from draco.cel import CompileError, compile_selector, new_expressions
 from draco.cel.syntax.parse import MAX_LENGTH
 from draco.cel.values.bounds import MAX_COST
 from draco.cli.input.manifests import files_option, read_documents
-from draco.cli.options import with_cluster
+from draco.cli.options import output_option, with_cluster
 from draco.cli.output import answer_lines, echo, print_document
 from draco.cli.selector import cases as selector_cases
 from draco.cli.selector import devices as selector_devices
@@ -41,9 +41,7 @@ _cases = click.option(
     help='JSON lines, each {"expression": …, "device": {"driver", "attributes", "capacity"}}, answered one by one; - reads '
     "standard input.",
 )
-_output = click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to show it."
-)
+_output = output_option("text", "json")
 
 
 @click.group()
@@ -171,14 +169,7 @@ def _with_lists(expression: str, minor: int) -> bool:
 @files_option
 @_cases
 @with_cluster
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "wide", "json"]),
-    default="text",
-    show_default=True,
-    help="wide: a line for each device. json: one document.",
-)
+@output_option("text", "wide", "json", text="wide: a line for each device. json: one document.")
 def evaluate(
     *,
     expression: str | None,

@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 from draco.cli.input.sources import Sources, read_world, with_sources
+from draco.cli.options import output_option
 from draco.cli.output import answer_lines, echo, print_document, print_yaml
 from draco.cli.simulate import (
     mig as simulate_mig,
@@ -113,14 +114,7 @@ def _is_key(key: str) -> bool:
     help="As if these devices were tainted: DRIVER/POOL/DEVICE with * for any, or pool=NAME,device=NAME; all devices if none "
     "are named. Repeatable.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json", "yaml"]),
-    default="text",
-    show_default=True,
-    help="Output format.",
-)
+@output_option("text", "json", "yaml")
 @click.option(
     "--scenarios",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True, exists=True),

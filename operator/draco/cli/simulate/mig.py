@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from draco.cli.options import with_cluster
+from draco.cli.options import output_option, with_cluster
 from draco.cli.output import echo, lines_of, print_document
 from draco.cli.simulate.traces import LONGEST_LINE, Arrive, Depart, TraceError, events
 from draco.kube.connect.client import Client
@@ -105,7 +105,7 @@ class _Run:
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the chance in scheduler-1.35.")
 @with_cluster
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form.")
+@output_option("text", "json")
 def command(
     *,
     board: str | None,

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from draco.cli.input.reading import Reader, without_dra
-from draco.cli.options import with_cluster
+from draco.cli.options import output_option, with_cluster
 from draco.cli.output import print_document, visible
 from draco.cli.status import screen as status_screen
 from draco.kube.connect.client import Client
@@ -27,14 +27,7 @@ WIDTH = 10_000
 @click.command()
 @with_cluster
 @click.option("-n", "--namespace", default="", help="List only the claims of this namespace.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "wide", "json"]),
-    default="text",
-    show_default=True,
-    help="wide: every device and claim. json: one document of a stable schema.",
-)
+@output_option("text", "wide", "json", text="wide: every device and claim. json: one document of a stable schema.")
 def command(kubeconfig: Path | None, context: str | None, namespace: str, output: str) -> None:
     """Show nodes, GPUs, claims, taints, maintenance and MIG policies on one screen.
 
