@@ -124,6 +124,25 @@ def test_an_empty_spec_means_the_same_in_both() -> None:
     assert decoded.spec.finished is False
 
 
+def undescribed(declared: dict[str, Any], where: str) -> list[str]:
+    """The fields below a schema that do not say what they mean."""
+    found = []
+    for name, field in declared.get("properties", {}).items():
+        path = f"{where}.{name}"
+        found += [] if field.get("description") else [path]
+        inner = field.get("items", field.get("additionalProperties", field))
+        found += undescribed(inner, path)
+    return found
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in KINDS], ids=lambda kind: kind.kind)
+def test_kubectl_explain_says_what_every_field_means(kind: Kind[Any]) -> None:
+    whole = schema(kind)
+    own = {name: whole["properties"][name] for name in ("spec", "status")}  # the others' are the API server's
+    assert whole["description"]
+    assert undescribed({"properties": own}, kind.kind) == []
+
+
 @pytest.mark.parametrize("kind", [kind for kind, _ in KINDS], ids=lambda kind: kind.kind)
 def test_every_column_that_kubectl_prints_is_a_field(kind: Kind[Any]) -> None:
     version = definition(kind)["spec"]["versions"][0]
