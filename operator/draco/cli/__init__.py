@@ -82,8 +82,9 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             if args[0] in _OF_LOCAL:
-                message = f"`draco {args[0]}` is in the package draco-local, which is not installed."
-                raise click.UsageError(f"{message} Install it: pip install draco-local", ctx) from None
+                message = f"`draco {args[0]}` is in the package draco-local, which is not installed here."
+                remedy = "In a checkout of Draco's repository, `make setup` installs it beside `draco`."
+                raise click.UsageError(f"{message} {remedy}", ctx) from None
             near = difflib.get_close_matches(args[0], all_commands(), n=1)
             if not near:
                 raise

@@ -190,7 +190,7 @@ def test_a_layout_cannot_be_where_others_have_made_something(beside: list[MigIns
     assert gpu.outcome is LayoutOutcome.CANNOT
     assert gpu.message == "1g.10gb at 6 was not made by Draco, which leaves it alone; destroy it by hand"
     assert WaitView(what="1g.10gb at 6") in gpu.waits
-    assert "    waits for whoever made 1g.10gb at 6" in lines(view)
+    assert "    waits until its owner destroys 1g.10gb at 6" in lines(view)
     assert not view.applicable
 
 

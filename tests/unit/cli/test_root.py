@@ -73,7 +73,9 @@ def test_a_command_of_a_package_that_is_not_installed_says_which_it_is(
 ) -> None:
     monkeypatch.setattr(cli, "all_commands", lambda: cli.COMMANDS)
     assert cli.run([name, "up"]) == 2
-    assert "pip install draco-local" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"`draco {name}` is in the package draco-local, which is not installed here. In a checkout of Draco" in said
+    assert "`make setup` installs it" in said
 
 
 def test_a_plugin_of_kubectl_calls_itself_so_in_usage_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def sentences(gpu: GpuPlanView) -> Iterator[str]:
     if gpu.destroys:
         yield f"destroys {_places(gpu.destroys)} (idle)"
     for wait in gpu.waits:
-        yield f"waits for {_who(wait)}"
+        yield f"waits {_for_what(wait)}"
     if gpu.mode_change:
         yield f"turns MIG {gpu.mode_change}"
     if gpu.makes:
@@ -116,10 +116,10 @@ def sentences(gpu: GpuPlanView) -> Iterator[str]:
         yield f"keeps {promise.what} for {_named_claims(promise.claims)}"
 
 
-def _who(wait: WaitView) -> str:
+def _for_what(wait: WaitView) -> str:
     if wait.claims:
-        return f"{_named_claims(wait.claims)}, which {'have' if len(wait.claims) > 1 else 'has'} {wait.what}"
-    return f"{wait.holder}, which has {wait.what}" if wait.holder else f"whoever made {wait.what}"
+        return f"for {_named_claims(wait.claims)}, which {'have' if len(wait.claims) > 1 else 'has'} {wait.what}"
+    return f"for {wait.holder}, which has {wait.what}" if wait.holder else f"until its owner destroys {wait.what}"
 
 
 def _named_claims(claims: Sequence[str]) -> str:
