@@ -13,70 +13,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.mig.board import Board, Placement, PlacementId, unit_mask
+from draco.mig.board import Board, Placement
 from draco.mig.geometry import State, geometry
 from draco.mig.keeping import KeptInstances, keeping, kept, layout_of
+from draco.mig.observed import IDLE, IN_PLACE, ObservedGpu, Part
 from draco.resources.api.draco import InstanceUse, MigMode, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
-_IDLE = frozenset({InstanceUse.WARM, InstanceUse.LAYOUT})
-_IN_PLACE = _IDLE | {InstanceUse.CLAIM}
 _NAMED = 3
 """So many of those who leave no room are named; the rest is counted."""
-
-
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance of a GPU. `use` None: there is none yet, and its place is kept for a claim.
-
-    `claims` ("namespace/name") have it. `stuck`: it is going, and cannot be destroyed now; `holder` is who keeps it, if that is
-    known. `number` is NVML's for the GPU instance, None where it is not known. `doubtful`: it may be ours or somebody else's.
-    Instances of ours that were made earlier have a smaller `age`.
-    """
-
-    profile: str
-    profile_id: int
-    start: int
-    size: int
-    use: InstanceUse | None
-    claims: tuple[str, ...] = ()
-    stuck: bool = False
-    holder: str = ""
-    number: int | None = None
-    doubtful: bool = False
-    age: int = 0
-
-    @property
-    def id(self) -> PlacementId:
-        """Where it stands."""
-        return PlacementId(self.profile_id, self.start)
-
-    @property
-    def mask(self) -> int:
-        """The memory units it takes, one bit each."""
-        return unit_mask(self.start, self.size)
-
-    def __str__(self) -> str:
-        return f"{self.profile} at {self.start}"
-
-
-class ObservedGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU as it is. `parts` are its instances, `whole` the claims that have it undivided.
-
-    `capable`: it has a MIG mode. `pending`: another mode comes with the next reset. `board` is None where NVML says nothing of
-    what can be made. `missing` are places whose instance a prepared claim has lost, with that claim. `settled`: what is there is
-    known for sure; else nothing is made.
-    """
-
-    uuid: GpuUuid
-    board: Board | None
-    capable: bool = True
-    enabled: bool = True
-    pending: bool = False
-    switched_by_reset: bool = False
-    parts: tuple[Part, ...] = ()
-    missing: dict[PlacementId, str] = {}
-    whole: tuple[str, ...] = ()
-    settled: bool = True
 
 
 class DelayedInstance(NamedTuple):
@@ -173,8 +118,8 @@ def plan_gpu(gpu: ObservedGpu, wanted: WantedGpu | None, promised: Sequence[Prom
     there = {part.id: part for part in parts}
     promises = [there.get(key) or _coming(one.placement, one.claim) for key, one in keep.promised.items()]
     coming = [part for part in promises if part.use is None]
-    stay = kept([part.id for part in sorted(parts, key=lambda each: each.age) if part.use in _IDLE], keep)
-    leaving = [each for each in parts if each.use is InstanceUse.ORPHAN or (each.use in _IDLE and each.id not in stay)]
+    stay = kept([part.id for part in sorted(parts, key=lambda each: each.age) if part.use in IDLE], keep)
+    leaving = [each for each in parts if each.use is InstanceUse.ORPHAN or (each.use in IDLE and each.id not in stay)]
     destroys = [part for part in leaving if not part.stuck]
     staying = [part for part in (*parts, *coming) if part not in leaving]
     surplus = [part for part in staying if _is_surplus(part, wanted, board)]
@@ -285,7 +230,7 @@ def _laid_out(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, 
     makes: list[Placement] = []
     later: list[DelayedInstance] = []
     shape, state = geometry(board), _state(board, left)
-    done = {(part.profile, part.start) for part in left if part.use in _IN_PLACE}
+    done = {(part.profile, part.start) for part in left if part.use in IN_PLACE}
     for each in wanted.layout:
         if (each.profile, each.start) in done:
             continue
@@ -344,7 +289,7 @@ def _on_demand(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu,
     if not gpu.settled:
         return plan
     state = _state(board, left)
-    idle = [part for part in plan.keeps if part.use in _IDLE and not part.claims]
+    idle = [part for part in plan.keeps if part.use in IDLE and not part.claims]
     makes: list[Placement] = []
     no_room: list[InstanceShortage] = []
     for profile in largest_first:

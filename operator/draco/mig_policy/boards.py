@@ -10,7 +10,8 @@ from functools import lru_cache
 import msgspec
 
 from draco.mig.board import Board, Profile
-from draco.mig.gpu_plan import GpuPlan, ObservedGpu, Part, fits_beside
+from draco.mig.gpu_plan import GpuPlan, fits_beside
+from draco.mig.observed import ObservedGpu, Part
 from draco.mig_policy.gpu_state import switched_by_reset
 from draco.resources.api.draco import (
     BoardTable,

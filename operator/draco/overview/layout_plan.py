@@ -12,7 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from draco.mig.board import Board
-from draco.mig.gpu_plan import GpuPlan, ObservedGpu, Part, plan_gpu
+from draco.mig.gpu_plan import GpuPlan, plan_gpu
+from draco.mig.observed import ObservedGpu, Part
 from draco.mig_policy import (
     NodeDecision,
     Permit,

@@ -9,8 +9,9 @@ import pytest
 
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
-from draco.mig.gpu_plan import GpuPlan, InstanceShortage, LayoutProgress, ObservedGpu, Part, plan_gpu
+from draco.mig.gpu_plan import GpuPlan, InstanceShortage, LayoutProgress, plan_gpu
 from draco.mig.known_boards import BOARDS
+from draco.mig.observed import ObservedGpu, Part
 from draco.resources.api.draco import InstanceUse, MigMode, ProfileCount, PromisedDevice, WantedGpu, WantedInstance
 from draco.resources.names import GpuUuid
 

@@ -16,7 +16,8 @@ from draco.agent.mig.instance_manager import InstanceManager, NotVerified
 from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.ownership import references
 from draco.agent.record.checkpoint import Checkpoint, PreparationState
-from draco.mig.gpu_plan import GpuPlan, LayoutProgress, ObservedGpu, Part, plan_gpu
+from draco.mig.gpu_plan import GpuPlan, LayoutProgress, plan_gpu
+from draco.mig.observed import ObservedGpu, Part
 from draco.resources.api.draco import PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
