@@ -9,6 +9,7 @@ step survives a crash in the agent.
 """
 
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
@@ -40,6 +41,24 @@ class InstanceShortage(NamedTuple):
     wanted: int
 
 
+class Obstacle(StrEnum):
+    """What keeps a claim from having an instance, other than an instance in its way."""
+
+    NO_MIG = "the GPU does not support MIG"
+    NEEDS_RESET = "turning MIG mode on needs a reset"
+    NO_SUCH_PLACE = "the board has no such place"
+
+
+class BlockedPlace(NamedTuple):
+    """A place that its claim cannot have now, and the first instance, or what else, that is in the way."""
+
+    place: Part
+    by: Part | Obstacle
+
+    def __str__(self) -> str:
+        return f"{self.place}: {f'it waits for {blame([self.by])}' if isinstance(self.by, Part) else self.by}"
+
+
 class LayoutProgress(NamedTuple):
     """What a GPU still waits for, and what there is no room for, as sentences; "" for nothing."""
 
@@ -52,7 +71,8 @@ class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `mode_change` is "on", "off" or "". `waits` and `lacks` say in sentences what keeps the rest from being done, and what there
     is no room for. `in_the_way` is what has to go first, by itself; `keeps` what stays; `promised` the places of claims to come,
-    whether there is an instance or not; `whole` the claims that have the GPU undivided.
+    whether there is an instance or not; `blocked` those that claims need now and cannot have; `whole` the claims that have the
+    GPU undivided.
     """
 
     uuid: GpuUuid
@@ -67,6 +87,7 @@ class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
     makes_later: tuple[DelayedInstance, ...] = ()
     keeps: tuple[Part, ...] = ()
     promised: tuple[Part, ...] = ()
+    blocked: tuple[BlockedPlace, ...] = ()
     in_the_way: tuple[Part, ...] = ()
     whole: tuple[str, ...] = ()
     no_room: tuple[InstanceShortage, ...] = ()
@@ -100,6 +121,7 @@ class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
             if self.makes_later
             else "",
             f"keep {_list(self.keeps)}" if self.keeps else "",
+            *(f"cannot make {one}" for one in self.blocked),
         ]
         said = [*filter(None, steps)] or ["nothing to do"]
         return f"GPU {self.uuid}: {'; '.join(said)}. {' '.join(filter(None, self.progress()))}".rstrip()
@@ -215,7 +237,7 @@ def _undivided(plan: GpuPlan, gpu: ObservedGpu, wanted: WantedGpu, left: Sequenc
     if not left:
         return plan
     instances = [part for part in left if part.use is not None]
-    waits = f"MIG mode stays on until {_blame(instances or left)} is gone."
+    waits = f"MIG mode stays on until {blame(instances or left)} is gone."
     return msgspec.structs.replace(plan, switches_now=False, waits=waits)
 
 
@@ -245,9 +267,7 @@ def _laid_out(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, 
         # Instances name their owners; a place that is only promised is named where nothing else is in the way.
         blocking = [part for part in blocking if part.use is not None] or blocking
         if blocking:
-            later.append(
-                DelayedInstance(each.profile, each.start, f"{written(placement)} waits for {_blame(blocking)}")
-            )
+            later.append(DelayedInstance(each.profile, each.start, f"{written(placement)} waits for {blame(blocking)}"))
         elif not shape.fits_at(state, placement):  # one that NVML refuses would keep the others from being made
             why = f"{written(placement)} waits for engines that other instances on the GPU use"
             later.append(DelayedInstance(each.profile, each.start, why))
@@ -302,7 +322,7 @@ def _on_demand(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu,
             state = shape.add(state, best.placement)
             makes.append(best.placement)
     if no_room and gpu.enabled:
-        beside = _few(dict.fromkeys(_blame([part]) for part in left if part not in idle))
+        beside = _few(dict.fromkeys(blame([part]) for part in left if part not in idle))
         lacks = f"There is no room for {_short(no_room)}{' beside ' if beside else ''}{beside}."
         plan = msgspec.structs.replace(plan, lacks=lacks)
     plan = msgspec.structs.replace(plan, no_room=tuple(no_room))
@@ -316,12 +336,12 @@ def _on_demand(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu,
 # Words
 
 
-def _blame(parts: Iterable[Part]) -> str:
+def blame(parts: Iterable[Part]) -> str:
     """Whose the instances in the way are: the first of whom that is known."""
     for part in parts:
         if part.claims:
             return f"claim {part.claims[0]}"
-        if part.use is InstanceUse.FOREIGN or part.doubtful:
+        if part.foreign:
             made = "may have made" if part.doubtful else "made"
             number = f"GPU instance {part.number}" if part.number is not None else str(part)
             return f"{number} that somebody else {made}"

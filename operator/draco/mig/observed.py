@@ -41,6 +41,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return PlacementId(self.profile_id, self.start)
 
     @property
+    def foreign(self) -> bool:
+        """Whether somebody else made it, or may have made it."""
+        return self.use is InstanceUse.FOREIGN or self.doubtful
+
+    @property
     def mask(self) -> int:
         """The memory units it takes, one bit each."""
         return unit_mask(self.start, self.size)

@@ -1,6 +1,5 @@
 """What has to happen on one GPU: around the busy, in its order, and never more than there is room for."""
 
-from collections.abc import Iterable
 from random import Random
 from typing import Any
 
@@ -10,40 +9,9 @@ import pytest
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
 from draco.mig.gpu_plan import GpuPlan, InstanceShortage, LayoutProgress, plan_gpu
-from draco.mig.known_boards import BOARDS
 from draco.mig.observed import ObservedGpu, Part
 from draco.resources.api.draco import InstanceUse, MigMode, ProfileCount, PromisedDevice, WantedGpu, WantedInstance
-from draco.resources.names import GpuUuid
-
-H100 = BOARDS["H100-80GB"]
-UUID = GpuUuid("GPU-1")
-
-
-def part(text: str, use: InstanceUse = InstanceUse.CLAIM, **fields: Any) -> Part:
-    """An instance such as "3g.40gb@4"; one of a claim is default/one's."""
-    name, _, start = text.partition("@")
-    profile = H100.profile(name)
-    plain = {
-        "profile": name,
-        "profile_id": profile.id if profile else -1,
-        "start": int(start),
-        "size": profile.size if profile else 1,
-        "use": use,
-        "claims": ("default/one",) if use is InstanceUse.CLAIM else (),
-    }
-    return Part(**{**plain, **fields})
-
-
-def warm(text: str, **fields: Any) -> Part:
-    return part(text, InstanceUse.WARM, **fields)
-
-
-def foreign(text: str) -> Part:
-    return part(text, InstanceUse.FOREIGN, number=7)
-
-
-def gpu(*parts: Part, **fields: Any) -> ObservedGpu:
-    return ObservedGpu(**{"uuid": UUID, "board": H100, "parts": parts, **fields})
+from tests.unit.mig.gpus import H100, UUID, foreign, gpu, part, texts, warm
 
 
 def static(*layout: str, **fields: Any) -> WantedGpu:
@@ -66,10 +34,6 @@ def promise(text: str = "1g.10gb@2", claim: str = "default/soon") -> PromisedDev
     """A place that a claim has been allocated, "" for the whole GPU."""
     profile, _, start = text.partition("@")
     return PromisedDevice(device="any", uuid=UUID, claim=claim, profile=profile, start=int(start or 0))
-
-
-def texts(things: Iterable[Part | Placement | Any]) -> list[str]:
-    return [f"{each.profile.name if isinstance(each, Placement) else each.profile}@{each.start}" for each in things]
 
 
 # What goes and what stays

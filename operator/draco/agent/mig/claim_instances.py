@@ -1,7 +1,8 @@
 """Creates the GPU instances of a claim when it is prepared, destroys them with it, and recreates those that were lost.
 
-Owns which instances a claim needs, what has to give way to them, and what stays for the next one. How a change survives a crash
-is `instance_manager`'s. What is asked for comes in as an intent that conflicts with no prepared claim.
+Each is read → plan → apply: `reading` says what a GPU has and what claims need of it, `mig.claim_plan` decides which instances go
+and which are made, and the plan is carried out. Owns the order of the steps, and what is said when one cannot be taken. How a
+change survives a crash is `instance_manager`'s. What is asked for comes in as an intent that conflicts with no prepared claim.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,11 +15,14 @@ from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.instances import Instance, PlacementKey
 from draco.agent.hardware.nvml_errors import DriverError, GpuLost, GpuUnknown, InUse, InvalidArgument, NvmlError
 from draco.agent.mig.instance_manager import NOBODY_LISTED, InstanceManager, NotVerified, StillHeld
-from draco.agent.mig.inventory import GpuInventory, MigInventory
+from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.ownership import references
+from draco.agent.mig.reading import read_gpu, read_places, read_unneeded
 from draco.agent.record.checkpoint import Checkpoint, InstanceState, PreparationState, PreparedClaim, PreparedDevice
-from draco.mig.board import Placement
-from draco.mig.keeping import KeptInstances, kept
+from draco.mig.claim_plan import plan_places, plan_release, plan_whole
+from draco.mig.gpu_plan import GpuPlan, Obstacle
+from draco.mig.keeping import KeptInstances
+from draco.mig.observed import IN_PLACE, Part
 from draco.resources.names import GpuUuid
 
 PATIENCE_S = 30.0
@@ -68,29 +72,28 @@ class ClaimInstances:
 
     def acquire(self, intent: PreparedClaim) -> AcquiredInstances:
         """Put the intent on record and have all its instances. PrepareError when that fails; then what was made is undone."""
-        wanted = {device.key: device for device in intent.devices if device.key is not None}
+        devices = {device.key: device for device in intent.devices if device.key is not None}
+        wanted = read_places(dict.fromkeys(devices, (intent,)))
+        gpus = list(dict.fromkeys(key.gpu for key in wanted))
         created: list[PlacementKey] = []
         try:
-            seen = {uuid: self._ready(intent, uuid) for uuid in dict.fromkeys(key.gpu for key in wanted)}
-            clear, fresh = self._steps(intent, wanted, seen)
-            if clear:
-                self._manager.discard(clear, put=[intent])
-                for uuid in {key.gpu for key in clear}:
-                    self._clear_away(uuid, clear)
-            if not clear and not fresh:
+            for uuid in gpus:
+                self._turn_on(intent, uuid, wanted)
+            plans = {uuid: self._plan(uuid, wanted) for uuid in gpus}
+            for key, device in devices.items():
+                self._check(intent, device, key, plans[key.gpu])
+            cleared = self._clear(plans.values(), put=[intent])
+            making = [plan for plan in plans.values() if plan.makes]
+            if not cleared and not making:
                 self._record.put(intent)
-            for uuid, placements in fresh.items():
-                created += [PlacementKey(uuid, one.profile.id, one.start) for one in placements]
-                self._manager.make(uuid, sorted(placements, key=lambda one: one.start), put=[intent])
-        except PrepareError:
-            raise
-        except (NvmlError, NotVerified, StillHeld) as error:
+            for plan in making:
+                created += [PlacementKey(plan.uuid, *one.id) for one in plan.makes]
+                self._manager.make(plan.uuid, plan.makes, put=[intent])
+        except (NvmlError, NotVerified, StillHeld, OSError) as error:
             self.undo(intent, created)
-            why = f"{error} {self._who(error, wanted)}{self._what_is_there(wanted)}".strip()
+            found = self._who(error, gpus) + self._what_is_there(gpus, wanted)
+            why = _refusal(error) if isinstance(error, OSError) else f"{error} {found}".strip()
             raise PrepareError(f"Claim {intent} cannot be prepared: {why}") from error
-        except OSError as error:
-            self.undo(intent, created)
-            raise PrepareError(f"Claim {intent} cannot be prepared: {_refusal(error)}") from error
         return AcquiredInstances(self.filled(intent), tuple(created))
 
     def undo(self, intent: PreparedClaim, created: Iterable[PlacementKey]) -> None:
@@ -99,10 +102,8 @@ class ClaimInstances:
         with suppress(OSError):  # what is on record then is the intent, which is undone at the next chance
             self._manager.discard(created, drop=[intent.uid])
         for uuid in {device.gpu for device in intent.devices if device.partition is not None}:
-            try:
+            with suppress(NvmlError, OSError):
                 self._manager.settle(uuid)
-            except (NvmlError, OSError):
-                continue
 
     def verify(self, claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> None:
         """See that NVML says of a claim's GPUs what `gpus` say, which may be older. NotThere when it says something else.
@@ -135,17 +136,13 @@ class ClaimInstances:
             if device.partition is not None or device.admin or seen is None or seen.mode is None:
                 continue
             try:
-                if self._inventory.divided(device.gpu):
-                    self._undivide(intent, device, self._manager.settle(device.gpu))
-                elif seen.mode.enabled:  # somebody has turned it off since
+                if self._inventory.divided(device.gpu) or seen.mode.enabled:
                     self._manager.settle(device.gpu)
-            except (NvmlError, StillHeld) as error:
+                    self._undivide(intent, device)
+            except (NvmlError, StillHeld, OSError) as error:
                 who = self._who(error, [device.gpu]) or "Kubelet tries again."
-                raise PrepareError(f"Claim {intent} cannot get the whole of {device.device}: {error} {who}") from error
-            except OSError as error:
-                raise PrepareError(
-                    f"Claim {intent} cannot get the whole of {device.device}: {_refusal(error)}"
-                ) from error
+                why = _refusal(error) if isinstance(error, OSError) else f"{error} {who}"
+                raise PrepareError(f"Claim {intent} cannot get the whole of {device.device}: {why}") from error
 
     def seen_whole(self, intent: PreparedClaim) -> None:
         """Refuse what was divided when it was last looked at. NVML is not asked."""
@@ -158,102 +155,89 @@ class ClaimInstances:
                 "NVML does not answer. Kubelet tries again."
             )
 
-    def _undivide(self, intent: PreparedClaim, device: PreparedDevice, seen: GpuInventory) -> None:
-        if seen.mode is None or not seen.mode.enabled:
-            return
-        if seen.gpu.mig_needs_reset:
+    def _undivide(self, intent: PreparedClaim, device: PreparedDevice) -> None:
+        plan = plan_whole(read_gpu(device.gpu, self._inventory, self._record))
+        if plan.needs_reset:
             raise PrepareError(
                 f"Claim {intent} was allocated all of {device.device}, which is in MIG mode, and turning it off needs a reset; "
                 "drain the GPU, turn the mode off and reset it, or delete the pod so that it is allocated again."
             )
-        for one in seen.instances:
-            if self._inventory.own(one) is None:
-                raise PrepareError(
-                    f"Claim {intent} cannot get the whole of {device.device}: {self._inventory.stranger(one)}"
-                )
-        idle = [one.key for one in seen.instances]
-        if idle:
-            self._manager.discard(idle)
-            self._clear_away(device.gpu, idle)
-        self._manager.disable(device.gpu)
+        for part in plan.in_the_way:
+            stranger = self._stranger(device.gpu, part)
+            raise PrepareError(f"Claim {intent} cannot get the whole of {device.device}: {stranger}")
+        self._clear([plan])
+        if plan.switches_now:
+            self._manager.disable(device.gpu)
 
-    def _ready(self, intent: PreparedClaim, uuid: GpuUuid) -> GpuInventory:
+    def _turn_on(self, intent: PreparedClaim, uuid: GpuUuid, wanted: Mapping[PlacementKey, Part]) -> None:
         """The GPU in MIG mode, with no step of a change left over."""
-        seen = self._manager.settle(uuid)
-        if seen.mode is None or seen.board is None:
-            raise PrepareError(f"Claim {intent} was allocated a part of GPU {uuid}, which does not support MIG.")
-        if not seen.mode.enabled:
-            if seen.gpu.mig_needs_reset:
-                raise PrepareError(
-                    f"Claim {intent} was allocated a part of GPU {uuid}, whose MIG mode is off, and turning it on needs a "
-                    "reset; drain the GPU, turn the mode on and reset it, or delete the pod so that it is allocated again."
-                )
+        self._manager.settle(uuid)
+        plan = self._plan(uuid, wanted)
+        _refuse_gpu(intent, plan)
+        if plan.switches_now:
             self._manager.enable(uuid)
-        return self._inventory.known(uuid) or seen
 
-    def _steps(
-        self, intent: PreparedClaim, wanted: Mapping[PlacementKey, PreparedDevice], seen: Mapping[GpuUuid, GpuInventory]
-    ) -> tuple[list[PlacementKey], dict[GpuUuid, list[Placement]]]:
-        """What has to go, and what has to be made. PrepareError when something that must stay is in the way."""
-        needed = references(self._record.claims.values())
-        clear: list[PlacementKey] = []
-        fresh: dict[GpuUuid, list[Placement]] = {}
-        for key, device in wanted.items():
-            there = seen[key.gpu].at(key)
-            if there is not None and self._usable(there):
-                if key not in needed:
-                    self._refuse_busy(intent, device, there)
+    def _check(self, intent: PreparedClaim, device: PreparedDevice, key: PlacementKey, plan: GpuPlan) -> None:
+        """PrepareError when a device cannot be had: something that must stay is in the way, or is still computed on."""
+        for part in plan.keeps:
+            idle = part.id == key.place and not part.claims
+            if idle and (pids := self._manager.processes(self._at(key.gpu, part))):
+                raise PrepareError(
+                    f"Claim {intent} cannot get {device.device} yet: process {pids[0]} of an earlier user still runs on it; end "
+                    "that process, and kubelet tries again."
+                )
+        _refuse_gpu(intent, plan)
+        for one in plan.blocked:
+            if one.place.id != key.place:
                 continue
-            for one in seen[key.gpu].overlapping(device.partition.mask if device.partition else 0):
-                if self._inventory.own(one) is None:
-                    raise PrepareError(f"Claim {intent} cannot get {device.device}: {self._inventory.stranger(one)}")
-                if one.key in needed:
-                    raise PrepareError(
-                        f"Claim {intent} cannot get {device.device}: its memory slices belong to claim {needed[one.key][0]}."
-                    )
-                clear.append(one.key)
-            fresh.setdefault(key.gpu, []).append(_placement(seen[key.gpu], key))
-        return list(dict.fromkeys(clear)), fresh
-
-    def _usable(self, one: Instance) -> bool:
-        own = self._inventory.own(one)
-        return own is not None and own.state is InstanceState.MADE and one.ci is not None
-
-    def _refuse_busy(self, intent: PreparedClaim, device: PreparedDevice, one: Instance) -> None:
-        """An idle instance that somebody still computes on is not idle."""
-        pids = self._manager.processes(one)
-        if pids:
+            if isinstance(one.by, Obstacle):
+                raise PrepareError(_no_such_place(key))
+            if one.by.foreign:
+                stranger = self._stranger(key.gpu, one.by)
+                raise PrepareError(f"Claim {intent} cannot get {device.device}: {stranger}")
+            needed = one.by.claims[0]
             raise PrepareError(
-                f"Claim {intent} cannot get {device.device} yet: process {pids[0]} of an earlier user still runs on it; end "
-                "that process, and kubelet tries again."
+                f"Claim {intent} cannot get {device.device}: its memory slices belong to claim {needed}."
             )
 
-    def _clear_away(self, uuid: GpuUuid, keys: Iterable[PlacementKey]) -> None:
-        """Destroy what was discarded. StillHeld when something stays."""
-        self._manager.settle(uuid)
-        for key in keys:
-            if key.gpu == uuid and key in self._record.instances:
-                holder = self._inventory.refused.get(key)
-                raise StillHeld(
-                    f"The instance {self._inventory.named(key)} is in the way: no claim uses it any more, but it "
-                    f"{_stays(holder)}."
-                )
+    def _plan(self, uuid: GpuUuid, wanted: Mapping[PlacementKey, Part]) -> GpuPlan:
+        places = [place for key, place in wanted.items() if key.gpu == uuid]
+        return plan_places(read_gpu(uuid, self._inventory, self._record), places)
 
-    def _who(self, error: Exception, gpus: Iterable[PlacementKey | GpuUuid]) -> str:
+    def _clear(self, plans: Iterable[GpuPlan], *, put: Sequence[PreparedClaim] = ()) -> list[PlacementKey]:
+        """Destroy what plans say; `put` goes on record with it. StillHeld when something stays."""
+        keys = _destroyed(plans)
+        if keys:
+            self._manager.discard(keys, put=put)
+        for uuid in dict.fromkeys(key.gpu for key in keys):
+            self._manager.settle(uuid)
+            for key in keys:
+                if key.gpu == uuid and key in self._record.instances:
+                    raise StillHeld(
+                        f"The instance {self._inventory.named(key)} is in the way: no claim uses it any more, but it "
+                        f"{_stays(self._inventory.refused.get(key))}."
+                    )
+        return keys
+
+    def _at(self, uuid: GpuUuid, part: Part) -> Instance:
+        """The instance that a plan speaks of."""
+        return next(one for one in self._inventory.divisions[uuid].instances if one.key.place == part.id)
+
+    def _stranger(self, uuid: GpuUuid, part: Part) -> str:
+        return self._inventory.stranger(self._at(uuid, part))
+
+    def _who(self, error: Exception, gpus: Iterable[GpuUuid]) -> str:
         """Who uses the GPU whose MIG mode could not be changed; "" after any other error."""
         if not isinstance(error, InUse):
             return ""
-        uuids = sorted({one.gpu if isinstance(one, PlacementKey) else one for one in gpus})
-        return f"The GPU is in use by {', '.join(map(self._manager.who, uuids))}."
+        return f"The GPU is in use by {', '.join(map(self._manager.who, sorted(gpus)))}."
 
-    def _what_is_there(self, wanted: Mapping[PlacementKey, PreparedDevice]) -> str:
-        """What stands in the way, from a look after the failure; "" when nothing does."""
-        for key, device in wanted.items():
-            seen = self._inventory.known(key.gpu)
-            part = device.partition
-            for one in seen.overlapping(part.mask) if seen and part else ():
-                if self._inventory.own(one) is None:
-                    return self._inventory.stranger(one)
+    def _what_is_there(self, gpus: Iterable[GpuUuid], wanted: Mapping[PlacementKey, Part]) -> str:
+        """What somebody else has in the way, from a look after the failure; "" for nothing."""
+        for uuid in filter(self._inventory.known, gpus):
+            for one in self._plan(uuid, wanted).blocked:
+                if isinstance(one.by, Part) and one.by.foreign:
+                    return self._stranger(uuid, one.by)
         return ""
 
     # Giving up
@@ -263,9 +247,8 @@ class ClaimInstances:
 
         Those of a GPU that left the node are in nobody's way. OSError when the disk refuses.
         """
-        others = references(one for one in self._record.claims.values() if one.uid != claim.uid)
-        mine = [device.key for device in claim.devices if device.key is not None and device.key not in others]
-        go = self._not_kept([key for key in mine if key in self._record.instances], others)
+        unneeded = read_unneeded(claim, self._record)
+        go = _destroyed(plan_release(uuid, parts, self._keeping(uuid)) for uuid, parts in unneeded.items())
         if not go:
             self._record.drop(claim.uid)
             self._inventory.show()
@@ -274,34 +257,13 @@ class ClaimInstances:
         problem = self._try_settle({key.gpu for key in go})
         # What a GPU took along is off the record when the GPU is back, or else never used again.
         left = [key for key in go if key in self._record.instances and not self._inventory.left(key.gpu)]
-        if not left:
-            self._asked_since_s.pop(claim.uid, None)
-            self._record.drop(claim.uid)
-            return
-        since_s = self._asked_since_s.setdefault(claim.uid, self._monotonic())
-        if self._monotonic() - since_s >= PATIENCE_S:
-            del self._asked_since_s[claim.uid]
-            self._record.drop(claim.uid)
-            return
-        holder = self._inventory.refused.get(left[0])
-        why = problem or f"its instance {self._inventory.named(left[0])} {_stays(holder)}."
-        raise InstanceHeld(f"Claim {claim} cannot be unprepared yet: {why} Kubelet tries again.")
-
-    def _not_kept(
-        self, mine: Sequence[PlacementKey], others: Mapping[PlacementKey, tuple[PreparedClaim, ...]]
-    ) -> list[PlacementKey]:
-        """Which of the instances that nobody needs any more have to go."""
-        go: list[PlacementKey] = []
-        for uuid in dict.fromkeys(key.gpu for key in mine):
-            idle = [
-                key
-                for key, own in self._record.instances.items()
-                if key.gpu == uuid and own.state is InstanceState.MADE and key not in others
-            ]
-            earlier_first = sorted(idle, key=lambda key: key in mine)
-            stay = kept([key.place for key in earlier_first], self._keeping(uuid))
-            go += [key for key in mine if key.gpu == uuid and key.place not in stay]
-        return go
+        now_s = self._monotonic()
+        if left and now_s - self._asked_since_s.setdefault(claim.uid, now_s) < PATIENCE_S:
+            stays = _stays(self._inventory.refused.get(left[0]))
+            why = problem or f"its instance {self._inventory.named(left[0])} {stays}."
+            raise InstanceHeld(f"Claim {claim} cannot be unprepared yet: {why} Kubelet tries again.")
+        self._asked_since_s.pop(claim.uid, None)
+        self._record.drop(claim.uid)
 
     def _try_settle(self, gpus: Iterable[GpuUuid]) -> str:
         """Finish what was begun; why not, as a sentence."""
@@ -331,13 +293,13 @@ class ClaimInstances:
 
     def observed(self) -> dict[PlacementKey, Instance]:
         """Our instances that were seen in the last look at their GPU; where that failed nothing was."""
-        found = {}
-        for key in self._record.instances:
-            seen = self._inventory.listed(key.gpu)
-            one = seen.at(key) if seen is not None else None
-            if one is not None and self._usable(one):
-                found[key] = one
-        return found
+        return {
+            one.instance.key: one.instance
+            for uuid, division in self._inventory.divisions.items()
+            if self._inventory.listed(uuid) is not None
+            for one in division.held
+            if one.use in IN_PLACE
+        }
 
     def rebuild(self, uuid: GpuUuid) -> str:
         """Make the instances that prepared claims need and that are gone; what hinders, as a sentence, "" for nothing.
@@ -345,22 +307,16 @@ class ClaimInstances:
         A reboot, a reset and a reload of the driver end all instances. Those made again have new UUIDs, which the claims get.
         NvmlError, OSError and NotVerified when it cannot be done now.
         """
-        seen = self._manager.settle(uuid)
-        devices = {
-            device.key: device
-            for claim in self._record.claims.values()
-            if claim.state is PreparationState.PREPARED
-            for device in claim.devices
-            if device.key is not None and device.gpu == uuid
-        }
-        missing = [key for key in devices if (there := seen.at(key)) is None or not self._usable(there)]
-        hindrance = ""
-        if missing and seen.mode is not None and not seen.mode.enabled:
-            if seen.gpu.mig_needs_reset:
-                return "Prepared claims need instances of this GPU, whose MIG mode is off, and turning it on needs a reset."
+        self._manager.settle(uuid)
+        needed = read_places(references(self._record.claims.values()))
+        plan = self._plan(uuid, needed)
+        if plan.switches_now:
             self._manager.enable(uuid)
-        for key in missing:
-            hindrance = self._make_again(key, devices[key]) or hindrance
+        there = {part.id for part in plan.keeps}
+        hindrance = ""
+        for key, place in needed.items():
+            if key.gpu == uuid and place.id not in there:
+                hindrance = self._make_again(key, place) or hindrance
         current = {claim.uid: self.filled(claim) for claim in self._record.claims.values()}
         moved = [claim for claim in current.values() if claim != self._record.claims[claim.uid]]
         if moved:
@@ -368,30 +324,33 @@ class ClaimInstances:
             self._inventory.show()
         return hindrance
 
-    def _make_again(self, key: PlacementKey, device: PreparedDevice) -> str:
-        seen = self._inventory.known(key.gpu)
-        if seen is None or seen.board is None or device.partition is None:
-            return f"The instance {self._inventory.named(key)} is gone, and its GPU does not support MIG any more."
-        what = f"The instance {self._inventory.named(key)}, which a claim needs, is gone"
+    def _make_again(self, key: PlacementKey, place: Part) -> str:
+        """Make one instance; what hinders, as a sentence."""
+        plan = self._plan(key.gpu, {key: place})
+        for one in plan.blocked:
+            return self._why_gone(key, one.by)
         try:
-            placement = _placement(seen, key)
-        except PrepareError as error:
+            self._clear([plan])
+        except StillHeld as error:
             return str(error)
-        in_the_way = seen.overlapping(device.partition.mask)
-        needed = references(self._record.claims.values())
-        for one in in_the_way:
-            if self._inventory.own(one) is None:
-                return f"{what} and cannot be made again: {self._inventory.stranger(one)}"
-            if one.key in needed and one.key != key:
-                return f"{what}, and its memory slices belong to another claim."
-        if in_the_way:
-            self._manager.discard([one.key for one in in_the_way])
-            try:
-                self._clear_away(key.gpu, [one.key for one in in_the_way])
-            except StillHeld as error:
-                return str(error)
-        self._manager.make(key.gpu, [placement])
+        if plan.makes:
+            self._manager.make(key.gpu, plan.makes)
         return ""
+
+    def _why_gone(self, key: PlacementKey, by: Part | Obstacle) -> str:
+        """Why an instance cannot be made again, as a sentence."""
+        what = f"The instance {self._inventory.named(key)}, which a claim needs, is gone"
+        match by:
+            case Obstacle.NO_MIG:
+                return f"The instance {self._inventory.named(key)} is gone, and its GPU does not support MIG any more."
+            case Obstacle.NEEDS_RESET:
+                return "Prepared claims need instances of this GPU, whose MIG mode is off, and turning it on needs a reset."
+            case Obstacle.NO_SUCH_PLACE:
+                return _no_such_place(key)
+            case Part(foreign=True) as part:
+                return f"{what} and cannot be made again: {self._stranger(key.gpu, part)}"
+            case Part():
+                return f"{what}, and its memory slices belong to another claim."
 
     def filled(self, claim: PreparedClaim) -> PreparedClaim:
         """The claim with the numbers and UUIDs that its instances have now."""
@@ -408,11 +367,24 @@ class ClaimInstances:
         return msgspec.structs.replace(device, partition=part)
 
 
-def _placement(seen: GpuInventory, key: PlacementKey) -> Placement:
-    profile = seen.board.by_id(key.profile_id) if seen.board else None
-    if profile is None or key.start not in profile.starts:
-        raise PrepareError(f"Profile {key.profile_id} cannot start at {key.start} on GPU {key.gpu}.")
-    return Placement(profile, key.start)
+def _destroyed(plans: Iterable[GpuPlan]) -> list[PlacementKey]:
+    return [PlacementKey(plan.uuid, *part.id) for plan in plans for part in plan.destroys]
+
+
+def _refuse_gpu(intent: PreparedClaim, plan: GpuPlan) -> None:
+    """PrepareError when a GPU, as it is, can have no instance that a claim was allocated of it."""
+    for one in plan.blocked:
+        if one.by is Obstacle.NO_MIG:
+            raise PrepareError(f"Claim {intent} was allocated a part of GPU {plan.uuid}, which does not support MIG.")
+        if one.by is Obstacle.NEEDS_RESET:
+            raise PrepareError(
+                f"Claim {intent} was allocated a part of GPU {plan.uuid}, whose MIG mode is off, and turning it on needs a "
+                "reset; drain the GPU, turn the mode on and reset it, or delete the pod so that it is allocated again."
+            )
+
+
+def _no_such_place(key: PlacementKey) -> str:
+    return f"Profile {key.profile_id} cannot start at {key.start} on GPU {key.gpu}."
 
 
 def _refusal(error: OSError) -> str:

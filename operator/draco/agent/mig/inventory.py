@@ -84,10 +84,6 @@ class GpuInventory(msgspec.Struct, frozen=True, kw_only=True):
         """What stands at that place."""
         return next((one for one in self.instances if one.key == key), None)
 
-    def overlapping(self, mask: int) -> list[Instance]:
-        """What takes any of those units."""
-        return [one for one in self.instances if one.mask & mask]
-
 
 UNFINISHED = "A change of its instances is not finished yet."
 """How a GPU stands while a step is on its way, and after one that was cut short."""

@@ -9,15 +9,14 @@ from contextlib import suppress
 
 import structlog
 
-from draco.agent.hardware.instances import GpuMigView, HeldInstance, PlacementKey, Use
-from draco.agent.hardware.nvml_errors import InUse, NvmlError, ResetRequired, never_seen
+from draco.agent.hardware.instances import PlacementKey
+from draco.agent.hardware.nvml_errors import InUse, NvmlError, ResetRequired
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.mig.instance_manager import InstanceManager, NotVerified
 from draco.agent.mig.inventory import MigInventory
-from draco.agent.mig.ownership import references
-from draco.agent.record.checkpoint import Checkpoint, PreparationState
+from draco.agent.mig.reading import read_gpu
+from draco.agent.record.checkpoint import Checkpoint
 from draco.mig.gpu_plan import GpuPlan, LayoutProgress, plan_gpu
-from draco.mig.observed import ObservedGpu, Part
 from draco.resources.api.draco import PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
@@ -60,20 +59,23 @@ class LayoutApplier:
     def _apply(self, uuid: GpuUuid, wanted: WantedGpu | None, promised: Sequence[PromisedDevice]) -> LayoutProgress:
         """Each step ends with a look at the GPU, from which the rest is planned again."""
         hindrance = self._instances.rebuild(uuid)
-        plan = plan_gpu(self._read(uuid), wanted, promised)
+        plan = self._plan(uuid, wanted, promised)
         self._inventory.lay_out(uuid, frozenset(one.id for one in plan.layout))
         if not plan.idle:
             log.info("gpu.planned", plan=str(plan))
         if plan.destroys:
             self._manager.discard([PlacementKey(uuid, *part.id) for part in plan.destroys])
             self._manager.settle(uuid)
-            plan = plan_gpu(self._read(uuid), wanted, promised)
+            plan = self._plan(uuid, wanted, promised)
         if plan.switches_now:
             hindrance = self._switch(plan) or hindrance
-            plan = plan_gpu(self._read(uuid), wanted, promised)
+            plan = self._plan(uuid, wanted, promised)
         if plan.makes and not plan.mode_change:
             self._manager.make(uuid, plan.makes)
         return plan.progress(hindrance)
+
+    def _plan(self, uuid: GpuUuid, wanted: WantedGpu | None, promised: Sequence[PromisedDevice]) -> GpuPlan:
+        return plan_gpu(read_gpu(uuid, self._inventory, self._record), wanted, promised)
 
     def _switch(self, plan: GpuPlan) -> str:
         """Change the MIG mode; who keeps it from being changed, as a sentence, "" for nobody."""
@@ -84,49 +86,3 @@ class LayoutApplier:
         except InUse:
             return f"MIG mode cannot be turned {plan.mode_change}: the GPU is in use by {self._manager.who(plan.uuid)}."
         return ""
-
-    def _read(self, uuid: GpuUuid) -> ObservedGpu:
-        """The GPU as the last step left it."""
-        seen, division = self._inventory.known(uuid), self._inventory.divisions.get(uuid)
-        if seen is None or division is None:
-            raise never_seen(uuid)
-        needed = references(self._record.claims.values())
-        ages = {key: age for age, key in enumerate(self._record.instances)}
-        return ObservedGpu(
-            uuid=uuid,
-            board=division.board,
-            capable=division.capable,
-            enabled=division.enabled,
-            pending=division.pending,
-            switched_by_reset=seen.gpu.mig_needs_reset,
-            parts=tuple(self._part(division, one, ages.get(one.instance.key, 0)) for one in division.held),
-            missing={key.place: str(needed[key][0]) for key in division.missing},
-            whole=self._whole(uuid),
-        )
-
-    def _part(self, division: GpuMigView, one: HeldInstance, age: int) -> Part:
-        instance = one.instance
-        profile = division.board.by_id(instance.profile_id) if division.board else None
-        going = one.use is Use.ORPHAN  # what could be destroyed is gone by now
-        return Part(
-            profile=profile.name if profile else f"profile {instance.profile_id}",
-            profile_id=instance.profile_id,
-            start=instance.start,
-            size=instance.size,
-            use=one.use,
-            claims=one.claims,
-            stuck=going,
-            holder=one.holder,
-            number=instance.gi,
-            doubtful=going and self._inventory.own(instance) is None,
-            age=age,
-        )
-
-    def _whole(self, uuid: GpuUuid) -> tuple[str, ...]:
-        """The claims that have all of the GPU."""
-        return tuple(
-            str(claim)
-            for claim in self._record.claims.values()
-            if claim.state is PreparationState.PREPARED
-            and any(one.gpu == uuid and one.partition is None and not one.admin for one in claim.devices)
-        )

@@ -63,7 +63,7 @@ def references(claims: Iterable[PreparedClaim]) -> Mapping[PlacementKey, tuple[P
     for claim in claims:
         if claim.state is not PreparationState.PREPARED:
             continue
-        for key in {device.key for device in claim.devices if device.key is not None}:
+        for key in dict.fromkeys(device.key for device in claim.devices if device.key is not None):
             found[key] = (*found.get(key, ()), claim)
     return found
 

@@ -1,0 +1,92 @@
+"""Reads what plans of a GPU are made from: how the last step left it, whose its instances are, and what claims need of it.
+
+Owns the way from the inventory and the record to the planner's values. Asks NVML nothing, and decides nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from draco.agent.hardware.instances import HeldInstance, PlacementKey, Use
+from draco.agent.hardware.nvml_errors import never_seen
+from draco.agent.mig.inventory import MigInventory
+from draco.agent.mig.ownership import references
+from draco.agent.record.checkpoint import Checkpoint, InstanceState, PreparationState, PreparedClaim
+from draco.mig.board import Board
+from draco.mig.observed import ObservedGpu, Part
+from draco.resources.names import GpuUuid
+
+
+def read_gpu(uuid: GpuUuid, inventory: MigInventory, record: Checkpoint) -> ObservedGpu:
+    """The GPU as the last step left it."""
+    seen, division = inventory.known(uuid), inventory.divisions.get(uuid)
+    if seen is None or division is None:
+        raise never_seen(uuid)
+    needed = references(record.claims.values())
+    ages = {key: age for age, key in enumerate(record.instances)}
+    return ObservedGpu(
+        uuid=uuid,
+        board=division.board,
+        capable=division.capable,
+        enabled=division.enabled,
+        pending=division.pending,
+        switched_by_reset=seen.gpu.mig_needs_reset,
+        parts=tuple(_held(inventory, division.board, one, ages.get(one.instance.key, 0)) for one in division.held),
+        missing={key.place: str(needed[key][0]) for key in division.missing},
+        whole=_whole(uuid, record),
+    )
+
+
+def read_places(claims: Mapping[PlacementKey, Sequence[PreparedClaim]]) -> dict[PlacementKey, Part]:
+    """The places where claims have their instances, or are to have them."""
+    return {
+        key: _part(key, part.size, part.profile, use=None, claims=tuple(map(str, holders)))
+        for key, holders in claims.items()
+        for device in holders[0].devices
+        if device.key == key and (part := device.partition)
+    }
+
+
+def read_unneeded(claim: PreparedClaim, record: Checkpoint) -> dict[GpuUuid, list[Part]]:
+    """What no other claim needs of the GPUs of which a claim has instances. The claim's own come first, and name it."""
+    others = references(one for one in record.claims.values() if one.uid != claim.uid)
+    free = {key: own for key, own in record.instances.items() if key not in others}
+    mine = [key for device in claim.devices if (key := device.key) and key in free]
+    found: dict[GpuUuid, list[Part]] = {key.gpu: [] for key in mine}
+    ages = {key: age for age, key in enumerate(free)}
+    for key in dict.fromkeys((*mine, *(key for key in free if key.gpu in found))):
+        use, claims = (Use.CLAIM, (str(claim),)) if key in mine else (Use.WARM, ())
+        use = use if free[key].state is InstanceState.MADE else Use.ORPHAN
+        found[key.gpu].append(_part(key, free[key].size, use=use, claims=claims, age=ages[key]))
+    return found
+
+
+def _held(inventory: MigInventory, board: Board | None, one: HeldInstance, age: int) -> Part:
+    profile = board.by_id(one.instance.profile_id) if board else None
+    going = one.use is Use.ORPHAN  # what could be destroyed is gone by now
+    return _part(
+        one.instance.key,
+        one.instance.size,
+        profile.name if profile else "",
+        use=one.use,
+        claims=one.claims,
+        stuck=going,
+        holder=one.holder,
+        number=one.instance.gi,
+        doubtful=going and inventory.own(one.instance) is None,
+        age=age,
+    )
+
+
+def _part(key: PlacementKey, size: int, profile: str = "", **fields: Any) -> Part:
+    name = profile or f"profile {key.profile_id}"
+    return Part(profile=name, profile_id=key.profile_id, start=key.start, size=size, **fields)
+
+
+def _whole(uuid: GpuUuid, record: Checkpoint) -> tuple[str, ...]:
+    """The claims that have all of the GPU."""
+    return tuple(
+        str(claim)
+        for claim in record.claims.values()
+        if claim.state is PreparationState.PREPARED
+        and any(one.gpu == uuid and one.partition is None and not one.admin for one in claim.devices)
+    )
