@@ -20,6 +20,8 @@ EVALUATIONS = 2
 """Draco evaluates twice: for the answer, and for what it costs."""
 ATTEMPTS = 3
 """Of which the quickest counts: others use the machine as well."""
+AT_ONCE_S = 0.05
+"""What took less is not measured again: no machine takes so little for `LONGEST` loops."""
 TOWERS = 150
 
 
@@ -69,10 +71,11 @@ def test_a_hostile_selector_is_answered_soon_and_as_kubernetes_answers(
         assert BOUNDED[name] in str(said)
     else:
         assert without_luck(case, said) == without_luck(case, wanted[name])
-    for _ in range(ATTEMPTS - 1):
-        if took_s / EVALUATIONS > LONGEST * timed(a_loop)[1]:
-            took_s = min(took_s, timed(lambda: draco_says(case))[1])
-    assert took_s / EVALUATIONS <= LONGEST * max(timed(a_loop)[1] for _ in range(ATTEMPTS))
+    if took_s > AT_ONCE_S:
+        for _ in range(ATTEMPTS - 1):
+            if took_s / EVALUATIONS > LONGEST * timed(a_loop)[1]:
+                took_s = min(took_s, timed(lambda: draco_says(case))[1])
+        assert took_s / EVALUATIONS <= LONGEST * max(timed(a_loop)[1] for _ in range(ATTEMPTS))
 
 
 def test_nesting_of_any_shape_and_depth_is_answered_as_kubernetes_answers() -> None:

@@ -7,7 +7,6 @@ node's name in it is the API server's own word. No scheduler and no controller r
 import ssl
 import subprocess
 import time
-import urllib.error
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from draco.kube.connect.connection import Connection
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.programs import binaries
 from tests.doubles.token import FixedToken
-from tests.requests import call
+from tests.requests import ONLY_METADATA, RefusedError, call
 
 CHART = Path(__file__).parents[3] / "charts" / "draco"
 NAMESPACE = "draco-system"
@@ -55,13 +54,13 @@ class Cluster:
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": TENANT}})
         self._make_objects()
 
-    def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+    def call(self, method: str, path: str, body: object = None, *, accept: str = "application/json") -> dict[str, Any]:
         """As administrator."""
         deadline = time.monotonic() + 60
         while True:
             try:
-                return call(self.plane, method, path, body)
-            except urllib.error.HTTPError as error:
+                return call(self.plane, method, path, body, accept=accept)
+            except RefusedError as error:
                 # A kind that has just been defined asks to come again, or is not there yet.
                 if error.code not in (404, 429) or time.monotonic() > deadline:
                     raise
@@ -91,7 +90,7 @@ class Cluster:
             f"{_ADMISSION}/validatingadmissionpolicies",
             f"{_ADMISSION}/validatingadmissionpolicybindings",
         ):
-            for item in self.call("GET", path)["items"]:
+            for item in self.call("GET", path, accept=ONLY_METADATA)["items"] or []:
                 meta = item["metadata"]
                 found[f"{path} {meta.get('namespace', '')}/{meta['name']}"] = f"{meta['uid']} {meta['resourceVersion']}"
         return found

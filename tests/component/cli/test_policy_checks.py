@@ -3,7 +3,6 @@
 import uuid
 from http import HTTPStatus
 from typing import Any
-from urllib.error import HTTPError
 
 import pytest
 
@@ -11,7 +10,7 @@ from draco.cli.input.policy_checks import refusal
 from draco.resources.api.draco import MigPolicy
 from draco.resources.written.manifests import ManifestError, decode_own
 from draco_local.cluster.controlplane import ControlPlane
-from tests.requests import call
+from tests.requests import RefusedError, call
 
 PATH = "/apis/draco.dev/v1alpha1/migpolicies"
 DYNAMIC = {"mode": "Dynamic"}
@@ -90,7 +89,7 @@ BAD: list[dict[str, Any]] = [
 def server_takes(plane: ControlPlane, manifest: dict[str, Any]) -> bool:
     try:
         call(plane, "POST", f"{PATH}?dryRun=All&fieldValidation=Strict", manifest)
-    except HTTPError as error:
+    except RefusedError as error:
         if error.code not in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
             raise
         return False

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import urllib.error
 import uuid
 from http import HTTPStatus
 from pathlib import Path
@@ -22,7 +21,7 @@ from draco.resources.written.limits import refusal
 from draco.resources.written.manifests import decode
 from draco_local.cluster.controlplane import ControlPlane
 from tests.doubles.faultproxy import FaultProxy, answer
-from tests.requests import call
+from tests.requests import RefusedError, call
 from tests.unit.resources.test_limits import DEVICE, POOL, many
 
 Json = dict[str, Any]
@@ -265,7 +264,7 @@ def stored(plane: ControlPlane, plural: str, part: Json) -> tuple[bool, str]:
     said = refusal(decode(manifest, source="f"))
     try:
         call(plane, "POST", f"{path}?dryRun=All", manifest)
-    except urllib.error.HTTPError as error:
+    except RefusedError as error:
         return error.code != HTTPStatus.UNPROCESSABLE_ENTITY, said
     return True, said
 

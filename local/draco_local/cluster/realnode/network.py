@@ -13,8 +13,9 @@ import hashlib
 import json
 import os
 import re
+import socket
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
@@ -260,14 +261,30 @@ def processes_in(namespace: str) -> list[int]:
 
 def delete_namespace(namespace: str) -> None:
     """Delete one namespace and with it every link inside; nothing happens when it is gone already."""
-    if (NETNS_FOLDER / namespace).exists():
-        _ip("netns", "delete", namespace)
+    _delete((NETNS_FOLDER / namespace).exists, "netns", "delete", namespace)
 
 
 def delete_host_link(names: NetworkNames) -> None:
-    """Delete the host's end of the link, which normally went with the control plane's namespace."""
-    if Path("/sys/class/net", names.host_link).exists():
-        _ip("link", "delete", names.host_link)
+    """Delete the host's end of the link, which normally goes with the control plane's namespace."""
+    _delete(lambda: _is_link(names.host_link), "link", "delete", names.host_link)
+
+
+def _is_link(name: str) -> bool:
+    try:
+        socket.if_nametoindex(name)
+    except OSError:
+        return False
+    return True
+
+
+def _delete(exists: Callable[[], bool], *command: str) -> None:
+    """Delete what the kernel, which takes its time, or another process may delete at any moment."""
+    try:
+        if exists():
+            _ip(*command)
+    except NetworkError:
+        if exists():
+            raise
 
 
 def _ip(*arguments: str, why: str = "") -> str:

@@ -1,10 +1,12 @@
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
 
+from draco_local.cluster.realnode import network
 from draco_local.cluster.realnode.network import (
     MAX_NODES,
     AddressPlan,
@@ -12,6 +14,7 @@ from draco_local.cluster.realnode.network import (
     NetworkNames,
     choose_addresses,
     create_control,
+    delete_namespace,
     host_routes,
     names_of,
 )
@@ -100,6 +103,21 @@ def test_what_the_kernel_lacks_is_said_in_a_sentence(
         NetworkError, match=rf"^The kernel cannot make {said} .*: RTNETLINK answers: Operation not supported\.$"
     ):
         create_control(NAMES, plan)
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_what_goes_by_itself_while_it_is_deleted_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, goes: bool
+) -> None:
+    entry = tmp_path / "a-namespace"
+    entry.touch()
+    monkeypatch.setattr(network, "NETNS_FOLDER", tmp_path)
+    program = tmp_path / "ip"
+    program.write_text(f"#!/bin/sh\n{f'/bin/rm {entry}' if goes else ''}\necho 'Cannot open it' >&2; exit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with nullcontext() if goes else pytest.raises(NetworkError, match=r"`ip netns delete .*` failed: Cannot open it\."):
+        delete_namespace(entry.name)
 
 
 def test_routes_that_lead_anywhere_but_the_default_gateway_are_taken(
