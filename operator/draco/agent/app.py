@@ -261,11 +261,11 @@ class Agent:
             self.tell("RegistrationRefused", "Register", f"Kubelet refused the driver: {registration.error}")
         self.report_changed()
 
-    def contested(self, contest: PluginConflict | None) -> None:
+    def contested(self, conflict: PluginConflict | None) -> None:
         """Somebody else serves the driver, too, or does so no more."""
-        if contest is not None:
-            self._log.error("plugin.contested", gives_way=contest.gives_way, error=contest.sentence)
-            self.tell("AnotherPlugin", "GiveWay" if contest.gives_way else "KeepNode", contest.sentence)
+        if conflict is not None:
+            self._log.error("plugin.contested", gives_way=conflict.gives_way, error=conflict.sentence)
+            self.tell("AnotherPlugin", "GiveWay" if conflict.gives_way else "KeepNode", conflict.sentence)
         else:
             self._log.info("plugin.uncontested")
         self.parts.publisher.hold(self.giving_way())
@@ -273,8 +273,8 @@ class Agent:
 
     def giving_way(self) -> str:
         """To whom, as a sentence; "" while the node is ours."""
-        contest = self.parts.plugin.contest
-        return contest.sentence if contest is not None and contest.gives_way else ""
+        conflict = self.parts.plugin.conflict
+        return conflict.sentence if conflict is not None and conflict.gives_way else ""
 
     def report_changed(self) -> None:
         """What is reported of the node may be new."""
@@ -288,7 +288,7 @@ class Agent:
             published=self.parts.publisher.published,
             problem=self.parts.publisher.problem,
             registration=self.parts.plugin.registration,
-            contest=self.parts.plugin.contest,
+            conflict=self.parts.plugin.conflict,
             claims=node_status.prepared(self.parts.checkpoint.claims),
             divisions=self.parts.dividing.divisions if self.parts.startup.recovered.is_set() else {},
             features=self._features,

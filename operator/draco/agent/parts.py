@@ -68,7 +68,7 @@ class Listener(Protocol):
         """Kubelet took the driver, or refused it."""
         ...
 
-    def contested(self, contest: PluginConflict | None) -> None:
+    def contested(self, conflict: PluginConflict | None) -> None:
         """Somebody else serves the driver, too, or does so no more."""
         ...
 
@@ -275,7 +275,7 @@ class AgentParts:
             clock=self._clock,
             check_s=self._settings.socket_check_s,
             on_registration=self._listener.registered,
-            on_contest=self._listener.contested,
+            on_conflict=self._listener.contested,
             on_stopping=self.health.close,
         )
 

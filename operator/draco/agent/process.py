@@ -35,7 +35,7 @@ class ApiServerAccess(msgspec.Struct, frozen=True):
     service_account: Path
 
 
-Connect = Callable[[ApiServerAccess], Awaitable[Connection]]
+ConnectWith = Callable[[ApiServerAccess], Awaitable[Connection]]
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -93,7 +93,7 @@ def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run(
-    connect: Connect,
+    connect: ConnectWith,
     *,
     library: Any = None,
     kubeconfig: Path | None,
@@ -107,7 +107,7 @@ def run(
     asyncio.run(_run(settings, connect, ApiServerAccess(kubeconfig, service_account), library))
 
 
-async def _run(settings: AgentSettings, connect: Connect, access: ApiServerAccess, library: Any) -> None:
+async def _run(settings: AgentSettings, connect: ConnectWith, access: ApiServerAccess, library: Any) -> None:
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
-Tell = Callable[[str, str, str], None]
+TellOfNode = Callable[[str, str, str], None]
 
 NAMES_S = 5.0
 """So long kubelet is served later for the names of the GPUs. Then it may give claims up; none is prepared without names."""
@@ -69,7 +69,7 @@ class Startup:
         kubelet_denies: Callable[[ClaimUid], bool],
         on_record: InThread,
         with_driver: InThread,
-        tell: Tell,
+        tell: TellOfNode,
         rewritten: Callable[[PreparedClaim], None],
         clock: Clock,
         random: Random,

@@ -13,7 +13,7 @@ import msgspec
 
 from draco.cel.syntax.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, Select, children
 
-Kind: TypeAlias = OneOf["attributes", "capacity", "driver", "allowMultipleAllocations"]
+PathKind: TypeAlias = OneOf["attributes", "capacity", "driver", "allowMultipleAllocations"]
 
 
 class AttributePath(NamedTuple):
@@ -23,7 +23,7 @@ class AttributePath(NamedTuple):
     device has anything in it. With neither: the device's driver, or whether it allows multiple allocations.
     """
 
-    kind: Kind
+    kind: PathKind
     domain: str | None = None
     id: str | None = None
 

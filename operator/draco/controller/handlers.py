@@ -14,7 +14,7 @@ import kopf
 import msgspec
 
 from draco.kube.connect.connection import Connect
-from draco.kube.watch.watching import Event, Removal, upsert
+from draco.kube.watch.watching import Removal, WatchEvent, upsert
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import Kind
 
@@ -34,7 +34,7 @@ class KopfFeed(Protocol):
         """A watch of the kind has begun."""
         ...
 
-    def seen(self, kind: Kind[Any], event: Event[Any], version: str) -> None:
+    def seen(self, kind: Kind[Any], event: WatchEvent[Any], version: str) -> None:
         """Something happened to an object of the kind."""
         ...
 

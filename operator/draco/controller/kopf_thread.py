@@ -16,7 +16,7 @@ import structlog
 
 from draco.controller.own_kinds import OwnKind
 from draco.kube.connect.connection import Connect
-from draco.kube.watch.watching import Event
+from draco.kube.watch.watching import WatchEvent
 from draco.resources.kinds import Kind
 
 log = structlog.get_logger(__name__)
@@ -76,7 +76,7 @@ class KopfThread:
         """A watch of the kind has begun."""
         self._tell(self._own_kinds[kind].watching)
 
-    def seen(self, kind: Kind[Any], event: Event[Any], version: str) -> None:
+    def seen(self, kind: Kind[Any], event: WatchEvent[Any], version: str) -> None:
         """Something happened to an object of the kind."""
         self._tell(self._own_kinds[kind].seen, event, version)
 

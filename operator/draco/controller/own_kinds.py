@@ -26,7 +26,7 @@ from draco.kube.connect.retry import Backoff, asked_to_wait_s
 from draco.kube.errors import ApiError, NotFound
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.store import ApiObject
-from draco.kube.watch.watching import Event, ListedCollection, Removal, UndecodableObject, Upsert, list_all
+from draco.kube.watch.watching import ListedCollection, Removal, UndecodableObject, Upsert, WatchEvent, list_all
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import Kind
 
@@ -89,7 +89,7 @@ class OwnKind(Collection[T]):
         self._unwatched_since = self._clock.monotonic()
         self._wanted.set()
 
-    def seen(self, event: Event[T], version: str) -> None:
+    def seen(self, event: WatchEvent[T], version: str) -> None:
         """Kopf saw this event."""
         self.heard()
         match event:

@@ -21,7 +21,7 @@ from draco.explanation.findings.folding import folded
 from draco.explanation.findings.nodes import MAX_NODES, device_causes, main_reason
 from draco.explanation.findings.placement import nodes_for
 from draco.explanation.findings.together import fits_alone
-from draco.explanation.findings.verdicts import asks_of
+from draco.explanation.findings.verdicts import constrained_requests
 from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, Problem, RequestExplanation
 from draco.explanation.note import note
 from draco.explanation.problems.claims import problems_of
@@ -108,7 +108,7 @@ def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[st
     except AllocationError as error:
         reason = PendingReason.CLASS_MISSING if _lacks_class(fleet, claims) else PendingReason.INVALID
         return Explanation(reason=reason, summary="", error=str(error), problems=problems_of(fleet, claims))
-    found = fleet_findings(fleet, claims, asks_of(expanded), nodes)
+    found = fleet_findings(fleet, claims, constrained_requests(expanded), nodes)
     requests = folded(fleet, found)
     fits_on = sorted(name for group in found.groups if group.verdict is AllocatorVerdict.FITS for name in group.names)
     errors = [
@@ -139,11 +139,11 @@ def _with_fits_alone(
 ) -> list[RequestExplanation]:
     """The requests, with whether each would fit if it were the only one."""
     tested = []
-    for number, (ask, request) in enumerate(zip(found.asks, requests, strict=True)):
-        groups = [group for group in found.groups if group.free[number] >= ask.wanted]
+    for number, (constrained, request) in enumerate(zip(found.requests, requests, strict=True)):
+        groups = [group for group in found.groups if group.free[number] >= constrained.wanted]
         groups.sort(key=lambda group: group.free[number], reverse=True)
         nodes = [group.names[0] for group in groups[:_MAX_ALONE]]
-        alone = (fits and len(requests) == 1) or fits_alone(fleet, ask.claim, request.request, nodes)
+        alone = (fits and len(requests) == 1) or fits_alone(fleet, constrained.claim, request.request, nodes)
         tested.append(msgspec.structs.replace(request, fits_alone=alone))
     return tested
 

@@ -7,7 +7,7 @@ Rooms: `rules` (by what they look at, and their order), over `objects` (where th
 `names` (what NVIDIA's driver publishes) and `model` (findings and edits).
 """
 
-from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, Path, SetField, Severity
+from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, Severity, TreePath
 from draco.linting.rules import lint
 
-__all__ = ["DropField", "Edit", "Finding", "Manifest", "MoveField", "Path", "SetField", "Severity", "lint"]
+__all__ = ["DropField", "Edit", "Finding", "Manifest", "MoveField", "SetField", "Severity", "TreePath", "lint"]

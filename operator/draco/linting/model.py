@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 Json: TypeAlias = dict[str, Any]
-Path: TypeAlias = tuple[str | int, ...]
+TreePath: TypeAlias = tuple[str | int, ...]
 """Keys and list indices that lead from the top of a manifest to a place in it."""
 Severity: TypeAlias = Literal["error", "warning"]
 """error: a cluster refuses it, or it can never do what it says. warning: it is accepted, and probably not meant."""
@@ -17,21 +17,21 @@ Severity: TypeAlias = Literal["error", "warning"]
 class SetField(msgspec.Struct, frozen=True, tag="put"):
     """Set what stands at a place; mappings on the way there are made."""
 
-    path: Path
+    path: TreePath
     value: Any
 
 
 class DropField(msgspec.Struct, frozen=True, tag="drop"):
     """Take away what stands at a place."""
 
-    path: Path
+    path: TreePath
 
 
 class MoveField(msgspec.Struct, frozen=True, tag="move"):
     """Take what stands at one place to another, with its comments; mappings on the way there are made."""
 
-    path: Path
-    to: Path
+    path: TreePath
+    to: TreePath
 
 
 Edit: TypeAlias = SetField | DropField | MoveField
@@ -54,5 +54,5 @@ class Finding(msgspec.Struct, frozen=True):
     severity: Severity
     message: str
     manifest: int
-    path: Path
+    path: TreePath
     edits: tuple[tuple[int, Edit], ...] = ()

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from draco.linting.model import Json, Manifest, Path
+from draco.linting.model import Json, Manifest, TreePath
 from draco.linting.names import CLASSES
 
 GROUP: Final = "resource.k8s.io"
-WORKLOADS: Final[Mapping[str, Path]] = MappingProxyType(
+WORKLOADS: Final[Mapping[str, TreePath]] = MappingProxyType(
     {
         "Pod": ("spec",),
         "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
@@ -36,7 +36,7 @@ class WrittenClaim(NamedTuple):
     """What a claim or a template asks for; `devices` stands at `path`."""
 
     manifest: int
-    path: Path
+    path: TreePath
     devices: Json
     name: str
     namespace: str
@@ -46,7 +46,7 @@ class WrittenClaim(NamedTuple):
 class WrittenRequest(NamedTuple):
     """A request, or one alternative of a prioritized list."""
 
-    path: Path
+    path: TreePath
     fields: Json
 
 
@@ -54,7 +54,7 @@ class WrittenPodSpec(NamedTuple):
     """The spec of a pod, or of the pods of a workload; `replicas` is 1 where nothing says how many."""
 
     manifest: int
-    path: Path
+    path: TreePath
     spec: Json
     kind: str
     name: str
@@ -66,7 +66,7 @@ class WrittenSelector(NamedTuple):
     """An expression and where it stands; `driver` is that of the devices it is about, where this is known."""
 
     manifest: int
-    path: Path
+    path: TreePath
     expression: str
     driver: str | None
     is_of_class: bool
@@ -82,7 +82,7 @@ def listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
 
 
-def at(tree: Json, path: Path) -> Any:
+def at(tree: Json, path: TreePath) -> Any:
     """What stands at a place, or None."""
     here: Any = tree
     for step in path:
@@ -125,7 +125,7 @@ def claims(manifests: Sequence[Manifest]) -> Iterator[WrittenClaim]:
         if kind not in {"ResourceClaim", "ResourceClaimTemplate"} or not is_of_group(manifest):
             continue
         is_template = kind == "ResourceClaimTemplate"
-        path: Path = ("spec", "spec", "devices") if is_template else ("spec", "devices")
+        path: TreePath = ("spec", "spec", "devices") if is_template else ("spec", "devices")
         devices = mapping(at(manifest.tree, path))
         yield WrittenClaim(index, path, devices, name_of(manifest.tree), namespace_of(manifest.tree), is_template)
 
@@ -177,7 +177,7 @@ def selectors(manifests: Sequence[Manifest]) -> Iterator[WrittenSelector]:
 
 
 def _expressions(
-    manifest: int, path: Path, holder: Json, driver: str | None, *, is_of_class: bool
+    manifest: int, path: TreePath, holder: Json, driver: str | None, *, is_of_class: bool
 ) -> Iterator[WrittenSelector]:
     for number, selector in enumerate(listed(holder.get("selectors"))):
         expression = mapping(mapping(selector).get("cel")).get("expression")

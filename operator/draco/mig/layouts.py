@@ -39,7 +39,7 @@ class _Wanted(NamedTuple):
 
 
 _TOKENS = MappingProxyType({"ofa_engines": "optical flow accelerators", "jpeg_engines": "JPEG engines"})
-Value = tuple[int, int, int, int]
+ArrangementValue = tuple[int, int, int, int]
 """What makes one arrangement better than another: units wanted that it holds, instances that it holds, those where they were
 wanted or are already, and the capability it leaves."""
 
@@ -111,15 +111,15 @@ def _arranged(
 ) -> tuple[list[Placement], list[Profile]]:
     """The best arrangement of as much as fits, and what does not."""
     ordered = sorted(wanted, key=lambda each: (-each.profile.size, each.start is None, each.profile.id))
-    known: dict[tuple[State, int], tuple[Value, tuple[Placement | None, ...]]] = {}
+    known: dict[tuple[State, int], tuple[ArrangementValue, tuple[Placement | None, ...]]] = {}
 
-    def best(state: State, index: int) -> tuple[Value, tuple[Placement | None, ...]]:
+    def best(state: State, index: int) -> tuple[ArrangementValue, tuple[Placement | None, ...]]:
         if index == len(ordered):
             return (0, 0, 0, made.capability(state)), ()
         if (state, index) not in known:
             each = ordered[index]
             value, rest = best(state, index + 1)
-            found: tuple[Value, tuple[Placement | None, ...]] = (value, (None, *rest))
+            found: tuple[ArrangementValue, tuple[Placement | None, ...]] = (value, (None, *rest))
             for placement in made.fits(state):
                 if placement.profile != each.profile:
                     continue

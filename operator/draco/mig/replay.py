@@ -58,10 +58,10 @@ class SimulatedFleet:
             yield range(first, min(first + self.gpus_per_node, len(self.pool.states)))
 
 
-Rule = Callable[[SimulatedFleet, Profile], Choice | None]
+PlacementRule = Callable[[SimulatedFleet, Profile], Choice | None]
 
 
-def rule_of(policy: Policy, chance: Callable[[int], int]) -> Rule | None:
+def rule_of(policy: Policy, chance: Callable[[int], int]) -> PlacementRule | None:
     """The rule of a policy; None for the bound, which places nothing. `chance(n)` draws one of 0 … n-1."""
     match policy:
         case Policy.SCHEDULER_1_35:
@@ -149,7 +149,7 @@ class ReplayCounts(msgspec.Struct):
 class Replay:
     """One policy on one fleet. Without a rule nothing is placed: a claim is accepted if all together fit."""
 
-    def __init__(self, fleet: SimulatedFleet, rule: Rule | None, max_moves: int = 0) -> None:
+    def __init__(self, fleet: SimulatedFleet, rule: PlacementRule | None, max_moves: int = 0) -> None:
         self.fleet = fleet
         self.board = fleet.geometry.board
         self.gpus = len(fleet.pool.states)

@@ -18,14 +18,21 @@ from draco.resources.semver import SemVer, SemVerError
 from draco.selectors.demands import Demand
 from draco.selectors.tokens import replaced, tokens
 
-Operator: TypeAlias = OneOf["==", "!=", "<", "<=", ">", ">=", "in"]
+Relation: TypeAlias = OneOf["==", "!=", "<", "<=", ">", ">=", "in"]
 Plain: TypeAlias = bool | int | float | str | Quantity | SemVer
 """What a demand can compare with: constants, and quantities and versions made of constants."""
 
-_OPERATORS: Final[dict[str, Operator]] = {f"_{sign}_": sign for sign in ("==", "!=", "<", "<=", ">", ">=")}
+_OPERATORS: Final[dict[str, Relation]] = {f"_{sign}_": sign for sign in ("==", "!=", "<", "<=", ">", ">=")}
 _BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE])(i?)[bB]?")
-_FLIPPED: Final[dict[Operator, Operator]] = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_COMPARED: Final[dict[tuple[Operator, int], Operator]] = {
+_FLIPPED: Final[dict[Relation, Relation]] = {
+    "==": "==",
+    "!=": "!=",
+    "<": ">",
+    "<=": ">=",
+    ">": "<",
+    ">=": "<=",
+}
+_COMPARED: Final[dict[tuple[Relation, int], Relation]] = {
     (">=", 0): ">=",
     (">", 0): ">",
     ("<=", 0): "<=",
@@ -48,7 +55,7 @@ class Comparison(msgspec.Struct, frozen=True):
     """A demand that compares one thing of a device with a constant, the device's on the left."""
 
     path: AttributePath
-    operator: Operator
+    operator: Relation
     values: tuple[Plain, ...]
     """The constant; of "in", all of them."""
     start: int = -1
@@ -77,7 +84,7 @@ def comparison(demand: Demand) -> Comparison | None:
     return None if path is None or path.kind == "driver" else Comparison(path, "==", (True,))
 
 
-def holds(operator: Operator, left: object, values: Sequence[Plain]) -> bool | None:
+def holds(operator: Relation, left: object, values: Sequence[Plain]) -> bool | None:
     """Whether the comparison holds for a published value; None where the two cannot be compared so."""
     if operator == "in":
         return any(_same_kind(left, value) and left == value for value in values)
@@ -100,7 +107,7 @@ def _same_kind(one: object, other: object) -> bool:
     return type(one) is type(other)
 
 
-def _operation(demand: Demand, left: Expr, operator: Operator, right: Expr) -> Comparison | None:
+def _operation(demand: Demand, left: Expr, operator: Relation, right: Expr) -> Comparison | None:
     match left, right:
         case Call(function="compareTo", target=one, arguments=(other,)), Literal(kind="int", value=int(answer)):
             meant = _COMPARED.get((operator, answer))
@@ -108,7 +115,7 @@ def _operation(demand: Demand, left: Expr, operator: Operator, right: Expr) -> C
     return _compared(demand, left, operator, right)
 
 
-def _compared(demand: Demand, left: Expr, operator: Operator, right: Expr) -> Comparison | None:
+def _compared(demand: Demand, left: Expr, operator: Relation, right: Expr) -> Comparison | None:
     path, constant = _path(left), _constant(right)
     if path is None or constant is None:
         path, constant = _path(right), _constant(left)

@@ -27,10 +27,10 @@ class Served:
     """A plugin that runs, and what it said of others."""
 
     def __init__(self, root: Path) -> None:
-        self.contests: list[PluginConflict | None] = []
+        self.conflicts: list[PluginConflict | None] = []
         self.where = sockets(root, DRIVER)
         self.plugin = Plugin(
-            self.where, driver=DRIVER, services=[], clock=SystemClock(), check_s=0.02, on_contest=self.contests.append
+            self.where, driver=DRIVER, services=[], clock=SystemClock(), check_s=0.02, on_conflict=self.conflicts.append
         )
 
     @property
@@ -79,10 +79,10 @@ def other() -> RecordingPlugin:
     return RecordingPlugin(DRIVER)
 
 
-async def until_contested(served: Served) -> PluginConflict:
-    await eventually(lambda: served.plugin.contest)
-    assert served.plugin.contest
-    return served.plugin.contest
+async def until_conflict(served: Served) -> PluginConflict:
+    await eventually(lambda: served.plugin.conflict)
+    assert served.plugin.conflict
+    return served.plugin.conflict
 
 
 async def test_one_that_comes_later_by_a_socket_of_its_own_is_named_and_we_register_again(
@@ -92,11 +92,11 @@ async def test_one_that_comes_later_by_a_socket_of_its_own_is_named_and_we_regis
     async with running(root) as served:
         before = identity(served.registration)
         async with other.serving(root, pod="its-uid"):
-            contest = await until_contested(served)
-            assert not contest.gives_way
-            assert f"{DRIVER}-its-uid-reg.sock" in contest.sentence
-            assert f"process {os.getpid()}" in contest.sentence
-            assert "Draco keeps the node and has registered again" in contest.sentence
+            conflict = await until_conflict(served)
+            assert not conflict.gives_way
+            assert f"{DRIVER}-its-uid-reg.sock" in conflict.sentence
+            assert f"process {os.getpid()}" in conflict.sentence
+            assert "Draco keeps the node and has registered again" in conflict.sentence
             seen: set[SocketFile | None] = {before}
 
             def registered_twice() -> bool:
@@ -105,8 +105,8 @@ async def test_one_that_comes_later_by_a_socket_of_its_own_is_named_and_we_regis
 
             await eventually(registered_twice)
             assert (await served.info()).name == DRIVER
-        await eventually(lambda: served.plugin.contest is None)
-        assert [contest is not None for contest in served.contests] == [True, False]
+        await eventually(lambda: served.plugin.conflict is None)
+        assert [conflict is not None for conflict in served.conflicts] == [True, False]
 
 
 async def test_one_that_puts_its_sockets_in_the_place_of_ours_keeps_them_and_we_serve_beside_it(
@@ -115,31 +115,31 @@ async def test_one_that_puts_its_sockets_in_the_place_of_ours_keeps_them_and_we_
     async with running(root) as served:
         async with other.serving(root):
             theirs = [identity(path) for path in (served.where.registration, served.where.service)]
-            contest = await until_contested(served)
-            assert not contest.gives_way
+            conflict = await until_conflict(served)
+            assert not conflict.gives_way
             await eventually(lambda: served.registration != served.where.registration and served.registration.exists())
             info = await served.info()
             assert info.name == DRIVER
             assert info.endpoint != str(served.where.service), "kubelet would call the other one"
             assert listener(Path(info.endpoint)) == os.getpid()
             assert [identity(path) for path in (served.where.registration, served.where.service)] == theirs
-        await eventually(lambda: served.plugin.contest is None)
+        await eventually(lambda: served.plugin.conflict is None)
     assert names(root) == []
 
 
 async def test_to_one_that_was_there_first_we_give_way_until_it_is_gone(root: Path, other: RecordingPlugin) -> None:
     async with other.serving(root, pod="its-uid"), running(root) as served:
-        contest = await until_contested(served)
-        assert contest.gives_way
-        assert "was served on this node before Draco by" in contest.sentence
+        conflict = await until_conflict(served)
+        assert conflict.gives_way
+        assert "was served on this node before Draco by" in conflict.sentence
         assert not served.where.registration.exists()
-        assert served.plugin.registration.error == contest.sentence
+        assert served.plugin.registration.error == conflict.sentence
     async with other.serving(root, pod="its-uid"):
         late = Served(root)
         task = asyncio.create_task(late.plugin.run())
-        await until_contested(late)
+        await until_conflict(late)
     await eventually(late.where.registration.exists)
-    assert late.plugin.contest is None
+    assert late.plugin.conflict is None
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
@@ -151,8 +151,8 @@ async def test_of_two_agents_that_begin_at_the_same_moment_the_later_one_gives_w
         served.plugin._rivals.begin = lambda: None  # type: ignore[method-assign]  # each looked before the other was there
     one.plugin._rivals.since_s, two.plugin._rivals.since_s = 1.0, 2.0
     tasks = [asyncio.create_task(served.plugin.run()) for served in (two, one)]
-    assert (await until_contested(two)).gives_way
-    await eventually(lambda: one.plugin.contest is None and one.plugin.serving.is_set())
+    assert (await until_conflict(two)).gives_way
+    await eventually(lambda: one.plugin.conflict is None and one.plugin.serving.is_set())
     assert (await one.info()).name == DRIVER
     for task in tasks:
         task.cancel()
@@ -168,13 +168,13 @@ async def test_where_others_have_all_paths_it_says_so_and_goes_on_when_they_end(
         path.parent.mkdir(parents=True, exist_ok=True)
         mute.append(await asyncio.start_unix_server(lambda _reader, writer: writer.close(), path))
     async with running(root) as served:
-        contest = await until_contested(served)
-        assert contest.gives_way
-        assert f"{where.service} is served by process" in contest.sentence
+        conflict = await until_conflict(served)
+        assert conflict.gives_way
+        assert f"{where.service} is served by process" in conflict.sentence
         for server in mute:
             server.close()
             await server.wait_closed()
-        await eventually(lambda: served.plugin.contest is None)
+        await eventually(lambda: served.plugin.conflict is None)
         assert (await served.info()).endpoint == str(where.service)
 
 
@@ -185,6 +185,6 @@ async def test_other_drivers_and_what_does_not_answer_contest_nothing(root: Path
         )
         looks = served.plugin._rivals
         await eventually(lambda: len(looks._known) == 1 and looks._ask_again)
-        assert served.contests == []
+        assert served.conflicts == []
         silent.close()
         await silent.wait_closed()

@@ -6,14 +6,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.allocation.fleet.rowwise import Column, combine, number, packed, places, select, unpacked
+from draco.allocation.fleet.rowwise import Codes, combine, number, packed, places, select, unpacked
 
 few = st.integers(0, 3)
 any_byte = st.integers(0, 255)
 rows = st.lists(st.tuples(few, few, any_byte, any_byte, st.integers(0, 1 << 20)), min_size=1, max_size=60)
 
 
-def columns_of(table: list[tuple[int, ...]], chosen: list[int]) -> list[Column]:
+def columns_of(table: list[tuple[int, ...]], chosen: list[int]) -> list[Codes]:
     columns = list(zip(*table, strict=True))
     return [array("i", columns[each]) if each == 4 else bytes(columns[each]) for each in chosen]
 

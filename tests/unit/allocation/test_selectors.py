@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draco.allocation.fleet.columns import MAX_COLUMNS, Columns, Path
+from draco.allocation.fleet.columns import MAX_COLUMNS, ColumnPath, Columns
 from draco.allocation.fleet.inventory import Inventory
 from draco.allocation.fleet.selectors import FAILS, MAX_SCANS, NO, YES
 from draco.cel import compile_selector, device_view
@@ -206,7 +206,7 @@ def test_what_has_no_column_is_evaluated_on_each_device() -> None:
     many = {f"name-{n}": DeviceAttribute(int_=n) for n in range(MAX_COLUMNS + 1)}
     inventory.put_slice(a_slice(devices=[Device(name="gpu-0", attributes=many), Device(name="gpu-1")]))
     last = f"name-{MAX_COLUMNS}"
-    assert inventory.columns.read(Path("attributes", D, last)) is None
+    assert inventory.columns.read(ColumnPath("attributes", D, last)) is None
     assert scanned(inventory, f"device.attributes['{D}'][?'{last}'].orValue(0) == {MAX_COLUMNS}") == [YES, NO]
 
 
@@ -233,7 +233,7 @@ def test_attributes_that_nobody_publishes_take_no_memory_without_bound_and_no_pl
     late = {f"name-{number}": DeviceAttribute(string="x") for number in (0, 29)}
     inventory.put_slice(a_slice(devices=[Device(name="gpu-0", attributes=late)]))
     for number in (0, 29):
-        assert inventory.columns.get(Path("attributes", D, f"name-{number}")) is not None
+        assert inventory.columns.get(ColumnPath("attributes", D, f"name-{number}")) is not None
         assert scanned(inventory, f"{OF_D}[?'name-{number}'].orValue('') == 'x'") == [YES]
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from draco.controller.claims.explaining import Asks, Explanations, PodExplanation, scheduler_says
+from draco.controller.claims.explaining import Explanations, PodExplanation, PodWithClaims, scheduler_says
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
@@ -39,7 +39,7 @@ class Lab(UnaskedWorkers):
         self.followed = FollowedFleet()
         self.explanations = Explanations(self.followed, self, clock=self.clock, minor=MINOR)
         self.takes_s = 0.0
-        self.pods: dict[ObjectKey, Asks] = {}
+        self.pods: dict[ObjectKey, PodWithClaims] = {}
         self.made: Counter[str] = Counter()
         self.urgencies: list[QueuePriority] = []
         self.changed: list[str] = []
@@ -66,7 +66,7 @@ class Lab(UnaskedWorkers):
 
     def known(self) -> dict[str, str]:
         """What is said of each pod now; asked for where it is not known."""
-        told = {key.name: self.explanations.of(*asks) for key, asks in self.pods.items()}
+        told = {key.name: self.explanations.of(*waiting) for key, waiting in self.pods.items()}
         return {name: each.text for name, each in told.items() if each is not None}
 
     async def explained(self) -> None:

@@ -18,7 +18,7 @@ from draco.allocation.search.allocate import allocate
 from draco.allocation.search.requests import expand, matcher
 from draco.explanation.explain import explain
 from draco.explanation.findings.allocator_runs import MAX_STEPS
-from draco.explanation.findings.verdicts import Judge, asks_of
+from draco.explanation.findings.verdicts import Judge, constrained_requests
 from draco.explanation.model import Cause, Explanation
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
@@ -102,16 +102,16 @@ REACHED = set(Cause) - {
 def judged(fleet: Fleet, claims: Sequence[ResourceClaim]) -> list[Counter[Cause]]:
     """What stands in the way of the devices that some node may reach, by their best node."""
     match = matcher(fleet.inventory.selectors, Node())
-    asks = asks_of([expand(claim, fleet.classes, (), match) for claim in claims])
+    requests = constrained_requests([expand(claim, fleet.classes, (), match) for claim in claims])
     judge = Judge(fleet.inventory.selectors, fleet.state)
-    best: list[dict[int, Cause]] = [{} for _ in asks]
+    best: list[dict[int, Cause]] = [{} for _ in requests]
     for node in fleet.nodes.values():
         for view in fleet.inventory.views(node):
             for candidate in view.candidates:
                 if candidate.spec.per_device_node_selection and not is_device_for(candidate.device, node):
                     continue
-                for ask, known in zip(asks, best, strict=True):
-                    cause = judge.finding(ask, view, candidate).cause
+                for constrained, known in zip(requests, best, strict=True):
+                    cause = judge.finding(constrained, view, candidate).cause
                     known[candidate.row] = max(known.get(candidate.row, cause), cause, key=list(Cause).index)
     return [Counter(cause for cause in known.values() if cause in REACHED) for known in best]
 

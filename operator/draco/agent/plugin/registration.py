@@ -88,7 +88,7 @@ class RegistrationState(msgspec.Struct, frozen=True):
 class Plugin:
     """Serves a driver to kubelet. `registration` is kubelet's last word; `on_registration` is called when it speaks.
 
-    `contest` says that somebody else serves the driver, None that nobody does; `on_contest` is called when that changes.
+    `conflict` says that somebody else serves the driver, None that nobody does; `on_conflict` is called when that changes.
     `on_stopping` is called before calls that still run are waited for.
     """
 
@@ -101,17 +101,17 @@ class Plugin:
         clock: Clock,
         check_s: float = 1.0,
         on_registration: Callable[[RegistrationState], None] = lambda _: None,
-        on_contest: Callable[[PluginConflict | None], None] = lambda _: None,
+        on_conflict: Callable[[PluginConflict | None], None] = lambda _: None,
         on_stopping: Callable[[], None] = lambda: None,
     ) -> None:
         self.registration = RegistrationState()
-        self.contest: PluginConflict | None = None
+        self.conflict: PluginConflict | None = None
         self.serving = asyncio.Event()
         self._driver = driver
         self._clock = clock
         self._check_s = check_s
         self._on_registration = on_registration
-        self._on_contest = on_contest
+        self._on_conflict = on_conflict
         self._on_stopping = on_stopping
         self._rivals = OtherPlugins(where.registration.parent, driver, clock=clock)
         self._seen: frozenset[SocketFile] = frozenset()
@@ -142,7 +142,7 @@ class Plugin:
         others = await self._rivals.look(ours=self._registry.identities)
         first = [peer for peer in others if self._rivals.was_first(peer)]
         self._plan_registrations(others)
-        contest = self._contest(others, first)
+        conflict = self._conflict(others, first)
         try:
             if not self._service.reachable():
                 await self._lost(self._service)
@@ -157,12 +157,12 @@ class Plugin:
                 await self._registry.stop(grace_s=0.0)
                 await self._registry.start()
         except SocketTaken as taken:
-            contest = PluginConflict(f"{taken} Draco cannot register there: end that process.", gives_way=True)
-        if contest != self.contest:
-            self.contest = contest
-            if contest is not None and contest.gives_way:
-                self.registration = RegistrationState(error=contest.sentence)
-            self._on_contest(contest)
+            conflict = PluginConflict(f"{taken} Draco cannot register there: end that process.", gives_way=True)
+        if conflict != self.conflict:
+            self.conflict = conflict
+            if conflict is not None and conflict.gives_way:
+                self.registration = RegistrationState(error=conflict.sentence)
+            self._on_conflict(conflict)
 
     async def _lost(self, endpoint: "_Endpoint") -> None:
         """Serve a socket that is not there: not yet, or not any more."""
@@ -180,7 +180,7 @@ class Plugin:
             self._register_at = []
         self._seen = seen
 
-    def _contest(self, others: Sequence[OtherPlugin], first: Sequence[OtherPlugin]) -> PluginConflict | None:
+    def _conflict(self, others: Sequence[OtherPlugin], first: Sequence[OtherPlugin]) -> PluginConflict | None:
         if first:
             return PluginConflict(
                 f"Driver {self._driver} was served on this node before Draco by {'; '.join(map(str, first))}. Draco prepares "

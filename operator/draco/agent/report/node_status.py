@@ -44,7 +44,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     registration: RegistrationState
     claims: int
-    contest: PluginConflict | None = None
+    conflict: PluginConflict | None = None
     divisions: Mapping[GpuUuid, GpuMigView] = {}
     features: Features | None = None
     """What the cluster can do, once that is known."""
@@ -107,18 +107,18 @@ def _conditions(node_report: NodeReport) -> list[Condition]:
         _condition("Published", published is not None, "SlicesWritten", "NotWritten", node_report.problem),
         _condition("Registered", registration.accepted, "KubeletAccepted", "NotAccepted", registration.error),
     ]
-    contest = node_report.contest
-    exclusive = _exclusive("" if contest is None else contest.sentence)
-    needed = [exclusive, *parts] if contest is not None and contest.gives_way else parts
+    conflict = node_report.conflict
+    exclusive = _exclusive("" if conflict is None else conflict.sentence)
+    needed = [exclusive, *parts] if conflict is not None and conflict.gives_way else parts
     lacking = [part for part in needed if part.status != "True"]
     sentences = " ".join(dict.fromkeys(part.message for part in lacking))
     ready = _condition("Ready", not lacking, "Serving", lacking[0].reason if lacking else "", sentences)
     return [ready, *parts, exclusive, *_partitionable(node_report.features)]
 
 
-def _exclusive(contest: str) -> Condition:
+def _exclusive(conflict: str) -> Condition:
     """Whether nobody else serves the driver on this node."""
-    return _condition("Exclusive", not contest, "OnlyPlugin", "AnotherPlugin", contest)
+    return _condition("Exclusive", not conflict, "OnlyPlugin", "AnotherPlugin", conflict)
 
 
 def _partitionable(features: Features | None) -> list[Condition]:

@@ -31,7 +31,7 @@ _CODE: Final = "i"
 Value = TypeVar("Value", DeviceAttribute, DeviceCapacity, None)
 
 
-class Path(NamedTuple):
+class ColumnPath(NamedTuple):
     """What a selector can read: `kind` is attributes, capacity, driver or allowMultipleAllocations (the latter two alone)."""
 
     kind: str
@@ -39,8 +39,8 @@ class Path(NamedTuple):
     id: str = ""
 
 
-DRIVER: Final = Path("driver")
-SHAREABLE: Final = Path("allowMultipleAllocations")
+DRIVER: Final = ColumnPath("driver")
+SHAREABLE: Final = ColumnPath("allowMultipleAllocations")
 
 
 class _Known(msgspec.Struct, gc=False):
@@ -181,8 +181,8 @@ class Columns:
         self.version = 0
         """Changes whenever a row does, so that what was found out about all rows can be kept until then."""
         self.driver = Column(0)
-        self._columns: dict[Path, Column] = {DRIVER: self.driver, SHAREABLE: Column(0)}
-        self._left_out: Counter[Path] = Counter()
+        self._columns: dict[ColumnPath, Column] = {DRIVER: self.driver, SHAREABLE: Column(0)}
+        self._left_out: Counter[ColumnPath] = Counter()
         self._free: list[int] = []
         self._rows = 0
         self._marks: list[bytearray] = []
@@ -194,22 +194,22 @@ class Columns:
         return self._rows - len(self._free)
 
     @property
-    def paths(self) -> frozenset[Path]:
+    def paths(self) -> frozenset[ColumnPath]:
         """Every path that some device has, or that somebody reads."""
         return frozenset(self._columns) | frozenset(self._left_out)
 
-    def get(self, path: Path) -> Column | None:
+    def get(self, path: ColumnPath) -> Column | None:
         """The column of a path, if it has one."""
         return self._columns.get(path)
 
-    def read(self, path: Path) -> Column | None:
+    def read(self, path: ColumnPath) -> Column | None:
         """The column of a path, kept up to date from now on; None if the path has none (too many paths)."""
         column = self._column(path)
         if column is not None:
             column.pinned = True
         return column
 
-    def peek(self, path: Path) -> "array[int] | None":
+    def peek(self, path: ColumnPath) -> "array[int] | None":
         """The codes of a path as they are now, all 0 where no device has it; None if the path has none (too many paths)."""
         column = self._columns.get(path)
         if column is not None:
@@ -308,7 +308,7 @@ class Columns:
         self.version += 1
         self._free.append(row)
 
-    def _column(self, path: Path) -> Column | None:
+    def _column(self, path: ColumnPath) -> Column | None:
         column = self._columns.get(path)
         if column is None:
             if self._left_out.get(path) or len(self._columns) >= MAX_COLUMNS:
@@ -316,7 +316,7 @@ class Columns:
             column = self._columns[path] = Column(self._rows)
         return column
 
-    def _clear(self, path: Path, row: int, key: Hashable) -> None:
+    def _clear(self, path: ColumnPath, row: int, key: Hashable) -> None:
         column = self._columns.get(path)
         if column is None:
             self._left_out[path] -= 1
@@ -343,12 +343,12 @@ class Columns:
 
 
 @lru_cache(maxsize=8192)
-def _path(kind: str, driver: str, name: str) -> Path:
+def _path(kind: str, driver: str, name: str) -> ColumnPath:
     domain, slash, identifier = name.partition("/")
-    return Path(kind, domain, identifier) if slash else Path(kind, driver, name)
+    return ColumnPath(kind, domain, identifier) if slash else ColumnPath(kind, driver, name)
 
 
-def _is_shadowed(path: Path, name: str, names: Collection[str]) -> bool:
+def _is_shadowed(path: ColumnPath, name: str, names: Collection[str]) -> bool:
     """Whether the same path is there under its full name too, which then counts."""
     return "/" not in name and f"{path.domain}/{path.id}" in names
 

@@ -15,7 +15,7 @@ from draco.allocation.fleet.columns import Columns
 from draco.allocation.fleet.node_rows import SHARED, NodeRows, node_of
 from draco.allocation.fleet.node_selection import selects
 from draco.allocation.fleet.pools import Pool, PoolView, SliceEntry
-from draco.allocation.fleet.selectors import Compile, Selectors, View
+from draco.allocation.fleet.selectors import Compile, DeviceViewer, Selectors
 from draco.allocation.fleet.state import amount
 from draco.cel import compile_selector, device_view
 from draco.resources.api.core import Node
@@ -32,7 +32,7 @@ class Inventory:
     `compile_selector` and `view` say how selectors are compiled and what they see of a device.
     """
 
-    def __init__(self, compile_selector: Compile = compile_selector, view: View = device_view) -> None:
+    def __init__(self, compile_selector: Compile = compile_selector, view: DeviceViewer = device_view) -> None:
         self.columns = Columns()
         self.selectors = Selectors(self.columns, compile_selector, view)
         self.taints = self.columns.new_column()

@@ -10,15 +10,15 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from draco.allocation.fleet.pools import SliceEntry
-from draco.allocation.fleet.rowwise import Column
+from draco.allocation.fleet.rowwise import Codes
 from draco.resources.api.slices import Device, ResourceSliceSpec
 
 SHARED = ""
 """Instead of a node's name: devices of no one node."""
 _NOWHERE = slice(0, 0)
-Profile: TypeAlias = bytes | tuple[int, ...]
+NodeProfile: TypeAlias = bytes | tuple[int, ...]
 """What a column has for the devices of one node: bytes of a column of bytes."""
-_Span: TypeAlias = slice | Callable[[Column], Sequence[int]]
+_Span: TypeAlias = slice | Callable[[Codes], Sequence[int]]
 """Where the rows of a node are: nearly always one after the other.
 
 A slice stands for them all without a number for each: to read by numbers that stand all over the memory of the fleet copies much
@@ -59,7 +59,7 @@ class NodeRows:
         """The rows of a node, pool by pool and slice by slice as they are tried; none, if nothing is published for it alone."""
         return [row for _, rows in sorted(self._rows.get(node, {}).items()) for row in rows]
 
-    def read(self, node: str, column: Column) -> Profile:
+    def read(self, node: str, column: Codes) -> NodeProfile:
         """What a column has for the devices of one node, in the order of its rows."""
         span = self._spans.get(node)
         if span is None:
@@ -67,12 +67,12 @@ class NodeRows:
         cells = column[span] if isinstance(span, slice) else span(column)
         return tuple(cells) if isinstance(column, array) else bytes(cells)
 
-    def profiles(self, column: Column, nodes: Iterable[str]) -> dict[Profile, list[str]]:
+    def profiles(self, column: Codes, nodes: Iterable[str]) -> dict[NodeProfile, list[str]]:
         """The nodes by what a column has for their devices: milliseconds for ten thousand nodes.
 
         Few nodes differ in what matters, so what takes long needs to be done once for each profile.
         """
-        found: dict[Profile, list[str]] = {}
+        found: dict[NodeProfile, list[str]] = {}
         cells, spans = (column, self._spans) if isinstance(column, bytes) else (b"", {})
         for node in nodes:
             span = spans.get(node)

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 BYTES: Final = 256
 Narrow: TypeAlias = bytes | bytearray
-Column: TypeAlias = "Narrow | array[int]"
+Codes: TypeAlias = "Narrow | array[int]"
 
 
 class Combined:
@@ -24,7 +24,7 @@ class Combined:
 
     __slots__ = ("codes", "rows")
 
-    def __init__(self, codes: Column, rows: Sequence[int]) -> None:
+    def __init__(self, codes: Codes, rows: Sequence[int]) -> None:
         self.codes = codes
         self.rows = rows
 
@@ -57,10 +57,10 @@ def number(column: Narrow, values: Iterable[int] = range(BYTES)) -> Combined:
     return Combined(column.translate(table), rows)
 
 
-def combine(columns: "Iterable[Column | Combined]") -> Combined:
+def combine(columns: "Iterable[Codes | Combined]") -> Combined:
     """The combinations that occur in columns of one length. There must be at least one column."""
     narrow: list[Combined] = []
-    wide: list[Column] = []
+    wide: list[Codes] = []
     for column in columns:
         codes = column.codes if isinstance(column, Combined) else column
         if isinstance(codes, array):
@@ -115,7 +115,7 @@ def _add(parts: Sequence[Combined], combinations: int) -> Combined:
     return number(unpacked(total, len(parts[0].codes)), range(combinations))
 
 
-def _zip(columns: Sequence[Column]) -> Combined:
+def _zip(columns: Sequence[Codes]) -> Combined:
     numbers: dict[tuple[int, ...], int] = {}
     codes = array("i", [numbers.setdefault(each, len(numbers)) for each in zip(*columns, strict=True)])
     rows = [0] * len(numbers)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from draco.allocation.fleet.columns import DRIVER, Column, Columns, Path
+from draco.allocation.fleet.columns import DRIVER, Column, ColumnPath, Columns
 from draco.allocation.fleet.rowwise import BYTES, Combined, combine, number, packed, places
 from draco.cel.errors import CompileError, EvaluationError
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
@@ -72,7 +72,7 @@ class CompiledSelector(Protocol):
 
 
 Compile = Callable[[str], CompiledSelector]
-View = Callable[[str, Device], Any]
+DeviceViewer = Callable[[str, Device], Any]
 """What a selector sees of a driver's device."""
 
 
@@ -128,15 +128,15 @@ class Scan:
 class _Entry:
     """A compiled selector with its outcomes, by the codes of what it reads; without `columns`, nothing is remembered."""
 
-    def __init__(self, selector: CompiledSelector, read: Sequence[tuple[Path, Column]] | None) -> None:
+    def __init__(self, selector: CompiledSelector, read: Sequence[tuple[ColumnPath, Column]] | None) -> None:
         self.selector = selector
         self.read = read
         self.codes = None if read is None else tuple(column.codes for _, column in read)
-        self._compared = {Path(*path): strings for path, strings in selector.compared.items()}
+        self._compared = {ColumnPath(*path): strings for path, strings in selector.compared.items()}
         self.outcomes: dict[tuple[int, ...], _Said] = {}
         self.scan: tuple[int, Scan] | None = None
 
-    def numbered(self, path: Path, column: Column) -> "Combined | array[int]":
+    def numbered(self, path: ColumnPath, column: Column) -> "Combined | array[int]":
         """What it reads there, as far as it matters to it."""
         strings = self._compared.get(path)
         return column.numbered() if strings is None else column.told_apart(strings)
@@ -145,7 +145,7 @@ class _Entry:
 class Selectors:
     """The selectors that were met, with their outcomes on the devices of one inventory."""
 
-    def __init__(self, columns: Columns, compile_selector: Compile, view: View) -> None:
+    def __init__(self, columns: Columns, compile_selector: Compile, view: DeviceViewer) -> None:
         self._columns = columns
         self._compile = compile_selector
         self._view = view
@@ -250,14 +250,14 @@ class Selectors:
         self._entries[expression] = entry
         return entry
 
-    def _read(self, selector: CompiledSelector) -> Sequence[tuple[Path, Column]] | None:
+    def _read(self, selector: CompiledSelector) -> Sequence[tuple[ColumnPath, Column]] | None:
         if selector.reads_everything:
             return None
         read = []
         for each in selector.paths:
             if each.kind in {"attributes", "capacity"} and not (each.domain and each.id):
                 return None
-            path = Path(each.kind, each.domain or "", each.id or "")
+            path = ColumnPath(each.kind, each.domain or "", each.id or "")
             column = self._columns.read(path)
             if column is None:
                 return None
@@ -273,7 +273,7 @@ def _case(said: _Said, row: int, count: int) -> Case:
     return Case(_outcome(said), said if isinstance(said, EvaluationError) else None, row, count)
 
 
-def _reduced(device: Device, driver: str, read: Sequence[tuple[Path, Column]]) -> Device:
+def _reduced(device: Device, driver: str, read: Sequence[tuple[ColumnPath, Column]]) -> Device:
     """The device with no more than what a selector reads: to make a view of all of it would take far longer."""
     attributes: dict[str, DeviceAttribute] = {}
     capacity: dict[str, DeviceCapacity] = {}
@@ -289,7 +289,7 @@ def _reduced(device: Device, driver: str, read: Sequence[tuple[Path, Column]]) -
     return Device(name=device.name, attributes=attributes, capacity=capacity, allow_multiple_allocations=shareable)
 
 
-def _names(path: Path, driver: str) -> Sequence[str]:
+def _names(path: ColumnPath, driver: str) -> Sequence[str]:
     """What a device of the driver may call it; the full name counts if both are there."""
     full = f"{path.domain}/{path.id}"
     return (full, path.id) if path.domain == driver else (full,)

@@ -24,8 +24,7 @@ _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SCALAR_TAGS: Final = "tag:yaml.org,2002:"
 
 
-Path: TypeAlias = Sequence[str | int]
-Rule: TypeAlias = Literal["yaml", "duplicate-key", "size"]
+DocumentRule: TypeAlias = Literal["yaml", "duplicate-key", "size"]
 _Places: TypeAlias = dict[int, dict[str | int, int]]
 _NOWHERE: Final[_Places] = {}
 
@@ -33,11 +32,11 @@ _NOWHERE: Final[_Places] = {}
 class DocumentError(ManifestError):
     """Text that cannot be read: what is wrong with it, on which line, and by which rule."""
 
-    def __init__(self, where: str, line: int, problem: str, rule: Rule = "yaml") -> None:
+    def __init__(self, where: str, line: int, problem: str, rule: DocumentRule = "yaml") -> None:
         super().__init__(f"{where}: {problem}.")
         self.line = line
         self.problem = problem
-        self.rule: Rule = rule
+        self.rule: DocumentRule = rule
 
 
 class Document(NamedTuple):
@@ -51,7 +50,7 @@ class Document(NamedTuple):
     places: Mapping[int, Mapping[str | int, int]] = MappingProxyType({})
     """The line of each key and item, by the `id` of what holds it; where it was asked for."""
 
-    def line_of(self, path: Path) -> int:
+    def line_of(self, path: Sequence[str | int]) -> int:
         """The line of what a path leads to, or of the nearest thing above it."""
         line = self.line
         here: Any = self.value
@@ -246,7 +245,7 @@ class _Builder:
                     if self._root is not None:
                         yield Document(self._number, self._begins, self._root, self._size, self._places or _NOWHERE)
 
-    def _fail(self, line: int, what: str, rule: Rule = "yaml") -> NoReturn:
+    def _fail(self, line: int, what: str, rule: DocumentRule = "yaml") -> NoReturn:
         raise DocumentError(f"{self._name}, document {self._number}, line {line}", line, what, rule)
 
     def _open(self, value: Any, anchor: str | None, line: int) -> None:

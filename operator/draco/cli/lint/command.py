@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import click
@@ -21,7 +21,7 @@ from draco.cli.lint.edits import Outcome, applied
 from draco.cli.lint.text import DocumentText, TextError
 from draco.cli.options import output_option
 from draco.cli.output import echo, written
-from draco.linting import DropField, Edit, Finding, Manifest, MoveField, Path, SetField, Severity, lint
+from draco.linting import DropField, Edit, Finding, Manifest, MoveField, SetField, Severity, TreePath, lint
 
 RELEASES: Final = ("1.34", "1.35", "1.36", "1.37")
 _CRLF: Final = "\r\n"
@@ -98,7 +98,7 @@ class _Place(msgspec.Struct, frozen=True):
     """Where a manifest is: in which part, and in a list at which item."""
 
     part: int
-    prefix: Path
+    prefix: TreePath
 
 
 class LintResult(msgspec.Struct, frozen=True):
@@ -204,7 +204,7 @@ def _line(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) ->
     """The file, and the line where it stood there before anything was moved."""
     place = places[finding.manifest]
     part = parts[place.part]
-    path: Path = (*place.prefix, *finding.path)
+    path: TreePath = (*place.prefix, *finding.path)
     for move in reversed(part.moves):
         if path[: len(move.to)] == move.to:
             path = (*move.path, *path[len(move.to) :])
@@ -220,7 +220,7 @@ def _apply(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) -
     return next((outcome for outcome in _STRONGEST if outcome in outcomes), "gone")
 
 
-def _below(prefix: Path, edit: Edit) -> Edit:
+def _below(prefix: TreePath, edit: Edit) -> Edit:
     """The edit of an item of a list, as one of the whole list."""
     match edit:
         case SetField(path, value):
@@ -286,7 +286,7 @@ def _write(checked: LintResult, changed: Sequence[str]) -> None:
         if file == STANDARD_INPUT:
             click.echo(checked.after[file], nl=False)
         else:
-            FilePath(file).write_bytes(checked.after[file].encode())
+            Path(file).write_bytes(checked.after[file].encode())
 
 
 def _diff(checked: LintResult, changed: Sequence[str]) -> Iterator[str]:

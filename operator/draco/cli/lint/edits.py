@@ -15,7 +15,7 @@ from ruamel.yaml.scalarstring import (
     SingleQuotedScalarString,
 )
 
-from draco.linting import DropField, Edit, MoveField, Path, SetField
+from draco.linting import DropField, Edit, MoveField, SetField, TreePath
 
 Outcome: TypeAlias = Literal["changed", "there", "gone"]
 
@@ -35,7 +35,7 @@ def applied(tree: Any, edit: Edit) -> Outcome:
     return "changed"
 
 
-def _parent(tree: Any, path: Path) -> Any:
+def _parent(tree: Any, path: TreePath) -> Any:
     for step in path[:-1]:
         tree = tree[step]
     if path[-1] not in tree if isinstance(tree, dict) else not -1 < int(path[-1]) < len(tree):
@@ -43,7 +43,7 @@ def _parent(tree: Any, path: Path) -> Any:
     return tree
 
 
-def _made(tree: Any, path: Path, position: int | None = None) -> Any:
+def _made(tree: Any, path: TreePath, position: int | None = None) -> Any:
     """What holds the last step of a path; mappings and lists on the way are made, the first at a position."""
     for step, following in pairwise(path):
         if isinstance(tree, CommentedMap) and tree.get(step) is None:
@@ -58,7 +58,7 @@ def _made(tree: Any, path: Path, position: int | None = None) -> Any:
     return tree
 
 
-def _put(tree: Any, path: Path, value: Any) -> bool:
+def _put(tree: Any, path: TreePath, value: Any) -> bool:
     holder = _made(tree, path)
     step: Any = path[-1]
     if isinstance(holder, list):
@@ -119,7 +119,7 @@ def _take(holder: Any, step: Any) -> tuple[Any, Any, int]:
     return value, comment, position
 
 
-def _move(tree: Any, path: Path, to: Path) -> None:
+def _move(tree: Any, path: TreePath, to: TreePath) -> None:
     holder = _parent(tree, path)
     is_near = to[: len(path) - 1] == path[:-1]
     value, comment, position = _take(holder, path[-1])

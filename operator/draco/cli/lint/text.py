@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import ReusedAnchorWarning, YAMLError
 
 from draco.cli.input.yaml_documents import Document, DocumentError, placed_documents
-from draco.linting import Path
+from draco.linting import TreePath
 
 MOST_CHARACTERS: Final = 2_000_000
 MOST_VALUES: Final = 200_000
@@ -170,7 +170,7 @@ def comments_of(piece: DocumentText) -> str:
     return " ".join(match[1] for line in piece.text.split("\n") if (match := _COMMENT.search(line)))
 
 
-def line_of(read: Document, path: Path, piece: DocumentText) -> int:
+def line_of(read: Document, path: TreePath, piece: DocumentText) -> int:
     """The line in the file of what a path leads to, or of the nearest thing above it."""
     return piece.offset + (read.line_of(path) if path else _first_line(piece) + 1)
 

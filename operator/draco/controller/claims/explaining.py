@@ -64,7 +64,7 @@ class _Topic(msgspec.Struct, eq=False):
     at_s: float = 0.0
 
 
-Asks = tuple[Pod, Sequence[ResourceClaim]]
+PodWithClaims = tuple[Pod, Sequence[ResourceClaim]]
 """A pod that waits, with its claims."""
 
 
@@ -80,7 +80,7 @@ class Explanations:
         self._topic_of: dict[ObjectKey, _Topic] = {}
         self._answered: dict[str, OrderedDict[bytes, _Topic]] = {}  # by namespace, the longest unexplained first
         self._personal: set[bytes] = set()  # questions whose answers name the pod
-        self._new: deque[tuple[_Topic, Asks]] = deque()
+        self._new: deque[tuple[_Topic, PodWithClaims]] = deque()
         self._unkept: set[str] = set()  # namespaces with answers that nobody keeps young yet
         self._work = asyncio.Event()
         self._change = asyncio.Event()
@@ -105,14 +105,17 @@ class Explanations:
         return topic.explanation
 
     async def keep_young(
-        self, asks: Callable[[ObjectKey], Asks | None], changed: Callable[[Pod], None], backlog: Callable[[], int]
+        self,
+        waiting: Callable[[ObjectKey], PodWithClaims | None],
+        changed: Callable[[Pod], None],
+        backlog: Callable[[], int],
     ) -> None:
         """Have explained what is asked for, and again what was explained before the last change, for ever.
 
-        `asks` gives the pod of that name with its claims, if it still waits; `changed` is called for each pod of which something
-        else is to be said now.
+        `waiting` gives the pod of that name with its claims, if it still waits; `changed` is called for each pod of which
+        something else is to be said now.
         """
-        young = _Young(asks, changed, backlog)
+        young = _Young(waiting, changed, backlog)
         async with asyncio.TaskGroup() as group:
             while True:
                 while self._new:
@@ -122,12 +125,12 @@ class Explanations:
                 await self._work.wait()
                 self._work.clear()
 
-    async def _explain_first(self, topic: _Topic, asks: Asks, young: "_Young") -> None:
+    async def _explain_first(self, topic: _Topic, waiting: PodWithClaims, young: "_Young") -> None:
         try:
-            await self._explain(topic, asks, QueuePriority.FIRST)
+            await self._explain(topic, waiting, QueuePriority.FIRST)
         except Exception:
             # One question's fault must not stop the others.
-            log.exception("explaining.failed", pod=str(asks[0].metadata.key))
+            log.exception("explaining.failed", pod=str(waiting[0].metadata.key))
             self._drop(topic)
             return
         self._tell(topic, young)
@@ -151,32 +154,32 @@ class Explanations:
         del self._answered[namespace]
 
     async def _explain_again(self, topic: _Topic, young: "_Young") -> None:
-        asks = self._still_asked(topic, young)
-        if asks is None:
+        waiting = self._still_asked(topic, young)
+        if waiting is None:
             self._drop(topic)
             return
         before = topic.explanation
         try:
-            await self._explain(topic, asks, QueuePriority.AGAIN)
+            await self._explain(topic, waiting, QueuePriority.AGAIN)
         except Exception:
-            log.exception("explaining.failed", pod=str(asks[0].metadata.key))
+            log.exception("explaining.failed", pod=str(waiting[0].metadata.key))
             self._tell(topic, young)  # whose reconciliation asks again
             self._drop(topic)
             return
         if topic.explanation != before:
             self._tell(topic, young)
 
-    def _still_asked(self, topic: _Topic, young: "_Young") -> Asks | None:
+    def _still_asked(self, topic: _Topic, young: "_Young") -> PodWithClaims | None:
         """A pod that still asks this; others are let go."""
         for key in list(topic.pods):
-            asks = young.asks(key)
-            if asks is not None and topic.key in {_question(*asks), _of_pod(_question(*asks), key)}:
-                return asks
+            waiting = young.waiting(key)
+            if waiting is not None and topic.key in {_question(*waiting), _of_pod(_question(*waiting), key)}:
+                return waiting
             self._forget(key)
         return None
 
-    async def _explain(self, topic: _Topic, asks: Asks, urgency: QueuePriority) -> None:
-        pod, claims = asks
+    async def _explain(self, topic: _Topic, waiting: PodWithClaims, urgency: QueuePriority) -> None:
+        pod, claims = waiting
         question = ExplainPending(pod, list(claims), scheduler_says(pod), self._minor)
         answered = await self._workers.ask(question, topic.namespace, urgency)
         topic.explanation = self._explanation_of(answered, claims)
@@ -208,9 +211,9 @@ class Explanations:
 
     def _tell(self, topic: _Topic, young: "_Young") -> None:
         for key in list(topic.pods):
-            asks = young.asks(key)
-            if asks is not None:
-                young.changed(asks[0])
+            waiting = young.waiting(key)
+            if waiting is not None:
+                young.changed(waiting[0])
 
     def _forget(self, key: ObjectKey) -> None:
         topic = self._topic_of.pop(key, None)
@@ -245,7 +248,7 @@ class Explanations:
 class _Young(NamedTuple):
     """What `keep_young` was given."""
 
-    asks: Callable[[ObjectKey], Asks | None]
+    waiting: Callable[[ObjectKey], PodWithClaims | None]
     changed: Callable[[Pod], None]
     backlog: Callable[[], int]
 

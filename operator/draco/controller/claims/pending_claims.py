@@ -16,7 +16,7 @@ import structlog
 
 from draco.allocation.extended_resources import claim_for
 from draco.allocation.pod_claims import known_claims_of, uses_devices
-from draco.controller.claims.explaining import Asks, Explanations, PodExplanation
+from draco.controller.claims.explaining import Explanations, PodExplanation, PodWithClaims
 from draco.controller.view import ClusterView
 from draco.controller.workers.pool import WorkerPool
 from draco.explanation.model import PendingReason
@@ -106,7 +106,7 @@ class PendingClaims:
             for subject in _subjects(pod):
                 wake(subject)
 
-        await self._explanations.keep_young(self._asks_again, changed, backlog)
+        await self._explanations.keep_young(self._still_waiting, changed, backlog)
 
     async def reconcile(self, subject: PendingSubject) -> float | None:
         """Say of the subject why it waits, or take back what was said when it no longer does."""
@@ -123,7 +123,7 @@ class PendingClaims:
             return None
         if left_s > 0:
             return left_s
-        explanation = self._explanations.of(*self._asks(pod))
+        explanation = self._explanations.of(*self._with_claims(pod))
         if explanation is None:
             return None  # what was said stays until there is an answer, which wakes us
         if explanation.reason == PendingReason.ALLOCATED:
@@ -141,7 +141,7 @@ class PendingClaims:
             left = {pod.metadata.name: left_s for pod in pods if (left_s := self._left_s(pod)) is not None}
             due = next((pod for pod in pods if left.get(pod.metadata.name, 1.0) <= 0), None)
             wait_s = min(left.values(), default=None)
-            explanation = self._explanations.of(*self._asks(due)) if due else None
+            explanation = self._explanations.of(*self._with_claims(due)) if due else None
             if due and explanation is None:
                 return None  # what was said stays until there is an answer, which wakes us
         if claim is None or explanation is None or explanation.reason == PendingReason.ALLOCATED:
@@ -170,12 +170,12 @@ class PendingClaims:
             await self._notes.withdraw(noted)
             del self._noted[subject]
 
-    def _asks(self, pod: Pod) -> Asks:
+    def _with_claims(self, pod: Pod) -> PodWithClaims:
         return pod, known_claims_of(pod, self._view.claims.store, self._classes)
 
-    def _asks_again(self, key: ObjectKey) -> Asks | None:
+    def _still_waiting(self, key: ObjectKey) -> PodWithClaims | None:
         pod = self._view.pods.store.get(key)
-        return self._asks(pod) if pod and self._left_s(pod) is not None else None
+        return self._with_claims(pod) if pod and self._left_s(pod) is not None else None
 
     def _left_s(self, pod: Pod) -> float | None:
         """In how many seconds the pod counts as waiting for devices; None when it does not wait for any."""

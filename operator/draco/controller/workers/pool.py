@@ -251,7 +251,7 @@ class Workers:
             if self._followed.is_unsaid:
                 messages.append(self._followed.next_changes(_CHANGES_AT_ONCE))
             if not self._followed.is_unsaid:  # each question is about all that was known when it was asked
-                messages += self._next_asks()
+                messages += self._next_questions()
             for message in messages:
                 await process.send(message)
             if not messages:
@@ -273,9 +273,9 @@ class Workers:
             if now_s >= each.asked_s + self._wall_s(each) + _LATE_S:
                 raise ProcessEnded("the process that holds the fleet does not answer")
 
-    def _next_asks(self) -> list[AskQuestion]:
+    def _next_questions(self) -> list[AskQuestion]:
         """The questions whose turn it is."""
-        asks = []
+        questions = []
         while (pending := self._next()) is not None:
             if (
                 pending.future.done() and not pending.is_long
@@ -283,8 +283,8 @@ class Workers:
                 queue = self._queue_of(pending)
                 queue.finished(pending.namespace, pending.urgency, 0.0, self._clock.monotonic())
                 continue
-            asks.append(self._ask(pending))
-        return asks
+            questions.append(self._ask(pending))
+        return questions
 
     def _next(self) -> _Pending | None:
         now_s = self._clock.monotonic()

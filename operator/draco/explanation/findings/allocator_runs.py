@@ -40,30 +40,30 @@ class AllocatorRuns:
         self,
         fleet: Fleet,
         claims: Sequence[ResourceClaim],
-        asks: Sequence[ConstrainedRequest],
+        requests: Sequence[ConstrainedRequest],
         classes: EquivalenceClasses,
         reachability: Reachability,
     ) -> None:
         self._fleet = fleet
         self._claims = claims
-        self._asks = asks
         self._classes = classes
+        self._constrained = requests
         self._reachability = reachability
         self._known: dict[Hashable, tuple[AllocatorVerdict, str]] = {}
         self._requests: dict[tuple[int, str], list[int]] = {}
-        for number, ask in enumerate(asks):
-            self._requests.setdefault((ask.number, ask.request.base), []).append(number)
-        self._all = [number for number, ask in enumerate(asks) if ask.all_mode]
+        for number, constrained in enumerate(requests):
+            self._requests.setdefault((constrained.number, constrained.request.base), []).append(number)
+        self._all = [number for number, constrained in enumerate(requests) if constrained.all_mode]
         most: dict[int, int] = {}
         for (claim, _), numbers in self._requests.items():
-            most[claim] = most.get(claim, 0) + max(asks[number].wanted for number in numbers)
+            most[claim] = most.get(claim, 0) + max(requests[number].wanted for number in numbers)
         self._counts_decide = not self._all and all(each <= MAX_RESULTS for each in most.values())
         """Whether too few devices for one request mean that nothing fits, and no error."""
 
     def verdicts(
         self,
         names: Sequence[str],
-        sight: VisiblePools,
+        pools: VisiblePools,
         own: Sequence[JudgedDevice],
         shared: Sequence[JudgedDevice],
         drawn: Hashable,
@@ -71,14 +71,14 @@ class AllocatorRuns:
         """The verdicts on nodes that have like devices, which meet the same of counters (`drawn`), in groups."""
         devices = [*own, *shared]
         may_fail = (
-            bool(sight.error)
+            bool(pools.error)
             or any(_fails(finding) for seen in devices for finding in seen.findings)
-            or self._classes.fails_on(sight)
+            or self._classes.fails_on(pools)
         )
         if self._counts_decide and not may_fail and self._is_short(devices):
             yield (
                 names,
-                AllocatorVerdict.BROKEN if any(view.invalid for view in sight.views) else AllocatorVerdict.NONE,
+                AllocatorVerdict.BROKEN if any(view.invalid for view in pools.views) else AllocatorVerdict.NONE,
                 "",
             )
             return
@@ -86,7 +86,7 @@ class AllocatorRuns:
         findings = tuple([own[place].findings for place in matter])
         odd = tuple([self._classes.oddity(own[place].candidate) for place in matter]) if self._classes.odd else ()
         draws = any(own[place].candidate.charges for place in matter)
-        kind = (id(sight), may_fail and names[0], findings, odd, (drawn, tuple(matter)) if draws else None)
+        kind = (id(pools), may_fail and names[0], findings, odd, (drawn, tuple(matter)) if draws else None)
         is_free = not shared and not may_fail and not self._fleet.inventory.columns.irregular
         alike: dict[Hashable, list[str]] = {}
         for name in names:
@@ -98,9 +98,10 @@ class AllocatorRuns:
             yield same, *known
 
     def _is_short(self, devices: Sequence[JudgedDevice]) -> bool:
-        free = [sum(seen.findings[number].cause is Cause.FREE for seen in devices) for number in range(len(self._asks))]
+        places = range(len(self._constrained))
+        free = [sum(seen.findings[place].cause is Cause.FREE for seen in devices) for place in places]
         return any(
-            all(free[number] < self._asks[number].wanted for number in numbers) for numbers in self._requests.values()
+            all(free[place] < self._constrained[place].wanted for place in each) for each in self._requests.values()
         )
 
     def _matters(self, seen: "JudgedDevice") -> bool:

@@ -24,9 +24,9 @@ MAX_LISTED: Final = 5
 _BILLION: Final = 10**9
 
 
-def selector_ref(ask: ConstrainedRequest, place: int) -> SelectorRef:
+def selector_ref(constrained: ConstrainedRequest, place: int) -> SelectorRef:
     """The selector at that place among all of the request."""
-    source, index, selector = ask.selectors[place]
+    source, index, selector = constrained.selectors[place]
     return SelectorRef(source=source, index=index, expression=selector.cel.expression if selector.cel else "")
 
 
@@ -142,16 +142,18 @@ def counter_shortage(fleet: Fleet, judge: Judge, view: PoolView, candidate: Cand
     return None
 
 
-def capacity_shortage(fleet: Fleet, ask: ConstrainedRequest, candidate: Candidate, name: str, how: str) -> Shortage:
+def capacity_shortage(
+    fleet: Fleet, constrained: ConstrainedRequest, candidate: Candidate, name: str, how: str
+) -> Shortage:
     """How a capacity of a device does not suffice."""
-    asked = ask.request.asked.capacity
+    asked = constrained.request.asked.capacity
     wanted = (asked.requests if asked is not None else {}).get(name, "")
     if how == "lacks" or name not in candidate.device.capacity:
         return Shortage(name=name, needed=wanted, left="0", total="")
     total = candidate.device.capacity[name].value
     if how == "forbids":
         return Shortage(name=name, needed=wanted or total, left="", total=total)
-    amounts = ask.request.amounts(candidate) or {}
+    amounts = constrained.request.amounts(candidate) or {}
     format_ = Quantity.parse(total).format
     left = amount(total) - fleet.state.consumed(candidate.key).get(name, 0)
     takers = [str(key) for key in fleet.holders(candidate.key)]

@@ -23,7 +23,7 @@ from draco.explanation.findings.details import (
 )
 from draco.explanation.findings.fleet_findings import judged_devices
 from draco.explanation.findings.placement import nodes_for
-from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, Judge, asks_of
+from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, Judge, constrained_requests
 from draco.explanation.model import Cause, CauseCount, DeviceVerdict
 from draco.explanation.wording import cause_text
 from draco.resources.api.claims import ResourceClaim
@@ -38,12 +38,12 @@ def device_verdicts(fleet: Fleet, claims: Sequence[ResourceClaim], *, pod: Pod |
     except AllocationError:
         return []
     may_go = reaching(claims, nodes_for(fleet, pod).open)
-    asks = asks_of(expanded)
+    requests = constrained_requests(expanded)
     telling = _Telling(fleet)
     details = [
-        telling.verdict(ask, view, candidate, finding)
-        for view, candidate, findings in judged_devices(fleet, waiting, asks, may_go)
-        for ask, finding in zip(asks, findings, strict=True)
+        telling.verdict(constrained, view, candidate, finding)
+        for view, candidate, findings in judged_devices(fleet, waiting, requests, may_go)
+        for constrained, finding in zip(requests, findings, strict=True)
     ]
     return sorted(details, key=lambda each: (each.device, each.claim, each.request))
 
@@ -56,10 +56,10 @@ class _Telling:
         self._judge = Judge(fleet.inventory.selectors, fleet.state)
 
     def verdict(
-        self, ask: ConstrainedRequest, view: PoolView, candidate: Candidate, finding: DeviceFinding
+        self, constrained: ConstrainedRequest, view: PoolView, candidate: Candidate, finding: DeviceFinding
     ) -> DeviceVerdict:
         """One device and one request."""
-        parts = self._parts(ask, view, candidate, finding)
+        parts = self._parts(constrained, view, candidate, finding)
         as_count = CauseCount(
             cause=finding.cause,
             devices=1,
@@ -74,8 +74,8 @@ class _Telling:
         return DeviceVerdict(
             device=str(candidate.key),
             node=candidate.device.node_name or candidate.spec.node_name or "",
-            claim=str(ask.claim.metadata.key),
-            request=ask.request.name,
+            claim=str(constrained.claim.metadata.key),
+            request=constrained.request.name,
             cause=finding.cause,
             text=cause_text(as_count),
             binding_conditions=candidate.device.binding_conditions,
@@ -83,17 +83,17 @@ class _Telling:
         )
 
     def _parts(
-        self, ask: ConstrainedRequest, view: PoolView, candidate: Candidate, finding: DeviceFinding
+        self, constrained: ConstrainedRequest, view: PoolView, candidate: Candidate, finding: DeviceFinding
     ) -> dict[str, Any]:
         """What belongs to the cause."""
         fleet = self._fleet
         details: dict[str, Any] = {}
         match finding:
             case DeviceFinding(Cause.NOT_SELECTED, int(place)):
-                selector = selector_ref(ask, place)
+                selector = selector_ref(constrained, place)
                 details = {"selector": selector, "values": values_seen([candidate], selector.expression)}
             case DeviceFinding(Cause.SELECTOR_FAILED, (int(place), str(error))):
-                selector = selector_ref(ask, place)
+                selector = selector_ref(constrained, place)
                 values = values_seen([candidate], selector.expression)
                 details = {"selector": selector, "error": error, "values": values}
             case DeviceFinding(Cause.IN_USE):
@@ -106,5 +106,5 @@ class _Telling:
             case DeviceFinding(Cause.CAPACITY_SHORT, ("", str(error))):
                 details = {"error": error}
             case DeviceFinding(Cause.CAPACITY_SHORT, (str(name), str(how))):
-                details = {"shortage": capacity_shortage(fleet, ask, candidate, name, how)}
+                details = {"shortage": capacity_shortage(fleet, constrained, candidate, name, how)}
         return details

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from draco.allocation.fleet.columns import SHAREABLE, Path
+from draco.allocation.fleet.columns import SHAREABLE, ColumnPath
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import Candidate
 from draco.allocation.fleet.rowwise import Combined, combine, number, select
@@ -40,20 +40,22 @@ def _matters(result: int) -> bool:
 class EquivalenceClasses:
     """The codes of all rows."""
 
-    def __init__(self, fleet: Fleet, asks: Sequence[ConstrainedRequest]) -> None:
+    def __init__(self, fleet: Fleet, requests: Sequence[ConstrainedRequest]) -> None:
         self._fleet = fleet
         columns = fleet.inventory.columns
-        self.outcomes = [_outcomes(fleet, ask, columns.rows) for ask in asks]
-        """For each ask a byte for each row: SELECTED or an `outcome`."""
+        self.outcomes = [_outcomes(fleet, constrained, columns.rows) for constrained in requests]
+        """For each request a byte for each row: SELECTED or an `outcome`."""
         attributes = {
             constraint.match_attribute or constraint.distinct_attribute or ""
-            for ask in asks
-            for constraint, _ in ask.constraints
+            for constrained in requests
+            for constraint, _ in constrained.constraints
         }
         compared = [self._column(attribute) for attribute in sorted(attributes)]
         self.compared = [column for column in compared if column is not None]
         """For each attribute that a constraint compares a number for each row, equal where the values are."""
-        if any(ask.request.asked.capacity is not None for ask in asks) or len(self.compared) < len(compared):
+        if any(constrained.request.asked.capacity is not None for constrained in requests) or len(self.compared) < len(
+            compared
+        ):
             odd = bytes([1]) * columns.rows
         else:
             odd = _limited_or_shareable(fleet)
@@ -77,7 +79,7 @@ class EquivalenceClasses:
         self.order_matters = fails or bool(self.odd) or bool(self.drawing) or bool(compared)
         """Whether nodes can only be alike that have like devices in the same order."""
 
-    def fails_on(self, sight: VisiblePools) -> bool:
+    def fails_on(self, pools: VisiblePools) -> bool:
         """Whether a selector fails on a device of a slice that leaves nodes to its devices: also on one for another node.
 
         The allocator asks selectors first, and only then whether the device is for the node.
@@ -85,7 +87,7 @@ class EquivalenceClasses:
         return any(
             candidate.spec.per_device_node_selection
             and any(each[candidate.row] and each[candidate.row] % 2 == 0 for each in self.outcomes)
-            for view in sight.views
+            for view in pools.views
             for candidate in view.candidates
         )
 
@@ -106,7 +108,7 @@ class EquivalenceClasses:
 
     def _column(self, attribute: str) -> "array[int] | None":
         domain, slash, name = attribute.partition("/")
-        return self._fleet.inventory.columns.peek(Path("attributes", domain, name)) if slash else None
+        return self._fleet.inventory.columns.peek(ColumnPath("attributes", domain, name)) if slash else None
 
 
 def _limited_or_shareable(fleet: Fleet) -> bytes:
@@ -125,9 +127,9 @@ def _limited_or_shareable(fleet: Fleet) -> bytes:
     )
 
 
-def _outcomes(fleet: Fleet, ask: ConstrainedRequest, size: int) -> bytes:
+def _outcomes(fleet: Fleet, constrained: ConstrainedRequest, size: int) -> bytes:
     said: list[bytes] = []
-    for _, _, selector in ask.selectors:
+    for _, _, selector in constrained.selectors:
         try:
             said.append(
                 fleet.inventory.selectors.scan(selector.cel.expression if selector.cel is not None else "").outcomes

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.fleet.node_rows import Profile
+from draco.allocation.fleet.node_rows import NodeProfile
 from draco.allocation.fleet.pools import Candidate, PoolView, SliceEntry, SliceState
 from draco.explanation.findings.allocator_runs import AllocatorRuns, AllocatorVerdict
 from draco.explanation.findings.equivalence import EquivalenceClasses
@@ -75,7 +75,7 @@ class FindingCounts:
 
 
 class NodeGroup(msgspec.Struct, frozen=True):
-    """Nodes with one verdict for one cause. `free` has for each ask how many devices would do alone."""
+    """Nodes with one verdict for one cause. `free` has for each request how many devices would do alone."""
 
     names: list[str]
     verdict: AllocatorVerdict
@@ -86,37 +86,43 @@ class NodeGroup(msgspec.Struct, frozen=True):
 class FleetFindings(msgspec.Struct, frozen=True):
     """What was found. `groups` are of the nodes that the pod may go to."""
 
-    asks: Sequence[ConstrainedRequest]
+    requests: Sequence[ConstrainedRequest]
     counts: Sequence[Mapping[DeviceFinding, FindingCounts]]
-    """For each ask."""
+    """For each request."""
     groups: Sequence[NodeGroup]
     classes: EquivalenceClasses
     devices: int
 
 
 def fleet_findings(
-    fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[ConstrainedRequest], open_nodes: Mapping[str, Node]
+    fleet: Fleet,
+    claims: Sequence[ResourceClaim],
+    requests: Sequence[ConstrainedRequest],
+    open_nodes: Mapping[str, Node],
 ) -> FleetFindings:
     """Look at every node and device."""
-    return _Finder(fleet, claims, asks, open_nodes).findings()
+    return _Finder(fleet, claims, requests, open_nodes).findings()
 
 
 def judged_devices(
-    fleet: Fleet, claims: Sequence[ResourceClaim], asks: Sequence[ConstrainedRequest], open_nodes: Mapping[str, Node]
+    fleet: Fleet,
+    claims: Sequence[ResourceClaim],
+    requests: Sequence[ConstrainedRequest],
+    open_nodes: Mapping[str, Node],
 ) -> Iterator[tuple[PoolView, Candidate, tuple[DeviceFinding, ...]]]:
-    """Every device by itself, with its finding for each ask."""
-    return _Finder(fleet, claims, asks, open_nodes).devices()
+    """Every device by itself, with its finding for each request."""
+    return _Finder(fleet, claims, requests, open_nodes).devices()
 
 
-_Like: TypeAlias = tuple[bool, int, Profile]
-"""Whether nodes are open, which sight they have, and the codes of their devices."""
+_Like: TypeAlias = tuple[bool, int, NodeProfile]
+"""Whether nodes are open, which pools they see, and the codes of their devices."""
 
 
 class _Kind(msgspec.Struct, frozen=True):
     """Nodes with like devices in their plain pools, which see the same other pools."""
 
     open: bool
-    sight: VisiblePools
+    pools: VisiblePools
     names: list[str]
     drawn: Hashable = ()
     """What their devices meet of counters, where some draw from them (see `Ground.drawn`)."""
@@ -127,21 +133,21 @@ class _Finder:
         self,
         fleet: Fleet,
         claims: Sequence[ResourceClaim],
-        asks: Sequence[ConstrainedRequest],
+        requests: Sequence[ConstrainedRequest],
         open_nodes: Mapping[str, Node],
     ) -> None:
         self._fleet = fleet
-        self._asks = asks
+        self._requests = requests
         self._open = open_nodes
         self._reachability = Reachability(fleet)
-        self._classes = EquivalenceClasses(fleet, asks)
+        self._classes = EquivalenceClasses(fleet, requests)
         self._judge = Judge(fleet.inventory.selectors, fleet.state)
-        self._allocator = AllocatorRuns(fleet, claims, asks, self._classes, self._reachability)
+        self._allocator = AllocatorRuns(fleet, claims, requests, self._classes, self._reachability)
         self._findings: dict[Hashable, tuple[DeviceFinding, ...]] = {}
         self._anywhere: dict[tuple[int, Cause], tuple[DeviceFinding, ...]] = {}
-        self._counts: list[dict[DeviceFinding, FindingCounts]] = [{} for _ in asks]
+        self._counts: list[dict[DeviceFinding, FindingCounts]] = [{} for _ in requests]
         self._best: dict[int, JudgedDevice] = {}
-        self._sights: dict[tuple[int, bool], list[JudgedDevice]] = {}
+        self._pools: dict[tuple[int, bool], list[JudgedDevice]] = {}
         self._broken: dict[PoolKey, Cause] = {}
         self._groups: dict[tuple[AllocatorVerdict, str, tuple[int, ...]], NodeGroup] = {}
 
@@ -154,13 +160,13 @@ class _Finder:
         for seen in self._best.values():
             self._count(seen)
         return FleetFindings(
-            self._asks, self._counts, list(self._groups.values()), self._classes, len(self._fleet.inventory)
+            self._requests, self._counts, list(self._groups.values()), self._classes, len(self._fleet.inventory)
         )
 
     def devices(self) -> Iterator[tuple[PoolView, Candidate, tuple[DeviceFinding, ...]]]:
         """What is found of every device."""
         for name in self._fleet.node_names:
-            kind = _Kind(name in self._open, self._reachability.sight(self._fleet.nodes[name]), [name])
+            kind = _Kind(name in self._open, self._reachability.pools(self._fleet.nodes[name]), [name])
             self._shared(kind)
             for view, candidate in self._reachability.own(name):
                 yield view, candidate, self._seen(view, candidate, Cause.FREE if kind.open else Cause.NODE_RULES)
@@ -188,13 +194,13 @@ class _Finder:
     def _as_read(self) -> dict[_Like, _Kind]:
         """The same where nodes also see pools that are not plain."""
         as_read: dict[_Like, _Kind] = {}
-        codes, read, sight_of = self._classes.codes, self._reachability.read, self._reachability.sight
+        codes, read, pools_of = self._classes.codes, self._reachability.read, self._reachability.pools
         for name in self._fleet.node_names:
-            sight = sight_of(self._fleet.nodes[name])
-            key = (name in self._open, id(sight), read(name, codes))
+            pools = pools_of(self._fleet.nodes[name])
+            key = (name in self._open, id(pools), read(name, codes))
             kind = as_read.get(key)
             if kind is None:
-                kind = as_read[key] = _Kind(key[0], sight, [])
+                kind = as_read[key] = _Kind(key[0], pools, [])
             kind.names.append(name)
         return as_read
 
@@ -208,7 +214,7 @@ class _Finder:
         for name in kind.names:
             drawn = self._reachability.drawn(name) if drawing else ()
             oddities = tuple([self._classes.oddity(each) for _, each in self._reachability.own(name)]) if odd else ()
-            kinds.setdefault((drawn, oddities), _Kind(kind.open, kind.sight, [], drawn)).names.append(name)
+            kinds.setdefault((drawn, oddities), _Kind(kind.open, kind.pools, [], drawn)).names.append(name)
         return kinds.values()
 
     def _look(self, kind: _Kind) -> None:
@@ -224,13 +230,15 @@ class _Finder:
                 self._give_examples(count, finding, number, kind, own)
         shared = self._shared(kind)
         if kind.open:
-            for names, verdict, error in self._allocator.verdicts(kind.names, kind.sight, own, shared, kind.drawn):
+            for names, verdict, error in self._allocator.verdicts(kind.names, kind.pools, own, shared, kind.drawn):
                 self._group(names, verdict, error, [*own, *shared])
 
     def _group(
         self, names: Sequence[str], verdict: AllocatorVerdict, error: str, devices: Sequence[JudgedDevice]
     ) -> None:
-        free = tuple([sum(seen.findings[n].cause is Cause.FREE for seen in devices) for n in range(len(self._asks))])
+        free = tuple(
+            [sum(seen.findings[n].cause is Cause.FREE for seen in devices) for n in range(len(self._requests))]
+        )
         key = (verdict, error if verdict is not AllocatorVerdict.ERROR else "", free)
         group = self._groups.get(key)
         if group is None:
@@ -275,21 +283,23 @@ class _Finder:
         return findings
 
     def _judged(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[DeviceFinding, ...]:
-        return tuple([at_best(self._judge.finding(ask, view, candidate), at_most) for ask in self._asks])
+        return tuple(
+            [at_best(self._judge.finding(constrained, view, candidate), at_most) for constrained in self._requests]
+        )
 
     def _shared(self, kind: _Kind) -> list[JudgedDevice]:
         """The devices of other pools."""
-        key = (id(kind.sight), kind.open)
-        known = self._sights.get(key)
+        key = (id(kind.pools), kind.open)
+        known = self._pools.get(key)
         if known is None:
             at_most = Cause.FREE if kind.open else Cause.NODE_RULES
-            known = self._sights[key] = [
+            known = self._pools[key] = [
                 JudgedDevice(view, candidate, self._of_pool(view, candidate, at_most))
-                for view, candidate in kind.sight.candidates(self._fleet.nodes[kind.names[0]])
+                for view, candidate in kind.pools.candidates(self._fleet.nodes[kind.names[0]])
             ]
             for seen in known:
                 self._best[seen.candidate.row] = _better(seen, self._best.get(seen.candidate.row))
-            for view in kind.sight.views:
+            for view in kind.pools.views:
                 if view.incomplete or view.invalid:
                     self._broken[view.key] = Cause.POOL_INCOMPLETE if view.incomplete else Cause.POOL_INVALID
         return known
@@ -323,8 +333,8 @@ class _Finder:
 def _in_any_order(as_read: Mapping[_Like, _Kind]) -> dict[_Like, _Kind]:
     """The kinds, with those merged that differ only in the order of their devices."""
     kinds: dict[_Like, _Kind] = {}
-    for (is_open, sight, profile), kind in as_read.items():
-        same = kinds.setdefault((is_open, sight, tuple(sorted(profile))), kind)
+    for (is_open, pools, profile), kind in as_read.items():
+        same = kinds.setdefault((is_open, pools, tuple(sorted(profile))), kind)
         if same is not kind:
             same.names.extend(kind.names)
     for kind in kinds.values():

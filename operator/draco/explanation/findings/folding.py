@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from draco.allocation.fleet.columns import Path
+from draco.allocation.fleet.columns import ColumnPath
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import combine, number
 from draco.explanation.findings.details import (
@@ -54,31 +54,31 @@ _MANY_VALUES: Final = 256
 
 def folded(fleet: Fleet, found: FleetFindings) -> list[RequestExplanation]:
     """Each request with its counts."""
-    return [_Folding(fleet, found, place, ask).request() for place, ask in enumerate(found.asks)]
+    return [_Folding(fleet, found, place, constrained).request() for place, constrained in enumerate(found.requests)]
 
 
 class _Folding:
     """Of one request."""
 
-    def __init__(self, fleet: Fleet, found: FleetFindings, place: int, ask: ConstrainedRequest) -> None:
+    def __init__(self, fleet: Fleet, found: FleetFindings, place: int, constrained: ConstrainedRequest) -> None:
         self._fleet = fleet
         self._found = found
         self._place = place
-        self._ask = ask
+        self._constrained = constrained
         self._judge = Judge(fleet.inventory.selectors, fleet.state)
 
     def request(self) -> RequestExplanation:
         """The request with its counts."""
-        found, ask, findings = self._found, self._ask, self._found.counts[self._place]
+        found, constrained, findings = self._found, self._constrained, self._found.counts[self._place]
         counts = [self._count(finding, totals) for finding, totals in findings.items()]
         most, best = max(((group.free[self._place], group.names[0]) for group in found.groups), default=(0, ""))
         return RequestExplanation(
-            claim=str(ask.claim.metadata.key),
-            request=ask.request.name,
-            device_class=ask.request.asked.device_class_name,
-            mode=ask.request.asked.allocation_mode or "ExactCount",
-            wanted=ask.wanted,
-            admin_access=ask.request.admin_access,
+            claim=str(constrained.claim.metadata.key),
+            request=constrained.request.name,
+            device_class=constrained.request.asked.device_class_name,
+            mode=constrained.request.asked.allocation_mode or "ExactCount",
+            wanted=constrained.wanted,
+            admin_access=constrained.request.admin_access,
             devices=found.devices,
             causes=sorted(counts, key=self._usefulness),
             free=sum(totals.devices for finding, totals in findings.items() if finding.cause is Cause.FREE),
@@ -104,14 +104,14 @@ class _Folding:
         return msgspec.structs.replace(count, text=cause_text(count))
 
     def _details(self, finding: DeviceFinding, totals: FindingCounts) -> dict[str, Any]:
-        fleet, ask = self._fleet, self._ask
+        fleet, constrained = self._fleet, self._constrained
         view, first = totals.examples[0]
         details: dict[str, Any] = {}
         match finding:
             case DeviceFinding(Cause.NOT_SELECTED, int(place)):
-                details = {"selector": selector_ref(ask, place), "values": self._values(place, totals)}
+                details = {"selector": selector_ref(constrained, place), "values": self._values(place, totals)}
             case DeviceFinding(Cause.SELECTOR_FAILED, (int(place), str(error))):
-                selector = selector_ref(ask, place)
+                selector = selector_ref(constrained, place)
                 values = values_seen([first], selector.expression)
                 details = {"selector": selector, "error": error, "values": values}
             case DeviceFinding(Cause.IN_USE):
@@ -123,7 +123,7 @@ class _Folding:
             case DeviceFinding(Cause.CAPACITY_SHORT, ("", str(error))):
                 details = {"error": error}
             case DeviceFinding(Cause.CAPACITY_SHORT, (str(name), str(how))):
-                details = {"shortage": capacity_shortage(fleet, ask, first, name, how)}
+                details = {"shortage": capacity_shortage(fleet, constrained, first, name, how)}
             case DeviceFinding(Cause.CONSTRAINT, str(attribute)):
                 details = {"constraint": attribute}
             case DeviceFinding(Cause.POOL_INCOMPLETE | Cause.POOL_INVALID | Cause.POOL_OBSOLETE):
@@ -154,13 +154,13 @@ class _Folding:
 
     def _values(self, place: int, totals: FindingCounts) -> list[SeenValue]:
         """The values for which a selector says no, counted over all devices where that is cheap, else over some."""
-        expression = selector_ref(self._ask, place).expression
+        expression = selector_ref(self._constrained, place).expression
         paths = paths_of(expression)
         columns = self._fleet.inventory.columns
         mask = self._found.classes.outcomes[self._place].translate(_only(outcome(place, failed=False)))
         counts: dict[tuple[str, str], int] = {}
         for path in paths:
-            column = columns.get(Path(path.kind, path.domain or "", path.id or ""))
+            column = columns.get(ColumnPath(path.kind, path.domain or "", path.id or ""))
             if column is None:
                 counts[path_text(path), ""] = totals.devices
                 continue

@@ -96,7 +96,10 @@ def main_reason(
     if any(group.verdict is AllocatorVerdict.ERROR for group in found.groups):
         if Cause.SELECTOR_FAILED in causes:
             return PendingReason.SELECTOR_ERROR
-        is_broken = any(ask.all_mode for ask in found.asks) and causes & {Cause.POOL_INCOMPLETE, Cause.POOL_INVALID}
+        is_broken = any(constrained.all_mode for constrained in found.requests) and causes & {
+            Cause.POOL_INCOMPLETE,
+            Cause.POOL_INVALID,
+        }
         return PendingReason.POOL_BROKEN if is_broken else PendingReason.INVALID
     if not found.devices:
         return PendingReason.NO_DEVICES

@@ -112,7 +112,7 @@ class PodRules:
         terms = self._required.node_selector_terms if self._required is not None else []
         self._labels = sorted({*spec.node_selector, *(each.key for term in terms for each in term.match_expressions)})
         self._asks_name = bool(self._node_name) or any(term.match_fields for term in terms)
-        self._asks = bool(self._labels or self._asks_name or self._required is not None)
+        self._requests = bool(self._labels or self._asks_name or self._required is not None)
         self.asked: Final = msgspec.msgpack.encode((spec.tolerations, spec.node_name, self._selector, self._required))
         """Equal for pods that ask the same of nodes."""
         self._judged: dict[tuple[object, ...], tuple[PlacementObstacle, ...]] = {}
@@ -120,7 +120,7 @@ class PodRules:
     def obstacles(self, node: Node) -> tuple[PlacementObstacle, ...]:
         """Everything that keeps the pod away from the node, in kube-scheduler's order; nothing if it may go there."""
         spec = node.spec
-        if not (self._asks or spec.unschedulable or spec.taints):
+        if not (self._requests or spec.unschedulable or spec.taints):
             return ()
         labels = node.metadata.labels
         like = (

@@ -11,9 +11,9 @@ import msgspec
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.fleet.node_rows import Profile
+from draco.allocation.fleet.node_rows import NodeProfile
 from draco.allocation.fleet.pools import Candidate, Charges, Pool, PoolView, SliceEntry, is_device_for
-from draco.allocation.fleet.rowwise import Column
+from draco.allocation.fleet.rowwise import Codes
 from draco.resources.api.core import Node
 from draco.resources.api.meta import NodeSelector, ObjectMeta
 from draco.resources.api.slices import Device, ResourceSliceSpec
@@ -53,7 +53,7 @@ class Reachability:
         self.lost: list[SliceEntry] = list(self._of_no_node())
         self._mixed = {name for pool in self.others for name in _named(pool)}
         self._likeness = _Likeness(self.others)
-        self._sights: dict[tuple[str | None, ...], VisiblePools] = {}
+        self._pools: dict[tuple[str | None, ...], VisiblePools] = {}
 
     def _of_no_node(self) -> Iterator[SliceEntry]:
         inventory = self._fleet.inventory
@@ -61,7 +61,7 @@ class Reachability:
             entries = {entry.name: entry for entry in map(inventory.entry, inventory.nodes[name])}
             yield from (entry for entry in entries.values() if pool_key(entry) not in self._other_keys)
 
-    def profiles(self, nodes: Iterable[str], column: Column) -> Mapping[Profile, list[str]]:
+    def profiles(self, nodes: Iterable[str], column: Codes) -> Mapping[NodeProfile, list[str]]:
         """The nodes by what a column has for these devices; to be asked where all pools are plain."""
         return self._fleet.inventory.nodes.profiles(column, nodes)
 
@@ -72,7 +72,7 @@ class Reachability:
             return rows
         return [row for row in rows if pool_key(self._fleet.inventory.entry(row)) not in self._other_keys]
 
-    def read(self, node: str, column: Column) -> Profile:
+    def read(self, node: str, column: Codes) -> NodeProfile:
         """What a column has for these devices, in the same order."""
         if node not in self._mixed:
             return self._fleet.inventory.nodes.read(node, column)
@@ -108,15 +108,15 @@ class Reachability:
             )
         return tuple(likeness)
 
-    def sight(self, node: Node) -> VisiblePools:
+    def pools(self, node: Node) -> VisiblePools:
         """What a node sees of the pools that are not plain; the same object for nodes that are alike."""
         if not self.others:
             return NOTHING
         like = self._likeness.of(node)
-        sight = self._sights.get(like)
-        if sight is None:
-            sight = self._sights[like] = self._look(node)
-        return sight
+        pools = self._pools.get(like)
+        if pools is None:
+            pools = self._pools[like] = self._look(node)
+        return pools
 
     def _look(self, node: Node) -> VisiblePools:
         try:

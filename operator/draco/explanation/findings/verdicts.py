@@ -43,7 +43,7 @@ def at_best(finding: DeviceFinding, cause: Cause) -> DeviceFinding:
 
 
 class JudgedDevice(msgspec.Struct, frozen=True):
-    """A device that a node may reach, with a finding for each ask."""
+    """A device that a node may reach, with a finding for each request."""
 
     view: PoolView
     candidate: Candidate
@@ -72,7 +72,7 @@ class ConstrainedRequest:
         return 1 if self.all_mode else self.request.count
 
 
-def asks_of(expanded: Sequence[ExpandedClaim]) -> list[ConstrainedRequest]:
+def constrained_requests(expanded: Sequence[ExpandedClaim]) -> list[ConstrainedRequest]:
     """Everything that the claims ask for, alternatives one by one."""
     return [
         ConstrainedRequest(claim.claim, claim, request, number=number)
@@ -90,10 +90,10 @@ class Judge:
         self._state = state
         self._left: dict[int, tuple[PoolView, list[int]]] = {}
 
-    def finding(self, ask: ConstrainedRequest, view: PoolView, candidate: Candidate) -> DeviceFinding:
+    def finding(self, constrained: ConstrainedRequest, view: PoolView, candidate: Candidate) -> DeviceFinding:
         """What stands in the way of a device that its node may reach."""
         failed = None
-        for place, (_, _, selector) in enumerate(ask.selectors):
+        for place, (_, _, selector) in enumerate(constrained.selectors):
             expression = selector.cel.expression if selector.cel is not None else ""
             try:
                 if not self._selectors.matches(expression, candidate.key.driver, candidate.device, candidate.row):
@@ -101,16 +101,16 @@ class Judge:
             except (CompileError, EvaluationError) as error:
                 failed = DeviceFinding(Cause.SELECTOR_FAILED, (place, str(error)))
                 break
-        if self._is_in_use(ask, candidate.key) and not (failed and ask.all_mode):
+        if self._is_in_use(constrained, candidate.key) and not (failed and constrained.all_mode):
             return DeviceFinding(Cause.IN_USE)
         if failed is not None:
             return failed
         return (
-            self._amount_error(ask, candidate)
-            or self._taint(ask, candidate)
+            self._amount_error(constrained, candidate)
+            or self._taint(constrained, candidate)
             or self._counter(view, candidate)
-            or self._capacity(ask, candidate)
-            or self._constraint(ask, candidate)
+            or self._capacity(constrained, candidate)
+            or self._constraint(constrained, candidate)
             or FREE
         )
 
@@ -127,14 +127,14 @@ class Judge:
             known = self._left[id(view)] = (view, counters)
         return known[1]
 
-    def _is_in_use(self, ask: ConstrainedRequest, key: DeviceKey) -> bool:
-        return not ask.request.admin_access and self._state.holds(key)
+    def _is_in_use(self, constrained: ConstrainedRequest, key: DeviceKey) -> bool:
+        return not constrained.request.admin_access and self._state.holds(key)
 
     @staticmethod
-    def _taint(ask: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:
-        if ask.request.tolerates(candidate):
+    def _taint(constrained: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:
+        if constrained.request.tolerates(candidate):
             return None
-        tolerations = ask.request.asked.tolerations
+        tolerations = constrained.request.asked.tolerations
         untolerated = [
             (taint.key, taint.value, taint.effect)
             for taint in candidate.taints
@@ -157,17 +157,17 @@ class Judge:
         return None
 
     @staticmethod
-    def _amount_error(ask: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:
+    def _amount_error(constrained: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:
         try:
-            ask.request.amounts(candidate)
+            constrained.request.amounts(candidate)
         except AllocationError as error:
             return DeviceFinding(Cause.CAPACITY_SHORT, ("", str(error)))
         return None
 
-    def _capacity(self, ask: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:
+    def _capacity(self, constrained: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:
         device = candidate.device
-        amounts = ask.request.amounts(candidate)
-        wanted = ask.request.asked.capacity.requests if ask.request.asked.capacity is not None else {}
+        amounts = constrained.request.amounts(candidate)
+        wanted = constrained.request.asked.capacity.requests if constrained.request.asked.capacity is not None else {}
         if amounts is None:
             lacking = [name for name in wanted if name not in device.capacity]
             name = lacking[0] if lacking else next(iter(wanted or device.capacity), "")
@@ -182,8 +182,8 @@ class Judge:
         )
 
     @staticmethod
-    def _constraint(ask: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:
-        for written, constraint in ask.constraints:
+    def _constraint(constrained: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:
+        for written, constraint in constrained.constraints:
             if not constraint.join(candidate.key.driver, candidate.device):
                 return DeviceFinding(Cause.CONSTRAINT, written.match_attribute or written.distinct_attribute or "")
             constraint.leave()

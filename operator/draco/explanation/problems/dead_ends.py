@@ -21,7 +21,7 @@ from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.resources.texts import listed
 from draco.selectors.accesses import path_text, paths_of
-from draco.selectors.comparisons import Comparison, Operator, Plain, comparison, holds, literal, with_value
+from draco.selectors.comparisons import Comparison, Plain, Relation, comparison, holds, literal, with_value
 from draco.selectors.demands import Demand, demands
 
 _SHOWN: Final = 4
@@ -155,7 +155,7 @@ def _unknown_driver(published: PublishedNames, ref: SelectorRef, compared: Compa
     return DeadEnd(ProblemKind.UNKNOWN_DRIVER, ref, text, remedy)
 
 
-def _sign(operator: Operator) -> str:
+def _sign(operator: Relation) -> str:
     return "==" if operator == "in" else operator
 
 

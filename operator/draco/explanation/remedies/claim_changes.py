@@ -38,16 +38,16 @@ _COUNTS: Final = 4
 class _Rewriting:
     """Changed expressions in one of the own selectors of one request."""
 
-    def __init__(self, trials: Trials, ask: RequestCandidates, index: int) -> None:
+    def __init__(self, trials: Trials, request: RequestCandidates, index: int) -> None:
         self._trials = trials
-        self._ask = ask
+        self._request = request
         self._index = index
-        self.step = ask.selection.steps[ask.selection.of_class + index]
+        self.step = request.selection.steps[request.selection.of_class + index]
         self.expression = self.step.ref.expression
 
     def candidates(self, expression: str) -> bytes:
         """1 for each row that would do if the selector were this one; none if any selector then fails on a device."""
-        fleet, chain = self._trials.fleet, self._ask.selection
+        fleet, chain = self._trials.fleet, self._request.selection
         marks = chain.start
         for step in chain.steps:
             asked = expression if step is self.step else step.ref.expression
@@ -57,20 +57,20 @@ class _Rewriting:
                 marks = met(fleet, asked, marks)
             except CompileError:
                 return bytes(len(marks))
-        return self._trials.free(self._ask, self._ask.tolerated, marks)
+        return self._trials.free(self._request, self._request.tolerated, marks)
 
     def on_nodes(
         self, kind: ChangeKind, expression: str, text: str, rows: bytes | None = None
     ) -> Iterator[SuggestedChange]:
         """The change to this expression, if the claims then fit somewhere."""
-        trials, ask = self._trials, self._ask
+        trials, request = self._trials, self._request
         rows = self.candidates(expression) if rows is None else rows
         if not count(rows):
             return
-        asked = with_selector(ask.asked, self._index, expression)
-        claims = with_asked(trials.claims, ask.claim, ask.name, asked)
-        marks = [(each, rows if each is ask else trials.usable(each)) for each in trials.asks]
-        yield from _changes_on(trials, trials.nodes(marks), kind, claims, text=text, claim=ask.claim)
+        asked = with_selector(request.asked, self._index, expression)
+        claims = with_asked(trials.claims, request.claim, request.name, asked)
+        marks = [(each, rows if each is request else trials.usable(each)) for each in trials.requests]
+        yield from _changes_on(trials, trials.nodes(marks), kind, claims, text=text, claim=request.claim)
 
 
 def _changes_on(
@@ -94,30 +94,30 @@ def _changes_on(
 
 def guarded_selectors(trials: Trials) -> Iterator[SuggestedChange]:
     """A selector that fails on devices, so written that it fails on none."""
-    for ask in trials.asks:
-        for index in range(len(ask.asked.selectors)):
-            rewriting = _Rewriting(trials, ask, index)
+    for request in trials.requests:
+        for index in range(len(request.asked.selectors)):
+            rewriting = _Rewriting(trials, request, index)
             if count(rewriting.step.failed) or rewriting.step.error is not None:
                 better = guard(trials.fleet, trials.published, rewriting.step)
                 if better:
-                    text = f"write {better} in request {ask.name}"
+                    text = f"write {better} in request {request.name}"
                     yield from rewriting.on_nodes(ChangeKind.RELAX_SELECTOR, better, text)
 
 
 def relaxed_selectors(trials: Trials) -> Iterator[SuggestedChange]:
     """One demand of a selector with another value, or dropped."""
-    for ask in trials.asks:
+    for request in trials.requests:
         left = _DEMANDS
-        for index in range(len(ask.asked.selectors)):
-            rewriting = _Rewriting(trials, ask, index)
+        for index in range(len(request.asked.selectors)):
+            rewriting = _Rewriting(trials, request, index)
             parts = demands(rewriting.expression)
             for part in parts[:left]:
-                yield from _relaxed(trials, ask, rewriting, parts, part)
+                yield from _relaxed(trials, request, rewriting, parts, part)
             left = max(0, left - len(parts))
 
 
 def _relaxed(
-    trials: Trials, ask: RequestCandidates, rewriting: _Rewriting, parts: Sequence[Demand], part: Demand
+    trials: Trials, request: RequestCandidates, rewriting: _Rewriting, parts: Sequence[Demand], part: Demand
 ) -> Iterator[SuggestedChange]:
     dropped = without(parts, part)
     there = rewriting.candidates(dropped)
@@ -129,12 +129,12 @@ def _relaxed(
             expression, demand = _with_value(rewriting.expression, part, compared, value)
             if not demand:
                 continue
-            text = f"ask for {_said(compared, value)} in request {ask.name}"
+            text = f"ask for {_said(compared, value)} in request {request.name}"
             changes = list(rewriting.on_nodes(ChangeKind.RELAX_SELECTOR, expression, text))
             if changes:
                 yield from changes
                 return
-    text = f"remove {part.text} from request {ask.name}"
+    text = f"remove {part.text} from request {request.name}"
     yield from rewriting.on_nodes(ChangeKind.DROP_SELECTOR, dropped, text, there)
 
 
@@ -183,23 +183,25 @@ def _with_value(expression: str, part: Demand, compared: Comparison, value: Plai
 
 def lowered_counts(trials: Trials) -> Iterator[SuggestedChange]:
     """Fewer devices."""
-    for ask in trials.asks:
-        if ask.asked.allocation_mode == "All" or ask.asked.count <= 1:
+    for request in trials.requests:
+        if request.asked.allocation_mode == "All" or request.asked.count <= 1:
             continue
-        marks = [(each, trials.usable(each)) for each in trials.asks]
+        marks = [(each, trials.usable(each)) for each in trials.requests]
         best: SuggestedChange | None = None
         least = 0
         for node in trials.nodes(marks, most=_COUNTS):
-            there = trials.fleet.inventory.nodes.read(node.metadata.name, marks[trials.asks.index(ask)][1]).count(1)
-            most = min(ask.asked.count - 1, there or ask.asked.count - 1)
+            there = trials.fleet.inventory.nodes.read(
+                node.metadata.name, marks[trials.requests.index(request)][1]
+            ).count(1)
+            most = min(request.asked.count - 1, there or request.asked.count - 1)
             for number in range(most, max(least, most - _COUNTS), -1):
                 claims = with_asked(
-                    trials.claims, ask.claim, ask.name, msgspec.structs.replace(ask.asked, count=number)
+                    trials.claims, request.claim, request.name, msgspec.structs.replace(request.asked, count=number)
                 )
                 results = trials.fits(node, claims)
                 if results is not None:
-                    text = f"ask for {number} instead of {ask.asked.count} devices in request {ask.name}"
-                    claim = str(ask.claim.metadata.key)
+                    text = f"ask for {number} instead of {request.asked.count} devices in request {request.name}"
+                    claim = str(request.claim.metadata.key)
                     best = SuggestedChange(
                         miss=near_miss_of(ChangeKind.LOWER_COUNT, text, node, results, claim=claim), claims=claims
                     )
@@ -211,18 +213,18 @@ def lowered_counts(trials: Trials) -> Iterator[SuggestedChange]:
 
 def lowered_capacities(trials: Trials) -> Iterator[SuggestedChange]:
     """A smaller amount of a capacity: what some device has left."""
-    for ask in trials.asks:
-        wanted = ask.asked.capacity.requests if ask.asked.capacity is not None else {}
+    for request in trials.requests:
+        wanted = request.asked.capacity.requests if request.asked.capacity is not None else {}
         for name in wanted:
-            yield from _lowered_capacity(trials, ask, name)
+            yield from _lowered_capacity(trials, request, name)
 
 
-def _lowered_capacity(trials: Trials, ask: RequestCandidates, name: str) -> Iterator[SuggestedChange]:
-    if ask.asked.capacity is None:
+def _lowered_capacity(trials: Trials, request: RequestCandidates, name: str) -> Iterator[SuggestedChange]:
+    if request.asked.capacity is None:
         return
-    fleet, asked = trials.fleet, ask.asked.capacity.requests[name]
-    rows = trials.usable(ask)
-    for node in trials.nodes([(each, trials.usable(each)) for each in trials.asks]):
+    fleet, asked = trials.fleet, request.asked.capacity.requests[name]
+    rows = trials.usable(request)
+    for node in trials.nodes([(each, trials.usable(each)) for each in trials.requests]):
         amounts = set()
         for view in fleet.inventory.views(node):
             for candidate in view.candidates:
@@ -232,13 +234,15 @@ def _lowered_capacity(trials: Trials, ask: RequestCandidates, name: str) -> Iter
                     amounts.add(Quantity.parse(capacity.value) - _nanos(taken))
         enough = Quantity.parse(asked)
         for amount in sorted((each for each in amounts if each.sign() > 0 and each < enough), reverse=True)[:_VALUES]:
-            requests = {**ask.asked.capacity.requests, name: str(amount)}
-            lowered = msgspec.structs.replace(ask.asked.capacity, requests=requests)
+            requests = {**request.asked.capacity.requests, name: str(amount)}
+            lowered = msgspec.structs.replace(request.asked.capacity, requests=requests)
             claims = with_asked(
-                trials.claims, ask.claim, ask.name, msgspec.structs.replace(ask.asked, capacity=lowered)
+                trials.claims, request.claim, request.name, msgspec.structs.replace(request.asked, capacity=lowered)
             )
-            text = f"ask for {amount} instead of {asked} of {name} in request {ask.name}"
-            changes = list(_changes_on(trials, [node], ChangeKind.LOWER_CAPACITY, claims, text=text, claim=ask.claim))
+            text = f"ask for {amount} instead of {asked} of {name} in request {request.name}"
+            changes = list(
+                _changes_on(trials, [node], ChangeKind.LOWER_CAPACITY, claims, text=text, claim=request.claim)
+            )
             if changes:
                 yield from changes
                 return
@@ -250,7 +254,7 @@ def _nanos(number: int) -> Quantity:
 
 def dropped_constraints(trials: Trials) -> Iterator[SuggestedChange]:
     """One constraint less."""
-    marks = [(ask, trials.usable(ask)) for ask in trials.asks]
+    marks = [(request, trials.usable(request)) for request in trials.requests]
     for claim in trials.claims:
         constraints = claim.spec.devices.constraints
         if not constraints:
@@ -273,6 +277,6 @@ def other_classes(trials: Trials) -> Iterator[SuggestedChange]:
             if not near:
                 continue
             changed = with_asked(trials.claims, claim, name, msgspec.structs.replace(asked, device_class_name=near))
-            marks = [(ask, trials.usable(ask)) for ask in trials.asks_of(changed)]
+            marks = [(request, trials.usable(request)) for request in trials.requests_of(changed)]
             text = f"ask for the class {near} instead of {asked.device_class_name} in request {name}"
             yield from _changes_on(trials, trials.nodes(marks), ChangeKind.OTHER_CLASS, changed, text=text, claim=claim)

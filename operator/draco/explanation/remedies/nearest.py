@@ -70,15 +70,15 @@ def nearest_changes(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | No
 def _is_broken(trials: Trials) -> bool:
     """Whether a class is missing, or a selector does not work on a device that is to be had."""
     requests = [request for claim in trials.claims for request in claim.spec.devices.requests]
-    if len(trials.asks) < sum(max(1, len(request.first_available)) for request in requests):
+    if len(trials.requests) < sum(max(1, len(request.first_available)) for request in requests):
         return True
-    steps = [step for ask in trials.asks for step in ask.selection.steps]
+    steps = [step for request in trials.requests for step in request.selection.steps]
     return any(step.error is not None or count(select([step.failed, trials.unheld])) for step in steps)
 
 
 def _may_fit(trials: Trials) -> bool:
     """Whether the claims fit as things are on a node that is likely to do, or it takes too long to find out."""
-    nodes = trials.nodes([(ask, trials.usable(ask)) for ask in trials.asks])
+    nodes = trials.nodes([(request, trials.usable(request)) for request in trials.requests])
     if len(trials.fleet.nodes) <= _FEW:
         nodes = [node for node in trials.fleet.nodes.values() if trials.may_go(node)]
     try:

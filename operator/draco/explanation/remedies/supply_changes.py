@@ -40,12 +40,12 @@ def lifted_taints(trials: Trials) -> Iterator[SuggestedChange]:
     """A taint that is lifted, or tolerated, which comes to the same but for taints that state what cannot be done."""
     inventory = trials.fleet.inventory
     seen: dict[tuple[str, str, str], DeviceTaint] = {}
-    for ask in trials.asks:
-        tainted = trials.free(ask, ask.selection.end, ask.tolerated.translate(_NOT))
+    for request in trials.requests:
+        tainted = trials.free(request, request.selection.end, request.tolerated.translate(_NOT))
         kinds = {inventory.taints.codes[row]: row for row in first_rows(tainted, _ROWS)}
         for row in kinds.values():
             for taint in inventory.taints_of(row):
-                if not any(each.tolerates(taint) for each in ask.asked.tolerations):
+                if not any(each.tolerates(taint) for each in request.asked.tolerations):
                     seen.setdefault((taint.key, taint.value, taint.effect), taint)
     for taint in list(seen.values())[:_TAINTS]:
         yield from _lifted(trials, taint)
@@ -53,8 +53,11 @@ def lifted_taints(trials: Trials) -> Iterator[SuggestedChange]:
 
 def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[SuggestedChange]:
     marks = [
-        (ask, trials.free(ask, ask.selection.end, trials.tolerated(ask.asked, lambda each: _is(each, taint))))
-        for ask in trials.asks
+        (
+            request,
+            trials.free(request, request.selection.end, trials.tolerated(request.asked, lambda each: _is(each, taint))),
+        )
+        for request in trials.requests
     ]
     for node in trials.nodes(marks):
         views = [_without_taint(view, taint) for view in trials.fleet.inventory.views(node)]
@@ -105,7 +108,7 @@ def _freed_idle(trials: Trials) -> Iterator[SuggestedChange]:
         names = set(map(fleet.inventory.node_of, rows))
         nodes = [fleet.nodes[name] for name in sorted(names) if name in fleet.nodes]
         if "" in names:
-            nodes += trials.nodes([(ask, ask.selection.end) for ask in trials.asks], most=1)
+            nodes += trials.nodes([(request, request.selection.end) for request in trials.requests], most=1)
         for node in filter(trials.may_go, nodes):
             tried += 1
             results = trials.fits(node, without=key)
@@ -119,14 +122,19 @@ def _freed_idle(trials: Trials) -> Iterator[SuggestedChange]:
 def _matters(trials: Trials, row: int) -> bool:
     """Whether a device that is freed may do, or let another do that draws from the same counters."""
     device = trials.fleet.inventory.columns.devices[row]
-    return any(ask.selection.end[row] for ask in trials.asks) or (device is not None and bool(device.consumes_counters))
+    return any(request.selection.end[row] for request in trials.requests) or (
+        device is not None and bool(device.consumes_counters)
+    )
 
 
 def _freed_busy(trials: Trials) -> Iterator[SuggestedChange]:
     fleet = trials.fleet
     own = {claim.metadata.key for claim in trials.claims}
-    free = trials.nodes([(ask, trials.usable(ask)) for ask in trials.asks], most=_BUSY_NODES)
-    held = [(ask, select([trials.slice_states, ask.selection.end, ask.tolerated])) for ask in trials.asks]
+    free = trials.nodes([(request, trials.usable(request)) for request in trials.requests], most=_BUSY_NODES)
+    held = [
+        (request, select([trials.slice_states, request.selection.end, request.tolerated]))
+        for request in trials.requests
+    ]
     nodes = {node.metadata.name: node for node in (*free, *trials.nodes(held, most=_BUSY_NODES))}
     for node in nodes.values():
         try:
@@ -135,7 +143,7 @@ def _freed_busy(trials: Trials) -> Iterator[SuggestedChange]:
             continue
         holders: dict[ObjectKey, None] = {}
         for candidate in (candidate for view in views for candidate in view.candidates):
-            if any(ask.selection.end[candidate.row] for ask in trials.asks) or candidate.charges:
+            if any(request.selection.end[candidate.row] for request in trials.requests) or candidate.charges:
                 holders.update(dict.fromkeys(fleet.holders(candidate.key)))
         busy = [key for key in holders if key not in own and fleet.claims[key].status.reserved_for]
         for key in busy[:_BUSY]:
@@ -155,7 +163,7 @@ def opened_nodes(trials: Trials) -> Iterator[SuggestedChange]:
     def is_closed(node: Node) -> bool:
         return len(trials.rules.obstacles(node)) == 1 and trials.reaches(node)
 
-    marks = [(ask, trials.usable(ask)) for ask in trials.asks]
+    marks = [(request, trials.usable(request)) for request in trials.requests]
     named: set[NodeReason] = set()
     for node in trials.nodes(marks, where=is_closed, most=_CLOSED):
         [obstacle] = trials.rules.obstacles(node)
@@ -194,8 +202,8 @@ def repaired_pools(trials: Trials) -> Iterator[SuggestedChange]:
     inventory = trials.fleet.inventory
     broken = select([inventory.columns.live, trials.slice_states.translate(_NOT)])
     keys: dict[PoolKey, None] = {}
-    for ask in trials.asks:
-        for row in first_rows(select([broken, ask.selection.end, ask.tolerated]), _ROWS):
+    for request in trials.requests:
+        for row in first_rows(select([broken, request.selection.end, request.tolerated]), _ROWS):
             device = inventory.key(row)
             keys[PoolKey(device.driver, device.pool)] = None
     for key in list(keys)[:_POOLS]:

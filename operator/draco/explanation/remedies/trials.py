@@ -87,9 +87,9 @@ class Trials:
         self.unheld: Final = fleet.held.translate(_NOT_HELD)
         self.slice_states: Final = fleet.inventory.slice_states.translate(_CURRENT)
         self._taints = combine([fleet.inventory.taints.numbered()])
-        self.asks: Final = list(self.asks_of(self.claims))
+        self.requests: Final = list(self.requests_of(self.claims))
 
-    def asks_of(self, claims: Sequence[ResourceClaim]) -> Iterator[RequestCandidates]:
+    def requests_of(self, claims: Sequence[ResourceClaim]) -> Iterator[RequestCandidates]:
         """Everything that claims ask for of a class that exists, alternatives one by one."""
         for claim in claims:
             for request in claim.spec.devices.requests:
@@ -118,16 +118,16 @@ class Trials:
         """The rows by their taints."""
         return self._taints
 
-    def free(self, ask: RequestCandidates, *marks: bytes) -> bytes:
+    def free(self, request: RequestCandidates, *marks: bytes) -> bytes:
         """1 for each row of a sound pool that has all these marks and that the request may take, as far as claims go."""
-        held = [] if ask.admin else [self.unheld]
+        held = [] if request.admin else [self.unheld]
         return select([self.slice_states, *held, *marks])
 
-    def usable(self, ask: RequestCandidates) -> bytes:
+    def usable(self, request: RequestCandidates) -> bytes:
         """1 for each row that would do for a request as things are; counters and constraints left aside."""
-        known = self._usable.get(id(ask))
-        if known is None or ask not in self.asks:
-            known = self._usable[id(ask)] = self.free(ask, ask.selection.end, ask.tolerated)
+        known = self._usable.get(id(request))
+        if known is None or request not in self.requests:
+            known = self._usable[id(request)] = self.free(request, request.selection.end, request.tolerated)
         return known
 
     @cached_property
@@ -161,7 +161,9 @@ class Trials:
     ) -> list[Node]:
         """The nodes that come nearest to having as many of the marked rows as are wanted. `where` says which nodes count."""
         where = where or self.may_go
-        asked = tuple([((ask.claim.metadata.key, ask.request), ask.wanted, rows) for ask, rows in marks])
+        asked = tuple(
+            [((request.claim.metadata.key, request.request), request.wanted, rows) for request, rows in marks]
+        )
         by_worth = self._ranked.get(asked)
         if by_worth is None:
             by_worth = self._ranked[asked] = self._rank(asked)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 PAGE_SIZE = 500
 REQUEST_TIMEOUT_S = 30.0
 
-Manifest = msgspec.Struct | Mapping[str, Any]
+Body = msgspec.Struct | Mapping[str, Any]
 """What can be written: a struct of `resources`, or a plain mapping where a struct would leave fields out."""
 
 Patch = Mapping[str, Any] | list[dict[str, Any]]
@@ -151,7 +151,7 @@ class Client:
             query["continue"] = continue_token
         return await self.connection.request("GET", kind.path(namespace=namespace), params=query, timeout_s=timeout_s)
 
-    async def create(self, kind: Kind[T], obj: Manifest, *, timeout_s: float = REQUEST_TIMEOUT_S) -> T:
+    async def create(self, kind: Kind[T], obj: Body, *, timeout_s: float = REQUEST_TIMEOUT_S) -> T:
         """Create an object and return it as stored. Raises AlreadyExists, or another ApiError."""
         manifest = encode_plain(kind, obj)
         namespace = manifest.get("metadata", {}).get("namespace", "")
@@ -179,7 +179,7 @@ class Client:
         decoded: dict[str, Any] = msgspec.json.decode(answer)
         return decoded
 
-    async def apply(self, kind: Kind[T], key: ObjectKey, obj: Manifest, *, manager: str, subresource: str = "") -> T:
+    async def apply(self, kind: Kind[T], key: ObjectKey, obj: Body, *, manager: str, subresource: str = "") -> T:
         """Server-side apply as `manager`: creates the object, or changes exactly the fields in `obj`.
 
         Fields that `manager` applied before and that are missing from `obj` are given up; those that another manager owns are
@@ -223,7 +223,7 @@ class Client:
         self,
         kind: Kind[T],
         key: ObjectKey,
-        obj: Manifest,
+        obj: Body,
         *,
         subresource: str = "",
         timeout_s: float = REQUEST_TIMEOUT_S,
@@ -275,13 +275,13 @@ def selectors(label_selector: str, field_selector: str) -> dict[str, str]:
     return {name: value for name, value in params.items() if value}
 
 
-def encode_plain(kind: Kind[Any], obj: Manifest) -> dict[str, Any]:
+def encode_plain(kind: Kind[Any], obj: Body) -> dict[str, Any]:
     """An object as a mapping, with its apiVersion and kind."""
     plain = msgspec.to_builtins(obj) if isinstance(obj, msgspec.Struct) else obj
     return {**plain, "apiVersion": kind.api_version, "kind": kind.kind}
 
 
-def encode(kind: Kind[Any], obj: Manifest) -> bytes:
+def encode(kind: Kind[Any], obj: Body) -> bytes:
     """An object as JSON, with its apiVersion and kind."""
     return msgspec.json.encode(encode_plain(kind, obj))
 

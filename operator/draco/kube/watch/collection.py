@@ -18,7 +18,7 @@ import structlog
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Undecodable
 from draco.kube.watch.store import ApiObject, Change, Store
-from draco.kube.watch.watching import Bookmark, Event, ListedCollection, Removal, UndecodableObject, Upsert
+from draco.kube.watch.watching import Bookmark, ListedCollection, Removal, UndecodableObject, Upsert, WatchEvent
 from draco.resources.kinds import Kind
 
 log = structlog.get_logger()
@@ -104,7 +104,7 @@ class Collection(Generic[T]):
         self._publish(changes)
         self.synced.set()
 
-    def apply(self, event: Event[T]) -> None:
+    def apply(self, event: WatchEvent[T]) -> None:
         """Take one event in."""
         changes: list[Change[T]] = []
         match event:

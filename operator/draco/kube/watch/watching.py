@@ -61,13 +61,13 @@ class Bookmark(msgspec.Struct, frozen=True):
     initial_end: bool
 
 
-Event = Upsert[T] | Removal | UndecodableObject | Bookmark
+WatchEvent = Upsert[T] | Removal | UndecodableObject | Bookmark
 
 
 class WatchStep(msgspec.Struct, Generic[T], frozen=True):
     """One event, and the version from which to resume once it has been taken in."""
 
-    event: Event[T]
+    event: WatchEvent[T]
     version: str
 
 

@@ -22,11 +22,11 @@ from draco.linting.rules.versions import (
     check_versions,
 )
 
-Rule = Callable[[Sequence[Manifest], int], Iterator[Finding]]
+ManifestRule = Callable[[Sequence[Manifest], int], Iterator[Finding]]
 NEWEST: Final = 36
 """Minor version of Kubernetes that manifests are checked for unless another is named."""
-_OF_PLACE: Final[tuple[Rule, ...]] = (check_fragments, check_fields)
-_OF_MEANING: Final[tuple[Rule, ...]] = (
+_OF_PLACE: Final[tuple[ManifestRule, ...]] = (check_fragments, check_fields)
+_OF_MEANING: Final[tuple[ManifestRule, ...]] = (
     check_versions,
     check_names,
     check_selectors,
@@ -56,7 +56,7 @@ def lint(manifests: Sequence[Manifest], *, kubernetes: int = NEWEST) -> list[Fin
     return sorted(found, key=lambda finding: finding.manifest)
 
 
-def _findings(rules: Sequence[Rule], manifests: Sequence[Manifest], kubernetes: int) -> list[Finding]:
+def _findings(rules: Sequence[ManifestRule], manifests: Sequence[Manifest], kubernetes: int) -> list[Finding]:
     found: list[Finding] = []
     for rule in rules:
         found += [finding for finding in rule(manifests, kubernetes) if finding not in found]

@@ -35,7 +35,7 @@ class Complaint(NamedTuple):
     corrected: str | None
 
 
-Rule = Callable[[str, list[Token], str | None], Iterator[Complaint]]
+ExpressionRule = Callable[[str, list[Token], str | None], Iterator[Complaint]]
 
 
 def corrected(expression: str, driver: str | None) -> tuple[list[Complaint], str]:
@@ -281,7 +281,7 @@ def _replaced(expression: str, found: list[Token], access: Access, text: str) ->
     return replaced(expression, found[access.start].start, found[access.end - 1].end, text)
 
 
-_RULES: Final[tuple[Rule, ...]] = (
+_RULES: Final[tuple[ExpressionRule, ...]] = (
     _without_domain,
     _class_as_domain,
     _attribute_or_capacity,

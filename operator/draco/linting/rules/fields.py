@@ -6,7 +6,7 @@ Owns the search for the field or the place that was meant. Which fields there ar
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from draco.linting.model import Edit, Finding, Json, Manifest, MoveField, Path, SetField
+from draco.linting.model import Edit, Finding, Json, Manifest, MoveField, SetField, TreePath
 from draco.linting.names import ALIKE
 from draco.linting.objects import at, is_of_group, kind_of, mapping, text
 from draco.linting.schema import CLAIMS, EACH, OPEN, PODS, WATCHED, Schema
@@ -33,7 +33,7 @@ class _Walk:
         self._tree = tree
         self._schema = schema
 
-    def findings(self, path: Path, value: Any, schema: Schema) -> Iterator[Finding]:
+    def findings(self, path: TreePath, value: Any, schema: Schema) -> Iterator[Finding]:
         """What is wrong at a place and below it. As deep as the schema, whatever the manifest is."""
         if isinstance(schema, list):
             yield from self._list(path, value, schema[0])
@@ -49,7 +49,7 @@ class _Walk:
                 elif OPEN not in schema or field in WATCHED:
                     yield self._unknown(path, str(field), schema)
 
-    def _list(self, path: Path, value: Any, schema: Schema) -> Iterator[Finding]:
+    def _list(self, path: TreePath, value: Any, schema: Schema) -> Iterator[Finding]:
         if value is None:
             return
         if not isinstance(value, list):
@@ -59,7 +59,7 @@ class _Walk:
         for number, item in enumerate(value):
             yield from self.findings((*path, number), item, schema)
 
-    def _no_mapping(self, path: Path, value: Any) -> Iterator[Finding]:
+    def _no_mapping(self, path: TreePath, value: Any) -> Iterator[Finding]:
         if path and isinstance(path[-1], int):
             field = next(str(step) for step in reversed(path) if isinstance(step, str))
             edits = (
@@ -73,7 +73,7 @@ class _Walk:
             what = "a list: leave out the `-`" if isinstance(value, list) else "a plain value"
             yield self._found("field-form", f"{where} must be a mapping with its own fields, but is {what}", path)
 
-    def _unknown(self, path: Path, field: str, schema: Mapping[str, Schema]) -> Finding:
+    def _unknown(self, path: TreePath, field: str, schema: Mapping[str, Schema]) -> Finding:
         here = (*path, field)
         choices = [name for name in schema if name not in {OPEN, EACH}]
         where = f" of {_where(path)}" if path else ""
@@ -90,7 +90,7 @@ class _Walk:
         listed = f": there are {', '.join(choices)}" if 0 < len(choices) <= _NAMED else ""
         return self._found("unknown-field", f"there is no field {field}{where}{listed}", here)
 
-    def _place_of(self, path: Path, field: str) -> Path | None:
+    def _place_of(self, path: TreePath, field: str) -> TreePath | None:
         """The one place where a field of this name may stand and nothing stands yet: in the same item of a list, or in none."""
         inner = max((number for number, step in enumerate(path) if isinstance(step, int)), default=-1)
         for start in dict.fromkeys((inner + 1, 0)):
@@ -104,19 +104,19 @@ class _Walk:
                 return places[0]
         return None
 
-    def _schema_at(self, path: Path) -> Schema:
+    def _schema_at(self, path: TreePath) -> Schema:
         here = self._schema
         for step in path:
             here = here[0] if isinstance(step, int) else here.get(step, here.get(EACH))
         return here
 
-    def _found(self, rule: str, message: str, path: Path, *edits: Edit) -> Finding:
+    def _found(self, rule: str, message: str, path: TreePath, *edits: Edit) -> Finding:
         return Finding(rule, "error", message, self._index, path, tuple((self._index, edit) for edit in edits))
 
 
-def _places(schema: Schema, field: str) -> Iterator[Path]:
+def _places(schema: Schema, field: str) -> Iterator[TreePath]:
     """Every place of a field below a schema that no list lies before."""
-    waiting: list[tuple[Path, Schema]] = [((), schema)]
+    waiting: list[tuple[TreePath, Schema]] = [((), schema)]
     while waiting:
         path, here = waiting.pop()
         if not isinstance(here, Mapping):
@@ -128,7 +128,7 @@ def _places(schema: Schema, field: str) -> Iterator[Path]:
                 waiting.append(((*path, name), inner))
 
 
-def _where(path: Path) -> str:
+def _where(path: TreePath) -> str:
     """A place as people write it: spec.devices.requests[0]."""
     written = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return written.removeprefix(".") or "the manifest"

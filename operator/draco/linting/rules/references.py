@@ -6,7 +6,7 @@ not among the manifests may be in the cluster, and nothing is said of it.
 
 from collections.abc import Iterator, Sequence
 
-from draco.linting.model import DropField, Edit, Finding, Manifest, Path, SetField
+from draco.linting.model import DropField, Edit, Finding, Manifest, SetField, TreePath
 from draco.linting.names import ALIKE
 from draco.linting.objects import (
     WrittenClaim,
@@ -145,7 +145,7 @@ def _without_entry(
     edits: list[Edit] = []
     if len(meant) == 1:
         field = next(field for field, is_template in NAMES.items() if is_template == meant[0].is_template)
-        place: Path = (*pod.path, "resourceClaims", len(entries))
+        place: TreePath = (*pod.path, "resourceClaims", len(entries))
         edits = [SetField(place, {"name": name, field: meant[0].name})]
     message = (
         f"the container takes {name}, but the pod has no such entry: add it to resourceClaims beside containers, with "
@@ -179,5 +179,5 @@ def _request(
     yield _found("request-unknown", message, pod, path, *([SetField(path, likely)] if likely else []))
 
 
-def _found(rule: str, message: str, pod: WrittenPodSpec, path: Path, *edits: Edit) -> Finding:
+def _found(rule: str, message: str, pod: WrittenPodSpec, path: TreePath, *edits: Edit) -> Finding:
     return Finding(rule, "error", message, pod.manifest, path, tuple((pod.manifest, edit) for edit in edits))

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, Path, SetField
+from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, TreePath
 from draco.linting.names import ALIKE
 from draco.linting.objects import (
     WrittenClaim,
@@ -121,7 +121,7 @@ def check_references_to_requests(manifests: Sequence[Manifest], _kubernetes: int
                 for place, name in enumerate(listed(mapping(entry).get("requests"))):
                     if name in names:
                         continue
-                    path: Path = (*claim.path, field, number, "requests", place)
+                    path: TreePath = (*claim.path, field, number, "requests", place)
                     likely = most_like(text(name), names, at_least=ALIKE)
                     edits = [SetField(path, likely)] if likely else []
                     message = f"{name} is not a request of this claim{_these(names)}"
@@ -132,5 +132,5 @@ def _these(names: Sequence[str]) -> str:
     return f": it has {', '.join(names)}" if names else ""
 
 
-def _found(rule: str, message: str, claim: WrittenClaim, path: Path, *edits: Edit) -> Finding:
+def _found(rule: str, message: str, claim: WrittenClaim, path: TreePath, *edits: Edit) -> Finding:
     return Finding(rule, "error", message, claim.manifest, path, tuple((claim.manifest, edit) for edit in edits))

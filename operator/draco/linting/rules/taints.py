@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from draco.cel.syntax.parse import MAX_LENGTH
-from draco.linting.model import DropField, Finding, Json, Manifest, Path, SetField
+from draco.linting.model import DropField, Finding, Json, Manifest, SetField, TreePath
 from draco.linting.names import ALIKE, CLASSES
 from draco.linting.objects import is_of_group, kind_of, listed, mapping, text
 from draco.linting.rules.expressions import corrected
@@ -34,7 +34,7 @@ def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
         if kind_of(manifest) != "DeviceTaintRule" or not is_of_group(manifest):
             continue
         spec = mapping(manifest.tree.get("spec"))
-        path: Path = ("spec", "deviceSelector")
+        path: TreePath = ("spec", "deviceSelector")
         selector = mapping(spec.get("deviceSelector"))
         exact = [field for field in _EXACT if selector.get(field)]
         if gone := [field for field in _GONE if field in selector]:

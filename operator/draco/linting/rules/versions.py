@@ -7,7 +7,7 @@ Source: KEP-4381, KEP-3063, k8s.io/api/resource.
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, Path, SetField
+from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath
 from draco.linting.objects import (
     GROUP,
     OF_A_REQUEST,
@@ -150,7 +150,7 @@ def check_slices_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> 
             continue
         spec = mapping(manifest.tree.get("spec"))
         for number, device in enumerate(listed(spec.get("devices"))):
-            path: Path = ("spec", "devices", number)
+            path: TreePath = ("spec", "devices", number)
             basic = mapping(device).get("basic")
             if "basic" in mapping(device):
                 edits: list[Edit] = [
@@ -170,7 +170,7 @@ def check_slices_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> 
                 yield from _bare_capacities(index, holder, mapping(fields.get("capacity")))
 
 
-def _amounts(index: int, device: Path, attributes: Json) -> Iterator[Finding]:
+def _amounts(index: int, device: TreePath, attributes: Json) -> Iterator[Finding]:
     for name, attribute in attributes.items():
         path = (*device, "attributes", name)
         if "quantity" in mapping(attribute):
@@ -199,7 +199,7 @@ def _typed(value: Any) -> Json | None:
     return None
 
 
-def _bare_capacities(index: int, device: Path, capacities: Json) -> Iterator[Finding]:
+def _bare_capacities(index: int, device: TreePath, capacities: Json) -> Iterator[Finding]:
     """v1alpha3 wrote `memory: 80Gi`; v1beta1 and later have a value below it."""
     for name, amount in capacities.items():
         path = (*device, "capacity", name)
@@ -279,5 +279,5 @@ def _name_for(kind: str, tree: Json) -> str:
     return text(mapping(first).get("name")) or "unnamed"
 
 
-def _found(rule: str, message: str, manifest: int, path: Path, *edits: Edit) -> Finding:
+def _found(rule: str, message: str, manifest: int, path: TreePath, *edits: Edit) -> Finding:
     return Finding(rule, "error", message, manifest, path, tuple((manifest, edit) for edit in edits))
