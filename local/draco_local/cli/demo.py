@@ -155,7 +155,7 @@ class DemoScript:
         answer(draco(*arguments, manifest=manifest, environment=environment, status=1 if refuses else 0))
 
     def value(self, kind: str, name: str, path: str) -> str:
-        """One field of an object."""
+        """Read one field of an object."""
         return self.kubectl("get", kind, name, "-o", f"jsonpath={{{path}}}")
 
     def until(self, what: str, check: Callable[[], bool]) -> None:
@@ -251,7 +251,7 @@ def tell_of_parts(story: DemoScript) -> None:
 
 
 def pending_reason(story: DemoScript) -> str:
-    """What the Event on the claim says, once there is one."""
+    """Wait for what the Event on the claim says, once there is one."""
     said: list[str] = []
 
     def look() -> bool:
@@ -271,7 +271,7 @@ def run_draco(*arguments: str) -> None:
 
 
 def draco(*arguments: str, manifest: str = "", environment: Mapping[str, str] | None = None, status: int = 0) -> str:
-    """The output of a command of ours that ends with `status`."""
+    """Return the output of a command of ours that ends with `status`."""
     done = subprocess.run(
         [sys.executable, "-m", "draco", *arguments],
         input=manifest,

@@ -48,7 +48,7 @@ _ESTABLISHED_WITHIN_S = 30.0
 
 @contextlib.asynccontextmanager
 async def client_of(kubeconfig: Path) -> AsyncIterator[Client]:
-    """A client of the cluster that a kubeconfig names; what the API server refuses becomes one sentence."""
+    """Open a client of the cluster that a kubeconfig names; what the API server refuses becomes one sentence."""
     try:
         connection = await connect(kubeconfig)
     except KubeconfigError as error:
@@ -74,7 +74,7 @@ async def check_dra(client: Client, *, whose: str) -> None:
 
 
 async def server_version(client: Client) -> str:
-    """The API server's version, like "1.36.3"."""
+    """Return the API server's version, like "1.36.3"."""
     answer = yaml.safe_load(await client.connection.request("GET", "/version"))
     return str(answer["gitVersion"]).removeprefix("v")
 
@@ -192,7 +192,7 @@ def _answers(url: str) -> bool:
 
 
 def simulated_node_names(wanted: ClusterSpec) -> list[str]:
-    """The names of the simulated nodes, in order."""
+    """Return the names of the simulated nodes, in order."""
     return [f"{wanted.node_prefix}-{index}" for index in range(wanted.nodes)]
 
 

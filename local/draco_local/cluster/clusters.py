@@ -83,13 +83,13 @@ def down(name: str, *, progress: Progress) -> None:
 
 
 def opened(name: str) -> Cluster:
-    """The cluster of this name, which must be recorded; it may be stopped or half started."""
+    """Open the cluster of this name, which must be recorded; it may be stopped or half started."""
     record = Record(name)
     return _provided(record, record.read().wanted)
 
 
 def status(name: str) -> LocalClusterStatus:
-    """How the cluster of this name is now; raises UnknownCluster or StateDamaged."""
+    """Find how the cluster of this name is now; raises UnknownCluster or StateDamaged."""
     record = Record(name)
     recorded = record.read()
     cluster = _provided(record, recorded.wanted)

@@ -12,17 +12,17 @@ _REPOSITORY = _PACKAGE.parents[1]
 
 
 def crds() -> Path:
-    """The folder of CustomResourceDefinitions."""
+    """Return the folder of CustomResourceDefinitions."""
     return _folder("crds")
 
 
 def examples() -> Path:
-    """The folder that holds one folder per example."""
+    """Return the folder that holds one folder per example."""
     return _folder("manifests") / "examples"
 
 
 def install() -> Path:
-    """The one file that installs Draco without helm."""
+    """Return the one file that installs Draco without helm."""
     return _folder("manifests") / "install" / "draco.yaml"
 
 

@@ -15,7 +15,7 @@ from draco_local.cluster.state import Record
 
 
 def state_file(cluster: str, node: str) -> Path:
-    """The file with the state of a node's GPUs; a ClusterError for a node that the cluster has not, or that is not up yet."""
+    """Return the file with the state of a node's GPUs. Raises ClusterError for a node that is not there, or not up yet."""
     record = Record(cluster)
     wanted = record.read().wanted
     nodes = clusters.opened(cluster).nodes

@@ -13,7 +13,7 @@ from draco_local.cluster.pki import Credential
 
 
 def render(*, name: str, server: str, authority: bytes, credential: Credential) -> str:
-    """The YAML text of a kubeconfig whose only context is called `name`."""
+    """Render the YAML text of a kubeconfig whose only context is called `name`."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",

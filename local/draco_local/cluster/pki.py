@@ -36,7 +36,7 @@ class Authority:
 
     @classmethod
     def create(cls, name: str, *, now: datetime | None = None) -> Self:
-        """A new self-signed authority, valid for a year."""
+        """Create a new self-signed authority, valid for a year."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -51,7 +51,7 @@ class Authority:
 
     @classmethod
     def load(cls, certificate: bytes, key: bytes) -> Self:
-        """The authority whose PEM certificate and key were written down before."""
+        """Load the authority whose PEM certificate and key were written down before."""
         loaded = serialization.load_pem_private_key(key, password=None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
             raise TypeError("the key of a cluster's certificate authority is an elliptic-curve key")
@@ -65,7 +65,7 @@ class Authority:
         hosts: Iterable[str] = (),
         now: datetime | None = None,
     ) -> Credential:
-        """A leaf for a client, and for a server too when `hosts` (names or IP addresses) are given."""
+        """Issue a leaf for a client, and for a server too when `hosts` (names or IP addresses) are given."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name(
             [
@@ -102,14 +102,14 @@ class SigningKey(NamedTuple):
 
 
 def signing_key() -> SigningKey:
-    """A new key pair for service-account tokens."""
+    """Create a new key pair for service-account tokens."""
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return SigningKey(private_key_pem(key), public)
 
 
 def private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The unencrypted PEM form that Kubernetes' components read."""
+    """Return the unencrypted PEM form that Kubernetes' components read."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )

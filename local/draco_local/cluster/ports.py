@@ -29,7 +29,7 @@ def is_free(address: str, port: int) -> bool:
 def pick(
     address: str = "127.0.0.1", *, taken: frozenset[int] = frozenset(), chance: random.Random | None = None
 ) -> int:
-    """A free port on `address` that is not one of `taken`; raises PortInUse when none is found."""
+    """Pick a free port on `address` that is not one of `taken`; raises PortInUse when none is found."""
     chance = chance or random.SystemRandom()
     for _ in range(_ATTEMPTS):
         port = chance.randint(FIRST, LAST)

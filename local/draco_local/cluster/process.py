@@ -88,11 +88,11 @@ class Processes:
         return record
 
     def log(self, name: str) -> Path:
-        """Where the output of the process called `name` goes."""
+        """Return where the output of the process called `name` goes."""
         return self._logs / f"{name}.log"
 
     def records(self) -> list[ProcessRecord]:
-        """Every readable record, by name. One that cannot be read is left out: its process is found by its marker."""
+        """Return every readable record, by name. One that cannot be read is left out: its process is found by its marker."""
         found = []
         for path in sorted(self._records.glob("*.json")):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -107,7 +107,7 @@ class Processes:
         return record.boot_id == boot_id() and start_ticks(record.pid) == record.start_ticks
 
     def last_words(self, name: str) -> str:
-        """The last line that the process called `name` wrote, or "" if it wrote nothing."""
+        """Return the last line that the process called `name` wrote, or "" if it wrote nothing."""
         try:
             lines = self.log(name).read_text(errors="replace").splitlines()
         except OSError:
@@ -151,7 +151,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; None when there is none, or only its unreaped remains."""
+    """Return when the process started, in clock ticks since boot; None when there is none, or only its unreaped remains."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -48,7 +48,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def clusters_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of all clusters of this user."""
+    """Return the folder of all clusters of this user."""
     environ = os.environ if environ is None else environ
     base = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base).absolute() / "draco" / "clusters"
@@ -77,7 +77,7 @@ class Record:
         return self.folder.exists()
 
     def read(self) -> ClusterState:
-        """What was recorded; raises UnknownCluster or StateDamaged."""
+        """Read what was recorded; raises UnknownCluster or StateDamaged."""
         if not self.exists():
             raise UnknownCluster(f"There is no cluster called {self.name}{_others(self)}.")
         damaged = (
@@ -101,7 +101,7 @@ class Record:
 
 
 def names(environ: Mapping[str, str] | None = None) -> list[str]:
-    """The clusters of this user, running or not."""
+    """Return the clusters of this user, running or not."""
     folder = clusters_folder(environ)
     return sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.exists() else []
 

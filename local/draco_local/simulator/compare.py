@@ -177,7 +177,7 @@ def copy_instances(library: Any, handle: Any, simulated: Any, twin: Any, state_f
 
 
 def instance_answers(library: Any, handle: Any) -> Iterator[tuple[str, str]]:
-    """What NVML says of the instances that exist, as text by question."""
+    """Ask what NVML says of the instances that exist, as text by question."""
     for instance, info in _gpu_instances(library, handle):
         where = f"instance {info.profileId}@{info.placement.start}:{info.placement.size}"
         yield f"{where} id", str(info.id)

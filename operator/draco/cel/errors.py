@@ -40,7 +40,7 @@ class Issue(NamedTuple):
 
 
 def refusal(expression: str, issues: Iterable[Issue]) -> CompileError:
-    """The error for findings of the parser or the checker."""
+    """Return the error for findings of the parser or the checker."""
     lines = expression.split("\n")
     found = [(*_line_and_column(expression, issue.position), issue) for issue in issues]
     found.sort(key=lambda item: item[:2])

@@ -56,7 +56,7 @@ _DEVICE: Final = _Place()
 
 
 def reads(root: Expr) -> Reads:
-    """What the expression reads."""
+    """Find what the expression reads."""
     paths: set[AttributePath] = set()
     compared: dict[AttributePath, frozenset[str]] = {}
     everything = False
@@ -88,7 +88,7 @@ def reads(root: Expr) -> Reads:
 
 
 def path_of(node: Expr) -> AttributePath | None:
-    """The one attribute, capacity or other value that a node outside of any macro stands for, if it plainly does."""
+    """Return the one attribute, capacity or other value that a node outside of any macro stands for, if it plainly does."""
     place = _place(node, {})
     return None if place is None else _path(place)
 

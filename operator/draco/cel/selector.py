@@ -59,7 +59,7 @@ class Selector:
         return estimated_cost(self._checked, self._environment)
 
     def cost(self, device: DeviceVariable) -> int:
-        """What Kubernetes charges for evaluating the expression on this device, of 1,000,000 that it may cost.
+        """Return what Kubernetes charges for evaluating the expression on this device, of 1,000,000 that it may cost.
 
         Slow: compiles the expression once more. Raises EvaluationError where the evaluation fails.
         """

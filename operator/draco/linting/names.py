@@ -85,7 +85,7 @@ _MEANT: Final = MappingProxyType(
 
 
 def meant(name: str) -> str | None:
-    """The name of NVIDIA's or of the standard's that somebody probably meant by another one."""
+    """Find the name of NVIDIA's or of the standard's that somebody probably meant by another one."""
     known = {one.lower(): one for one in (*ATTRIBUTES, *CAPACITIES, *STANDARD)}
     plain = name.replace("-", "").replace("_", "").lower()
     if plain in _MEANT:

@@ -73,17 +73,17 @@ class WrittenSelector(NamedTuple):
 
 
 def mapping(value: Any) -> Json:
-    """The value if it is a mapping, else an empty one."""
+    """Return the value if it is a mapping, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def listed(value: Any) -> Sequence[Any]:
-    """The value if it is a list, else an empty one."""
+    """Return the value if it is a list, else an empty one."""
     return value if isinstance(value, list) else ()
 
 
 def at(tree: Json, path: TreePath) -> Any:
-    """What stands at a place, or None."""
+    """Return what stands at a place, or None."""
     here: Any = tree
     for step in path:
         if isinstance(step, int):
@@ -94,12 +94,12 @@ def at(tree: Json, path: TreePath) -> Any:
 
 
 def text(value: Any) -> str:
-    """The value if it is text, else nothing."""
+    """Return the value if it is text, else nothing."""
     return value if isinstance(value, str) else ""
 
 
 def kind_of(manifest: Manifest) -> str:
-    """Its kind, or nothing."""
+    """Return its kind, or nothing."""
     return text(manifest.tree.get("kind"))
 
 
@@ -119,7 +119,7 @@ def namespace_of(tree: Json) -> str:
 
 
 def claims(manifests: Sequence[Manifest]) -> Iterator[WrittenClaim]:
-    """Every claim and template."""
+    """Yield every claim and template."""
     for index, manifest in enumerate(manifests):
         kind = kind_of(manifest)
         if kind not in {"ResourceClaim", "ResourceClaimTemplate"} or not is_of_group(manifest):
@@ -131,14 +131,14 @@ def claims(manifests: Sequence[Manifest]) -> Iterator[WrittenClaim]:
 
 
 def requests(claim: WrittenClaim) -> Iterator[WrittenRequest]:
-    """Each request of a claim as a whole."""
+    """Yield each request of a claim as a whole."""
     for number, request in enumerate(listed(claim.devices.get("requests"))):
         if isinstance(request, dict):
             yield WrittenRequest((*claim.path, "requests", number), request)
 
 
 def wanted(request: WrittenRequest) -> Iterator[WrittenRequest]:
-    """What a request asks for: one thing, or the alternatives of its list."""
+    """Yield what a request asks for: one thing, or the alternatives of its list."""
     if any(field in request.fields for field in OF_A_REQUEST):
         yield request
     if isinstance(exactly := request.fields.get("exactly"), dict):
@@ -149,7 +149,7 @@ def wanted(request: WrittenRequest) -> Iterator[WrittenRequest]:
 
 
 def request_names(claim: WrittenClaim) -> list[str]:
-    """The names by which constraints and containers can name requests, alternatives included."""
+    """Return the names by which constraints and containers can name requests, alternatives included."""
     names = []
     for request in requests(claim):
         name = text(request.fields.get("name"))
@@ -162,7 +162,7 @@ def request_names(claim: WrittenClaim) -> list[str]:
 
 
 def selectors(manifests: Sequence[Manifest]) -> Iterator[WrittenSelector]:
-    """Every expression of every claim, template and class."""
+    """Yield every expression of every claim, template and class."""
     drivers = drivers_of_classes(manifests)
     for claim in claims(manifests):
         for request in requests(claim):
@@ -188,7 +188,7 @@ def _expressions(
 
 
 def drivers_of_classes(manifests: Sequence[Manifest]) -> dict[str, str]:
-    """The driver behind each class that is known: NVIDIA's own, and those of the manifests that name theirs."""
+    """Return the driver behind each class that is known: NVIDIA's own, and those of the manifests that name theirs."""
     drivers = dict(CLASSES)
     for manifest in manifests:
         if kind_of(manifest) != "DeviceClass":
@@ -201,7 +201,7 @@ def drivers_of_classes(manifests: Sequence[Manifest]) -> dict[str, str]:
 
 
 def pods(manifests: Sequence[Manifest]) -> Iterator[WrittenPodSpec]:
-    """The pod spec of every pod and workload."""
+    """Yield the pod spec of every pod and workload."""
     for index, manifest in enumerate(manifests):
         kind = kind_of(manifest)
         path = WORKLOADS.get(kind)
@@ -214,7 +214,7 @@ def pods(manifests: Sequence[Manifest]) -> Iterator[WrittenPodSpec]:
 
 
 def containers(pod: WrittenPodSpec) -> Iterator[WrittenRequest]:
-    """Each container of a pod and where it stands."""
+    """Yield each container of a pod and where it stands."""
     for field in CONTAINERS:
         for number, container in enumerate(listed(pod.spec.get(field))):
             if isinstance(container, dict):
@@ -222,14 +222,14 @@ def containers(pod: WrittenPodSpec) -> Iterator[WrittenRequest]:
 
 
 def pod_claims(pod: WrittenPodSpec) -> Iterator[WrittenRequest]:
-    """Each entry of a pod's resourceClaims."""
+    """Yield each entry of a pod's resourceClaims."""
     for number, entry in enumerate(listed(pod.spec.get("resourceClaims"))):
         if isinstance(entry, dict):
             yield WrittenRequest((*pod.path, "resourceClaims", number), entry)
 
 
 def container_claims(container: WrittenRequest) -> Iterator[WrittenRequest]:
-    """Each entry of a container's resources.claims."""
+    """Yield each entry of a container's resources.claims."""
     for number, entry in enumerate(listed(mapping(container.fields.get("resources")).get("claims"))):
         if isinstance(entry, dict):
             yield WrittenRequest((*container.path, "resources", "claims", number), entry)

@@ -33,7 +33,7 @@ class Kind(msgspec.Struct, Generic[T], frozen=True):
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, key: ObjectKey | None = None, *, namespace: str = "", subresource: str = "") -> str:
-        """The URL path of one object, or of the collection (of one namespace, or of all) when `key` is None."""
+        """Return the URL path of one object, or of the collection (of one namespace, or of all) when `key` is None."""
         prefix = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         namespace = key.namespace if key else namespace
         parts = [prefix]

@@ -90,7 +90,7 @@ _PARTITION = re.compile(r"(gpu-[0-9]+)-mig-[a-z0-9.+-]+-([0-9]+)-([0-9]+)")
 
 
 def read_partition_name(device: str) -> PartitionName | None:
-    """What a device's name says of a partition: gpu-0-mig-1g10gb-19-4. None for a whole GPU, or any other name.
+    """Read what a device's name says of a partition: gpu-0-mig-1g10gb-19-4. None for a whole GPU, or any other name.
 
     The profile is named by NVML's id; its text is for people and differs between drivers.
     """

@@ -122,7 +122,7 @@ class Quantity:
 
     @classmethod
     def of(cls, number: int, format_: Format = Format.DECIMAL_SI) -> Self:
-        """The quantity of a whole number."""
+        """Return the quantity of a whole number."""
         return cls(number, 0, wide=not _is_int64(number), format=format_)
 
     @property
@@ -139,7 +139,7 @@ class Quantity:
         return f"Quantity({str(self)!r})"
 
     def canonical(self) -> str:
-        """The text in canonical form: no fraction, the largest suffix that loses nothing, in the format it came in."""
+        """Return the text in canonical form: no fraction, the largest suffix that loses nothing, in the format it came in."""
         if not self.mantissa:
             return "0"
         if self.format is Format.BINARY_SI and abs(self.nanos) >= 1024 * 10**9 and self.nanos % 10**9 == 0:
@@ -207,14 +207,14 @@ class Quantity:
         return self + Quantity(-other.mantissa, other.exponent, wide=True, format=other.format)
 
     def as_int64(self) -> int | None:
-        """The value as a whole number where Go's `AsInt64` has one; None where it has not, even if the value is whole."""
+        """Return the value as a whole number where Go's `AsInt64` has one; None where it has not, even if the value is whole."""
         if self.wide or self.exponent < 0:
             return None
         number = self.mantissa * _ten_to(self.exponent)
         return number if _is_int64(number) else None
 
     def value(self) -> int:
-        """The value rounded up to a whole number, as Go's `Value` gives it, int64 overflow included."""
+        """Return the value rounded up to a whole number, as Go's `Value` gives it, int64 overflow included."""
         if not self.wide:
             number = _rescale_up(self.mantissa, self.exponent, 0)
             return _wrapped(number) if self.exponent in _WRAPPING_EXPONENTS or _is_int64(number) else 0
@@ -235,7 +235,7 @@ class Quantity:
         return _wrapped(-(-self.mantissa // divisor))
 
     def approximate(self) -> float:
-        """The nearest float that Go's `AsApproximateFloat64` gives; infinite where a float cannot hold it."""
+        """Return the nearest float that Go's `AsApproximateFloat64` gives; infinite where a float cannot hold it."""
         try:
             base = float(self.mantissa)
         except OverflowError:

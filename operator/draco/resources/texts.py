@@ -12,19 +12,19 @@ from typing import Final
 
 
 def shown(text: str) -> str:
-    """The text on one line: white space as spaces, whatever else is not printable as its code."""
+    """Return the text on one line: white space as spaces, whatever else is not printable as its code."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else " " if each.isspace() else _code(each) for each in text)
 
 
 def shown_lines(text: str) -> str:
-    """The same of a text of several lines, which are ours."""
+    """Return the same of a text of several lines, which are ours."""
     return "\n".join(map(shown, text.split("\n")))
 
 
 def shown_document(text: str) -> str:
-    """A document in JSON that means the same, without what is not printable."""
+    """Write a document in JSON that means the same, without what is not printable."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each == "\n" else _code(each) for each in text)
@@ -41,12 +41,12 @@ NAMED: Final = 3
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things: "1 device", "2 devices"."""
+    """Write a number of things: "1 device", "2 devices"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def agreeing(number: int, one: str, many: str) -> str:
-    """The word that agrees with the number of things: "waits" of one, "wait" of more or none."""
+    """Return the word that agrees with the number of things: "waits" of one, "wait" of more or none."""
     return one if number == 1 else many
 
 
@@ -63,7 +63,7 @@ def them(number: int) -> str:
 def listed(
     things: Iterable[object], most: int = NAMED, *, total: int = 0, separator: str = ", ", rest: str = "more"
 ) -> str:
-    """The first of them, and how many more there are: "a, b, c and 5 more"; "" without any.
+    """Return the first of them, and how many more there are: "a, b, c and 5 more"; "" without any.
 
     `total` says how many there are where not all are given, `rest` what the others are called.
     """
@@ -73,14 +73,14 @@ def listed(
 
 
 def most_like(name: str, names: Iterable[str], *, at_least: float) -> str:
-    """The name that is most like another, letters' case aside; "" if none is so much alike (1 is equal)."""
+    """Return the name that is most like another, letters' case aside; "" if none is so much alike (1 is equal)."""
     alike = [(SequenceMatcher(None, name.lower(), each.lower()).ratio(), each) for each in sorted(names)]
     likeness, best = max(alike, key=lambda pair: pair[0], default=(0.0, ""))
     return best if likeness >= at_least else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that says that a name is not known: what may have been meant."""
+    """Return the end of a sentence that says that a name is not known: what may have been meant."""
     names = sorted(known)
     near = get_close_matches(name, names[:5000], n=1)
     if near:

@@ -36,13 +36,13 @@ _OTHERS = {
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where built programs (in `bin/<module>`) and the toolchain that built them are kept."""
+    """Return where built programs (in `bin/<module>`) and the toolchain that built them are kept."""
     environ = os.environ if environ is None else environ
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draco"
 
 
 def module_of(program: str, *, kubernetes: str = DEFAULT_KUBERNETES) -> str:
-    """The name ("kubernetes-1.36.3") of the module that builds `program`."""
+    """Return the name ("kubernetes-1.36.3") of the module that builds `program`."""
     return _OTHERS.get(program, f"kubernetes-{kubernetes}")
 
 
@@ -54,7 +54,7 @@ def find(
     progress: Progress | None = None,
     mirror: str = "",
 ) -> dict[str, Path]:
-    """The path of each program, by name.
+    """Find the path of each program, by name.
 
     Looks in `bin_dir`, in the folder that KUBEBUILDER_ASSETS names, and in the cache. What is in none of them is fetched from
     its publisher, or from `mirror`, if that answers within seconds, and else built, which takes minutes. Raises WrongVersion
@@ -88,14 +88,14 @@ def find(
 
 
 def kubernetes_version(*, bin_dir: Path | None = None, environ: Mapping[str, str] | None = None) -> str:
-    """The version to run when none is asked for: that of the named folder's kube-apiserver, else the default."""
+    """Return the version to run when none is asked for: that of the named folder's kube-apiserver, else the default."""
     environ = os.environ if environ is None else environ
     named = _in_named_folder("kube-apiserver", bin_dir=bin_dir, environ=environ)
     return version_of(named) if named else DEFAULT_KUBERNETES
 
 
 def version_of(program: Path) -> str:
-    """What a program of Kubernetes says its version is, like "1.36.3"; raises BinariesMissing if it says nothing."""
+    """Ask what a program of Kubernetes says its version is, like "1.36.3"; raises BinariesMissing if it says nothing."""
     arguments = ["version", "--client"] if program.name == "kubectl" else ["--version"]
     try:
         answer = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=20, check=False)

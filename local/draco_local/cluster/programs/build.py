@@ -48,7 +48,7 @@ class Recipe(NamedTuple):
 
 
 def recipe(module: str) -> Recipe:
-    """The recipe of a module folder's name, such as "kubernetes-1.36.3"."""
+    """Return the recipe of a module folder's name, such as "kubernetes-1.36.3"."""
     name, _, version = module.rpartition("-")
     match name:
         case "kubernetes":

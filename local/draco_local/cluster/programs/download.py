@@ -38,7 +38,7 @@ class ReleasedFile(NamedTuple):
 
 
 def releases(module: str, programs: Sequence[str], *, machine: str) -> list[ReleasedFile]:
-    """The published files that hold `programs` of `module` ("etcd-3.6.8") for a machine as `uname -m` names it."""
+    """Return the published files that hold `programs` of `module` ("etcd-3.6.8") for a machine as `uname -m` names it."""
     architecture = _ARCHITECTURES.get(machine.lower())
     if architecture is None:
         return []
@@ -72,12 +72,12 @@ def releases(module: str, programs: Sequence[str], *, machine: str) -> list[Rele
 
 
 def url(release: ReleasedFile, path: str, *, mirror: str = "") -> str:
-    """Where `path` of a release's site is: there, or below a mirror's folder of that site, as `wget -x` makes it."""
+    """Return where `path` of a release's site is: there, or below a mirror's folder of that site, as `wget -x` makes it."""
     return f"{mirror.rstrip('/')}/{release.site}{path}" if mirror else f"https://{release.site}{path}"
 
 
 def digest(text: str, name: str) -> str | None:
-    """The SHA-256 of the file `name` that a checksum file says: alone, or on a line with the name; None if it says none."""
+    """Find the SHA-256 of the file `name` that a checksum file says: alone, or on a line with the name; None if it says none."""
     for line in text.splitlines():
         if (match := _DIGEST.fullmatch(line)) and (match["name"] or name).rpartition("/")[2] == name:
             return match[1].lower()
@@ -121,12 +121,12 @@ def check_mirror(mirror: str) -> None:
 
 
 def offers(releases: Sequence[ReleasedFile], *, mirror: str = "") -> tuple[list[ChecksummedFile], list[str]]:
-    """Those of `releases` that are to be had, and why the others are not; takes seconds, however many sites are silent."""
+    """Find those of `releases` that are to be had, and why the others are not; takes seconds, however many sites are silent."""
     return _run(_offers(releases, mirror=mirror))
 
 
 def fetch(offered: Sequence[ChecksummedFile], folder: Path, detail: Callable[[str], None]) -> dict[str, Path]:
-    """The programs of `offered`, by name, in `folder`; raises NotToBeHad, or WrongChecksum and keeps nothing."""
+    """Fetch the programs of `offered`, by name, in `folder`; raises NotToBeHad, or WrongChecksum and keeps nothing."""
     try:
         _run(_fetch(offered, folder, detail))
         for offer in offered:

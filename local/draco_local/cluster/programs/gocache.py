@@ -26,7 +26,7 @@ def shared(cache: Path) -> Iterator[None]:
 
 
 def settings(cache: Path) -> dict[str, str]:
-    """The environment variables of a Go that builds with these caches."""
+    """Return the environment variables of a Go that builds with these caches."""
     folder = (cache / FOLDER).absolute()
     temporary = folder / "tmp"  # in here too, so that what a killed build leaves there goes with the rest
     temporary.mkdir(parents=True, exist_ok=True)

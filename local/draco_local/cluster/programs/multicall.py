@@ -54,7 +54,7 @@ func main() {
 
 
 def source(programs: Sequence[str]) -> str:
-    """The Go file of a program that is each of `programs` under that one's name."""
+    """Return the Go file of a program that is each of `programs` under that one's name."""
     imports = set(_COMMON)
     cases = []
     for program in sorted(programs):

@@ -23,13 +23,13 @@ Version = tuple[int, ...]
 
 
 def go_directive(module: Path) -> Version:
-    """The least Go version that the go.mod in folder `module` asks for."""
+    """Return the least Go version that the go.mod in folder `module` asks for."""
     match = re.search(r"^go (\S+)$", (module / "go.mod").read_text(), re.MULTILINE)
     return _numbers(match.group(1)) if match else ()
 
 
 def go_version(go: Path) -> Version:
-    """The version of this Go; () when it does not run."""
+    """Return the version of this Go; () when it does not run."""
     try:
         answer = subprocess.run([go, "version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -39,7 +39,7 @@ def go_version(go: Path) -> Version:
 
 
 def find_go(least: Version, *, cache: Path, progress: Progress, environ: Mapping[str, str] | None = None) -> Path:
-    """A Go of version `least` or newer; raises BinariesMissing, which says what to do, when there is none to be had."""
+    """Find a Go of version `least` or newer; raises BinariesMissing, which says what to do, when there is none to be had."""
     environ = os.environ if environ is None else environ
     on_path = shutil.which("go", path=environ.get("PATH", ""))
     if on_path and go_version(Path(on_path)) >= least:

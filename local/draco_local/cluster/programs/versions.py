@@ -43,7 +43,7 @@ _MINORS: Mapping[tuple[int, int], MinorVersion] = {
 
 
 def parse(version: str) -> tuple[int, int, int]:
-    """The three numbers of "1.36.3" or "v1.36.3"; raises NotSupported for anything else."""
+    """Parse the three numbers of "1.36.3" or "v1.36.3"; raises NotSupported for anything else."""
     parts = version.removeprefix("v").split("-")[0].split("+")[0].split(".")
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):
         raise MissingRequirement(f'"{version}" is not a Kubernetes version: write it like {DEFAULT_KUBERNETES}.')
@@ -51,7 +51,7 @@ def parse(version: str) -> tuple[int, int, int]:
 
 
 def minor_of(version: str) -> MinorVersion:
-    """The flags for `version`; raises NotSupported for a minor version that is not in the table."""
+    """Return the flags for `version`; raises NotSupported for a minor version that is not in the table."""
     major, minor, _ = parse(version)
     if (major, minor) in _MINORS:
         return _MINORS[major, minor]
@@ -62,5 +62,5 @@ def minor_of(version: str) -> MinorVersion:
 
 
 def gates_flag(version: str) -> str:
-    """The value of `--feature-gates` for every component of `version`."""
+    """Return the value of `--feature-gates` for every component of `version`."""
     return ",".join(f"{name}={str(on).lower()}" for name, on in sorted(minor_of(version).gates.items()))

@@ -144,7 +144,7 @@ class LocalCluster:
 
 
 def make_sockets_folder(record: Record) -> Path:
-    """A folder with a short path, for Unix sockets; a link in the record's folder names it before it exists."""
+    """Make a folder with a short path, for Unix sockets; a link in the record's folder names it before it exists."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     folder = base / f"draco-{secrets.token_hex(4)}"
     (record.folder / SOCKETS_LINK).symlink_to(folder)

@@ -14,12 +14,12 @@ from draco_local.simulator.gpus import state
 
 
 def gpu_state_file(disk: Path) -> Path:
-    """Where the state of a node's GPUs is, seen from outside the node."""
+    """Return where the state of a node's GPUs is, seen from outside the node."""
     return disk / "fs" / GPU_STATE_FILE.lstrip("/")
 
 
 def boot_gpus(disk: Path) -> None:
-    """What a boot does to GPUs: instances and holders are gone, lost GPUs are not found."""
+    """Do to GPUs what a boot does: instances and holders are gone, lost GPUs are not found."""
     faults.reboot(gpu_state_file(disk))
 
 
@@ -31,7 +31,7 @@ def create_gpus(disk: Path, *, board: str, gpus: int, node: str) -> None:
 
 
 def agent_service(node: str, *, api_host: str, api_port: int) -> Service:
-    """The agent, started once it has a token."""
+    """Return the agent, started once it has a token."""
     return Service(
         name="agent",
         argv=[sys.executable, "-m", "draco_local.simulator.agent", "--node-name", node, "--state", GPU_STATE_FILE],

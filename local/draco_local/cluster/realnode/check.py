@@ -40,7 +40,7 @@ def require(state_dir: Path) -> None:
 
 
 def missing_packages(find: Callable[[str], str | None] = shutil.which, *, cni_bin: Path = CNI_BIN) -> list[str]:
-    """The Debian packages that real nodes need and that are not installed."""
+    """Find the Debian packages that real nodes need and that are not installed."""
     needed = {
         "runc": bool(find("runc")),
         "containernetworking-plugins": all((cni_bin / plugin).exists() for plugin in ("ptp", "host-local", "portmap")),

@@ -57,7 +57,7 @@ class NodeFacts:
 
 
 def plan_node(facts: NodeFacts) -> NodePlan:
-    """The whole plan of one node: mounts, files, devices, and what runs in which order."""
+    """Make the whole plan of one node: mounts, files, devices, and what runs in which order."""
     containerd = facts.programs[CONTAINERD]
     ctr = [str(facts.programs["ctr"]), "--address", CONTAINERD_SOCKET]
     path = f"{containerd.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -102,7 +102,7 @@ def plan_node(facts: NodeFacts) -> NodePlan:
 
 
 def plan_json(plan: NodePlan) -> str:
-    """The plan as the node's first process reads it."""
+    """Write the plan as the node's first process reads it."""
     return json.dumps(asdict(plan), indent=1)
 
 
@@ -151,7 +151,7 @@ def proxy_config(facts: NodeFacts) -> dict[str, Any]:
 
 
 def pod_network(facts: NodeFacts) -> dict[str, Any]:
-    """The CNI network: a veth pair per pod, addresses from the node's own range."""
+    """Return the CNI network: a veth pair per pod, addresses from the node's own range."""
     ipam = {
         "type": "host-local",
         "ranges": [[{"subnet": str(facts.pods)}]],
@@ -199,7 +199,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
 
 
 def gpu_devices(gpus: int) -> list[str]:
-    """The device nodes that NVIDIA's driver makes for `gpus` GPUs, below /dev; those of all instances they could have."""
+    """Return the device nodes that NVIDIA's driver makes for `gpus` GPUs, below /dev; those of all instances they could have."""
     return [
         *(f"nvidia{minor}" for minor in range(gpus)),
         "nvidiactl",

@@ -66,7 +66,7 @@ def write_archive(plan: ImagePlan, target: Path, *, machine: str) -> None:
 
 
 def busybox_image(program: Path = BUSYBOX_PROGRAM) -> ImagePlan:
-    """An image with a shell and every small command that `program` can be."""
+    """Make an image with a shell and every small command that `program` can be."""
     names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout.split()
     return ImagePlan(
         names=(BUSYBOX_IMAGE, EXAMPLES_IMAGE),
@@ -77,7 +77,7 @@ def busybox_image(program: Path = BUSYBOX_PROGRAM) -> ImagePlan:
 
 
 def pause_image(program: Path = BUSYBOX_PROGRAM) -> ImagePlan:
-    """An image that does nothing for as long as its pod lives."""
+    """Make an image that does nothing for as long as its pod lives."""
     return ImagePlan(
         names=(PAUSE_IMAGE,),
         command=("/bin/busybox", "sleep", "2147483647"),

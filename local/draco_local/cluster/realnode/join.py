@@ -60,7 +60,7 @@ async def join(client: Client, nodes: RealNodes, names: Sequence[str], *, within
 
 
 async def install_account(client: Client) -> None:
-    """What the installation gives the agent: its account, its rights, and the policy on top of them."""
+    """Install what the installation gives the agent: its account, its rights, and the policy on top of them."""
     for kind, document in agent_manifests(data.install().read_text()):
         metadata = document["metadata"]
         key = ObjectKey(metadata.get("namespace", ""), metadata["name"])
@@ -68,7 +68,7 @@ async def install_account(client: Client) -> None:
 
 
 def agent_manifests(installation: str) -> list[tuple[Kind[Any], dict[str, Any]]]:
-    """The agent's objects among the installation's documents, without the DaemonSet: here something else runs the agent."""
+    """Return the agent's objects of the installation, without the DaemonSet: here something else runs the agent."""
     documents = [each for each in yaml.safe_load_all(installation) if each]
     agents = [each for each in documents if each["metadata"].get("labels", {}).get(_COMPONENT) == "agent"]
     return [

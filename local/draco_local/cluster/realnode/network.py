@@ -66,16 +66,16 @@ class NetworkNames:
         return f"draco-{self.mark}-{self.cluster}"
 
     def node_namespace(self, node: str) -> str:
-        """The namespace of one node."""
+        """Return the namespace of one node."""
         return f"{self.namespace_prefix}{node}"
 
     def node_port(self, index: int) -> str:
-        """The bridge's port of one node, inside the control plane's namespace."""
+        """Return the bridge's port of one node, inside the control plane's namespace."""
         return f"port{index}"
 
 
 def names_of(cluster: str, state_dir: Path) -> NetworkNames:
-    """The names of a cluster: two clusters of one name in different state folders get different ones."""
+    """Return the names of a cluster: two clusters of one name in different state folders get different ones."""
     mark = hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:6]
     return NetworkNames(cluster=cluster, mark=mark)
 
@@ -98,11 +98,11 @@ class AddressPlan:
         return self.nodes[_CONTROL]
 
     def node(self, index: int) -> IPv4Address:
-        """The address of node `index`, counted from 1."""
+        """Return the address of node `index`, counted from 1."""
         return self.nodes[_FIRST_NODE_HOST + index]
 
     def pod_cidr(self, index: int) -> IPv4Network:
-        """The addresses of the pods of node `index`, counted from 1."""
+        """Return the addresses of the pods of node `index`, counted from 1."""
         return IPv4Network((int(self.pods.network_address) + (index << 8), 24))
 
 
@@ -137,7 +137,7 @@ def choose_addresses(names: NetworkNames, taken: Iterable[IPv4Network]) -> Addre
 
 
 def host_routes() -> list[IPv4Network]:
-    """The IPv4 networks this machine routes anywhere but through its default gateway."""
+    """Return the IPv4 networks this machine routes anywhere but through its default gateway."""
     networks = []
     for route in json.loads(_ip("-json", "route", "show", "table", "all") or "[]"):
         destination = route.get("dst", "default")
@@ -245,7 +245,7 @@ def create_node(names: NetworkNames, plan: AddressPlan, node: str, index: int, *
 
 
 def cluster_namespaces(names: NetworkNames) -> list[str]:
-    """The cluster's namespaces that exist now, the control plane's last."""
+    """Return the cluster's namespaces that exist now, the control plane's last."""
     try:
         found = [entry.name for entry in NETNS_FOLDER.iterdir() if entry.name.startswith(names.namespace_prefix)]
     except FileNotFoundError:
@@ -254,7 +254,7 @@ def cluster_namespaces(names: NetworkNames) -> list[str]:
 
 
 def processes_in(namespace: str) -> list[int]:
-    """The processes whose network namespace this is, by their ids here."""
+    """Return the processes whose network namespace this is, by their ids here."""
     output = _ip("netns", "pids", namespace)
     return [int(pid) for pid in output.split()]
 

@@ -184,7 +184,7 @@ class RealNodes:
         )
 
     def log(self, node: str, service: str) -> Path:
-        """Where a service of the node writes; "console" is the node's first process."""
+        """Return where a service of the node writes; "console" is the node's first process."""
         return (
             self.processes.log(_console(node)) if service == "console" else self._disk(node) / "logs" / f"{service}.log"
         )
@@ -296,7 +296,7 @@ class RealNodes:
 
 
 def disk_of(folder: Path, node: str) -> Path:
-    """A node's disk; `folder` is that of all real nodes."""
+    """Return a node's disk; `folder` is that of all real nodes."""
     return folder / "disks" / node
 
 

@@ -81,7 +81,7 @@ def probe(state: NodeState, minors: Sequence[int] | None) -> None:
 
 
 def fresh(gpu: GpuState) -> None:
-    """What a reset does to a GPU that is still on the bus."""
+    """Do what a reset does to a GPU that is still on the bus."""
     gpu.error = 0
     gpu.recovery_action = 0
     gpu.instances.clear()
@@ -91,7 +91,7 @@ def fresh(gpu: GpuState) -> None:
 
 
 def cure(gpu: GpuState) -> None:
-    """What a repair does: also what a reset does not."""
+    """Do what a repair does: also what a reset does not."""
     gpu.error = 0
     gpu.recovery_action = 0
     gpu.temperature_c = 32
@@ -100,7 +100,7 @@ def cure(gpu: GpuState) -> None:
 
 
 def gpu_named(state: NodeState, gpu: int | str) -> GpuState:
-    """A GPU that the driver has, by its index or its UUID. StateError without it."""
+    """Return a GPU that the driver has, by its index or its UUID. StateError without it."""
     for index, candidate in enumerate(state.gpus):
         if gpu in (index, candidate.uuid):
             return candidate
@@ -109,7 +109,7 @@ def gpu_named(state: NodeState, gpu: int | str) -> GpuState:
 
 
 def board_named(state: NodeState, gpu: int | str) -> GpuState:
-    """The same, also a board that the driver does not have, by its UUID."""
+    """Return the same, also a board that the driver does not have, by its UUID."""
     found = next((each for each in state.missing if each.uuid == gpu), None)
     return gpu_named(state, gpu) if found is None else found
 

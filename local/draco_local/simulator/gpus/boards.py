@@ -288,7 +288,7 @@ BOARDS: Mapping[str, SimulatedBoard] = MappingProxyType({board.key: board for bo
 
 
 def board_named(key: str) -> SimulatedBoard:
-    """The board of that name, whatever the case; BoardError names the known ones and the nearest."""
+    """Return the board of that name, whatever the case; BoardError names the known ones and the nearest."""
     by_folded = {known.casefold(): board for known, board in BOARDS.items()}
     board = by_folded.get(key.casefold())
     if board is not None:

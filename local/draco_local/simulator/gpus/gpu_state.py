@@ -165,6 +165,6 @@ class NodeState(msgspec.Struct, kw_only=True):
         del self.events[:-EVENTS_KEPT]
 
     def new_serial(self) -> int:
-        """A number for a new instance that no other on this node has had."""
+        """Draw a number for a new instance that no other on this node has had."""
         self.next_serial += 1
         return self.next_serial - 1

@@ -19,7 +19,7 @@ _INSTANCES, _COMPUTE = 15, 8  # what the driver sets numbers aside for, per GPU 
 
 
 def tree(state_file: Path) -> Path:
-    """Where a state file's /proc is, once it is built."""
+    """Return where a state file's /proc is, once it is built."""
     return state_file.with_name(state_file.name + ".proc")
 
 
@@ -67,7 +67,7 @@ def capability(minor: int, gpu_instance: int, compute_instance: int | None = Non
 
 
 def capability_nodes(gpus: int) -> list[str]:
-    """The device nodes below /dev of every instance that so many GPUs could have, with minor numbers from 0."""
+    """Return the device nodes below /dev of every instance that so many GPUs could have, with minor numbers from 0."""
     return [f"nvidia-caps/nvidia-cap{number}" for number in range(_CONFIG, capability(gpus, 0))]
 
 

@@ -51,15 +51,15 @@ class Ledger:
         self._pods = {record.uid: record for record in _read(file)}
 
     def pod(self, uid: str) -> PodRecord | None:
-        """The record of one pod."""
+        """Return the record of one pod."""
         return self._pods.get(uid)
 
     def named(self, key: ObjectKey) -> list[PodRecord]:
-        """All records under one name: more than one while a pod of that name is torn down and the next one starts."""
+        """Return all records under one name: more than one while a pod of that name is torn down and the next one starts."""
         return [record for record in self._pods.values() if record.key == key]
 
     def names(self) -> set[ObjectKey]:
-        """The names of all recorded pods."""
+        """Return the names of all recorded pods."""
         return {record.key for record in self._pods.values()}
 
     def used_by_others(self, claim: ClaimUid, pod_uid: str) -> bool:

@@ -89,11 +89,11 @@ class Plugins:
             self._instances.clear()
 
     def drivers(self) -> set[str]:
-        """The drivers with a registered instance."""
+        """Return the drivers with a registered instance."""
         return {instance.driver for instance in self._instances.values()}
 
     def gone_for(self, seconds: float) -> list[str]:
-        """The drivers that were registered once and have had no live instance for so long; each is named once."""
+        """Return the drivers that were registered once and have had no live instance for so long; each is named once."""
         now = self._clock.monotonic()
         gone = [driver for driver, since in self._missing_since.items() if now - since >= seconds]
         for driver in gone:

@@ -38,7 +38,7 @@ class ClaimUse(msgspec.Struct, frozen=True):
 
 
 def claim_uses(pod: Pod) -> list[ClaimUse]:
-    """The claims of a pod, in the order it names them; PodBlocked when one of them has not been made yet."""
+    """Return the claims of a pod, in the order it names them; PodBlocked when one of them has not been made yet."""
     namespace = pod.metadata.namespace
     made = {status.name: status for status in pod.status.resource_claim_statuses}
     uses = []
@@ -69,14 +69,14 @@ def check_usable(claim: ResourceClaim, pod: Pod, *, generated: bool) -> None:
 
 
 def drivers_of(claim: ResourceClaim) -> list[str]:
-    """The drivers that have a device in the claim's allocation, sorted."""
+    """Return the drivers that have a device in the claim's allocation, sorted."""
     if claim.status.allocation is None:
         return []
     return sorted({result.driver for result in claim.status.allocation.devices.results})
 
 
 def run_seconds(pod: Pod) -> float | None:
-    """How long the pod wants to run, in seconds; None when it runs until deleted, or asks in a way that makes no sense."""
+    """Return how long the pod wants to run, in seconds; None when it runs until deleted, or asks in a way that makes no sense."""
     try:
         wanted = float(pod.metadata.annotations.get(ANNOTATION_RUN_SECONDS, ""))
     except ValueError:
@@ -132,7 +132,7 @@ def blocked_status(pod: Pod, blocked: PodBlocked, *, node_ip: str, at: datetime)
 
 
 def pod_ip(uid: str) -> str:
-    """An address for a pod that has no network: stable for its uid, in the range that is reserved and nobody's.
+    """Return an address for a pod that has no network: stable for its uid, in the range that is reserved and nobody's.
 
     Not one of loopback: Kubernetes lets no EndpointSlice have these.
     """
@@ -140,7 +140,7 @@ def pod_ip(uid: str) -> str:
 
 
 def node_ip(name: str) -> str:
-    """An address for a node, stable for its name: one of loopback, where what answers for it can listen."""
+    """Return an address for a node, stable for its name: one of loopback, where what answers for it can listen."""
     return _address("127.64.0.0/10", name)
 
 

@@ -112,7 +112,7 @@ def check_result(checked: CheckedExpression, environment: Environment = STORED_E
 
 
 def runtime_name(of: Type) -> str:
-    """The name of a type where the checker is done, which differs from that in its findings."""
+    """Return the name of a type where the checker is done, which differs from that in its findings."""
     name = _RUNTIME_NAMES.get(of.name, of.name)
     return f"{name}({', '.join(map(runtime_name, of.parameters))})" if of.parameters else name
 

@@ -66,7 +66,7 @@ class _Variable(NamedTuple):
 
 
 def estimated_cost(checked: CheckedExpression, environment: Environment = STORED_EXPRESSIONS) -> int | None:
-    """The most that evaluating a checked expression can cost, or None where that has no bound."""
+    """Return the most that evaluating a checked expression can cost, or None where that has no bound."""
     estimate = _Estimate(checked, environment)
     stack: list[_Steps] = [estimate.visit(checked.ast.root)]
     while stack:

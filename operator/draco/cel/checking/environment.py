@@ -31,7 +31,7 @@ class Environment(msgspec.Struct, frozen=True):
         return types.map_of(types.STRING, types.map_of(types.STRING, self.attribute))
 
     def field(self, name: str) -> Type | None:
-        """The type of a field of `device`."""
+        """Return the type of a field of `device`."""
         match name:
             case "driver":
                 return types.STRING
@@ -58,7 +58,7 @@ _LISTS: Final = 36
 
 
 def new_expressions(minor: int, *, list_attributes: bool = False) -> Environment:
-    """What the API server of Kubernetes 1.<minor> admits in a new object; `list_attributes` is its feature gate.
+    """Return what the API server of Kubernetes 1.<minor> admits in a new object; `list_attributes` is its feature gate.
 
     New expressions must be readable by the version before, except for what a gate brings. That of consumable capacity is on from
     1.36. Raises ValueError before 1.34, where DRA was not yet stable.

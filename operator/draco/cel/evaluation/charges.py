@@ -25,7 +25,7 @@ class Meter(Protocol):
     """How code is charged."""
 
     def fixed(self, run: Run, cost: int) -> Run:
-        """The same code at a fixed extra cost, charged even when it fails."""
+        """Meter code at a fixed extra cost, charged even when it fails."""
         ...
 
     def part(self, operand: Run, key: Code, take: Take) -> Run:
@@ -37,11 +37,11 @@ class Meter(Protocol):
         ...
 
     def call(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
-        """A call."""
+        """Meter a call."""
         ...
 
     def call_in_order(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
-        """A call that evaluates no argument behind one that fails."""
+        """Meter a call that evaluates no argument behind one that fails."""
         ...
 
 
@@ -49,11 +49,11 @@ class Unmetered:
     """Charges nothing."""
 
     def fixed(self, run: Run, cost: int) -> Run:  # noqa: ARG002 - a Meter's signature
-        """The code itself."""
+        """Return the code itself."""
         return run
 
     def part(self, operand: Run, key: Code, take: Take) -> Run:
-        """The part alone."""
+        """Return the part alone."""
         if key.is_constant:
             at = key.value
             return lambda device, slots: take(operand(device, slots), at)
@@ -68,7 +68,7 @@ class Unmetered:
     optional_part = part
 
     def call(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
-        """The call alone; of two arguments both are evaluated, because the second may stop the evaluation as a whole."""
+        """Return the call alone; of two arguments both are evaluated, because the second may stop the evaluation as a whole."""
         if len(arguments) != 2:
             return self.call_in_order(bound, arguments)
         function = bound.run
@@ -87,7 +87,7 @@ class Unmetered:
         return run
 
     def call_in_order(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
-        """The call alone."""
+        """Return the call alone."""
         function = bound.run
         if not arguments:
             return lambda _device, _slots: function()
@@ -111,7 +111,7 @@ class Metered:
     """Charges as Kubernetes does, into slot 0."""
 
     def fixed(self, run: Run, cost: int) -> Run:
-        """The same code at a fixed extra cost."""
+        """Return the same code at a fixed extra cost."""
 
         def charged(device: DeviceVariable, slots: Slots) -> Value:
             try:
@@ -127,7 +127,7 @@ class Metered:
         return charged
 
     def part(self, operand: Run, key: Code, take: Take) -> Run:
-        """The part and its charge."""
+        """Return the part and its charge."""
         at = key.bare or key.run
 
         def charged(device: DeviceVariable, slots: Slots) -> Value:
@@ -147,12 +147,12 @@ class Metered:
         return charged
 
     def optional_part(self, operand: Run, key: Code, take: Take) -> Run:
-        """The part and its charge."""
+        """Return the part and its charge."""
         at = key.bare or key.run
         return lambda device, slots: _optionally(take, operand(device, slots), at, device, slots)
 
     def call(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
-        """The call and its charge; of two arguments both are evaluated, even where the first fails."""
+        """Return the call and its charge; of two arguments both are evaluated, even where the first fails."""
         if len(arguments) > 2:
             return self.call_in_order(bound, arguments)
         function, charge, toil, checks_ahead = bound
@@ -180,7 +180,7 @@ class Metered:
         return run
 
     def call_in_order(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
-        """The call and its charge, which falls away where an argument before the last one fails."""
+        """Return the call and its charge, which falls away where an argument before the last one fails."""
         if not arguments:
             return self.call(bound, arguments)
         function, charge, toil, _ = bound

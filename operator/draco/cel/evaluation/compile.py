@@ -55,7 +55,7 @@ class Compiler:
         self._overloads = overloads
 
     def compile(self, root: Expr) -> Run:
-        """The closure of a whole expression. Raises CompileError where a constant part of it has no value."""
+        """Compile a whole expression to a closure. Raises CompileError where a constant part of it has no value."""
         waiting: list[Step] = [self._step(CompileTask(root, {}))]
         code: Code | None = None
         while True:
@@ -71,7 +71,7 @@ class Compiler:
                 code = None
 
     def new_slot(self) -> int:
-        """The number of a variable that nothing else uses."""
+        """Reserve the number of a variable that nothing else uses."""
         self.slots += 1
         return self.slots - 1
 

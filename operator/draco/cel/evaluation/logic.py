@@ -46,7 +46,7 @@ def _absorbing(left: Run, right: Run, *, decisive: bool) -> Run:
 
 
 def outcome(run: Run, device: DeviceVariable, slots: Slots) -> Value:
-    """What the right side gives when the left side has failed: its own failure does not count."""
+    """Return what the right side gives when the left side has failed: its own failure does not count."""
     try:
         return run(device, slots)
     except EvaluationAborted:

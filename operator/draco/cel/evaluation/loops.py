@@ -24,12 +24,12 @@ class LoopCompiler(Protocol):
     meter: Meter
 
     def new_slot(self) -> int:
-        """The number of a variable that nothing else uses."""
+        """Reserve the number of a variable that nothing else uses."""
         ...
 
 
 def compile_loop(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
-    """The code of a comprehension."""
+    """Compile a comprehension."""
     if node.macro == "bind":
         return _bind(compiler, node, scope)
     if isinstance(compiler.meter, Unmetered) and node.macro in _DIRECT:

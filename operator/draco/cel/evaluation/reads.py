@@ -14,7 +14,7 @@ from draco.cel.values.values import NONE, Optional, UInt, Value, go_type
 
 
 def whole(kind: str) -> Run:
-    """One field of `device`."""
+    """Make code that reads one field of `device`."""
     match kind:
         case "driver":
             return lambda device, _slots: device.driver
@@ -28,7 +28,7 @@ def whole(kind: str) -> Run:
 
 
 def of_domain(kind: str, domain: str) -> Run:
-    """The attributes or capacities of one domain."""
+    """Make code that reads the attributes or capacities of one domain."""
     if kind == "attributes":
         return lambda device, _slots: device.attributes[domain]
     if kind == "capacity":
@@ -38,7 +38,7 @@ def of_domain(kind: str, domain: str) -> Run:
 
 
 def leaf(kind: str, domain: str, identifier: str) -> Run:
-    """One attribute or capacity."""
+    """Make code that reads one attribute or capacity."""
     message = f"no such key: {identifier}"
     if kind == "attributes":
 
@@ -90,7 +90,7 @@ def taken_optionally(operand: Value, key: Value) -> Optional:
 
 
 def with_checked_key(take: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    """The same for a key that is computed each time."""
+    """Return the same for a key that is computed each time."""
 
     def run(operand: Value, key: Value) -> Value:
         check_key(key)

@@ -75,13 +75,13 @@ def _everything() -> Mapping[str, tuple[Overload, ...]]:
 
 @cache
 def by_id() -> Mapping[str, Overload]:
-    """Every overload, by its id."""
+    """Return every overload, by its id."""
     return {overload.id: overload for overloads in _everything().values() for overload in overloads}
 
 
 @cache
 def bound(function: str, arguments: int, overload: str | None) -> Binding | None:
-    """How a call with so many arguments, target included, runs: by its only possible overload, or by that which fits.
+    """Return how a call with so many arguments, target included, runs: by its only possible overload, or by that which fits.
 
     None where there is no such function, or where the compiler has code of its own for it.
     """

@@ -65,7 +65,7 @@ class CostRule(NamedTuple):
 
 
 def one(_arguments: tuple[Value, ...], _result: Value) -> int:
-    """The charge of what has no rule."""
+    """Return the charge of what has no rule."""
     return 1
 
 

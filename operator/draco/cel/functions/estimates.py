@@ -30,11 +30,11 @@ class Range(NamedTuple):
         return Range(min(self.least * other.least, UNBOUNDED), min(self.most * other.most, UNBOUNDED))
 
     def union(self, other: "Range") -> "Range":
-        """The smallest range that holds both."""
+        """Return the smallest range that holds both."""
         return Range(min(self.least, other.least), max(self.most, other.most))
 
     def scaled(self, factor: float) -> "Range":
-        """Both ends times a factor, rounded up."""
+        """Return both ends times a factor, rounded up."""
         return Range(_scaled(self.least, factor), _scaled(self.most, factor))
 
 
@@ -69,7 +69,7 @@ class FieldPath:
         return tuple(self._names[: self._length])
 
     def to(self, name: str) -> "FieldPath":
-        """The path to a part of what this one leads to."""
+        """Return the path to a part of what this one leads to."""
         length = self._length + 1
         if length > self._room:
             return FieldPath([*self._names[: self._length], name], length, max(1, 2 * self._room))
@@ -78,12 +78,12 @@ class FieldPath:
 
 
 def from_variable(name: str) -> FieldPath:
-    """The path of a variable itself."""
+    """Return the path of a variable itself."""
     return FieldPath([name], 1, 1)
 
 
 def nowhere() -> FieldPath:
-    """The path of what comes from no variable."""
+    """Return the path of what comes from no variable."""
     return FieldPath([], 0, 0)
 
 
@@ -116,7 +116,7 @@ class Argument(NamedTuple):
         return (self.declared((*self.path, "@items")) if self.path else None) or UNKNOWN
 
     def number(self, otherwise: int) -> int:
-        """The number that is written here, where one is."""
+        """Return the number that is written here, where one is."""
         node = self.node
         if isinstance(node, Literal) and node.kind == "int" and isinstance(node.value, int):
             return max(node.value, 0)

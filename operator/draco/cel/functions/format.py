@@ -97,7 +97,7 @@ def _precision(digits: str) -> int:
 
 
 def too_precise(digits: str) -> str:
-    """What Kubernetes says of a precision that is no int64."""
+    """Return what Kubernetes says of a precision that is no int64."""
     return f'error while converting precision to integer: strconv.Atoi: parsing "{digits}": value out of range'
 
 

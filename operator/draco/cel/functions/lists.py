@@ -74,7 +74,7 @@ def _flatten_to(items: Value, depth: Value) -> list[Value]:
 
 
 def sort_by_keys(items: Value, keys: list[Value]) -> list[Value]:
-    """The items in the order of their keys. Raises EvaluationError where the keys have no common order."""
+    """Sort the items in the order of their keys. Raises EvaluationError where the keys have no common order."""
     if type(items) is not list:
         raise EvaluationError("no such overload: @sortByAssociatedKeys")
     if not items:

@@ -129,7 +129,7 @@ def _count_reason(fields: int, *, ellipsis: bool) -> str | None:
 
 
 def parse_ip(text: str) -> Ip:
-    """An address. Raises EvaluationError."""
+    """Parse an address. Raises EvaluationError."""
     try:
         address = _address(text)
     except EvaluationError as error:
@@ -143,7 +143,7 @@ def parse_ip(text: str) -> Ip:
 
 
 def parse_cidr(text: str) -> Cidr:
-    """An address with a prefix length. Raises EvaluationError."""
+    """Parse an address with a prefix length. Raises EvaluationError."""
     prefix = "network address parse error during conversion from string: "
     start, slash, length = text.rpartition("/")
     try:

@@ -51,7 +51,7 @@ def _bad_right() -> EvaluationError:
 
 
 def timestamp_of(ns: int, offset_s: int = 0) -> Timestamp:
-    """A moment. Raises EvaluationError outside the years 1 to 9999."""
+    """Make a moment. Raises EvaluationError outside the years 1 to 9999."""
     if not _FIRST_SECOND <= ns // _SECOND <= _LAST_SECOND:
         raise EvaluationError("timestamp overflow")
     return Timestamp(ns, offset_s)
@@ -237,7 +237,7 @@ def contained(one: Value, other: Value) -> bool:
 
 
 def membership(items: list[Value]) -> Callable[[Value], bool] | None:
-    """A test for being one of some constants, as a set, or None where Kubernetes walks over the list.
+    """Make a test for being one of some constants, as a set, or None where Kubernetes walks over the list.
 
     It differs from the walk where a value cannot be hashed, which is then an error.
     """

@@ -59,7 +59,7 @@ def row(
     cost: CostRule = FREE,
     toil: Toil | None = None,
 ) -> Row:
-    """One way to call a function.
+    """Describe one way to call a function.
 
     Args:
         identity: the overload's id, by which Kubernetes names it.
@@ -107,7 +107,7 @@ class Overload(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def binding(overloads: Sequence[Overload]) -> Binding | None:
-    """How a call runs whose overload is known only when it does: these are those with its number of arguments."""
+    """Return how a call runs whose overload is known only when it does: these are those with its number of arguments."""
     if not overloads or (only := overloads[0].binding) is None:
         return None
     run = only.run if overloads[0].row.is_singleton else _dispatcher(overloads[0].function, overloads)
@@ -161,7 +161,7 @@ _PYTHON: Final[dict[str, frozenset[type]]] = {
 
 
 def read(row: Row, dotted: frozenset[str]) -> Overload:
-    """The overload of a row. `dotted` has the functions whose own name has a dot behind what is also the name of a type."""
+    """Read the overload of a row. `dotted` has the functions whose own name has a dot behind what is also the name of a type."""
     call, _, result = row.signature.rpartition(" -> ")
     opening = _last_opening(call)
     head, arguments = call[:opening], _split(call[opening + 1 : -1])

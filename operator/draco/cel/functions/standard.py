@@ -126,7 +126,7 @@ def _bytes_of_text(text: str) -> bytes:
 
 
 def parse_duration(text: str) -> Duration:
-    """A span of time as Go writes it (`1h30m`, `-1.5s`). Raises EvaluationError."""
+    """Parse a span of time as Go writes it (`1h30m`, `-1.5s`). Raises EvaluationError."""
     sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
     if rest == "0":
         return Duration(0)
@@ -147,7 +147,7 @@ def parse_duration(text: str) -> Duration:
 
 
 def parse_timestamp(text: str) -> Timestamp:
-    """A moment in RFC 3339, as leniently as Go reads it. Raises EvaluationError."""
+    """Parse a moment in RFC 3339, as leniently as Go reads it. Raises EvaluationError."""
     part = _MOMENT.fullmatch(text)
     if part is None:
         raise _not_convertible("google.protobuf.Timestamp")

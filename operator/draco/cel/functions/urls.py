@@ -24,7 +24,7 @@ _HOST_ESCAPE: Final = re.compile(r"%([0-9A-Fa-f]{2})")
 
 
 def url_complaint(text: str) -> str | None:
-    """What Go's ParseRequestURI says against a text; None if it is an absolute URL or path."""
+    """Return what Go's ParseRequestURI says against a text; None if it is an absolute URL or path."""
     try:
         _parse_url(text, via_request=True)
     except EvaluationError as error:
@@ -33,7 +33,7 @@ def url_complaint(text: str) -> str | None:
 
 
 def parse_url(text: str) -> Url:
-    """An absolute URL or path. Raises EvaluationError."""
+    """Parse an absolute URL or path. Raises EvaluationError."""
     complaint = url_complaint(text)
     if complaint is not None:
         raise EvaluationError(f"URL parse error during conversion from string: {complaint}")

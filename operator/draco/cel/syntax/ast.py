@@ -134,7 +134,7 @@ class Ast(msgspec.Struct, frozen=True, eq=False):
 
 
 def children(node: Expr) -> tuple[Expr, ...]:  # noqa: PLR0911 - one per kind of node
-    """The nodes directly below one, in the order in which Kubernetes evaluates them."""
+    """Return the nodes directly below one, in the order in which Kubernetes evaluates them."""
     match node:
         case Literal() | Identifier():
             return ()
@@ -153,7 +153,7 @@ def children(node: Expr) -> tuple[Expr, ...]:  # noqa: PLR0911 - one per kind of
 
 
 def walk(root: Expr) -> Iterator[Expr]:
-    """Every node, parents before children; without recursion, so depth does not matter."""
+    """Yield every node, parents before children; without recursion, so depth does not matter."""
     waiting = [root]
     while waiting:
         node = waiting.pop()

@@ -20,7 +20,7 @@ class LiteralError(ValueError):
 
 
 def read_int(text: str, *, negative: bool) -> int:
-    """A decimal or 0x literal; raises LiteralError outside int64."""
+    """Read a decimal or 0x literal; raises LiteralError outside int64."""
     value = _magnitude(text, "int")
     value = -value if negative else value
     if not -_INT64 <= value < _INT64:
@@ -29,7 +29,7 @@ def read_int(text: str, *, negative: bool) -> int:
 
 
 def read_uint(text: str) -> int:
-    """The digits of a literal that ended in u; raises LiteralError outside uint64."""
+    """Read the digits of a literal that ended in u; raises LiteralError outside uint64."""
     value = _magnitude(text, "uint")
     if value >= _UINT64:
         raise LiteralError("invalid uint literal")
@@ -44,7 +44,7 @@ def _magnitude(text: str, kind: str) -> int:
 
 
 def read_double(text: str, *, negative: bool) -> float:
-    """A literal with a point or an exponent; raises LiteralError where it is too large for a double."""
+    """Read a literal with a point or an exponent; raises LiteralError where it is too large for a double."""
     value = float(text)
     if value == float("inf"):
         raise LiteralError("invalid double literal")
@@ -52,7 +52,7 @@ def read_double(text: str, *, negative: bool) -> float:
 
 
 def read_string(token: str) -> str:
-    """The text of a quoted token, prefix included; raises LiteralError for a bad escape."""
+    """Read the text of a quoted token, prefix included; raises LiteralError for a bad escape."""
     content, is_raw = _content(token)
     if is_raw or "\\" not in content:
         return content
@@ -60,7 +60,7 @@ def read_string(token: str) -> str:
 
 
 def read_bytes(token: str) -> bytes:
-    r"""The bytes of a token that starts with b: characters as UTF-8, `\xff` and `\377` as one byte each."""
+    r"""Read the bytes of a token that starts with b: characters as UTF-8, `\xff` and `\377` as one byte each."""
     content, is_raw = _content(token[1:])
     if is_raw or "\\" not in content:
         return content.encode("utf-8", "surrogatepass")

@@ -33,7 +33,7 @@ class MacroError(ValueError):
 
 
 def expand(position: int, function: str, target: Expr | None, arguments: tuple[Expr, ...]) -> Expr | None:
-    """What a call stands for, or None where it is no macro. Raises MacroError where it is one, wrongly used."""
+    """Expand a call of a macro; None where it is no macro. Raises MacroError where it is one, wrongly used."""
     if target is None:
         return _has(position, arguments[0]) if function == "has" and len(arguments) == 1 else None
     macro = _MACROS.get((function, len(arguments)))

@@ -58,7 +58,7 @@ class _Open(msgspec.Struct):
 
 
 def nesting(tokens: Iterable[Token]) -> int:
-    """The most rules of one kind that Kubernetes' parser would have open at once, for text that parses so far.
+    """Count the most rules of one kind that Kubernetes' parser would have open at once, for text that parses so far.
 
     A chain such as `1+1+1`, `a.b.c` or `a && b && c` opens no more than its first operator does.
     """
@@ -104,7 +104,7 @@ def _ends_operand(before: Token | None) -> bool:
 
 
 def visits(root: Expr) -> int:
-    """How many operators, selections and calls of methods lie one in the other, as Kubernetes counts when it reads the tree."""
+    """Count how many operators, selections and calls of methods lie one in the other, as Kubernetes does on the tree."""
     level, most = [(root, 0)], 0
     while level:
         node, count = level.pop()
@@ -121,7 +121,7 @@ def _is_visit(node: Expr) -> bool:
 
 
 def size(root: Expr, *, most: int) -> int:
-    """How many nodes a tree has, a node that stands in two places counted twice; counting stops above `most`."""
+    """Count the nodes that a tree has, a node that stands in two places counted twice; counting stops above `most`."""
     waiting, count = [root], 0
     while waiting and count <= most:
         waiting.extend(children(waiting.pop()))
@@ -130,7 +130,7 @@ def size(root: Expr, *, most: int) -> int:
 
 
 def depth(root: Expr) -> int:
-    """How many levels a tree has."""
+    """Count the levels of a tree."""
     level, count = [root], 0
     while level:
         level = [below for node in level for below in children(node)]

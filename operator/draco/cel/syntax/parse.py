@@ -70,7 +70,7 @@ _Parts: TypeAlias = list[Any]
 
 
 def parse(expression: str) -> Ast:
-    """The tree of an expression; raises CompileError with Kubernetes' words where there is none."""
+    """Parse an expression to its tree; raises CompileError with Kubernetes' words where there is none."""
     if len(expression.encode("utf-8", "surrogatepass")) > MAX_LENGTH:
         raise CompileError(f"expression is too long: may not be longer than {MAX_LENGTH} bytes")
     try:

@@ -86,7 +86,7 @@ def check_text(length: int) -> None:
 
 
 def too_costly() -> EvaluationAborted:
-    """What Kubernetes says of an evaluation that has reached its cost limit."""
+    """Return what Kubernetes says of an evaluation that has reached its cost limit."""
     return EvaluationAborted("operation cancelled: actual cost limit exceeded")
 
 

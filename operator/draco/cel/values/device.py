@@ -35,7 +35,7 @@ class DeviceVariable:
         self.allow_multiple_allocations = allow_multiple_allocations
 
     def as_map(self) -> dict[str, Any]:
-        """The device as one value, for expressions that use it whole."""
+        """Return the device as one value, for expressions that use it whole."""
         return {
             "driver": self.driver,
             "allowMultipleAllocations": self.allow_multiple_allocations,
@@ -45,7 +45,7 @@ class DeviceVariable:
 
 
 def device_view(driver: str, device: Device) -> DeviceVariable:
-    """What a selector sees of a device that `driver` publishes.
+    """Make what a selector sees of a device that `driver` publishes.
 
     Raises EvaluationError where Kubernetes cannot evaluate any selector on it (an attribute without value, a bad version).
     """

@@ -35,11 +35,11 @@ class Match(Protocol):
     """Where a pattern matched."""
 
     def start(self) -> int:
-        """The first character of the match."""
+        """Return the first character of the match."""
         ...
 
     def end(self) -> int:
-        """The first character behind the match."""
+        """Return the first character behind the match."""
         ...
 
 
@@ -47,7 +47,7 @@ class Pattern(Protocol):
     """A compiled pattern."""
 
     def search(self, text: str, pos: int = ...) -> Match | None:
-        """The leftmost match that starts at `pos` or later."""
+        """Find the leftmost match that starts at `pos` or later."""
         ...
 
 
@@ -83,7 +83,7 @@ def go_sentence(error: Exception) -> str:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """A test whether a text contains a match, for a pattern that is asked often: it remembers recent texts.
+    """Make a test whether a text contains a match, for a pattern that is asked often: it remembers recent texts.
 
     Calling into RE2 takes microseconds, and devices share most of their texts.
     """
@@ -100,13 +100,13 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def found(compiled: Pattern, text: str) -> str:
-    """The leftmost match, or an empty text."""
+    """Find the leftmost match, or an empty text."""
     match = compiled.search(text)
     return text[match.start() : match.end()] if match else ""
 
 
 def every_match(compiled: Pattern, text: str, limit: int) -> list[str]:
-    """The matches that do not overlap, at most `limit` unless that is negative."""
+    """Find the matches that do not overlap, at most `limit` unless that is negative."""
     matches: list[str] = []
     for one in _matches(compiled, text):
         if 0 <= limit <= len(matches):

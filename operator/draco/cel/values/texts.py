@@ -19,7 +19,7 @@ _ESCAPES: Final = {
 
 
 def double_text(number: float) -> str:
-    """A double in Go's shortest form (`%g`): `1e+06`, `0.1`, `+Inf`."""
+    """Write a double in Go's shortest form (`%g`): `1e+06`, `0.1`, `+Inf`."""
     if math.isnan(number):
         return "NaN"
     if math.isinf(number):
@@ -41,12 +41,12 @@ def _plain(number: float) -> str:
 
 
 def duration_text(duration: Duration) -> str:
-    """A span of time as `string()` gives it: decimal seconds, through a double as in Go."""
+    """Write a span of time as `string()` gives it: decimal seconds, through a double as in Go."""
     return _plain(duration_seconds(duration)) + "s"
 
 
 def duration_seconds(duration: Duration) -> float:
-    """A span of time in seconds, rounded as Go rounds it."""
+    """Return a span of time in seconds, rounded as Go rounds it."""
     whole = abs(duration.ns) // _SECOND
     rest = abs(duration.ns) % _SECOND
     seconds = float(whole) + float(rest) / 1e9
@@ -54,7 +54,7 @@ def duration_seconds(duration: Duration) -> float:
 
 
 def timestamp_text(moment: Timestamp) -> str:
-    """A moment in RFC 3339, with as many decimals as it needs, in the offset it was written with."""
+    """Write a moment in RFC 3339, with as many decimals as it needs, in the offset it was written with."""
     seconds, nanos = divmod(moment.ns, _SECOND)
     days, clock = divmod(seconds + moment.offset_s, _DAY_S)
     year, month, day = civil_date(days)
@@ -85,7 +85,7 @@ def civil_date(days: int) -> tuple[int, int, int]:
 
 
 def quoted(text: str) -> str:
-    """A text in double quotes with Go's escapes (`%q`)."""
+    """Write a text in double quotes with Go's escapes (`%q`)."""
     return f'"{"".join(map(_quoted_character, text))}"'
 
 
@@ -102,7 +102,7 @@ def _quoted_character(character: str) -> str:
 
 
 def shown(value: Value) -> str:  # noqa: PLR0911 - one per type
-    """A value inside an error message (`%v`)."""
+    """Write a value inside an error message (`%v`)."""
     kind = type(value)
     if kind is str:
         return str(value)

@@ -91,12 +91,12 @@ def type_of(value: Type) -> Type:
 
 
 def variable(name: str) -> Type:
-    """A type yet unknown."""
+    """Make a type yet unknown."""
     return Type("variable", name)
 
 
 def unwrapped(of: Type) -> tuple[Type, bool]:
-    """What an optional holds and True, or the type itself and False."""
+    """Return what an optional holds and True, or the type itself and False."""
     if of.name == "optional_type" and of.parameters:
         return of.parameters[0], True
     return of, False
@@ -126,7 +126,7 @@ class Bindings:
         return False
 
     def resolved(self, of: Type) -> Type:
-        """The type with every bound variable replaced."""
+        """Return the type with every bound variable replaced."""
         if of.kind == "variable":
             bound = self._bound.get(of.name)
             return of if bound is None else self.resolved(bound)
@@ -195,7 +195,7 @@ _NULLABLE: Final = frozenset({"null", "object", "opaque", "any", "dyn", "time"})
 
 
 def more_general(one: Type, other: Type) -> Type:
-    """The wider of two types that are known to fit each other."""
+    """Return the wider of two types that are known to fit each other."""
     return one if _is_as_general(one, other) else other
 
 

@@ -210,19 +210,19 @@ def go_type(value: Value) -> str:
 
 
 def no_such_overload(function: str, *arguments: Value) -> EvaluationError:
-    """The error of a function that has no form for these argument types."""
+    """Return the error of a function that has no form for these argument types."""
     return EvaluationError(f"no such overload: {function}({', '.join(map(type_name, arguments))})")
 
 
 def int_of(number: int) -> int:
-    """A result of int arithmetic. Raises EvaluationError where int64 overflows."""
+    """Check a result of int arithmetic. Raises EvaluationError where int64 overflows."""
     if MIN_INT <= number <= MAX_INT:
         return number
     raise EvaluationError("integer overflow")
 
 
 def uint_of(number: int) -> UInt:
-    """A result of uint arithmetic. Raises EvaluationError where uint64 overflows."""
+    """Check a result of uint arithmetic. Raises EvaluationError where uint64 overflows."""
     if 0 <= number <= MAX_UINT:
         return UInt(number)
     raise EvaluationError("unsigned integer overflow")
@@ -341,7 +341,7 @@ def is_equal(one: Value, other: Value) -> bool:
 
 
 def key_of(value: Value) -> str | Key:
-    """The key under which a map holds a value."""
+    """Return the key under which a map holds a value."""
     kind = type(value)
     if kind is str:
         return value  # type: ignore[no-any-return]
@@ -367,7 +367,7 @@ class _Identity:
 
 
 def value_of_key(key: str | Key) -> Value:
-    """What iterating over a map gives for one of its keys."""
+    """Return what iterating over a map gives for one of its keys."""
     if type(key) is str:
         return key
     value = key.value  # type: ignore[union-attr]
@@ -392,7 +392,7 @@ def find(entries: Value, value: Value) -> tuple[bool, Value]:
 
 
 def as_number(value: Value, kind: type) -> Value | None:
-    """The same number in another type, or None where that type cannot hold it exactly."""
+    """Convert a number to another type; None where that type cannot hold it exactly."""
     if kind is float:
         number = float(value)
         return number if number == value else None

@@ -211,7 +211,7 @@ class Login:
         return self._pools
 
     async def authorization(self) -> str:
-        """The current token, renewed when it is about to expire."""
+        """Return the current token, renewed when it is about to expire."""
         if asyncio.get_running_loop().time() - self._checked > _TOKEN_CHECK_S and self._knows_expiry():
             async with self._lock:
                 await self._obtain_or_refuse()

@@ -143,7 +143,7 @@ class Client:
         continue_token: str = "",
         timeout_s: float = 60.0,
     ) -> bytes:
-        """One page as the server wrote it, for `decode_page` and `token_of`."""
+        """Fetch one page as the server wrote it, for `decode_page` and `token_of`."""
         query = dict(params or {})
         if limit:
             query["limit"] = str(limit)
@@ -276,18 +276,18 @@ def selectors(label_selector: str, field_selector: str) -> dict[str, str]:
 
 
 def encode_plain(kind: Kind[Any], obj: Body) -> dict[str, Any]:
-    """An object as a mapping, with its apiVersion and kind."""
+    """Encode an object as a mapping, with its apiVersion and kind."""
     plain = msgspec.to_builtins(obj) if isinstance(obj, msgspec.Struct) else obj
     return {**plain, "apiVersion": kind.api_version, "kind": kind.kind}
 
 
 def encode(kind: Kind[Any], obj: Body) -> bytes:
-    """An object as JSON, with its apiVersion and kind."""
+    """Encode an object as JSON, with its apiVersion and kind."""
     return msgspec.json.encode(encode_plain(kind, obj))
 
 
 def decode(kind: Kind[T], answer: bytes | msgspec.Raw) -> T:
-    """One object from JSON. Raises msgspec.ValidationError when it does not fit."""
+    """Decode one object from JSON. Raises msgspec.ValidationError when it does not fit."""
     decoder = _decoder(kind)
     try:
         item: T = decoder.decode(answer)
@@ -298,12 +298,12 @@ def decode(kind: Kind[T], answer: bytes | msgspec.Raw) -> T:
 
 
 def token_of(answer: bytes) -> str:
-    """What asks for the page after this one, "" on the last: read without decoding the objects."""
+    """Read what asks for the page after this one, "" on the last: read without decoding the objects."""
     return _metadata_decoder.decode(answer).metadata.continue_
 
 
 def decode_page(kind: Kind[T], answer: bytes) -> Page[T]:
-    """A list answer. Fast when every object fits; object by object when one does not."""
+    """Decode a list answer. Fast when every object fits; object by object when one does not."""
     undecodable: list[Undecodable] = []
     try:
         with collector_at_rest():
@@ -321,7 +321,7 @@ def decode_page(kind: Kind[T], answer: bytes) -> Page[T]:
 
 
 def identify(raw: bytes | msgspec.Raw, error: str) -> Undecodable:
-    """Which object this is, from the part of it that always fits."""
+    """Find which object this is, from the part of it that always fits."""
     identity = _named_decoder.decode(raw).metadata
     return Undecodable(ObjectKey(identity.namespace, identity.name), identity.uid, identity.resource_version, error)
 

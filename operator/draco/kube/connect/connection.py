@@ -27,11 +27,11 @@ class Credentials(Protocol):
     """What goes into the Authorization header."""
 
     async def authorization(self) -> str:
-        """The header's value; "" for none (client certificates identify by themselves)."""
+        """Return the header's value; "" for none (client certificates identify by themselves)."""
         ...
 
     async def renew(self, rejected: str) -> str:
-        """A value to try after the server answered 401 to `rejected`; the same value when there is nothing better."""
+        """Return a value to try after the server answered 401 to `rejected`; the same value when there is nothing better."""
         ...
 
 
@@ -59,7 +59,7 @@ class TokenFile:
         self._header = ""
 
     async def authorization(self) -> str:
-        """The token as it is in the file now; the last one read if the file is unreadable at the moment."""
+        """Return the token as it is in the file now; the last one read if the file is unreadable at the moment."""
         self._refresh()
         return self._header
 
@@ -171,7 +171,7 @@ class Connection:
             yield self._split(response)
 
     def lend_session(self, *middlewares: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
-        """A session with this connection's TLS and credentials, for a library that makes its own requests.
+        """Lend a session with this connection's TLS and credentials, for a library that makes its own requests.
 
         They go through `middlewares` first. The session belongs to the running loop, and to the caller, who closes it.
         Timeouts are the caller's too.

@@ -85,5 +85,5 @@ async def persistently(event: str, attempt: Callable[[], Awaitable[R]], *, clock
 
 
 def asked_to_wait_s(error: Exception) -> float | None:
-    """The Retry-After of an API error, in seconds; None for everything else."""
+    """Return the Retry-After of an API error, in seconds; None for everything else."""
     return error.retry_after_s if isinstance(error, ApiError) else None

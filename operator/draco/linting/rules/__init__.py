@@ -45,7 +45,7 @@ _OF_MEANING: Final[tuple[ManifestRule, ...]] = (
 
 
 def lint(manifests: Sequence[Manifest], *, kubernetes: int = NEWEST) -> list[Finding]:
-    """What is wrong with manifests that are applied together, each finding once; in the order of the manifests.
+    """Find what is wrong with manifests that are applied together, each finding once; in the order of the manifests.
 
     Fields in a wrong place hide what they say: where some can be put right, these findings come alone: lint the corrected
     manifests again.

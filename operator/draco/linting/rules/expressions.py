@@ -39,7 +39,7 @@ ExpressionRule = Callable[[str, list[Token], str | None], Iterator[Complaint]]
 
 
 def corrected(expression: str, driver: str | None) -> tuple[list[Complaint], str]:
-    """All complaints about an expression, and what remains of it when they are taken to heart.
+    """Return all complaints about an expression, and what remains of it when they are taken to heart.
 
     `driver` is that of the devices it is about, where this is known.
     """

@@ -17,7 +17,7 @@ _NAMED: Final = 8
 
 
 def check_fields(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """Every field of every manifest whose fields are known."""
+    """Check every field of every manifest whose fields are known."""
     for index, manifest in enumerate(manifests):
         kind = kind_of(manifest)
         schema = CLAIMS.get(kind) if is_of_group(manifest) or kind in CLAIMS else PODS.get(kind)

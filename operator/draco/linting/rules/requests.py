@@ -30,7 +30,7 @@ _MOST_DEVICES: Final = 32
 
 
 def check_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """Each request by itself."""
+    """Check each request by itself."""
     for claim in claims(manifests):
         names = Counter(text(request.fields.get("name")) for request in requests(claim))
         if "devices" in _spec(manifests, claim) and not listed(claim.devices.get("requests")):

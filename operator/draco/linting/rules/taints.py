@@ -29,7 +29,7 @@ def _search(selector: Json) -> str:
 
 
 def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """The device selector and the effect of each rule."""
+    """Check the device selector and the effect of each rule."""
     for index, manifest in enumerate(manifests):
         if kind_of(manifest) != "DeviceTaintRule" or not is_of_group(manifest):
             continue

@@ -22,7 +22,7 @@ class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
 
 
 def set_fields(value: Any, is_unset: Callable[[object, object], bool] = lambda _, inner: inner is None) -> Any:
-    """An object in JSON's types without the fields that are not set: null means that wherever Kubernetes writes or reads it.
+    """Return an object in JSON's types without the fields that are not set, which is what null means to Kubernetes.
 
     `is_unset` is asked with name and value.
     """

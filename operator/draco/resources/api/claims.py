@@ -202,7 +202,7 @@ class ResourceClaim(ApiStruct, frozen=True, kw_only=True):
         return self._waits and any(each.tolerations for each in self._asked)
 
     def classes_in_spite_of(self, taint: DeviceTaint) -> set[str]:
-        """The classes of devices that it waits for and that this taint would not keep from it."""
+        """Return the classes of devices that it waits for and that this taint would not keep from it."""
         if not self._waits:
             return set()
         return {

@@ -14,7 +14,7 @@ from draco.resources.api.base import ApiStruct
 
 
 def micro_time(moment: datetime) -> str:
-    """A MicroTime of the API: RFC 3339 in UTC with exactly six decimals, which the server insists on."""
+    """Write a MicroTime of the API: RFC 3339 in UTC with exactly six decimals, which the server insists on."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -101,7 +101,7 @@ class LabelSelector(ApiStruct, frozen=True, kw_only=True):
 
 
 def timed(wanted: Condition, before: Sequence[Condition], now: datetime, *, generation: int | None = None) -> Condition:
-    """The condition with the time at which its status became what it is; `before` is what was reported so far.
+    """Return the condition with the time at which its status became what it is; `before` is what was reported so far.
 
     `generation` is that of the spec which it is about, where it says one.
     """
@@ -115,5 +115,5 @@ def timed(wanted: Condition, before: Sequence[Condition], now: datetime, *, gene
 
 
 def all_timed(wanted: Sequence[Condition], before: Sequence[Condition], now: datetime) -> list[Condition]:
-    """The same of several, by the second: the API server keeps no more of the conditions of claims."""
+    """Return the same of several, by the second: the API server keeps no more of the conditions of claims."""
     return [timed(each, before, now.replace(microsecond=0)) for each in wanted]

@@ -146,7 +146,7 @@ class Publication(msgspec.Struct, frozen=True):
 
 
 def publications(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[Publication]]:
-    """What counts of each pool, as kube-scheduler sees it.
+    """Return what counts of each pool, as kube-scheduler sees it.
 
     A pool usually has one publication: all slices of its newest generation. But a node that sees a complete generation of its own
     looks no further. So a driver that publishes under the name of another node's pool, however new, adds a publication and hides
@@ -156,7 +156,7 @@ def publications(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[Publicat
 
 
 def current_slices(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[ResourceSlice]]:
-    """The slices that count, complete or not: those of all publications of each pool."""
+    """Return the slices that count, complete or not: those of all publications of each pool."""
     return {
         pool: found[0].slices
         if len(found) == 1
@@ -174,7 +174,7 @@ def _publications(parts: list[ResourceSlice]) -> list[Publication]:
 
 
 def by_pool(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[ResourceSlice]]:
-    """All slices of each pool."""
+    """Return all slices of each pool."""
     pools: dict[PoolKey, list[ResourceSlice]] = {}
     for item in slices:
         pools.setdefault(item.pool, []).append(item)
@@ -182,7 +182,7 @@ def by_pool(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[ResourceSlice
 
 
 def own_slices(slices: Iterable[ResourceSlice], node: str) -> list[ResourceSlice]:
-    """The newest generation of what is published for this very node, of the slices of one pool."""
+    """Return the newest generation of what is published for this very node, of the slices of one pool."""
     own = [item for item in slices if item.spec.node_name == node]
     newest = max((item.spec.pool.generation for item in own), default=0)
     return [item for item in own if item.spec.pool.generation == newest]
@@ -195,7 +195,7 @@ def strangers(slices: Sequence[ResourceSlice]) -> list[ResourceSlice]:
 
 
 def taken_together(specs: Sequence[ResourceSliceSpec]) -> list[tuple[list[int], bool]]:
-    """What counts of a pool, whose slices are sorted by name: the places of each lot taken together, and if it is complete."""
+    """Return what counts of a pool, of slices sorted by name: the places of each lot taken together, and if it is complete."""
     newest = max(spec.pool.generation for spec in specs)
     whole = [place for place, spec in enumerate(specs) if spec.pool.generation == newest]
     if len({spec.node_name for spec in specs}) == 1:

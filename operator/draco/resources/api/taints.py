@@ -29,7 +29,7 @@ class DeviceTaint(ApiStruct, frozen=True, kw_only=True):
 
 
 def taint_text(key: str, value: str, effect: str) -> str:
-    """A taint of a device or a node as kubectl writes it."""
+    """Write a taint of a device or a node as kubectl writes it."""
     return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
 
 

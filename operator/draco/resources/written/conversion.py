@@ -31,7 +31,7 @@ class NotConvertibleError(ValueError):
 
 
 def to_v1(kind: str, version: str, manifest: Json) -> Json:
-    """A manifest of a kind of resource.k8s.io as v1 would have it. Raises NotConvertibleError."""
+    """Convert a manifest of a kind of resource.k8s.io as v1 would have it. Raises NotConvertibleError."""
     convert = _CONVERSIONS.get((kind, version))
     return manifest if convert is None else convert(manifest)
 

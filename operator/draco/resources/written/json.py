@@ -12,7 +12,7 @@ from draco.resources.api.claims import AllocationResult
 
 
 def written(result: AllocationResult) -> dict[str, Any]:
-    """An allocation as kube-scheduler would write it into the claim's status."""
+    """Write an allocation as kube-scheduler would write it into the claim's status."""
     plain: dict[str, Any] = msgspec.to_builtins(result)
     devices = plain.setdefault("devices", {})
     for device in devices.get("results", ()):

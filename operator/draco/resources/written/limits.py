@@ -45,7 +45,7 @@ _MAX_INT64: Final = 2**63 - 1
 
 
 def refusal(item: Object) -> str:
-    """The first thing for which an API server would refuse the object, as a sentence without its end; "" if it would not."""
+    """Say for what an API server would refuse the object first, as a sentence without its end; "" if it would not."""
     return next(_refusals(item), "")
 
 

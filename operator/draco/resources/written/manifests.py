@@ -67,7 +67,7 @@ class UnknownKindError(ManifestError):
 
 
 def decode(document: object, *, source: str, namespace: str = "default") -> Object:
-    """One object. A workload is read as one pod of its template, under the workload's name.
+    """Decode one object. A workload is read as one pod of its template, under the workload's name.
 
     `namespace` is that of an object which should be in one and names none. Raises UnknownKindError for any other kind, and
     ManifestError for what does not fit.
@@ -90,7 +90,7 @@ def decode(document: object, *, source: str, namespace: str = "default") -> Obje
 
 
 def decode_own(manifest: Json, *, source: str) -> OwnObject | None:
-    """One object of Draco's own kinds; None for any other kind. Raises ManifestError for what does not fit."""
+    """Decode one object of Draco's own kinds; None for any other kind. Raises ManifestError for what does not fit."""
     kind = _text(manifest, "kind", source)
     if kind not in _OWN:
         return None
@@ -103,7 +103,7 @@ def decode_own(manifest: Json, *, source: str) -> OwnObject | None:
 
 
 def copies(manifest: Json) -> int:
-    """How many pods a workload wants at a time, where it says so; one for all else."""
+    """Return how many pods a workload wants at a time, where it says so; one for all else."""
     path = _COPIES.get(str(manifest.get("kind")), ())
     value: Any = manifest
     for step in path:
@@ -112,7 +112,7 @@ def copies(manifest: Json) -> int:
 
 
 def expand(document: object, *, source: str) -> Iterator[tuple[Json, str]]:
-    """The manifests in a document, each with where it stands: of a list its items, else the document itself."""
+    """Yield the manifests in a document, each with where it stands: of a list its items, else the document itself."""
     manifest = _mapping(document, source)
     kind = manifest.get("kind")
     if not isinstance(kind, str) or not kind.endswith("List") or "items" not in manifest:

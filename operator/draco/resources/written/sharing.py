@@ -26,7 +26,7 @@ class Shared:
         self._counters: dict[Hashable, dict[str, Counter]] = {}
 
     def of(self, obj: T) -> T:
-        """The object, or an equal one that shares its parts with others."""
+        """Return the object, or an equal one that shares its parts with others."""
         match obj:
             case ResourceSlice():
                 return self._slice(obj)  # type: ignore[return-value]
