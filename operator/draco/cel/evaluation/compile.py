@@ -1,19 +1,19 @@
 """Compiling: from the tree of an expression to one closure per node.
 
-Owns what each kind of node does: laziness, error absorption, reads of the device, variables and constant folding. Operators and
-functions are tables elsewhere, loops are in `loops`, what is charged is the meter's business.
+Owns what each kind of node does: laziness, error absorption, reads of the device, variables. Calls of functions are in `calls`,
+loops in `loops`, what is charged is the meter's business.
 
 Nodes are compiled by generators that ask for their children, so that the depth of a tree never is a depth of Python's stack.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Final
 
 from draco.cel.errors import CompileError, EvaluationError
+from draco.cel.evaluation.calls import compile_call
 from draco.cel.evaluation.charges import READ, Meter, Unmetered
-from draco.cel.evaluation.code import UNSET, Code, CompileTask, Run, Scope, Slots, Step, Variable, constant, failing
-from draco.cel.evaluation.logic import both, either, not_strictly_false
+from draco.cel.evaluation.code import UNSET, Code, CompileTask, Run, Scope, Slots, Step, Variable, constant
+from draco.cel.evaluation.logic import both, either, not_strictly_false, or_optional, or_value
 from draco.cel.evaluation.loops import compile_loop
 from draco.cel.evaluation.reads import (
     DEVICE_READS,
@@ -22,15 +22,12 @@ from draco.cel.evaluation.reads import (
     taken_optionally,
     with_checked_key,
 )
-from draco.cel.functions import bound, is_function
-from draco.cel.functions.costs import MATCHING, NEW_LIST, NEW_MAP
-from draco.cel.functions.operators import look_up, membership
+from draco.cel.functions import is_function
+from draco.cel.functions.costs import NEW_LIST, NEW_MAP
+from draco.cel.functions.operators import look_up
 from draco.cel.functions.overloads import Binding
-from draco.cel.functions.standard import CONVERSIONS
 from draco.cel.syntax.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, Select
-from draco.cel.values.bounds import toil_of_finding
 from draco.cel.values.device import DeviceVariable
-from draco.cel.values.regex import compile_pattern, finder, found, matcher
 from draco.cel.values.texts import shown
 from draco.cel.values.values import NONE, Key, Optional, TypeValue, UInt, Value, go_type, key_of
 
@@ -259,9 +256,9 @@ class Compiler:
             case "@not_strictly_false":
                 return Code(self.meter.fixed(not_strictly_false(codes[0].run), 1))
             case "or" if len(codes) == 2:
-                return Code(_or(codes[0].run, codes[1].run))
+                return Code(or_optional(codes[0].run, codes[1].run))
             case "orValue" if len(codes) == 2:
-                return Code(_or_value(codes[0], codes[1].run))
+                return Code(or_value(codes[0], codes[1].run))
         return self._function(node, name, codes, scope)
 
     def _conditional(self, test: Code, then: Code, otherwise: Code) -> Code:
@@ -277,42 +274,11 @@ class Compiler:
 
         return Code(choose, bare=choose)
 
-    def _function(self, node: Call, name: str, codes: list[Code], scope: Scope) -> Code:  # noqa: PLR0911 - one per form
-        possible = self._overloads.get(node, ())
-        overload = possible[0] if len(possible) == 1 else None
-        binding = bound(name, len(codes), overload)
-        if binding is None:
-            raise CompileError(f"compilation failed: undeclared reference to '{name}'")
-        function = binding.run
-        runs = tuple(code.run for code in codes)
-        if name in CONVERSIONS and len(codes) == 1 and codes[0].is_constant:
-            return _folded(partial(function, codes[0].value))
+    def _function(self, node: Call, name: str, codes: list[Code], scope: Scope) -> Code:
         if name == "_+_" and _is_appending(node, scope):
-            return Code(self.meter.call(Binding(_append), runs))
-        if name in _PARSERS and isinstance(self.meter, Unmetered) and all(code.is_constant for code in codes):
-            return Code(_computed_once(partial(function, *(code.value for code in codes))))
-        if overload == "in_list" and codes[1].is_constant:
-            return self._membership(binding, runs, codes[1].value)
-        if len(codes) >= 2 and name in _PATTERN_FUNCTIONS and codes[1].is_constant and type(codes[1].value) is str:
-            with_pattern = _with_pattern(name, codes[1].value)
-            toil = toil_of_finding if name == "findAll" else None
-            return Code(self.meter.call_in_order(Binding(with_pattern, MATCHING.charge, toil), runs))
-        if name in _COMPARISONS and isinstance(self.meter, Unmetered) and codes[1].is_constant:
-            return Code(_with_constant(name, runs[0], codes[1].value, function))
-        stops = name == "format" or (overload is None and name[0].isalpha())
-        call = self.meter.call_in_order if stops else self.meter.call
-        return Code(call(binding, runs))
-
-    def _membership(self, binding: Binding, runs: tuple[Run, ...], items: list[Value]) -> Code:
-        if not items:
-            return constant(value=False)
-        test = membership(items)
-        if test is None:
-            return Code(self.meter.call(binding, runs))
-        return Code(self._set_test(runs[0], test))
-
-    def _set_test(self, run: Run, test: Callable[[Value], bool]) -> Run:
-        return self.meter.fixed(lambda device, slots: test(run(device, slots)), 0)
+            return Code(self.meter.call(Binding(_append), tuple(code.run for code in codes)))
+        possible = self._overloads.get(node, ())
+        return compile_call(self.meter, name, possible[0] if len(possible) == 1 else None, codes)
 
 
 def _variable(variable: Variable) -> Code:
@@ -379,108 +345,3 @@ def _is_appending(node: Call, scope: Scope) -> bool:
 def _append(items: Value, more: Value) -> Value:
     items.extend(more)
     return items
-
-
-def _or(left: Run, right: Run) -> Run:
-    def run(device: DeviceVariable, slots: Slots) -> Value:
-        value = left(device, slots)
-        if type(value) is not Optional:
-            raise EvaluationError("no such overload")
-        return value if value.present else right(device, slots)
-
-    return run
-
-
-def _or_value(left: Code, right: Run) -> Run:
-    if left.optional_of is not None:
-        inner = left.optional_of
-
-        def direct(device: DeviceVariable, slots: Slots) -> Value:
-            value = inner(device, slots)
-            return right(device, slots) if value is UNSET else value
-
-        return direct
-    optional = left.run
-
-    def run(device: DeviceVariable, slots: Slots) -> Value:
-        value = optional(device, slots)
-        if type(value) is not Optional:
-            raise EvaluationError("no such overload")
-        return value.value if value.present else right(device, slots)
-
-    return run
-
-
-def _folded(compute: Callable[[], Value]) -> Code:
-    """A conversion of a constant, done once."""
-    try:
-        return constant(compute())
-    except EvaluationError as error:
-        raise CompileError(f"program instantiation failed: {error}") from None
-
-
-_PARSERS: Final = frozenset({"quantity", "semver", "ip", "cidr", "url"})
-
-
-def _computed_once(compute: Callable[[], Value]) -> Run:
-    """What a function makes of constants; where it fails, every evaluation that gets there fails alike."""
-    try:
-        value = compute()
-    except EvaluationError as error:
-        return failing(str(error))
-    return lambda _device, _slots: value
-
-
-_PATTERN_FUNCTIONS: Final = frozenset({"matches", "find", "findAll"})
-
-
-def _with_pattern(name: str, pattern: str) -> Callable[..., Value]:
-    """A function on regular expressions whose pattern is known."""
-    try:
-        compiled = compile_pattern(pattern)
-    except EvaluationError as error:
-        raise CompileError(f"program instantiation failed: {error}") from None
-    if name == "matches":
-        run: Callable[..., Value] = matcher(pattern)
-    elif name == "find":
-        run = partial(found, compiled)
-    else:
-        run = finder(pattern)
-
-    def call(text: Value, _pattern: Value, limit: Value = -1) -> Value:
-        if type(text) is not str or type(limit) is not int:
-            raise EvaluationError("no such overload")
-        return run(text, limit) if name == "findAll" else run(text)
-
-    return call
-
-
-_COMPARISONS: Final = {
-    "_==_": "__eq__", "_!=_": "__ne__", "_<_": "__lt__", "_<=_": "__le__", "_>_": "__gt__", "_>=_": "__ge__",
-}  # fmt: skip
-
-
-def _with_constant(name: str, left: Run, value: Value, function: Callable[[Value, Value], Value]) -> Run:
-    """A comparison with a constant: where both have the same plain type, Python's own."""
-    kind = type(value)
-    if kind is str and name == "_==_":
-
-        def equals(device: DeviceVariable, slots: Slots) -> Value:
-            one = left(device, slots)
-            return one == value if type(one) is str else function(one, value)
-
-        return equals
-    if kind in {str, int}:
-        # Of the same type as `one`, so that the method never answers NotImplemented.
-        return _ordered(name, kind, left, value, function)
-    return lambda device, slots: function(left(device, slots), value)
-
-
-def _ordered(name: str, kind: type, left: Run, value: Value, function: Callable[[Value, Value], Value]) -> Run:
-    method = getattr(kind, _COMPARISONS[name])
-
-    def run(device: DeviceVariable, slots: Slots) -> Value:
-        one = left(device, slots)
-        return method(one, value) if type(one) is kind else function(one, value)
-
-    return run

@@ -1,12 +1,12 @@
-"""`&&`, `||` and their like: which errors they absorb, and in what order they look.
+"""`&&`, `||`, `or` and their like: which errors they absorb, and in what order they look.
 
 Owns these closures only.
 """
 
 from draco.cel.errors import EvaluationAborted, EvaluationError
-from draco.cel.evaluation.code import Run, Slots
+from draco.cel.evaluation.code import UNSET, Code, Run, Slots
 from draco.cel.values.device import DeviceVariable
-from draco.cel.values.values import Value
+from draco.cel.values.values import Optional, Value
 
 
 def both(left: Run, right: Run) -> Run:
@@ -65,5 +65,38 @@ def not_strictly_false(operand: Run) -> Run:
             raise
         except EvaluationError:
             return True
+
+    return run
+
+
+def or_optional(left: Run, right: Run) -> Run:
+    """`left.or(right)`: the right side only where the left one is empty."""
+
+    def run(device: DeviceVariable, slots: Slots) -> Value:
+        value = left(device, slots)
+        if type(value) is not Optional:
+            raise EvaluationError("no such overload")
+        return value if value.present else right(device, slots)
+
+    return run
+
+
+def or_value(left: Code, right: Run) -> Run:
+    """`left.orValue(right)`: the right side only where the left one is empty."""
+    if left.optional_of is not None:
+        inner = left.optional_of
+
+        def direct(device: DeviceVariable, slots: Slots) -> Value:
+            value = inner(device, slots)
+            return right(device, slots) if value is UNSET else value
+
+        return direct
+    optional = left.run
+
+    def run(device: DeviceVariable, slots: Slots) -> Value:
+        value = optional(device, slots)
+        if type(value) is not Optional:
+            raise EvaluationError("no such overload")
+        return value.value if value.present else right(device, slots)
 
     return run
