@@ -3,5 +3,6 @@
 Owns the arithmetic, and the structs that their JSON documents and screens show. Pure: no I/O, no clock, no terminal.
 
 Rooms: `status` (devices, claims, rules, requests and policies) with `hardware_use` (who uses what of one piece of hardware),
-`layouts` (how GPUs are divided) and `layout_plan` (what policies would change), each with its schema.
+`layouts` (how GPUs are divided) and `layout_plan` (what policies would change) with `layout_foreseen` (for
+one GPU), each with its schema.
 """

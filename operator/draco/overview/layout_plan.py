@@ -1,7 +1,8 @@
 """What policies in files, and policies that go, would change, GPU by GPU.
 
 Owns the asking: the operator's own decision (`mig_policy`) is made once with the policies as they would be, and once more as if
-the agents had taken it up, which tells how each GPU would stand. Pure: the time is an argument.
+the agents had taken it up, which tells how each GPU would stand. What becomes of one GPU is said in `layout_foreseen`. Pure: the
+time is an argument.
 """
 
 from collections import Counter
@@ -12,8 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from draco.mig.board import Board
-from draco.mig.gpu_plan import GpuPlan, plan_gpu
-from draco.mig.observed import ObservedGpu, Part
+from draco.mig.gpu_plan import plan_gpu
 from draco.mig_policy import (
     NodeDecision,
     Permit,
@@ -27,30 +27,25 @@ from draco.mig_policy import (
     rules_of,
     summary,
 )
-from draco.mig_policy.boards import at_last, observed
+from draco.mig_policy.boards import observed
 from draco.mig_policy.decide import GpuDecision
-from draco.mig_policy.gpu_state import LayoutState, condition_of
 from draco.mig_policy.matching import PolicyMatch, whole_gpus
 from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID
-from draco.mig_policy.wanted import wanted_of
-from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, PolicyPlanView, WaitView
+from draco.overview.layout_foreseen import ForeseenGpu, planned, without_policy
+from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlanView, PolicyPlanView
 from draco.overview.layouts import Holders, ObservedNodes, holders_of
 from draco.overview.status import natural
 from draco.resources.api.draco import (
     GpuNode,
     GpuStatus,
-    InstanceUse,
-    MigMode,
     MigPolicy,
     PromisedDevice,
-    ResetPermit,
     WantedGpu,
 )
 from draco.resources.api.meta import LabelSelector, ObjectMeta
 from draco.resources.api.slices import ResourceSlice, by_pool, own_slices
 from draco.resources.names import PoolKey
 
-_WHOLE = "the whole GPU"
 _NONE_OF_ITS_OWN = frozenset({"NotUnderstood", "NothingMatches", "OlderPolicy"})
 
 
@@ -201,9 +196,10 @@ def _gpus(node: _Node, policies: _Policies) -> Iterable[GpuPlanView]:
             gpu = reported.get(uuid, GpuStatus(device=decision.device, uuid=uuid))
             seen = observed(gpu, node.taken_up.boards.get(decision.board, Board(())), node.held)
             made = plan_gpu(seen, decision.wanted, [each for each in node.promised if each.uuid == uuid])
-            what = _Foreseen(gpu, seen, made)
-            planned = _planned(plain, what, decision, node.then, policies)
-            yield planned if decision.policy else _left(planned, what, node.had.get(uuid))
+            what = ForeseenGpu(gpu, seen, made)
+            rules, allowed = policies.named(decision.policy), policies.permits.get(decision.policy, Permit(False))
+            view = planned(plain, what, decision, node.then, rules=rules, allowed=allowed)
+            yield view if decision.policy else without_policy(view, what, node.had.get(uuid))
         elif (said := _said(decision, policies.understood)) is not None:
             yield msgspec.structs.replace(plain, outcome=said[0], message=said[1])
 
@@ -215,123 +211,6 @@ def _said(decision: GpuDecision, understood: Iterable[str]) -> tuple[LayoutOutco
         return LayoutOutcome.OLDER, f"belongs to the older policy {decision.policy}"
     unknown = next((each for each in verdicts if each.answer is PolicyMatch.UNKNOWN), None)
     return (LayoutOutcome.UNKNOWN, unknown.error.rstrip(".")) if unknown else None
-
-
-class _Foreseen(NamedTuple):
-    """A GPU as it is reported and as the planner sees it, with what its agent will do."""
-
-    gpu: GpuStatus
-    seen: ObservedGpu
-    plan: GpuPlan
-
-
-def _planned(
-    plain: GpuPlanView, what: _Foreseen, decision: GpuDecision, then: GpuNode, policies: _Policies
-) -> GpuPlanView:
-    gpu, made = what.gpu, what.plan
-    board = what.seen.board or Board(())
-    rules = policies.named(decision.policy)
-    if rules is not None and _hindered(rules.policy, gpu, board):
-        failed = decision.condition.state is LayoutState.FAILED
-        outcome = LayoutOutcome.CANNOT if failed else LayoutOutcome.UNKNOWN
-        return msgspec.structs.replace(plain, outcome=outcome, message=decision.condition.message)
-    shown = _shown(plain, made)
-    outcome, message = _outcome(shown), _remark(board, made)
-    resets = made.needs_reset or what.seen.pending
-    if rules is not None and resets:
-        outcome, message = _reset(made, rules, policies.permits[rules.name])
-    elif rules is not None and decision.wanted is not None:
-        at_end = condition_of(then, at_last(gpu, board, made), decision.wanted, rules.policy.spec.reset.permit)
-        if at_end.state is LayoutState.FAILED:
-            outcome, message = LayoutOutcome.CANNOT, at_end.message
-    if resets and not policies.permits.get(decision.policy, Permit(False)).granted:
-        shown = msgspec.structs.replace(shown, makes=[], makes_later=[*shown.makes, *shown.makes_later])
-    return msgspec.structs.replace(shown, outcome=outcome, message=message)
-
-
-def _shown(plain: GpuPlanView, made: GpuPlan) -> GpuPlanView:
-    """With the steps of a plan."""
-    waits = [_wait(part) for part in made.in_the_way]
-    if made.whole and made.mode is MigMode.STATIC:
-        waits.append(WaitView(what=_WHOLE, claims=list(made.whole)))
-    coming = [part for part in made.promised if part.use is None and part not in made.in_the_way]
-    return msgspec.structs.replace(
-        plain,
-        mode_change=made.mode_change,
-        keeps=[PlaceView(profile=part.profile, start=part.start) for part in made.keeps],
-        promised=[_wait(part) for part in sorted(coming, key=lambda part: part.start)],
-        destroys=[PlaceView(profile=part.profile, start=part.start) for part in made.destroys],
-        makes=[PlaceView(profile=one.profile.name, start=one.start) for one in made.makes],
-        makes_later=[PlaceView(profile=one.profile, start=one.start) for one in made.makes_later],
-        waits=waits,
-    )
-
-
-def _wait(part: Part) -> WaitView:
-    if part.claims:
-        return WaitView(what=str(part), claims=list(part.claims))
-    return WaitView(what=str(part), holder="" if part.use is InstanceUse.FOREIGN else part.holder)
-
-
-def _left(planned: GpuPlanView, what: _Foreseen, had: WantedGpu | None) -> GpuPlanView:
-    """With what follows where nobody has a GPU any more: it is no longer offered in parts."""
-    if what.gpu.mig is None:
-        message = "its agent does not report it now; when it does, its idle instances are destroyed"
-        return msgspec.structs.replace(planned, outcome=LayoutOutcome.UNKNOWN, message=message)
-    if had is None or had.mode is MigMode.DISABLED:
-        return planned
-    outcome = LayoutOutcome.CHANGES if planned.outcome is LayoutOutcome.UNCHANGED else planned.outcome
-    return msgspec.structs.replace(planned, outcome=outcome, message=_offered(what))
-
-
-def _offered(what: _Foreseen) -> str:
-    """How claims get a GPU that nobody has."""
-    seen, made = what.seen, what.plan
-    if seen.enabled and seen.switched_by_reset:
-        return (
-            "no further claim gets it until MIG is off, which needs a reset: a policy of mode Disabled that permits one turns it "
-            "off, deleting a policy does not"
-        )
-    if any(part.use is InstanceUse.FOREIGN for part in seen.parts):
-        return "no further claim gets it until the instances that others made are destroyed by hand"
-    until = (
-        ", once those that have parts of it end" if any(part.claims for part in (*made.keeps, *made.promised)) else ""
-    )
-    return f"further claims get it as a whole only{until}"
-
-
-def _hindered(policy: MigPolicy, gpu: GpuStatus, board: Board) -> bool:
-    """Whether it cannot be said what the policy wants of the GPU."""
-    return gpu.mig is None or wanted_of(policy, gpu.uuid, gpu.mig, board if board.profiles else None).wanted is None
-
-
-def _outcome(shown: GpuPlanView) -> LayoutOutcome:
-    if shown.waits or shown.makes_later:
-        return LayoutOutcome.WAITS
-    return LayoutOutcome.CHANGES if shown.makes or shown.destroys or shown.mode_change else LayoutOutcome.UNCHANGED
-
-
-def _remark(board: Board, made: GpuPlan) -> str:
-    """What else is to be known where nothing is wrong."""
-    if made.mode_change == "on" and not board.profiles:
-        return "what fits on its board is known when MIG is on: plan again then"
-    lacking = ", ".join(f"{one.missing} x {one.profile}" for one in made.no_room)
-    return f"there is no room now to keep {lacking} warm" if lacking else ""
-
-
-def _reset(made: GpuPlan, rules: Rules, allowed: Permit) -> tuple[LayoutOutcome, str]:
-    what = f"turning MIG {made.mode_change} needs a reset of the GPU" if made.mode_change else "the GPU needs a reset"
-    if allowed.granted:
-        return LayoutOutcome.RESET, f"{what}, which the policy permits now"
-    if rules.policy.spec.reset.permit is ResetPermit.NEVER:
-        by_hand = f"switch it {made.mode_change} with nvidia-smi -mig and " if made.mode_change else ""
-        return (
-            LayoutOutcome.CANNOT,
-            f"{what}, and spec.reset.permit is Never; permit it, or {by_hand}reset the GPU by hand",
-        )
-    if allowed.until is None:
-        return LayoutOutcome.CANNOT, f"{what}, and no window of spec.reset ever opens"
-    return LayoutOutcome.RESET, f"{what}, which the policy permits from {allowed.until:%Y-%m-%d %H:%M} UTC"
 
 
 def _policy(rules: Rules, outlook: StatusInputs, before: MigPolicy | None) -> PolicyPlanView:

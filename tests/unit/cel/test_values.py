@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from draco.cel.errors import EvaluationAborted, EvaluationError
 from draco.cel.functions.operators import divide, modulo
+from draco.cel.values.equality import equal
 from draco.cel.values.texts import civil_date, double_text, duration_text, quoted, timestamp_text
 from draco.cel.values.values import (
     NONE,
@@ -20,7 +21,6 @@ from draco.cel.values.values import (
     Timestamp,
     UInt,
     as_number,
-    equal,
     find,
     key_of,
     value_of_key,

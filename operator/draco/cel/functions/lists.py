@@ -24,6 +24,7 @@ from draco.cel.functions.costs import (
 from draco.cel.functions.operators import RECEIVERS, add, compare, is_comparable
 from draco.cel.functions.overloads import Row, row
 from draco.cel.values.bounds import check_items, toil_inside, toil_of_all
+from draco.cel.values.equality import is_equal
 from draco.cel.values.texts import shown
 from draco.cel.values.values import (
     NONE,
@@ -33,7 +34,6 @@ from draco.cel.values.values import (
     UInt,
     Value,
     find,
-    is_equal,
     is_zero,
     key_of,
     type_name,

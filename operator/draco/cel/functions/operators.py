@@ -11,6 +11,7 @@ from draco.cel.errors import EvaluationError
 from draco.cel.functions.costs import ADDING, ADDING_LISTS, EQUALITY, FREE, INEQUALITY, MEMBERSHIP, ORDER_OF_TEXTS
 from draco.cel.functions.overloads import Function, Row, row
 from draco.cel.values.bounds import check_items, toil_of_all
+from draco.cel.values.equality import equal, is_equal
 from draco.cel.values.texts import shown
 from draco.cel.values.values import (
     MAPS,
@@ -22,10 +23,8 @@ from draco.cel.values.values import (
     Value,
     as_number,
     check_hashable,
-    equal,
     find,
     int_of,
-    is_equal,
     key_of,
     type_name,
     uint_of,

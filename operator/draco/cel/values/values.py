@@ -1,7 +1,7 @@
-"""Runtime values: what an expression computes with, and when two of them are equal.
+"""Runtime values: what an expression computes with.
 
-Owns the value types that Python lacks, the names CEL and Go give to types, equality and map keys. Plain Python values stand for
-the rest: int, float, str, bytes, bool, None, list and dict. Does not know any function.
+Owns the value types that Python lacks, the names CEL and Go give to types, and map keys. Plain Python values stand for the
+rest: int, float, str, bytes, bool, None, list and dict. Does not know any function.
 
 `type(value)` tells values apart, never isinstance: True is not an int here, and UInt is not one either.
 """
@@ -185,16 +185,6 @@ _BY_REFERENCE: Final[frozenset[type]] = frozenset((list, dict, DomainMap, Option
 """What is a key of its own each time, because Go compares it by reference there."""
 _UNHASHABLE: Final = frozenset({SemVer, bytes, NamedFormat})
 """What Go cannot use as a key of a map: trying stops its evaluation."""
-_STRICT: Final[dict[type, tuple[type, ...]]] = {
-    Quantity: (Quantity,),
-    ComputedQuantity: (Quantity,),
-    SemVer: (SemVer,),
-    Ip: (Ip,),
-    Cidr: (Cidr,),
-    Url: (Url,),
-    NamedFormat: (NamedFormat,),
-}
-"""Types of which a comparison with any other type is an error, and what they do compare with."""
 NUMBERS: Final = frozenset({int, UInt, float})
 MAPS: Final[frozenset[type]] = frozenset((dict, DomainMap))
 
@@ -226,118 +216,6 @@ def uint_of(number: int) -> UInt:
     if 0 <= number <= MAX_UINT:
         return UInt(number)
     raise EvaluationError("unsigned integer overflow")
-
-
-def equal(one: Value, other: Value) -> bool:  # noqa: PLR0911 - one per type
-    """CEL's `==`. Raises EvaluationError where Kubernetes' own types meet another type."""
-    kind, other_kind = type(one), type(other)
-    if kind is str:
-        return other_kind is str and bool(one == other)
-    if kind in NUMBERS:
-        return other_kind in NUMBERS and _numbers_equal(one, other)
-    if one is None or other is None:
-        return one is other
-    accepts = _STRICT.get(kind)
-    if accepts is not None:
-        return _strictly_equal(one, other, accepts)
-    if kind is list:
-        return other_kind is list and len(one) == len(other) and _Containers().lists_equal(one, other)
-    if kind in MAPS:
-        return other_kind in MAPS and _Containers().maps_equal(one, other)
-    if kind is Optional:
-        return other_kind is Optional and _optionals_equal(one, other)
-    if kind is Timestamp:
-        return other_kind is Timestamp and bool(one.ns == other.ns)
-    return kind is other_kind and bool(one == other)
-
-
-def _numbers_equal(one: Value, other: Value) -> bool:
-    if type(one) is float or type(other) is float:
-        return float(one) == float(other)  # a large int loses digits in Go, too
-    return bool(one == other)
-
-
-def _strictly_equal(one: Value, other: Value, accepts: tuple[type, ...]) -> bool:
-    if type(other) not in accepts:
-        raise EvaluationError("no such overload")
-    if type(one) is Url:
-        return bool(one.text == other.text)
-    if type(one) is NamedFormat:
-        return bool(one.name == other.name)
-    return bool(one == other)
-
-
-class _Containers:
-    """One comparison of lists or maps with all that lies in them.
-
-    A list may stand in another many times over, and that in a third, so that their parts have no number; each two of them are
-    compared once.
-    """
-
-    __slots__ = ("_known",)
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int], bool] = {}
-
-    def lists_equal(self, one: list[Value], other: list[Value]) -> bool:
-        """Whether lists of the same length agree."""
-        return all(map(self._not_different, one, other))
-
-    def maps_equal(self, one: Value, other: Value) -> bool:
-        """Whether maps agree."""
-        if len(one) != len(other):
-            return False
-        for key, value in one.items():
-            found, match = find(other, value_of_key(key))
-            if not found or not self._not_different(value, match):
-                return False
-        return True
-
-    def _not_different(self, one: Value, other: Value) -> bool:
-        """Whether two elements are not known to differ: inside lists and maps Kubernetes lets an error pass for equality."""
-        kind, other_kind = type(one), type(other)
-        if kind is other_kind and kind in _PLAIN:
-            return bool(one == other)
-        if (kind is list and other_kind is list) or (kind in MAPS and other_kind in MAPS):
-            pair = (id(one), id(other))
-            known = self._known.get(pair)
-            if known is None:
-                compare = self.lists_equal if kind is list else self.maps_equal
-                known = self._known[pair] = len(one) == len(other) and compare(one, other)
-            return known
-        if kind is Optional and other_kind is Optional and one.present and other.present:
-            held, other_held = type(one.value), type(other.value)
-            if held is other_held and held in _COMPOSED:
-                return self._not_different(one.value, other.value)
-        try:
-            return equal(one, other)
-        except EvaluationError:
-            return True
-
-
-_PLAIN: Final = frozenset({str, int, bool, bytes, float})
-_COMPOSED: Final = frozenset({list, dict, Optional})
-
-
-def _optionals_equal(one: Optional, other: Optional) -> bool:
-    if not one.present or not other.present:
-        return one.present == other.present
-    return equal_without_null(one.value, other.value)
-
-
-def equal_without_null(one: Value, other: Value) -> bool:
-    """Equality as a value itself answers it, which is what `in` and its relatives ask: null gets no special treatment."""
-    if other is None and type(one) in _STRICT:
-        raise EvaluationError("no such overload")
-    return equal(one, other)
-
-
-def is_equal(one: Value, other: Value) -> bool:
-    """Whether two values are known to be equal; an error counts as no."""
-    try:
-        return equal_without_null(one, other)
-    except EvaluationError:
-        return False
 
 
 def key_of(value: Value) -> str | Key:

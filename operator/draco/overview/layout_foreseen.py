@@ -1,0 +1,138 @@
+"""What becomes of one GPU when policies are changed or deleted, and what is said of it.
+
+Owns the wording, and which outcome is the strongest. What is done with the GPU is decided in `mig_policy` and `mig.gpu_plan`.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from draco.mig.board import Board
+from draco.mig.gpu_plan import GpuPlan
+from draco.mig.observed import ObservedGpu, Part
+from draco.mig_policy import Permit, Rules
+from draco.mig_policy.boards import at_last
+from draco.mig_policy.decide import GpuDecision
+from draco.mig_policy.gpu_state import LayoutState, condition_of
+from draco.mig_policy.wanted import wanted_of
+from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlaceView, WaitView
+from draco.resources.api.draco import GpuNode, GpuStatus, InstanceUse, MigMode, MigPolicy, ResetPermit, WantedGpu
+
+_WHOLE = "the whole GPU"
+
+
+class ForeseenGpu(NamedTuple):
+    """A GPU as it is reported and as the planner sees it, with what its agent will do."""
+
+    gpu: GpuStatus
+    seen: ObservedGpu
+    plan: GpuPlan
+
+
+def planned(
+    plain: GpuPlanView, what: ForeseenGpu, decision: GpuDecision, then: GpuNode, *, rules: Rules | None, allowed: Permit
+) -> GpuPlanView:
+    """Return what becomes of a GPU; `then` is its node once that is decided, `rules` are those of the policy that has the GPU."""
+    gpu, made = what.gpu, what.plan
+    board = what.seen.board or Board(())
+    if rules is not None and _hindered(rules.policy, gpu, board):
+        failed = decision.condition.state is LayoutState.FAILED
+        outcome = LayoutOutcome.CANNOT if failed else LayoutOutcome.UNKNOWN
+        return msgspec.structs.replace(plain, outcome=outcome, message=decision.condition.message)
+    shown = _shown(plain, made)
+    outcome, message = _outcome(shown), _remark(board, made)
+    resets = made.needs_reset or what.seen.pending
+    if rules is not None and resets:
+        outcome, message = _reset(made, rules, allowed)
+    elif rules is not None and decision.wanted is not None:
+        at_end = condition_of(then, at_last(gpu, board, made), decision.wanted, rules.policy.spec.reset.permit)
+        if at_end.state is LayoutState.FAILED:
+            outcome, message = LayoutOutcome.CANNOT, at_end.message
+    if resets and not allowed.granted:
+        shown = msgspec.structs.replace(shown, makes=[], makes_later=[*shown.makes, *shown.makes_later])
+    return msgspec.structs.replace(shown, outcome=outcome, message=message)
+
+
+def _shown(plain: GpuPlanView, made: GpuPlan) -> GpuPlanView:
+    """With the steps of a plan."""
+    waits = [_wait(part) for part in made.in_the_way]
+    if made.whole and made.mode is MigMode.STATIC:
+        waits.append(WaitView(what=_WHOLE, claims=list(made.whole)))
+    coming = [part for part in made.promised if part.use is None and part not in made.in_the_way]
+    return msgspec.structs.replace(
+        plain,
+        mode_change=made.mode_change,
+        keeps=[PlaceView(profile=part.profile, start=part.start) for part in made.keeps],
+        promised=[_wait(part) for part in sorted(coming, key=lambda part: part.start)],
+        destroys=[PlaceView(profile=part.profile, start=part.start) for part in made.destroys],
+        makes=[PlaceView(profile=one.profile.name, start=one.start) for one in made.makes],
+        makes_later=[PlaceView(profile=one.profile, start=one.start) for one in made.makes_later],
+        waits=waits,
+    )
+
+
+def _wait(part: Part) -> WaitView:
+    if part.claims:
+        return WaitView(what=str(part), claims=list(part.claims))
+    return WaitView(what=str(part), holder="" if part.use is InstanceUse.FOREIGN else part.holder)
+
+
+def without_policy(plan: GpuPlanView, what: ForeseenGpu, had: WantedGpu | None) -> GpuPlanView:
+    """Return what follows where nobody has a GPU any more: it is no longer offered in parts."""
+    if what.gpu.mig is None:
+        message = "its agent does not report it now; when it does, its idle instances are destroyed"
+        return msgspec.structs.replace(plan, outcome=LayoutOutcome.UNKNOWN, message=message)
+    if had is None or had.mode is MigMode.DISABLED:
+        return plan
+    outcome = LayoutOutcome.CHANGES if plan.outcome is LayoutOutcome.UNCHANGED else plan.outcome
+    return msgspec.structs.replace(plan, outcome=outcome, message=_offered(what))
+
+
+def _offered(what: ForeseenGpu) -> str:
+    """How claims get a GPU that nobody has."""
+    seen, made = what.seen, what.plan
+    if seen.enabled and seen.switched_by_reset:
+        return (
+            "no further claim gets it until MIG is off, which needs a reset: a policy of mode Disabled that permits one turns it "
+            "off, deleting a policy does not"
+        )
+    if any(part.use is InstanceUse.FOREIGN for part in seen.parts):
+        return "no further claim gets it until the instances that others made are destroyed by hand"
+    until = (
+        ", once those that have parts of it end" if any(part.claims for part in (*made.keeps, *made.promised)) else ""
+    )
+    return f"further claims get it as a whole only{until}"
+
+
+def _hindered(policy: MigPolicy, gpu: GpuStatus, board: Board) -> bool:
+    """Whether it cannot be said what the policy wants of the GPU."""
+    return gpu.mig is None or wanted_of(policy, gpu.uuid, gpu.mig, board if board.profiles else None).wanted is None
+
+
+def _outcome(shown: GpuPlanView) -> LayoutOutcome:
+    if shown.waits or shown.makes_later:
+        return LayoutOutcome.WAITS
+    return LayoutOutcome.CHANGES if shown.makes or shown.destroys or shown.mode_change else LayoutOutcome.UNCHANGED
+
+
+def _remark(board: Board, made: GpuPlan) -> str:
+    """What else is to be known where nothing is wrong."""
+    if made.mode_change == "on" and not board.profiles:
+        return "what fits on its board is known when MIG is on: plan again then"
+    lacking = ", ".join(f"{one.missing} x {one.profile}" for one in made.no_room)
+    return f"there is no room now to keep {lacking} warm" if lacking else ""
+
+
+def _reset(made: GpuPlan, rules: Rules, allowed: Permit) -> tuple[LayoutOutcome, str]:
+    what = f"turning MIG {made.mode_change} needs a reset of the GPU" if made.mode_change else "the GPU needs a reset"
+    if allowed.granted:
+        return LayoutOutcome.RESET, f"{what}, which the policy permits now"
+    if rules.policy.spec.reset.permit is ResetPermit.NEVER:
+        by_hand = f"switch it {made.mode_change} with nvidia-smi -mig and " if made.mode_change else ""
+        return (
+            LayoutOutcome.CANNOT,
+            f"{what}, and spec.reset.permit is Never; permit it, or {by_hand}reset the GPU by hand",
+        )
+    if allowed.until is None:
+        return LayoutOutcome.CANNOT, f"{what}, and no window of spec.reset ever opens"
+    return LayoutOutcome.RESET, f"{what}, which the policy permits from {allowed.until:%Y-%m-%d %H:%M} UTC"
