@@ -197,16 +197,25 @@ class LeaderElection:
 
     async def _release(self) -> None:
         """Let the next one take the lease at once. If this fails, it takes over when the lease has run out."""
-        lease = self._held()
-        spec = msgspec.structs.replace(
-            lease.spec, holder_identity=None, lease_duration_seconds=1, renew_time=micro_time(self._clock.now())
-        )
         try:
-            await self._replace(msgspec.structs.replace(lease, spec=spec))
+            try:
+                await self._clear(self._held())
+            except Conflict:
+                # Somebody's annotation, or our own renewal, which was on its way when the body ended.
+                lease = await self._read()
+                if lease is None or lease.spec.holder_identity != self.identity:
+                    return
+                await self._clear(lease)
         except ApiError as error:
             self._log.warning("election.release_failed", error=str(error))
         else:
             self._log.info("election.released")
+
+    async def _clear(self, lease: Lease) -> None:
+        spec = msgspec.structs.replace(
+            lease.spec, holder_identity=None, lease_duration_seconds=1, renew_time=micro_time(self._clock.now())
+        )
+        await self._replace(msgspec.structs.replace(lease, spec=spec))
 
     async def _read(self) -> Lease | None:
         try:

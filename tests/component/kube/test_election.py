@@ -297,6 +297,18 @@ async def test_a_stopped_leader_keeps_the_lease_until_its_body_has_ended_and_the
             assert 0 <= second.began - first.ended < TERMS.duration_s / 2, "not before, and not when the lease runs out"
 
 
+async def test_a_lease_that_was_written_since_it_was_last_read_is_released(
+    client: Client, key: ObjectKey, clock: Time
+) -> None:
+    body = Body(clock)
+    async with running(a_candidate(client, key, "one", clock).run(body)) as leader:
+        await clock.eventually(lambda: body.leads, "one leads")
+        await client.patch(LEASES, key, {"metadata": {"annotations": {"note": "looked at"}}})
+        body.end.set()
+        await clock.ended(leader)
+    assert not (await read(client, key)).spec.holder_identity
+
+
 async def test_a_leader_whose_lease_another_took_ends_at_once(client: Client, key: ObjectKey, clock: Time) -> None:
     body = Body(clock)
     async with running(a_candidate(client, key, "one", clock).run(body)) as leader:
