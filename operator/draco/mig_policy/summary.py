@@ -18,6 +18,7 @@ from draco.mig_policy.gpu_state import LayoutState
 from draco.mig_policy.matching import MatchVerdict, PolicyMatch, Rules
 from draco.resources.api.draco import MigMode, MigPolicy, MigPolicyConflict, MigPolicyNode, MigPolicyStatus
 from draco.resources.api.meta import Condition, timed
+from draco.resources.texts import counted
 
 _UNASKED = MatchVerdict(PolicyMatch.UNKNOWN)
 
@@ -189,7 +190,7 @@ def _conflicting(lost: Counter[str]) -> Condition:
 
 
 def _taken(count: int) -> str:
-    return f"{_gpus(count)} that it selects {'belongs' if count == 1 else 'belong'}"
+    return f"{counted(count, 'GPU')} that it selects {'belongs' if count == 1 else 'belong'}"
 
 
 def _older(lost: Counter[str]) -> str:
@@ -211,7 +212,10 @@ def _applied(rules: Rules, counts: PolicyCounts) -> Condition:
     crowded = sum(each.count for message, each in counts.reasons[LayoutState.APPLIED].items() if message)
     room = f", {crowded} of them as far as there is room" if crowded else ""
     return _condition(
-        CONDITION_APPLIED, "True", "AsWanted", f"{_gpus(counts.states.total())} set up as the policy asks{room}."
+        CONDITION_APPLIED,
+        "True",
+        "AsWanted",
+        f"{counted(counts.states.total(), 'GPU')} set up as the policy asks{room}.",
     )
 
 
@@ -222,7 +226,7 @@ def _sentence(state: LayoutState, counts: PolicyCounts, being: str) -> str:
     other = "1 other reason" if len(reasons) == 2 else f"{len(reasons) - 1} other reasons"
     also = f"; {other} in status.nodes" if len(reasons) > 1 else ""
     sentences = f": {first.example}{others}: {message}" if message else ""
-    return f"{counts.states[state]} of {_gpus(counts.states.total())} {being}{sentences}{also}."
+    return f"{counts.states[state]} of {counted(counts.states.total(), 'GPU')} {being}{sentences}{also}."
 
 
 def _nothing(rules: Rules, counts: PolicyCounts) -> tuple[str, str]:
@@ -235,7 +239,7 @@ def _nothing(rules: Rules, counts: PolicyCounts) -> tuple[str, str]:
         return "OlderPolicy", f"Has no GPU: {_taken(counts.lost.total())} to {_older(counts.lost)}."
     here = counts.said.total() - counts.said[PolicyMatch.OTHER_NODE]
     if not here:
-        nodes = _count(counts.nodes, "node")
+        nodes = counted(counts.nodes, "node")
         return "NothingMatches", f"Matches nothing: spec.nodeSelector selects none of {nodes} with GPUs."
     failing = counts.unselecting.most_common(1)[0][0] if counts.unselecting else 0
     reasons = {
@@ -245,7 +249,10 @@ def _nothing(rules: Rules, counts: PolicyCounts) -> tuple[str, str]:
         PolicyMatch.UNKNOWN: "that cannot be checked now",
     }
     sentences = [f"{counts.said[answer]} {reason}" for answer, reason in reasons.items() if counts.said[answer]]
-    return "NothingMatches", f"Matches nothing: of {_gpus(here)} on the nodes it selects, {_listed(sentences)}."
+    return (
+        "NothingMatches",
+        f"Matches nothing: of {counted(here, 'GPU')} on the nodes it selects, {_listed(sentences)}.",
+    )
 
 
 def _message(valid: Condition, applied: Condition, conflicting: Condition, advice: str) -> str:
@@ -290,11 +297,3 @@ def _condition(type_: str, status: str, reason: str, message: str) -> Condition:
 def _listed(names: Sequence[str], *, most: int = _NAMED, separator: str = ", ") -> str:
     more = [f"and {len(names) - most} more"] if len(names) > most else []
     return separator.join([*names[:most], *more])
-
-
-def _gpus(count: int) -> str:
-    return _count(count, "GPU")
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -6,12 +6,12 @@ checked beyond their type are in `validate`. The tree is only read; what is foun
 The check walks by generators instead of recursion: `yield` a node's check to have it done first.
 """
 
-from collections.abc import Generator
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
+from draco.cel.checking.steps import Steps, run
 from draco.cel.errors import CompileError, Issue, refusal
 from draco.cel.functions import table
 from draco.cel.functions.overloads import Overload
@@ -29,8 +29,6 @@ from draco.cel.syntax.ast import (
 )
 from draco.cel.values import types
 from draco.cel.values.types import Bindings, Type
-
-_Steps: TypeAlias = Generator["_Steps", None, None]
 
 _LITERALS: Final = {
     "null_type": types.NULL,
@@ -95,7 +93,7 @@ def check(ast: Ast, environment: Environment = STORED_EXPRESSIONS) -> CheckedExp
     """Check an expression of any result; raises CompileError with every finding."""
     checker = _Checker(environment)
     try:
-        _run(checker.check(ast.root))
+        run(checker.check(ast.root))
         found = {node: checker.bindings.final(of) for node, of in checker.types.items()}
     except (types.TooLarge, RecursionError):
         raise refusal(ast.expression, [Issue(None, str(types.TooLarge()))]) from None
@@ -117,15 +115,6 @@ def runtime_name(of: Type) -> str:
     return f"{name}({', '.join(map(runtime_name, of.parameters))})" if of.parameters else name
 
 
-def _run(steps: _Steps) -> None:
-    stack = [steps]
-    while stack:
-        try:
-            stack.append(next(stack[-1]))
-        except StopIteration:
-            stack.pop()
-
-
 class _Checker:
     """One check of one expression."""
 
@@ -142,7 +131,7 @@ class _Checker:
         self._scopes: list[dict[str, Type]] = []
         self._variables = 0
 
-    def check(self, node: Expr) -> _Steps:
+    def check(self, node: Expr) -> Steps:
         """Find the type of a node and everything below it."""
         match node:
             case Literal():
@@ -195,7 +184,7 @@ class _Checker:
         else:
             self.types[node] = found
 
-    def _check_select(self, node: Select) -> _Steps:
+    def _check_select(self, node: Select) -> Steps:
         name = None if node.is_test else _qualified(node)
         if (
             name is not None
@@ -228,7 +217,7 @@ class _Checker:
             result = types.DYN
         return types.optional_of(result) if was_optional or is_optional else result
 
-    def _check_call(self, node: Call) -> _Steps:
+    def _check_call(self, node: Call) -> Steps:
         if node.function == "_?._":
             operand, field = node.arguments
             yield self.check(operand)
@@ -297,7 +286,7 @@ class _Checker:
         fresh = {name: self._variable() for name in overload.variables}
         return tuple(_replaced(of, fresh) for of in overload.parameters), _replaced(overload.result, fresh)
 
-    def _check_list(self, node: ListExpr) -> _Steps:
+    def _check_list(self, node: ListExpr) -> Steps:
         joined: Type | None = None
         for index, element in enumerate(node.elements):
             yield self.check(element)
@@ -305,7 +294,7 @@ class _Checker:
             joined = self._joined(joined, of)
         self.types[node] = types.list_of(joined or self._variable())
 
-    def _check_map(self, node: MapExpr) -> _Steps:
+    def _check_map(self, node: MapExpr) -> Steps:
         key: Type | None = None
         value: Type | None = None
         for entry in node.entries:
@@ -332,7 +321,7 @@ class _Checker:
             return types.more_general(before, of)
         return types.DYN  # what Kubernetes says of it comes later, from `validate`
 
-    def _check_message(self, node: MessageExpr) -> _Steps:
+    def _check_message(self, node: MessageExpr) -> Steps:
         """Messages: none can be built here, except that Kubernetes accepts the device's own type."""
         name = node.type_name.removeprefix(".")
         of = _MESSAGES.get(name)
@@ -352,7 +341,7 @@ class _Checker:
                 sentence = f"expected type of field '{field.name}' is '{declared}' but provided type is '{given}'"
                 self._report(field.position, sentence)
 
-    def _check_comprehension(self, node: Comprehension) -> _Steps:
+    def _check_comprehension(self, node: Comprehension) -> Steps:
         group = "two_variables" if node.second_variable is not None else _MACRO_GROUPS.get(node.macro)
         if group is not None and group not in self.environment.macros:
             self._undeclared(node, node.macro)

@@ -9,12 +9,12 @@ counted is short, repeats its parts in one loop at most, and builds nothing that
 All arithmetic is on unsigned 64-bit numbers that stop at their maximum, which stands for "no bound".
 """
 
-from collections.abc import Generator
 from functools import cache
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from draco.cel.checking.check import CheckedExpression
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
+from draco.cel.checking.steps import Steps, run
 from draco.cel.functions import by_id
 from draco.cel.functions.costs import NEW_LIST, NEW_MAP
 from draco.cel.functions.estimates import (
@@ -48,7 +48,6 @@ _LIST: Final = fixed(NEW_LIST)
 _MAP: Final = fixed(NEW_MAP)
 _MESSAGE: Final = fixed(40)
 _SCALARS: Final = frozenset({"bool", "double", "duration", "int", "timestamp", "uint"})
-_Steps: TypeAlias = Generator["_Steps", None, None]
 
 
 class _Entries(NamedTuple):
@@ -68,12 +67,7 @@ class _Variable(NamedTuple):
 def estimated_cost(checked: CheckedExpression, environment: Environment = STORED_EXPRESSIONS) -> int | None:
     """Return the most that evaluating a checked expression can cost, or None where that has no bound."""
     estimate = _Estimate(checked, environment)
-    stack: list[_Steps] = [estimate.visit(checked.ast.root)]
-    while stack:
-        try:
-            stack.append(next(stack[-1]))
-        except StopIteration:
-            stack.pop()
+    run(estimate.visit(checked.ast.root))
     most = estimate.costs[checked.ast.root].most
     return None if most >= UNBOUNDED else most
 
@@ -90,7 +84,7 @@ class _Estimate:
         self._entries: dict[Expr, _Entries] = {}
         self._variables: dict[str, list[_Variable]] = {}
 
-    def visit(self, node: Expr) -> _Steps:
+    def visit(self, node: Expr) -> Steps:
         """Find the cost of a node and everything below it."""
         match node:
             case Literal():
@@ -129,7 +123,7 @@ class _Estimate:
             return variable.path
         return self._paths.get(node) or nowhere()
 
-    def _visit_select(self, node: Select) -> _Steps:
+    def _visit_select(self, node: Select) -> Steps:
         if (name := self._checked.names.get(node)) is not None:
             self._paths[node] = from_variable(name)
             self.costs[node] = ONE
@@ -142,7 +136,7 @@ class _Estimate:
             self._paths[node] = self._path(node.operand).to(node.field)
         self.costs[node] = cost
 
-    def _visit_list(self, node: ListExpr) -> _Steps:
+    def _visit_list(self, node: ListExpr) -> Steps:
         total, inside = _LIST, _NONE if node.elements else NOTHING
         for element in node.elements:
             yield self.visit(element)
@@ -151,7 +145,7 @@ class _Estimate:
         self._entries[node] = _Entries(is_list=True, key=ONE, value=inside)
         self.costs[node] = total
 
-    def _visit_map(self, node: MapExpr) -> _Steps:
+    def _visit_map(self, node: MapExpr) -> Steps:
         total = _MAP
         keys = values = _NONE if node.entries else NOTHING
         for entry in node.entries:
@@ -163,7 +157,7 @@ class _Estimate:
         self._entries[node] = _Entries(is_list=False, key=keys, value=values)
         self.costs[node] = total
 
-    def _visit_bind(self, node: Comprehension) -> _Steps:
+    def _visit_bind(self, node: Comprehension) -> Steps:
         yield self.visit(node.range)
         yield self.visit(node.init)
         bound = _Variable(self._path(node.init), self._size(node.init), self._entry_sizes(node.init))
@@ -173,7 +167,7 @@ class _Estimate:
         self._copy_sizes(node, node.result)
         self._variables[node.accumulator].pop()
 
-    def _visit_comprehension(self, node: Comprehension) -> _Steps:
+    def _visit_comprehension(self, node: Comprehension) -> Steps:
         yield self.visit(node.range)
         yield self.visit(node.init)
         running = _Variable(self._path(node.init), self._size(node.init), self._entry_sizes(node.init))
@@ -207,7 +201,7 @@ class _Estimate:
         keys = [_Variable(path.to(step), key, None) for step in of_keys]
         return keys + [_Variable(path.to(step), value, None) for step in of_values]
 
-    def _visit_call(self, node: Call) -> _Steps:
+    def _visit_call(self, node: Call) -> Steps:
         for argument in node.arguments:
             yield self.visit(argument)
         if node.function == "dyn":

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, PolicyPlanView, WaitView
+from draco.resources.texts import counted, listed
 
 STYLES = {
     LayoutOutcome.CANNOT: "red",
@@ -53,7 +54,7 @@ def show(view: PlanView, console: Console, width: int) -> None:
 def _group(console: Console, width: int, gpus: Sequence[GpuPlanView]) -> None:
     first = gpus[0]
     word = first.outcome.value
-    text = f"{word}  {_count(len(gpus))}: {_names(gpus)}"
+    text = f"{word}  {counted(len(gpus), 'GPU')}: {_names(gpus)}"
     wrapped = textwrap.wrap(text, width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
     console.print()
     console.print(Text.assemble((word, STYLES.get(first.outcome, "")), wrapped[0][len(word) :]))
@@ -65,7 +66,7 @@ def _group(console: Console, width: int, gpus: Sequence[GpuPlanView]) -> None:
 
 def _headline(policy: PolicyPlanView) -> str:
     layout = f", layout {policy.layout}" if policy.mode == "Static" else ""
-    return f"Policy {policy.name} ({_fate(policy)}, {policy.mode}{layout}): {_count(policy.gpus)}"
+    return f"Policy {policy.name} ({_fate(policy)}, {policy.mode}{layout}): {counted(policy.gpus, 'GPU')}"
 
 
 def _fate(policy: PolicyPlanView) -> str:
@@ -84,11 +85,11 @@ def verdict(view: PlanView) -> str:
         return f"Policy {', '.join(problems)} cannot be applied as it is."
     done = "deleted" if all(each.deleted for each in view.policies) else "applied"
     if cannot:
-        nearly = f"It can be deleted, but the next policy cannot be applied on {_count(cannot)}."
-        return f"It cannot be applied on {_count(cannot)}." if done == "applied" else nearly
+        nearly = f"It can be deleted, but the next policy cannot be applied on {counted(cannot, 'GPU')}."
+        return f"It cannot be applied on {counted(cannot, 'GPU')}." if done == "applied" else nearly
     later = sum(each.outcome in {LayoutOutcome.WAITS, LayoutOutcome.RESET, LayoutOutcome.UNKNOWN} for each in view.gpus)
     changing = sum(each.outcome is LayoutOutcome.CHANGES for each in view.gpus)
-    said = [f"{_count(number)} {when}" for number, when in ((changing, "at once"), (later, "later")) if number]
+    said = [f"{counted(number, 'GPU')} {when}" for number, when in ((changing, "at once"), (later, "later")) if number]
     return f"It can be {done}: {', '.join(said)}." if said else f"It can be {done}, and changes nothing."
 
 
@@ -141,13 +142,7 @@ def _folded(gpus: Sequence[GpuPlanView]) -> list[list[GpuPlanView]]:
 
 
 def _names(gpus: Sequence[GpuPlanView]) -> str:
-    names = [f"{each.node}/{each.device or each.uuid}" for each in gpus]
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _count(gpus: int) -> str:
-    return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+    return listed((f"{each.node}/{each.device or each.uuid}" for each in gpus), _NAMED)
 
 
 def _print(console: Console, width: int, text: str, indents: tuple[str, str], style: str = "") -> None:
