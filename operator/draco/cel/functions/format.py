@@ -286,8 +286,6 @@ _CLAUSES: Final[dict[str, Callable[[Value, int], str]]] = {
 }
 OVERLOADS: Final = {
     "standard": (
-        row(
-            "string_format", "string.format(list(dyn)) -> string", format_text, cost=FORMATTING, toil=toil_of_formatting
-        ),
+        row("string_format", "string.format(list(dyn)) -> string", format_text, cost=FORMATTING, toil=toil_of_formatting),
     )
-}
+}  # fmt: skip

@@ -20,6 +20,7 @@ from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.errors import DracoError
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.written import conversion
+from draco.resources.written.conversion import Json
 
 Object = Node | ResourceSlice | DeviceClass | DeviceTaintRule | ResourceClaim | ResourceClaimTemplate | Pod
 """What a manifest can be read as."""
@@ -27,7 +28,6 @@ Object = Node | ResourceSlice | DeviceClass | DeviceTaintRule | ResourceClaim | 
 OwnObject = GpuNode | MigPolicy
 """What a manifest of Draco's own kinds can be read as."""
 
-Json = Mapping[str, Any]
 _T = TypeVar("_T", bound=Object | OwnObject)
 
 _DRA: Final[Mapping[str, type[Object]]] = {
