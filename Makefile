@@ -7,6 +7,7 @@ SHELL := bash
 BIN := .venv/bin
 PYTEST_ARGS ?=
 FUZZ_ARGS ?=
+IMAGE_ARGS ?=
 SECONDS ?= 3600
 ADVERSARY_ARGS ?=
 
@@ -36,6 +37,17 @@ unit: setup ## Only the fast tests, in a minute
 .PHONY: e2e
 e2e: setup ## Only the tests on a whole cluster
 	@scripts/test tests/e2e $(PYTEST_ARGS)
+
+.PHONY: image
+image: setup ## Build the image of operator and agent (IMAGE_ARGS="--base debian" where no registry answers)
+	@$(BIN)/python scripts/image.py $(IMAGE_ARGS)
+
+.PHONY: image-test
+image-test: setup ## Install an image with simulated GPUs on real nodes with helm, as users do, and test that (root)
+	@$(BIN)/python scripts/system_packages.py
+	@$(BIN)/python scripts/programs.py --real-nodes=yes
+	@$(BIN)/python scripts/image.py --target simulated --output build/simulated.tar $(IMAGE_ARGS)
+	@$(BIN)/python -m pytest tests/image $(PYTEST_ARGS)
 
 .PHONY: bench
 bench: setup ## Measure every performance figure, in one table

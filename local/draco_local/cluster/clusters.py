@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from draco_local.cluster import locks
+from draco_local.cluster import chart, locks
 from draco_local.cluster.errors import ClusterError, StateDamaged
 from draco_local.cluster.process import Processes
 from draco_local.cluster.programs import binaries, versions
@@ -118,6 +118,9 @@ def _checked(wanted: ClusterSpec) -> ClusterSpec:
             f"{bin_dir} is not a folder: --bin-dir names the folder that holds kube-apiserver and so on."
         )
     wanted = replace(wanted, board=board_named(wanted.board).key, bin_dir=str(bin_dir or ""))
+    if wanted.from_image:
+        wanted = replace(wanted, from_image=str(Path(wanted.from_image).absolute()))
+        chart.image_of(Path(wanted.from_image))
     new_node(board=wanted.board, gpus=wanted.gpus, node_name="n")
     if wanted.provider == "existing":
         return replace(wanted, existing=str(Path(wanted.existing).expanduser().absolute()), kubernetes="")

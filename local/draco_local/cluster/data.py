@@ -21,6 +21,11 @@ def examples() -> Path:
     return _folder("manifests") / "examples"
 
 
+def chart() -> Path:
+    """Return the folder of the Helm chart."""
+    return _folder("charts") / "draco"
+
+
 def install() -> Path:
     """Return the one file that installs Draco without helm."""
     return _folder("manifests") / "install" / "draco.yaml"

@@ -35,6 +35,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     node_prefix: str = "gpu-node"
     bin_dir: str = ""
     existing: str = ""
+    from_image: str = ""
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):

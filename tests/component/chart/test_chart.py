@@ -92,6 +92,16 @@ def test_agents_stay_on_nodes_with_any_taint(helm: Path) -> None:
     assert only(render(helm), "DaemonSet")["spec"]["template"]["spec"]["tolerations"] == [{"operator": "Exists"}]
 
 
+def test_an_agent_is_root_whatever_user_the_image_has_and_mounts_what_is_asked(helm: Path) -> None:
+    values = "agent.extraVolumes[0].name=x,agent.extraVolumes[0].emptyDir.sizeLimit=1Mi"
+    mounts = "agent.extraVolumeMounts[0].name=x,agent.extraVolumeMounts[0].mountPath=/x"
+    pod = only(render(helm, "--set", f"{values},{mounts}"), "DaemonSet")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["securityContext"] == {"privileged": True, "runAsUser": 0, "runAsGroup": 0}
+    assert {"name": "x", "emptyDir": {"sizeLimit": "1Mi"}} in pod["volumes"]
+    assert {"name": "x", "mountPath": "/x"} in container["volumeMounts"]
+
+
 def test_a_digest_wins_over_a_tag(helm: Path) -> None:
     digest = "sha256:" + "a" * 64
     deployment = only(render(helm, "--set", "image.tag=1.2.3", "--set", f"image.digest={digest}"), "Deployment")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from draco.resources.texts import counted
-from draco_local.cluster import attach, controlplane, ports
+from draco_local.cluster import attach, chart, controlplane, ports
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.process import Processes
 from draco_local.cluster.programs import binaries
@@ -23,6 +23,7 @@ from draco_local.cluster.state import ClusterSpec, Record
 
 REAL_NODES_FOLDER = "real-nodes"
 SOCKETS_LINK = "sockets"
+_HELM_WITHIN_S = 180.0
 
 
 class LocalCluster:
@@ -65,29 +66,22 @@ class LocalCluster:
         plane = ControlPlane(self._record.folder, self._control_plane_settings(programs))
         with progress.step(f"Starting the control plane (Kubernetes {wanted.kubernetes})"):
             plane.start()
-        with progress.step("Installing Draco's kinds and the GPU DeviceClass"):
-            asyncio.run(self._install())
-        if wanted.nodes:
-            with progress.step(f"Starting {counted(wanted.nodes, 'simulated node')}"):
-                attach.start_simulated_nodes(
-                    self._processes,
-                    self.kubeconfig,
-                    wanted,
-                    make_sockets_folder(self._record),
-                    plane.authority,
-                    enter=plane.settings.enter,
-                )
-        operator_port = ports.pick(taken=frozenset({plane.port}))
-        if wanted.operator:
-            with progress.step("Starting the operator"):
-                attach.start_operator(self._processes, self.kubeconfig, operator_port)
-        if wanted.real_nodes:
-            with progress.step(f"Booting {counted(wanted.real_nodes, 'real node')}"):
-                settings = RealNodeSettings(
-                    programs=programs, kubernetes=wanted.kubernetes, gpus=wanted.gpus, board=wanted.board
-                )
-                names = self._real.boot(wanted.real_nodes, plane, settings)
-                asyncio.run(self._join(names))
+        operator_port = 0
+        if wanted.from_image:
+            self._boot(progress, plane, programs)
+            image = chart.image_of(Path(wanted.from_image))
+            with progress.step(f"Installing Draco with helm, from image {image}"):
+                chart.install(programs["helm"], self.kubeconfig, image, within_s=wait_s or _HELM_WITHIN_S)
+            self._simulate(progress, plane)
+        else:
+            with progress.step("Installing Draco's kinds and the GPU DeviceClass"):
+                asyncio.run(self._install())
+            self._simulate(progress, plane)
+            operator_port = ports.pick(taken=frozenset({plane.port}))
+            if wanted.operator:
+                with progress.step("Starting the operator"):
+                    attach.start_operator(self._processes, self.kubeconfig, operator_port)
+            self._boot(progress, plane, programs)
         if wait_s > 0:
             attach.wait_until_ready(
                 self.kubeconfig,
@@ -98,6 +92,35 @@ class LocalCluster:
                 timeout_s=wait_s,
                 progress=progress,
             )
+
+    def _simulate(self, progress: Progress, plane: ControlPlane) -> None:
+        wanted = self._wanted
+        if wanted.nodes:
+            with progress.step(f"Starting {counted(wanted.nodes, 'simulated node')}"):
+                attach.start_simulated_nodes(
+                    self._processes,
+                    self.kubeconfig,
+                    wanted,
+                    make_sockets_folder(self._record),
+                    plane.authority,
+                    enter=plane.settings.enter,
+                )
+
+    def _boot(self, progress: Progress, plane: ControlPlane, programs: dict[str, Path]) -> None:
+        wanted = self._wanted
+        if wanted.real_nodes:
+            with progress.step(f"Booting {counted(wanted.real_nodes, 'real node')}"):
+                settings = RealNodeSettings(
+                    programs=programs,
+                    kubernetes=wanted.kubernetes,
+                    gpus=wanted.gpus,
+                    board=wanted.board,
+                    labels=chart.GPU_PRESENT,
+                    agent=not wanted.from_image,
+                    images=[Path(wanted.from_image)] if wanted.from_image else [],
+                )
+                names = self._real.boot(wanted.real_nodes, plane, settings)
+                asyncio.run(self._join(names))
 
     def destroy(self, progress: Progress) -> None:  # noqa: ARG002 - the interface's
         """Stop everything by force: nothing that these processes hold outlives them."""
@@ -110,6 +133,8 @@ class LocalCluster:
 
     def _programs(self, progress: Progress) -> dict[str, Path]:
         names = [*controlplane.ALL, "kubectl", *(nodes.PROGRAMS if self._wanted.real_nodes else ())]
+        if self._wanted.from_image:
+            names.append("helm")
         return binaries.find(
             *names,
             kubernetes=self._wanted.kubernetes,
@@ -140,7 +165,7 @@ class LocalCluster:
 
     async def _join(self, names: Sequence[str]) -> None:
         async with attach.client_of(self.kubeconfig) as client:
-            await join.join(client, self._real, names)
+            await join.join(client, self._real, names, agents=not self._wanted.from_image)
 
 
 def make_sockets_folder(record: Record) -> Path:

@@ -7,7 +7,7 @@ writes the token there is in `join`. Must not start anything.
 import sys
 from pathlib import Path
 
-from draco_local.cluster.realnode.config import AGENT_MOUNT, GPU_STATE_FILE
+from draco_local.cluster.realnode.config import AGENT_MOUNT
 from draco_local.cluster.realnode.init import Service
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
@@ -15,7 +15,7 @@ from draco_local.simulator.gpus import state
 
 def gpu_state_file(disk: Path) -> Path:
     """Return where the state of a node's GPUs is, seen from outside the node."""
-    return disk / "fs" / GPU_STATE_FILE.lstrip("/")
+    return disk / "fs" / state.ON_A_NODE.relative_to("/")
 
 
 def boot_gpus(disk: Path) -> None:
@@ -34,7 +34,15 @@ def agent_service(node: str, *, api_host: str, api_port: int) -> Service:
     """Return the agent, started once it has a token."""
     return Service(
         name="agent",
-        argv=[sys.executable, "-m", "draco_local.simulator.agent", "--node-name", node, "--state", GPU_STATE_FILE],
+        argv=[
+            sys.executable,
+            "-m",
+            "draco_local.simulator.agent",
+            "--node-name",
+            node,
+            "--state",
+            str(state.ON_A_NODE),
+        ],
         environment={
             "KUBERNETES_SERVICE_HOST": api_host,
             "KUBERNETES_SERVICE_PORT": str(api_port),

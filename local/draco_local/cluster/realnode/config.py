@@ -24,7 +24,6 @@ CONFIG_FOLDER: Final = "/run/draco/config"
 AGENT_MOUNT: Final = "/run/secrets/kubernetes.io/serviceaccount"
 """Where a pod finds its service account (/var/run is /run): the agent finds its own there too."""
 
-GPU_STATE_FILE: Final = "/var/lib/draco/gpus.json"
 CONTAINERD_SOCKET: Final = "/run/containerd/containerd.sock"
 KEPT_FOLDERS: Final = (
     *("/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/lib/draco", "/var/log"),

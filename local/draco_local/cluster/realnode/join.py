@@ -51,12 +51,18 @@ _AGENT_KINDS: Final[Sequence[Kind[Any]]] = (
 """What the installation has for the agent beside the pods that run it, in the order in which it is applied."""
 
 
-async def join(client: Client, nodes: RealNodes, names: Sequence[str], *, within_s: float = 90.0) -> None:
-    """Return when each named node is Ready and its agent has a token. Raises ProcessFailed, naming the log to read."""
-    await install_account(client)
+async def join(
+    client: Client, nodes: RealNodes, names: Sequence[str], *, agents: bool = True, within_s: float = 90.0
+) -> None:
+    """Return when each named node is Ready and, with `agents`, its agent has a token.
+
+    Raises ProcessFailed, naming the log to read.
+    """
+    if agents:
+        await install_account(client)
     async with asyncio.TaskGroup() as group:
         for name in names:
-            group.create_task(_join_one(client, nodes, name, within_s))
+            group.create_task(_join_one(client, nodes, name, agents, within_s))
 
 
 async def install_account(client: Client) -> None:
@@ -79,19 +85,29 @@ def agent_manifests(installation: str) -> list[tuple[Kind[Any], dict[str, Any]]]
     ]
 
 
-async def _join_one(client: Client, nodes: RealNodes, name: str, within_s: float) -> None:
+async def _join_one(client: Client, nodes: RealNodes, name: str, agents: bool, within_s: float) -> None:
     node = await _wait_for(client, nodes, name, within_s, ready=False)
+    if agents:
+        await _give_token(client, nodes, node)
+    await _wait_for(client, nodes, name, within_s, ready=True)
+
+
+async def _give_token(client: Client, nodes: RealNodes, node: Node) -> None:
     request = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
         "spec": {
             "expirationSeconds": _TOKEN_VALID_S,
-            "boundObjectRef": {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.metadata.uid},
+            "boundObjectRef": {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "name": node.metadata.name,
+                "uid": node.metadata.uid,
+            },
         },
     }
     answer = await client.create_subresource(_ACCOUNTS, ObjectKey(SYSTEM_NAMESPACE, ACCOUNT), "token", request)
-    nodes.write_agent_token(name, answer["status"]["token"])
-    await _wait_for(client, nodes, name, within_s, ready=True)
+    nodes.write_agent_token(node.metadata.name, answer["status"]["token"])
 
 
 async def _wait_for(client: Client, nodes: RealNodes, name: str, within_s: float, *, ready: bool) -> Node:

@@ -52,13 +52,19 @@ class ControlPlaneAccess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RealNodeSettings:
-    """How real nodes are equipped: `programs` as found for PROGRAMS, GPUs of `board` on each, further node labels."""
+    """How real nodes are equipped: `programs` as found for PROGRAMS, GPUs of `board` on each, further node labels.
+
+    With `agent` they run the agent by themselves, as soon as it has a token. `images` are archives that each node has from its
+    first boot.
+    """
 
     programs: Mapping[str, Path]
     kubernetes: str = versions.DEFAULT_KUBERNETES
     gpus: int = 8
     board: str = "H100-80GB"
     labels: Mapping[str, str] = field(default_factory=dict)
+    agent: bool = True
+    images: Sequence[Path] = ()
 
 
 class _NodeRecord(msgspec.Struct, frozen=True):
@@ -125,7 +131,7 @@ class RealNodes:
 
     def boot(self, count: int, control_plane: ControlPlaneAccess, settings: RealNodeSettings) -> list[str]:
         """Boot `count` further nodes and return their names at once; `membership.join` waits for them."""
-        self._write_images()
+        self._write_images(settings.images)
         record = self._record()
         first = len(record.nodes) + 1
         added = tuple(_NodeRecord(name=f"real-{index}", index=index) for index in range(first, first + count))
@@ -260,13 +266,15 @@ class RealNodes:
             feature_gates=versions.minor_of(settings.kubernetes).gates,
             labels=settings.labels,
             gpus=settings.gpus,
-            agent=agent_service(node.name, api_host=str(plan.control), api_port=API_PORT),
+            agent=agent_service(node.name, api_host=str(plan.control), api_port=API_PORT) if settings.agent else None,
             may_lower_oom_score=may_lower_oom_score(Path("/proc/self/status").read_text()),
         )
         self._plan_file(node.name).write_text(plan_json(plan_node(facts)))
 
-    def _write_images(self) -> None:
+    def _write_images(self, further: Sequence[Path]) -> None:
         self._images.mkdir(parents=True, exist_ok=True)
+        for archive in further:
+            shutil.copyfile(archive, self._images / archive.name)
         for name, make in (("pause", image.pause_image), ("busybox", image.busybox_image)):
             archive = self._images / f"{name}.tar"
             if not archive.exists():

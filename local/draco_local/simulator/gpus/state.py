@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -36,6 +37,7 @@ from draco_local.simulator.gpus.gpu_state import (
 
 __all__ = [
     "EVENTS_KEPT",
+    "ON_A_NODE",
     "ComputeInstance",
     "Driver",
     "EccCounts",
@@ -53,6 +55,9 @@ __all__ = [
     "mutate",
     "new_node",
 ]
+
+ON_A_NODE: Final = Path("/var/lib/draco/gpus.json")
+"""Where a node has the file that the agent on it reads."""
 
 _READABLE = frozenset({1, FORMAT})  # 1: before instances could be made; what it lacks has a default
 

@@ -1,0 +1,22 @@
+"""What the test image runs: `draco`, with simulated GPUs below the agent.
+
+Owns that choice. The GPUs are those of the state file that the node has where `draco cluster` puts it.
+"""
+
+import sys
+
+from draco.cli import main as draco
+from draco_local.simulator.agent import main as agent
+from draco_local.simulator.gpus import state
+
+
+def main() -> None:
+    """Run the agent on the node's simulated GPUs, and everything else as the product does."""
+    if sys.argv[1:2] == ["agent"]:
+        agent([*sys.argv[2:], "--state", str(state.ON_A_NODE)])
+    else:
+        draco()
+
+
+if __name__ == "__main__":
+    main()

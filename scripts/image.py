@@ -1,0 +1,141 @@
+"""Build the image: `python scripts/image.py [--base debian] [--target simulated] [--output FILE]`.
+
+Owns the engine's command line. Docker builds it where its daemon answers, else buildah (as root). The base is the Dockerfile's
+own, or one made of Debian's packages where no registry can be reached. What is in the image is the Dockerfile's business.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from draco import __version__
+from draco_local.cluster.programs import binaries
+
+ROOT: Final = Path(__file__).parent.parent
+NAME: Final = "draco-dra/draco"
+DEBIAN: Final = "trixie"
+PACKAGES: Final = ("python3", "python3-venv", "ca-certificates")
+MACHINES_OWN: Final = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pip.conf"))
+"""How this machine reaches package indexes. The build sees these files, the image does not have them."""
+
+
+def main() -> None:
+    """Build, and print where the archive is."""
+    parser = argparse.ArgumentParser(description="Build the image of operator and agent as an archive.")
+    parser.add_argument(
+        "--target", choices=["draco", "simulated"], default="draco", help="simulated: with simulated GPUs"
+    )
+    parser.add_argument(
+        "--base", default="", help="image with Python, or debian to make one [default: the Dockerfile's]"
+    )
+    parser.add_argument("--tag", default=__version__, help="[default: the version]")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "draco.tar", help="[default: build/draco.tar]")
+    asked = parser.parse_args()
+    asked.output.parent.mkdir(parents=True, exist_ok=True)
+    name = f"{NAME}:{asked.tag}"
+    engine = Docker() if answers("docker", "info") else Buildah()
+    base = asked.base
+    if base == "debian":
+        base = f"localhost/draco-base:{DEBIAN}"
+        if not engine.has(base):
+            engine.make_base(base)
+    arguments = ["--build-arg", f"BASE={base}"] if base else []
+    engine.build(name, asked.target, arguments)
+    asked.output.unlink(missing_ok=True)
+    engine.save(name, asked.output)
+    print(f"{asked.output}: {name}, {asked.output.stat().st_size / 2**20:.0f} MiB")
+
+
+class Docker:
+    """Docker Engine, whose command line this is."""
+
+    command: tuple[str, ...] = ("docker",)
+
+    def has(self, image: str) -> bool:
+        """Whether the engine has an image."""
+        return answers(*self.command, "image", "inspect", image)
+
+    def make_base(self, image: str) -> None:
+        """Make an image of Debian's packages."""
+        with tempfile.TemporaryDirectory() as folder:
+            debian(Path(folder) / "base.tar")
+            (Path(folder) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n", encoding="utf-8")
+            run(*self.command, "build", "--quiet", "--tag", image, folder)
+
+    def build(self, image: str, target: str, arguments: Sequence[str]) -> None:
+        """Build one target of the Dockerfile."""
+        run(*self.command, "build", "--quiet", "--target", target, "--tag", image, *arguments, str(ROOT))
+
+    def save(self, image: str, archive: Path) -> None:
+        """Write an image as a file."""
+        run(*self.command, "save", "--output", str(archive), image)
+
+
+class Buildah(Docker):
+    """Buildah, with a store of its own: it needs no daemon and changes no network."""
+
+    def __init__(self) -> None:
+        if not shutil.which("buildah"):
+            sys.exit(
+                "Nothing here builds images: start Docker, or run `apt-get install --no-install-recommends buildah`."
+            )
+        if os.geteuid() != 0:
+            sys.exit("Buildah needs root here: start Docker, or run this as root.")
+        store = binaries.cache_folder() / "images"
+        self.command = (
+            "buildah",
+            "--storage-driver",
+            "overlay",
+            "--root",
+            f"{store}/root",
+            "--runroot",
+            f"{store}/run",
+        )
+
+    def has(self, image: str) -> bool:
+        """Whether the store has an image."""
+        return answers(*self.command, "inspect", image)
+
+    def build(self, image: str, target: str, arguments: Sequence[str]) -> None:
+        """Build one target of the Dockerfile, with the layers of the last time where nothing changed."""
+        seen = [word for path in MACHINES_OWN if path.exists() for word in ("--volume", f"{path}:{path}:ro")]
+        options = ["--layers", "--isolation", "chroot", *seen, *arguments]
+        run(*self.command, "build", "--quiet", *options, "--target", target, "--tag", image, str(ROOT))
+
+    def save(self, image: str, archive: Path) -> None:
+        """Write an image as a file."""
+        run(*self.command, "push", "--quiet", image, f"docker-archive:{archive}:{image}")
+
+
+def debian(archive: Path) -> None:
+    """Write a root file system with Python, of Debian's packages."""
+    if not shutil.which("mmdebstrap"):
+        sys.exit(
+            "A base of Debian's packages needs mmdebstrap: run `apt-get install --no-install-recommends mmdebstrap`."
+        )
+    run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}", DEBIAN, str(archive))
+
+
+def answers(*command: str) -> bool:
+    """Whether a command exists and succeeds."""
+    return (
+        shutil.which(command[0]) is not None
+        and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    )
+
+
+def run(*command: str) -> None:
+    """Run a command and show what it said only if it failed."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{done.stdout}`{' '.join(command)}` failed: the lines above say why.")
+
+
+if __name__ == "__main__":
+    main()

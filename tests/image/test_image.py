@@ -1,0 +1,136 @@
+"""The image with simulated GPUs on real nodes, installed by helm: what users run, where they run it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from draco_local.cluster import clusters
+from draco_local.cluster.programs import binaries
+from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.real_nodes.pods import claim, pod
+
+ARCHIVE = Path(__file__).parents[2] / "build" / "simulated.tar"
+SYSTEM = "draco-system"
+NODES, GPUS = 2, 2
+
+
+def draco(*arguments: str) -> None:
+    """Run the command line; a failure is an AssertionError with its output."""
+    program = str(Path(sys.executable).with_name("draco"))
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Kubectl]:
+    """Two real nodes with two GPUs each, and Draco as helm installs it."""
+    name = f"image-{os.getpid()}"
+    equipment = ("--nodes", "0", "--real-nodes", str(NODES), "--gpus", str(GPUS))
+    try:
+        draco("cluster", "up", "--name", name, *equipment, "--from-image", str(ARCHIVE))
+        yield Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=clusters.opened(name).kubeconfig)
+    finally:
+        draco("cluster", "down", "--name", name)
+
+
+@pytest.fixture
+def kube(cluster: Kubectl, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubectl]:
+    """A namespace of the test's own."""
+    name = request.node.name.replace("_", "-")[:50].strip("-")
+    cluster.run("create", "namespace", name)
+    yield cluster.in_namespace(name, tmp_path)
+    cluster.run("delete", "pods", "--all", "-n", name, "--grace-period=1", "--wait=false")
+    cluster.run("delete", "namespace", name, "--wait=false")
+
+
+def apply(kube: Kubectl, *manifests: dict[str, Any]) -> None:
+    """Apply what was built here."""
+    kube.run_with_input(yaml.safe_dump_all(manifests), "apply", "-f", "-")
+
+
+def system_pods(cluster: Kubectl, component: str) -> list[dict[str, Any]]:
+    """The pods of the operator or of the agent."""
+    return cluster.objects("pods", "-n", SYSTEM, "-l", f"app.kubernetes.io/component={component}")
+
+
+def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(cluster: Kubectl) -> None:
+    operators, agents = system_pods(cluster, "operator"), system_pods(cluster, "agent")
+    assert {each["spec"]["nodeName"] for each in agents} == {"real-1", "real-2"}
+    assert len(operators) == 2
+    for each in (*operators, *agents):
+        [container] = each["status"]["containerStatuses"]
+        assert container["ready"], each["metadata"]["name"]
+        assert container["restartCount"] == 0, cluster.run("logs", "-p", "-n", SYSTEM, each["metadata"]["name"]).stdout
+    for each in operators:
+        assert each["spec"]["securityContext"]["runAsNonRoot"]
+        [container] = each["spec"]["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert not container["securityContext"].get("privileged")
+
+
+def test_a_pod_gets_a_gpu_and_gives_it_back(kube: Kubectl) -> None:
+    apply(kube, claim("one"), pod("worker", node="real-1", claims="one"))
+    kube.running("worker")
+    [(pool, device)] = kube.devices("one")
+    assert pool == "real-1"
+    inside = kube.run("exec", "worker", "--", "sh", "-c", "ls /dev/nvidia[0-9]* && env").stdout
+    assert f"/dev/nvidia{device.removeprefix('gpu-')}\n" in inside
+    assert f"DRACO_DEVICE_{device.upper().replace('-', '_')}=GPU-" in inside
+    kube.run("delete", "pod", "worker", "--grace-period=1")
+
+    def free() -> bool:
+        return not kube.get("resourceclaim", "one").get("status", {}).get("reservedFor")
+
+    eventually(free, what="the claim is free")
+
+
+def test_a_waiting_claim_is_explained(kube: Kubectl) -> None:
+    wanted = claim("too-big")
+    wanted["spec"]["devices"]["requests"][0]["exactly"]["count"] = GPUS + 1
+    apply(kube, wanted, pod("waits", node="real-1", claims="too-big"))
+    [note, *_] = eventually(lambda: kube.notes("too-big"), what="an Event about the claim")
+    assert f"wants {GPUS + 1} devices on one node" in note
+
+
+def test_one_gpu_is_maintained_while_its_neighbour_works(kube: Kubectl, cluster: Kubectl) -> None:
+    maintenance = {
+        "apiVersion": "draco.dev/v1alpha1",
+        "kind": "DeviceMaintenance",
+        "metadata": {"name": "swap-gpu-0"},
+        "spec": {"deviceSelector": {"driver": "gpu.nvidia.com", "pool": "real-2", "device": "gpu-0"}},
+    }
+    apply(cluster, maintenance)
+    try:
+        eventually(
+            lambda: cluster.get("devicemaintenance", "swap-gpu-0").get("status", {}).get("phase") == "InMaintenance",
+            what="the GPU is isolated",
+        )
+        apply(kube, claim("other"), pod("worker", node="real-2", claims="other"))
+        kube.running("worker")
+        assert kube.devices("other") == [("real-2", "gpu-1")]
+    finally:
+        cluster.run("delete", "devicemaintenance", "swap-gpu-0")
+
+
+def test_an_agent_that_is_replaced_keeps_the_claims_of_its_node(kube: Kubectl, cluster: Kubectl) -> None:
+    apply(kube, claim("kept"), pod("worker", node="real-1", claims="kept"))
+    kube.running("worker")
+    [old] = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == "real-1"]
+    cluster.run("delete", "pod", "-n", SYSTEM, old["metadata"]["name"])
+
+    def replaced() -> bool:
+        found = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == "real-1"]
+        return [each["status"].get("phase") for each in found] == ["Running"] and found[0]["metadata"] != old[
+            "metadata"
+        ]
+
+    eventually(replaced, what="another agent runs")
+    assert kube.phase("worker") == "Running"
+    kube.run("delete", "pod", "worker", "--grace-period=1")
+    eventually(lambda: not kube.objects("pods"), what="the pod is gone: its claim was unprepared by the new agent")
