@@ -59,9 +59,9 @@ def group_of(test: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than there are processors: one of them always waits for a server."""
+    """Two workers more than there are processors: some always wait for a server."""
     asked = os.environ.get(WORKERS, "auto")
-    return max(2, len(os.sched_getaffinity(0))) + 1 if asked == "auto" else int(asked)
+    return max(2, len(os.sched_getaffinity(0))) + 2 if asked == "auto" else int(asked)
 
 
 @pytest.hookimpl(trylast=True)
