@@ -11,7 +11,7 @@ from tests.differential.runs import SEED
 from tests.fuzz.run import Broken, Target, fuzz
 from tests.fuzz.targets import TARGETS
 
-SECONDS = 1.0
+SECONDS = 1.5
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=[target.name for target in TARGETS])

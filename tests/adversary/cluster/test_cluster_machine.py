@@ -11,7 +11,7 @@ from tests.adversary.cluster.observer.observer import Violation
 
 SEED = 71
 """The same draws in each run of the tests, so that a change is not held up by what it did not do; `make adversary` draws anew."""
-SECONDS = 10.0
+SECONDS = 20.0
 """After what is kept, which takes half a minute."""
 
 
