@@ -40,13 +40,13 @@ e2e: setup ## Only the tests on a whole cluster
 
 .PHONY: image
 image: setup ## Build the image of operator and agent (IMAGE_ARGS="--base debian" where no registry answers)
-	@$(BIN)/python scripts/image.py $(IMAGE_ARGS)
+	@$(BIN)/python -m scripts.image $(IMAGE_ARGS)
 
 .PHONY: image-test
 image-test: setup ## Install an image with simulated GPUs on real nodes with helm, as users do, and test that (root)
 	@$(BIN)/python scripts/system_packages.py
 	@$(BIN)/python scripts/programs.py --real-nodes=yes
-	@$(BIN)/python scripts/image.py --target simulated --output build/simulated.tar $(IMAGE_ARGS)
+	@$(BIN)/python -m scripts.image --target simulated --output build/simulated.tar $(IMAGE_ARGS)
 	@$(BIN)/python -m pytest tests/image $(PYTEST_ARGS)
 
 .PHONY: bench

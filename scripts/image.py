@@ -1,4 +1,4 @@
-"""Build the image: `python scripts/image.py [--base debian] [--target simulated] [--output FILE]`.
+"""Build the image: `python -m scripts.image [--base debian] [--target simulated] [--output FILE]`.
 
 Owns the engine's command line. Docker builds it where its daemon answers, else buildah (as root). The base is the Dockerfile's
 own, or one made of Debian's packages where no registry can be reached. What is in the image is the Dockerfile's business.
@@ -16,6 +16,7 @@ from typing import Final
 
 from draco import __version__
 from draco_local.cluster.programs import binaries
+from scripts.system_packages import quietly
 
 ROOT: Final = Path(__file__).parent.parent
 NAME: Final = "draco-dra/draco"
@@ -66,15 +67,15 @@ class Docker:
         with tempfile.TemporaryDirectory() as folder:
             debian(Path(folder) / "base.tar")
             (Path(folder) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n", encoding="utf-8")
-            run(*self.command, "build", "--quiet", "--tag", image, folder)
+            quietly([*self.command, "build", "--quiet", "--tag", image, folder])
 
     def build(self, image: str, target: str, arguments: Sequence[str]) -> None:
         """Build one target of the Dockerfile."""
-        run(*self.command, "build", "--quiet", "--target", target, "--tag", image, *arguments, str(ROOT))
+        quietly([*self.command, "build", "--quiet", "--target", target, "--tag", image, *arguments, str(ROOT)])
 
     def save(self, image: str, archive: Path) -> None:
         """Write an image as a file."""
-        run(*self.command, "save", "--output", str(archive), image)
+        quietly([*self.command, "save", "--output", str(archive), image])
 
 
 class Buildah(Docker):
@@ -106,11 +107,11 @@ class Buildah(Docker):
         """Build one target of the Dockerfile, with the layers of the last time where nothing changed."""
         seen = [word for path in MACHINES_OWN if path.exists() for word in ("--volume", f"{path}:{path}:ro")]
         options = ["--layers", "--isolation", "chroot", *seen, *arguments]
-        run(*self.command, "build", "--quiet", *options, "--target", target, "--tag", image, str(ROOT))
+        quietly([*self.command, "build", "--quiet", *options, "--target", target, "--tag", image, str(ROOT)])
 
     def save(self, image: str, archive: Path) -> None:
         """Write an image as a file."""
-        run(*self.command, "push", "--quiet", image, f"docker-archive:{archive}:{image}")
+        quietly([*self.command, "push", "--quiet", image, f"docker-archive:{archive}:{image}"])
 
 
 def debian(archive: Path) -> None:
@@ -119,7 +120,7 @@ def debian(archive: Path) -> None:
         sys.exit(
             "A base of Debian's packages needs mmdebstrap: run `apt-get install --no-install-recommends mmdebstrap`."
         )
-    run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}", DEBIAN, str(archive))
+    quietly(["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}", DEBIAN, str(archive)])
 
 
 def answers(*command: str) -> bool:
@@ -128,13 +129,6 @@ def answers(*command: str) -> bool:
         shutil.which(command[0]) is not None
         and subprocess.run(command, capture_output=True, check=False).returncode == 0
     )
-
-
-def run(*command: str) -> None:
-    """Run a command and show what it said only if it failed."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{done.stdout}`{' '.join(command)}` failed: the lines above say why.")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 
 class StillFalseError(AssertionError):
     """A condition did not come true before its deadline."""
@@ -66,6 +68,10 @@ class Kubectl:
     def apply(self, path: Path) -> None:
         """Apply a file or a folder of manifests."""
         self.run("apply", "-f", str(path))
+
+    def apply_objects(self, *manifests: dict[str, Any]) -> None:
+        """Apply what a test has built."""
+        self.run_with_input(yaml.safe_dump_all(manifests), "apply", "-f", "-")
 
     def delete(self, path: Path) -> None:
         """Delete what a file or folder describes; what is gone already is fine."""

@@ -1,30 +1,21 @@
 """The image with simulated GPUs on real nodes, installed by helm: what users run, where they run it."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from draco_local.cluster import clusters
 from draco_local.cluster.programs import binaries
 from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.real_nodes.conftest import draco
 from tests.e2e.real_nodes.pods import claim, pod
 
 ARCHIVE = Path(__file__).parents[2] / "build" / "simulated.tar"
 SYSTEM = "draco-system"
 NODES, GPUS = 2, 2
-
-
-def draco(*arguments: str) -> None:
-    """Run the command line; a failure is an AssertionError with its output."""
-    program = str(Path(sys.executable).with_name("draco"))
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="session")
@@ -49,11 +40,6 @@ def kube(cluster: Kubectl, request: pytest.FixtureRequest, tmp_path: Path) -> It
     cluster.run("delete", "namespace", name, "--wait=false")
 
 
-def apply(kube: Kubectl, *manifests: dict[str, Any]) -> None:
-    """Apply what was built here."""
-    kube.run_with_input(yaml.safe_dump_all(manifests), "apply", "-f", "-")
-
-
 def system_pods(cluster: Kubectl, component: str) -> list[dict[str, Any]]:
     """The pods of the operator or of the agent."""
     return cluster.objects("pods", "-n", SYSTEM, "-l", f"app.kubernetes.io/component={component}")
@@ -75,7 +61,7 @@ def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(clus
 
 
 def test_a_pod_gets_a_gpu_and_gives_it_back(kube: Kubectl) -> None:
-    apply(kube, claim("one"), pod("worker", node="real-1", claims="one"))
+    kube.apply_objects(claim("one"), pod("worker", node="real-1", claims="one"))
     kube.running("worker")
     [(pool, device)] = kube.devices("one")
     assert pool == "real-1"
@@ -93,7 +79,7 @@ def test_a_pod_gets_a_gpu_and_gives_it_back(kube: Kubectl) -> None:
 def test_a_waiting_claim_is_explained(kube: Kubectl) -> None:
     wanted = claim("too-big")
     wanted["spec"]["devices"]["requests"][0]["exactly"]["count"] = GPUS + 1
-    apply(kube, wanted, pod("waits", node="real-1", claims="too-big"))
+    kube.apply_objects(wanted, pod("waits", node="real-1", claims="too-big"))
     [note, *_] = eventually(lambda: kube.notes("too-big"), what="an Event about the claim")
     assert f"wants {GPUS + 1} devices on one node" in note
 
@@ -105,13 +91,13 @@ def test_one_gpu_is_maintained_while_its_neighbour_works(kube: Kubectl, cluster:
         "metadata": {"name": "swap-gpu-0"},
         "spec": {"deviceSelector": {"driver": "gpu.nvidia.com", "pool": "real-2", "device": "gpu-0"}},
     }
-    apply(cluster, maintenance)
+    cluster.apply_objects(maintenance)
     try:
         eventually(
             lambda: cluster.get("devicemaintenance", "swap-gpu-0").get("status", {}).get("phase") == "InMaintenance",
             what="the GPU is isolated",
         )
-        apply(kube, claim("other"), pod("worker", node="real-2", claims="other"))
+        kube.apply_objects(claim("other"), pod("worker", node="real-2", claims="other"))
         kube.running("worker")
         assert kube.devices("other") == [("real-2", "gpu-1")]
     finally:
@@ -119,7 +105,7 @@ def test_one_gpu_is_maintained_while_its_neighbour_works(kube: Kubectl, cluster:
 
 
 def test_an_agent_that_is_replaced_keeps_the_claims_of_its_node(kube: Kubectl, cluster: Kubectl) -> None:
-    apply(kube, claim("kept"), pod("worker", node="real-1", claims="kept"))
+    kube.apply_objects(claim("kept"), pod("worker", node="real-1", claims="kept"))
     kube.running("worker")
     [old] = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == "real-1"]
     cluster.run("delete", "pod", "-n", SYSTEM, old["metadata"]["name"])

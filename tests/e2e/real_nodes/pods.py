@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import PreparedClaim
 from draco_local.cluster.realnode.image import BUSYBOX_IMAGE
@@ -76,7 +74,7 @@ class Bench:
 
     def apply(self, documents: Sequence[dict[str, Any]]) -> None:
         """Apply manifests."""
-        self.kube.run_with_input(yaml.safe_dump_all(documents), "apply", "-f", "-")
+        self.kube.apply_objects(*documents)
 
     def wait(self, *names: str) -> None:
         """Wait until the pods are ready."""

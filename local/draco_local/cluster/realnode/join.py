@@ -62,7 +62,7 @@ async def join(
         await install_account(client)
     async with asyncio.TaskGroup() as group:
         for name in names:
-            group.create_task(_join_one(client, nodes, name, agents, within_s))
+            group.create_task(_join_one(client, nodes, name, agents=agents, within_s=within_s))
 
 
 async def install_account(client: Client) -> None:
@@ -85,7 +85,7 @@ def agent_manifests(installation: str) -> list[tuple[Kind[Any], dict[str, Any]]]
     ]
 
 
-async def _join_one(client: Client, nodes: RealNodes, name: str, agents: bool, within_s: float) -> None:
+async def _join_one(client: Client, nodes: RealNodes, name: str, *, agents: bool, within_s: float) -> None:
     node = await _wait_for(client, nodes, name, within_s, ready=False)
     if agents:
         await _give_token(client, nodes, node)
