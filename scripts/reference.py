@@ -1,7 +1,7 @@
 """Write docs/reference: every page that can be read off the source is, so that it cannot be wrong.
 
-Owns the pages of commands, kinds, chart values, metrics, log events and messages. `make docs` runs it; a test compares what it
-would write with what is committed.
+Owns the pages of commands, kinds, chart values, metrics, log events and messages, and the chart's README. `make docs` runs it; a
+test compares what it would write with what is committed.
 """
 
 import ast
@@ -21,6 +21,7 @@ from scripts import messages
 ROOT = Path(__file__).parents[1]
 PACKAGES = (ROOT / "operator" / "draco", ROOT / "local" / "draco_local")
 REFERENCE = ROOT / "docs" / "reference"
+CHART = ROOT / "charts" / "draco"
 NOTE = "<!-- Written by `make docs`; do not edit. -->\n\n"
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
@@ -35,6 +36,22 @@ def pages() -> dict[str, str]:
         "log-events.md": NOTE + log_events(),
         "messages.md": NOTE + messages.page(),
     }
+
+
+def readme_of_chart() -> str:
+    """What people see of the chart where charts are offered: how to install it, and its values."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    head = f"# {chart['name']}\n\n{NOTE}{chart['description']}\n\n"
+    facts = [
+        ("chart", chart["version"]),
+        ("Draco", chart["appVersion"]),
+        ("Kubernetes", chart["kubeVersion"].removesuffix("-0")),
+    ]
+    text = (CHART / "README.template.md").read_text(encoding="utf-8")
+    return head + table(["", "version"], facts) + "\n" + text.replace("{{ values }}\n", table(VALUES, value_rows()))
+
+
+VALUES = ("value", "default", "meaning")
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -151,7 +168,15 @@ def kind_of(schema: dict[str, Any]) -> str:
 
 def chart_values() -> str:
     """Every value of the chart with its default and the comment above it."""
-    text = (ROOT / "charts" / "draco" / "values.yaml").read_text(encoding="utf-8")
+    head = (
+        "# Chart values\n\nOf [charts/draco](../../charts/draco). A value that the chart does not know is refused.\n\n"
+    )
+    return head + table(VALUES, value_rows())
+
+
+def value_rows() -> list[tuple[str, str, str]]:
+    """Name, default and meaning of each value."""
+    text = (CHART / "values.yaml").read_text(encoding="utf-8")
     rows: list[tuple[str, str, str]] = []
     path: list[tuple[int, str]] = []
     comment: list[str] = []
@@ -168,10 +193,7 @@ def chart_values() -> str:
             comment = []
         elif not line.strip():
             comment = []
-    head = (
-        "# Chart values\n\nOf [charts/draco](../../charts/draco). A value that the chart does not know is refused.\n\n"
-    )
-    return head + table(["value", "default", "meaning"], rows)
+    return rows
 
 
 # --- metrics and log events, read off the calls that make them ---
@@ -274,6 +296,7 @@ def main() -> None:
     REFERENCE.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (REFERENCE / name).write_text(text, encoding="utf-8")
+    (CHART / "README.md").write_text(readme_of_chart(), encoding="utf-8")
 
 
 if __name__ == "__main__":

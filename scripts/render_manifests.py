@@ -33,7 +33,10 @@ def render() -> str:
     """The whole installation with default values."""
     helm = binaries.find("helm")["helm"]
     rendered = subprocess.run(
-        [helm, "template", "draco", CHART, "--namespace", NAMESPACE], check=True, capture_output=True, text=True
+        [helm, "template", "draco", CHART, "--namespace", NAMESPACE, "--skip-tests"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return HEAD + rendered.stdout
 

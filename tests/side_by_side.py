@@ -33,6 +33,7 @@ SECONDS: dict[str, float] = {
     "tests/component/controller/test_replicas.py": 40,
     "tests/component/chart/test_policies_alone.py": 30,
     "tests/component/chart/test_install.py": 30,
+    "tests/component/chart/test_helm_on_a_cluster.py": 30,
     "tests/fuzz/test_fuzz.py": 30,
     "tests/component/controller/test_pending_claims.py": 30,
     "tests/component/controller/test_repair.py": 25,
@@ -43,6 +44,8 @@ SECONDS: dict[str, float] = {
     "tests/component/cluster/test_mirror.py": 25,
     "tests/differential/test_cel.py": 25,
     "tests/component/kube/test_informer.py": 20,
+    "tests/component/chart/test_profiles.py": 15,
+    "tests/component/chart/test_chart.py": 15,
     "tests/unit/agent/test_mig_crash.py": 15,
     "tests/unit/explanation/test_kept.py": 10,
 }

@@ -26,6 +26,10 @@ def test_the_reference_is_what_the_source_says() -> None:
     assert stale == [], "run make docs"
 
 
+def test_the_charts_readme_is_what_the_chart_says() -> None:
+    assert (reference.CHART / "README.md").read_text("utf-8") == reference.readme_of_chart(), "run make docs"
+
+
 def test_every_link_leads_somewhere() -> None:
     assert check_links.broken_links() == []
 

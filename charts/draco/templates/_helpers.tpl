@@ -10,6 +10,28 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Whether these parts are installed: "true" or nothing. */}}
+{{- define "draco.agents" -}}
+{{- if and (eq .Values.profile "full") .Values.agent.enabled }}true{{ end -}}
+{{- end -}}
+
+{{- define "draco.deviceClasses" -}}
+{{- if and (eq .Values.profile "full") .Values.deviceClasses.enabled }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether a cluster can be asked: not by `helm template`. */}}
+{{- define "draco.live" -}}
+{{- if lookup "v1" "Namespace" "" "kube-system" }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether to make an object of the Prometheus operator. Call with a dict of root, enabled and kind. */}}
+{{- define "draco.monitored" -}}
+{{- if eq (toString .enabled) "true" }}true
+{{- else if eq (toString .enabled) "auto" }}
+{{- if .root.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" .kind) }}true{{ end }}
+{{- end -}}
+{{- end -}}
+
 {{/* Labels of one component. Call with a dict of root and component. */}}
 {{- define "draco.selectorLabels" -}}
 app.kubernetes.io/name: draco
@@ -41,4 +63,9 @@ matchConditions:
 {{- define "draco.agentHasNode" -}}
 - expression: variables.node != ''
   message: the agent's token names no node; run the agent as a pod of its DaemonSet
+{{- end -}}
+
+{{/* Where an alert is explained. Call with a list of root and the alert's name. */}}
+{{- define "draco.runbook" -}}
+runbook_url: {{ printf "%s/alerts.md#%s" ((index . 0).Values.metrics.rules.runbookURL | default "docs/runbooks" | trimSuffix "/") (index . 1 | lower) }}
 {{- end -}}

@@ -28,6 +28,7 @@ from draco.resources.texts import shown_lines
 COMMANDS: Final = MappingProxyType(
     {
         "agent": ("draco.cli.agent", "Serve this node's GPUs to Kubernetes (runs on every GPU node)."),
+        "check": ("draco.cli.check", "Check that Draco is installed and at work."),
         "explain": ("draco.cli.explain.command", "Say why a claim or a pod waits for devices."),
         "layout": ("draco.cli.layout.command", "Show how GPUs are divided by MIG, and what a policy would change."),
         "lint": ("draco.cli.lint.command", "Check manifests before they reach a cluster, and correct them."),

@@ -7,6 +7,7 @@ import msgspec
 
 from draco.controller.claims.webhook import WebhookSettings
 from draco.controller.workers.pool import WorkerSettings
+from draco.resources.names import OPERATOR_LEASE
 
 
 class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +17,7 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the Lease is kept."""
     identity: str
     """Holder of the Lease; must differ between any two processes that ever ask for it, restarts included."""
-    lease_name: str = "draco-operator"
+    lease_name: str = OPERATOR_LEASE
     lease_duration_s: int = 15
     renew_deadline_s: float = 10.0
     retry_period_s: float = 2.0

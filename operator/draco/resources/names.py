@@ -16,6 +16,8 @@ NodeName = NewType("NodeName", str)
 DRACO_DOMAIN = "draco.dev"
 FIELD_MANAGER_OPERATOR = "draco-operator"
 FIELD_MANAGER_AGENT = "draco-agent"
+OPERATOR_LEASE = "draco-operator"
+"""The name of the Lease by which one replica of the operator leads."""
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_MAINTENANCE = f"{DRACO_DOMAIN}/maintenance"

@@ -9,18 +9,16 @@ import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.programs import binaries
+from tests.component.chart.rendering import CHART, NAMESPACE, helm
 from tests.doubles.token import FixedToken
 from tests.requests import ONLY_METADATA, RefusedError, call
 
-CHART = Path(__file__).parents[3] / "charts" / "draco"
-NAMESPACE = "draco-system"
 PERMISSIVE = "draco-releasing"
 """Where a second operator is installed, with operator.releaseIdleClaims on."""
 TENANT = "tenant"
@@ -40,9 +38,11 @@ class Cluster:
 
     def install(self) -> None:
         """The chart with default values, and beside it an operator that may release claims; nodes, pods, objects."""
-        self._helm("draco", NAMESPACE)
-        less = "crds.enabled=false,deviceClasses.enabled=false,agent.enabled=false,operator.releaseIdleClaims=true"
-        self._helm("releasing", PERMISSIVE, "--set", less)
+        self._install("draco", NAMESPACE)
+        # By kubectl: helm would refuse a second release.
+        self.call("POST", "/api/v1/namespaces", {"metadata": {"name": PERMISSIVE}})
+        less = "crds.enabled=false,profile=operator-only,operator.releaseIdleClaims=true"
+        self._apply("releasing", PERMISSIVE, "--set", less)
         for node in (MINE, OTHER):
             self.call("POST", "/api/v1/nodes", {"metadata": {"name": node}})
         self.tokens = {
@@ -95,16 +95,16 @@ class Cluster:
                 found[f"{path} {meta.get('namespace', '')}/{meta['name']}"] = f"{meta['uid']} {meta['resourceVersion']}"
         return found
 
-    def _helm(self, release: str, namespace: str, *arguments: str) -> None:
-        helm = [
-            str(binaries.find("helm")["helm"]),
-            "--kubeconfig",
-            str(self.plane.kubeconfig),
-            "--namespace",
-            namespace,
-        ]
-        install = [*helm, "install", release, str(CHART), "--create-namespace", *arguments]
-        done = subprocess.run(install, capture_output=True, text=True, check=False)
+    def _install(self, release: str, namespace: str) -> None:
+        here = ("--kubeconfig", self.plane.kubeconfig, "--namespace", namespace)
+        done = helm("install", release, CHART, *here, "--create-namespace")
+        assert done.returncode == 0, done.stderr
+
+    def _apply(self, release: str, namespace: str, *arguments: str) -> None:
+        rendered = helm("template", release, CHART, "--namespace", namespace, "--skip-tests", *arguments).stdout
+        kubectl = [str(binaries.find("kubectl")["kubectl"]), "--kubeconfig", str(self.plane.kubeconfig)]
+        apply = [*kubectl, "apply", "--server-side", "--force-conflicts", "-f", "-"]
+        done = subprocess.run(apply, input=rendered, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
     def _token(self, namespace: str, account: str, *, node: str) -> str:

@@ -2,9 +2,7 @@
 
 import asyncio
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +13,11 @@ from draco.kube.errors import AlreadyExists, ApiError, Forbidden, Invalid
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, NODES, PODS, SLICES, TAINT_RULES, Kind
 from draco_local.cluster.controlplane import STORE, ControlPlane
-from draco_local.cluster.programs import binaries
+from tests.component.chart.rendering import CHART, NAMESPACE, helm
 from tests.conftest import start_control_plane
 from tests.doubles.token import FixedToken
 from tests.requests import call
 
-CHART = Path(__file__).parents[3] / "charts" / "draco"
-NAMESPACE = "draco-system"
 DRIVER = "gpu.nvidia.com"
 SERVED_TAINT_RULES = TAINT_RULES[1]
 SERVICE_ACCOUNTS: Kind[Any] = Kind("", "v1", "serviceaccounts", "ServiceAccount", True, dict)
@@ -44,12 +40,11 @@ def served(release: ControlPlane) -> ControlPlane:
 @pytest.fixture(scope="module")
 def release(plane: ControlPlane) -> Iterator[ControlPlane]:
     """The chart with default values, installed by the real helm; uninstalled afterwards."""
-    helm = [str(binaries.find("helm")["helm"]), "--kubeconfig", str(plane.kubeconfig), "--namespace", NAMESPACE]
-    install = [*helm, "install", "draco", str(CHART), "--create-namespace"]
-    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    here = ("--kubeconfig", plane.kubeconfig, "--namespace", NAMESPACE)
+    done = helm("install", "draco", CHART, *here, "--create-namespace")
     assert done.returncode == 0, done.stderr
     yield plane
-    done = subprocess.run([*helm, "uninstall", "draco"], capture_output=True, text=True, check=False)
+    done = helm("uninstall", "draco", *here)
     assert done.returncode == 0, done.stderr
     for kind in ("gpunodes", "devicemaintenances", "migpolicies"):
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind}.draco.dev"
@@ -230,28 +225,23 @@ async def test_the_operator_cannot_touch_nodes_pods_slices_or_claims(
         await operator.list(SECRETS)
 
 
-def test_an_upgrade_keeps_the_webhooks_certificate_and_makes_one_that_was_deleted(plane: ControlPlane) -> None:
-    namespace = "with-webhook"
-    helm = [str(binaries.find("helm")["helm"]), "--kubeconfig", str(plane.kubeconfig), "--namespace", namespace]
-    less = ["crds.enabled=false", "deviceClasses.enabled=false", "agent.enabled=false", "webhook.enabled=true"]
-    upgrade = [*helm, "upgrade", "--install", "advised", str(CHART), "--create-namespace", "--set", ",".join(less)]
-    path = f"/api/v1/namespaces/{namespace}/secrets/advised-operator-webhook"
-    hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/advised-operator-webhook"
+def test_an_upgrade_keeps_the_webhooks_certificate_and_makes_one_that_was_deleted(release: ControlPlane) -> None:
+    here = ("--kubeconfig", release.kubeconfig, "--namespace", NAMESPACE)
+    path = f"/api/v1/namespaces/{NAMESPACE}/secrets/draco-operator-webhook"
+    hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/draco-operator-webhook"
 
     def certificate() -> dict[str, str]:
-        done = subprocess.run(upgrade, capture_output=True, text=True, check=False)
+        done = helm("upgrade", "draco", CHART, *here, "--set", "webhook.enabled=true")
         assert done.returncode == 0, done.stderr
-        data: dict[str, str] = call(plane, "GET", path)["data"]
-        (webhook,) = call(plane, "GET", hooks)["webhooks"]
+        data: dict[str, str] = call(release, "GET", path)["data"]
+        (webhook,) = call(release, "GET", hooks)["webhooks"]
         assert webhook["clientConfig"]["caBundle"] == data["ca.crt"]
         return data
 
     first = certificate()
     assert certificate() == first
-    call(plane, "DELETE", path)
+    call(release, "DELETE", path)
     assert certificate() != first
-    done = subprocess.run([*helm, "uninstall", "advised"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 async def policy_in_force(agent: Client) -> None:

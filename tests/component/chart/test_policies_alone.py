@@ -12,10 +12,10 @@ import pytest
 from draco.kube.errors import ApiError
 from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, SLICES, Kind
 from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
+from tests.component.chart.rendering import NAMESPACE
 from tests.component.chart.stolen import (
     DRIVER,
     MINE,
-    NAMESPACE,
     OTHER,
     OTHER_DRIVER,
     PERMISSIVE,

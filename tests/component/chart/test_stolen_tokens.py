@@ -16,10 +16,10 @@ from draco.kube.errors import ApiError
 from draco.resources.api.meta import Condition, ObjectKey
 from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, NODES, PODS, SLICES, Kind
 from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
+from tests.component.chart.rendering import NAMESPACE
 from tests.component.chart.stolen import (
     DRIVER,
     MINE,
-    NAMESPACE,
     OTHER,
     OTHER_DRIVER,
     TENANT,

@@ -1,0 +1,123 @@
+"""`draco check`: whether Draco is installed and at work.
+
+Owns the options, the reading and the screen. What is judged, and how, is `overview.installation`. `helm test` runs it.
+"""
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from draco.cli.input.reading import Reader, without_dra
+from draco.cli.options import output_option, with_cluster
+from draco.cli.output import echo, print_document, visible
+from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.kube.discovery import discover, kubernetes_minor
+from draco.kube.errors import Forbidden
+from draco.overview.installation import CheckReport, Installation, RuntimeNode, Verdict, Workload, check
+from draco.overview.status_schema import MissingView
+from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, LEASES, MIG_POLICIES, SLICES, Kind
+from draco.resources.names import OPERATOR_LEASE
+
+DEPLOYMENTS: Final = Kind("apps", "v1", "deployments", "Deployment", True, Workload)
+DAEMON_SETS: Final = Kind("apps", "v1", "daemonsets", "DaemonSet", True, Workload)
+RUNTIME_NODES: Final = Kind("", "v1", "nodes", "Node", False, RuntimeNode)
+_CHART: Final = "app.kubernetes.io/name=draco"
+_LEASE: Final = f"metadata.name={OPERATOR_LEASE}"
+_LOOK_AGAIN_S: Final = 2.0
+
+
+@click.command()
+@with_cluster
+@click.option("-n", "--namespace", default="", help="Look for Draco in this namespace only.  [default: in all]")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Look again until all is well.",
+)
+@output_option("text", "json")
+def command(kubeconfig: Path | None, context: str | None, namespace: str, wait_s: float, output: str) -> None:
+    """Check that Draco is installed and at work.
+
+    Says of each part whether it does its work, and what to do where it does not. Reads only. Exit status 1 when something fails;
+    a warning is none.
+    """
+    report = asyncio.run(_until_healthy(kubeconfig, context, namespace, wait_s))
+    if output == "json":
+        print_document(report)
+    else:
+        _show(visible(report))
+    if not report.healthy:
+        raise click.exceptions.Exit(1)
+
+
+def _show(report: CheckReport) -> None:
+    for each in report.findings:
+        echo(f"{each.verdict:<8} {each.about:<9} {each.message}")
+        if each.remedy and each.verdict is not Verdict.OK:
+            echo(f"{'':<8} {'':<9} {each.remedy}")
+    echo("Draco is at work." if report.healthy else "Draco does not do all of its work: see what failed above.")
+
+
+async def _until_healthy(kubeconfig: Path | None, context: str | None, namespace: str, wait_s: float) -> CheckReport:
+    clock = SystemClock()
+    deadline = clock.monotonic() + wait_s
+    while True:
+        report = await _read(kubeconfig, context, namespace)
+        if report.healthy or clock.monotonic() + _LOOK_AGAIN_S > deadline:
+            return report
+        await clock.sleep(_LOOK_AGAIN_S)
+
+
+async def _read(kubeconfig: Path | None, context: str | None, namespace: str) -> CheckReport:
+    async with Client(await connect(kubeconfig, context)) as client:
+        features = await discover(client)
+        if not features.dra:
+            raise without_dra(client)
+        reader = Reader(client)
+
+        async def ours(kind: Kind[Any], **selector: str) -> list[Any]:
+            try:
+                return await client.list(kind, namespace=namespace, **selector)
+            except Forbidden:
+                where = (
+                    f"namespace {namespace}" if namespace else "the whole cluster: name a namespace with --namespace"
+                )
+                reader.unread.append(f"These credentials may not list {kind.plural} in {where}.")
+                return []
+
+        async with asyncio.TaskGroup() as tasks:
+            minor = tasks.create_task(kubernetes_minor(client))
+            operators = tasks.create_task(
+                ours(DEPLOYMENTS, label_selector=f"{_CHART},app.kubernetes.io/component=operator")
+            )
+            agents = tasks.create_task(ours(DAEMON_SETS, label_selector=f"{_CHART},app.kubernetes.io/component=agent"))
+            leases = tasks.create_task(ours(LEASES, field_selector=_LEASE))
+            slices = tasks.create_task(reader.all_if_allowed(SLICES, "what is published is not checked"))
+            nodes = tasks.create_task(reader.all_if_allowed(RUNTIME_NODES, "container runtimes are not checked"))
+            own = {
+                kind: tasks.create_task(reader.all_if_served(kind, "its state is not checked"))
+                for kind in (GPU_NODES, DEVICE_MAINTENANCES, MIG_POLICIES)
+            }
+        found = Installation(
+            minor=minor.result(),
+            absent_kinds=[kind.kind for kind, task in own.items() if task.result() is None],
+            missing=[
+                MissingView(name=one.name, consequence=one.consequence, remedy=one.remedy) for one in features.missing
+            ],
+            operators=operators.result(),
+            agents=agents.result(),
+            leases=leases.result(),
+            slices=slices.result(),
+            gpu_nodes=own[GPU_NODES].result() or [],
+            nodes=nodes.result(),
+            unread=sorted(reader.unread),
+        )
+        return check(found, now=datetime.now(UTC))

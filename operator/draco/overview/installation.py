@@ -1,0 +1,273 @@
+"""What `draco check` says: whether Draco is installed and at work, a finding for each thing that has to be so.
+
+Owns the judgement and its sentences. Must not do I/O, print, or know a terminal; the time is passed.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from draco.overview.status_schema import MissingView
+from draco.resources.api.base import ApiStruct, OutputStruct
+from draco.resources.api.core import Lease
+from draco.resources.api.draco import GpuNode
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.texts import agreeing, are, counted, listed
+
+SCHEMA: Final = "draco.dev/check/v1"
+_LEASE_SLACK: Final = timedelta(seconds=15)
+"""How far the clocks of a node and of this machine may differ."""
+
+
+class Verdict(StrEnum):
+    """How a finding is to be taken. Only `failed` means that Draco does not do its work."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+class CheckFinding(OutputStruct, frozen=True, kw_only=True):
+    """One thing that was looked at, what is the case, and what to do about it."""
+
+    about: str
+    verdict: Verdict
+    message: str
+    remedy: str = ""
+
+
+class CheckReport(OutputStruct, frozen=True, kw_only=True):
+    """All findings."""
+
+    schema: str = SCHEMA
+    healthy: bool
+    findings: list[CheckFinding]
+
+
+class WorkloadSpec(ApiStruct, frozen=True, kw_only=True):
+    """What is wanted of a Deployment; a DaemonSet says it in its status."""
+
+    replicas: int | None = None
+
+
+class WorkloadStatus(ApiStruct, frozen=True, kw_only=True):
+    """How many pods are ready: the one field of Deployments, the other two of DaemonSets."""
+
+    ready_replicas: int = 0
+    desired_number_scheduled: int = 0
+    number_ready: int = 0
+
+
+class Workload(ApiStruct, frozen=True, kw_only=True):
+    """A Deployment or a DaemonSet of the chart."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: WorkloadSpec = WorkloadSpec()
+    status: WorkloadStatus = WorkloadStatus()
+
+
+class SystemInfo(ApiStruct, frozen=True, kw_only=True):
+    """The container runtime, such as containerd://2.1.4."""
+
+    container_runtime_version: str = ""
+
+
+class RuntimeStatus(ApiStruct, frozen=True, kw_only=True):
+    """What kubelet says of its node."""
+
+    node_info: SystemInfo = SystemInfo()
+
+
+class RuntimeNode(ApiStruct, frozen=True, kw_only=True):
+    """A node, as far as its container runtime is concerned."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    status: RuntimeStatus = RuntimeStatus()
+
+
+class Installation(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read from the cluster. Both workloads are those of the chart; `slices` are of every driver."""
+
+    minor: int | None
+    absent_kinds: Sequence[str]
+    missing: Sequence[MissingView]
+    operators: Sequence[Workload]
+    agents: Sequence[Workload]
+    leases: Sequence[Lease]
+    slices: Sequence[ResourceSlice]
+    gpu_nodes: Sequence[GpuNode]
+    nodes: Sequence[RuntimeNode]
+    unread: Sequence[str] = ()
+
+
+def check(found: Installation, *, now: datetime) -> CheckReport:
+    """Judge an installation."""
+    findings = [
+        _api(found),
+        _kinds(found),
+        *_operators(found, now),
+        *_agents(found),
+        *_devices(found),
+        *_runtimes(found),
+        *(
+            CheckFinding(
+                about="features", verdict=Verdict.WARNING, message=f"{one.name}: {one.consequence}", remedy=one.remedy
+            )
+            for one in found.missing
+        ),
+        *(CheckFinding(about="rights", verdict=Verdict.WARNING, message=sentence) for sentence in found.unread),
+    ]
+    return CheckReport(healthy=all(each.verdict is not Verdict.FAILED for each in findings), findings=findings)
+
+
+def _api(found: Installation) -> CheckFinding:
+    version = "" if found.minor is None else f" 1.{found.minor}"
+    return _ok("cluster", f"Kubernetes{version} serves resource.k8s.io/v1.")
+
+
+def _kinds(found: Installation) -> CheckFinding:
+    if not found.absent_kinds:
+        return _ok("kinds", "Draco's kinds are served.")
+    return _failed(
+        "kinds",
+        f"The cluster does not know {listed(found.absent_kinds)}.",
+        "Upgrade the release with crds.enabled=true, or apply the repository's crds/.",
+    )
+
+
+def _operators(found: Installation, now: datetime) -> list[CheckFinding]:
+    if not found.operators:
+        return [
+            CheckFinding(
+                about="operator",
+                verdict=Verdict.WARNING if found.agents else Verdict.FAILED,
+                message="No operator is installed: nothing carries out maintenance or says why claims are pending.",
+                remedy="Install the chart with operator.enabled=true.",
+            )
+        ]
+    findings = []
+    for each in found.operators:
+        wanted = 1 if each.spec.replicas is None else each.spec.replicas
+        findings.append(_pods("operator", each, each.status.ready_replicas, wanted, "replica"))
+    leaders = [lease for lease in found.leases if _alive(lease, now)]
+    places = sorted(lease.metadata.namespace for lease in leaders)
+    if len(leaders) > 1:
+        findings.append(
+            _failed(
+                "leader",
+                f"Operators lead in namespaces {listed(places)}: they undo each other's writes.",
+                "Uninstall all but one: `helm list --all-namespaces` shows them.",
+            )
+        )
+    elif not leaders:
+        space = found.operators[0].metadata.namespace
+        findings.append(
+            _failed(
+                "leader",
+                "No replica of the operator leads.",
+                f"See why: kubectl logs -n {space} -l app.kubernetes.io/component=operator --tail=20",
+            )
+        )
+    else:
+        (lease,) = leaders
+        findings.append(_ok("leader", f"{lease.spec.holder_identity} leads."))
+    return findings
+
+
+def _alive(lease: Lease, now: datetime) -> bool:
+    spec = lease.spec
+    if not spec.holder_identity or not spec.renew_time:
+        return False
+    until = datetime.fromisoformat(spec.renew_time) + timedelta(seconds=spec.lease_duration_seconds or 0)
+    return now <= until + _LEASE_SLACK
+
+
+def _pods(about: str, workload: Workload, ready: int, wanted: int, noun: str) -> CheckFinding:
+    if ready >= wanted:
+        return _ok(about, f"{counted(ready, noun)} {are(ready)} ready.")
+    space = workload.metadata.namespace
+    return _failed(
+        about,
+        f"{ready} of {counted(wanted, noun)} {are(ready)} ready.",
+        f"See why: kubectl describe pods -n {space} -l app.kubernetes.io/component={about}",
+    )
+
+
+def _agents(found: Installation) -> list[CheckFinding]:
+    if not found.agents:
+        return [_ok("agent", "No agents are installed: Draco operates the devices of other drivers.")]
+    findings = []
+    for each in found.agents:
+        wanted = each.status.desired_number_scheduled
+        if wanted:
+            findings.append(_pods("agent", each, each.status.number_ready, wanted, "agent"))
+            continue
+        findings.append(
+            _failed(
+                "agent",
+                "No node has the labels that the agents look for, so none runs.",
+                "Label the GPU nodes, as with `kubectl label node NODE nvidia.com/gpu.present=true`, or set agent.nodeSelector.",
+            )
+        )
+    return findings
+
+
+def _devices(found: Installation) -> list[CheckFinding]:
+    publishing = {each.spec.node_name for each in found.slices if each.spec.devices}
+    total = sum(len(each.spec.devices) for each in found.slices)
+    findings = [
+        _ok(
+            "devices",
+            f"{counted(len(publishing), 'node')} {agreeing(len(publishing), 'publishes', 'publish')} {counted(total, 'device')}.",
+        )
+        if total
+        else _failed(
+            "devices",
+            "No node publishes devices.",
+            "Look at the agents' log, or install a DRA driver on the GPU nodes.",
+        )
+    ]
+    for node in found.gpu_nodes:
+        ready = next((one for one in node.status.conditions if one.type == "Ready"), None)
+        if ready is None or ready.status != "True":
+            said = ready.message if ready else "its agent has not reported yet."
+            findings.append(
+                _failed(
+                    "node",
+                    f"{node.metadata.name}: {said}",
+                    f"See all of it: kubectl describe gpunode {node.metadata.name}",
+                )
+            )
+    return findings
+
+
+def _runtimes(found: Installation) -> list[CheckFinding]:
+    """Containerd before 2.0 reads CDI specs only where its configuration says so; then pods do not start."""
+    ours = {node.metadata.name for node in found.gpu_nodes}
+    old = [
+        node.metadata.name
+        for node in found.nodes
+        if node.metadata.name in ours and node.status.node_info.container_runtime_version.startswith("containerd://1.")
+    ]
+    if not old:
+        return []
+    return [
+        CheckFinding(
+            about="runtime",
+            verdict=Verdict.WARNING,
+            message=f"containerd 1 on {listed(old)} gives containers their GPUs only where CDI is switched on.",
+            remedy='Set enable_cdi = true in section plugins."io.containerd.grpc.v1.cri" of config.toml, or use containerd 2.',
+        )
+    ]
+
+
+def _ok(about: str, message: str) -> CheckFinding:
+    return CheckFinding(about=about, verdict=Verdict.OK, message=message)
+
+
+def _failed(about: str, message: str, remedy: str) -> CheckFinding:
+    return CheckFinding(about=about, verdict=Verdict.FAILED, message=message, remedy=remedy)

@@ -1,0 +1,225 @@
+"""Helm and the chart on a real API server: what cannot work is refused with its fix, and what people made outlives a release."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+import yaml
+
+from draco_local.cluster import controlplane
+from draco_local.cluster.controlplane import APISERVER, STORE, ControlPlane, Settings
+from draco_local.cluster.errors import ProcessFailed
+from draco_local.cluster.programs import binaries
+from tests.component.chart.rendering import CHART, NAMESPACE, helm, refusal
+from tests.conftest import DIES_WITH_THE_TESTS, start_control_plane
+from tests.requests import RefusedError, call
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+POLICIES = "/apis/draco.dev/v1alpha1/migpolicies"
+POLICY = {
+    "apiVersion": "draco.dev/v1alpha1",
+    "kind": "MigPolicy",
+    "metadata": {"name": "kept"},
+    "spec": {"mode": "Disabled"},
+}
+OPERATOR_ONLY = ("--set", "profile=operator-only")
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    yield from start_control_plane(tmp_path_factory.mktemp("helm") / "state", STORE)
+
+
+class Release:
+    """What helm does with one name in one namespace of a cluster."""
+
+    def __init__(self, plane: ControlPlane, name: str = "draco", namespace: str = NAMESPACE) -> None:
+        self.plane, self.name, self.namespace = plane, name, namespace
+
+    def helm(self, verb: str, *arguments: str | Path) -> tuple[int, str]:
+        done = helm(verb, self.name, *arguments, "--kubeconfig", self.plane.kubeconfig, "--namespace", self.namespace)
+        return done.returncode, done.stderr
+
+    def install(self, *arguments: str | Path, chart: Path = CHART) -> None:
+        code, said = self.helm("install", chart, "--create-namespace", *arguments)
+        assert code == 0, said
+
+    def upgrade(self, *arguments: str | Path, chart: Path = CHART) -> None:
+        code, said = self.helm("upgrade", chart, *arguments)
+        assert code == 0, said
+
+    def refused(self, *arguments: str) -> str:
+        code, said = self.helm("install", CHART, "--create-namespace", *arguments)
+        assert code != 0
+        return said
+
+    def uninstall(self) -> None:
+        code, said = self.helm("uninstall")
+        assert code == 0, said
+
+
+@pytest.fixture
+def release(plane: ControlPlane) -> Iterator[Release]:
+    """Draco, installed and uninstalled; the definitions stay, as they do for everybody."""
+    made = Release(plane)
+    made.install()
+    yield made
+    made.uninstall()
+
+
+@pytest.fixture
+def empty(plane: ControlPlane) -> Iterator[ControlPlane]:
+    """A cluster where Draco was never installed."""
+    remove_definitions(plane)
+    yield plane
+    remove_definitions(plane)
+
+
+def remove_definitions(plane: ControlPlane) -> None:
+    deadline = time.monotonic() + 60
+    while found := call(plane, "GET", CRDS)["items"]:
+        for each in found:
+            with suppress(RefusedError):  # gone meanwhile
+                call(plane, "DELETE", f"{CRDS}/{each['metadata']['name']}")
+        assert time.monotonic() < deadline, f"{len(found)} definitions are still there"
+        time.sleep(0.1)
+
+
+def call_until_served(plane: ControlPlane, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+    """Ask until the server answers and knows the path: of a kind that has just been defined it does not, for a moment."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            call(plane, method, path, body)
+        except (RefusedError, urllib3.exceptions.HTTPError) as error:
+            if time.monotonic() > deadline or (isinstance(error, RefusedError) and error.code not in (403, 404, 429)):
+                raise
+        else:
+            return
+        time.sleep(0.1)
+
+
+def test_a_second_release_is_refused_and_names_the_first(release: Release) -> None:
+    said = Release(release.plane, "another", "elsewhere").refused()
+    assert "Draco is installed here as release draco in namespace draco-system" in said
+    assert "helm uninstall draco -n draco-system" in said
+    release.upgrade()  # the first one itself is not refused
+
+
+def test_a_namespace_that_admits_no_privileged_pods_is_refused_before_anything_is_made(empty: ControlPlane) -> None:
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    call(empty, "POST", "/api/v1/namespaces", {"metadata": {"name": "strict", "labels": label}})
+    said = Release(empty, namespace="strict").refused()
+    assert "namespace strict admits only restricted pods" in said
+    assert "kubectl label namespace strict pod-security.kubernetes.io/enforce=privileged --overwrite" in said
+    assert call(empty, "GET", CRDS)["items"] == []
+    operator = Release(empty, namespace="strict")
+    operator.install(*OPERATOR_ONLY)  # which needs no privilege
+    operator.uninstall()
+
+
+def test_without_definitions_helm_says_how_to_get_them(empty: ControlPlane) -> None:
+    said = Release(empty).refused("--set", "crds.enabled=false")
+    assert "the cluster has no CustomResourceDefinition gpunodes.draco.dev: set crds.enabled=true" in said
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            "metrics.podMonitor.enabled=true",
+            "does not serve PodMonitor of monitoring.coreos.com/v1: install the Prometheus",
+        ),
+        (
+            "metrics.rules.enabled=true",
+            "does not serve PrometheusRule of monitoring.coreos.com/v1: install the Prometheus",
+        ),
+        (
+            "webhook.enabled=true,webhook.certManager=true",
+            "does not serve cert-manager.io/v1: install cert-manager first",
+        ),
+    ],
+)
+def test_what_needs_another_operator_is_refused_without_it(empty: ControlPlane, values: str, sentence: str) -> None:
+    assert sentence in Release(empty).refused("--set", values)
+
+
+def test_an_old_kubernetes_is_refused() -> None:
+    assert "chart requires kubeVersion: >=1.34.0-0 which is incompatible with Kubernetes v1.33.7" in refusal(
+        "--kube-version", "1.33.7"
+    )
+
+
+def test_a_cluster_without_dynamic_resource_allocation_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = binaries.kubernetes_version()
+    flags = {APISERVER: ("--runtime-config", "resource.k8s.io/v1=false")}
+    programs = binaries.find(*STORE, kubernetes=version)
+    settings = Settings(programs=programs, kubernetes=version, enter=DIES_WITH_THE_TESTS, extra_flags=flags)
+    plane = ControlPlane(tmp_path / "state", settings)
+    try:
+        # With this API switched off Kubernetes 1.36 serves all others, but never calls itself ready.
+        monkeypatch.setattr(controlplane, "_READY_WITHIN_S", 0.0)
+        with pytest.raises(ProcessFailed):
+            plane.start()
+        call_until_served(plane, "GET", "/api/v1/namespaces/kube-system")
+        said = Release(plane).refused()
+    finally:
+        plane.stop()
+    assert "does not serve resource.k8s.io/v1, the API of Dynamic Resource Allocation" in said
+    assert "remove resource.k8s.io/v1=false from the API server's --runtime-config" in said
+
+
+def test_definitions_are_upgraded_with_the_release_and_rolled_back_with_it(empty: ControlPlane, tmp_path: Path) -> None:
+    older = tmp_path / "draco"
+    shutil.copytree(CHART, older)
+    file = older / "files" / "crds" / "migpolicies.yaml"
+    definition = yaml.safe_load(file.read_text())
+    columns = definition["spec"]["versions"][0]["additionalPrinterColumns"]
+    del columns[-1]
+    file.write_text(yaml.safe_dump(definition))
+
+    def shown() -> int:
+        return len(
+            call(empty, "GET", f"{CRDS}/migpolicies.draco.dev")["spec"]["versions"][0]["additionalPrinterColumns"]
+        )
+
+    release = Release(empty)
+    release.install(chart=older)
+    call_until_served(empty, "POST", POLICIES, POLICY)
+    assert shown() == len(columns)
+    release.upgrade()
+    assert shown() == len(columns) + 1
+    code, said = release.helm("rollback", "1")
+    assert code == 0, said
+    assert shown() == len(columns)
+    assert call(empty, "GET", f"{POLICIES}/kept")["spec"]["mode"] == "Disabled"
+    release.uninstall()
+
+
+def test_what_people_made_outlives_an_uninstall_and_is_there_for_the_next_release(empty: ControlPlane) -> None:
+    first = Release(empty)
+    first.install()
+    call_until_served(empty, "POST", POLICIES, POLICY)
+    first.uninstall()
+    assert call(empty, "GET", f"{POLICIES}/kept")["metadata"]["name"] == "kept"
+    first.install()
+    first.uninstall()
+    other = Release(empty, "other", "elsewhere")
+    other.install("--take-ownership")
+    assert call(empty, "GET", f"{POLICIES}/kept")["metadata"]["name"] == "kept"
+    other.uninstall()
+
+
+def test_definitions_go_with_the_release_where_that_is_asked_for(empty: ControlPlane) -> None:
+    release = Release(empty)
+    release.install("--set", "crds.keep=false")
+    release.uninstall()
+    left = [each for each in call(empty, "GET", CRDS)["items"] if not each["metadata"].get("deletionTimestamp")]
+    assert left == []

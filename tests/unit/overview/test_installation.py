@@ -1,0 +1,133 @@
+"""Whether Draco is at work: what each finding goes by, and that its sentence names the fix."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from draco.overview.installation import CheckFinding, Installation, RuntimeNode, Verdict, Workload, check
+from draco.overview.status_schema import MissingView
+from draco.resources.api.core import Lease
+from draco.resources.api.draco import GpuNode
+from draco.resources.api.meta import micro_time
+from tests.builders import a_slice
+
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+def operator(*, ready: int = 2, wanted: int = 2) -> Workload:
+    found = {
+        "metadata": {"name": "o", "namespace": "system"},
+        "spec": {"replicas": wanted},
+        "status": {"readyReplicas": ready},
+    }
+    return msgspec.convert(found, Workload)
+
+
+def agents(*, ready: int = 2, wanted: int = 2) -> Workload:
+    status = {"desiredNumberScheduled": wanted, "numberReady": ready}
+    return msgspec.convert({"metadata": {"name": "a", "namespace": "system"}, "status": status}, Workload)
+
+
+def lease(*, namespace: str = "system", age_s: float = 1.0, holder: str = "replica-1") -> Lease:
+    renewed = micro_time(NOW - timedelta(seconds=age_s))
+    spec = {"holderIdentity": holder, "renewTime": renewed, "leaseDurationSeconds": 15}
+    return msgspec.convert({"metadata": {"name": "draco-operator", "namespace": namespace}, "spec": spec}, Lease)
+
+
+def gpu_node(name: str, status: str = "True", message: str = "") -> GpuNode:
+    ready = {"type": "Ready", "status": status, "reason": "x", "message": message}
+    return msgspec.convert({"metadata": {"name": name}, "status": {"conditions": [ready]}}, GpuNode)
+
+
+def node(name: str, runtime: str) -> RuntimeNode:
+    return msgspec.convert(
+        {"metadata": {"name": name}, "status": {"nodeInfo": {"containerRuntimeVersion": runtime}}}, RuntimeNode
+    )
+
+
+def findings(**changes: Any) -> list[CheckFinding]:
+    healthy: dict[str, Any] = {
+        "minor": 36,
+        "absent_kinds": [],
+        "missing": [],
+        "operators": [operator()],
+        "agents": [agents()],
+        "leases": [lease()],
+        "slices": [a_slice("node-1", ["gpu-0", "gpu-1"])],
+        "gpu_nodes": [gpu_node("node-1")],
+        "nodes": [node("node-1", "containerd://2.1.4")],
+    }
+    return check(Installation(**{**healthy, **changes}), now=NOW).findings
+
+
+def trouble(**changes: Any) -> list[CheckFinding]:
+    return [each for each in findings(**changes) if each.verdict is not Verdict.OK]
+
+
+def test_all_is_well() -> None:
+    assert trouble() == []
+    said = {each.about: each.message for each in findings()}
+    assert said["devices"] == "1 node publishes 2 devices."
+    assert said["leader"] == "replica-1 leads."
+
+
+@pytest.mark.parametrize(
+    ("changes", "about", "sentence", "remedy"),
+    [
+        ({"absent_kinds": ["GpuNode"]}, "kinds", "does not know GpuNode", "crds.enabled=true"),
+        ({"operators": [operator(ready=1)]}, "operator", "1 of 2 replicas is ready", "kubectl describe pods -n system"),
+        ({"operators": [], "agents": []}, "operator", "No operator is installed", "operator.enabled=true"),
+        ({"leases": []}, "leader", "No replica of the operator leads", "kubectl logs -n system"),
+        ({"leases": [lease(age_s=31)]}, "leader", "No replica of the operator leads", "kubectl logs"),
+        ({"leases": [lease(holder="")]}, "leader", "No replica of the operator leads", "kubectl logs"),
+        (
+            {"leases": [lease(), lease(namespace="other")]},
+            "leader",
+            "Operators lead in namespaces other, system",
+            "helm list --all-namespaces",
+        ),
+        ({"agents": [agents(ready=0)]}, "agent", "0 of 2 agents are ready", "component=agent"),
+        ({"agents": [agents(wanted=0, ready=0)]}, "agent", "No node has the labels", "kubectl label node NODE"),
+        ({"slices": []}, "devices", "No node publishes devices", "agents' log"),
+        (
+            {"gpu_nodes": [gpu_node("node-1", "False", "NVML: no driver.")]},
+            "node",
+            "node-1: NVML: no driver.",
+            "kubectl describe gpunode node-1",
+        ),
+    ],
+)
+def test_what_does_not_work_fails_and_names_the_fix(
+    changes: dict[str, Any], about: str, sentence: str, remedy: str
+) -> None:
+    [found] = trouble(**changes)
+    assert (found.about, found.verdict) == (about, Verdict.FAILED)
+    assert sentence in found.message
+    assert remedy in found.remedy
+
+
+def test_a_lease_is_alive_as_long_as_clocks_may_differ() -> None:
+    assert trouble(leases=[lease(age_s=29)]) == []
+
+
+def test_agents_without_an_operator_and_an_operator_without_agents_are_no_failure() -> None:
+    [found] = trouble(operators=[], leases=[])
+    assert (found.about, found.verdict) == ("operator", Verdict.WARNING)
+    assert trouble(agents=[], gpu_nodes=[]) == []
+
+
+def test_a_runtime_that_may_not_know_cdi_is_a_warning_on_nodes_with_gpus_of_ours_only() -> None:
+    old = [node("node-1", "containerd://1.7.24"), node("cpu-1", "containerd://1.7.24")]
+    [found] = trouble(nodes=old)
+    assert (found.verdict, found.message) == (
+        Verdict.WARNING,
+        "containerd 1 on node-1 gives containers their GPUs only where CDI is switched on.",
+    )
+    assert "enable_cdi = true" in found.remedy
+
+
+def test_missing_features_are_warnings() -> None:
+    [found] = trouble(missing=[MissingView(name="device taints", consequence="It is so.", remedy="Do this.")])
+    assert (found.verdict, found.message, found.remedy) == (Verdict.WARNING, "device taints: It is so.", "Do this.")
