@@ -14,12 +14,19 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from draco.connections import USUAL, ConnectionLimits, Connections, in_time, listening
 from draco.resources.errors import DracoError
 
 log = structlog.get_logger(__name__)
 
 Check = Callable[[], list[str]]
 """What is wrong, one clause or sentence each; empty when all is well."""
+
+
+_LARGEST_BYTES = 1024
+"""Nobody has anything to send to these endpoints."""
+_LINGER_S = 1.0
+"""How long what is sent after an answer is still taken, so that the client gets to see the answer."""
 
 
 class PortTaken(DracoError):
@@ -42,7 +49,7 @@ def http_app(metrics: Callable[[], CollectorRegistry], *, alive: Check, ready: C
         scraped = registry.restricted_registry(names) if names else registry
         return web.Response(body=encode(scraped), headers={"Content-Type": content_type})
 
-    app = web.Application()
+    app = web.Application(client_max_size=_LARGEST_BYTES)
     app.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", scrape)])
     return app
 
@@ -56,26 +63,40 @@ async def serving(
     tls: ssl.SSLContext | None = None,
     what: str = "probes and metrics",
     option: str = "--listen",
+    limits: ConnectionLimits = USUAL,
 ) -> AsyncIterator[int]:
     """Serve `what` until left; yields the port. Without a host on every address.
 
     Raises PortTaken, which names the option that chooses another.
     """
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+    app.middlewares.append(in_time(limits))
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=0.5,
+        keepalive_timeout=limits.head_s,
+        lingering_time=_LINGER_S,
+        handler_cancellation=True,  # nobody waits for the answer any more
+        auto_decompress=False,
+    )
     await runner.setup()
+    assert runner.server is not None  # noqa: S101 - it is there after the set-up
+    connections = Connections(runner.server, limits, tls)
     try:
         try:
-            site = web.TCPSite(runner, host, port, ssl_context=tls)
-            await site.start()
+            sockets = await listening(host, port)
         except OSError as error:
             raise PortTaken(
                 f"cannot serve {what} on {host}:{port} ({_words(error)}); free the port or choose another with {option}"
             ) from error
-        bound = runner.addresses[0][1]
-        log.info("http.serving", host=host, port=bound, what=what)
-        yield bound
+        async with connections.accepting(sockets):
+            bound = sockets[0].getsockname()[1]
+            log.info("http.serving", host=host, port=bound, what=what)
+            yield bound
     finally:
         await runner.cleanup()
+        await connections.end()
 
 
 def _words(error: OSError) -> str:

@@ -160,7 +160,7 @@ def failing(lab: Lab) -> str:
 
 async def test_a_selector_that_fails_on_a_published_device_is_warned_of_and_stored(lab: Lab) -> None:
     async with a_webhook(lab) as operator:
-        answer = await lab.warned(failing(lab))
+        answer = await lab.warned(failing(lab), text="fails on 1 device")
         assert answer.status == 201
         what, remedy = answer.warnings
         assert what.startswith('299 - "')
