@@ -107,8 +107,8 @@ def up(name: str, provider: str, existing: str, wait: float, mirror: str, **sett
     if existing and settings["real_nodes"]:
         raise click.UsageError("--existing and --real-nodes exclude each other: an existing cluster has its own nodes.")
     if settings["from_image"]:
-        if existing or provider != "local":
-            raise click.UsageError("--from-image needs nodes of this machine: leave out --existing and --provider.")
+        if existing:
+            raise click.UsageError("--from-image needs nodes of this machine: leave out --existing.")
         if not settings["real_nodes"]:
             raise click.UsageError("--from-image needs nodes that run containers: add --real-nodes 2.")
     wanted = msgspec.convert(

@@ -41,7 +41,7 @@ def image_of(archive: Path) -> str:
     return names[0]
 
 
-def install(helm: Path, kubeconfig: Path, image: str, *, within_s: float) -> None:
+def install(helm: Path, kubeconfig: Path, image: str, *, operator: bool, within_s: float) -> None:
     """Install the chart and return when its pods are ready. Raises ClusterError with what helm said."""
     command = [
         helm,
@@ -56,7 +56,11 @@ def install(helm: Path, kubeconfig: Path, image: str, *, within_s: float) -> Non
     ]
     options = ["--create-namespace", "--wait", "--timeout", f"{within_s:.0f}s", "--values", "-"]
     done = subprocess.run(
-        [*map(str, command), *options], input=json.dumps(values(image)), check=False, capture_output=True, text=True
+        [*map(str, command), *options],
+        input=json.dumps(values(image) | {"operator": {"enabled": operator}}),
+        check=False,
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         raise ClusterError(f"helm could not install Draco: {done.stderr.strip()}")

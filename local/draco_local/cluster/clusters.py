@@ -169,7 +169,7 @@ def _provided(record: Record, wanted: ClusterSpec, *, mirror: str = "") -> Clust
         case "local":
             return local.LocalCluster(record, wanted, mirror=mirror)
         case "kind":
-            return kind.KindCluster(record, wanted)
+            return kind.KindCluster(record, wanted, mirror=mirror)
         case "existing":
             return existing.ExistingCluster(record, wanted)
 

@@ -60,7 +60,8 @@ def test_a_file_that_is_no_archive_is_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--real-nodes", "1", "--provider", "kind"], "leave out --existing and --provider"),
+        (["--existing", "a"], "leave out --existing"),
+        (["--provider", "kind"], "add --real-nodes 2"),
         (["--nodes", "1"], "add --real-nodes 2"),
     ],
 )

@@ -1,5 +1,6 @@
-"""The kind provider, with a `kind` that writes down what it is told."""
+"""The kind provider, with a `kind` and a `docker` that write down what they are told, and nothing else on PATH."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,11 @@ import yaml
 
 from draco_local.cluster import clusters, state
 from draco_local.cluster.errors import ClusterError, MissingRequirement
+from draco_local.cluster.kindnode.docker import Docker
+from draco_local.cluster.kindnode.engine import PrivateEngine
+from draco_local.cluster.kindnode.machines import KindMachines
 from draco_local.cluster.progress import SilentProgress
-from draco_local.cluster.providers.kind import config
+from draco_local.cluster.providers.kind import config, kubelet_config
 from draco_local.cluster.state import ClusterSpec, Record
 
 WANTED = ClusterSpec(provider="kind", kubernetes="1.36.3", nodes=0, real_nodes=2, operator=False)
@@ -18,8 +22,9 @@ WANTED = ClusterSpec(provider="kind", kubernetes="1.36.3", nodes=0, real_nodes=2
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "path"
     folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
 
 
@@ -45,16 +50,88 @@ def test_an_older_version_gets_only_the_gates_it_knows() -> None:
     assert document["networking"] == {"apiServerPort": 6443}
 
 
-def test_without_kind_there_is_one_sentence_and_no_cluster(path: Path) -> None:
+def test_only_nodes_that_have_gpus_are_labelled_and_have_a_disk(tmp_path: Path) -> None:
+    machines = KindMachines(["draco-a-worker", "draco-a-worker2"], tmp_path, Docker())
+    machines.prepare(board="H100-80GB", gpus=2)
+    document = config(WANTED, machines=machines, address="10.99.1.2")
+    control_plane, *workers = document["nodes"]
+    assert control_plane == {"role": "control-plane"}
+    for name, worker in zip(machines.nodes, workers, strict=True):
+        assert worker["labels"] == {"draco.dev/real": "true", "nvidia.com/gpu.present": "true"}
+        disk, at_boot = worker["extraMounts"]
+        assert disk["containerPath"] == "/var/lib/draco"
+        assert name in disk["hostPath"]
+        assert {"gpus.json", "boot.sh"} <= {path.name for path in Path(disk["hostPath"]).iterdir()}
+        assert "ExecStartPre=/bin/sh /var/lib/draco/boot.sh" in Path(at_boot["hostPath"]).read_text()
+    assert document["networking"] == {"apiServerAddress": "10.99.1.2"}
+
+
+def test_containers_are_restarted_soon_where_kubelet_can_be_told() -> None:
+    assert kubelet_config("1.36.3")["crashLoopBackOff"] == {"maxContainerRestartPeriod": "5s"}
+    assert "crashLoopBackOff" not in kubelet_config("1.34.4")
+
+
+def test_without_docker_a_private_engine_needs_root(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(
-        MissingRequirement, match=r"^--provider kind needs the program kind, which is not on PATH: install it"
+        MissingRequirement, match=r"^No Docker answers here, and a private one needs root: start Docker"
     ):
         clusters.up("a", WANTED, progress=SilentProgress(), wait_s=0)
     assert state.names() == []
 
 
+@pytest.mark.parametrize("docker", ["", "exit 1"])
+def test_without_docker_the_packages_of_a_private_engine_are_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch, docker: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    if docker:
+        put(path, "docker", docker)
+    with pytest.raises(
+        MissingRequirement, match=r"run `apt-get install --no-install-recommends docker.io mmdebstrap runc "
+    ):
+        clusters.up("a", WANTED, progress=SilentProgress(), wait_s=0)
+    assert state.names() == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_image_that_docker_has_or_can_pull_is_used(path: Path, tmp_path: Path, there: bool) -> None:
+    told = tmp_path / "told"
+    put(path, "kind", f'echo "$@" >> {told}; exit 1')
+    put(path, "docker", f'echo "docker $@" >> {told}; [ "$1" != image ] || exit {0 if there else 1}')
+    with pytest.raises(ClusterError):
+        clusters.up("a", WANTED, progress=SilentProgress(), wait_s=0)
+    said = told.read_text()
+    assert ("docker pull --quiet kindest/node:v1.36.3\n" in said) is not there
+    assert "--image kindest/node:v1.36.3 " in said
+
+
+def test_without_root_a_docker_that_cannot_pull_is_not_enough(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    put(path, "docker", '[ "$1" = info ] && exit 0; echo "no route to registry" >&2; exit 1')
+    with pytest.raises(MissingRequirement, match="needs root: start Docker"):
+        clusters.up("a", WANTED, progress=SilentProgress(), wait_s=0)
+    assert Record("a").read().phase == "failed"
+    clusters.down("a", progress=SilentProgress())
+    assert state.names() == []
+
+
+def test_a_cluster_keeps_the_engine_that_it_was_made_with(path: Path) -> None:
+    record = Record("a")
+    record.folder.mkdir(parents=True)
+    engine = PrivateEngine()
+    assert not engine.used_by(record.folder)
+    (engine.folder / "users").mkdir(parents=True)
+    engine._user(record.folder).write_bytes(bytes(record.folder))
+    assert engine.used_by(record.folder)
+    assert engine.users() == [record.folder]
+    record.folder.rmdir()
+    assert engine.users() == []
+
+
 def test_what_kind_complains_about_is_told_and_its_cluster_is_deleted(path: Path, tmp_path: Path) -> None:
     told = tmp_path / "told"
+    put(path, "docker", "exit 0")
     put(path, "kind", f'echo "$@" >> {told}; [ "$1" = create ] || exit 0; echo "Creating ..." >&2; '
         'echo "ERROR: failed to create cluster: docker is not running" >&2; echo "Stack: x" >&2; exit 1')  # fmt: skip
     with pytest.raises(ClusterError, match=r"`kind create cluster` failed: ERROR: .* docker is not running$"):

@@ -26,13 +26,23 @@ MIRROR = "DRACO_MIRROR"
 ETCD_MODULE = "etcd-3.6.8"
 CONTAINERD_MODULE = "containerd-2.1.9"
 HELM_MODULE = "helm-4.3.1"
+KIND_MODULE = "kind-0.33.0"
+COREDNS_MODULE = "coredns-1.14.3"
+KIND_FILES = "kind-files"
+"""Among the programs, a folder: what kind's module says of the nodes that it makes."""
 _OTHERS = {
     "etcd": ETCD_MODULE,
     "containerd": CONTAINERD_MODULE,
     "containerd-shim-runc-v2": CONTAINERD_MODULE,
     "ctr": CONTAINERD_MODULE,
     "helm": HELM_MODULE,
+    "kind": KIND_MODULE,
+    KIND_FILES: KIND_MODULE,
+    "coredns": COREDNS_MODULE,
 }
+_OURS = frozenset({"crictl", "kindnetd", "pause", "runc-bounded"})
+"""Of a node that kind makes: small programs whose source comes with Draco."""
+_VERSION_BY = {"kubectl": ["version", "--client"], "kubeadm": ["version", "--output=short"]}
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -43,7 +53,9 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 def module_of(program: str, *, kubernetes: str = DEFAULT_KUBERNETES) -> str:
     """Return the name ("kubernetes-1.36.3") of the module that builds `program`."""
-    return _OTHERS.get(program, f"kubernetes-{kubernetes}")
+    if program in _OURS:
+        return build.own_module()
+    return _OTHERS.get(program, f"{'kubeadm' if program == 'kubeadm' else 'kubernetes'}-{kubernetes}")
 
 
 def find(
@@ -73,7 +85,7 @@ def find(
         built = cache / "bin" / module / program
         if named := _in_named_folder(program, bin_dir=bin_dir, environ=environ):
             found[program] = named
-            if module not in _OTHERS.values():
+            if module.endswith(f"-{kubernetes}"):
                 _check_version(named, kubernetes)
         else:
             found[program] = built
@@ -96,7 +108,7 @@ def kubernetes_version(*, bin_dir: Path | None = None, environ: Mapping[str, str
 
 def version_of(program: Path) -> str:
     """Ask what a program of Kubernetes says its version is, like "1.36.3"; raises BinariesMissing if it says nothing."""
-    arguments = ["version", "--client"] if program.name == "kubectl" else ["--version"]
+    arguments = _VERSION_BY.get(program.name, ["--version"])
     try:
         answer = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

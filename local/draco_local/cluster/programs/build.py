@@ -4,6 +4,8 @@ Owns what is built how, and the sentence for each failure. Where programs are ke
 same at once, is the caller's business.
 """
 
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -11,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from draco_local.cluster.errors import BinariesMissing
@@ -38,6 +41,7 @@ class Recipe(NamedTuple):
     """How the programs of one module are built. `usually` is how long that takes from nothing on two cores.
 
     `source` writes the main package of one program that is all those asked for; without it each is a package of its own.
+    `folders` are not built but copied: folders of a module, by the name under which they are kept.
     """
 
     packages: Mapping[str, str]
@@ -45,30 +49,24 @@ class Recipe(NamedTuple):
     tags: str
     usually: str
     source: Callable[[Sequence[str]], str] | None = None
+    folders: Mapping[str, tuple[str, Sequence[str]]] = MappingProxyType({})
 
 
 def recipe(module: str) -> Recipe:
     """Return the recipe of a module folder's name, such as "kubernetes-1.36.3"."""
-    name, _, version = module.rpartition("-")
+    name, _, version = module.partition("-")
     match name:
         case "kubernetes":
-            major, minor, _ = versions.parse(version)
-            variable = "-X k8s.io/component-base/version"
-            return Recipe(
-                packages={program: f"k8s.io/kubernetes/cmd/{program}" for program in multicall.PROGRAMS},
-                linker_flags=(
-                    f"{variable}.gitVersion=v{version} {variable}.gitMajor={major} {variable}.gitMinor={minor} "
-                    f"{variable}.gitTreeState=clean"
-                ),
-                tags="",
-                usually="5 minutes",
-                source=multicall.source,
-            )
+            packages = {program: f"k8s.io/kubernetes/cmd/{program}" for program in multicall.PROGRAMS}
+            how = Recipe(packages, _kubernetes_version(version), "", "5 minutes", source=multicall.source)
+        case "kubeadm":  # of the same module, but no part of the one program: nobody needs both in one place
+            packages = {"kubeadm": "k8s.io/kubernetes/cmd/kubeadm"}
+            how = Recipe(packages, _kubernetes_version(version), "", "5 minutes")
         case "etcd":
-            return Recipe({"etcd": "go.etcd.io/etcd/server/v3"}, "", "", "half a minute")
+            how = Recipe({"etcd": "go.etcd.io/etcd/server/v3"}, "", "", "half a minute")
         case "containerd":
             commands = "github.com/containerd/containerd/v2/cmd"
-            return Recipe(
+            how = Recipe(
                 packages={name: f"{commands}/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
                 linker_flags=f"-X github.com/containerd/containerd/v2/version.Version=v{version}",
                 tags="no_btrfs no_aufs no_zfs no_devmapper",
@@ -76,9 +74,43 @@ def recipe(module: str) -> Recipe:
             )
         case "helm":
             flags = f"-X helm.sh/helm/v4/internal/version.version=v{version}"
-            return Recipe({"helm": "helm.sh/helm/v4/cmd/helm"}, flags, "", "2 minutes")
+            how = Recipe({"helm": "helm.sh/helm/v4/cmd/helm"}, flags, "", "2 minutes")
+        case "kind":
+            folders = {"kind-files": ("sigs.k8s.io/kind", ("images/base/files", "pkg/build/nodeimage"))}
+            how = Recipe({"kind": "sigs.k8s.io/kind"}, "", "", "half a minute", folders=folders)
+        case "coredns":
+            how = Recipe({"coredns": "."}, "", "", "2 minutes")
+        case "kindnode":
+            programs = [path.parent.name for path in (MODULES / name).glob("*/main.go")]
+            how = Recipe({program: f"./{program}" for program in programs}, "", "", "half a minute")
         case _:
             raise ValueError(f"no recipe for module {module}")
+    return how
+
+
+def _kubernetes_version(version: str) -> str:
+    """Return the linker's flags with which programs of Kubernetes know their version."""
+    major, minor, _ = versions.parse(version)
+    variable = "-X k8s.io/component-base/version"
+    return (
+        f"{variable}.gitVersion=v{version} {variable}.gitMajor={major} {variable}.gitMinor={minor} "
+        f"{variable}.gitTreeState=clean"
+    )
+
+
+def own_module() -> str:
+    """Return the name of the module of our own programs: its version is what is in it."""
+    hashed = hashlib.sha256()
+    folder = MODULES / "kindnode"
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        hashed.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return f"kindnode-{hashed.hexdigest()[:8]}"
+
+
+def _folder_of(module: str) -> Path:
+    """Where the go.mod is by which a module's programs are built."""
+    name, _, version = module.partition("-")
+    return MODULES / {"kubeadm": f"kubernetes-{version}", "kindnode": name}.get(name, module)
 
 
 def build(
@@ -91,7 +123,7 @@ def build(
     environ: Mapping[str, str],
 ) -> None:
     """Build `programs` of `module` into the folder `into`; raises BinariesMissing with what to do if that cannot be."""
-    source = MODULES / module
+    source = _folder_of(module)
     if not (source / "go.mod").exists():
         raise BinariesMissing(
             f"{' and '.join(programs)} of {module.replace('-', ' ')} cannot be built here (pinned are "
@@ -104,14 +136,33 @@ def build(
         log = cache / "bin" / f"{module}.build.log"
         name = module.replace("-", " ")
         step = f"Building {name} from source ({', '.join(programs)}; usually {how.usually}, once)"
+        compiled = [program for program in programs if program in how.packages]
+        commands = _commands(go, how, source, compiled, into) if compiled else []
+        copied = [(program, *how.folders[program]) for program in programs if program in how.folders]
         with progress.step(step) as detail:
-            for command, folder, variables in _commands(go, how, source, programs, into):
+            for command, folder, variables in commands:
                 if _run(command, directory=folder, environ={**settings, **variables}, log=log, detail=detail) != 0:
                     raise BinariesMissing(_why(log, name, programs, cache))
-        for program in programs:
-            if how.source and program != programs[0]:
-                (into / program).hardlink_to(into / programs[0])
+            for program, package, folders in copied:
+                download: list[str | Path] = [go, "mod", "download", "-json", package]
+                if _run(download, directory=source, environ=settings, log=log, detail=detail) != 0:
+                    raise BinariesMissing(_why(log, name, programs, cache))
+                _copy(_module_folder(log), folders, into / program)
+        for program in compiled[1:] if how.source else ():
+            (into / program).hardlink_to(into / compiled[0])
         log.unlink(missing_ok=True)
+
+
+def _module_folder(log: Path) -> Path:
+    """Where `go mod download` says that the module is, after what it may have said before."""
+    said = log.read_text()
+    return Path(json.loads(said[said.index("{") :])["Dir"])
+
+
+def _copy(module: Path, folders: Sequence[str], target: Path) -> None:
+    """Copy folders of a downloaded module, whose files nobody may write."""
+    for folder in folders:
+        shutil.copytree(module / folder, target / folder)
 
 
 def _memory() -> Mapping[str, str]:

@@ -44,7 +44,7 @@ def releases(module: str, programs: Sequence[str], *, machine: str) -> list[Rele
         return []
     name, _, version = module.rpartition("-")
     match name:
-        case "kubernetes":
+        case "kubernetes" | "kubeadm":
             folder = f"/release/v{version}/bin/linux/{architecture}"
             return [
                 ReleasedFile(module, "dl.k8s.io", f"{folder}/{program}", f"{folder}/{program}.sha256", {program: ""})

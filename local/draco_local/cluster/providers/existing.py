@@ -5,6 +5,7 @@ Owns what is added to that cluster and taken away again. Never stops, changes or
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -63,6 +64,10 @@ class ExistingCluster:
         """Install what is missing and start our processes. From here on the nodes of our names are ours to delete."""
         with progress.step("Installing Draco's kinds and DeviceClasses"):
             asyncio.run(self._install())
+        self.start(progress, wait_s=wait_s, nodes=self.nodes)
+
+    def start(self, progress: Progress, *, wait_s: float, nodes: Sequence[str]) -> None:
+        """Start our processes, and wait until `nodes`, ours and maybe others, have their GPUs."""
         if self._wanted.nodes:
             with progress.step(f"Starting {self._wanted.nodes} simulated nodes"):
                 sockets = make_sockets_folder(self._record)
@@ -75,7 +80,7 @@ class ExistingCluster:
         if wait_s > 0:
             attach.wait_until_ready(
                 self.kubeconfig,
-                self.nodes,
+                nodes,
                 self._wanted,
                 self._processes,
                 operator_port=operator_port,

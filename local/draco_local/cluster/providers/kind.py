@@ -1,53 +1,86 @@
 """The `kind` provider: the cluster is kind's (Docker), with the gates and CDI that DRA with GPUs needs.
 
-Owns kind's configuration file and the calls of `kind` and `docker`. Real nodes are kind's workers; simulated nodes and the
-operator are attached as to any existing cluster.
+Owns kind's configuration file, the calls of `kind`, and which Docker Engine it uses: the machine's own where that has kind's
+node image or can pull it, else a private one (`kindnode`). Real nodes are kind's workers, with GPUs where Draco is installed from
+an image; simulated nodes and the operator are attached as to any existing cluster.
 """
 
+import platform
 import shutil
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from msgspec.structs import replace
 
-from draco_local.cluster import attach
-from draco_local.cluster.errors import ClusterError, MissingRequirement
+from draco_local.cluster import attach, chart
 from draco_local.cluster.files import write_atomically
-from draco_local.cluster.programs import versions
+from draco_local.cluster.kindnode import node_image
+from draco_local.cluster.kindnode.docker import Docker
+from draco_local.cluster.kindnode.engine import PrivateEngine
+from draco_local.cluster.kindnode.machines import KindMachines
+from draco_local.cluster.programs import binaries, versions
 from draco_local.cluster.progress import Progress
 from draco_local.cluster.providers.existing import ExistingCluster
+from draco_local.cluster.providers.local import HELM_WITHIN_S, REAL_NODES_FOLDER
+from draco_local.cluster.realnode import image
+from draco_local.cluster.realnode.config import LABEL_REAL
 from draco_local.cluster.state import ClusterSpec, Record
 
 CONFIG = "kind.yaml"
 _CDI_PATCH = '[plugins."io.containerd.grpc.v1.cri"]\n  enable_cdi = true\n'
+_RESTARTS_LATEST_AFTER: Final = "5s"
+_SINCE_RESTARTS_CAN_BE_SOON: Final = (1, 35)
 
 
-def config(wanted: ClusterSpec) -> dict[str, Any]:
-    """Kind's configuration: one control plane, `real_nodes` workers, DRA's gates and API versions, CDI."""
+def config(wanted: ClusterSpec, *, machines: KindMachines | None = None, address: str = "") -> dict[str, Any]:
+    """Kind's configuration: one control plane, `real_nodes` workers, DRA's gates and API versions, CDI.
+
+    `machines` have GPUs; `address` is where the engine publishes the API server, unless that is loopback.
+    """
     minor = versions.minor_of(wanted.kubernetes)
+    workers: list[dict[str, Any]] = [{"role": "worker"} for _ in range(wanted.real_nodes)]
+    if machines:
+        for worker, node in zip(workers, machines.nodes, strict=True):
+            worker |= {"labels": {LABEL_REAL: "true", **chart.GPU_PRESENT}, "extraMounts": machines.mounts(node)}
     document: dict[str, Any] = {
         "kind": "Cluster",
         "apiVersion": "kind.x-k8s.io/v1alpha4",
         "featureGates": dict(minor.gates),
         "runtimeConfig": dict(each.split("=", 1) for each in minor.runtime_config),
         "containerdConfigPatches": [_CDI_PATCH],
-        "nodes": [{"role": "control-plane"}, *({"role": "worker"} for _ in range(wanted.real_nodes))],
+        "kubeadmConfigPatches": [yaml.safe_dump(kubelet_config(wanted.kubernetes), sort_keys=False)],
+        "nodes": [{"role": "control-plane"}, *workers],
     }
+    networking: dict[str, Any] = {}
+    if address:
+        networking["apiServerAddress"] = address
     if wanted.port:
-        document["networking"] = {"apiServerPort": wanted.port}
+        networking["apiServerPort"] = wanted.port
+    return {**document, "networking": networking} if networking else document
+
+
+def kubelet_config(kubernetes: str) -> dict[str, Any]:
+    """What kubelet does otherwise than by default: what failed is tried again soon, for people try things out here."""
+    document: dict[str, Any] = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "syncFrequency": "5s",
+    }
+    if versions.parse(kubernetes)[:2] >= _SINCE_RESTARTS_CAN_BE_SOON:
+        document["crashLoopBackOff"] = {"maxContainerRestartPeriod": _RESTARTS_LATEST_AFTER}
     return document
 
 
 class KindCluster:
     """A cluster that kind made for us."""
 
-    def __init__(self, record: Record, wanted: ClusterSpec) -> None:
+    def __init__(self, record: Record, wanted: ClusterSpec, *, mirror: str = "") -> None:
         self._record = record
         self._wanted = wanted
+        self._mirror = mirror
         self._name = f"draco-{record.name}"
+        self._engine = PrivateEngine()
 
     @property
     def kubeconfig(self) -> Path:
@@ -59,47 +92,100 @@ class KindCluster:
         """The simulated nodes, then kind's workers."""
         return [*attach.simulated_node_names(self._wanted), *self._workers()]
 
+    @property
+    def real_nodes(self) -> KindMachines:
+        """Kind's workers, for what only they can do."""
+        return self._machines(self._docker())
+
     def check(self) -> None:
-        """Kind must be installed."""
-        _require("kind")
+        """Some Docker must answer, or one must be startable here."""
+        if not Docker().answers():
+            self._engine.check()
 
     def create(self, progress: Progress, *, wait_s: float) -> None:
         """Have kind make the cluster, then attach; see `Cluster.create`."""
+        wanted = self._wanted
+        docker, node_image_, kind = self._prepared(progress)
+        machines = self._machines(docker)
+        if wanted.from_image:
+            machines.prepare(board=wanted.board, gpus=wanted.gpus)
         path = self._record.folder / CONFIG
-        write_atomically(path, yaml.safe_dump(config(self._wanted), sort_keys=False).encode())
-        image = f"kindest/node:v{self._wanted.kubernetes}"
-        with progress.step(f"Creating kind's cluster from {image} (usually a minute, more if the image is pulled)"):
-            command = ["kind", "create", "cluster", "--name", self._name, "--config", str(path), "--image", image]
-            _run([*command, "--kubeconfig", str(self.kubeconfig), "--wait", "180s"])
-        self._attached().attach(progress, wait_s=wait_s)
+        document = config(wanted, machines=machines if wanted.from_image else None, address=docker.address)
+        write_atomically(path, yaml.safe_dump(document, sort_keys=False).encode())
+        with progress.step(f"Creating kind's cluster from {node_image_} (usually half a minute)"):
+            command = [kind, "create", "cluster", "--name", self._name, "--config", path, "--image", node_image_]
+            # With an image, helm waits for more than this.
+            docker.run([*command, "--kubeconfig", self.kubeconfig, "--wait", "0s" if wanted.from_image else "180s"])
+        if wanted.from_image:
+            self._install(progress, machines, within_s=wait_s or HELM_WITHIN_S)
+            self._attached().start(progress, wait_s=wait_s, nodes=self.nodes)
+        else:
+            self._attached().attach(progress, wait_s=wait_s)
 
-    def destroy(self, progress: Progress) -> None:  # noqa: ARG002 - the interface's
-        """Stop our processes and have kind delete its cluster."""
+    def destroy(self, progress: Progress) -> None:
+        """Stop our processes, have kind delete its cluster, and let go of the private engine: it ends with the last one."""
         self._attached().detach()
-        if (self._record.folder / CONFIG).exists():
-            _require("kind")
-            _run(["kind", "delete", "cluster", "--name", self._name, "--kubeconfig", str(self.kubeconfig)])
+        private = self._engine.used_by(self._record.folder)
+        if (self._record.folder / CONFIG).exists() and (not private or self._engine.running()):
+            kind = self._kind(progress)
+            self._docker().run([kind, "delete", "cluster", "--name", self._name, "--kubeconfig", self.kubeconfig])
+        if private:
+            self._engine.release(self._record.folder, progress)
+
+    def _prepared(self, progress: Progress) -> tuple[Docker, str, str | Path]:
+        """The engine, the node image that it has, and the `kind` that goes with it."""
+        docker, image_ = Docker(), node_image.official(self._wanted.kubernetes)
+        if docker.answers():
+            if docker.has_image(image_):
+                return docker, image_, self._kind(progress)
+            with progress.step(f"Pulling {image_}"):
+                reason = docker.pull(image_)
+            if not reason:
+                return docker, image_, self._kind(progress)
+            progress.note(f" • Docker could not pull it, so it is made here, for a private engine: {reason}")
+            self._engine.check()
+        programs = self._programs(*node_image.PROGRAMS, progress=progress)
+        docker = self._engine.acquire(self._record.folder, progress)
+        made = node_image.ensure(
+            docker, self._wanted.kubernetes, programs, folder=self._engine.folder, progress=progress
+        )
+        return docker, made, programs["kind"]
+
+    def _install(self, progress: Progress, machines: KindMachines, *, within_s: float) -> None:
+        helm = self._programs("helm", progress=progress)["helm"]
+        archive = Path(self._wanted.from_image)
+        name = chart.image_of(archive)
+        with progress.step(f"Loading image {name} into kind's nodes"):
+            machines.load_image(archive)
+            if image.BUSYBOX_PROGRAM.exists():  # what examples run, where nothing can be pulled
+                busybox = self._record.folder / "busybox.tar"
+                image.write_archive(image.busybox_image(), busybox, machine=platform.machine())
+                machines.load_image(busybox)
+        with progress.step(f"Installing Draco with helm, from image {name}"):
+            chart.install(helm, self.kubeconfig, name, operator=self._wanted.operator, within_s=within_s)
+
+    def _docker(self) -> Docker:
+        return self._engine.client() if self._engine.used_by(self._record.folder) else Docker()
+
+    def _machines(self, docker: Docker) -> KindMachines:
+        return KindMachines(self._workers(), self._record.folder / REAL_NODES_FOLDER, docker)
+
+    def _kind(self, progress: Progress) -> str | Path:
+        return shutil.which("kind") or self._programs("kind", progress=progress)["kind"]
+
+    def _programs(self, *names: str, progress: Progress) -> dict[str, Path]:
+        return binaries.find(
+            *names,
+            kubernetes=self._wanted.kubernetes,
+            bin_dir=Path(self._wanted.bin_dir) if self._wanted.bin_dir else None,
+            progress=progress,
+            mirror=self._mirror,
+        )
 
     def _attached(self) -> ExistingCluster:
-        return ExistingCluster(self._record, replace(self._wanted, existing=str(self.kubeconfig)))
+        operator = self._wanted.operator and not self._wanted.from_image
+        return ExistingCluster(self._record, replace(self._wanted, existing=str(self.kubeconfig), operator=operator))
 
     def _workers(self) -> list[str]:
         count = self._wanted.real_nodes
         return [f"{self._name}-worker{index if index > 1 else ''}" for index in range(1, count + 1)]
-
-
-def _require(program: str) -> None:
-    if shutil.which(program) is None:
-        raise MissingRequirement(
-            f"--provider kind needs the program {program}, which is not on PATH: install it, "
-            f"or use the default provider, which needs neither kind nor Docker."
-        )
-
-
-def _run(command: Sequence[str]) -> None:
-    _require(command[0])
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        error = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "it wrote nothing")
-        raise ClusterError(f"`{' '.join(command[:3])}` failed: {error}")

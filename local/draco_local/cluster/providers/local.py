@@ -23,7 +23,7 @@ from draco_local.cluster.state import ClusterSpec, Record
 
 REAL_NODES_FOLDER = "real-nodes"
 SOCKETS_LINK = "sockets"
-_HELM_WITHIN_S = 180.0
+HELM_WITHIN_S = 180.0
 
 
 class LocalCluster:
@@ -71,7 +71,8 @@ class LocalCluster:
             self._boot(progress, plane, programs)
             image = chart.image_of(Path(wanted.from_image))
             with progress.step(f"Installing Draco with helm, from image {image}"):
-                chart.install(programs["helm"], self.kubeconfig, image, within_s=wait_s or _HELM_WITHIN_S)
+                within_s = wait_s or HELM_WITHIN_S
+                chart.install(programs["helm"], self.kubeconfig, image, operator=wanted.operator, within_s=within_s)
             self._simulate(progress, plane)
         else:
             with progress.step("Installing Draco's kinds and the GPU DeviceClass"):

@@ -22,7 +22,8 @@ EXAMPLES_IMAGE: Final = "docker.io/library/busybox:1.37"
 
 BUSYBOX_PROGRAM: Final = Path("/bin/busybox")
 _PATH: Final = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_ARCHITECTURES: Final = MappingProxyType({"x86_64": "amd64", "aarch64": "arm64"})
+ARCHITECTURES: Final = MappingProxyType({"x86_64": "amd64", "aarch64": "arm64"})
+"""What images call machines, by what `uname -m` calls them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def write_archive(plan: ImagePlan, target: Path, *, machine: str) -> None:
     digest = hashlib.sha256(layer).hexdigest()
     config = json.dumps(
         {
-            "architecture": _ARCHITECTURES.get(machine, machine),
+            "architecture": ARCHITECTURES.get(machine, machine),
             "os": "linux",
             "config": {"Cmd": list(plan.command), "Env": [_PATH], "WorkingDir": "/"},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},

@@ -1,0 +1,8 @@
+"""Kind without a registry: a private Docker Engine, and node images made of our own programs.
+
+Owns both, and what makes kind's nodes GPU nodes. Must not decide which engine a cluster uses: the provider does.
+
+Rooms: `docker` (an engine's client), `engine` (the private engine), `machines` (kind's nodes: their GPUs, power and images),
+`node_image` (what is in a node image, and that it is there), `rootfs` (its files, of Debian's packages), `archive` (the layout of
+images).
+"""
