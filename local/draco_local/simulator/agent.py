@@ -38,7 +38,7 @@ def main(state_file: Path, **options: Any) -> None:
     """Serve simulated GPUs to Kubernetes with the real agent."""
     try:
         gpus = state.load(state_file)
-        tree = state_file.with_name(state_file.name + ".sysfs")
+        tree = sysfs.tree(state_file)
         sysfs.build(tree, gpus)
         roots = {"sysfs_root": tree, "proc_root": procfs.build(state_file, gpus)}
         run(connect, library=SimulatedNvml(state_file), **{**options, **roots})

@@ -11,6 +11,7 @@ import pytest
 
 from draco_local.simulator.gpus.state import create, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
+from tests.unit.simulator.calls import arguments
 
 
 def _simulated_names() -> list[str]:
@@ -95,63 +96,6 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 0)
 
 
-def _arguments(library: SimulatedNvml, name: str) -> dict[str, Any]:
-    handle, other = library.nvmlDeviceGetHandleByIndex(0), library.nvmlDeviceGetHandleByIndex(1)
-    by_name: dict[str, Any] = {
-        "handle": handle, "device": handle, "handle1": handle, "device1": handle, "handle2": other, "device2": other,
-        "migDevice": handle, "index": 0, "uuid": library.nvmlDeviceGetUUID(handle), "flags": 0, "result": 1,
-        "serial": library.nvmlDeviceGetSerial(handle), "pciBusId": library.nvmlDeviceGetPciInfo(handle).busId,
-        "sensor": 0, "threshold": 0, "type": 1,
-        "errorType": 0, "counterType": 0, "sourceFilter": 0, "link": 0, "capability": 0, "p2pIndex": 2, "mode": 0,
-        "profile": 0, "profileId": 19, "gpuInstanceId": 0, "placementsRef": None, "gpuInstancesRef": None,
-        "countRef": ctypes.byref(ctypes.c_uint()), "fieldIds": [230], "eventTypes": 8, "timeoutms": 0,
-        "nodeSetSize": 2, "cpuSetSize": 2, "scope": 0, "eventSet": library.nvmlEventSetCreate(),
-        "status": ctypes.byref(_versioned(pynvml.c_nvmlEccSramErrorStatus_v1_t, pynvml.nvmlEccSramErrorStatus_v1)),
-        "info": ctypes.byref(pynvml.c_nvmlRemappedRowsInfo_v2_t()),
-        "c_info": ctypes.byref(_versioned(pynvml.nvmlPciInfoExt_v1_t, pynvml.nvmlPciInfoExt_v1)),
-        "gpuFabricInfo": ctypes.byref(
-            pynvml.c_nvmlGpuFabricInfo_v2_t() if name.endswith("V") else pynvml.c_nvmlGpuFabricInfo_t()
-        ),
-    }  # fmt: skip
-    by_name |= _of_instances(library, handle, name)
-    parameters = inspect.signature(getattr(pynvml, name)).parameters.values()
-    return {p.name: by_name[p.name] for p in parameters if p.default is p.empty}
-
-
-def _of_instances(library: SimulatedNvml, handle: Any, name: str) -> dict[str, Any]:
-    """What the functions of instances take, if MIG is on: an instance that is there, and room for another one."""
-    if not library.nvmlDeviceGetMaxMigDeviceCount(handle):
-        return dict.fromkeys(("gpuInstance", "computeInstance", "placement", "engProfile", "computeInstanceId"), 0) | {
-            "placement": None, "computeInstancesRef": None
-        }  # fmt: skip
-    instance = library.nvmlDeviceCreateGpuInstance(handle, 9)
-    compute = library.nvmlGpuInstanceCreateComputeInstance(instance, 0)
-    info = library.nvmlGpuInstanceGetInfo(instance)
-    inside: dict[str, Any] = {
-        "gpuInstance": instance, "computeInstance": compute, "engProfile": 0, "computeInstanceId": 0, "gpuInstanceId": info.id,
-        "gpuInstancesRef": (pynvml.c_nvmlGpuInstance_t * 7)(), "computeInstancesRef": (pynvml.c_nvmlComputeInstance_t * 7)(),
-        "migDevice": library.nvmlComputeInstanceGetInfo(compute).device,
-        "placement": ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(0, 1)),
-    }  # fmt: skip
-    if name.startswith("nvmlGpuInstance"):
-        inside |= {
-            "device": instance,
-            "profileId": 0,
-            "placement": ctypes.byref(pynvml.c_nvmlComputeInstancePlacement_t(1, 1)),
-        }
-    if name == "nvmlGpuInstanceDestroy":
-        library.nvmlComputeInstanceDestroy(compute)
-    if name in ("nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2"):
-        inside["device"] = inside["migDevice"]
-    return inside
-
-
-def _versioned(kind: type, version: int) -> Any:
-    struct = kind()
-    struct.version = version
-    return struct
-
-
 def _shape(value: object) -> object:
     """Type of a value; of sequences also the types inside, and of C arrays what they hold and how many."""
     if isinstance(value, list | tuple):
@@ -171,9 +115,9 @@ def test_an_answer_has_the_type_that_pynvml_returns(
         state.gpus[0].mig_current = state.gpus[0].mig_pending = mig
     library = SimulatedNvml(tmp_path / "state.json")
     library.nvmlInit()
-    arguments = _arguments(library, name).values()
+    given = arguments(library, name).values()
     try:
-        ours = getattr(library, name)(*arguments)
+        ours = getattr(library, name)(*given)
     except (
         pynvml.NVMLError_InvalidArgument,
         pynvml.NVMLError_NotFound,
@@ -181,5 +125,5 @@ def test_an_answer_has_the_type_that_pynvml_returns(
         pynvml.NVMLError_Timeout,
     ):
         return  # refusals are tested function by function
-    theirs = getattr(pynvml, name)(*arguments)
+    theirs = getattr(pynvml, name)(*given)
     assert _shape(ours) == _shape([] if ours == [] else theirs)

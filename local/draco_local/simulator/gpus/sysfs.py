@@ -9,6 +9,11 @@ from draco_local.simulator.gpus.boards import BOARDS
 from draco_local.simulator.gpus.state import GpuState, NodeState
 
 
+def tree(state_file: Path) -> Path:
+    """Return where the tree of a node is whose GPUs that state file has."""
+    return state_file.with_name(state_file.name + ".sysfs")
+
+
 def build(sysfs_root: Path, state: NodeState) -> None:
     """Write the tree for all GPUs of a node; writing it again changes nothing but which load of the driver it is."""
     links = sysfs_root / "bus" / "pci" / "devices"

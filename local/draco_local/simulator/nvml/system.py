@@ -27,7 +27,7 @@ class SystemCalls:
 
     def nvmlErrorString(self, result: int) -> str:
         """NVML's words for a return code."""
-        return "Success" if result == 0 else _WORDS.get(result, "Unknown Error")
+        return "Success" if result == 0 else ERROR_STRINGS.get(result, "Unknown Error")
 
     def nvmlSystemGetDriverVersion(self) -> str:
         """Version of the kernel driver, e.g. 580.95.05."""
@@ -47,7 +47,7 @@ class SystemCalls:
 
 
 # The library's own words: pynvml knows only some of them without a library to ask.
-_WORDS = {
+ERROR_STRINGS = {
     pynvml.NVML_ERROR_UNINITIALIZED: "Uninitialized",
     pynvml.NVML_ERROR_INVALID_ARGUMENT: "Invalid Argument",
     pynvml.NVML_ERROR_NOT_SUPPORTED: "Not Supported",

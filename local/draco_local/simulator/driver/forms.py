@@ -1,0 +1,266 @@
+"""The forms that NVML's C functions have: what one takes, and how SimulatedNvml's answer gets behind its pointers.
+
+Owns how an answer of Python becomes what C expects, with C's own errors: NULL, a short buffer, a struct of another version. Which
+function has which form is in `signatures`.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import pynvml
+
+from draco_local.simulator.nvml.library import SimulatedNvml
+
+Kind = Literal["handle", "number", "text", "struct", "versioned", "array", "written"]
+Answer = Callable[[SimulatedNvml, Sequence[Any]], int | None]
+
+
+class Parameter(NamedTuple):
+    """One argument. Of pointers: how many bytes are behind it, both before and after the call.
+
+    A `handle` has 64 bits, as masks have, and a `number` 32; `text` is a string. A `struct` has `size` bytes; one that is
+    `versioned` begins with its version, whose lower bytes are its size. An `array` has as many items of `size` bytes as argument
+    number `counted_by` says. Nothing is read from what is `written`, and as much is written into it as there is.
+    """
+
+    kind: Kind
+    size: int = 0
+    counted_by: int = 0
+    type: Any = None
+
+
+class Signature(NamedTuple):
+    """A C function: its name, its arguments, and what answers it."""
+
+    symbol: str
+    parameters: tuple[Parameter, ...]
+    answer: Answer
+
+
+HANDLE: Final = Parameter("handle")
+NUMBER: Final = Parameter("number")
+TEXT: Final = Parameter("text")
+VERSIONED: Final = Parameter("versioned")
+COUNT: Final = Parameter("struct", 4, type=ctypes.c_uint)
+_KINDS: Final = {"h": HANDLE, "n": NUMBER, "s": TEXT}
+
+
+def _to(kind: Any) -> Parameter:
+    return Parameter("struct", ctypes.sizeof(kind), type=kind)
+
+
+def _array(kind: Any) -> Parameter:
+    return Parameter("written", ctypes.sizeof(kind), type=kind)
+
+
+def refused(code: int) -> pynvml.NVMLError:
+    """What to raise so that the caller gets this code."""
+    return pynvml.NVMLError(code)
+
+
+def there(value: Any) -> Any:
+    """What a pointer points to; INVALID_ARGUMENT for NULL."""
+    if value is None:
+        raise refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return value
+
+
+def gives(symbol: str, *results: Any, given: str = "h", by: str = "") -> Signature:
+    """A function that takes values and writes one number, handle or struct, or several, behind its last arguments."""
+    function = by or symbol
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        targets = [there(each) for each in arguments[len(given) :]]
+        found = getattr(nvml, function)(*arguments[: len(given)])
+        for target, value in zip(targets, found if len(targets) > 1 else [found], strict=True):
+            _write(target, value)
+
+    return Signature(symbol, (*(_KINDS[each] for each in given), *map(_to, results)), answer)
+
+
+def _write(target: Any, value: Any) -> None:
+    if isinstance(value, ctypes.Structure):
+        ctypes.memmove(ctypes.byref(target), ctypes.byref(value), ctypes.sizeof(value))
+    elif isinstance(value, ctypes._Pointer):
+        target.value = ctypes.cast(value, ctypes.c_void_p).value
+    else:
+        target.value = getattr(value, "value", value)
+
+
+def says(symbol: str, given: str = "h") -> Signature:
+    """A function that writes a string into a buffer of a length that it is told."""
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        *values, buffer, length = arguments
+        text = getattr(nvml, symbol)(*values).encode() + b"\0"
+        if len(text) > length:
+            raise refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        there(buffer).append(text)
+
+    parameters = (*(_KINDS[each] for each in given), Parameter("written", 1), NUMBER)
+    return Signature(symbol, parameters, answer)
+
+
+def does(symbol: str, given: str = "h", by: str = "") -> Signature:
+    """A function that takes values and answers nothing."""
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        getattr(nvml, by or symbol)(*arguments)
+
+    return Signature(symbol, tuple(_KINDS[each] for each in given), answer)
+
+
+def fills(symbol: str, kind: Any, given: str = "h") -> Signature:
+    """A function that fills a struct which its caller has versioned."""
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        getattr(nvml, symbol)(*arguments[:-1], ctypes.byref(_as(kind, arguments[-1])))
+
+    target = VERSIONED if any(name == "version" for name, _ in kind._fields_) else _to(kind)
+    return Signature(symbol, (*(_KINDS[each] for each in given), target), answer)
+
+
+def _as(kind: Any, given: Any) -> Any:
+    """A versioned struct as the kind that its version says, which has to be this one."""
+    if isinstance(there(given), kind):
+        return given
+    if len(given) < ctypes.sizeof(kind):
+        raise refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    return kind.from_buffer(given)
+
+
+def profile(symbol: str, function: str, kind: Any, given: str, **options: int) -> Signature:
+    """A profile in the versioned struct."""
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        target = _as(kind, arguments[-1])
+        version = target.version
+        if version != kind().version:
+            raise refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+        _write(target, getattr(nvml, function)(*arguments[:-1], **options))
+        target.version = version
+
+    return Signature(symbol, (*(_KINDS[each] for each in given), VERSIONED), answer)
+
+
+def lists(symbol: str, kind: Any, given: str = "hn") -> Signature:
+    """Handles, as many as there are: nobody says for how many there is room."""
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        *values, target, count = arguments
+        found = (kind * 64)()
+        getattr(nvml, symbol)(*values, found, ctypes.byref(there(count)))
+        there(target).append(bytes(found)[: ctypes.sizeof(kind) * count.value])
+
+    return Signature(symbol, (*(_KINDS[each] for each in given), _array(kind), COUNT), answer)
+
+
+def placements(symbol: str, function: str, kind: Any) -> Signature:
+    """Placements, into an array whose length the last argument says; without an array only their number."""
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        *values, target, count = arguments
+        found = None if target is None else (kind * there(count).value)()
+        getattr(nvml, function)(*values, found, ctypes.byref(there(count)))
+        if found is not None:
+            target.append(bytes(found)[: ctypes.sizeof(kind) * count.value])
+
+    return Signature(symbol, (HANDLE, NUMBER, _array(kind), COUNT), answer)
+
+
+def processes(symbol: str) -> Signature:
+    """Running processes, into an array whose length the count says beforehand."""
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        device, count, target = arguments
+        running = getattr(nvml, symbol)(device)
+        room, there(count).value = count.value, len(running)
+        if room < len(running):
+            raise refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        for each in running:
+            there(target).append(bytes(pynvml.c_nvmlProcessInfo_v3_t(**vars(each))))
+
+    return Signature(symbol, (HANDLE, COUNT, _array(pynvml.c_nvmlProcessInfo_v3_t)), answer)
+
+
+def retired_pages(symbol: str, arrays: int) -> Signature:
+    """No board here has retired pages: newer ones refuse the question, older ones have none."""
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        getattr(nvml, symbol)(*arguments[:2])
+        there(arguments[2]).value = 0
+
+    return Signature(symbol, (HANDLE, NUMBER, COUNT, *[_array(ctypes.c_ulonglong)] * arrays), answer)
+
+
+def affinity(symbol: str, *, scoped: bool = True) -> Signature:
+    """A bit set of as many words as the caller says."""
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        device, words, target, *scope = arguments
+        there(target).append(bytes(getattr(nvml, symbol)(device, words, *scope)))
+
+    parameters = (HANDLE, NUMBER, _array(ctypes.c_ulonglong), *([NUMBER] if scoped else []))
+    return Signature(symbol, parameters, answer)
+
+
+def field_values(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+    """Several values, each asked for and answered in one item of an array."""
+    device, count, given = arguments
+    values = (pynvml.c_nvmlFieldValue_t * count).from_buffer(there(given))
+    found = nvml.nvmlDeviceGetFieldValues(device, [(each.fieldId, each.scopeId) for each in values])
+    ctypes.memmove(values, found, ctypes.sizeof(values))
+
+
+def memory_v2(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+    """Memory, with a version."""
+    target = _as(pynvml.c_nvmlMemory_v2_t, arguments[1])
+    _write(target, nvml.nvmlDeviceGetMemoryInfo(arguments[0], target.version))
+
+
+def temperature(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+    """Of the sensor that the struct names."""
+    target = _as(pynvml.c_nvmlTemperature_v1_t, arguments[1])
+    target.temperature = nvml.nvmlDeviceGetTemperatureV(arguments[0], target.sensorType, target.version)
+
+
+def addressing_mode(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+    """In a versioned struct."""
+    target = _as(pynvml.c_nvmlDeviceAddressingMode_t, arguments[1])
+    target.value = nvml.nvmlDeviceGetAddressingMode(arguments[0])
+
+
+def fabric(symbol: str) -> Callable[[SimulatedNvml, Sequence[Any]], None]:
+    """The fabric's state, in whichever version of the struct the caller has."""
+    kinds = {pynvml.nvmlGpuFabricInfo_v2: pynvml.c_nvmlGpuFabricInfo_v2_t}
+    kinds[pynvml.nvmlGpuFabricInfo_v3] = pynvml.c_nvmlGpuFabricInfo_v3_t
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        version = int.from_bytes(there(arguments[1])[:4], "little")
+        if version not in kinds:
+            raise refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+        getattr(nvml, symbol)(arguments[0], ctypes.byref(_as(kinds[version], arguments[1])))
+
+    return answer
+
+
+def created(symbol: str) -> Signature:
+    """An instance at a placement that is passed by its address."""
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        around, profile, placement, target = arguments
+        _write(there(target), getattr(nvml, symbol)(around, profile, ctypes.byref(there(placement))))
+
+    placement = _to(pynvml.c_nvmlGpuInstancePlacement_t)
+    return Signature(symbol, (HANDLE, NUMBER, placement, _to(ctypes.c_void_p)), answer)
+
+
+def next_event(symbol: str) -> Signature:
+    """An event, waited for."""
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        events, target, timeout_ms = arguments
+        _write(there(target), getattr(nvml, symbol)(events, timeout_ms))
+
+    return Signature(symbol, (HANDLE, _to(pynvml.c_nvmlEventData_t), NUMBER), answer)

@@ -1,0 +1,97 @@
+"""Makes the simulated `libnvidia-ml.so.<version>`: C generated from the table of signatures, and compiled.
+
+Owns the C text and the compiler's command line. Needs a C compiler where it is made, and nothing where it is used: no Python, and
+of the C library only what is in every release of the last ten years.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from draco.resources.errors import DracoError
+from draco_local.simulator.driver.forms import Parameter, Signature
+from draco_local.simulator.driver.signatures import SIGNATURES
+from draco_local.simulator.nvml.system import ERROR_STRINGS
+
+SOCKET: Final = "/dev/nvidia-simulated"
+"""Where the library finds the service: below /dev, so wherever a process sees the node's GPUs. Tests name another."""
+SOCKET_VARIABLE: Final = "DRACO_SIMULATED_DRIVER"
+SONAME: Final = "libnvidia-ml.so.1"
+_CLIENT: Final = Path(__file__).with_name("client.c")
+
+
+class NotCompiled(DracoError):
+    """There is no compiler, or it did not succeed."""
+
+
+def make(cache: Path) -> Path:
+    """Return the library, compiled into `cache` unless it is there. NotCompiled without a C compiler."""
+    functions = "\n".join(_header())
+    digest = hashlib.sha256(f"{_CLIENT.read_text()}{functions}".encode()).hexdigest()[:16]
+    target = cache / f"simulated-nvml-{digest}" / SONAME
+    if target.exists():
+        return target
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        raise NotCompiled(
+            "The simulated driver's library has to be compiled, and there is no C compiler: "
+            "run `apt-get install --no-install-recommends gcc libc6-dev`."
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        Path(folder, "functions.h").write_text(functions)
+        made = Path(folder, SONAME)
+        options = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-fvisibility=hidden", f"-Wl,-soname,{SONAME}", "-s"]
+        source = [f"-I{folder}", f'-DSOCKET="{SOCKET}"', str(_CLIENT), "-lpthread", "-o", str(made)]
+        done = subprocess.run([compiler, *options, *source], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NotCompiled(
+                f"The simulated driver's library could not be compiled: {done.stderr.strip()} "
+                "If a header is missing, run `apt-get install --no-install-recommends gcc libc6-dev`."
+            )
+        os.replace(made, target)  # noqa: PTH105 - one step, for several that make it at a time
+    return target
+
+
+def _header() -> Iterator[str]:
+    yield "static const struct function table[] = {"
+    for signature in SIGNATURES:
+        parameters = ", ".join(map(_entry, signature.parameters))
+        yield f'    {{"{signature.symbol}", {len(signature.parameters)}, {{{parameters}}}}},'
+    yield "};"
+    for index, signature in enumerate(SIGNATURES):
+        yield _function(index, signature)
+    yield from _error_string()
+
+
+def _entry(parameter: Parameter) -> str:
+    return f"{{{parameter.kind.upper()}, {parameter.size}, {parameter.counted_by}}}"
+
+
+def _function(index: int, signature: Signature) -> str:
+    declared = [
+        f"{'uint32_t' if each.kind == 'number' else 'uint64_t'} a{number}"
+        for number, each in enumerate(signature.parameters)
+    ]
+    values = ", ".join(f"a{number}" for number in range(len(declared))) or "0"
+    return (
+        f"EXPORTED int {signature.symbol}({', '.join(declared) or 'void'}) "
+        f"{{ const uint64_t values[] = {{{values}}}; return call(&table[{index}], values); }}"
+    )
+
+
+def _error_string() -> Iterator[str]:
+    """What return codes are called; it needs neither a session nor a driver."""
+    yield "EXPORTED const char *nvmlErrorString(int code) {"
+    yield "    switch (code) {"
+    yield '    case 0: return "Success";'
+    for code, words in sorted(ERROR_STRINGS.items()):
+        yield f'    case {code}: return "{words}";'
+    yield "    }"
+    yield '    return "Unknown Error";'
+    yield "}"
