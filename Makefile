@@ -8,6 +8,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 FUZZ_ARGS ?=
 IMAGE_ARGS ?=
+AUDIT_ARGS ?=
 SECONDS ?= 3600
 ADVERSARY_ARGS ?=
 
@@ -68,6 +69,10 @@ fuzz: setup ## Feed random texts to all that reads texts (FUZZ_ARGS=--seconds 60
 adversary: setup ## Look for trouble on simulated nodes and whole clusters (SECONDS=3600 ADVERSARY_ARGS="--seed 7 cluster")
 	@$(BIN)/python scripts/programs.py
 	@$(BIN)/python -m tests.adversary --seconds $(SECONDS) $(ADVERSARY_ARGS)
+
+.PHONY: audit
+audit: setup ## Ask OSV for known vulnerabilities of what is locked (AUDIT_ARGS=--must-look to fail without an answer)
+	@$(BIN)/python -m scripts.audit $(AUDIT_ARGS)
 
 .PHONY: fmt
 fmt: setup ## Format the code and sort imports
