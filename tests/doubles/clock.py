@@ -33,10 +33,14 @@ class ManualClock:
         await waiter
 
     @property
+    def wakes_s(self) -> list[float]:
+        """In how many seconds each sleeper wakes."""
+        return [due - self._elapsed for due, _, waiter in self._sleepers if not waiter.done()]
+
+    @property
     def next_wake_s(self) -> float | None:
         """In how many seconds the next sleeper wakes; None when nobody sleeps."""
-        due = [due for due, _, waiter in self._sleepers if not waiter.done()]
-        return min(due) - self._elapsed if due else None
+        return min(self.wakes_s, default=None)
 
     async def advance(self, seconds: float) -> None:
         """Let so many seconds pass, waking sleepers in order, each at its time."""

@@ -61,6 +61,8 @@ class PromptWorkers(UnaskedWorkers):
         self.cpu_s = 0.0
         self.asked: list[Question] = []
         self.instead: Callable[[Question], Answer | None] = lambda _: None
+        self.is_late = False
+        """Whether what is asked for within some time is not answered in time."""
 
     async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
         self.asked.append(question)
@@ -70,4 +72,4 @@ class PromptWorkers(UnaskedWorkers):
     async def ask_within(
         self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
     ) -> Answered | None:
-        return await self.ask(question, namespace, urgency)
+        return None if self.is_late else await self.ask(question, namespace, urgency)

@@ -294,6 +294,7 @@ async def test_a_driver_that_was_loaded_anew_is_read_again_and_has_reset_its_gpu
         faults.reload_driver(node.path)
         await eventually(lambda: node.hardware.view.fault)
         assert node.views[-1].fault == node.hardware.view.fault
+        await eventually(lambda: 5 in node.clock.wakes_s)
         await node.clock.advance(5)
         await eventually(lambda: not node.hardware.view.fault)
         assert node.faults == ["", ""]

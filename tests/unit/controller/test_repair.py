@@ -177,6 +177,29 @@ async def test_what_was_said_is_taken_back_when_the_pod_is_scheduled() -> None:
     assert (world.said.texts, world.reconciler.advice("policy"), told) == ({}, "", [True])
 
 
+async def test_a_pod_for_which_no_answer_came_is_looked_at_again_although_nothing_happens() -> None:
+    world = World()
+    world.put(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("used", "3g.40gb", "1:3g.40gb@4", used=True))
+    world.wait_for("large", "7g.80gb")
+    world.workers.is_late = True
+    again_s = await world.look()
+    assert again_s == repair._ASK_AGAIN_S
+    assert world.said.texts == {}
+    world.workers.is_late = False
+    assert await world.look(after_s=again_s)
+    assert world.said.texts.keys() == {"idle", "large"}
+
+
+async def test_what_was_said_stays_when_no_answer_comes() -> None:
+    world = World()
+    world.put(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("used", "3g.40gb", "1:3g.40gb@4", used=True))
+    world.wait_for("large", "7g.80gb")
+    await world.look()
+    world.workers.is_late = True
+    assert await world.look() == repair._ASK_AGAIN_S
+    assert world.said.texts.keys() == {"idle", "large"}
+
+
 async def test_a_claim_that_is_used_again_is_no_longer_advised_on() -> None:
     world = World()
     used = a_mig_claim("used", "3g.40gb", "1:3g.40gb@4", used=True)

@@ -48,6 +48,8 @@ _GO_S = 1.0
 """How much work one go may be, on fleets where a search takes longer."""
 _ANSWER_WITHIN_S = 5.0
 """A namespace that has used up its budget must not keep the others from being helped."""
+_ASK_AGAIN_S = 10.0
+"""After how long a pod is looked at again for which no answer came: nothing else may happen that would have it looked at."""
 _AT_A_STRETCH = 256
 """Pods or claims that are picked out before others may have a turn."""
 _KEEP_S = 30.0
@@ -142,6 +144,8 @@ class RepairReconciler:
             raise problem
         if not is_all_seen:
             return max(0.0, self._due_s - self._clock.monotonic())
+        if go.unanswered:
+            return min(again_s, _ASK_AGAIN_S)
         return again_s if self._advised or self._by_policy else None
 
     async def _look(self, go: "_Go") -> bool:
@@ -161,6 +165,7 @@ class RepairReconciler:
             if pod is None:
                 continue  # not any more
             claims = self._claims_of(pod)
+            unanswered = go.unanswered
             # What may be released comes first: a pod must not wait for a person where it need not.
             found = await go.find(pod, claims, free) if free else None
             if found is None and len(free) < len(every):
@@ -168,6 +173,8 @@ class RepairReconciler:
             if go.is_over and found is None and number:
                 self._next = key  # it was not looked at to the end: it comes first the next time
                 break
+            if found is None and go.unanswered > unanswered:
+                continue  # what was advised before is as good as it was
             self._advised.pop(key, None)
             if found is not None:
                 self._advised[key] = found
@@ -307,6 +314,7 @@ class _Go:
 
     def __init__(self, workers: WorkerPool, clock: Clock) -> None:
         self._workers = workers
+        self.unanswered = 0
         self._searches = _SEARCHES
         self._cooperative = CooperativeWork(clock)
         self._searched_s = 0.0
@@ -332,6 +340,7 @@ class _Go:
             question, pod.metadata.namespace, QueuePriority.SEARCH, _ANSWER_WITHIN_S
         )
         if answered is None:
+            self.unanswered += 1
             return None
         self._searched_s += answered.cpu_s
         if not isinstance(answered.answer, ReleaseAnswer):
