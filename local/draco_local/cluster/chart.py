@@ -73,7 +73,7 @@ def values(image: str) -> dict[str, Any]:
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
         "agent": {
-            "driverLibraryDir": f"{folder}/driver",
+            "driverRoot": f"{folder}/driver",
             "extraVolumes": [{"name": "gpus", "hostPath": {"path": folder}}],
             "extraVolumeMounts": [{"name": "gpus", "mountPath": folder}],
         },

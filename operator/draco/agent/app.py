@@ -17,6 +17,7 @@ from draco.agent.errors import AnotherPlugin, ClusterUnsuited, PrepareError
 from draco.agent.files import Files, LocalFiles
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import Nvml
+from draco.agent.hardware.nvml_library import NodeLibrary
 from draco.agent.parts import AgentParts
 from draco.agent.plugin.guard import ProcessLock, refuse_beside_others
 from draco.agent.plugin.registration import PluginConflict, RegistrationState
@@ -63,10 +64,18 @@ async def run_agent(
     AnotherPlugin when the driver is already served on this node, SettingsError when the settings cannot work.
     """
     clock = clock or SystemClock()
-    nvml = Nvml(*([] if library is None else [library]), monotonic=clock.monotonic)
+    nvml = _nvml(settings, library, clock)
     jitter = random or Random()  # noqa: S311 - spreads retries, guards nothing
     agent = Agent(settings, client, nvml, clock=clock, random=jitter, files=files or LocalFiles())
     await agent.run()
+
+
+def _nvml(settings: AgentSettings, library: Any, clock: Clock) -> Nvml:
+    if library is not None:
+        return Nvml(library, monotonic=clock.monotonic)
+    if settings.installed is None:
+        return Nvml(monotonic=clock.monotonic)
+    return Nvml(load=NodeLibrary(settings.installed).load, monotonic=clock.monotonic)
 
 
 class Agent:

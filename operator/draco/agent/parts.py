@@ -154,8 +154,7 @@ class AgentParts:
             boot_id=self._boot_id,
             node=NodeFiles(
                 device_root=self._settings.device_root,
-                library_folder=self._settings.library_folder,
-                library_view=self._settings.library_view,
+                driver=self._settings.installed,
                 proc=self._settings.proc_root,
             ),
         )

@@ -61,12 +61,12 @@ OPTIONS = (
     ),
     _option("--device-root", type=_FOLDER, default=Path("/"), help="Folder whose dev/ has the device nodes."),
     _option(
-        "--library-dir",
-        "library_folder",
+        "--driver-root",
         type=_FOLDER,
-        help="The host's folder of driver libraries to mount into containers. Default: mount none.",
+        help="The host's folder below which the NVIDIA driver is searched, for NVML and for what containers get of it; / "
+        "finds it everywhere. Default: NVML is found by the linker, and containers get nothing of the driver.",
     ),
-    _option("--library-view", type=_FOLDER, help="The same folder as the agent sees it, if that differs."),
+    _option("--driver-root-view", type=_FOLDER, help="The same folder as the agent sees it, if that differs."),
     _option("--sysfs-root", type=_FOLDER, default=Path("/sys"), help="Where the host's /sys is seen."),
     _option("--proc-root", type=_FOLDER, default=Path("/proc"), help="Where the host's /proc is seen."),
     _option("--listen", type=ListenAddress(), help="Address of /livez, /readyz and /metrics. Default: none."),

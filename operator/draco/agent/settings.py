@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.plugin.dra_service import DEADLINE_S
 from draco.agent.plugin.health_service import TIMEOUT_S
 from draco.resources.names import NVIDIA_DRIVER
@@ -16,9 +17,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one agent works. Times in seconds.
 
     `kubelet_dir` has kubelet's `plugins` and `plugins_registry`; its path must be the same for kubelet and for the agent.
-    `state_dir` (default: the driver's folder below `plugins`) must survive reboots; `cdi_dir` need not. `device_root`,
-    `library_folder` and `library_view` are described at `cdi.NodeFiles`. `sysfs_root` and `proc_root` are where the node's /sys
-    and /proc are seen; without the node's processes in it nobody can say who holds an instance.
+    `state_dir` (default: the driver's folder below `plugins`) must survive reboots; `cdi_dir` need not. For `device_root` see
+    `cdi.NodeFiles`. `driver_root` is where the node has the NVIDIA driver, `driver_root_view` the same folder as the agent sees
+    it, if that differs; without it NVML is found by the linker, and containers get nothing of the driver. `sysfs_root` and
+    `proc_root` are where the node's /sys and /proc are seen; without its processes in it nobody can say who holds an instance.
     `listen` is host and port of the HTTP endpoints, None for none. `event_wait_s` is how long NVML is asked for events at a
     time, and so how long stopping may take; 0 reads the GPUs at intervals only. `nvml_limit_s` is how late a reading may be
     before NVML counts as hanging. `prepare_deadline_s` must be below kubelet's 45; `health_timeout_s` is after how long without
@@ -32,8 +34,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     cdi_dir: Path = Path("/var/run/cdi")
     state_dir: Path | None = None
     device_root: Path = Path("/")
-    library_folder: Path | None = None
-    library_view: Path | None = None
+    driver_root: Path | None = None
+    driver_root_view: Path | None = None
     sysfs_root: Path = Path("/sys")
     proc_root: Path = Path("/proc")
     listen: tuple[str, int] | None = None
@@ -46,6 +48,15 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     health_timeout_s: int = TIMEOUT_S
     rediscover_s: float = 300.0
     confirm_s: float = 10.0
+
+    @property
+    def installed(self) -> DriverRoot | None:
+        """Where the driver is searched."""
+        return (
+            None
+            if self.driver_root is None
+            else DriverRoot(self.driver_root, self.driver_root_view or self.driver_root)
+        )
 
     @property
     def state_folder(self) -> Path:

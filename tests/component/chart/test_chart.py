@@ -57,6 +57,19 @@ def test_an_agent_is_root_whatever_user_the_image_has_and_mounts_what_is_asked()
     assert {"name": "x", "mountPath": "/x"} in container["volumeMounts"]
 
 
+def test_an_agent_sees_the_nodes_driver_read_only_and_on_no_library_path() -> None:
+    """The node's C library may be of another release than the image's."""
+    pod = only(render("--set", "agent.driverRoot=/run/nvidia/driver"), "DaemonSet")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    environment = {each["name"]: each.get("value") for each in container["env"]}
+    assert "LD_LIBRARY_PATH" not in environment
+    assert environment["DRACO_DRIVER_ROOT"] == "/run/nvidia/driver"
+    view = environment["DRACO_DRIVER_ROOT_VIEW"]
+    [mount] = [each for each in container["volumeMounts"] if each["mountPath"] == view]
+    assert (mount["readOnly"], mount["mountPropagation"]) == (True, "HostToContainer")
+    assert {"name": mount["name"], "hostPath": {"path": "/run/nvidia/driver"}} in pod["volumes"]
+
+
 def test_a_digest_wins_over_a_tag() -> None:
     digest = "sha256:" + "a" * 64
     deployment = only(render("--set", "image.tag=1.2.3", "--set", f"image.digest={digest}"), "Deployment")

@@ -17,6 +17,7 @@ from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.errors import PrepareError
 from draco.agent.files import TEMPORARY, LocalFiles
+from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, PreparationState
@@ -345,13 +346,15 @@ def test_a_device_that_a_claim_got_twice_is_in_its_spec_once(desk: Desk) -> None
 
 
 def test_driver_libraries_are_mounted_from_where_the_host_has_them(tmp_path: Path) -> None:
+    libraries = tmp_path / "root" / "usr" / "lib64"
+    libraries.mkdir(parents=True)
     for name in ("libcuda.so.1", "libcuda.so.580.95.05", "libnvidia-ml.so.1", "libc.so.6", "libnvidia-ml.so"):
-        (tmp_path / name).touch()
-    desk = Desk(tmp_path, library_folder=Path("/usr/lib/nvidia"), library_view=tmp_path)
+        (libraries / name).touch()
+    desk = Desk(tmp_path, driver=DriverRoot(Path("/run/nvidia"), tmp_path / "root"))
     desk.prepare(ONE)
     mounts = desk.spec(ONE)["containerEdits"]["mounts"]
     assert {(one["hostPath"], one["containerPath"]) for one in mounts} == {
-        (f"/usr/lib/nvidia/{name}", f"/usr/local/nvidia/lib64/{name}")
+        (f"/run/nvidia/usr/lib64/{name}", f"/usr/local/nvidia/lib64/{name}")
         for name in ("libcuda.so.1", "libcuda.so.580.95.05", "libnvidia-ml.so.1")
     }
     assert all("ro" in one["options"] for one in mounts)

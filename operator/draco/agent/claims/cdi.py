@@ -23,6 +23,7 @@ import msgspec
 from draco.agent.files import TEMPORARY, Files
 from draco.agent.hardware import capabilities
 from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
+from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.record.checkpoint import PreparedClaim, PreparedDevice
 from draco.resources.names import ClaimUid
 
@@ -85,14 +86,13 @@ class CdiSpec(msgspec.Struct, frozen=True, rename="camel"):
 class NodeFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Where the node has what containers need.
 
-    `device_root` is "/" but where device nodes are kept elsewhere (tests, simulated nodes). `library_folder` holds the driver's
-    user-space libraries on the host; None when images bring what they need or another runtime hook adds it. `library_view` is
-    the same folder as the agent sees it. `proc` is where the agent sees the node's /proc.
+    `device_root` is "/" but where device nodes are kept elsewhere (tests, simulated nodes). `driver` is where the driver is
+    searched; None when images bring what they need of it or another runtime hook adds that. `proc` is where the agent sees the
+    node's /proc.
     """
 
     device_root: Path = Path("/")
-    library_folder: Path | None = None
-    library_view: Path | None = None
+    driver: DriverRoot | None = None
     proc: Path = Path("/proc")
 
     @property
@@ -199,12 +199,12 @@ def variable(device: str) -> str:
 
 def _library_mounts(node: NodeFiles) -> list[Mount]:
     """One mount per library file, under each name it has: the containers' linker cache does not know them."""
-    if node.library_folder is None:
+    driver = None if node.driver is None else next(node.driver.installed(), None)
+    if driver is None:
         return []
-    folder = node.library_view or node.library_folder
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    names = sorted(path.name for path in (driver.view / driver.folder).iterdir())
     return [
-        Mount(str(node.library_folder / name), f"{LIBRARY_FOLDER}/{name}", ["ro", "nosuid", "nodev", "bind"])
+        Mount(str(driver.host / driver.folder / name), f"{LIBRARY_FOLDER}/{name}", ["ro", "nosuid", "nodev", "bind"])
         for name in names
         if LIBRARIES.fullmatch(name)
     ]

@@ -81,9 +81,19 @@ class NvmlCall(NamedTuple):
 
 
 class Nvml:
-    """A session with NVML. `library` is the module pynvml, or any object with its functions."""
+    """A session with NVML. `library` is the module pynvml, or any object with its functions.
 
-    def __init__(self, library: Any = pynvml, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    `load` is called before a session is opened: it gives pynvml the library, unless that is to find it by itself.
+    """
+
+    def __init__(
+        self,
+        library: Any = pynvml,
+        *,
+        load: Callable[[], None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._load = load
         self._monotonic = monotonic
         self._calls: dict[int, NvmlCall] = {}  # by thread
         self._subjects: dict[int, str] = {}  # by thread: the GPU it asked about last
@@ -108,6 +118,7 @@ class Nvml:
         """Start the session; DriverMissing when the node has no working driver."""
         if self._open:
             return
+        self._load()
         self.call("nvmlInit")
         self._open = True
         self.sessions += 1

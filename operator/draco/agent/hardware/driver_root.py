@@ -1,0 +1,82 @@
+"""Where the node's NVIDIA driver is installed: on the host, by the GPU operator's driver container, or by a cloud's installer.
+
+Owns the layouts that are searched. Only looks; what is found is loaded by `nvml_library` and given to containers by CDI specs.
+
+The agent sees the node's files below a folder of its own (in a pod, `/driver-root`). Links that are absolute, as Debian's
+alternatives are, mean the node's files too, so they are followed inside that folder.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+NVML: Final = "libnvidia-ml.so.1"
+ROOTS: Final = ("", "run/nvidia/driver", "home/kubernetes/bin/nvidia")
+"""Below the folder that was named: itself; the GPU operator's driver container; Google's driver installer."""
+FOLDERS: Final = (
+    *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib"),
+    *("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "usr/local/nvidia/lib64"),
+)
+"""Where a root has its libraries; those of 64 bits come first where a distribution has both."""
+_MOST_LINKS: Final = 40  # as the kernel follows
+
+
+class InstalledDriver(msgspec.Struct, frozen=True):
+    """A driver that was found. `host` is its root as the node names it, `view` the same folder as the agent sees it.
+
+    `folder` has its libraries, below either. `nvml` is the file that holds NVML, as the agent sees it, after all links.
+    """
+
+    host: Path
+    view: Path
+    folder: str
+    nvml: Path
+
+
+class DriverRoot(msgspec.Struct, frozen=True):
+    """The folder to search: as the node names it, and as the agent sees it."""
+
+    host: Path
+    view: Path
+
+    def installed(self) -> Iterator[InstalledDriver]:
+        """Every NVML that is there, the most likely first."""
+        for root in ROOTS:
+            view = self.view / root
+            for folder in FOLDERS:
+                file = resolved(view / folder / NVML, view)
+                if file is not None and file.is_file():
+                    yield InstalledDriver(self.host / root, view, folder, file)
+
+    def searched(self) -> str:
+        """Where that is, as part of a sentence."""
+        roots = [str(self.host / root) for root in ROOTS]
+        return f"{', '.join(FOLDERS[:-1])} and {FOLDERS[-1]} below {', '.join(roots[:-1])} and {roots[-1]}"
+
+
+def resolved(path: Path, root: Path) -> Path | None:
+    """Where a path leads for a process whose root folder is `root`; None if nowhere. It may not lead out of there."""
+    pending = list(reversed(path.relative_to(root).parts))
+    at = root
+    links = 0
+    while pending:
+        name = pending.pop()
+        if name == "..":
+            at = at if at == root else at.parent
+            continue
+        following = at / name
+        try:
+            target = os.readlink(following)  # noqa: PTH115 - a text, perhaps with .. in it
+        except OSError:
+            at = following
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            return None
+        steps = [step for step in target.split("/") if step not in ("", ".")]
+        at = root if target.startswith("/") else at
+        pending += reversed(steps)
+    return at if at.exists() else None

@@ -1,0 +1,192 @@
+"""Finding and loading the node's NVML: wherever the driver is installed, and nothing else of the node."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from draco.agent.hardware.driver_root import DriverRoot, resolved
+from draco_local.simulator.driver import library, service
+from draco_local.simulator.gpus import state
+
+OTHER_GLIBC = ("libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "ld-linux-x86-64.so.2", "libcuda.so.1")
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library.make(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """What a process needs to reach the simulated driver of a node with two GPUs."""
+    state.create(tmp_path / "gpus.json", board="H100-80GB", gpus=2, node_name="n")
+    socket = Path(f"/tmp/draco-root-{os.getpid()}.sock")
+    with service.serving(tmp_path / "gpus.json", socket):
+        yield {**os.environ, library.SOCKET_VARIABLE: str(socket), "STATE": str(tmp_path / "gpus.json")}
+
+
+def install(nvml: Path, folder: Path, version: str = "580.95.05") -> Path:
+    """A driver's library folder on a node of another glibc: whoever loads that one dies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in OTHER_GLIBC:
+        (folder / name).write_bytes(b"\x7fELF of another release")
+    file = folder / f"libnvidia-ml.so.{version}"
+    shutil.copy(nvml, file)
+    link = folder / "libnvidia-ml.so.1"
+    link.unlink(missing_ok=True)
+    link.symlink_to(file.name)
+    return file
+
+
+def run(program: str, root: Path, environment: dict[str, str]) -> str:
+    """Run an agent's part in a process of its own, as nothing can be unloaded from this one for sure."""
+    start = f"""
+from pathlib import Path
+from draco.agent.hardware.driver_root import DriverRoot
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.hardware.nvml_errors import DriverReloaded
+from draco.agent.hardware.nvml_library import NodeLibrary
+ROOT = Path({str(root)!r})
+def mapped():
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sorted({{line.split(maxsplit=5)[5] for line in lines if str(ROOT) in line}})
+nvml = Nvml(load=NodeLibrary(DriverRoot(Path("/"), ROOT)).load)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", start + program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]  # before it are logs
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "usr/lib/x86_64-linux-gnu",
+        "usr/lib64",
+        "usr/lib",
+        "run/nvidia/driver/usr/lib/x86_64-linux-gnu",
+        "home/kubernetes/bin/nvidia/lib64",
+    ],
+)
+def test_of_a_node_with_another_glibc_nvml_alone_is_loaded(
+    folder: str, compiled: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    file = install(compiled, tmp_path / "root" / folder)
+    said = run("nvml.open(); print(len(nvml.gpus()), *mapped())", tmp_path / "root", environment)
+    assert said == f"2 {file}"
+
+
+def test_after_an_upgrade_of_the_driver_the_new_nvml_is_loaded_and_the_old_one_gone(
+    compiled: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    folder = tmp_path / "root/usr/lib64"
+    install(compiled, folder)
+    new = folder / "libnvidia-ml.so.595.58.03"
+    program = f"""
+import os, shutil
+from draco_local.simulator.accidents import faults
+nvml.open()
+shutil.copy(mapped()[0], {str(new)!r})
+os.unlink(mapped()[0]); os.unlink({str(folder / "libnvidia-ml.so.1")!r})
+os.symlink({new.name!r}, {str(folder / "libnvidia-ml.so.1")!r})
+faults.reload_driver(Path(os.environ["STATE"]), version="595.58.03")
+try:
+    nvml.gpus()
+except DriverReloaded:
+    nvml.close(); nvml.open()
+print(nvml.driver().driver_version, *mapped())
+"""
+    assert run(program, tmp_path / "root", environment) == f"595.58.03 {new}"
+
+
+def test_a_file_that_was_replaced_under_its_name_is_loaded_anew(
+    compiled: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """As where the driver's installer has no file name of its own for each version."""
+    folder = tmp_path / "root/usr/lib64"
+    folder.mkdir(parents=True)
+    file = folder / "libnvidia-ml.so.1"
+    shutil.copy(compiled, file)
+    program = f"""
+import os, shutil
+def inodes():
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {{int(line.split()[4]) for line in lines if {str(folder)!r} in line}}
+nvml.open(); nvml.close()
+shutil.copy({str(file)!r}, {str(folder / "new")!r})
+os.replace({str(folder / "new")!r}, {str(file)!r})
+nvml.open()
+print(len(nvml.gpus()), inodes() == {{os.stat({str(file)!r}).st_ino}})
+"""
+    assert run(program, tmp_path / "root", environment) == "2 True"
+
+
+def test_what_cannot_be_loaded_is_passed_over(compiled: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    """As libraries of 32 bits in /usr/lib of some distributions."""
+    install(compiled, tmp_path / "root/usr/lib64").write_bytes(b"\x7fELF\x01")
+    file = install(compiled, tmp_path / "root/usr/lib")
+    said = run("nvml.open(); print(*mapped())", tmp_path / "root", environment)
+    assert said == str(file)
+
+
+REFUSED = """
+try:
+    nvml.open()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_where_no_driver_is_found_the_sentence_says_where_it_was_searched(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    said = run(REFUSED, tmp_path / "root", environment)
+    assert said.startswith(
+        "DriverMissing NVML is not available on this node: there is no libnvidia-ml.so.1 in usr/lib/x86_64"
+    )
+    assert "below /, /run/nvidia/driver and /home/kubernetes/bin/nvidia;" in said
+    assert "agent.driverRoot" in said
+
+
+def test_a_library_that_cannot_be_loaded_is_named_with_the_cause(
+    compiled: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    file = install(compiled, tmp_path / "root/usr/lib64")
+    file.write_bytes(b"no library")
+    said = run(REFUSED, tmp_path / "root", environment)
+    assert f"{file} cannot be loaded" in said
+    assert "Repair the NVIDIA driver" in said
+
+
+def test_an_absolute_link_is_followed_below_the_root(tmp_path: Path) -> None:
+    """As Debian's alternatives make them."""
+    libraries, alternatives = tmp_path / "usr/lib/x86_64-linux-gnu", tmp_path / "etc/alternatives"
+    (libraries / "nvidia").mkdir(parents=True)
+    alternatives.mkdir(parents=True)
+    (libraries / "nvidia" / "libnvidia-ml.so.580.95.05").touch()
+    (libraries / "nvidia" / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.580.95.05")
+    (alternatives / "nvml").symlink_to("/usr/lib/x86_64-linux-gnu/nvidia/libnvidia-ml.so.1")
+    (libraries / "libnvidia-ml.so.1").symlink_to("/etc/alternatives/nvml")
+    [found] = DriverRoot(Path("/"), tmp_path).installed()
+    assert found.nvml == libraries / "nvidia" / "libnvidia-ml.so.580.95.05"
+
+
+def test_a_link_leads_nowhere_outside_the_root_and_round_in_circles_nowhere(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "secret").touch()
+    (root / "out").symlink_to("../../secret")
+    (root / "round").symlink_to("round")
+    assert resolved(root / "out", root) is None
+    assert resolved(root / "round", root) is None
