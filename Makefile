@@ -55,6 +55,10 @@ image-test: setup ## Test what is in the image; install one with simulated GPUs 
 	@$(BIN)/python -m scripts.image --target simulated --output build/simulated.tar $(IMAGE_ARGS)
 	@$(BIN)/python -m pytest tests/image $(PYTEST_ARGS)
 
+.PHONY: rights
+rights: setup ## Show which rights the chart grants, which of them nothing uses, and which are missing
+	@scripts/test tests/component/chart/test_rights_used.py $(PYTEST_ARGS)
+
 .PHONY: bench
 bench: setup ## Measure every performance figure, in one table
 	@$(BIN)/python scripts/programs.py

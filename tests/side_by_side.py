@@ -33,6 +33,7 @@ SECONDS: dict[str, float] = {
     "tests/component/controller/test_replicas.py": 40,
     "tests/component/chart/test_policies_alone.py": 30,
     "tests/component/chart/test_install.py": 30,
+    "tests/component/chart/test_rights_used.py": 20,
     "tests/component/chart/test_helm_on_a_cluster.py": 30,
     "tests/fuzz/test_fuzz.py": 30,
     "tests/component/controller/test_pending_claims.py": 30,

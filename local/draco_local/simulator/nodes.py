@@ -116,7 +116,10 @@ async def _keep(make: Callable[[], "SimulatedNode"], starting: asyncio.Semaphore
 
 
 class SimulatedNode:
-    """One node: its files below `root`/<name>, its kubelet stand-in and its agent. Run it once."""
+    """One node: its files below `root`/<name>, its kubelet stand-in and its agent. Run it once.
+
+    The agent uses `agent_client` where it is to have other rights than the node.
+    """
 
     def __init__(
         self,
@@ -128,12 +131,13 @@ class SimulatedNode:
         clock: Clock,
         random: Random,
         kubelet_port: int = 0,
+        agent_client: Client | None = None,
     ) -> None:
         self.name = name
         self.root = nodes.root.absolute() / name
         self.gpus = self.root / "gpus.json"
         self._nodes = nodes
-        self._client = client
+        self._agent_client = agent_client or client
         self._feed = feed
         self._clock = clock
         self._random = random
@@ -191,7 +195,11 @@ class SimulatedNode:
             proc_root=procfs.tree(self.gpus),
         )
         await run_agent(
-            settings, library=SimulatedNvml(self.gpus), client=self._client, clock=self._clock, random=self._random
+            settings,
+            library=SimulatedNvml(self.gpus),
+            client=self._agent_client,
+            clock=self._clock,
+            random=self._random,
         )
 
 

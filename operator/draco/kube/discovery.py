@@ -134,10 +134,11 @@ async def discover(client: Client, *, node_name: str = "", driver: str = _PROBE_
         "bindingFailureConditions": ["draco.dev/probe-failed"],
         "taints": [{"key": "draco.dev/probe", "effect": "NoSchedule"}],
     }
-    kept = await _kept(client, node_name, driver, {"devices": [device]})
+    probes = await _may_create_slices(client)
+    kept = await _kept(client, node_name, driver, {"devices": [device]}) if probes else None
     kept_device = None if kept is None else next(iter(kept.get("devices") or [{}]))
     binding = None if kept_device is None else bool(kept_device.get("bindingConditions"))
-    kept_part = await _kept(client, node_name, driver, {"devices": [_PART]})
+    kept_part = await _kept(client, node_name, driver, {"devices": [_PART]}) if probes else None
     part: dict[str, Any] = next(iter((kept_part or {}).get("devices") or [{}]))
     return Features(
         dra=True,
@@ -163,6 +164,22 @@ async def _resources(client: Client, kind: Kind[Any]) -> set[str]:
     except NotFound:
         return set()
     return {resource["name"] for resource in msgspec.json.decode(answer)["resources"]}
+
+
+async def _may_create_slices(client: Client) -> bool:
+    """Asked first: whoever watches the audit log need not wonder about requests that are refused."""
+    resource = {"group": SLICES.group, "resource": SLICES.plural, "verb": "create"}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": resource},
+    }
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    try:
+        answer = await client.connection.request("POST", path, body=msgspec.json.encode(review))
+    except (Forbidden, NotFound):
+        return True
+    return bool(msgspec.json.decode(answer)["status"]["allowed"])
 
 
 async def _kept(client: Client, node_name: str, driver: str, fields: dict[str, Any]) -> dict[str, Any] | None:

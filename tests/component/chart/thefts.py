@@ -72,8 +72,8 @@ def publish(name: str, **of: Any) -> Attempt:
 
 
 async def rewritten(client: Client, name: str, **spec: Any) -> object:
-    """An existing slice, read and replaced with other fields in its spec."""
-    found = await client.get(RAW_SLICES, named(name))
+    """An existing slice, read (an agent may only list them) and replaced with other fields in its spec."""
+    [found] = await client.list(RAW_SLICES, field_selector=f"metadata.name={name}")
     return await client.replace(RAW_SLICES, named(name), {**found, "spec": {**found["spec"], **spec}})
 
 

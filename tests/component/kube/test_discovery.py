@@ -86,6 +86,25 @@ async def test_who_may_not_create_slices_learns_what_is_served_and_calls_nothing
     assert features.missing == []
 
 
+async def test_who_may_not_create_slices_does_not_try(
+    client: Client, api_server: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api_server.write_kubeconfig(tmp_path / "kubeconfig", "reader")
+    tried: list[str] = []
+    async with Client(await connect(tmp_path / "kubeconfig")) as reader:
+        real = reader.connection.request
+
+        async def noted(method: str, path: str, **rest: Any) -> bytes:
+            tried.append(f"{method} {path}")
+            return await real(method, path, **rest)
+
+        monkeypatch.setattr(reader.connection, "request", noted)
+        await discover(reader)
+    assert [each for each in tried if each.startswith("POST")] == [
+        "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    ]
+
+
 async def test_a_cluster_that_wants_counters_beside_their_devices_has_no_partitions(
     through: Client, proxy: FaultProxy
 ) -> None:
@@ -93,7 +112,7 @@ async def test_a_cluster_that_wants_counters_beside_their_devices_has_no_partiti
     asked: list[str] = []
 
     def is_second(request: Any) -> bool:
-        if request.method == "POST":
+        if request.method == "POST" and "resourceslices" in str(request.path):
             asked.append(request.path)
         return len(asked) == 2
 

@@ -1,0 +1,277 @@
+"""Whole scenarios under the chart's service accounts: nodes whose agents, and an operator, have the tokens of its pods."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+
+from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
+from draco.kube.errors import NotFound
+from draco.kube.events.events import EventRecorder
+from draco.resources.api.draco import MaintenancePhase
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import (
+    CLAIMS,
+    DEVICE_MAINTENANCES,
+    EVENTS,
+    GPU_NODES,
+    MIG_POLICIES,
+    NODES,
+    PODS,
+    SLICES,
+    Kind,
+)
+from draco.resources.names import NodeName
+from draco_local.cluster.controlplane import ControlPlane
+from draco_local.simulator.kubelet.podfeed import PodFeed
+from draco_local.simulator.nodes import SimulatedNode, SimulatedNodes
+from tests.component.chart.rendering import NAMESPACE
+from tests.component.chart.stolen import a_result
+from tests.component.chart.stolen import an_allocation as allocated
+from tests.component.controller.replicas import until
+from tests.doubles.token import FixedToken
+from tests.requests import call
+
+NODE_NAMES = [NodeName("sim-0"), NodeName("sim-1")]
+TENANT = "tenant"
+RAW_PODS: Kind[Any] = Kind("", "v1", "pods", "Pod", True, dict)
+
+
+def token(plane: ControlPlane, account: str, node: str) -> str:
+    """What kubelet would give a pod of that account on that node."""
+    name = f"{account}-on-{node}"
+    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    spec = {"serviceAccountName": account, "nodeName": node, "containers": [{"name": "main", "image": "none"}]}
+    uid = call(plane, "POST", pods, {"metadata": {"name": name}, "spec": spec})["metadata"]["uid"]
+    bound = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
+    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token"
+    found: str = call(plane, "POST", path, {"spec": {"expirationSeconds": 3600, "boundObjectRef": bound}})["status"][
+        "token"
+    ]
+    return found
+
+
+class Cluster:
+    """Two simulated nodes whose agents have the chart's account, and an administrator's client."""
+
+    def __init__(self, plane: ControlPlane, client: Client, folder: Path) -> None:
+        self.plane, self.client, self.folder = plane, client, folder
+        self._tokens: dict[str, str] = {}
+
+    def connection(self, account: str, node: str) -> Connection:
+        tls = ssl.create_default_context(cafile=str(self.plane.pki / "ca.crt"))
+        if node not in self._tokens:
+            self._tokens[node] = token(self.plane, account, node)
+        return Connection(self.plane.server, tls=tls, credentials=FixedToken(self._tokens[node]))
+
+    @asynccontextmanager
+    async def nodes(self) -> AsyncIterator[None]:
+        """The nodes, until left; they are set up again from their files the next time."""
+        shape = SimulatedNodes(root=self.folder / "n", gpus=1, prefix="sim", count=len(NODE_NAMES))
+        clock, random = SystemClock(), Random(1)
+        events = EventRecorder(self.client, controller="kubelet", instance="nodes", clock=clock, random=random)
+        feed = PodFeed(self.client, events=events, clock=clock, random=random)
+        starting = asyncio.Semaphore(8)
+        async with AsyncExitStack() as stack:
+            tasks = [asyncio.create_task(events.run()), asyncio.create_task(feed.run())]
+            for name in NODE_NAMES:
+                await self.client.apply(NODES, ObjectKey("", name), {"metadata": {"name": name}}, manager="tests")
+                agent = await stack.enter_async_context(Client(self.connection("draco-agent", name)))
+                node = SimulatedNode(
+                    name, shape, self.client, feed=feed, clock=clock, random=random, agent_client=agent
+                )
+                stack.callback(node.leave)
+                tasks.append(asyncio.create_task(node.run(starting)))
+            try:
+                await until(self.published, what="the nodes' GPUs")
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def published(self) -> bool:
+        """Whether each node has a slice with devices."""
+        slices = [each for each in await self.client.list(SLICES) if each.spec.devices]
+        return {each.spec.node_name for each in slices} >= set(NODE_NAMES)
+
+    def kubeconfig(self) -> Path:
+        """The operator's, with the token of a pod of its account."""
+        path = self.folder / "operator.kubeconfig"
+        authority = str(self.plane.pki / "ca.crt")
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": {"server": self.plane.server, "certificate-authority": authority}}],
+            "users": [{"name": "u", "user": {"token": token(self.plane, "draco-operator", NODE_NAMES[0])}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "c",
+        }
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    async def claim(self, name: str, *, count: int = 1, profile: str = "") -> None:
+        exactly: dict[str, Any] = {"deviceClassName": "gpu.nvidia.com", "count": count}
+        if profile:
+            cel = {"expression": f'device.attributes["gpu.nvidia.com"].profile == "{profile}"'}
+            exactly |= {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": cel}]}
+        request = {"name": "gpu", "exactly": exactly}
+        body = {"metadata": {"name": name, "namespace": TENANT}, "spec": {"devices": {"requests": [request]}}}
+        await self.client.create(CLAIMS, body)
+
+    async def pod(self, name: str, claim: str, *, node: str = "") -> None:
+        spec = {
+            "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}],
+            "terminationGracePeriodSeconds": 0,
+            **({"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}),
+        }
+        await self.client.create(PODS, {"metadata": {"name": name, "namespace": TENANT}, "spec": spec})
+
+    async def running(self, pod: str) -> bool:
+        found = await self.client.get(RAW_PODS, ObjectKey(TENANT, pod))
+        return bool(found["status"].get("phase") == "Running")
+
+    async def gone(self, kind: Kind[Any], key: ObjectKey) -> None:
+        """Delete, and wait until it is not there any more."""
+        with suppress(NotFound):
+            await self.client.delete(kind, key, grace_period_s=0)
+
+        async def is_gone() -> bool:
+            with suppress(NotFound):
+                await self.client.get(kind, key)
+                return False
+            return True
+
+        await until(is_gone, what=f"{key} is gone")
+
+    async def said_of(self, name: str, reason: str = "") -> list[str]:
+        events = await self.client.list(EVENTS)
+        return [
+            each.message
+            for each in events
+            if each.involved_object and each.involved_object.name == name and (not reason or each.reason == reason)
+        ]
+
+
+def an_allocation(node: str, device: str = "gpu-0") -> dict[str, Any]:
+    return allocated(node, [a_result(node, device)])
+
+
+async def a_pod_runs_and_ends(cluster: Cluster) -> None:
+    await cluster.claim("one")
+    await cluster.pod("train", "one")
+    await until(lambda: cluster.running("train"), what="the pod runs")
+
+    async def reported() -> bool:
+        return bool((await cluster.client.get(CLAIMS, ObjectKey(TENANT, "one"))).status.devices)
+
+    await until(reported, what="the agent's report")
+    await cluster.gone(PODS, ObjectKey(TENANT, "train"))
+    await cluster.gone(CLAIMS, ObjectKey(TENANT, "one"))
+
+
+async def a_pending_claim_is_explained(cluster: Cluster) -> None:
+    await cluster.claim("large", count=9)
+    await cluster.pod("waits", "large")
+    await until(lambda: cluster.said_of("large"), what="the Event")
+    await cluster.gone(PODS, ObjectKey(TENANT, "waits"))
+
+    async def withdrawn() -> bool:
+        return not await cluster.said_of("large")
+
+    await until(withdrawn, what="the withdrawal of the Event")
+    await cluster.gone(CLAIMS, ObjectKey(TENANT, "large"))
+
+
+async def a_gpu_is_maintained(cluster: Cluster) -> None:
+    key = ObjectKey("", "swap")
+    selector = {"driver": "gpu.nvidia.com", "pool": NODE_NAMES[1], "device": "gpu-0"}
+    await cluster.client.create(
+        DEVICE_MAINTENANCES, {"metadata": {"name": key.name}, "spec": {"deviceSelector": selector}}
+    )
+
+    async def phase_is(phase: MaintenancePhase) -> bool:
+        return (await cluster.client.get(DEVICE_MAINTENANCES, key)).status.phase == phase
+
+    await until(lambda: phase_is(MaintenancePhase.IN_MAINTENANCE), what="InMaintenance")
+    await cluster.client.patch(DEVICE_MAINTENANCES, key, {"spec": {"finished": True}})
+    await until(lambda: phase_is(MaintenancePhase.COMPLETED), what="Completed")
+    await cluster.gone(DEVICE_MAINTENANCES, key)
+
+
+async def a_gpu_is_partitioned_and_an_idle_claim_gives_way(cluster: Cluster) -> None:
+    client, node = cluster.client, NODE_NAMES[0]
+    spec = {
+        "mode": "Dynamic",
+        "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": node}},
+        "repair": {"idleClaims": "Release"},
+    }
+    await client.create(MIG_POLICIES, {"metadata": {"name": "shared"}, "spec": spec})
+
+    async def partitions() -> list[str]:
+        slices = await client.list(SLICES)
+        return [
+            d.name for each in slices if each.spec.node_name == node for d in each.spec.devices if "-mig-" in d.name
+        ]
+
+    [part, *_] = [
+        name for name in await until(partitions, what="partitions") if "-mig-1g10gb-" in name and name.endswith("-0")
+    ]
+    await cluster.claim("idle", profile="1g.10gb")
+    status = {"allocation": an_allocation(node, part)}
+    await client.patch(CLAIMS, ObjectKey(TENANT, "idle"), {"status": status}, subresource="status")
+    await cluster.claim("whole", profile="4g.40gb")
+    await cluster.pod("needs-all", "whole", node=node)
+    await until(lambda: cluster.said_of("idle", "ClaimReleased"), what="the release")
+    await until(lambda: cluster.running("needs-all"), what="the pod that it kept waiting")
+    await cluster.gone(PODS, ObjectKey(TENANT, "needs-all"))
+    await cluster.gone(CLAIMS, ObjectKey(TENANT, "whole"))
+    await cluster.claim("part", profile="1g.10gb")
+    await cluster.pod("small", "part", node=node)
+    await until(lambda: cluster.running("small"), what="a pod on a partition")
+    await cluster.gone(PODS, ObjectKey(TENANT, "small"))
+    await cluster.gone(CLAIMS, ObjectKey(TENANT, "part"))
+    await cluster.gone(CLAIMS, ObjectKey(TENANT, "idle"))
+    await cluster.gone(MIG_POLICIES, ObjectKey("", "shared"))
+
+    async def whole_again() -> bool:
+        return not await partitions()
+
+    await until(whole_again, what="a GPU without partitions")
+
+
+async def a_report_is_deleted(cluster: Cluster) -> None:
+    key = ObjectKey("", NODE_NAMES[0])
+    before = await cluster.client.get(GPU_NODES, key)
+    await cluster.client.delete(GPU_NODES, key)
+
+    async def anew() -> bool:
+        with suppress(NotFound):
+            found = await cluster.client.get(GPU_NODES, key)
+            return found.metadata.uid != before.metadata.uid and bool(found.status.conditions)
+        return False
+
+    await until(anew, what="another GpuNode")
+
+
+async def a_record_is_damaged(cluster: Cluster) -> None:
+    """The agent says so of the Node, and reads from the API what it needs to rebuild the record."""
+    async with cluster.nodes():
+        await until(lambda: cluster.said_of(NODE_NAMES[0], "CheckpointDamaged"), what="the Event on the Node")
+
+
+SCENARIOS: list[Callable[[Cluster], Awaitable[None]]] = [
+    a_pod_runs_and_ends,
+    a_pending_claim_is_explained,
+    a_gpu_is_maintained,
+    a_gpu_is_partitioned_and_an_idle_claim_gives_way,
+    a_report_is_deleted,
+]

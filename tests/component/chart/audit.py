@@ -1,0 +1,83 @@
+"""What the API server's audit log says that an account has used, held against what the chart's roles grant it.
+
+A right is (API group, resource, verb). A request that is applied and makes its object uses two: patch and create.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+POLICY = """\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+  - level: Metadata
+    userGroups: ["system:serviceaccounts:draco-system"]
+  - level: None
+"""
+
+
+class Right(NamedTuple):
+    """What a rule grants, or a request needs. `name` is the one object to which a rule limits it, "" for all."""
+
+    group: str
+    resource: str
+    verb: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.resource}.{self.group}" if self.group else self.resource
+        return f"{self.verb} {where}" + (f" {self.name}" if self.name else "")
+
+
+def granted(documents: Iterable[dict[str, Any]], account: str) -> set[Right]:
+    """What the roles bound to an account grant."""
+    documents = list(documents)
+    roles = {(each["kind"], each["metadata"]["name"]): each for each in documents if each["kind"].endswith("Role")}
+    bound = [
+        roles[each["roleRef"]["kind"], each["roleRef"]["name"]]
+        for each in documents
+        if each["kind"].endswith("RoleBinding") and account in {one["name"] for one in each["subjects"]}
+    ]
+    return {
+        Right(group, resource, verb, name)
+        for role in bound
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        for name in rule.get("resourceNames", [""])
+    }
+
+
+class Requests:
+    """Each account's requests, by what they needed."""
+
+    def __init__(self, log: Path, account: str) -> None:
+        self.allowed: set[Right] = set()
+        self.refused: dict[Right, str] = {}
+        user = f"system:serviceaccount:draco-system:{account}"
+        for line in log.read_text().splitlines():
+            event = json.loads(line)
+            if event["user"]["username"] == user and "resource" in event.get("objectRef", {}):
+                self._count(event)
+
+    def _count(self, event: dict[str, Any]) -> None:
+        on = event["objectRef"]
+        resource = on["resource"] + (f"/{on['subresource']}" if "subresource" in on else "")
+        right = Right(on.get("apiGroup", ""), resource, event["verb"], on.get("name", ""))
+        code = event.get("responseStatus", {}).get("code", 0)
+        if event["annotations"].get("authorization.k8s.io/decision") == "forbid" or code == 403:
+            self.refused[right] = event["requestURI"]
+            return
+        self.allowed.add(right)
+        if right.verb == "patch" and code == 201:
+            self.allowed.add(right._replace(verb="create"))
+
+
+def unused(rights: set[Right], requests: Requests) -> list[Right]:
+    """What is granted, and no request needed."""
+    asked = requests.allowed | {right._replace(name="") for right in requests.allowed}
+    return sorted(rights - asked)
