@@ -12,6 +12,7 @@ import msgspec
 
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound
+from draco.resources.api.foreign import read, read_plain
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import SLICES, TAINT_RULES, Kind
 
@@ -163,7 +164,7 @@ async def _resources(client: Client, kind: Kind[Any]) -> set[str]:
         answer = await client.connection.request("GET", f"/apis/{kind.api_version}")
     except NotFound:
         return set()
-    return {resource["name"] for resource in msgspec.json.decode(answer)["resources"]}
+    return {resource["name"] for resource in read_plain(answer)["resources"]}
 
 
 async def _may_create_slices(client: Client) -> bool:
@@ -199,7 +200,7 @@ async def _kept(client: Client, node_name: str, driver: str, fields: dict[str, A
     except (Forbidden, Invalid):
         # By RBAC, or by an admission policy that knows which slices these credentials may write.
         return None
-    spec: dict[str, Any] = msgspec.json.decode(answer)["spec"]
+    spec: dict[str, Any] = read_plain(answer)["spec"]
     return spec
 
 
@@ -208,7 +209,7 @@ async def _serves_device_status(client: Client) -> bool | None:
         answer = await client.connection.request("GET", f"/openapi/v3/apis/{SLICES.api_version}")
     except ApiError:
         return None
-    schemas = msgspec.json.decode(answer)["components"]["schemas"]
+    schemas = read_plain(answer)["components"]["schemas"]
     return "devices" in schemas["io.k8s.api.resource.v1.ResourceClaimStatus"]["properties"]
 
 
@@ -217,10 +218,13 @@ class _Version(msgspec.Struct):
     minor: str = ""
 
 
+_version_decoder = msgspec.json.Decoder(_Version)
+
+
 async def kubernetes_minor(client: Client) -> int | None:
     """The minor version of Kubernetes 1, as of the API server; None where it cannot be read."""
     try:
-        version = msgspec.json.decode(await client.connection.request("GET", "/version"), type=_Version)
+        version = read(_version_decoder, await client.connection.request("GET", "/version"))
     except (ApiError, msgspec.DecodeError):
         return None
     digits = re.match(r"[0-9]+", version.minor)  # some providers write 36+

@@ -3,10 +3,12 @@
 Owns the hierarchy and the reading of a Status answer. Does not decide what is worth retrying: that is `retry`.
 """
 
+import re
 from collections.abc import Mapping
 
 import msgspec
 
+from draco.resources.api.foreign import read
 from draco.resources.errors import DracoError
 
 
@@ -108,6 +110,7 @@ _BY_CODE: dict[int, type[ApiError]] = {
     429: TooManyRequests,
 }
 
+_SECONDS = re.compile(r"[0-9]{1,6}")
 _status_decoder = msgspec.json.Decoder(ApiStatus)
 
 
@@ -130,7 +133,7 @@ def from_status(status: ApiStatus, *, retry_after_s: float | None = None) -> Api
 def from_response(code: int, headers: Mapping[str, str], body: bytes) -> ApiError:
     """The typed error for an HTTP answer that is not a success, whether or not its body is a Status."""
     try:
-        status = _status_decoder.decode(body)
+        status = read(_status_decoder, body)
     except msgspec.MsgspecError:
         # A proxy, a load balancer or the server's own panic handler answers in plain text.
         text = body[:300].decode(errors="replace").strip()
@@ -141,4 +144,4 @@ def from_response(code: int, headers: Mapping[str, str], body: bytes) -> ApiErro
 
 def _seconds(retry_after: str) -> float | None:
     # The API server always sends seconds; the date form of HTTP comes only from things in between and is ignored.
-    return float(retry_after) if retry_after.isdigit() else None
+    return float(retry_after) if _SECONDS.fullmatch(retry_after) else None

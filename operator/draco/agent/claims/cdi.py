@@ -25,6 +25,7 @@ from draco.agent.hardware import capabilities
 from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
 from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.record.checkpoint import PreparedClaim, PreparedDevice
+from draco.resources.api.foreign import read
 from draco.resources.names import ClaimUid
 
 VERSION = "0.6.0"
@@ -179,17 +180,21 @@ class SpecAnnotations(NamedTuple):
 def annotated(content: bytes) -> SpecAnnotations | None:
     """What a spec says of itself; None when it does not say so, or is damaged."""
     try:
-        notes = msgspec.json.decode(content, type=_Annotated).annotations
+        notes = read(_annotated, content).annotations
         text, boot_id = notes.get(CLAIM, ""), notes.get(BOOT, "")
         if notes.get(CHECKSUM) != _checksum(text, boot_id):
             return None
-        return SpecAnnotations(msgspec.json.decode(text, type=PreparedClaim), boot_id)
+        return SpecAnnotations(read(_claim, text.encode()), boot_id)
     except (msgspec.DecodeError, UnicodeError):
         return None
 
 
 class _Annotated(msgspec.Struct):
     annotations: dict[str, str] = {}
+
+
+_annotated = msgspec.json.Decoder(_Annotated)
+_claim = msgspec.json.Decoder(PreparedClaim)
 
 
 def variable(device: str) -> str:

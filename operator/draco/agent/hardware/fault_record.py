@@ -14,6 +14,7 @@ import structlog
 from draco.agent.files import Files
 from draco.agent.hardware.faults import FaultEnd, LatchedXid, after_load, after_look, judged, latched
 from draco.agent.hardware.gpus import Gpu, GpuEvent
+from draco.resources.api.foreign import read
 
 log = structlog.get_logger()
 
@@ -24,6 +25,9 @@ VERSION = 1
 class _Record(msgspec.Struct, kw_only=True):
     version: int
     faults: list[LatchedXid] = []
+
+
+_decoder = msgspec.json.Decoder(_Record)
 
 
 def driver_load(sysfs_root: Path) -> str:
@@ -80,7 +84,7 @@ class FaultRecord:
 
     def _read(self) -> tuple[LatchedXid, ...]:
         try:
-            record = msgspec.json.decode(self._files.read(self._path), type=_Record)
+            record = read(_decoder, self._files.read(self._path))
         except FileNotFoundError:
             return ()
         except (OSError, msgspec.DecodeError) as error:

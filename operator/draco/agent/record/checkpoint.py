@@ -157,7 +157,7 @@ class _KnownGpu(msgspec.Struct, kw_only=True, omit_defaults=True):
     def known(self) -> KnownGpu:
         try:
             last = None if self.last is msgspec.UNSET else msgspec.json.decode(self.last, type=Gpu)
-        except msgspec.ValidationError:
+        except journal.UNREADABLE:
             last = None
         return KnownGpu(
             uuid=self.uuid, device=self.device, last=last, pcie_root=self.pcie_root, numa_node=self.numa_node

@@ -25,7 +25,7 @@ from draco.agent.files import Files
 VERSION = 3
 """Of the file's format. Versions 1 and 2 were one JSON object without lines."""
 
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding damaged bytes raises."""
 
 ROOM = 64 * 1024

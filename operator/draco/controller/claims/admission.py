@@ -28,6 +28,7 @@ from draco.controller.workers.pool import WorkerPool
 from draco.explanation.model import Problem, ProblemKind
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate
+from draco.resources.api.foreign import read, read_plain, shallow
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.errors import DracoError
 from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS
@@ -81,6 +82,11 @@ class _Review(ApiStruct, frozen=True, kw_only=True):
     request: _Request
 
 
+_review_decoder = msgspec.json.Decoder(_Review)
+_claim_decoder = msgspec.json.Decoder(ResourceClaim)
+_template_decoder = msgspec.json.Decoder(ResourceClaimTemplate)
+
+
 class _Look(msgspec.Struct, frozen=True):
     """What came of a look at a claim; `unseen` says why there was none."""
 
@@ -111,7 +117,7 @@ class Admission:
     async def review(self, body: bytes) -> tuple[bytes, ReviewOutcome]:
         """The answer to an AdmissionReview. Raises NotAReview."""
         try:
-            request = msgspec.json.decode(body, type=_Review).request
+            request = read(_review_decoder, body).request
         except msgspec.DecodeError as error:
             raise NotAReview(f"this endpoint takes an AdmissionReview of admission.k8s.io/v1 ({error})") from error
         look = await self._look(request)
@@ -179,9 +185,9 @@ def _claim(request: _Request) -> ResourceClaim | None:
     named = ObjectMeta(name=request.name or "new", namespace=request.namespace)
     spec: ResourceClaimSpec
     if request.kind.kind == CLAIMS.kind:
-        spec = msgspec.json.decode(request.object, type=ResourceClaim).spec
+        spec = read(_claim_decoder, request.object).spec
     elif request.kind.kind == CLAIM_TEMPLATES.kind:
-        spec = msgspec.json.decode(request.object, type=ResourceClaimTemplate).spec.spec
+        spec = read(_template_decoder, request.object).spec.spec
     else:
         return None
     return ResourceClaim(metadata=named, spec=spec)
@@ -195,7 +201,7 @@ def _may_deny(request: _Request) -> bool:
 
 
 def _spec(raw: msgspec.Raw) -> Any:
-    decoded = msgspec.json.decode(raw)
+    decoded = read_plain(shallow(bytes(raw)))
     return decoded.get("spec") if isinstance(decoded, dict) else None
 
 

@@ -15,6 +15,7 @@ import msgspec
 from draco.kube.connect.connection import Connection
 from draco.kube.errors import Expired
 from draco.resources.api.base import set_fields
+from draco.resources.api.foreign import read, read_plain, shallow
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import Kind
 
@@ -176,7 +177,7 @@ class Client:
             params={"fieldManager": self._manager},
             body=msgspec.json.encode(body),
         )
-        decoded: dict[str, Any] = msgspec.json.decode(answer)
+        decoded: dict[str, Any] = read_plain(answer)
         return decoded
 
     async def apply(self, kind: Kind[T], key: ObjectKey, obj: Body, *, manager: str, subresource: str = "") -> T:
@@ -287,19 +288,19 @@ def encode(kind: Kind[Any], obj: Body) -> bytes:
 
 
 def decode(kind: Kind[T], answer: bytes | msgspec.Raw) -> T:
-    """Decode one object from JSON. Raises msgspec.ValidationError when it does not fit."""
+    """Decode one object from JSON. Raises msgspec.DecodeError: ValidationError when it does not fit."""
     decoder = _decoder(kind)
     try:
-        item: T = decoder.decode(answer)
+        item: T = read(decoder, answer)
     except msgspec.ValidationError:
         # API servers write null for some lists that were never set: rare enough to be looked at only here.
-        item = decoder.decode(msgspec.json.encode(set_fields(msgspec.json.decode(answer))))
+        item = decoder.decode(msgspec.json.encode(set_fields(read_plain(shallow(bytes(answer))))))
     return item
 
 
 def token_of(answer: bytes) -> str:
     """Read what asks for the page after this one, "" on the last: read without decoding the objects."""
-    return _metadata_decoder.decode(answer).metadata.continue_
+    return read(_metadata_decoder, answer).metadata.continue_
 
 
 def decode_page(kind: Kind[T], answer: bytes) -> Page[T]:
@@ -307,10 +308,10 @@ def decode_page(kind: Kind[T], answer: bytes) -> Page[T]:
     undecodable: list[Undecodable] = []
     try:
         with collector_at_rest():
-            page = _page_decoder(kind).decode(answer)
+            page = read(_page_decoder(kind), answer)
         metadata, items = page.metadata, page.items or []
     except msgspec.ValidationError:
-        raw = _raw_page_decoder.decode(answer)
+        raw = read(_raw_page_decoder, answer)
         metadata, items = raw.metadata, []
         for one in raw.items or []:
             try:
@@ -322,7 +323,7 @@ def decode_page(kind: Kind[T], answer: bytes) -> Page[T]:
 
 def identify(raw: bytes | msgspec.Raw, error: str) -> Undecodable:
     """Find which object this is, from the part of it that always fits."""
-    identity = _named_decoder.decode(raw).metadata
+    identity = read(_named_decoder, raw).metadata
     return Undecodable(ObjectKey(identity.namespace, identity.name), identity.uid, identity.resource_version, error)
 
 

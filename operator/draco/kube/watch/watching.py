@@ -13,6 +13,7 @@ import msgspec
 from draco.kube.connect.client import Client, Undecodable, decode, decode_page, identify, token_of
 from draco.kube.errors import ApiError, ApiStatus, Expired, TooManyRequests, from_status
 from draco.kube.watch.store import ApiObject
+from draco.resources.api.foreign import read
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import Kind
 
@@ -185,7 +186,7 @@ async def watch(
 
 def _step(kind: Kind[T], line: bytes) -> WatchStep[T]:
     try:
-        event = _event_decoder.decode(line)
+        event = read(_event_decoder, line)
         match event.type:
             case "ADDED" | "MODIFIED":
                 return upsert(kind, event.object)
@@ -193,11 +194,11 @@ def _step(kind: Kind[T], line: bytes) -> WatchStep[T]:
                 gone = identify(event.object, "")
                 return WatchStep(Removal(gone.key), gone.resource_version)
             case "BOOKMARK":
-                metadata = _bookmark_decoder.decode(event.object).metadata
+                metadata = read(_bookmark_decoder, event.object).metadata
                 ended = (metadata.annotations or {}).get(INITIAL_EVENTS_END) == "true"
                 return WatchStep(Bookmark(ended), metadata.resource_version)
             case "ERROR":
-                raise _stream_error(from_status(_status_decoder.decode(event.object)))
+                raise _stream_error(from_status(read(_status_decoder, event.object)))
             case other:
                 raise StreamBroken(f"an event of the unknown type {other!r}")
     except msgspec.MsgspecError as error:

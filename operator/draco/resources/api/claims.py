@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from draco.resources.api.base import ApiStruct
+from draco.resources.api.foreign import shallow_value
 from draco.resources.api.meta import Condition, NodeSelector, ObjectMeta
 from draco.resources.api.taints import DeviceTaint, DeviceToleration
 from draco.resources.names import DeviceKey
@@ -78,6 +79,9 @@ class OpaqueConfiguration(ApiStruct, frozen=True, kw_only=True):
 
     driver: str
     parameters: Any = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "parameters", shallow_value(self.parameters))
 
 
 class DeviceClaimConfiguration(ApiStruct, frozen=True, kw_only=True):
@@ -157,6 +161,9 @@ class AllocatedDeviceStatus(ApiStruct, frozen=True, kw_only=True):
     share_id: str | None = msgspec.field(default=None, name="shareID")
     conditions: list[Condition] = []
     data: Any = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "data", shallow_value(self.data))
 
 
 class ResourceClaimStatus(ApiStruct, frozen=True, kw_only=True):
