@@ -14,6 +14,7 @@ import msgspec
 from draco_local.cluster import data
 from draco_local.cluster.attach import SYSTEM_NAMESPACE
 from draco_local.cluster.errors import ClusterError
+from draco_local.cluster.realnode.config import DRIVER_ROOT
 from draco_local.simulator.gpus import state
 
 RELEASE: Final = "draco"
@@ -73,7 +74,7 @@ def values(image: str) -> dict[str, Any]:
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
         "agent": {
-            "driverRoot": f"{folder}/driver",
+            "driverRoot": DRIVER_ROOT,
             "extraVolumes": [{"name": "gpus", "hostPath": {"path": folder}}],
             "extraVolumeMounts": [{"name": "gpus", "mountPath": folder}],
         },

@@ -1,16 +1,18 @@
-"""The node agent on a real node: the same program a DaemonSet would run, on simulated GPUs.
+"""The node agent on a real node: the product's own, with a driver whose GPUs are simulated below NVML.
 
-Owns its command line and the GPUs it finds. It connects as a pod would, by the files of a mounted service account; who
-writes the token there is in `join`. Must not start anything.
+Owns the driver that it finds, and the command lines of both. The agent connects as a pod would, by the files of a mounted service
+account; who writes the token there is in `join`. Must not start anything.
 """
 
 import sys
 from pathlib import Path
 
-from draco_local.cluster.realnode.config import AGENT_MOUNT
+from draco_local.cluster.programs import binaries
+from draco_local.cluster.realnode.config import AGENT_MOUNT, DRIVER_ROOT
 from draco_local.cluster.realnode.init import Service
 from draco_local.simulator.accidents import faults
-from draco_local.simulator.gpus import state
+from draco_local.simulator.driver import root
+from draco_local.simulator.gpus import procfs, state, sysfs
 
 
 def gpu_state_file(disk: Path) -> Path:
@@ -20,7 +22,11 @@ def gpu_state_file(disk: Path) -> Path:
 
 def boot_gpus(disk: Path) -> None:
     """Do to GPUs what a boot does: instances and holders are gone, lost GPUs are not found."""
-    faults.reboot(gpu_state_file(disk))
+    path = gpu_state_file(disk)
+    faults.reboot(path)
+    gpus = state.load(path)
+    sysfs.build(sysfs.tree(path), gpus)
+    procfs.build(path, gpus)
 
 
 def create_gpus(disk: Path, *, board: str, gpus: int, node: str) -> None:
@@ -30,19 +36,27 @@ def create_gpus(disk: Path, *, board: str, gpus: int, node: str) -> None:
     state.create(path, board=board, gpus=gpus, node_name=node)
 
 
+def install_driver(disk: Path) -> None:
+    """Install the simulated driver where NVIDIA's GPU operator has it. Raises NotCompiled."""
+    version = state.load(gpu_state_file(disk)).driver.version
+    root.install(disk / "fs" / DRIVER_ROOT.lstrip("/"), version, cache=binaries.cache_folder() / "driver")
+
+
+def driver_service() -> Service:
+    """Return what answers the driver's NVML."""
+    command = [sys.executable, "-m", "draco_local.simulator.driver.service", "--state", str(state.ON_A_NODE)]
+    return Service(name="driver", argv=command, environment={"PYTHONUNBUFFERED": "1"})
+
+
 def agent_service(node: str, *, api_host: str, api_port: int) -> Service:
-    """Return the agent, started once it has a token."""
+    """Return the agent, started once it has a token. What the kernel tells of GPUs is told by files beside their state."""
+    kernel = (
+        *("--sysfs-root", str(sysfs.tree(state.ON_A_NODE)), "--proc-root", str(procfs.tree(state.ON_A_NODE))),
+        *("--driver-root", DRIVER_ROOT),
+    )
     return Service(
         name="agent",
-        argv=[
-            sys.executable,
-            "-m",
-            "draco_local.simulator.agent",
-            "--node-name",
-            node,
-            "--state",
-            str(state.ON_A_NODE),
-        ],
+        argv=[sys.executable, "-m", "draco", "agent", "--node-name", node, *kernel],
         environment={
             "KUBERNETES_SERVICE_HOST": api_host,
             "KUBERNETES_SERVICE_PORT": str(api_port),

@@ -13,6 +13,7 @@ from typing import Final
 from draco_local.cluster.errors import MissingRequirement
 from draco_local.cluster.realnode.image import BUSYBOX_PROGRAM
 
+STDIO: Final = Path("/usr/include/stdio.h")
 CNI_BIN: Final = Path("/usr/lib/cni")
 _CAP_SYS_RESOURCE: Final = 24
 _HIDDEN: Final = ("/run", "/dev", "/etc", "/proc", "/sys", "/var")
@@ -39,7 +40,9 @@ def require(state_dir: Path) -> None:
         )
 
 
-def missing_packages(find: Callable[[str], str | None] = shutil.which, *, cni_bin: Path = CNI_BIN) -> list[str]:
+def missing_packages(
+    find: Callable[[str], str | None] = shutil.which, *, cni_bin: Path = CNI_BIN, header: Path = STDIO
+) -> list[str]:
     """Find the Debian packages that real nodes need and that are not installed."""
     needed = {
         "runc": bool(find("runc")),
@@ -49,6 +52,8 @@ def missing_packages(find: Callable[[str], str | None] = shutil.which, *, cni_bi
         "iproute2": bool(find("ip")),
         "util-linux": bool(find("nsenter") and find("unshare")),
         "mount": bool(find("mount") and find("umount")),
+        "gcc": bool(find("cc") or find("gcc")),  # for the simulated driver's libraries
+        "libc6-dev": header.exists(),
         "busybox-static": BUSYBOX_PROGRAM.exists() or bool(find("busybox")),
     }
     return [package for package, present in needed.items() if not present]

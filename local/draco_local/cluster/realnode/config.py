@@ -24,10 +24,14 @@ CONFIG_FOLDER: Final = "/run/draco/config"
 AGENT_MOUNT: Final = "/run/secrets/kubernetes.io/serviceaccount"
 """Where a pod finds its service account (/var/run is /run): the agent finds its own there too."""
 
+DRIVER_ROOT: Final = "/run/nvidia/driver"
+"""Where NVIDIA's GPU operator puts a driver."""
+
 CONTAINERD_SOCKET: Final = "/run/containerd/containerd.sock"
 KEPT_FOLDERS: Final = (
     *("/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/lib/draco", "/var/log"),
     AGENT_MOUNT,
+    DRIVER_ROOT,
 )
 
 
@@ -50,6 +54,7 @@ class NodeFacts:
     feature_gates: Mapping[str, bool]
     labels: Mapping[str, str]
     gpus: int
+    driver: Service | None
     agent: Service | None
     may_lower_oom_score: bool
     snapshotter: str = "overlayfs"
@@ -93,7 +98,7 @@ def plan_node(facts: NodeFacts) -> NodePlan:
         },
         devices=gpu_devices(facts.gpus),
         runtime=runtime,
-        services=[kubelet, proxy, *([facts.agent] if facts.agent else [])],
+        services=[each for each in (facts.driver, kubelet, proxy, facts.agent) if each],
         ready_argv=[*ctr, "version"],
         images=str(facts.images),
         import_argv=[*ctr, "--namespace", "k8s.io", "images", "import"],

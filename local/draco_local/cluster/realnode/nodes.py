@@ -27,7 +27,7 @@ from draco_local.cluster.files import write_atomically
 from draco_local.cluster.process import Processes
 from draco_local.cluster.programs import versions
 from draco_local.cluster.realnode import cgroup, image, network
-from draco_local.cluster.realnode.agent import agent_service, boot_gpus, create_gpus
+from draco_local.cluster.realnode.agent import agent_service, boot_gpus, create_gpus, driver_service, install_driver
 from draco_local.cluster.realnode.check import CNI_BIN, may_lower_oom_score, require
 from draco_local.cluster.realnode.config import AGENT_MOUNT, NodeFacts, plan_json, plan_node
 from draco_local.cluster.realnode.network import AddressPlan, names_of
@@ -250,6 +250,7 @@ class RealNodes:
         mount.mkdir(parents=True)
         write_atomically(mount / "ca.crt", authority.read_bytes())
         create_gpus(disk, board=settings.board, gpus=settings.gpus, node=node.name)
+        install_driver(disk)
         facts = NodeFacts(
             name=node.name,
             address=plan.node(node.index),
@@ -266,6 +267,7 @@ class RealNodes:
             feature_gates=versions.minor_of(settings.kubernetes).gates,
             labels=settings.labels,
             gpus=settings.gpus,
+            driver=driver_service(),
             agent=agent_service(node.name, api_host=str(plan.control), api_port=API_PORT) if settings.agent else None,
             may_lower_oom_score=may_lower_oom_score(Path("/proc/self/status").read_text()),
         )

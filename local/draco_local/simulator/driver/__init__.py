@@ -5,5 +5,5 @@ the real one sends it to the kernel by an ioctl. So it works in every process th
 in and whatever container it runs in, and nothing of the simulator is in that process.
 
 Rooms: `signatures` (each C function) and `forms` (the shapes that they have), `library` (makes the shared library), `service`
-(answers calls).
+(answers calls), `root` (a driver as it is installed on a node).
 """

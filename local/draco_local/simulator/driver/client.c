@@ -1,7 +1,7 @@
 /* The simulated libnvidia-ml: every function sends its arguments to the service and copies back what comes behind its pointers.
  *
  * A request is a length, a number for this process, the function's name, and its arguments; an answer is a length, the return
- * code, and for each pointer the bytes to write there. `functions.h` is generated: the table, and one function for each entry.
+ * code, and for each pointer the bytes to write there. `functions.h` stands for what is generated: the table, and one function for each entry.
  * A connection serves one call at a time, so that one thread may wait for events while others ask.
  */
 #define _GNU_SOURCE
@@ -30,7 +30,6 @@ struct function {
 };
 
 #define MOST_IDLE 16
-#define EXPORTED __attribute__((visibility("default")))
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int idle[MOST_IDLE], idle_count;

@@ -30,28 +30,33 @@ class NotCompiled(DracoError):
 
 
 def make(cache: Path) -> Path:
-    """Return the library, compiled into `cache` unless it is there. NotCompiled without a C compiler."""
+    """Return the simulated NVML, compiled into `cache` unless it is there. NotCompiled without a C compiler."""
     functions = "\n".join(_header())
-    digest = hashlib.sha256(f"{_CLIENT.read_text()}{functions}".encode()).hexdigest()[:16]
-    target = cache / f"simulated-nvml-{digest}" / SONAME
+    return make_other(SONAME, _CLIENT.read_text().replace('#include "functions.h"', functions), cache)
+
+
+def make_other(soname: str, source: str, cache: Path) -> Path:
+    """Return a library of that C source, compiled into `cache` unless it is there."""
+    target = cache / f"simulated-{hashlib.sha256(source.encode()).hexdigest()[:16]}" / soname
     if target.exists():
         return target
     compiler = shutil.which("cc") or shutil.which("gcc")
     if not compiler:
         raise NotCompiled(
-            "The simulated driver's library has to be compiled, and there is no C compiler: "
+            "The simulated driver's libraries have to be compiled, and there is no C compiler: "
             "run `apt-get install --no-install-recommends gcc libc6-dev`."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        Path(folder, "functions.h").write_text(functions)
-        made = Path(folder, SONAME)
-        options = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-fvisibility=hidden", f"-Wl,-soname,{SONAME}", "-s"]
-        source = [f"-I{folder}", f'-DSOCKET="{SOCKET}"', str(_CLIENT), "-lpthread", "-o", str(made)]
-        done = subprocess.run([compiler, *options, *source], capture_output=True, text=True, check=False)
+        text, made = Path(folder, "library.c"), Path(folder, soname)
+        text.write_text(source)
+        options = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", f"-Wl,-soname,{soname}", "-s", f'-DSOCKET="{SOCKET}"']
+        done = subprocess.run(
+            [compiler, *options, str(text), "-lpthread", "-o", str(made)], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise NotCompiled(
-                f"The simulated driver's library could not be compiled: {done.stderr.strip()} "
+                f"The simulated driver's {soname} could not be compiled: {done.stderr.strip()} "
                 "If a header is missing, run `apt-get install --no-install-recommends gcc libc6-dev`."
             )
         os.replace(made, target)  # noqa: PTH105 - one step, for several that make it at a time
@@ -80,14 +85,14 @@ def _function(index: int, signature: Signature) -> str:
     ]
     values = ", ".join(f"a{number}" for number in range(len(declared))) or "0"
     return (
-        f"EXPORTED int {signature.symbol}({', '.join(declared) or 'void'}) "
+        f"int {signature.symbol}({', '.join(declared) or 'void'}) "
         f"{{ const uint64_t values[] = {{{values}}}; return call(&table[{index}], values); }}"
     )
 
 
 def _error_string() -> Iterator[str]:
     """What return codes are called; it needs neither a session nor a driver."""
-    yield "EXPORTED const char *nvmlErrorString(int code) {"
+    yield "const char *nvmlErrorString(int code) {"
     yield "    switch (code) {"
     yield '    case 0: return "Success";'
     for code, words in sorted(ERROR_STRINGS.items()):

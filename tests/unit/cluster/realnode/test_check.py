@@ -9,15 +9,15 @@ from draco_local.cluster.realnode.check import may_lower_oom_score, missing_pack
 
 
 def test_each_missing_program_is_named_by_its_debian_package(tmp_path: Path) -> None:
-    present = {"ip", "nft", "nsenter", "unshare", "mount", "umount", "busybox"}
-    missing = missing_packages(lambda name: name if name in present else None, cni_bin=tmp_path)
+    present = {"cc", "ip", "nft", "nsenter", "unshare", "mount", "umount", "busybox"}
+    missing = missing_packages(lambda name: name if name in present else None, cni_bin=tmp_path, header=tmp_path)
     assert missing == ["runc", "containernetworking-plugins", "iptables"]
 
 
 def test_a_machine_with_everything_misses_nothing(tmp_path: Path) -> None:
     for plugin in ("ptp", "host-local", "portmap"):
         (tmp_path / plugin).touch()
-    assert missing_packages(lambda name: name, cni_bin=tmp_path) == []
+    assert missing_packages(lambda name: name, cni_bin=tmp_path, header=tmp_path) == []
 
 
 def test_without_root_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ FACTS = NodeFacts(
     feature_gates={"DRAExtendedResource": True},
     labels={"zone": "a"},
     gpus=2,
+    driver=Service(name="driver", argv=["driver"]),
     agent=Service(name="agent", argv=["agent"], after="/run/token"),
     may_lower_oom_score=False,
 )
@@ -98,7 +99,7 @@ def test_every_instance_that_a_gpu_could_have_has_its_device_nodes(tmp_path: Pat
 def test_the_runtime_comes_first_and_the_agent_waits_for_its_token() -> None:
     plan = plan_node(FACTS)
     assert plan.runtime.name == "containerd"
-    assert [service.name for service in plan.services] == ["kubelet", "kube-proxy", "agent"]
+    assert [service.name for service in plan.services] == ["driver", "kubelet", "kube-proxy", "agent"]
     assert plan.services[2].after == "/run/token"
 
 
