@@ -7,7 +7,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -18,7 +17,7 @@ from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.meta import ObjectKey, ObjectMeta
-from draco.resources.kinds import CLAIMS, Kind
+from draco.resources.kinds import Kind
 from tests.component.kube.support import CONFIG_MAPS, QUICK, ConfigMap, a_config_map, eventually, following
 from tests.doubles.faultproxy import (
     FaultProxy,
@@ -574,30 +573,3 @@ async def test_under_any_sequence_of_faults_the_store_ends_as_the_server_is(
     assert recorder.objects == truth
     assert len(used) > len(FAULTS) / 2
     assert informer.counts.failures > 10
-
-
-async def test_a_claim_that_is_nested_as_deep_as_the_server_takes_it_keeps_no_other_from_being_seen(
-    client: Client, namespace: str
-) -> None:
-    def deep(name: str) -> bytes:
-        opaque = '{"driver": "x.example.com", "parameters": {"a": %s}}' % ("[" * 5_000 + "]" * 5_000)
-        requests = '[{"name": "a", "exactly": {"deviceClassName": "x"}}]'
-        return (
-            f'{{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {{"name": "{name}"}},'
-            f'"spec": {{"devices": {{"requests": {requests}, "config": [{{"opaque": {opaque}}}]}}}}}}'
-        ).encode()
-
-    async def create(name: str) -> None:
-        await client.connection.request("POST", CLAIMS.path(namespace=namespace), body=deep(name))
-
-    await create("listed")
-    informer = Informer(client, CLAIMS, namespace=namespace, clock=SystemClock(), random=Random(1), settings=QUICK)
-    async with following(informer):
-        await eventually(lambda: names(informer) == ["listed"], "the first claim is listed")
-        await create("watched")
-        await eventually(lambda: names(informer) == ["listed", "watched"], "the second one is seen")
-        assert informer.counts.failures == 0
-    read = await client.get(CLAIMS, ObjectKey(namespace, "watched"))
-    assert read.spec.devices.requests[0].name == "a"
-    assert read == informer.store.get(ObjectKey(namespace, "watched"))
-    assert msgspec.json.decode(msgspec.json.encode(read), type=type(read)) == read, "nor does writing it take a stack"
