@@ -100,7 +100,7 @@ def test_the_runtime_comes_first_and_the_agent_waits_for_its_token() -> None:
     plan = plan_node(FACTS)
     assert plan.runtime.name == "containerd"
     assert [service.name for service in plan.services] == ["driver", "kubelet", "kube-proxy", "agent"]
-    assert plan.services[2].after == "/run/token"
+    assert plan.services[3].after == "/run/token"
 
 
 def test_the_first_process_reads_back_exactly_the_plan_that_was_written() -> None:
@@ -110,5 +110,5 @@ def test_the_first_process_reads_back_exactly_the_plan_that_was_written() -> Non
 
 
 def test_real_nodes_can_be_told_from_simulated_ones_by_a_label() -> None:
-    (kubelet, *_) = plan_node(FACTS).services
+    (_, kubelet, *_) = plan_node(FACTS).services
     assert kubelet.argv[list(kubelet.argv).index("--node-labels") + 1] == "draco.dev/real=true,zone=a"
