@@ -6,6 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 BIN := .venv/bin
 PYTEST_ARGS ?=
+PROVIDER ?= local
 FUZZ_ARGS ?=
 IMAGE_ARGS ?=
 AUDIT_ARGS ?=
@@ -36,8 +37,13 @@ unit: setup ## Only the fast tests, in a minute
 	@$(BIN)/python -m pytest tests/unit -m "not exhaustive" -n auto --durations=20 $(PYTEST_ARGS)
 
 .PHONY: e2e
-e2e: setup ## Only the tests on a whole cluster
-	@scripts/test tests/e2e $(PYTEST_ARGS)
+e2e: setup ## Only the tests on a whole cluster (PROVIDER=kind for one of kind's, IMAGE_ARGS as for make image)
+	@DRACO_TEST_PROVIDER=$(PROVIDER) IMAGE_ARGS="$(IMAGE_ARGS)" scripts/test tests/e2e $(PYTEST_ARGS)
+
+.PHONY: e2e-kind
+e2e-kind: setup ## The core of these on kind, with Draco installed as users do (IMAGE_ARGS="--base debian" where no registry answers)
+	@DRACO_TEST_PROVIDER=kind IMAGE_ARGS="$(IMAGE_ARGS)" \
+	  scripts/test tests/kind tests/image/test_image.py tests/e2e/real_nodes $(PYTEST_ARGS)
 
 .PHONY: image
 image: setup ## Build the image of operator and agent (IMAGE_ARGS="--base debian" where no registry answers)

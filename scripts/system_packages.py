@@ -1,29 +1,40 @@
-"""Install the Debian packages that real nodes need and that this machine lacks. Needs root only when something is missing."""
+"""Install the Debian packages that the tests need and that this machine lacks: those of real nodes, with --kind those of kind.
+
+Needs root only when something is missing.
+"""
 
 import os
 import shutil
 import subprocess
 import sys
 
-from draco_local.cluster.realnode.check import missing_packages
+from draco_local.cluster.kindnode import engine
+from draco_local.cluster.kindnode.docker import Docker
+from draco_local.cluster.realnode import check
 
 
 def main() -> None:
     """Install what is missing, quietly."""
-    packages = missing_packages()
+    needs = _kind_lacks if "--kind" in sys.argv[1:] else check.missing_packages
+    packages = needs()
     if not packages:
         return
     command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
     if os.geteuid() != 0:
-        sys.exit(f"The tests on real nodes need programs that this machine lacks: run `sudo {' '.join(command)}`.")
+        sys.exit(f"These tests need programs that this machine lacks: run `sudo {' '.join(command)}`.")
     if not shutil.which("apt-get"):
-        sys.exit(f"The tests on real nodes need programs that this machine lacks: install {', '.join(packages)}.")
+        sys.exit(f"These tests need programs that this machine lacks: install {', '.join(packages)}.")
     print(f"Installing {', '.join(packages)} ...", flush=True)
     quietly(["apt-get", "update"])
     quietly(command)
-    left = missing_packages()
+    left = needs()
     if left:
-        sys.exit(f"{', '.join(left)} did not provide what real nodes need.")
+        sys.exit(f"{', '.join(left)} did not provide what the tests need.")
+
+
+def _kind_lacks() -> list[str]:
+    """Nothing where Docker answers; it may have, or pull, what kind needs."""
+    return [] if Docker().answers() else engine.missing_packages()
 
 
 def quietly(command: list[str]) -> None:

@@ -9,9 +9,18 @@ from pathlib import Path
 import pytest
 
 from draco_local.cluster.programs import binaries
+from tests.e2e import provider
 from tests.e2e.kubectl import Kubectl, eventually
 
 EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On kind, leave out what is about our own clusters."""
+    if provider.ON_KIND:
+        left_out = [item for item in items if item.get_closest_marker("local_provider")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def draco(
@@ -35,7 +44,8 @@ def draco(
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     """Two nodes with eight H100 each, an operator, and kubectl for them."""
     name = f"e2e-{os.getpid()}"
-    up = draco("cluster", "up", "--name", name, "--nodes", "2", "--gpus", "8", "--board", "H100-80GB")
+    equipment = ("--nodes", "2", "--gpus", "8", "--board", "H100-80GB")
+    up = draco("cluster", "up", "--name", name, *equipment, *provider.options())
     try:
         assert up.returncode == 0, up.stdout + up.stderr
         kubeconfig = tmp_path_factory.mktemp("cluster") / "kubeconfig"

@@ -6,7 +6,8 @@ applied as they are. The cases run side by side in one cluster: each has a numbe
 stand for, so that nothing is cut elsewhere, and what is said of a case is translated back before anyone reads it.
 
 The first document of a file says what is expected, all of it optional:
-- `scheduler`: what the message of the pod's condition PodScheduled contains; without it there is no such condition.
+- `scheduler`: what the message of the pod's condition PodScheduled contains, with `{nodes}` for the number of nodes; without it
+  there is no such condition.
 - `event`: what another Event of Kubernetes on the pod contains. `refused`: what the API server says instead of storing the claim.
 - `reason`, `says`, `nearest`: Draco's reason, parts of its explanation, part of a change it names. `pod_only`: its claims are
   allocated or not there, and get no Event. `passing`: what is said changes all the time, as the scheduler tries again.

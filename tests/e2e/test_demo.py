@@ -3,6 +3,8 @@
 import os
 import re
 
+import pytest
+
 from tests.e2e.conftest import draco
 
 CHAPTERS = {
@@ -19,6 +21,7 @@ CHAPTERS = {
 """What a chapter's title says, and what its commands then print."""
 
 
+@pytest.mark.local_provider  # the demo makes a cluster of that
 def test_each_chapter_of_the_demo_shows_what_it_promises() -> None:
     name = f"demo-{os.getpid()}"
     told = draco("demo", "--name", name)

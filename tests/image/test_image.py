@@ -9,11 +9,12 @@ import pytest
 
 from draco_local.cluster import clusters
 from draco_local.cluster.programs import binaries
+from draco_local.cluster.realnode.config import LABEL_REAL
+from tests.e2e import provider
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.real_nodes.conftest import draco
 from tests.e2e.real_nodes.pods import claim, pod
 
-ARCHIVE = Path(__file__).parents[2] / "build" / "simulated.tar"
 SYSTEM = "draco-system"
 NODES, GPUS = 2, 2
 
@@ -24,7 +25,7 @@ def cluster() -> Iterator[Kubectl]:
     name = f"image-{os.getpid()}"
     equipment = ("--nodes", "0", "--real-nodes", str(NODES), "--gpus", str(GPUS))
     try:
-        draco("cluster", "up", "--name", name, *equipment, "--from-image", str(ARCHIVE))
+        draco("cluster", "up", "--name", name, *equipment, *provider.installed())
         yield Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=clusters.opened(name).kubeconfig)
     finally:
         draco("cluster", "down", "--name", name)
@@ -45,9 +46,15 @@ def system_pods(cluster: Kubectl, component: str) -> list[dict[str, Any]]:
     return cluster.objects("pods", "-n", SYSTEM, "-l", f"app.kubernetes.io/component={component}")
 
 
-def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(cluster: Kubectl) -> None:
+@pytest.fixture(scope="session")
+def nodes(cluster: Kubectl) -> list[str]:
+    """The nodes that run Draco, by name."""
+    return sorted(each["metadata"]["name"] for each in cluster.objects("nodes", "-l", f"{LABEL_REAL}=true"))
+
+
+def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(cluster: Kubectl, nodes: list[str]) -> None:
     operators, agents = system_pods(cluster, "operator"), system_pods(cluster, "agent")
-    assert {each["spec"]["nodeName"] for each in agents} == {"real-1", "real-2"}
+    assert {each["spec"]["nodeName"] for each in agents} == set(nodes)
     assert len(operators) == 2
     for each in (*operators, *agents):
         [container] = each["status"]["containerStatuses"]
@@ -60,11 +67,11 @@ def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(clus
         assert not container["securityContext"].get("privileged")
 
 
-def test_a_pod_gets_a_gpu_and_gives_it_back(kube: Kubectl) -> None:
-    kube.apply_objects(claim("one"), pod("worker", node="real-1", claims="one"))
+def test_a_pod_gets_a_gpu_and_gives_it_back(kube: Kubectl, nodes: list[str]) -> None:
+    kube.apply_objects(claim("one"), pod("worker", node=nodes[0], claims="one"))
     kube.running("worker")
     [(pool, device)] = kube.devices("one")
-    assert pool == "real-1"
+    assert pool == nodes[0]
     inside = kube.run("exec", "worker", "--", "sh", "-c", "ls /dev/nvidia[0-9]* && env").stdout
     assert f"/dev/nvidia{device.removeprefix('gpu-')}\n" in inside
     assert f"DRACO_DEVICE_{device.upper().replace('-', '_')}=GPU-" in inside
@@ -76,20 +83,20 @@ def test_a_pod_gets_a_gpu_and_gives_it_back(kube: Kubectl) -> None:
     eventually(free, what="the claim is free")
 
 
-def test_a_waiting_claim_is_explained(kube: Kubectl) -> None:
+def test_a_waiting_claim_is_explained(kube: Kubectl, nodes: list[str]) -> None:
     wanted = claim("too-big")
     wanted["spec"]["devices"]["requests"][0]["exactly"]["count"] = GPUS + 1
-    kube.apply_objects(wanted, pod("waits", node="real-1", claims="too-big"))
+    kube.apply_objects(wanted, pod("waits", node=nodes[0], claims="too-big"))
     [note, *_] = eventually(lambda: kube.notes("too-big"), what="an Event about the claim")
     assert f"wants {GPUS + 1} devices on one node" in note
 
 
-def test_one_gpu_is_maintained_while_its_neighbour_works(kube: Kubectl, cluster: Kubectl) -> None:
+def test_one_gpu_is_maintained_while_its_neighbour_works(kube: Kubectl, cluster: Kubectl, nodes: list[str]) -> None:
     maintenance = {
         "apiVersion": "draco.dev/v1alpha1",
         "kind": "DeviceMaintenance",
         "metadata": {"name": "swap-gpu-0"},
-        "spec": {"deviceSelector": {"driver": "gpu.nvidia.com", "pool": "real-2", "device": "gpu-0"}},
+        "spec": {"deviceSelector": {"driver": "gpu.nvidia.com", "pool": nodes[1], "device": "gpu-0"}},
     }
     cluster.apply_objects(maintenance)
     try:
@@ -97,21 +104,23 @@ def test_one_gpu_is_maintained_while_its_neighbour_works(kube: Kubectl, cluster:
             lambda: cluster.get("devicemaintenance", "swap-gpu-0").get("status", {}).get("phase") == "InMaintenance",
             what="the GPU is isolated",
         )
-        kube.apply_objects(claim("other"), pod("worker", node="real-2", claims="other"))
+        kube.apply_objects(claim("other"), pod("worker", node=nodes[1], claims="other"))
         kube.running("worker")
-        assert kube.devices("other") == [("real-2", "gpu-1")]
+        assert kube.devices("other") == [(nodes[1], "gpu-1")]
     finally:
         cluster.run("delete", "devicemaintenance", "swap-gpu-0")
 
 
-def test_an_agent_that_is_replaced_keeps_the_claims_of_its_node(kube: Kubectl, cluster: Kubectl) -> None:
-    kube.apply_objects(claim("kept"), pod("worker", node="real-1", claims="kept"))
+def test_an_agent_that_is_replaced_keeps_the_claims_of_its_node(
+    kube: Kubectl, cluster: Kubectl, nodes: list[str]
+) -> None:
+    kube.apply_objects(claim("kept"), pod("worker", node=nodes[0], claims="kept"))
     kube.running("worker")
-    [old] = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == "real-1"]
+    [old] = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == nodes[0]]
     cluster.run("delete", "pod", "-n", SYSTEM, old["metadata"]["name"])
 
     def replaced() -> bool:
-        found = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == "real-1"]
+        found = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == nodes[0]]
         return [each["status"].get("phase") for each in found] == ["Running"] and found[0]["metadata"] != old[
             "metadata"
         ]

@@ -11,9 +11,9 @@ import pytest
 
 from draco_local.cluster import clusters
 from draco_local.cluster.programs import binaries
-from draco_local.cluster.providers.local import LocalCluster
-from draco_local.cluster.realnode.nodes import RealNodes
+from tests.e2e import provider
 from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.real_nodes.machines import Machines, machines_of
 from tests.e2e.real_nodes.pods import DRIVER, Bench
 
 GPUS = 2
@@ -27,23 +27,20 @@ def draco(*arguments: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def real_cluster() -> Iterator[tuple[Kubectl, RealNodes]]:
+def real_cluster() -> Iterator[tuple[Kubectl, Machines]]:
     """Two real nodes with two GPUs each, beside a simulated one."""
     name = f"e2e-real-{os.getpid()}"
     try:
-        draco(
-            "cluster", "up", "--name", name, "--nodes", "1", "--real-nodes", "2", "--gpus", str(GPUS), "--no-operator"
-        )
-        cluster = clusters.opened(name)
-        assert isinstance(cluster, LocalCluster)
-        kubectl = Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=cluster.kubeconfig)
-        yield kubectl, cluster.real_nodes
+        equipment = ("--nodes", "1", "--real-nodes", "2", "--gpus", str(GPUS), "--no-operator")
+        draco("cluster", "up", "--name", name, *equipment, *(provider.installed() if provider.ON_KIND else ()))
+        kubeconfig = clusters.opened(name).kubeconfig
+        yield Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=kubeconfig), machines_of(name)
     finally:
         draco("cluster", "down", "--name", name)
 
 
 @pytest.fixture
-def bench(real_cluster: tuple[Kubectl, RealNodes], tmp_path: Path) -> Iterator[Bench]:
+def bench(real_cluster: tuple[Kubectl, Machines], tmp_path: Path) -> Iterator[Bench]:
     """A namespace of the test's own, and the first node with all its GPUs published and free."""
     kubectl, nodes = real_cluster
     namespace = f"test-{uuid.uuid4().hex[:8]}"

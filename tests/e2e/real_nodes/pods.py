@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import PreparedClaim
 from draco_local.cluster.realnode.image import BUSYBOX_IMAGE
-from draco_local.cluster.realnode.init import RUN_FOLDER
-from draco_local.cluster.realnode.nodes import API_PORT, RealNodes
 from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.real_nodes.machines import Machines, service_pid
 
 DRIVER = "gpu.nvidia.com"
 STARTS_WITHIN_S = 60.0
@@ -53,18 +54,12 @@ def pod(name: str, *, node: str, claims: str = "") -> dict[str, Any]:
     }
 
 
-def service_pid(nodes: RealNodes, node: str, service: str) -> int | None:
-    """The process id, inside the node, of "kubelet", "containerd", "kube-proxy" or "agent"; None while it does not run."""
-    done = nodes.exec_on_node(node, ["cat", RUN_FOLDER / f"{service}.pid"])
-    return int(done.stdout) if done.returncode == 0 and done.stdout.strip() else None
-
-
 @dataclass(frozen=True)
 class Bench:
     """One namespace, and the node that its pods run on."""
 
     kube: Kubectl
-    nodes: RealNodes
+    nodes: Machines
     node: str
 
     def start(self, *names: str) -> None:
@@ -167,16 +162,25 @@ class Bench:
 
     def as_holder_of(self, token: str, *arguments: str, given: str = "") -> "subprocess.CompletedProcess[str]":
         """Run kubectl with nothing but this token; `given` is its standard input."""
-        authority = self.nodes.folder.parent / "pki" / "ca.crt"
-        server = f"https://{self.nodes.address}:{API_PORT}"
-        access = [
-            "--kubeconfig=/dev/null",
-            f"--server={server}",
-            f"--certificate-authority={authority}",
-            f"--token={token}",
-        ]
-        command: list[str] = [str(self.kube.binary), *access, *arguments]
+        user = {"name": "holder", "user": {"token": token}}
+        mine = yaml.safe_load(self.kube.kubeconfig.read_text())
+        for each in mine["contexts"]:
+            each["context"]["user"] = user["name"]
+        theirs = self.kube.kubeconfig.with_name("kubeconfig-of-holder")
+        theirs.touch(mode=0o600)
+        theirs.write_text(yaml.safe_dump(mine | {"users": [user]}))
+        command = [str(self.kube.binary), "--kubeconfig", str(theirs), *arguments]
         return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+
+    def agent_token(self) -> str:
+        """The token of the node's agent: of the pod that it is, or as the node has it."""
+        agents = ["--namespace=draco-system", "-l", "app.kubernetes.io/component=agent"]
+        on_node = ["--field-selector", f"spec.nodeName={self.node}"]
+        token = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+        pods = self.kube.run("get", "pods", *agents, *on_node, "-o", "name").stdout.split()
+        if not pods:
+            return self.on_node("cat", token)
+        return self.kube.run("exec", "--namespace=draco-system", pods[0], "--", "cat", token).stdout
 
     def kill(self, service: str) -> int:
         """Kill a service of the node and return which process it was."""

@@ -132,7 +132,7 @@ def test_a_pod_deleted_while_its_node_is_off_is_released_when_it_is_back(bench: 
 
 
 def test_the_agent_of_one_node_cannot_write_what_belongs_to_another(bench: Bench) -> None:
-    token = bench.on_node("cat", "/var/run/secrets/kubernetes.io/serviceaccount/token")
+    token = bench.agent_token()
     (mine, theirs) = (bench.slice_of(node) for node in bench.nodes.nodes)
     for name, refusal in ((mine, ""), (theirs, "may not write a slice that is not for that node alone")):
         touched = bench.kube.get("resourceslice", name)

@@ -17,9 +17,9 @@ from draco_local.cluster.realnode import cgroup, network
 from draco_local.cluster.realnode.init import RUN_FOLDER
 from draco_local.cluster.realnode.nodes import PROGRAMS, RealNodes, RealNodeSettings
 from tests.e2e.kubectl import eventually
-from tests.e2e.real_nodes.pods import service_pid
+from tests.e2e.real_nodes.machines import service_pid
 
-pytestmark = pytest.mark.real_node
+pytestmark = [pytest.mark.real_node, pytest.mark.local_provider]
 
 SYSCTLS = ("kernel/panic", "kernel/panic_on_oops", "vm/overcommit_memory", "vm/panic_on_oom", "net/ipv4/ip_forward")
 

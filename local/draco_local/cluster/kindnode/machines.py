@@ -7,6 +7,7 @@ real nodes are, so that the same commands change them. Must not make or delete c
 import shlex
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,8 +64,9 @@ class KindMachines:
     def load_image(self, archive: Path) -> None:
         """Put the images of an archive onto each node."""
         importing = ["ctr", "--namespace=k8s.io", "images", "import", "--all-platforms", "--digests", "-"]
-        for node in self.nodes:
-            self._docker.run(["docker", "exec", "--interactive", node, *importing], given=archive)
+        commands = [["docker", "exec", "--interactive", node, *importing] for node in self.nodes]
+        with ThreadPoolExecutor() as side_by_side:
+            list(side_by_side.map(lambda command: self._docker.run(command, given=archive), commands))
 
     def power_off(self, node: str) -> None:
         """Take the node's power: everything on it ends at once. Nothing happens when it is off."""

@@ -1,0 +1,25 @@
+"""Whose clusters the tests run on: our own, or with DRACO_TEST_PROVIDER=kind those of kind.
+
+Owns the choice, and what follows from it for a test: kind's nodes run Draco as its users do, from an image, installed by helm.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+PROVIDER: Final = os.environ.get("DRACO_TEST_PROVIDER", "local")
+assert PROVIDER in {"local", "kind"}, "DRACO_TEST_PROVIDER is local or kind"
+ON_KIND: Final = PROVIDER == "kind"
+
+ARCHIVE: Final = Path(__file__).parents[2] / "build" / "simulated.tar"
+"""The image with simulated GPUs; `make image-test` and `scripts/test` with kind build it."""
+
+
+def options() -> list[str]:
+    """Of `draco cluster up`, for every cluster that a test makes."""
+    return ["--provider", PROVIDER]
+
+
+def installed() -> list[str]:
+    """The same for a cluster whose nodes run Draco from the image."""
+    return [*options(), "--from-image", str(ARCHIVE)]

@@ -1,0 +1,91 @@
+"""The private Docker Engine: one for all clusters, and nothing of it on the machine when the last one is gone."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draco_local.cluster.kindnode.engine import PrivateEngine
+from draco_local.cluster.process import marked_with
+from draco_local.cluster.progress import SilentProgress
+from draco_local.cluster.realnode import cgroup, network
+
+SILENT = SilentProgress()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[PrivateEngine]:
+    """An engine of the test's own, which no cluster uses yet."""
+    engine = PrivateEngine(tmp_path / "cache")
+    yield engine
+    for cluster in engine.users():
+        engine.release(cluster, SILENT)
+
+
+def a_cluster(folder: Path, name: str) -> Path:
+    (folder / name).mkdir()
+    return folder / name
+
+
+def machine(engine: PrivateEngine) -> dict[str, Any]:
+    """Everything of this machine that an engine touches, beside what others do meanwhile."""
+    names = network.names_of("kind", engine.folder)
+    groups = cgroup.mounted()
+    links = subprocess.run(["ip", "-brief", "link"], check=True, capture_output=True, text=True).stdout
+    rules = subprocess.run(["iptables-save"], check=True, capture_output=True, text=True).stdout
+    return {
+        "processes": sorted(marked_with(engine.folder)),
+        "links": [
+            line.split()[0] for line in links.splitlines() if line.startswith((names.host_link, "docker", "br-"))
+        ],
+        "rules": [line for line in rules.splitlines() if "docker" in line.lower() or "FORWARD" in line],
+        "forwarding": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
+        "namespaces": network.cluster_namespaces(names),
+        "cgroups": [root / names.cgroup for root in (*groups.roots, *groups.unified) if (root / names.cgroup).exists()],
+        "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(engine.folder) in line],
+        "folders": [Path(name).exists() for name in ("/lib/modules", "/run/docker", "/var/lib/docker")],
+    }
+
+
+def test_one_engine_serves_all_clusters_and_leaves_nothing_after_the_last(
+    engine: PrivateEngine, tmp_path: Path
+) -> None:
+    one, other = a_cluster(tmp_path, "one"), a_cluster(tmp_path, "other")
+    before = machine(engine)
+    client = engine.acquire(one, SILENT)
+    assert client.answers()
+    assert engine.acquire(other, SILENT) == client
+    during = machine(engine)
+    assert during["processes"]
+    assert (during["rules"], during["forwarding"]) == (before["rules"], before["forwarding"])
+    engine.release(one, SILENT)
+    assert client.answers()
+    engine.release(other, SILENT)
+    assert not engine.running()
+    assert machine(engine) == before
+
+
+def test_an_engine_that_was_killed_is_started_again(engine: PrivateEngine, tmp_path: Path) -> None:
+    cluster = a_cluster(tmp_path, "one")
+    before = machine(engine)
+    engine.acquire(cluster, SILENT)
+    for pid, _ in marked_with(engine.folder):
+        with contextlib.suppress(ProcessLookupError):  # it went with its parent
+            os.kill(pid, signal.SIGKILL)
+    assert engine.acquire(cluster, SILENT).answers()
+    engine.release(cluster, SILENT)
+    assert machine(engine) == before
+
+
+def test_a_cluster_that_is_gone_does_not_keep_the_engine(engine: PrivateEngine, tmp_path: Path) -> None:
+    forgotten, used = a_cluster(tmp_path, "forgotten"), a_cluster(tmp_path, "used")
+    engine.acquire(forgotten, SILENT)
+    engine.acquire(used, SILENT)
+    forgotten.rmdir()
+    engine.release(used, SILENT)
+    assert not engine.running()
