@@ -54,11 +54,41 @@ SECONDS: dict[str, float] = {
 
 A_TEST_S = 0.03
 
+API_SERVERS = 2
+"""How many workers run tests on an API server: each has its own, which costs as much to start and to keep as many tests."""
+
+_ON = " on "
+
 
 def group_of(test: str) -> str:
     """What a test runs together with, one after another on one worker."""
+    name, _, server = test.rpartition(_ON)
+    if name:
+        return server
     file = test.partition("::")[0]
     return next((folder for folder in SHARED if file.startswith(f"{folder}/")), file)
+
+
+def _seconds(file: str, tests: int) -> float:
+    return SECONDS.get(file, tests * A_TEST_S)
+
+
+def _servers(items: list[pytest.Item]) -> dict[int, str]:
+    """The server that each test, by its place, shares with others, if it asks for one: whole files, spread evenly."""
+    on_api_server: dict[str, list[int]] = {}
+    found: dict[int, str] = {}
+    for number, item in enumerate(items):
+        asked = set(getattr(item, "fixturenames", ()))
+        if "control_plane" in asked:
+            found[number] = "control-plane"
+        elif not asked.isdisjoint({"api_server", "served"}):
+            on_api_server.setdefault(item.nodeid.partition("::")[0], []).append(number)
+    load = dict.fromkeys((f"api-server-{number}" for number in range(1, API_SERVERS + 1)), 0.0)
+    for file, numbers in sorted(on_api_server.items(), key=lambda one: (-_seconds(one[0], len(one[1])), one[0])):
+        lightest = min(load, key=lambda name: load[name])
+        load[lightest] += _seconds(file, len(numbers))
+        found |= dict.fromkeys(numbers, lightest)
+    return found
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -70,14 +100,29 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On a worker: the longest groups first. Every worker counts the tests alike."""
+    """On a worker: the longest groups first. Every worker counts the tests alike.
+
+    Where a test shares a server with other files, its id says so, as xdist's own groups do: only ids reach the scheduler.
+    """
     if not hasattr(config, "workerinput"):
         return
-    groups: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        groups.setdefault(group_of(item.nodeid), []).append(item)
-    ordered = sorted(groups, key=lambda group: -SECONDS.get(group, len(groups[group]) * A_TEST_S))
-    items[:] = [item for group in ordered for item in groups[group]]
+    servers = _servers(items)
+    groups: dict[str, dict[str, list[pytest.Item]]] = {}
+    for number, item in enumerate(items):
+        name, file = item.nodeid, item.nodeid.partition("::")[0]
+        if server := servers.get(number):
+            item._nodeid = name = f"{name}{_ON}{server}"
+        groups.setdefault(group_of(name), {}).setdefault(file, []).append(item)
+
+    def seconds(group: str) -> float:
+        return SECONDS.get(group) or sum(_seconds(file, len(tests)) for file, tests in groups[group].items())
+
+    items[:] = [
+        item
+        for group in sorted(groups, key=seconds, reverse=True)
+        for tests in groups[group].values()
+        for item in tests
+    ]
 
 
 @pytest.hookimpl(optionalhook=True)

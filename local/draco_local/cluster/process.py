@@ -22,7 +22,10 @@ from draco_local.cluster.files import write_atomically
 MARKER = "DRACO_CLUSTER_FOLDER"
 """Environment variable that every process of a cluster, and each of their children, carries: the cluster's state folder."""
 
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV")
+_PASSED_ON = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV"),
+    "GOMAXPROCS",  # how many processors each of Kubernetes' programs may use at once
+)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _EXECVE_S = 2.0  # far longer than the kernel needs to load a program, also on a busy machine
 
