@@ -111,7 +111,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for number, item in enumerate(items):
         name, file = item.nodeid, item.nodeid.partition("::")[0]
         if server := servers.get(number):
-            item._nodeid = name = f"{name}{_ON}{server}"
+            item._nodeid = name = f"{name}{_ON}{server}"  # type: ignore[attr-defined]
         groups.setdefault(group_of(name), {}).setdefault(file, []).append(item)
 
     def seconds(group: str) -> float:

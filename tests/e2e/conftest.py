@@ -66,7 +66,7 @@ def kube(cluster: Kubectl, request: pytest.FixtureRequest, tmp_path: Path) -> It
     cluster.run("delete", "namespace", name, "--wait=false")  # from now on nobody makes anything in it
     cluster.run("delete", "pods", "--all", "-n", name, "--grace-period=1", "--wait=false")
     eventually(
-        lambda: not cluster.objects("pods,resourceclaims", "-n", name),
+        lambda: not any(cluster.objects(kind, namespace=name) for kind in ("pods", "resourceclaims")),
         what=f"all pods and claims of namespace {name} are gone",
         within_s=90,
     )

@@ -1,4 +1,7 @@
-"""kubectl, as a user runs it: apply, get, wait, delete, with every failure shown in kubectl's own words."""
+"""kubectl, as a user runs it: apply, wait, delete, with every failure shown in kubectl's own words.
+
+What a test only looks at, it reads from the API server itself.
+"""
 
 import json
 import subprocess
@@ -8,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+from tests.e2e.reading import reader
 
 
 class StillFalseError(AssertionError):
@@ -71,21 +74,21 @@ class Kubectl:
 
     def apply_objects(self, *manifests: dict[str, Any]) -> None:
         """Apply what a test has built."""
-        self.run_with_input(yaml.safe_dump_all(manifests), "apply", "-f", "-")
+        self.run_with_input(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}), "apply", "-f", "-")
 
     def delete(self, path: Path) -> None:
         """Delete what a file or folder describes; what is gone already is fine."""
         self.run("delete", "--ignore-not-found", "--wait=false", "-f", str(path))
 
-    def get(self, kind: str, name: str) -> dict[str, Any]:
-        """One object."""
-        found: dict[str, Any] = json.loads(self.run("get", kind, name, "-o", "json").stdout)
-        return found
+    def get(self, kind: str, name: str, *, namespace: str | None = None) -> dict[str, Any]:
+        """One object, in the namespace or in another."""
+        found = reader(self.kubeconfig)
+        return found.get(kind, name, namespace=found.namespace if namespace is None else namespace)
 
-    def objects(self, kind: str, *arguments: str) -> list[dict[str, Any]]:
-        """Objects of a kind in the namespace."""
-        found: list[dict[str, Any]] = json.loads(self.run("get", kind, "-o", "json", *arguments).stdout)["items"]
-        return found
+    def objects(self, kind: str, *, namespace: str | None = None, labels: str = "") -> list[dict[str, Any]]:
+        """Objects of a kind in the namespace, or in another; in all if that is empty."""
+        found = reader(self.kubeconfig)
+        return found.list(kind, namespace=found.namespace if namespace is None else namespace, labels=labels)
 
     def phase(self, pod: str) -> str:
         """A pod's phase."""

@@ -170,7 +170,7 @@ def report(kube: Kubectl, case: Case) -> None:
     """Write what the waiting claim's driver reports, once it is allocated, and each time it has been allocated again."""
     for claim, status in case.status:
         if claim in case.claims:
-            there = json.loads(kube.run("get", "resourceclaim", claim, "-n", case.namespace, "-o", "json").stdout)
+            there = kube.get("resourceclaim", claim, namespace=case.namespace)
             if "allocation" in there.get("status", {}) and "devices" not in there["status"]:
                 set_status(kube, case, claim, status)
 
@@ -212,15 +212,15 @@ def set_status(kube: Kubectl, case: Case, claim: str, status: Manifest) -> None:
 
 def scheduled_condition(kube: Kubectl, case: Case) -> dict[str, Any]:
     """The condition PodScheduled of the waiting pod; empty while no scheduler has said anything."""
-    pod = json.loads(case.translated(kube.run("get", "pod", POD, "-n", case.namespace, "-o", "json").stdout))
+    pod = json.loads(case.translated(json.dumps(kube.get("pod", POD, namespace=case.namespace))))
     conditions = pod["status"].get("conditions", [])
     return next((each for each in conditions if each["type"] == "PodScheduled"), {})
 
 
 def events(kube: Kubectl, case: Case) -> list[dict[str, Any]]:
     """The Events of the case, with the names that its file has."""
-    listed = kube.run("get", "events.events.k8s.io", "-n", case.namespace, "-o", "json").stdout
-    found: list[dict[str, Any]] = json.loads(case.translated(listed))["items"]
+    listed = kube.objects("events.events.k8s.io", namespace=case.namespace)
+    found: list[dict[str, Any]] = json.loads(case.translated(json.dumps(listed)))
     return found
 
 
@@ -243,4 +243,4 @@ def _all_bound(kube: Kubectl, cases: list[Case]) -> bool:
 
 def _pods_of(kube: Kubectl, cases: list[Case]) -> list[Manifest]:
     namespaces = {case.namespace for case in cases}
-    return [each for each in kube.objects("pods", "--all-namespaces") if each["metadata"]["namespace"] in namespaces]
+    return [each for each in kube.objects("pods", namespace="") if each["metadata"]["namespace"] in namespaces]

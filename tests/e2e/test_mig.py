@@ -336,7 +336,7 @@ def test_an_instance_made_by_hand_is_kept_reported_and_avoided(kube: Kubectl, fo
     kube.run("delete", "pod", early)
     kube.running(late)  # in the same place
     assert uuids(kube)["3g.40gb", 4] == foreign
-    events = kube.objects("events.events.k8s.io", "-n", "default")
+    events = kube.objects("events.events.k8s.io", namespace="default")
     assert [event["note"] for event in events if event["reason"] == "ForeignInstance"]
 
 

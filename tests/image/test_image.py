@@ -43,13 +43,13 @@ def kube(cluster: Kubectl, request: pytest.FixtureRequest, tmp_path: Path) -> It
 
 def system_pods(cluster: Kubectl, component: str) -> list[dict[str, Any]]:
     """The pods of the operator or of the agent."""
-    return cluster.objects("pods", "-n", SYSTEM, "-l", f"app.kubernetes.io/component={component}")
+    return cluster.objects("pods", namespace=SYSTEM, labels=f"app.kubernetes.io/component={component}")
 
 
 @pytest.fixture(scope="session")
 def nodes(cluster: Kubectl) -> list[str]:
     """The nodes that run Draco, by name."""
-    return sorted(each["metadata"]["name"] for each in cluster.objects("nodes", "-l", f"{LABEL_REAL}=true"))
+    return sorted(each["metadata"]["name"] for each in cluster.objects("nodes", labels=f"{LABEL_REAL}=true"))
 
 
 def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(cluster: Kubectl, nodes: list[str]) -> None:

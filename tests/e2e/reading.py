@@ -1,0 +1,105 @@
+"""Reads of objects with a kubeconfig's credentials, over connections that are kept: what tests look at again and again.
+
+Owns nothing that a user does: tests write with kubectl. A kubectl of its own for every look takes a tenth of a second of
+processor time, and as much of the server for its handshake.
+"""
+
+import base64
+import functools
+import ssl
+import tempfile
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import urllib3
+import yaml
+
+_GROUPS = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+
+
+class Resource(NamedTuple):
+    """Where a resource is served."""
+
+    prefix: str
+    plural: str
+    is_namespaced: bool
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """The path of a collection or an object; of all namespaces without one."""
+        within = f"/namespaces/{namespace}" if namespace and self.is_namespaced else ""
+        return f"{self.prefix}{within}/{self.plural}" + (f"/{name}" if name else "")
+
+
+class Reader:
+    """One cluster, as the current context of a kubeconfig with a client certificate reaches it."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        config = yaml.load(kubeconfig.read_text(encoding="utf-8"), yaml.CSafeLoader)
+        context = _named(config["contexts"], config["current-context"])["context"]
+        cluster = _named(config["clusters"], context["cluster"])["cluster"]
+        self.namespace: str = context.get("namespace", "default")
+        self._server: str = cluster["server"]
+        user = _named(config["users"], context["user"])["user"]
+        parts = (cluster["certificate-authority-data"], user["client-certificate-data"], user["client-key-data"])
+        self._pool = _connections(*map(str, parts))
+        self._resources: dict[str, Resource] = {}
+
+    def get(self, kind: str, name: str, *, namespace: str) -> dict[str, Any]:
+        """One object. An AssertionError says what the server answered instead."""
+        found: dict[str, Any] = self._read(self._resource(kind).path(namespace, name))
+        return found
+
+    def list(self, kind: str, *, namespace: str, labels: str = "") -> list[dict[str, Any]]:
+        """The objects of a kind, of all namespaces if `namespace` is empty."""
+        fields = {"labelSelector": labels} if labels else {}
+        found: list[dict[str, Any]] = self._read(self._resource(kind).path(namespace), fields)["items"]
+        return found
+
+    def _resource(self, kind: str) -> Resource:
+        if kind not in self._resources:
+            self._resources = self._served()
+        assert kind in self._resources, f"{self._server} serves no {kind}"
+        return self._resources[kind]
+
+    def _served(self) -> dict[str, Resource]:
+        """Resources by plural and singular names, alone and with their group; as with kubectl, what comes first wins."""
+        found: dict[str, Resource] = {}
+        for root in ("/api", "/apis"):
+            for group in self._read(root, accept=_GROUPS)["items"]:
+                name = group["metadata"].get("name", "")
+                for version in group["versions"]:
+                    prefix = "/".join(filter(None, (root, name, version["version"])))
+                    for each in version.get("resources", ()):
+                        resource = Resource(prefix, each["resource"], each["scope"] == "Namespaced")
+                        for alias in (each["resource"], each["singularResource"]):
+                            found.setdefault(alias, resource)
+                            found.setdefault(f"{alias}.{name}", resource)
+        return found
+
+    def _read(self, path: str, fields: dict[str, str] | None = None, *, accept: str = "application/json") -> Any:
+        response = self._pool.request(
+            "GET", self._server + path, fields=fields, headers={"Accept": accept}, timeout=30, retries=False
+        )
+        assert response.status == HTTPStatus.OK, f"GET {path}: {response.status} {response.data.decode()}"
+        return response.json()
+
+
+@functools.cache
+def reader(kubeconfig: Path) -> Reader:
+    """The reader of a kubeconfig, which must not change any more."""
+    return Reader(kubeconfig)
+
+
+@functools.cache
+def _connections(authority: str, certificate: str, key: str) -> urllib3.PoolManager:
+    context = ssl.create_default_context(cadata=base64.b64decode(authority).decode())
+    with tempfile.NamedTemporaryFile() as file:  # the only form in which ssl takes a client certificate
+        file.write(base64.b64decode(certificate) + base64.b64decode(key))
+        file.flush()
+        context.load_cert_chain(file.name)
+    return urllib3.PoolManager(ssl_context=context)
+
+
+def _named(entries: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(each for each in entries if each["name"] == name)
