@@ -55,7 +55,7 @@ def in_time(limits: ConnectionLimits) -> Middleware:
             async with asyncio.timeout(limits.body_s):
                 await response.prepare(request)
                 await response.write_eof()
-        except TimeoutError:
+        except (TimeoutError, ConnectionError):  # the client is too slow, or gone
             if request.transport is not None:
                 request.transport.abort()
         return response

@@ -4,6 +4,7 @@ Owns the server, which the webhook uses too, and the wording of its answers. Wha
 program, each time. Why they are not Kopf's: docs/design/0001-kopf.md.
 """
 
+import logging
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -27,6 +29,11 @@ _LARGEST_BYTES = 1024
 """Nobody has anything to send to these endpoints."""
 _LINGER_S = 1.0
 """How long what is sent after an answer is still taken, so that the client gets to see the answer."""
+
+
+_server_log = logging.getLogger(__name__)
+_server_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+"""Without what clients do wrong: they are told, and must not fill the log."""
 
 
 class PortTaken(DracoError):
@@ -77,6 +84,7 @@ async def serving(
         shutdown_timeout=0.5,
         keepalive_timeout=limits.head_s,
         lingering_time=_LINGER_S,
+        logger=_server_log,
         handler_cancellation=True,  # nobody waits for the answer any more
         auto_decompress=False,
     )

@@ -29,6 +29,7 @@ from draco.resources.written.manifests import ManifestError, decode, expand
 from tests.differential.cel_grammar import RULES
 from tests.differential.cel_oddities import ODD
 from tests.differential.runs import KEPT
+from tests.fuzz import machines
 from tests.fuzz.run import Target
 
 ROOT = Path(__file__).parents[2]
@@ -249,4 +250,5 @@ TARGETS = (
     Target("case", case, _cases(), JSON_TOKENS),
     Target("trace", trace, _traces(), [*JSON_TOKENS, "\n", '"movable"', "7g.80gb", '"depart": 1']),
     Target("layout", layout, LAYOUTS, [*JSON_TOKENS, '"start": 2', '"count": 99', "7g.80gb", "1g.20gb"]),
+    *machines.TARGETS,
 )

@@ -182,6 +182,18 @@ async def test_a_client_with_very_many_connections_keeps_nobody_else_out() -> No
         )
 
 
+@pytest.mark.parametrize("sent", [PROBE, b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
+async def test_a_client_that_is_gone_or_sends_nonsense_does_not_fill_the_log(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(probes(), ConnectionLimits()) as connect:
+        client = await connect()
+        client.writer.write(sent)
+        client.writer.write_eof()
+        await client.ended()
+    assert caplog.records == []
+
+
 async def test_what_is_open_at_the_end_is_ended() -> None:
     async with served(probes(), ConnectionLimits()) as connect:
         idle, used = await connect(), await connect()

@@ -441,3 +441,13 @@ def test_a_fault_of_work_aside_is_the_caller_s(nvml: Nvml) -> None:
 
     with nvml.lock, pytest.raises(ZeroDivisionError):
         nvml.aside(fault)
+
+
+def test_a_gpu_whose_name_is_no_text_is_not_identified_and_the_others_are(path: Path) -> None:
+    answers = iter([b"H100", b"\xff", b"H100", *[b"H100"] * 5])
+    nvml = Nvml(Overriding(path, nvmlDeviceGetName=lambda _: next(answers).decode()))  # as pynvml does
+    nvml.open()
+    assert [gpu.index for gpu in nvml.gpus()] == [0, *range(2, 8)]
+    [odd] = nvml.unidentified()
+    assert odd.index == 1
+    assert odd.message.startswith("NVML's nvmlDeviceGetName answered bytes that are no text")

@@ -50,7 +50,7 @@ class Capabilities:
 
         @cache
         def table() -> Mapping[str, str]:
-            return dict(re.findall(r"^(\S+access) ([0-9]+)$", _text(self._proc / TABLE), re.MULTILINE))
+            return dict(re.findall(r"^(\S+access) ([0-9]{1,9})$", _text(self._proc / TABLE), re.MULTILINE))
 
         def numbers(minor: int, gi: int, ci: int | None) -> tuple[int, ...]:
             whole = self._number(table(), minor, gi, "")
@@ -81,7 +81,7 @@ class Capabilities:
         if listed is not None:
             return int(listed)
         one = self._proc / ONE.format(minor=minor, gi=gi, ci=ci)
-        found = re.search(r"^DeviceFileMinor: *([0-9]+)$", _text(one), re.MULTILINE)
+        found = re.search(r"^DeviceFileMinor: *([0-9]{1,9})$", _text(one), re.MULTILINE)
         if found is None:
             raise CapabilityUnknown(
                 f"The driver does not say which device node opens instance {gi} of GPU {minor}: neither {self._proc / TABLE} nor "
@@ -90,12 +90,12 @@ class Capabilities:
         return int(found[1])
 
     def _major(self) -> int | None:
-        found = re.search(r"^ *([0-9]+) nvidia-caps$", _text(self._proc / "devices"), re.MULTILINE)
+        found = re.search(r"^ *([0-9]{1,9}) nvidia-caps$", _text(self._proc / "devices"), re.MULTILINE)
         return int(found[1]) if found else None
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return ""

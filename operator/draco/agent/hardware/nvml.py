@@ -48,6 +48,7 @@ from draco.agent.hardware.nvml_errors import (
     NotSupported,
     NvmlError,
     ResetRequired,
+    not_text,
     translated,
 )
 from draco.resources.names import GpuUuid
@@ -364,6 +365,8 @@ class Nvml:
                 return getattr(self._library, function)(*args, **options)
         except pynvml.NVMLError as error:
             raise translated(error, function, gpu=self._meant(args)) from error
+        except UnicodeDecodeError as error:
+            raise not_text(function) from error
 
     @property
     def calling(self) -> NvmlCall | None:

@@ -104,6 +104,14 @@ def translated(error: Any, function: str, *, gpu: str = "") -> NvmlError:
     return kind(sentence.format(function=function, error=_NAMELESS.get(code, error), code=code), code)
 
 
+def not_text(function: str) -> NvmlError:
+    """The error for an answer that should be text and is not UTF-8: pynvml cannot hand it on."""
+    sentence = (
+        f"NVML's {function} answered bytes that are no text; reload the driver, or replace the GPU if they come back."
+    )
+    return Unreadable(sentence, int(pynvml.NVML_ERROR_UNKNOWN))
+
+
 _NAMELESS: Mapping[int, str] = MappingProxyType({int(pynvml.NVML_ERROR_INVALID_STATE): "Invalid State"})
 """What pynvml has no words for."""
 _INSTALL = "install the NVIDIA driver, or have the container toolkit pass it into this container"

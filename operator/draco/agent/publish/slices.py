@@ -67,11 +67,16 @@ def device(located: LocatedGpu, driver: DriverInfo) -> Device:
         "driverVersion": version(driver.driver_version),
         "cudaDriverVersion": version(driver.cuda_driver_version),
     }
-    attributes = {name: DeviceAttribute(string=value[:STRING_LIMIT]) for name, value in strings.items() if value}
+    attributes = {name: DeviceAttribute(string=_cut(value)) for name, value in strings.items() if value}
     attributes |= {name: DeviceAttribute(version=value) for name, value in versions.items() if value}
     if located.numa_node is not None:
         attributes[STANDARD_NUMA_NODE] = DeviceAttribute(int_=located.numa_node)
     return Device(name=device_name(gpu), attributes=attributes, capacity={"memory": DeviceCapacity(value=memory(gpu))})
+
+
+def _cut(text: str) -> str:
+    """What of a text fits into an attribute: the limit is one of bytes."""
+    return text.encode(errors="replace")[:STRING_LIMIT].decode(errors="ignore")
 
 
 def devices(gpus: Sequence[LocatedGpu], driver: DriverInfo) -> list[Device]:

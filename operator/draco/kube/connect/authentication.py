@@ -113,7 +113,7 @@ class _Files(KubeConfigMerger):
             super().load_config(path)
         except OSError as error:
             raise KubeconfigError(f"cannot read the kubeconfig {path}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise KubeconfigError(f"{path} is not a kubeconfig: it is not YAML") from error
         except (AttributeError, KeyError, TypeError) as error:
             raise KubeconfigError(f"{path} is not a kubeconfig: {_fault(Path(path))}") from error
